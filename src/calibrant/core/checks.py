@@ -1,0 +1,162 @@
+"""Every validation helper, and the one form in which a caller's mistake is reported.
+
+A message reads ``where: `argument` must RULE, got WHAT. Remedy if one is likely.`` Shape and dtype checks are free and run
+in every public function; value checks read the data and run once, in ``Predictions`` and in the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ArrayLike: TypeAlias = "Tensor | np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence[object]"
+
+# How far a row of probabilities may be from summing to one, by the precision in which the row was computed. Rounding a row
+# of C entries to half precision moves its sum by up to C * 2^-11 in the worst case; typical errors grow with sqrt(C).
+_SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+class FitError(RuntimeError):
+    """A fit could not be done on the given data; nothing was learned."""
+
+
+def to_tensor(value: ArrayLike, *, where: str, name: str) -> Tensor:
+    """Return ``value`` (tensor, numpy array or nested list) as a detached tensor, sharing memory where possible."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        array = np.asarray(value)
+        if array.dtype == np.float64 and not isinstance(value, np.ndarray):
+            return torch.as_tensor(array)
+        if array.dtype.kind not in "fiub":
+            raise TypeError(array.dtype)
+        if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+            array = array.copy()
+        return torch.from_numpy(array)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{where}: `{name}` must be a tensor, a numpy array or a nested list of numbers, got {type(value).__name__} "
+            f"({error})."
+        ) from None
+
+
+def check_count(value: int, *, where: str, name: str, least: int = 1) -> None:
+    """Raise unless ``value`` is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{where}: `{name}` must be a whole number >= {least}, got {value!r}.")
+
+
+def check_positive(value: float, *, where: str, name: str) -> None:
+    """Raise unless ``value`` is a finite number above zero."""
+    if not (isinstance(value, (int, float, np.number)) and np.isfinite(value) and value > 0):
+        raise ValueError(f"{where}: `{name}` must be a finite number > 0, got {value!r}.")
+
+
+def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "probs") -> None:
+    """Raise unless ``scores`` is floating ``[N, C, ...]``, ``labels`` integer ``[N, ...]``, N >= 1 and C >= 2."""
+    if _looks_swapped(scores, labels):
+        raise ValueError(
+            f"{where}: `{kind}` must be floating [N, C], got {_say(scores)} with labels {_say(labels)}. "
+            f"The arguments look swapped: pass `{kind}` first, `labels` second."
+        )
+    if scores.ndim < 2:
+        hint = " For one probability per example use the `binary_` metrics or `Predictions.from_binary`."
+        raise ValueError(f"{where}: `{kind}` must be [N, C], got {list(scores.shape)}.{hint if scores.ndim == 1 else ''}")
+    if not scores.is_floating_point():
+        raise ValueError(f"{where}: `{kind}` must be floating point, got {scores.dtype}.")
+    if scores.shape[1] < 2:
+        hint = " Use `Predictions.from_binary` or the `binary_` metrics for one probability per example."
+        raise ValueError(f"{where}: `{kind}` must have C >= 2 columns, got {list(scores.shape)}.{hint}")
+    expected = [scores.shape[0], *scores.shape[2:]]
+    if list(labels.shape) != expected:
+        one_hot = labels.shape == scores.shape
+        hint = " Pass `labels.argmax(1)` if they are one-hot." if one_hot else ""
+        form = "[N]" if scores.ndim == 2 else "[N, ...]"
+        raise ValueError(f"{where}: `labels` must be {form} = {expected}, got {list(labels.shape)}.{hint}")
+    if labels.is_floating_point() or labels.is_complex():
+        raise ValueError(f"{where}: `labels` must be integer class indices, got {labels.dtype}. Pass `labels.long()`.")
+    if scores.numel() == 0:
+        raise ValueError(f"{where}: `{kind}` must hold at least one example, got {list(scores.shape)}.")
+
+
+def check_prob_values(probs: Tensor, *, where: str) -> None:
+    """Raise unless every row of ``probs [N, C]`` is a probability distribution, within its dtype's rounding."""
+    tolerance = _SUM_TOLERANCE.get(probs.dtype, 1e-6)
+    work = probs if probs.dtype in (torch.float32, torch.float64) else probs.float()
+    # A matrix-vector product is the cheapest row sum (0.1 ms for 50,000 x 10), and a NaN or inf anywhere shows in it.
+    sums = work @ torch.ones(work.shape[1], dtype=work.dtype, device=work.device)
+    off = float((sums - 1).abs().amax())
+    low = float(work.amin())
+    if off <= tolerance and low >= 0:
+        return
+    if not bool(torch.isfinite(work).all()):
+        what = "NaN" if bool(torch.isnan(work).any()) else "inf"
+        row = int((~torch.isfinite(work)).any(1).nonzero()[0])
+        raise ValueError(f"{where}: `probs` must be finite, got {what} in row {row}.")
+    if low < -tolerance or float(work.amax()) > 1 + tolerance:
+        raise ValueError(
+            f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {float(work.amax()):.4g}. "
+            "They look like logits: pass `torch.softmax(logits, 1)`, or `Predictions(logits=...)`."
+        )
+    if off > tolerance:
+        row = int((sums - 1).abs().argmax())
+        raise ValueError(
+            f"{where}: rows of `probs` must sum to 1 (within {tolerance:g}), got {float(sums[row]):.6g} in row {row}. "
+            "Normalise them, or pass `Predictions(logits=...)` if they are scores."
+        )
+    row = int((work.amin(1)).argmin())
+    raise ValueError(
+        f"{where}: `probs` must be >= 0, got {low:.4g} in row {row}. Clip rounding errors with `probs.clamp(min=0)`."
+    )
+
+
+def check_logit_values(logits: Tensor, *, where: str) -> None:
+    """Raise if ``logits [N, C]`` hold NaN or +inf, or a row is -inf throughout (a -inf entry is probability zero)."""
+    top = logits.amax(1)
+    bad = ~torch.isfinite(top)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        value = float(top[row])
+        if value == float("-inf"):
+            raise ValueError(f"{where}: `logits` must have a finite entry in every row, got only -inf in row {row}.")
+        raise ValueError(f"{where}: `logits` must not hold NaN or +inf, got {value} in row {row}.")
+
+
+def check_label_values(labels: Tensor, num_classes: int, *, where: str, ignore_index: int | None = None) -> None:
+    """Raise unless every label is in ``[0, num_classes)`` (those equal to ``ignore_index`` are not looked at)."""
+    kept = labels if ignore_index is None else labels[labels != ignore_index]
+    if kept.numel() == 0:
+        if labels.numel() == 0 or ignore_index is not None:
+            raise ValueError(f"{where}: `labels` must hold at least one example that is not ignored, got none.")
+    low, high = (int(v) for v in torch.aminmax(kept))
+    if low < 0 or high >= num_classes:
+        wrong = low if low < 0 else high
+        hint = ""
+        if low >= 1 and high == num_classes:
+            hint = " They look one-based: pass `labels - 1`."
+        elif low < 0 and ignore_index is None:
+            hint = f" Pass `ignore_index={low}` if it marks examples to leave out."
+        raise ValueError(f"{where}: `labels` must lie in [0, {num_classes - 1}], got {wrong}.{hint}")
+
+
+def check_weights(weights: Tensor, labels: Tensor, *, where: str) -> None:
+    """Raise unless ``weights`` has the shape of ``labels``, is finite and >= 0, and has a positive sum."""
+    if weights.shape != labels.shape:
+        raise ValueError(f"{where}: `weights` must be {list(labels.shape)} as the labels, got {list(weights.shape)}.")
+    work = weights.double() if weights.dtype != torch.float64 else weights
+    if not bool(torch.isfinite(work).all()) or bool((work < 0).any()):
+        raise ValueError(f"{where}: `weights` must be finite and >= 0, got {float(work.min()):.4g}.")
+    if float(work.sum()) <= 0:
+        raise ValueError(f"{where}: `weights` must have a positive sum, got 0.")
+
+
+def _looks_swapped(scores: Tensor, labels: Tensor) -> bool:
+    return labels.is_floating_point() and labels.ndim == scores.ndim + 1 and not scores.is_floating_point()
+
+
+def _say(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

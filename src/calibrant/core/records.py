@@ -1,0 +1,347 @@
+"""The frozen records that cross rooms: what a model predicted, how it was binned, and what was measured of it.
+
+Nothing here computes a metric; `calibrant.metrics` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrant.core.checks import (
+    ArrayLike,
+    check_label_values,
+    check_logit_values,
+    check_prob_values,
+    check_shapes,
+    check_weights,
+    to_tensor,
+)
+
+Column = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+
+
+class Split(StrEnum):
+    """Which part of the data predictions were made on. Calibrators refuse to be fitted on ``TEST``."""
+
+    TRAIN = "train"
+    VAL = "val"
+    META = "meta"
+    TEST = "test"
+
+
+class Predictions:
+    """What a classifier said about N examples, and what was true. Checked once, then never changed.
+
+    Give exactly one of ``logits`` and ``probs``; the other is derived on demand (log-probabilities are logits). Tensors,
+    numpy arrays and nested lists are taken, from any device; the record keeps them on the CPU.
+
+    Args:
+        logits: Scores ``[N, C]`` (or dense ``[N, C, ...]``) whose softmax is the probability; ``-inf`` is probability zero.
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one within their dtype's rounding.
+        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
+        split: Part of the data: "train", "val", "meta" or "test".
+        weights: Sample weights, shaped as the labels, non-negative.
+        columns: Further columns of length N to group by (slices), name → values.
+        class_names: C names, for tables and figures.
+        ignore_index: Label that marks examples to leave out (as in segmentation).
+
+    Example:
+        >>> predictions = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0], split="test")
+        >>> len(predictions), predictions.num_classes, predictions.confidence.tolist(), predictions.correct.tolist()
+        (2, 2, [0.9, 0.8], [True, False])
+    """
+
+    num_classes: int
+    labels: Tensor
+    split: Split | None
+    weights: Tensor | None
+    columns: Mapping[str, Column]
+    class_names: tuple[str, ...] | None
+
+    def __init__(
+        self,
+        *,
+        logits: ArrayLike | None = None,
+        probs: ArrayLike | None = None,
+        labels: ArrayLike,
+        split: Split | str | None = None,
+        weights: ArrayLike | None = None,
+        columns: Mapping[str, ArrayLike] | None = None,
+        class_names: Sequence[str] | None = None,
+        ignore_index: int | None = None,
+    ) -> None:
+        where = "Predictions"
+        if (logits is None) == (probs is None):
+            got = "neither" if logits is None else "both"
+            raise ValueError(f"{where}: exactly one of `logits` and `probs` must be given, got {got}.")
+        kind, given = ("probs", probs) if logits is None else ("logits", logits)
+        assert given is not None
+        scores = to_tensor(given, where=where, name=kind).cpu()
+        target = to_tensor(labels, where=where, name="labels").cpu()
+        check_shapes(scores, target, where=where, kind=kind)
+        weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
+        if weight is not None:
+            check_weights(weight, target, where=where)
+        scores, target, weight, kept = flatten_examples(scores, target, weight, ignore_index=ignore_index)
+        check_label_values(target, scores.shape[1], where=where)
+        (check_prob_values if kind == "probs" else check_logit_values)(scores, where=where)
+        table = {name: _as_column(values, name) for name, values in (columns or {}).items()}
+        for name, values in table.items():
+            if len(values) not in (len(kept), len(target)):
+                raise ValueError(f"{where}: column `{name}` must have N = {len(kept)} values, got {len(values)}.")
+        if class_names is not None and len(class_names) != scores.shape[1]:
+            raise ValueError(f"{where}: `class_names` must hold C = {scores.shape[1]} names, got {len(class_names)}.")
+        fields = {
+            "_logits": scores if kind == "logits" else None,
+            "_probs": scores if kind == "probs" else None,
+            "num_classes": int(scores.shape[1]),
+            "labels": target.long(),
+            "split": None if split is None else parse_split(split),
+            "weights": weight,
+            "columns": {k: v if len(v) == len(target) else v[kept.numpy()] for k, v in table.items()},
+            "class_names": None if class_names is None else tuple(str(n) for n in class_names),
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    _logits: Tensor | None
+    _probs: Tensor | None
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"Predictions are frozen: `{name}` cannot be set. Make a new record with `replace`.")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        kind = "logits" if self._logits is not None else "probs"
+        split = f", split={self.split.value}" if self.split else ""
+        return f"Predictions(N={len(self)}, C={self.num_classes}, from {kind}{split})"
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the record was made from logits (else from probabilities)."""
+        return self._logits is not None
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """Probabilities ``[N, C]``: as given, or the softmax of the logits in float64."""
+        if self._probs is not None:
+            return self._probs
+        assert self._logits is not None
+        return torch.softmax(self._logits.double(), dim=1)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """Logits ``[N, C]``: as given, or the logarithm of the probabilities in float64 (zero becomes ``-inf``)."""
+        if self._logits is not None:
+            return self._logits
+        assert self._probs is not None
+        return self._probs.double().log()
+
+    @property
+    def confidence(self) -> Tensor:
+        """Top probability of each example, ``[N]``, float64."""
+        return self.probs.amax(1).double()
+
+    @property
+    def predicted(self) -> Tensor:
+        """Index of the top class of each example (the first one where several tie), ``[N]``."""
+        return self.probs.argmax(1) if self._logits is None else self._logits.argmax(1)
+
+    @property
+    def correct(self) -> Tensor:
+        """Whether the top class is the label, ``[N]``, bool."""
+        return self.predicted == self.labels
+
+    def replace(
+        self,
+        *,
+        logits: ArrayLike | None = None,
+        probs: ArrayLike | None = None,
+        split: Split | str | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> Predictions:
+        """Return a copy with other scores, split or class names and everything else kept."""
+        if logits is None and probs is None:
+            logits, probs = self._logits, self._probs
+        return Predictions(
+            logits=logits,
+            probs=probs,
+            labels=self.labels,
+            split=split or self.split,
+            weights=self.weights,
+            columns=self.columns,
+            class_names=class_names or self.class_names,
+        )
+
+    def subset(self, index: ArrayLike) -> Predictions:
+        """Return the examples that ``index`` (a boolean mask or positions) picks, as a new record."""
+        picked = to_tensor(index, where="Predictions.subset", name="index").cpu()
+        rows = picked.nonzero().squeeze(1) if picked.dtype == torch.bool else picked.long()
+        if rows.numel() == 0:
+            raise ValueError("Predictions.subset: `index` must pick at least one example, got none.")
+        return Predictions(
+            logits=None if self._logits is None else self._logits[rows],
+            probs=None if self._probs is None else self._probs[rows],
+            labels=self.labels[rows],
+            split=self.split,
+            weights=None if self.weights is None else self.weights[rows],
+            columns={name: values[rows.numpy()] for name, values in self.columns.items()},
+            class_names=self.class_names,
+        )
+
+    @classmethod
+    def from_binary(
+        cls,
+        *,
+        probs: ArrayLike | None = None,
+        logits: ArrayLike | None = None,
+        labels: ArrayLike,
+        split: Split | str | None = None,
+        weights: ArrayLike | None = None,
+        columns: Mapping[str, ArrayLike] | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> Predictions:
+        """Make the two-class record of a binary problem.
+
+        Args:
+            probs: Probability ``[N]`` of the positive class (label 1).
+            logits: Or its log-odds ``[N]``, the input of a sigmoid.
+            labels: 0 or 1, ``[N]``.
+            split: As in the constructor.
+            weights: As in the constructor.
+            columns: As in the constructor.
+            class_names: As in the constructor.
+
+        Returns:
+            A record with C = 2. Its top-label metrics rate max(p, 1 - p); the ``binary_`` metrics rate p itself.
+        """
+        where = "Predictions.from_binary"
+        given = probs if probs is not None else logits
+        if (probs is None) == (logits is None):
+            raise ValueError(f"{where}: exactly one of `probs` and `logits` must be given.")
+        assert given is not None
+        score = to_tensor(given, where=where, name="probs" if probs is not None else "logits").cpu()
+        if score.ndim != 1 or not score.is_floating_point():
+            raise ValueError(f"{where}: scores must be floating [N], got {score.dtype} {list(score.shape)}.")
+        target = to_tensor(labels, where=where, name="labels")
+        target = target.long() if target.dtype == torch.bool else target
+        two_probs = torch.stack([1 - score, score], 1) if probs is not None else None
+        two_logits = torch.stack([torch.zeros_like(score), score], 1) if probs is None else None
+        return cls(
+            probs=two_probs,
+            logits=two_logits,
+            labels=target,
+            split=split,
+            weights=weights,
+            columns=columns,
+            class_names=class_names,
+        )
+
+    @classmethod
+    def from_model(
+        cls,
+        model: torch.nn.Module,
+        loader: Iterable[object],
+        *,
+        split: Split | str | None = None,
+        device: torch.device | str | None = None,
+        progress: bool = True,
+        class_names: Sequence[str] | None = None,
+    ) -> Predictions:
+        """Run ``model`` over ``loader`` (eval mode, no grad) and keep its logits; see `calibrant.core.collect`."""
+        from calibrant.core.collect import collect_logits
+
+        logits, labels = collect_logits(model, loader, device=device, progress=progress)
+        return cls(logits=logits, labels=labels, split=split, class_names=class_names)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Predictions:
+        """Read a ``.npz``, ``.csv``, ``.parquet`` or ``.pt`` file; see `calibrant.io.load_predictions`."""
+        from calibrant.io import load_predictions
+
+        return load_predictions(path)
+
+    def save(self, path: str | Path) -> None:
+        """Write a ``.npz``, ``.csv``, ``.parquet`` or ``.pt`` file; see `calibrant.io.save_predictions`."""
+        from calibrant.io import save_predictions
+
+        save_predictions(self, path)
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Examples grouped by confidence: the content of a reliability diagram.
+
+    Attributes:
+        edges: ``[M + 1]``, or the confidence where an equal-mass bin begins and ends.
+        count: Examples in each bin ``[M]`` (fractional where ties are shared or examples weighted).
+        confidence: Mean confidence ``[M]``, 0 in an empty bin.
+        accuracy: Share of right predictions ``[M]``, 0 in an empty bin.
+    """
+
+    edges: Tensor
+    count: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        """Share of all examples in each bin ``[M]``, summing to one."""
+        return self.count / self.count.sum()
+
+    @property
+    def gap(self) -> Tensor:
+        """Confidence minus accuracy ``[M]``: positive where the model is over-confident."""
+        return self.confidence - self.accuracy
+
+
+def parse_split(split: Split | str) -> Split:
+    """Return ``split`` as a `Split`; raise with the valid names if it is none."""
+    try:
+        return Split(split)
+    except ValueError:
+        names = ", ".join(repr(s.value) for s in Split)
+        raise ValueError(f"Predictions: `split` must be one of {names}, got {split!r}.") from None
+
+
+def flatten_examples(
+    scores: Tensor, labels: Tensor, weights: Tensor | None, *, ignore_index: int | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Make dense ``[N, C, ...]`` input a plain ``[N, C]`` one and leave out ignored examples.
+
+    Returns:
+        Scores ``[N, C]``, labels ``[N]``, weights ``[N]`` or None, and the positions kept.
+    """
+    if scores.ndim > 2:
+        scores = scores.movedim(1, -1).reshape(-1, scores.shape[1])
+        labels = labels.reshape(-1)
+        weights = None if weights is None else weights.reshape(-1)
+    kept = torch.ones_like(labels, dtype=torch.bool)
+    if ignore_index is not None:
+        kept = labels != ignore_index
+        if not bool(kept.all()):
+            scores, labels = scores[kept], labels[kept]
+            weights = None if weights is None else weights[kept]
+    if len(labels) == 0:
+        raise ValueError("`labels` must hold at least one example that is not ignored, got none.")
+    return scores, labels, weights, kept
+
+
+def _as_column(values: ArrayLike, name: str) -> Column:
+    array = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"Predictions: column `{name}` must be [N], got {list(array.shape)}.")
+    if array.dtype.kind == "O":
+        array = array.astype(str)
+    return array

@@ -1,0 +1,133 @@
+"""The record of a measurement: every number with its interval, printable as a table, exportable as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from calibrant.core.lookup import lookup
+from calibrant.core.records import Bins
+
+
+class Estimate(NamedTuple):
+    """A number and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __float__(self) -> float:
+        return self.value
+
+
+class IfCalibrated(NamedTuple):
+    """What the ECE of a perfectly calibrated model with these confidences would be, and how rarely it exceeds ours."""
+
+    mean: float
+    p95: float
+    p_value: float
+
+
+class Paired(NamedTuple):
+    """Difference of two models on the same examples (second minus first), its interval and two-sided p-value."""
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """How one class is calibrated.
+
+    Attributes:
+        index: Class index.
+        name: Its name, or the index as text.
+        count: Examples that carry this label.
+        ece: Its term of the classwise ECE (15 equal-width bins over this class's probability).
+        signed_gap: Mean probability given to the class minus its frequency; positive is over-prediction.
+        error: Share of its examples that are misclassified (nan where it has none).
+    """
+
+    index: int
+    name: str
+    count: float
+    ece: float
+    signed_gap: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Everything measured of one set of predictions.
+
+    Attributes:
+        n: Number of examples.
+        num_classes: Number of classes.
+        n_bins: Bins of the binned metrics.
+        metrics: Key → estimate.
+        ece_if_calibrated: The ECE to expect of a perfectly calibrated model.
+        bins: Content of the reliability diagram.
+        classes: Per class, worst calibrated first; filled on request.
+        slices: Group → its own scores; filled on request.
+        file: Where the predictions came from, if from a file.
+    """
+
+    n: int
+    num_classes: int
+    n_bins: int
+    metrics: Mapping[str, Estimate]
+    ece_if_calibrated: IfCalibrated
+    bins: Bins
+    classes: tuple[ClassScore, ...] = ()
+    slices: Mapping[str, Scores] = field(default_factory=dict)
+    file: str | None = None
+
+    def __getitem__(self, key: str) -> Estimate:
+        return lookup(self.metrics, key, kind="metric")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.metrics
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain data in the schema of ``calibrant measure --json``."""
+        data: dict[str, object] = {
+            "file": self.file,
+            "n": self.n,
+            "num_classes": self.num_classes,
+            "metrics": {key: estimate._asdict() for key, estimate in self.metrics.items()},
+            "ece_if_calibrated": self.ece_if_calibrated._asdict(),
+        }
+        if self.classes:
+            data["classes"] = [vars(entry) for entry in self.classes]
+        if self.slices:
+            data["slices"] = {name: scores.to_dict() for name, scores in self.slices.items()}
+        return data
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Return `to_dict` as strict JSON text: a value that is not a number is written as null."""
+        return json.dumps(_without_nan(self.to_dict()), indent=indent, allow_nan=False)
+
+    def __str__(self) -> str:
+        wide = max(len(key) for key in self.metrics)
+        lines = [f"{self.n} examples, {self.num_classes} classes, {self.n_bins} bins"]
+        lines += [f"  {key:<{wide}}  {e.value:8.4f}  [{e.low:.4f}, {e.high:.4f}]" for key, e in self.metrics.items()]
+        null = self.ece_if_calibrated
+        lines.append(
+            f"  a calibrated model would show ece {null.mean:.4f} (95th percentile {null.p95:.4f}); p = {null.p_value:.3g}"
+        )
+        return "\n".join(lines)
+
+
+def _without_nan(value: object) -> object:
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {k: _without_nan(v) for k, v in value.items()}
+    return [_without_nan(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,1 @@
+"""Calibration metrics: functions of ``(probs, labels)``."""
