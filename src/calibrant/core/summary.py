@@ -1,0 +1,161 @@
+"""Everything that a measurement needs to know of its data, in a record of constant size.
+
+A `Summary` is what is kept of predictions that are too many to keep: `calibrant.metrics.measure_summary` turns it into scores
+with intervals. Adding two summaries joins their data, so batches, files and processes can be summed in any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from calibrant.core.binning import equal_width_edges, equal_width_index, reduce_top_label
+from calibrant.core.grid import Grid, grid_of
+from calibrant.core.records import Predictions
+
+# Rows whose softmax is held at once: bounds the float64 copy to 64 MiB at 1,000 classes.
+_CHUNK_ENTRIES = 8_000_000
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Sums over examples i with weight w_i (1 where there are none), all float64 on the CPU.
+
+    Attributes:
+        n: Number of examples.
+        num_classes: Number of classes C.
+        n_bins: Number of equal-width bins M of ``class_bins``.
+        weight: Sum of w_i (``n`` without weights).
+        weight_squares: Sum of w_i²; ``weight ** 2 / weight_squares`` is the effective number of examples.
+        grid: Top-label cells ``[NUM_CELLS]``: weight, weighted confidence and weighted correctness.
+        nll: Sums ``[3]`` of w_i v_i, w_i v_i² and w_i v_i³ for the negative log-likelihood v_i of the label.
+        brier: The same ``[3]`` for the Brier score v_i, summed over classes.
+        class_bins: One-vs-rest bins ``[C, M]``: weight, weighted probability of the class and weight of examples labelled
+            with it, by the bin ``(m/M, (m+1)/M]`` in which the class's probability lies (zero in the first).
+        class_correct: Weight of the correctly predicted examples of each true class ``[C]``.
+    """
+
+    n: int
+    num_classes: int
+    n_bins: int
+    weight: float
+    weight_squares: float
+    grid: Grid
+    nll: Tensor
+    brier: Tensor
+    class_bins: Grid
+    class_correct: Tensor
+
+    def __add__(self, other: Summary) -> Summary:
+        if (self.num_classes, self.n_bins) != (other.num_classes, other.n_bins):
+            raise ValueError(
+                f"Summary: summaries must agree on (C, M) to be added, got {(self.num_classes, self.n_bins)} "
+                f"and {(other.num_classes, other.n_bins)}."
+            )
+        return Summary(
+            n=self.n + other.n,
+            num_classes=self.num_classes,
+            n_bins=self.n_bins,
+            weight=self.weight + other.weight,
+            weight_squares=self.weight_squares + other.weight_squares,
+            grid=_add_grids(self.grid, other.grid),
+            nll=self.nll + other.nll,
+            brier=self.brier + other.brier,
+            class_bins=_add_grids(self.class_bins, other.class_bins),
+            class_correct=self.class_correct + other.class_correct,
+        )
+
+    @property
+    def effective_n(self) -> float:
+        """Number of equally weighted examples that carry as much information (Kish): ``n`` without weights."""
+        return self.weight**2 / self.weight_squares
+
+    @property
+    def class_count(self) -> Tensor:
+        """Weight of the examples that carry each label ``[C]``."""
+        return self.class_bins.correct.sum(1)
+
+
+def summarize(predictions: Predictions, *, n_bins: int = 15) -> Summary:
+    """Reduce predictions to a `Summary`.
+
+    Args:
+        predictions: N examples, C classes.
+        n_bins: Number of equal-width bins of the classwise table.
+
+    Returns:
+        The record; its size depends on C and ``n_bins`` only.
+
+    Example:
+        >>> summary = summarize(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]), n_bins=5)
+        >>> summary.n, summary.effective_n, summary.class_count.tolist(), round(float(summary.brier[0]), 6)
+        (2, 2.0, [2.0, 0.0], 1.3)
+    """
+    rows = max(_CHUNK_ENTRIES // predictions.num_classes, 1)
+    parts = [_summarize_rows(predictions, slice(at, at + rows), n_bins) for at in range(0, len(predictions), rows)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _summarize_rows(predictions: Predictions, rows: slice, n_bins: int) -> Summary:
+    labels = predictions.labels[rows]
+    weights = None if predictions.weights is None else predictions.weights[rows]
+    if predictions.has_logits:
+        logits = predictions.logits[rows].double()
+        probs = logits.softmax(1)
+        nll = logits.logsumexp(1) - logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+    else:
+        probs = predictions.probs[rows]
+        nll = -probs.gather(1, labels.unsqueeze(1)).squeeze(1).double().log()
+    at_label = probs.gather(1, labels.unsqueeze(1)).squeeze(1).double()
+    squares = torch.linalg.vector_norm(probs, dim=1, dtype=torch.float64).square()
+    brier = squares - 2 * at_label + 1
+    top = reduce_top_label(probs, labels, weights)
+    weight = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
+    return Summary(
+        n=len(labels),
+        num_classes=predictions.num_classes,
+        n_bins=n_bins,
+        weight=float(weight.sum()),
+        weight_squares=float(weight.square().sum()),
+        grid=grid_of(top.confidence, top.correct, weights, dtype=top.dtype),
+        nll=_moments(nll, weight),
+        brier=_moments(brier, weight),
+        class_bins=class_bins_of(probs, labels, weights, n_bins=n_bins),
+        class_correct=torch.bincount(labels, weights=weight * top.correct, minlength=predictions.num_classes),
+    )
+
+
+def class_bins_of(probs: Tensor, labels: Tensor, weights: Tensor | None = None, *, n_bins: int) -> Grid:
+    """One-vs-rest bins ``[C, M]`` of checked ``probs [N, C]``: weight, weighted probability, weight of positives.
+
+    Most of the N·C entries lie in the first bin. Only the others are looked up; the first bin is what they leave of the
+    column totals, which are cheap.
+    """
+    n, num_classes = probs.shape
+    weight = torch.ones(n, dtype=torch.float64) if weights is None else weights
+    above = probs > equal_width_edges(n_bins, probs.dtype)[1].to(probs.dtype)
+    row, column = above.nonzero(as_tuple=True)
+    values = probs[row, column].double()
+    slot = column * n_bins + equal_width_index(values, n_bins, dtype=probs.dtype)
+    size = num_classes * n_bins
+    count = torch.bincount(slot, weights=weight[row], minlength=size).view(num_classes, n_bins)
+    total = torch.bincount(slot, weights=weight[row] * values, minlength=size).view(num_classes, n_bins)
+    count[:, 0] = (weight.sum() - count[:, 1:].sum(1)).clamp(min=0)
+    total[:, 0] = ((weight @ probs.double()) - total[:, 1:].sum(1)).clamp(min=0)
+    at_label = probs.gather(1, labels.unsqueeze(1)).squeeze(1).double()
+    hit = labels * n_bins + equal_width_index(at_label, n_bins, dtype=probs.dtype)
+    hits = torch.bincount(hit, weights=weight, minlength=size).view(num_classes, n_bins)
+    return Grid(count, total, hits)
+
+
+def _moments(values: Tensor, weight: Tensor) -> Tensor:
+    return torch.stack([(weight * values**power).sum() for power in (1, 2, 3)])
+
+
+def _add_grids(a: Grid, b: Grid) -> Grid:
+    return Grid(a.weight + b.weight, a.confidence + b.confidence, a.correct + b.correct)
