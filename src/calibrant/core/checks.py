@@ -52,7 +52,8 @@ def check_count(value: int, *, where: str, name: str, least: int = 1) -> None:
 
 def check_positive(value: float, *, where: str, name: str) -> None:
     """Raise unless ``value`` is a finite number above zero."""
-    if not (isinstance(value, (int, float, np.number)) and np.isfinite(value) and value > 0):
+    # Plain comparisons, so that torch.compile can trace a loss through this check; NaN fails both.
+    if not (isinstance(value, (int, float, np.number)) and 0 < value < float("inf")):
         raise ValueError(f"{where}: `{name}` must be a finite number > 0, got {value!r}.")
 
 
@@ -81,6 +82,38 @@ def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "pro
         raise ValueError(f"{where}: `labels` must be integer class indices, got {labels.dtype}. Pass `labels.long()`.")
     if scores.numel() == 0:
         raise ValueError(f"{where}: `{kind}` must hold at least one example, got {list(scores.shape)}.")
+
+
+def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bool = False) -> None:
+    """Check the arguments of a loss: ``logits [B, C]`` with ``labels [B]``, or with ``[B, C]`` if ``soft_targets``.
+
+    Shape and dtype are always checked. The range of labels is looked at only where that is free of a device sync and can be
+    read at all: eager tensors on the CPU, not while compiling and not under ``vmap``.
+    """
+    if logits.ndim != 2:
+        hint = " Flatten dense logits to [B, C] first." if logits.ndim > 2 else ""
+        raise ValueError(f"{where}: `logits` must be [B, C], got {list(logits.shape)}.{hint}")
+    if soft_targets and labels.ndim == 2 and labels.is_floating_point():
+        if labels.shape != logits.shape or logits.numel() == 0 or not logits.is_floating_point():
+            raise ValueError(f"{where}: soft `labels` must be [B, C] as the logits {_say(logits)}, got {_say(labels)}.")
+        return
+    if labels.ndim == 2 and labels.is_floating_point() and labels.shape == logits.shape:
+        raise ValueError(
+            f"{where}: `labels` must be class indices [B], got {_say(labels)}. Soft targets have no meaning here; "
+            "pass `labels.argmax(1)` if they are one-hot."
+        )
+    check_shapes(logits, labels, where=where, kind="logits")
+    if labels.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        raise ValueError(f"{where}: `labels` must be integer class indices, got {labels.dtype}. Pass `labels.long()`.")
+    if torch.compiler.is_compiling() or labels.device.type != "cpu":
+        return
+    try:
+        low, high = (int(v) for v in torch.aminmax(labels))
+    except RuntimeError:
+        # Fake tensors and tensors batched by vmap hold no values that could be read.
+        return
+    if low < 0 or high >= logits.shape[1]:
+        check_label_values(labels, logits.shape[1], where=where)
 
 
 def check_prob_values(probs: Tensor, *, where: str) -> None:

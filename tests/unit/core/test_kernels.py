@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from calibrant.core.kernels import gaussian_weights, laplace_pair_sum
+
+
+def _pairs(x: Tensor, left: Tensor, right: Tensor, scale: float) -> Tensor:
+    kernel = torch.exp(-(x.unsqueeze(1) - x).abs() / scale)
+    return torch.einsum("...i,ij,...j->...", left, kernel, right)
+
+
+def _points(n: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.rand(n, generator=generator, dtype=torch.float64)
+    x[: n // 4] = 1.0
+    left = torch.randn(n, generator=generator, dtype=torch.float64)
+    right = torch.randn(n, generator=generator, dtype=torch.float64)
+    return x.to(dtype), left.to(dtype), right.to(dtype)
+
+
+def test_laplace_pair_sum_three_points_matches_hand_computation():
+    x = torch.tensor([0.6, 0.1, 0.3], dtype=torch.float64)
+    left = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
+    right = torch.tensor([3.0, 0.0, 5.0], dtype=torch.float64)
+    near, mid, far = math.exp(-0.2 / 0.4), math.exp(-0.3 / 0.4), math.exp(-0.5 / 0.4)
+    expected = 1 * (3 + 5 * mid) + 2 * (3 * far + 5 * near) - 1 * (3 * mid + 5)
+    assert laplace_pair_sum(x, left, right, scale=0.4).item() == pytest.approx(expected, rel=1e-14)
+
+
+# 1/80 and 1/600 are where the factored form gives way; both sides are tried.
+@pytest.mark.parametrize("scale", [10.0, 0.4, 0.013, 0.012, 0.0017, 0.0016, 1e-6])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 2e-6)])
+def test_laplace_pair_sum_any_scale_equals_all_pairs(scale, dtype, tolerance):
+    x, left, right = _points(257, dtype)
+    value = laplace_pair_sum(x, left, right, scale=scale)
+    x, left, right = x.double(), left.double(), right.double()
+    # Terms of both signs cancel, so the error is measured against the sum of their sizes.
+    size = _pairs(x, left.abs(), right.abs(), scale).item()
+    assert value.dtype == dtype
+    assert abs(value.item() - _pairs(x, left, right, scale).item()) <= tolerance * size
+
+
+def test_laplace_pair_sum_same_weights_equals_two_copies():
+    x, left, _ = _points(64)
+    once = laplace_pair_sum(x, left, left, scale=0.4)
+    twice = laplace_pair_sum(x, left, left.clone(), scale=0.4)
+    assert once.item() == pytest.approx(twice.item(), rel=1e-13)
+
+
+def test_laplace_pair_sum_weight_batch_equals_one_by_one():
+    x, left, right = _points(40)
+    lefts, rights = torch.stack([left, right, left * 2]), torch.stack([right, left, right])
+    one_by_one = [laplace_pair_sum(x, a, b, scale=0.2).item() for a, b in zip(lefts, rights, strict=True)]
+    assert laplace_pair_sum(x, lefts, rights, scale=0.2).tolist() == pytest.approx(one_by_one, rel=1e-13)
+
+
+@pytest.mark.parametrize("scale", [0.4, 1e-3])
+def test_laplace_pair_sum_gradients_equal_those_of_all_pairs(scale):
+    x, left, right = (v.requires_grad_() for v in _points(24))
+    x_distinct = (x.detach() * 0.5 + torch.linspace(0, 0.02, 24, dtype=torch.float64)).requires_grad_()
+    ours = laplace_pair_sum(x_distinct, left, right, scale=scale)
+    theirs = _pairs(x_distinct, left, right, scale)
+    first = [torch.autograd.grad(v, (x_distinct, left, right), create_graph=True) for v in (ours, theirs)]
+    second = [torch.autograd.grad(sum(g.square().sum() for g in grads), (x_distinct, left, right)) for grads in first]
+    for mine, reference in [*zip(*first, strict=True), *zip(*second, strict=True)]:
+        torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9 * reference.abs().max().item())
+
+
+@pytest.mark.parametrize("scale", [0.4, 1e-3])
+def test_laplace_pair_sum_ties_have_no_slope_between_them(scale):
+    x = torch.tensor([0.3, 0.7, 0.3, 0.3, 0.7], dtype=torch.float64, requires_grad=True)
+    left = torch.tensor([1.0, -2.0, 3.0, 0.5, 1.5], dtype=torch.float64)
+    right = torch.tensor([0.2, 1.0, -1.0, 2.0, 0.7], dtype=torch.float64)
+    (ours,) = torch.autograd.grad(laplace_pair_sum(x, left, right, scale=scale), x)
+    (all_pairs,) = torch.autograd.grad(_pairs(x, left, right, scale), x)
+    torch.testing.assert_close(ours, all_pairs, rtol=1e-12, atol=1e-9)
+
+
+def test_laplace_pair_sum_compiled_fullgraph_equals_eager():
+    x, left, _ = _points(50)
+    compiled = torch.compile(lambda a, b: laplace_pair_sum(a, b, b, scale=0.4), fullgraph=True, backend="aot_eager")
+    assert compiled(x, left).item() == pytest.approx(laplace_pair_sum(x, left, left, scale=0.4).item(), rel=1e-14)
+
+
+def test_laplace_pair_sum_half_precision_is_computed_in_float32():
+    x = torch.rand(30, generator=torch.Generator().manual_seed(0)).bfloat16()
+    value = laplace_pair_sum(x, x, x, scale=0.4)
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(_pairs(x.double(), x.double(), x.double(), 0.4).item(), rel=1e-6)
+
+
+def test_laplace_pair_sum_inputs_stay_untouched():
+    x, left, right = _points(16)
+    before = (x.clone(), left.clone(), right.clone())
+    laplace_pair_sum(x, left, right, scale=0.4)
+    assert all(torch.equal(a, b) for a, b in zip(before, (x, left, right), strict=True))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+def test_laplace_pair_sum_scale_not_positive_raises(scale):
+    x = torch.rand(3)
+    with pytest.raises(ValueError, match=r"laplace_pair_sum: `scale` must be a finite number > 0"):
+        laplace_pair_sum(x, x, x, scale=scale)
+
+
+def test_laplace_pair_sum_wrong_shapes_raise():
+    x = torch.rand(3)
+    with pytest.raises(ValueError, match=r"`x` must be floating \[N\], got torch.float32 \[1, 3\]"):
+        laplace_pair_sum(x.unsqueeze(0), x, x, scale=0.4)
+    with pytest.raises(ValueError, match=r"`right` must be \[\.\.\., N\] with N = 3, got \[2\]"):
+        laplace_pair_sum(x, x, x[:2], scale=0.4)
+
+
+def test_gaussian_weights_two_points_match_hand_computation():
+    weights = gaussian_weights(torch.tensor([0.5, 0.6], dtype=torch.float64), bandwidth=0.1)
+    other = math.exp(-0.5) / (1 + math.exp(-0.5))
+    torch.testing.assert_close(weights, torch.tensor([[1 - other, other], [other, 1 - other]], dtype=torch.float64))
+
+
+def test_gaussian_weights_tiny_bandwidth_is_the_identity():
+    x = torch.linspace(0.1, 0.9, 9)
+    assert torch.equal(gaussian_weights(x, bandwidth=1e-6), torch.eye(9))
+
+
+def test_gaussian_weights_huge_bandwidth_is_uniform():
+    x = torch.linspace(0, 1, 8, dtype=torch.float64)
+    torch.testing.assert_close(gaussian_weights(x, bandwidth=1e6), torch.full((8, 8), 1 / 8, dtype=torch.float64))
+
+
+def test_gaussian_weights_far_from_every_point_stays_finite():
+    weights = gaussian_weights(torch.tensor([0.0]), torch.tensor([0.9, 1.0]), bandwidth=1e-3)
+    assert weights.tolist() == [[1.0, 0.0]]
+
+
+def test_gaussian_weights_leave_one_out_gives_self_nothing():
+    x = torch.tensor([0.2, 0.3, 0.9], dtype=torch.float64)
+    weights = gaussian_weights(x, bandwidth=0.01, leave_one_out=True)
+    assert weights.diagonal().tolist() == [0.0, 0.0, 0.0]
+    assert weights.sum(1).tolist() == pytest.approx([1.0, 1.0, 1.0])
+    assert weights[2].tolist() == pytest.approx([0.0, 1.0, 0.0])
+
+
+def test_gaussian_weights_gradients_pass_finite_differences():
+    x = torch.tensor([0.2, 0.25, 0.9], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([0.3, 0.8], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a, b: gaussian_weights(a, b, bandwidth=0.2), (x, y))
+    assert torch.autograd.gradgradcheck(lambda a: gaussian_weights(a, bandwidth=0.2, leave_one_out=True), (x,))
+
+
+def test_gaussian_weights_bad_arguments_raise():
+    with pytest.raises(ValueError, match=r"gaussian_weights: `bandwidth` must be a finite number > 0, got 0"):
+        gaussian_weights(torch.rand(3), bandwidth=0)
+    with pytest.raises(ValueError, match=r"`leave_one_out` must be used with `x` alone and N >= 2, got N = 1"):
+        gaussian_weights(torch.rand(1), bandwidth=0.1, leave_one_out=True)
