@@ -160,6 +160,66 @@ def equal_width_bins(top: TopLabel, *, n_bins: int) -> Bins:
     return means_of_sums(edges, count, confidence, accuracy)
 
 
+@dataclass(frozen=True)
+class MassCurve:
+    """Examples sorted by confidence and added up: from it the content of any range of the sorted examples is read.
+
+    Tied examples form one group. Between the ends of a group every sum grows linearly, which is how a cut through a group
+    shares it between both sides, so that nothing depends on the order of samples.
+
+    Attributes:
+        size: Number of examples N (those of weight zero are left out).
+        values: Distinct confidences ``[G]``, increasing.
+        mass: Weight of all examples up to and including each group ``[G + 1]``, from 0.
+        confidence: The same of weight times confidence.
+        correct: The same of weight times correctness.
+        squares: The same of squared weights.
+    """
+
+    size: int
+    values: Tensor
+    mass: Tensor
+    confidence: Tensor
+    correct: Tensor
+    squares: Tensor
+
+    def cuts(self, n_bins: int) -> Tensor:
+        """Where ``numpy.array_split`` would cut N examples into M parts, as mass ``[M + 1]``."""
+        part, more = divmod(self.size, n_bins)
+        k = torch.arange(n_bins + 1, dtype=torch.float64)
+        cuts = (k * part + k.clamp(max=more)) * (float(self.mass[-1]) / self.size)
+        cuts[-1] = self.mass[-1]
+        return cuts
+
+    def between(self, cuts: Tensor, sums: Tensor) -> Tensor:
+        """Share of ``sums`` (one of the curves) between consecutive ``cuts [M + 1]``; ``[M]``."""
+        return _interpolate(cuts, self.mass, sums).diff()
+
+
+def mass_curve(top: TopLabel) -> MassCurve:
+    """Sort the examples of ``top`` by confidence and add them up."""
+    confidence, correct, weights = top.confidence, top.correct, top.weights
+    if weights is not None:
+        kept = weights > 0
+        confidence, correct, weights = confidence[kept], correct[kept], weights[kept]
+    confidence, order = torch.sort(confidence)
+    correct = correct[order]
+    last = torch.ones_like(confidence, dtype=torch.bool)
+    torch.ne(confidence[1:], confidence[:-1], out=last[:-1])
+    ends = last.nonzero().squeeze(1)
+    zero = torch.zeros(1, dtype=torch.float64)
+    if weights is None:
+        mass = torch.cat([zero, (ends + 1).double()])
+        sums = [confidence, correct]
+    else:
+        weights = weights[order]
+        sums = [weights * confidence, weights * correct, weights, weights * weights]
+    rising = [torch.cat([zero, s.cumsum(0)[ends]]) for s in sums]
+    if weights is not None:
+        mass = rising[2]
+    return MassCurve(len(confidence), confidence[ends], mass, rising[0], rising[1], rising[3] if len(rising) > 2 else mass)
+
+
 def equal_mass_bins(top: TopLabel, *, n_bins: int) -> Bins:
     """Group examples into ``M`` bins of equal size, sharing tied confidences.
 
@@ -168,21 +228,15 @@ def equal_mass_bins(top: TopLabel, *, n_bins: int) -> Bins:
     sides its mean correctness in proportion, so that no result depends on the order of samples. With weights the same cuts
     are taken at the same fractions of the total weight. Fewer examples than bins leave the last bins empty.
     """
-    order = torch.argsort(top.confidence, stable=True)
-    confidence = top.confidence[order]
-    weights = torch.ones_like(confidence) if top.weights is None else top.weights[order]
-    total = len(confidence)
-    sizes = torch.full((n_bins,), total // n_bins, dtype=torch.float64)
-    sizes[: total % n_bins] += 1
-    cuts = torch.cat([torch.zeros(1, dtype=torch.float64), sizes.cumsum(0)]) * (weights.sum() / total)
-    values, group, _ = torch.unique_consecutive(confidence, return_inverse=True, return_counts=True)
-    mass = torch.bincount(group, weights=weights)
-    hits = torch.bincount(group, weights=weights * top.correct[order])
-    at = torch.cat([torch.zeros(1, dtype=torch.float64), mass.cumsum(0)])
-    cuts[-1] = at[-1]
-    sums = [_interpolate(cuts, at, torch.cat([at.new_zeros(1), s.cumsum(0)])).diff() for s in (mass, mass * values, hits)]
-    edges = values[torch.searchsorted(at[1:], cuts).clamp(max=len(values) - 1)]
-    return means_of_sums(edges, *sums)
+    curve = mass_curve(top)
+    return bins_of_curve(curve, curve.cuts(n_bins))
+
+
+def bins_of_curve(curve: MassCurve, cuts: Tensor) -> Bins:
+    """Bins between consecutive ``cuts [M + 1]`` of the mass; their edges are the confidences found there."""
+    count, confidence, correct = (curve.between(cuts, s) for s in (curve.mass, curve.confidence, curve.correct))
+    edges = curve.values[torch.searchsorted(curve.mass[1:], cuts).clamp(max=len(curve.values) - 1)]
+    return means_of_sums(edges, count, confidence, correct)
 
 
 def means_of_sums(edges: Tensor, count: Tensor, confidence: Tensor, accuracy: Tensor) -> Bins:

@@ -1,0 +1,212 @@
+"""Calibration errors of every class's probability, not only the top one: classwise ECE, Nixon's ACE and TACE."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from calibrant.core.binning import Checked, TopLabel, check_input, equal_mass_bins, equal_width_index
+from calibrant.core.checks import ArrayLike, check_count
+from calibrant.metrics.binned import check_norm
+
+
+def classwise_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    p: float = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    r"""Calibration error of each class's probability over equal-width bins, averaged over classes.
+
+    .. math:: \Bigl( \frac1C \sum_{k=1}^{C} \sum_{m=1}^{M} w_{km} \, | \bar y_{km} - \bar p_{km} |^p \Bigr)^{1/p}
+
+    where bin :math:`(k, m)` holds the examples with :math:`(m-1)/M < p_{ik} \le m/M` (0.0 in the first bin),
+    :math:`\bar p_{km}` is the mean of their :math:`p_{ik}`, :math:`\bar y_{km}` the share of them labelled k and
+    :math:`w_{km}` their share of all examples. C is the number of columns of ``probs``, whether or not every class occurs.
+    ``p=inf`` is the largest gap of all. Also called static calibration error (SCE) and cw-ECE.
+
+    Args:
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one.
+        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
+        n_bins: Number of bins ``M`` per class.
+        p: Order of the norm, from 1 to ``math.inf``.
+        weights: Sample weights, shaped as the labels.
+        ignore_index: Label of examples to leave out.
+
+    Returns:
+        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best. Raises ``ValueError`` if the input is not probabilities with labels.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2]], dtype=torch.float64)
+        >>> classwise_calibration_error(probs, torch.tensor([0, 1]), n_bins=2)
+        tensor(0.3500, dtype=torch.float64)
+
+    Reference:
+        Kull et al., NeurIPS 2019; Nixon et al., CVPR workshops 2019 (SCE); p-norm as in Kumar, Liang and Ma, NeurIPS 2019.
+    """
+    where = "classwise_calibration_error"
+    check_count(n_bins, where=where, name="n_bins")
+    check_norm(p, where=where)
+    given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    errors = class_errors(given, n_bins=n_bins, p=p)
+    if math.isinf(p):
+        return errors.amax()
+    return errors.mean() if p == 1 else (errors**p).mean() ** (1 / p)
+
+
+def class_calibration_errors(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    p: float = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    r"""Calibration error of each class's probability: the terms that `classwise_calibration_error` averages.
+
+    Args:
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one.
+        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
+        n_bins: Number of bins ``M`` per class.
+        p: Order of the norm, from 1 to ``math.inf``.
+        weights: Sample weights, shaped as the labels.
+        ignore_index: Label of examples to leave out.
+
+    Returns:
+        ``[C]`` in ``[0, 1]``, float64; 0 is best. Raises ``ValueError`` if the input is not probabilities with labels.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2]], dtype=torch.float64)
+        >>> class_calibration_errors(probs, torch.tensor([0, 1]), n_bins=2)
+        tensor([0.3500, 0.3500], dtype=torch.float64)
+
+    Reference:
+        Kull et al., NeurIPS 2019, equation 2.
+    """
+    where = "class_calibration_errors"
+    check_count(n_bins, where=where, name="n_bins")
+    check_norm(p, where=where)
+    given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    return class_errors(given, n_bins=n_bins, p=p)
+
+
+def class_errors(given: Checked, *, n_bins: int, p: float) -> Tensor:
+    """Calibration error of every class over equal-width bins of checked input; ``[C]``."""
+    probs, num_classes = given.probs.cpu().double(), given.probs.shape[1]
+    labels = given.labels.cpu()
+    hit = torch.zeros_like(probs).scatter_(1, labels.unsqueeze(1), 1.0)
+    weights = torch.ones(len(labels), dtype=torch.float64) if given.weights is None else given.weights.cpu()
+    index = equal_width_index(probs, n_bins, dtype=given.probs.dtype) + n_bins * torch.arange(num_classes)
+    residual = (weights.unsqueeze(1) * (probs - hit)).flatten()
+    size = n_bins * num_classes
+    sums = torch.bincount(index.flatten(), weights=residual, minlength=size).view(num_classes, n_bins).abs()
+    if p == 1:
+        return sums.sum(1) / weights.sum()
+    mass = weights.unsqueeze(1).expand_as(probs).flatten()
+    count = torch.bincount(index.flatten(), weights=mass, minlength=size).view(num_classes, n_bins)
+    gap = sums / torch.where(count > 0, count, 1.0)
+    if math.isinf(p):
+        return gap.amax(1)
+    return ((count * gap**p).sum(1) / weights.sum()) ** (1 / p)
+
+
+def nixon_adaptive_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    r"""Mean gap over equal-mass ranges of each class's probability (ACE of Nixon et al.).
+
+    .. math:: \mathrm{ACE} = \frac{1}{C R} \sum_{k=1}^{C} \sum_{r=1}^{R} | \bar y_{kr} - \bar p_{kr} |
+
+    where range :math:`(k, r)` is the r-th of R equal parts of the examples sorted by :math:`p_{ik}`, :math:`\bar p_{kr}` the
+    mean of their :math:`p_{ik}` and :math:`\bar y_{kr}` the share of them labelled k. Every range counts the same; ranges
+    left empty (N < R) are not averaged over. Tied probabilities are shared as in `adaptive_calibration_error`.
+
+    Args:
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one.
+        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
+        n_bins: Number of ranges ``R`` per class.
+        weights: Sample weights, shaped as the labels.
+        ignore_index: Label of examples to leave out.
+
+    Returns:
+        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best. Raises ``ValueError`` if the input is not probabilities with labels.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2]], dtype=torch.float64)
+        >>> nixon_adaptive_calibration_error(probs, torch.tensor([0, 1]), n_bins=2)
+        tensor(0.4500, dtype=torch.float64)
+
+    Reference:
+        Nixon et al., CVPR workshops 2019, section 3.2.
+    """
+    where = "nixon_adaptive_calibration_error"
+    check_count(n_bins, where=where, name="n_bins")
+    given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    return _mean_range_gap(given, n_bins=n_bins, threshold=None)
+
+
+def thresholded_adaptive_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    threshold: float = 0.01,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    r"""`nixon_adaptive_calibration_error` over the probabilities above a threshold only (TACE).
+
+    With many classes most probabilities are tiny and would fill most ranges. Here the entries :math:`p_{ik} \le \epsilon`
+    are dropped before each class is divided into R ranges. Every non-empty range counts the same.
+
+    Args:
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one.
+        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
+        n_bins: Number of ranges ``R`` per class.
+        threshold: Probability :math:`\epsilon` that an entry must exceed, in ``[0, 1)``.
+        weights: Sample weights, shaped as the labels.
+        ignore_index: Label of examples to leave out.
+
+    Returns:
+        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best, and the value where nothing exceeds the threshold.
+
+    Example:
+        >>> probs = torch.tensor([[0.995, 0.005], [0.8, 0.2]], dtype=torch.float64)
+        >>> thresholded_adaptive_calibration_error(probs, torch.tensor([0, 1]), n_bins=2)
+        tensor(0.5350, dtype=torch.float64)
+
+    Reference:
+        Nixon et al., CVPR workshops 2019, section 3.3.
+    """
+    where = "thresholded_adaptive_calibration_error"
+    check_count(n_bins, where=where, name="n_bins")
+    if not 0 <= threshold < 1:
+        raise ValueError(f"{where}: `threshold` must lie in [0, 1), got {threshold!r}.")
+    given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    return _mean_range_gap(given, n_bins=n_bins, threshold=threshold)
+
+
+def _mean_range_gap(given: Checked, *, n_bins: int, threshold: float | None) -> Tensor:
+    probs, labels = given.probs.cpu().double(), given.labels.cpu()
+    total, ranges = torch.zeros((), dtype=torch.float64), 0
+    for k in range(probs.shape[1]):
+        kept = slice(None) if threshold is None else probs[:, k] > threshold
+        weights = None if given.weights is None else given.weights.cpu()[kept]
+        column = TopLabel(probs[kept, k], (labels[kept] == k).double(), weights)
+        if len(column) == 0:
+            continue
+        bins = equal_mass_bins(column, n_bins=n_bins)
+        total += bins.gap.abs().sum()
+        ranges += int((bins.count > 0).sum())
+    return total / max(ranges, 1)
