@@ -1,0 +1,124 @@
+"""CIFAR-10 and CIFAR-100 in their official python layout, extracted or still in the archive (Krizhevsky, 2009).
+
+The files are pickles. They are read by an unpickler that knows three numpy names and nothing else, so a forged file cannot
+run code, and every file is compared with its published MD5.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import tarfile
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+
+from calibrant.data.image_set import DataSet, ImageSet
+
+# Published with the sets; both are normalised by CIFAR-10's statistics, as in the published calibration code.
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+
+CIFAR10_FILES = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+    "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+}
+CIFAR100_FILES = {
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "meta": "7973b15100ade9c7d40fb424638fde48",
+}
+_ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+}
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> object:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of a CIFAR file")
+        if name == "_reconstruct":
+            from numpy._core.multiarray import _reconstruct  # type: ignore[attr-defined]
+
+            return _reconstruct
+        return getattr(np, name)
+
+
+def load_cifar10(root: str | Path) -> DataSet:
+    """Read CIFAR-10: 50,000 training and 10,000 test images of 32x32 pixels in ten classes.
+
+    Args:
+        root: Folder that holds ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz`` (or is that folder).
+
+    Returns:
+        The set; raises ``FileNotFoundError`` with the way to get it, ``ValueError`` if a file is not the published one.
+    """
+    files = _read_files(Path(root), "cifar-10-batches-py", "cifar-10-python.tar.gz", CIFAR10_FILES, "cifar10")
+    batches = [files[f"data_batch_{i}"] for i in range(1, 6)]
+    names = _names(files["batches.meta"][b"label_names"])
+    images = np.concatenate([cast("np.ndarray[tuple[int, ...], np.dtype[np.uint8]]", b[b"data"]) for b in batches])
+    labels = np.concatenate([np.asarray(b[b"labels"]) for b in batches])
+    test = files["test_batch"]
+    return DataSet("cifar10", _set(images, labels, names), _set(test[b"data"], test[b"labels"], names))
+
+
+def load_cifar100(root: str | Path) -> DataSet:
+    """Read CIFAR-100: 50,000 training and 10,000 test images of 32x32 pixels in a hundred (fine) classes.
+
+    Args:
+        root: Folder that holds ``cifar-100-python/`` or ``cifar-100-python.tar.gz`` (or is that folder).
+
+    Returns:
+        The set; raises as `load_cifar10`.
+    """
+    files = _read_files(Path(root), "cifar-100-python", "cifar-100-python.tar.gz", CIFAR100_FILES, "cifar100")
+    names = _names(files["meta"][b"fine_label_names"])
+    train, test = (_set(files[part][b"data"], files[part][b"fine_labels"], names) for part in ("train", "test"))
+    return DataSet("cifar100", train, test)
+
+
+def _read_files(root: Path, folder: str, archive: str, files: dict[str, str], name: str) -> dict[str, dict[bytes, object]]:
+    for place in (root / folder, root):
+        if all((place / file).is_file() for file in files):
+            return {file: _unpickle((place / file).read_bytes(), file, md5) for file, md5 in files.items()}
+    packed = root / archive
+    if packed.is_file():
+        with tarfile.open(packed) as tar:
+            found = {}
+            for file, md5 in files.items():
+                member = tar.extractfile(f"{folder}/{file}")
+                if member is None:
+                    raise ValueError(f"{name}: {packed} must hold {folder}/{file}, got an archive without it.")
+                found[file] = _unpickle(member.read(), file, md5)
+            return found
+    raise FileNotFoundError(
+        f"{name}: `root` must hold {folder}/ or {archive}, got {root} without them. "
+        f"Get it with `calibrant data fetch {name}`, or name the folder that has it with `--data-root`."
+    )
+
+
+def _unpickle(content: bytes, file: str, md5: str) -> dict[bytes, object]:
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+        raise ValueError(f"{file}: must be the published file (MD5 {md5}), got another one. Delete it and fetch it again.")
+    return cast("dict[bytes, object]", _RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load())
+
+
+def _names(raw: object) -> tuple[str, ...]:
+    return tuple(name.decode() for name in cast("list[bytes]", raw))
+
+
+def _set(data: object, labels: object, names: tuple[str, ...]) -> ImageSet:
+    planes = torch.from_numpy(np.ascontiguousarray(data)).view(-1, 3, 32, 32)
+    images = planes.permute(0, 2, 3, 1).contiguous()
+    target = torch.as_tensor(np.asarray(labels), dtype=torch.int64)
+    return ImageSet(images, target, len(names), MEAN, STD, class_names=names, pad=4, flip=True)
