@@ -100,7 +100,14 @@ def top_label(
 
 
 def reduce_top_label(probs: Tensor, labels: Tensor, weights: Tensor | None = None) -> TopLabel:
-    """Confidence and correctness of checked ``probs [N, C]``.
+    """Confidence and correctness of checked ``probs [N, C]``, moved to the CPU."""
+    confidence, correct = top_of_rows(probs, labels)
+    dtype = probs.dtype
+    return TopLabel(confidence.cpu().double(), correct.cpu().double(), None if weights is None else weights.cpu(), dtype)
+
+
+def top_of_rows(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest probability ``[N]`` and whether the label is the (first) class that has it ``[N]``, where the input is.
 
     ``max`` with indices costs three times ``amax``. The label is the top class exactly if its probability equals the
     maximum and no earlier class ties with it, and a tie needs a maximum of at most one half: only those rows pay for argmax.
@@ -110,8 +117,7 @@ def reduce_top_label(probs: Tensor, labels: Tensor, weights: Tensor | None = Non
     doubtful = (correct & (confidence <= 0.51)).nonzero().squeeze(1)
     if len(doubtful):
         correct[doubtful] = probs[doubtful].argmax(1) == labels[doubtful]
-    dtype = probs.dtype
-    return TopLabel(confidence.cpu().double(), correct.cpu().double(), None if weights is None else weights.cpu(), dtype)
+    return confidence, correct
 
 
 @lru_cache(maxsize=64)
@@ -132,7 +138,7 @@ def equal_width_index(values: Tensor, n_bins: int, *, dtype: torch.dtype = torch
         int64 of the same shape, in ``[0, M)``.
     """
     if dtype not in (torch.float32, torch.float64):
-        return torch.bucketize(values, equal_width_edges(n_bins, dtype)[1:-1])
+        return torch.bucketize(values, equal_width_edges(n_bins, dtype)[1:-1].to(values.device))
     scaled = values * n_bins
     index = scaled.ceil().to(torch.int64).sub_(1).clamp_(0, n_bins - 1)
     # Rounding can push a value across the edge it lies on; only values this close to one are looked up exactly
@@ -141,7 +147,7 @@ def equal_width_index(values: Tensor, n_bins: int, *, dtype: torch.dtype = torch
     doubtful = ((scaled - nearest).abs_() < n_bins * 1e-6) & (nearest < n_bins)
     if bool(doubtful.any()):
         where = doubtful.nonzero(as_tuple=True)
-        index[where] = torch.bucketize(values[where], equal_width_edges(n_bins, dtype)[1:-1])
+        index[where] = torch.bucketize(values[where], equal_width_edges(n_bins, dtype)[1:-1].to(values.device))
     return index
 
 

@@ -2,6 +2,8 @@
 
 The cells are the 3,000 equal-width ones that divide evenly into 5, 10, 15, 20, 25, 30, 50, 100, 200, 500 and 1,000 bins,
 so those binned metrics are exact. The last cell, where modern networks put most of their mass, is divided further.
+
+A stream, which has no second look at its examples, keeps `FINE_CELLS` that fold into these.
 """
 
 from __future__ import annotations
@@ -20,6 +22,14 @@ EXACT_BINS = (5, 10, 15, 20, 25, 30, 50, 100, 200, 500, 1000)
 # The cell (2999/3000, 1] is split at 1 - 2^-k / 3000 for k = 1..20 (about the spacing of float32 below one) and at 1 itself.
 _TOP_SPLITS = 20
 NUM_CELLS = WIDTH_CELLS + _TOP_SPLITS
+
+# Fine cells: an eighth of a cell each, and sixteen to every halving of the distance to one in the last cell. Metrics that
+# follow the order of examples (equal-mass bins, risk and coverage) see examples of one cell as tied; with 3,020 cells that
+# moved the debiased error by up to 1e-3 at 50,000 examples, with these by 3e-4.
+_PER_CELL = 8
+_PER_OCTAVE = 16
+_PLAIN_CELLS = (WIDTH_CELLS - 1) * _PER_CELL
+FINE_CELLS = _PLAIN_CELLS + _TOP_SPLITS * _PER_OCTAVE + 1
 
 
 @dataclass(frozen=True)
@@ -71,3 +81,23 @@ def fold_to_bins(sums: Tensor, n_bins: int) -> Tensor:
     cells = torch.cat([sums[..., : WIDTH_CELLS - 1], last], dim=-1)
     folded: Tensor = cells.unflatten(-1, (n_bins, WIDTH_CELLS // n_bins)).sum(-1)
     return folded
+
+
+def fine_index(confidence: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Fine cell of every confidence (float64 ``[N]``), increasing with it; ``dtype`` is the precision it came in."""
+    cell = equal_width_index(confidence, WIDTH_CELLS, dtype=dtype)
+    part = ((confidence * WIDTH_CELLS - cell) * _PER_CELL).ceil_().sub_(1).clamp_(0, _PER_CELL - 1)
+    index = cell * _PER_CELL + part.to(torch.int64)
+    top = (cell == WIDTH_CELLS - 1).nonzero().squeeze(1)
+    if len(top):
+        octaves = -((1 - confidence[top]) * WIDTH_CELLS).log2()
+        last = FINE_CELLS - 1 - _PLAIN_CELLS
+        index[top] = _PLAIN_CELLS + (octaves * _PER_OCTAVE).ceil_().sub_(1).clamp_(0, last).to(torch.int64)
+    return index
+
+
+def fold_to_grid(sums: Tensor) -> Tensor:
+    """Add up the sums of fine cells ``[..., FINE_CELLS]`` to those of the cells ``[..., NUM_CELLS]``."""
+    plain = sums[..., :_PLAIN_CELLS].unflatten(-1, (WIDTH_CELLS - 1, _PER_CELL)).sum(-1)
+    top = sums[..., _PLAIN_CELLS:-1].unflatten(-1, (_TOP_SPLITS, _PER_OCTAVE)).sum(-1)
+    return torch.cat([plain, top, sums[..., -1:]], dim=-1)
