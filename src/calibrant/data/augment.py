@@ -50,7 +50,9 @@ def pad_images(images: Tensor, pad: int) -> Tensor:
     return images if pad == 0 else F.pad(images, (0, 0, pad, pad, pad, pad))
 
 
-def crop_batch(padded: Tensor, index: Tensor, rows: Tensor, columns: Tensor, mirrored: Tensor, *, size: tuple[int, int]) -> Tensor:
+def crop_batch(
+    padded: Tensor, index: Tensor, rows: Tensor, columns: Tensor, mirrored: Tensor, *, size: tuple[int, int]
+) -> Tensor:
     """Look up, crop and mirror a batch.
 
     Args:

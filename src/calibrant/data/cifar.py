@@ -48,7 +48,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"{module}.{name} is not part of a CIFAR file")
         if name == "_reconstruct":
-            from numpy._core.multiarray import _reconstruct  # type: ignore[attr-defined]
+            from numpy._core.multiarray import _reconstruct
 
             return _reconstruct
         return getattr(np, name)

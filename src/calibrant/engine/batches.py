@@ -21,13 +21,13 @@ class Batch(NamedTuple):
     Attributes:
         images: Standardised ``[B, channels, H, W]``.
         labels: ``[B]``.
-        index: Position of each example in its set ``[B]``.
+        examples: Position of each example in its set ``[B]``.
         step: Number of this batch within the epoch, ``[]``.
     """
 
     images: Tensor
     labels: Tensor
-    index: Tensor
+    examples: Tensor
     step: Tensor
 
 
@@ -77,6 +77,10 @@ class TrainBatches:
         rows = torch.stack([draw.order, draw.rows, draw.columns, draw.mirrored.long()])
         self._draw.copy_(rows.pin_memory() if self._draw.is_cuda else rows, non_blocking=True)
         self._cursor.zero_()
+
+    def state(self) -> list[Tensor]:
+        """The tensors that `next` changes."""
+        return [self._cursor]
 
     def next(self) -> Batch:
         """Make the next batch; wraps to the beginning after the last (warm-up steps may run past it)."""
@@ -139,9 +143,14 @@ class MetaBatches:
         self._order.copy_(order[: self.steps_per_epoch * self.batch_size].view(self.steps_per_epoch, self.batch_size))
         self._cursor.zero_()
 
+    def state(self) -> list[Tensor]:
+        """The tensors that `next` changes."""
+        return [self._cursor]
+
     def next(self) -> Batch:
         """Make the next meta batch; wraps to the beginning after the last."""
         step = self._cursor % self.steps_per_epoch
-        index = self._order[step][self._local]
+        # A 0-d index would be read by the host; selecting a row of length one is not.
+        index = self._order.index_select(0, step.view(1)).squeeze(0)[self._local]
         self._cursor += 1
         return Batch(normalize(self._images[index], self._mean, self._std), self._labels[index], index, step)

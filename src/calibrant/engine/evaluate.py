@@ -1,0 +1,85 @@
+"""Predictions of the network on a whole set, and the numbers that an epoch reports of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from calibrant.core.records import Predictions
+from calibrant.data.augment import normalize
+from calibrant.data.image_set import ImageSet
+from calibrant.engine.features import FeatureFunction
+from calibrant.engine.step import Precision
+from calibrant.metrics.binned import expected_calibration_error
+from calibrant.metrics.scores import error_rate, negative_log_likelihood
+
+
+class Outputs(NamedTuple):
+    """What the network makes of a set: logits ``[N, C]`` and, where asked for, gammas ``[N]``; on the device."""
+
+    logits: Tensor
+    gammas: Tensor | None
+
+
+class EpochScores(NamedTuple):
+    """The three numbers of the paper's learning curves."""
+
+    error: float
+    nll: float
+    ece: float
+
+
+class EvalSet:
+    """A set on the device, run through the network in evaluation mode.
+
+    Args:
+        data: The set.
+        device: Where it lives.
+        dtype: Floating type of the images.
+        batch_size: Examples of one forward pass.
+    """
+
+    def __init__(self, data: ImageSet, *, device: torch.device, dtype: torch.dtype, batch_size: int = 2000) -> None:
+        self.batch_size = batch_size
+        self.labels = data.labels
+        self._images = data.images.to(device)
+        self._mean = torch.tensor(data.mean, dtype=dtype, device=device)
+        self._std = torch.tensor(data.std, dtype=dtype, device=device)
+
+    def run(
+        self,
+        model: nn.Module,
+        forward: FeatureFunction,
+        *,
+        precision: Precision,
+        gamma: Callable[[Tensor], Tensor] | None = None,
+    ) -> Outputs:
+        """Return logits (and gammas of the features) of every example; the network's mode is put back."""
+        training = model.training
+        model.eval()
+        logits, gammas = [], []
+        device = self._images.device.type
+        try:
+            with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
+                for images in self._images.split(self.batch_size):
+                    features, scores = forward(normalize(images, self._mean, self._std))
+                    logits.append(scores.float() if precision == "bf16" else scores)
+                    if gamma is not None:
+                        gammas.append(gamma(features.float() if precision == "bf16" else features))
+        finally:
+            model.train(training)
+        return Outputs(torch.cat(logits), torch.cat(gammas) if gammas else None)
+
+
+def epoch_scores(logits: Tensor, labels: Tensor) -> EpochScores:
+    """Error, NLL and 15-bin ECE of ``logits`` (any device) against ``labels``."""
+    predictions = Predictions(logits=logits, labels=labels)
+    probs = predictions.probs
+    return EpochScores(
+        float(error_rate(probs, labels)),
+        float(negative_log_likelihood(predictions)),
+        float(expected_calibration_error(probs, labels)),
+    )

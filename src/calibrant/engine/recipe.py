@@ -1,0 +1,288 @@
+"""A recipe: everything that decides a training run, as frozen data read from TOML, checked key by key."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from calibrant.core.lookup import lookup
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """Which data, and how it is divided.
+
+    Attributes:
+        name: Name of the set, or a path to a folder of class folders or an ``.npz``.
+        root: Folder where the set lies; None for the usual place.
+        val: Validation examples (model selection, post-hoc calibration); None for a tenth of the training set.
+        meta: Meta-validation examples; None for a tenth.
+        same_data: Whether methods without a meta part leave it unused, so that all train on the same examples.
+        augment: Whether to crop and mirror as the set allows.
+    """
+
+    name: str = "cifar10"
+    root: str | None = None
+    val: int | None = None
+    meta: int | None = None
+    same_data: bool = False
+    augment: bool = True
+
+
+@dataclass(frozen=True)
+class BackbonePart:
+    """Which network.
+
+    Attributes:
+        name: Name of a backbone, or ``package.module:factory`` of one's own.
+        init: Weights to start from (safetensors), or None.
+        freeze: Prefixes of parameter names that stay as they are.
+    """
+
+    name: str = "resnet18"
+    init: str | None = None
+    freeze: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MethodPart:
+    """Which method of the catalogue.
+
+    Attributes:
+        name: Its name; ``+ts`` behind it adds temperature scaling.
+        preset: "default" (what works best) or "paper" (the most literal reading).
+        options: Hyper-parameters that differ from the preset, name → value.
+    """
+
+    name: str = "flgamma-sece"
+    preset: Literal["default", "paper"] = "default"
+    options: Mapping[str, float | int | str | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainPart:
+    """How long and in what arithmetic.
+
+    Attributes:
+        epochs: Passes over the training set.
+        batch_size: Examples of one step, over all processes together.
+        reduction: Whether the loss of a batch is summed or averaged.
+        clip_norm: Largest norm of the gradient; 0 switches clipping off.
+        precision: "bf16" autocast, "float32" or "float64"; "auto" is bf16 on a GPU that has it, else float32.
+        select: Which validation number picks the best epoch.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+        compile: Whether to compile the network; "auto" does on a GPU for runs long enough to repay it.
+        eval_every_epochs: Epochs between evaluations (the last is always evaluated).
+        checkpoint_every_epochs: Epochs between checkpoints.
+    """
+
+    epochs: int = 350
+    batch_size: int = 128
+    reduction: Literal["sum", "mean"] = "sum"
+    clip_norm: float = 2.0
+    precision: Literal["auto", "bf16", "float32", "float64"] = "auto"
+    select: Literal["error", "nll", "last"] = "error"
+    device: str = "auto"
+    compile: Literal["auto", "yes", "no"] = "auto"
+    eval_every_epochs: int = 1
+    checkpoint_every_epochs: int = 1
+
+
+@dataclass(frozen=True)
+class OptimPart:
+    """Optimizer and learning-rate schedule.
+
+    Attributes:
+        name: "sgd" or "adamw".
+        lr: Learning rate at this recipe's batch size.
+        momentum: Momentum of SGD.
+        weight_decay: L2 coefficient.
+        nesterov: Nesterov momentum.
+        schedule: "multistep", "cosine" or "constant".
+        milestones_epochs: Where multistep drops; None for 3/7 and 5/7 of all epochs (150 and 250 of 350).
+        decay: Factor of each drop.
+        warmup_epochs: Epochs over which the rate rises linearly.
+    """
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    nesterov: bool = False
+    schedule: Literal["multistep", "cosine", "constant"] = "multistep"
+    milestones_epochs: tuple[float, ...] | None = None
+    decay: float = 0.1
+    warmup_epochs: float = 0.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole run. Defaults are the paper's protocol: ResNet-18, CIFAR-10, 350 epochs of SGD."""
+
+    seed: int = 0
+    data: DataPart = field(default_factory=DataPart)
+    backbone: BackbonePart = field(default_factory=BackbonePart)
+    method: MethodPart = field(default_factory=MethodPart)
+    train: TrainPart = field(default_factory=TrainPart)
+    optim: OptimPart = field(default_factory=OptimPart)
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """Read a recipe from a TOML file; an unknown key or a value of the wrong kind is an error that names it."""
+    file = Path(path)
+    try:
+        return recipe_of(tomllib.loads(file.read_text()))
+    except FileNotFoundError:
+        raise ValueError(f"recipe: `{file}` must be a TOML file, got none there.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe: `{file}` must be valid TOML, got: {error}.") from None
+
+
+def recipe_of(values: Mapping[str, object]) -> Recipe:
+    """Build a recipe from nested plain data.
+
+    Example:
+        >>> recipe_of({"seed": 3, "train": {"epochs": 10}}).train.epochs
+        10
+        >>> recipe_of({"train": {"epoch": 10}})
+        Traceback (most recent call last):
+        ...
+        ValueError: unknown key of train 'epoch'. Did you mean 'epochs'? ...
+    """
+    recipe = _build(Recipe, values, "recipe")
+    assert isinstance(recipe, Recipe)
+    return recipe
+
+
+def override(recipe: Recipe, settings: Mapping[str, object]) -> Recipe:
+    """Return the recipe with dotted keys replaced, e.g. ``{"optim.lr": "0.2"}``; text is read as the key's own type.
+
+    Example:
+        >>> override(Recipe(), {"optim.lr": "0.2", "method.options.every": "8"}).optim.lr
+        0.2
+    """
+    nested = to_dict(recipe)
+    for key, value in settings.items():
+        parts = key.split(".")
+        place = nested
+        for part in parts[:-1]:
+            found = lookup(place, part, kind="recipe key") if part not in place else place[part]
+            if not isinstance(found, dict):
+                raise ValueError(f"recipe: `{key}` must name a value, got a path through `{part}`, which has no parts.")
+            place = found
+        place[parts[-1]] = value
+    return recipe_of(nested)
+
+
+def to_dict(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as nested plain data, tuples as lists, None left out (TOML has no null)."""
+    return _plain(recipe)  # type: ignore[no-any-return]
+
+
+def to_toml(recipe: Recipe) -> str:
+    """Return the recipe as TOML text that `load_recipe` reads back to the same recipe."""
+    values = to_dict(recipe)
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    for key, part in values.items():
+        if isinstance(part, dict):
+            lines += ["", f"[{key}]"]
+            lines += [f"{name} = {_toml(value)}" for name, value in part.items() if not isinstance(value, dict) or value]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: object) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        pairs = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {name: _plain(item) for name, item in pairs if item is not None}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+    return repr(value)
+
+
+def _build(kind: type, values: object, where: str) -> object:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"recipe: `{where}` must be a table of keys, got {values!r}.")
+    hints = get_type_hints(kind)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+    arguments = {}
+    for key, value in values.items():
+        hint = lookup(known, key, kind=f"key of {where}")
+        part = dataclasses.is_dataclass(hint)
+        arguments[key] = (
+            _build(hint, value, key) if part else _read(hint, value, key if where == "recipe" else f"{where}.{key}")
+        )
+    return kind(**arguments)
+
+
+def _read(hint: Any, value: object, key: str) -> object:
+    """Check ``value`` against a type hint; text, as it comes from a command line, is converted to it."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        if value not in get_args(hint):
+            names = ", ".join(repr(name) for name in get_args(hint))
+            raise ValueError(f"recipe: `{key}` must be one of {names}, got {value!r}.")
+        return value
+    if origin in (Union, types.UnionType):
+        inner = [h for h in get_args(hint) if h is not type(None)]
+        return None if value is None or value in ("none", "None") else _read(inner[0], value, key)
+    if origin is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            raise ValueError(f"recipe: `{key}` must be a list, got {value!r}.")
+        return tuple(_read(get_args(hint)[0], item, key) for item in items)
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"recipe: `{key}` must be a table of options, got {value!r}.")
+        return {str(k): _guess(v) for k, v in value.items()}
+    return _scalar(hint, value, key)
+
+
+def _scalar(hint: type, value: object, key: str) -> object:
+    text = value.strip() if isinstance(value, str) else None
+    try:
+        if hint is bool:
+            if isinstance(value, bool):
+                return value
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[(text or "?").lower()]
+        if hint is int and not isinstance(value, bool) and (text is not None or float(value) == int(value)):  # type: ignore[arg-type, call-overload]
+            return int(text if text is not None else value)  # type: ignore[call-overload]
+        if hint is float and not isinstance(value, bool):
+            return float(text if text is not None else value)  # type: ignore[arg-type]
+        if hint is str and isinstance(value, str):
+            return value
+    except (ValueError, TypeError, KeyError):
+        pass
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    raise ValueError(f"recipe: `{key}` must be {kinds[hint]}, got {value!r}.")
+
+
+def _guess(value: object) -> object:
+    """Read an option given as text as the bool or number it looks like; options are checked by their method."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value

@@ -1,0 +1,60 @@
+"""From a recipe to the parts of a run: data, network, objective, optimizer, step."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+
+from calibrant.backbones import BACKBONES
+from calibrant.core.lookup import lookup
+from calibrant.data.image_set import DataSet, ImageSet
+from calibrant.data.splits import split_indices
+from calibrant.engine.recipe import BackbonePart, DataPart
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The four parts of the data of a run; ``meta`` is None for methods that need none."""
+
+    train: ImageSet
+    val: ImageSet
+    meta: ImageSet | None
+    test: ImageSet
+
+
+def divide(data: DataSet, part: DataPart, *, seed: int, with_meta: bool) -> RunData:
+    """Split a data set as a recipe says; the test set is never divided."""
+    n = len(data.train)
+    val = n // 10 if part.val is None else part.val
+    meta = n // 10 if part.meta is None else part.meta
+    if with_meta and meta == 0:
+        raise ValueError("train: `data.meta` must be > 0 for a method that learns on held-out data, got 0.")
+    parts = split_indices(n, val=val, meta=meta, seed=seed, keep_meta_out=part.same_data, with_meta=with_meta)
+    held = data.train.pick(parts.meta) if with_meta else None
+    return RunData(data.train.pick(parts.train), data.train.pick(parts.val), held, data.test)
+
+
+def build_backbone(part: BackbonePart, data: ImageSet, *, seed: int) -> nn.Module:
+    """Build the network for a set's classes, channels and size, initialised from ``seed`` alone."""
+    if ":" in part.name:
+        module, _, name = part.name.partition(":")
+        try:
+            factory = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"train: `backbone.name` must name a factory as package.module:function, got {error}.") from None
+        options: dict[str, int] = {}
+    else:
+        factory = lookup(BACKBONES, part.name, kind="backbone")
+        height, width = data.size
+        options = {"num_inputs": height * width * data.channels} if part.name == "mlp" else {"in_channels": data.channels}
+    # Layers draw their weights from the global generator; it is forked so that the caller's own stream does not move.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = factory(data.num_classes, **options)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"train: `backbone.name` must build an nn.Module, got {type(model).__name__}.")
+    return cast(nn.Module, model)

@@ -1,0 +1,112 @@
+"""One training step: batch, forward, meta update where there is one, backward, clipping, optimizer.
+
+The same lines run eagerly on any device and, captured once, as a CUDA graph. Nothing in them waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from calibrant.engine.batches import Batch, TrainBatches
+from calibrant.engine.features import FeatureFunction
+from calibrant.engine.graph import capture_step
+
+Precision = Literal["bf16", "float32", "float64"]
+
+
+class Objective(Protocol):
+    """What a method makes of a batch; see `calibrant.engine.objectives`."""
+
+    has_meta: bool
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """Images that enter the network (mixed ones for mixup)."""
+        ...
+
+    def meta_update(self, batch: Batch, features: Tensor, logits: Tensor) -> None:
+        """Move the hyper-parameters by one step on held-out data; before the network's own step."""
+        ...
+
+    def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
+        """Reduced training loss ``[]``."""
+        ...
+
+    def state(self) -> Sequence[Tensor]:
+        """Every tensor that a step changes."""
+        ...
+
+
+class TrainStep:
+    """A step of one run, holding references to everything it changes.
+
+    Args:
+        model: The network, in training mode while it steps.
+        forward: Images → (features, logits) of that network, possibly compiled.
+        batches: Where batches come from.
+        objective: What is minimised.
+        optimizer: Optimizer of the network's parameters, its state already allocated.
+        precision: Arithmetic of the forward pass.
+        clip_norm: Largest norm of the gradient, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        forward: FeatureFunction,
+        batches: TrainBatches,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        clip_norm: float | None,
+    ) -> None:
+        self.model, self.forward, self.batches, self.objective, self.optimizer = model, forward, batches, objective, optimizer
+        self.precision, self.clip_norm = precision, clip_norm
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.device = self.parameters[0].device
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+
+    def run(self, *, with_meta: bool) -> None:
+        """Take one step on the next batch."""
+        self.optimizer.zero_grad(set_to_none=True)
+        batch = self.batches.next()
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+            features, logits = self.forward(self.objective.inputs(batch))
+        if self.precision == "bf16":
+            features, logits = features.float(), logits.float()
+        if with_meta:
+            self.objective.meta_update(batch, features.detach(), logits.detach())
+        loss = self.objective.loss(batch, features, logits)
+        loss.backward()
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm, foreach=True)
+        self.optimizer.step()
+        self.loss_sum += loss.detach()
+
+    def state(self) -> list[Tensor]:
+        """Every tensor that `run` changes: weights, statistics, momentum, hyper-parameters, cursors."""
+        kept: list[Tensor] = [*self.model.parameters(), *self.model.buffers(), self.loss_sum, *self.batches.state()]
+        kept += [value for entry in self.optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
+        return kept + list(self.objective.state())
+
+
+def steppers(step: TrainStep, *, capture: bool) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return functions that take a step without and with a meta update; captured as CUDA graphs if asked.
+
+    A method without a meta update gets the same function twice.
+    """
+
+    def plain() -> None:
+        step.run(with_meta=False)
+
+    def meta() -> None:
+        step.run(with_meta=True)
+
+    if not capture:
+        return plain, meta if step.objective.has_meta else plain
+    fast = capture_step(plain, state=step.state())
+    return fast, capture_step(meta, state=step.state()) if step.objective.has_meta else fast
