@@ -6,6 +6,7 @@ which the probabilities came, so that a float32 0.2 lies *on* the edge 3/15 and 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -250,6 +251,15 @@ def means_of_sums(edges: Tensor, count: Tensor, confidence: Tensor, accuracy: Te
     safe = torch.where(count > 0, count, 1.0)
     zero = torch.zeros((), dtype=count.dtype)
     return Bins(edges, count, torch.where(count > 0, confidence / safe, zero), torch.where(count > 0, accuracy / safe, zero))
+
+
+def norm_of_bins(bins: Bins, *, p: float = 1, total: float | None = None) -> Tensor:
+    """Norm of order ``p`` of the gaps, each weighted by its bin's share of ``total`` (of all bins' content if None); ``[]``."""
+    gap = bins.gap.abs()
+    if math.isinf(p):
+        return gap.amax()
+    share = bins.count / (bins.count.sum() if total is None else total)
+    return share @ gap if p == 1 else (share @ gap**p) ** (1 / p)
 
 
 def _interpolate(points: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -8,9 +8,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import MassCurve, bins_of_curve, equal_mass_bins, mass_curve, top_label
+from calibrant.core.binning import (
+    MassCurve,
+    bins_of_curve,
+    check_input,
+    equal_mass_bins,
+    mass_curve,
+    norm_of_bins,
+    reduce_top_label,
+    top_label,
+)
 from calibrant.core.checks import ArrayLike, check_count
-from calibrant.metrics.binned import check_norm, norm_of_bins
+from calibrant.metrics.binned import check_norm
+from calibrant.metrics.conventions import reproduce
 
 
 def adaptive_calibration_error(
@@ -56,7 +66,10 @@ def adaptive_calibration_error(
     where = "adaptive_calibration_error"
     check_count(n_bins, where=where, name="n_bins")
     check_norm(p, where=where)
-    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    if convention is not None:
+        return reproduce(given, convention=convention, metric="adaptive", n_bins=n_bins, p=p, where=where)
+    top = reduce_top_label(given.probs, given.labels, given.weights)
     return norm_of_bins(equal_mass_bins(top, n_bins=n_bins), p=p)
 
 

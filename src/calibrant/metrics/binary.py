@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import TopLabel, equal_mass_bins, equal_width_bins
+from calibrant.core.binning import TopLabel, equal_mass_bins, equal_width_bins, norm_of_bins
 from calibrant.core.checks import ArrayLike, check_count, check_label_values, check_weights, to_tensor
-from calibrant.metrics.binned import check_norm, largest_gap, norm_of_bins, width_error
+from calibrant.metrics.binned import check_norm, largest_gap, width_error
 
 
 def binary_expected_calibration_error(

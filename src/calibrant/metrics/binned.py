@@ -5,15 +5,24 @@ Equal-mass bins live in `adaptive`, one number per class in `classwise`, one pro
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import TopLabel, equal_mass_bins, equal_width_bins, equal_width_index, top_label
+from calibrant.core.binning import (
+    TopLabel,
+    check_input,
+    equal_mass_bins,
+    equal_width_bins,
+    equal_width_index,
+    norm_of_bins,
+    reduce_top_label,
+    top_label,
+)
 from calibrant.core.checks import ArrayLike, check_count
 from calibrant.core.records import Bins
+from calibrant.metrics.conventions import reproduce
 
 
 def expected_calibration_error(
@@ -60,8 +69,10 @@ def expected_calibration_error(
     where = "expected_calibration_error"
     check_count(n_bins, where=where, name="n_bins")
     check_norm(p, where=where)
-    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    return width_error(top, n_bins=n_bins, p=p)
+    given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    if convention is not None:
+        return reproduce(given, convention=convention, metric="expected", n_bins=n_bins, p=p, where=where)
+    return width_error(reduce_top_label(given.probs, given.labels, given.weights), n_bins=n_bins, p=p)
 
 
 def maximum_calibration_error(
@@ -70,6 +81,7 @@ def maximum_calibration_error(
     *,
     n_bins: int = 15,
     min_count: float = 1,
+    convention: str | None = None,
     weights: ArrayLike | None = None,
     ignore_index: int | None = None,
 ) -> Tensor:
@@ -85,6 +97,7 @@ def maximum_calibration_error(
         labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
         n_bins: Number of bins ``M``.
         min_count: Examples that a bin must hold to be considered (sum of weights where weights are given).
+        convention: Name of a source whose number to reproduce (see `calibrant.metrics.conventions`), or None for ours.
         weights: Sample weights, shaped as the labels.
         ignore_index: Label of examples to leave out.
 
@@ -101,7 +114,12 @@ def maximum_calibration_error(
     """
     where = "maximum_calibration_error"
     check_count(n_bins, where=where, name="n_bins")
-    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    if convention is not None:
+        if min_count != 1:
+            raise ValueError(f"{where}: `min_count` must be 1 with a `convention`, got {min_count!r}.")
+        return reproduce(given, convention=convention, metric="maximum", n_bins=n_bins, where=where)
+    top = reduce_top_label(given.probs, given.labels, given.weights)
     return largest_gap(equal_width_bins(top, n_bins=n_bins), min_count=min_count, where=where)
 
 
@@ -110,6 +128,7 @@ def average_calibration_error(
     labels: ArrayLike,
     *,
     n_bins: int = 15,
+    convention: str | None = None,
     weights: ArrayLike | None = None,
     ignore_index: int | None = None,
 ) -> Tensor:
@@ -124,6 +143,7 @@ def average_calibration_error(
         probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one.
         labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
         n_bins: Number of bins ``M``.
+        convention: Name of a source whose number to reproduce (see `calibrant.metrics.conventions`), or None for ours.
         weights: Sample weights, shaped as the labels.
         ignore_index: Label of examples to leave out.
 
@@ -140,8 +160,10 @@ def average_calibration_error(
     """
     where = "average_calibration_error"
     check_count(n_bins, where=where, name="n_bins")
-    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    bins = equal_width_bins(top, n_bins=n_bins)
+    given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    if convention is not None:
+        return reproduce(given, convention=convention, metric="average", n_bins=n_bins, where=where)
+    bins = equal_width_bins(reduce_top_label(given.probs, given.labels, given.weights), n_bins=n_bins)
     return bins.gap[bins.count > 0].abs().mean()
 
 
@@ -187,14 +209,6 @@ def check_norm(p: float, *, where: str) -> None:
     """Raise unless ``p`` is the order of a norm: a number from 1 to infinity."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
         raise ValueError(f"{where}: `p` must be a number >= 1 (`math.inf` for the largest gap), got {p!r}.")
-
-
-def norm_of_bins(bins: Bins, *, p: float = 1) -> Tensor:
-    """Norm of order ``p`` of the gaps of ``bins``, weighted by their share of the examples; ``[]``."""
-    gap = bins.gap.abs()
-    if math.isinf(p):
-        return gap.amax()
-    return bins.weight @ gap if p == 1 else (bins.weight @ gap**p) ** (1 / p)
 
 
 def largest_gap(bins: Bins, *, min_count: float, where: str) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from calibrant.core.binning import Checked, TopLabel, check_input, equal_mass_bins, equal_width_index
 from calibrant.core.checks import ArrayLike, check_count
 from calibrant.metrics.binned import check_norm
+from calibrant.metrics.conventions import reproduce
 
 
 def classwise_calibration_error(
@@ -18,6 +19,7 @@ def classwise_calibration_error(
     *,
     n_bins: int = 15,
     p: float = 1,
+    convention: str | None = None,
     weights: ArrayLike | None = None,
     ignore_index: int | None = None,
 ) -> Tensor:
@@ -35,6 +37,7 @@ def classwise_calibration_error(
         labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
         n_bins: Number of bins ``M`` per class.
         p: Order of the norm, from 1 to ``math.inf``.
+        convention: Name of a source whose number to reproduce (see `calibrant.metrics.conventions`), or None for ours.
         weights: Sample weights, shaped as the labels.
         ignore_index: Label of examples to leave out.
 
@@ -53,6 +56,8 @@ def classwise_calibration_error(
     check_count(n_bins, where=where, name="n_bins")
     check_norm(p, where=where)
     given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    if convention is not None:
+        return reproduce(given, convention=convention, metric="classwise", n_bins=n_bins, p=p, where=where)
     errors = class_errors(given, n_bins=n_bins, p=p)
     if math.isinf(p):
         return errors.amax()
