@@ -1,0 +1,301 @@
+"""The rules of the house that a machine can check: who imports whom, sizes, names, and that importing changes nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src" / "calibrant"
+SOURCES = sorted(SRC.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+# Imports point up this list only; rooms on one line do not import each other.
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "io": {"core"},
+    **dict.fromkeys(("losses", "metrics", "backbones"), {"core"}),
+    "data": {"core", "io"},
+    "calibrators": {"core", "metrics"},
+    "meta": {"core", "losses"},
+}
+MAY_IMPORT["engine"] = set(MAY_IMPORT)
+MAY_IMPORT["report"] = {"core", "metrics"}
+MAY_IMPORT["grid"] = set(MAY_IMPORT)
+# The command line, and the front door, may import every room.
+FREE = {"cli", "__init__", "__main__"}
+# (file, function, room): imports of a lower room that are allowed inside that function only. The record is the natural
+# place for users to look for `load` and `save`, while files are read and written in `io` alone.
+LAZY_EXCEPTIONS = {
+    ("core/records.py", "load", "io"),
+    ("core/records.py", "save", "io"),
+    ("calibrators", "load", "io"),
+    ("calibrators", "save", "io"),
+}
+FORBIDDEN_MODULES = {"utils", "util", "common", "misc", "helpers"}
+SECOND_SPELLINGS = {"num_bins", "nbins", "bins_num", "y_pred", "y_true", "target", "targets", "preds", "lamda", "n_classes"}
+
+
+def label(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def functions_around(tree: ast.Module) -> Iterator[tuple[ast.AST, str | None]]:
+    """Every node with the name of the innermost function that holds it."""
+
+    def walk(node: ast.AST, function: str | None) -> Iterator[tuple[ast.AST, str | None]]:
+        yield node, function
+        inner = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inner)
+
+    return walk(tree, None)
+
+
+def imports_of(source: str) -> Iterator[tuple[str, tuple[str, ...], str | None]]:
+    """Module, imported names and enclosing function of every import, relative ones excluded (the linter bans them)."""
+    for node, function in functions_around(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, (), function) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, tuple(alias.name for alias in node.names), function
+
+
+def import_faults(where: str, source: str) -> list[str]:
+    """What the file ``where`` (a path below the package) imports against the table of rooms."""
+    room = where.split("/")[0].removesuffix(".py")
+    if room in FREE:
+        return []
+    if room not in MAY_IMPORT:
+        return [f"{where}: `{room}` is no room of the house"]
+    faults = []
+    for module, names, function in imports_of(source):
+        parts = module.split(".")
+        if parts[0] != "calibrant":
+            continue
+        targets = [parts[1]] if len(parts) > 1 else [name if (SRC / name).is_dir() else "calibrant" for name in names or ("",)]
+        for target in targets:
+            lazily = {(where, function, target), (room, function, target)} & LAZY_EXCEPTIONS
+            if target not in MAY_IMPORT[room] | {room} and not lazily:
+                faults.append(f"{where}: {room} must not import {target}")
+            elif target != room and any(n.startswith("_") for n in (*names, *parts[1:])):
+                faults.append(f"{where}: a private name of {target} is imported from {module}")
+    return faults
+
+
+def test_imports_of_every_room_point_up_the_table() -> None:
+    faults = [f for path in SOURCES for f in import_faults(path.relative_to(SRC).as_posix(), path.read_text())]
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("where", "line", "fault"),
+    [
+        ("core/grid.py", "from calibrant.metrics import x", "core must not import metrics"),
+        ("core/records.py", "from calibrant.io import load_predictions", "core must not import io"),
+        ("core/records.py", "def load():\n    import calibrant.losses", "core must not import losses"),
+        ("metrics/binned.py", "import calibrant.losses.focal", "metrics must not import losses"),
+        ("losses/focal.py", "from calibrant import Predictions", "losses must not import calibrant"),
+        ("losses/focal.py", "from calibrant import metrics", "losses must not import metrics"),
+        ("engine/loop.py", "from calibrant.report.page import x", "engine must not import report"),
+        ("metrics/binned.py", "from calibrant.core.binning import _interpolate", "a private name of core"),
+        ("metrics/binned.py", "from calibrant.core._secret import x", "a private name of core"),
+        ("kitchen/soup.py", "", "`kitchen` is no room"),
+    ],
+)
+def test_import_faults_of_a_forbidden_line_name_it(where: str, line: str, fault: str) -> None:
+    assert [f for f in import_faults(where, line) if fault in f]
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("core/records.py", "def load():\n    from calibrant.io import load_predictions"),
+        ("metrics/binned.py", "from calibrant.metrics.adaptive import _own"),
+        ("grid/tables.py", "from calibrant.report.figures import x"),
+        ("cli/main.py", "from calibrant.grid import x"),
+        ("__init__.py", "from calibrant.metrics import measure"),
+    ],
+)
+def test_import_faults_of_an_allowed_line_are_none(where: str, line: str) -> None:
+    assert import_faults(where, line) == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_source_file_has_at_most_400_lines_and_a_telling_name(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+    assert not FORBIDDEN_MODULES & set(path.relative_to(SRC).with_suffix("").parts)
+
+
+def printing_lines(source: str) -> list[int]:
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if "cli" not in p.parts], ids=label)
+def test_source_outside_the_command_line_prints_nothing(path: Path) -> None:
+    assert printing_lines(path.read_text()) == []
+
+
+def test_printing_lines_of_a_print_are_found() -> None:
+    assert printing_lines("x = 1\nprint(x)\nself.print(x)") == [2]
+
+
+def second_spellings(source: str) -> list[str]:
+    """Arguments of public functions, and fields of public classes, whose word has another spelling in this package."""
+    found = []
+
+    def walk(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            name = getattr(child, "name", "")
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and (not name.startswith("_") or name == "__init__"):
+                given = child.args
+                words = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+                found.extend(f"{name}({word})" for word in words if word in SECOND_SPELLINGS)
+            elif isinstance(child, ast.ClassDef) and not name.startswith("_"):
+                fields = [f.target.id for f in child.body if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)]
+                found.extend(f"{name}.{word}" for word in fields if word in SECOND_SPELLINGS)
+                walk(child)
+
+    walk(ast.parse(source))
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_public_signature_uses_no_second_spelling(path: Path) -> None:
+    assert second_spellings(path.read_text()) == []
+
+
+def test_second_spellings_of_signatures_and_fields_are_found() -> None:
+    source = (
+        "def f(a, *, num_bins=15): pass\ndef _f(target): pass\n"
+        "class A:\n    lamda: float\n    def __init__(self, y_pred): target = 1\n    def _g(self, target): pass\n"
+    )
+    assert second_spellings(source) == ["f(num_bins)", "A.lamda", "__init__(y_pred)"]
+
+
+# Spelt in two halves, so that this file is clean of them.
+UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX)\b|raise Not" + r"ImplementedError|pragma: " + r"no cover")
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=label)
+def test_file_leaves_nothing_unfinished(path: Path) -> None:
+    assert UNFINISHED.findall(path.read_text()) == []
+
+
+def unchecked_tests(source: str) -> list[str]:
+    """Test functions that hold no ``assert`` and call neither ``raises``, ``warns`` nor anything named ``assert_*``."""
+
+    def checks(node: ast.AST) -> bool:
+        if isinstance(node, ast.Assert):
+            return True
+        if not isinstance(node, ast.Call):
+            return False
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        return name in ("raises", "warns") or name.startswith("assert_")
+
+    return [
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and not any(checks(inner) for inner in ast.walk(node))
+    ]
+
+
+@pytest.mark.parametrize("path", [p for p in TESTS if p.name.startswith("test_")], ids=label)
+def test_every_test_asserts(path: Path) -> None:
+    assert unchecked_tests(path.read_text()) == []
+
+
+def test_unchecked_tests_are_found() -> None:
+    source = (
+        "def test_a(): f() == 1\n"
+        "def test_b():\n    with pytest.raises(ValueError): f()\n"
+        "def test_c(): torch.testing.assert_close(a, b)\n"
+        "class TestX:\n    def test_d(self): pass\n"
+    )
+    assert unchecked_tests(source) == ["test_a", "test_d"]
+
+
+def test_test_files_have_unique_names() -> None:
+    names = Counter(path.name for path in TESTS if path.name.startswith("test_"))
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+PROBE = """
+import json, logging, os, random, sys, time, warnings
+import numpy as np
+import torch
+
+def world():
+    loggers = {n: str(getattr(l, "handlers", [])) for n, l in logging.root.manager.loggerDict.items()}
+    return {
+        "environment": dict(os.environ),
+        "dtype": str(torch.get_default_dtype()),
+        "threads": torch.get_num_threads(),
+        "grad": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn": [torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32],
+        "matmul": torch.get_float32_matmul_precision(),
+        "torch seed": torch.random.get_rng_state().sum().item(),
+        "numpy seed": str(np.random.get_state()[1].sum()),
+        "random seed": hash(random.getstate()),
+        "numpy errors": np.geterr(),
+        "warnings": [str(f) for f in warnings.filters],
+        "log": [logging.root.level, str(logging.root.handlers), {k: v for k, v in loggers.items() if v != "[]"}],
+        "hooks": [str(sys.excepthook), str(sys.displayhook)],
+    }
+
+before, modules = world(), set(sys.modules)
+start = time.perf_counter()
+import calibrant
+import calibrant.metrics
+import calibrant.losses
+seconds = time.perf_counter() - start
+after = world()
+loaded = sorted({m.partition(".")[0] for m in set(sys.modules) - modules})
+print(json.dumps({"changed": [k for k in before if before[k] != after[k]], "loaded": loaded, "seconds": seconds}))
+"""
+
+HEAVY = {
+    "torchmetrics",
+    "matplotlib",
+    "sklearn",
+    "scipy",
+    "pyarrow",
+    "rich",
+    "pandas",
+    "typer",
+    "lightning",
+    "torchvision",
+    "tqdm",
+}
+
+
+def probe_import() -> dict[str, object]:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", PROBE], capture_output=True, text=True, check=True, timeout=120)
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_import_calibrant_changes_nothing_and_is_light() -> None:
+    found = probe_import()
+    assert found["changed"] == []
+    assert not HEAVY & set(found["loaded"])
+    seconds = [float(str(found["seconds"]))]
+    # A busy machine can slow one import down; the fastest of three counts.
+    while min(seconds) >= 2 and len(seconds) < 3:
+        seconds.append(float(str(probe_import()["seconds"])))
+    assert min(seconds) < 2

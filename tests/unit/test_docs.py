@@ -1,0 +1,91 @@
+"""What the documentation shows is run, and what is public is documented."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src"
+MODULES = sorted(
+    ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+    for path in SRC.rglob("*.py")
+    if path.name != "__main__.py"
+)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_give_what_they_show(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    runner = doctest.DocTestRunner()
+    report: list[str] = []
+    for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):
+        runner.run(test, out=report.append)
+    assert runner.failures == 0, "".join(report)
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"^```(?:python|py)\s*\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_blocks_of_a_page_are_its_python_ones() -> None:
+    page = "```python\na = 1\n```\ntext\n```sh\nls\n```\n```py\nb = a\n```\n"
+    assert blocks(page) == ["a = 1\n", "b = a\n"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_python_blocks_of_a_page_run_in_order(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = blocks(page.read_text(encoding="utf-8"))
+    if not found:
+        pytest.skip("the page shows no Python")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    names: dict[str, object] = {"__name__": "__main__"}
+    for number, block in enumerate(found, 1):
+        where = f"{page.name}, block {number}"
+        if ">>>" in block:
+            test = doctest.DocTestParser().get_doctest(block, names, where, str(page), 0)
+            runner = doctest.DocTestRunner()
+            runner.run(test, clear_globs=False)
+            names.update(test.globs)
+            assert runner.failures == 0, where
+        else:
+            exec(compile(block, where, "exec"), names)
+    assert names
+
+
+def undocumented(module: ModuleType) -> list[str]:
+    """Names in ``__all__`` that are missing, or functions and classes without a docstring of their own."""
+    found = []
+    for name in getattr(module, "__all__", ()):
+        if not hasattr(module, name):
+            found.append(name)
+            continue
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            text = value.__doc__ or ""
+            # A dataclass without docstring is given its signature as one.
+            if not text.strip() or text.startswith(f"{name}("):
+                found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_names_of_a_module_exist_and_are_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    assert undocumented(module) == []
+    assert len(set(getattr(module, "__all__", ()))) == len(getattr(module, "__all__", ()))
+
+
+def test_undocumented_names_are_found() -> None:
+    module = ModuleType("made_up")
+    exec("__all__ = ['a', 'b', 'c']\ndef a(): pass\ndef b():\n    'said'\n", module.__dict__)
+    assert undocumented(module) == ["a", "c"]
