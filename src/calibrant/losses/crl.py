@@ -1,0 +1,124 @@
+"""CRL: correctness ranking loss. A sample more often right during training should be the more confident one."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from calibrant.core.checks import check_count, check_logits
+from calibrant.losses.base import Penalty
+from calibrant.losses.confidence import confidence_and_correct, entropy
+from calibrant.losses.logprob import widen
+
+Score: TypeAlias = Literal["confidence", "entropy", "margin"]
+
+
+def crl_penalty(logits: Tensor, labels: Tensor, *, correctness: Tensor, score: Score = "confidence") -> Tensor:
+    r"""Mean ranking loss of neighbouring samples of the batch, by how often each was right so far.
+
+    With :math:`\kappa_i` the certainty of sample i, :math:`s_i` its past correctness and j = i + 1 its neighbour (the last
+    one's is the first),
+
+    .. math:: P = \frac{1}{B} \sum_{i=1}^{B} \bigl[ -\mathrm{sgn}(s_i - s_j)(\kappa_i - \kappa_j) + |s_i - s_j| \bigr]_+
+
+    where pairs with :math:`s_i = s_j` count zero. Certainty is the top probability ("confidence"), the negative entropy over
+    ln C ("entropy") or the lead of the top probability over the second ("margin"). Batches have to be shuffled, since the
+    pairs follow their order. The weight that goes with it is 1. The labels' part is played by ``correctness``.
+
+    Args:
+        logits: Scores ``[B, C]``. float16 and bfloat16 are computed, and returned, in float32.
+        labels: Class indices ``[B]``; checked and otherwise unused.
+        correctness: ``[B]`` in [0, 1], the share of earlier epochs in which each sample was right; `CRL` keeps it.
+        score: "confidence" (the released default), "entropy" or "margin".
+
+    Returns:
+        Scalar ``[]`` in ``[0, 2]``; 0 is best. Raises ``ValueError`` if shapes disagree or the score is not one of those named.
+
+    Example:
+        >>> logits = torch.zeros(2, 2)  # equally confident, though the first was right twice as often
+        >>> crl_penalty(logits, torch.tensor([0, 1]), correctness=torch.tensor([1.0, 0.5]))
+        tensor(0.5000)
+
+    Reference:
+        Moon et al., "Confidence-aware learning for deep neural networks", ICML 2020.
+    """
+    where = "crl_penalty"
+    check_logits(logits, labels, where=where)
+    if correctness.shape != labels.shape or not correctness.is_floating_point():
+        what = f"{correctness.dtype} {list(correctness.shape)}"
+        raise ValueError(f"{where}: `correctness` must be floating [B] = {list(labels.shape)}, got {what}.")
+    certainty = _certainty(logits, labels, score=score, where=where)
+    target = correctness.detach().to(certainty.dtype)
+    lead = target - target.roll(-1)
+    return torch.relu(lead.abs() - lead.sign() * (certainty - certainty.roll(-1))).mean()
+
+
+def _certainty(logits: Tensor, labels: Tensor, *, score: str, where: str) -> Tensor:
+    if score == "confidence":
+        return confidence_and_correct(logits, labels)[0]
+    if score == "entropy":
+        return -entropy(widen(logits).log_softmax(1)) / math.log(logits.shape[1])
+    if score == "margin":
+        first, second = widen(logits).softmax(1).topk(2, dim=1).values.unbind(1)
+        return first - second
+    raise ValueError(f"{where}: `score` must be one of 'confidence', 'entropy', 'margin', got {score!r}.")
+
+
+class CRL(Penalty):
+    r"""`crl_penalty` as a module that counts how often each training sample was right.
+
+    Its past correctness is :math:`s_n = (r_n - \min r) / (E - \min r)` with :math:`r_n` the number of times sample n was
+    right and E the number of epochs ended (at least 1), as in the released code; where all were right each time, which
+    divides by zero there, it is 0. Call ``update`` after each step and ``end_epoch`` after each epoch.
+
+    Args:
+        num_samples: Size of the training set.
+        score: "confidence", "entropy" or "margin".
+
+    Attributes:
+        times_right: Buffer ``[num_samples]``, the counts r.
+        epochs: Buffer ``[]``, the number E of epochs ended.
+
+    Example:
+        >>> crl = CRL(num_samples=100)
+        >>> logits, labels, indices = torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]), torch.tensor([7, 42])
+        >>> crl.update(logits, labels, indices=indices)
+        >>> crl.end_epoch()
+        >>> crl(logits, labels, indices=indices)  # the first was right, the second not: they should be 1 apart
+        tensor(1.)
+    """
+
+    inputs: ClassVar[tuple[str, ...]] = ("indices",)
+    times_right: Tensor
+    epochs: Tensor
+
+    def __init__(self, *, num_samples: int, score: Score = "confidence") -> None:
+        super().__init__()
+        check_count(num_samples, where="CRL", name="num_samples")
+        self.num_samples = num_samples
+        self.score: Score = score
+        self.register_buffer("times_right", torch.zeros(num_samples))
+        self.register_buffer("epochs", torch.zeros(()))
+
+    def value(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> Tensor:
+        """Return the penalty of the batch, ``[]``; ``indices [B]`` are the samples' positions in the training set."""
+        return crl_penalty(logits, labels, correctness=self.correctness(indices), score=self.score)
+
+    def correctness(self, indices: Tensor) -> Tensor:
+        """Return the past correctness ``[B]`` in [0, 1] of the samples ``indices [B]``."""
+        least = self.times_right.amin()
+        return (self.times_right[indices] - least) / (self.epochs.clamp(min=1) - least).clamp(min=1)
+
+    @torch.no_grad()
+    def update(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> None:
+        """Count which samples of a batch were right; ``indices [B]`` must not repeat. No device synchronisation."""
+        right = (logits.argmax(1) == labels).to(self.times_right.dtype)
+        self.times_right.index_add_(0, indices, right)
+
+    @torch.no_grad()
+    def end_epoch(self) -> None:
+        """Count an epoch."""
+        self.epochs += 1
