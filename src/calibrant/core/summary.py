@@ -137,7 +137,7 @@ def class_bins_of(probs: Tensor, labels: Tensor, weights: Tensor | None = None, 
     column totals, which are cheap.
     """
     n, num_classes = probs.shape
-    weight = torch.ones(n, dtype=torch.float64) if weights is None else weights
+    weight = torch.ones(n, dtype=torch.float64, device=probs.device) if weights is None else weights
     above = probs > equal_width_edges(n_bins, probs.dtype)[1].to(probs.dtype)
     row, column = above.nonzero(as_tuple=True)
     values = probs[row, column].double()
