@@ -35,6 +35,9 @@ class Objective(nn.Module):
     # NumPy scalars would otherwise try to multiply an objective element by element.
     __array_ufunc__ = None
 
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the objective which epoch, counted from 0, is about to run; most have no use for it."""
+
     def __add__(self, other: Objective) -> WeightedSum:
         if not isinstance(other, Objective):
             raise TypeError(
@@ -143,6 +146,11 @@ class WeightedSum(Objective):
         """The terms without their weights."""
         return [term for term in self.terms if isinstance(term, Objective)]
 
+    def set_epoch(self, epoch: int) -> None:
+        """Tell every term which epoch, counted from 0, is about to run."""
+        for term in self.objectives:
+            term.set_epoch(epoch)
+
     def value(self, logits: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
         """Return the weighted sum before reduction: ``[B]`` where a loss is in it, else ``[]``."""
         total: Tensor | None = None
@@ -183,7 +191,7 @@ class Entry:
     module: Callable[..., Objective]
     source: str
     reference: str
-    required: Mapping[str, float] = field(default_factory=dict)
+    required: Mapping[str, object] = field(default_factory=dict)
     soft_targets: bool = False
     twice: bool = True
     kernel: bool = False
