@@ -1,0 +1,173 @@
+import math
+
+import pytest
+import torch
+
+from calibrant.meta.gamma_net import (
+    GammaNet,
+    attention_of,
+    bound_heads,
+    gamma_of,
+    gamma_speed,
+    head_gammas_of,
+    init_gamma_net,
+    least_norm_readout,
+    with_head_scores,
+)
+from calibrant.meta.positive import POSITIVE_MAPS
+
+
+def golden_net():
+    n = torch.arange(4, dtype=torch.float64).unsqueeze(1)
+    i = torch.arange(6, dtype=torch.float64)
+    features = torch.sin(n + 0.7 * i).abs()
+    attention = 0.3 * torch.cos(1.1 * i.unsqueeze(1) + torch.arange(5, dtype=torch.float64))
+    return {"attention": attention, "readout": 0.02 * torch.sin(i + 1)}, features
+
+
+def test_gamma_of_golden_input_gives_published_values():
+    params, features = golden_net()
+    expected = torch.tensor([0.494449, 0.167037, 0.465244, 0.524419], dtype=torch.float64)
+    torch.testing.assert_close(gamma_of(params, features), expected, rtol=0, atol=5e-7)
+
+
+def test_gamma_of_equals_the_papers_three_products():
+    params, features = golden_net()
+    p = torch.softmax(features @ params["attention"], 1)
+    expected = ((p @ params["attention"].T) @ params["readout"]).abs() / 0.01
+    torch.testing.assert_close(gamma_of(params, features), expected)
+
+
+def test_gamma_net_parameter_count_is_dk_plus_d():
+    for d, k, share in ((512, 10, 5632), (512, 100, 51712), (342, 7, 342 * 8)):
+        assert sum(p.numel() for p in GammaNet(d, k).parameters()) == share
+
+
+@pytest.mark.parametrize("positive", POSITIVE_MAPS)
+@pytest.mark.parametrize(("d", "k"), [(512, 10), (512, 100), (64, 64), (64, 200), (3, 1), (1, 5)])
+def test_gamma_net_start_is_gamma_init_for_every_sample(positive, d, k):
+    generator = torch.Generator().manual_seed(d + k)
+    features = 3 * torch.randn(50, d, generator=generator)
+    for start in (1.0, 2.5):
+        net = GammaNet(d, k, positive=positive, gamma_init=start, generator=generator)
+        torch.testing.assert_close(net(features).detach(), torch.full((50,), start), rtol=1e-5, atol=0)
+
+
+def test_least_norm_readout_full_rank_is_the_closed_form():
+    attention = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gram = torch.linalg.inv(attention.T @ attention)
+    expected = 0.01 * attention @ gram @ torch.ones(4, dtype=torch.float64)
+    torch.testing.assert_close(least_norm_readout(attention, score=0.01), expected)
+
+
+def test_least_norm_readout_rank_two_attention_misses_and_rank_one_correction_hits():
+    attention = golden_net()[0]["attention"]
+    assert torch.linalg.matrix_rank(attention) == 2
+    readout = least_norm_readout(attention, score=0.01)
+    assert (attention.T @ readout / 0.01 - 1).abs().max() > 0.1
+    fixed = with_head_scores({"attention": attention, "readout": readout}, torch.full((5,), 0.01, dtype=torch.float64))
+    torch.testing.assert_close(fixed["attention"].T @ readout / 0.01, torch.ones(5, dtype=torch.float64))
+    torch.testing.assert_close(gamma_of(fixed, golden_net()[1]), torch.ones(4, dtype=torch.float64))
+
+
+def test_gamma_of_gradients_match_the_derived_ones():
+    params, features = golden_net()
+    attention = params["attention"].requires_grad_()
+    readout = params["readout"].requires_grad_()
+    gamma_of(params, features)[0].backward()
+    with torch.no_grad():
+        p = torch.softmax(features[0] @ attention, 0)
+        c = attention.T @ readout
+        sign = torch.sign(p @ c)
+        by_readout = sign * attention @ p / 0.01
+        by_attention = sign / 0.01 * (torch.outer(readout, p) + torch.outer(features[0], p * (c - p @ c)))
+    torch.testing.assert_close(readout.grad, by_readout)
+    torch.testing.assert_close(attention.grad, by_attention)
+
+
+def test_gamma_of_maps_of_known_scores():
+    params = {"attention": torch.zeros(1, 2, dtype=torch.float64), "readout": torch.ones(1, dtype=torch.float64)}
+    features = torch.zeros(3, 1, dtype=torch.float64)
+
+    def value(positive, score, **kwargs):
+        given = with_head_scores(params, torch.full((2,), 0.01 * score, dtype=torch.float64))
+        return float(gamma_of(given, features, positive=positive, **kwargs)[0])
+
+    assert value("abs", -2.0) == pytest.approx(2.0)
+    assert value("relu", -2.0) == 0.0
+    assert value("softplus", 0.5) == pytest.approx(math.log1p(math.exp(0.5)))
+    assert value("sigmoid", 0.0, gamma_max=4.0) == pytest.approx(2.0)
+    assert value("sigmoid", 0.0) == pytest.approx(10.0)
+    assert value("minmax", 2.0) == pytest.approx(2.0)
+    assert value("minmax", -2.0) == 0.0
+
+
+def test_minmax_map_negative_score_stretches_the_batch_onto_zero_to_max():
+    scores = torch.tensor([-1.0, 1.0, 3.0])
+    torch.testing.assert_close(POSITIVE_MAPS["minmax"].apply(scores, None), torch.tensor([0.0, 1.5, 3.0]))
+
+
+def test_gamma_of_at_the_bound_is_clamped_and_passes_a_gradient():
+    params = with_head_scores({"attention": torch.ones(2, 3), "readout": torch.ones(2)}, torch.full((3,), 0.5))
+    params["readout"].requires_grad_()
+    gamma = gamma_of(params, torch.rand(4, 2), gamma_max=20.0)
+    gamma.sum().backward()
+    torch.testing.assert_close(gamma.detach(), torch.full((4,), 20.0))
+    assert params["readout"].grad.abs().min() > 0
+
+
+def test_bound_heads_pulls_only_heads_beyond_the_bound():
+    generator = torch.Generator().manual_seed(1)
+    params = init_gamma_net(8, 4, generator=generator)
+    params = with_head_scores(params, torch.tensor([0.01, 0.3, -0.5, 0.02]))
+    bounded = bound_heads(params, temperature=0.01, gamma_max=20.0)
+    torch.testing.assert_close(head_gammas_of(bounded), torch.tensor([1.0, 20.0, 20.0, 2.0]))
+    torch.testing.assert_close(bounded["attention"][:, [0, 3]], params["attention"][:, [0, 3]])
+    assert gamma_of(bounded, 50 * torch.randn(500, 8, generator=generator)).max() <= 20 * (1 + 1e-5)
+
+
+def test_bound_heads_without_a_bound_changes_nothing():
+    params = init_gamma_net(8, 4)
+    assert bound_heads(params, temperature=0.01)["attention"] is params["attention"]
+
+
+def test_gamma_speed_is_what_a_sign_step_does_to_gamma():
+    params = {k: v.double() for k, v in init_gamma_net(200, 10, generator=torch.Generator().manual_seed(0)).items()}
+    lr, flat = 1e-6, torch.zeros(1, 200, dtype=torch.float64)
+    leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
+    gamma_of(leaves, flat).sum().backward()
+    moved = {name: value.detach() + lr * value.grad.sign() for name, value in leaves.items()}
+    change = float(gamma_of(moved, flat) - gamma_of(params, flat))
+    assert change == pytest.approx(lr * float(gamma_speed(params, temperature=0.01)), rel=1e-3)
+
+
+def test_gamma_net_head_use_of_a_batch():
+    net = GammaNet(6, 3, generator=torch.Generator().manual_seed(0))
+    use = net.head_use(torch.zeros(5, 6))
+    torch.testing.assert_close(use.gammas, torch.ones(3))
+    torch.testing.assert_close(use.share, torch.full((3,), 1 / 3))
+    assert float(use.effective) == pytest.approx(3.0)
+    peaked = net.head_use(1e4 * net.attention[:, 1].detach().expand(5, 6))
+    assert float(peaked.effective) == pytest.approx(1.0)
+    assert float(peaked.share[1]) == pytest.approx(1.0)
+
+
+def test_gamma_of_half_precision_features_are_computed_in_float32():
+    params = init_gamma_net(64, 10, generator=torch.Generator().manual_seed(0))
+    features = torch.rand(8, 64).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        gamma = gamma_of(params, features)
+    assert gamma.dtype == torch.float32
+    torch.testing.assert_close(gamma, torch.ones(8), rtol=1e-5, atol=0)
+    torch.testing.assert_close(attention_of(params, features).sum(1), torch.ones(8))
+
+
+def test_gamma_net_wrong_arguments_raise():
+    with pytest.raises(ValueError, match=r"GammaNet: `num_heads` must be a whole number >= 1, got 0"):
+        GammaNet(4, 0)
+    with pytest.raises(ValueError, match=r"unknown positive map 'sigmod'. Did you mean 'sigmoid'\?"):
+        GammaNet(4, 2, positive="sigmod")
+    with pytest.raises(ValueError, match=r"`gamma_init` must be below the bound 2, got 3. Raise `gamma_max`."):
+        GammaNet(4, 2, gamma_max=2.0, gamma_init=3.0)
+    with pytest.raises(ValueError, match=r"GammaNet: `temperature` must be a finite number > 0, got 0"):
+        GammaNet(4, 2, temperature=0)
