@@ -113,7 +113,9 @@ def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bo
         # Fake tensors and tensors batched by vmap hold no values that could be read.
         return
     if low < 0 or high >= logits.shape[1]:
-        check_label_values(labels, logits.shape[1], where=where)
+        hint = " They look one-based: pass `labels - 1`." if low >= 1 and high == logits.shape[1] else ""
+        wrong = low if low < 0 else high
+        raise ValueError(f"{where}: `labels` must lie in [0, {logits.shape[1] - 1}], got {wrong}.{hint}")
 
 
 def check_prob_values(probs: Tensor, *, where: str) -> None:

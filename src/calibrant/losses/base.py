@@ -58,7 +58,8 @@ class Objective(nn.Module):
         return self * weight
 
     def __repr__(self) -> str:
-        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
+        parameters = inspect.signature(type(self).__init__).parameters.values()
+        names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         kept = [name for name in names if name != "reduction" or getattr(self, name) != "mean"]
         return f"{type(self).__name__}({', '.join(f'{name}={_say(getattr(self, name))}' for name in kept)})"
 

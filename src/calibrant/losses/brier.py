@@ -27,6 +27,7 @@ def brier_loss(logits: Tensor, labels: Tensor) -> Tensor:
         ``[B]`` in [0, 2]. Raises ``ValueError`` if shapes disagree.
 
     Example:
+        >>> import torch
         >>> brier_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
         tensor([0.5000])
 

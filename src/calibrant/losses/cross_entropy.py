@@ -30,6 +30,7 @@ def cross_entropy_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float
         ``[B]``, at least 0. Raises ``ValueError`` if shapes disagree.
 
     Example:
+        >>> import torch
         >>> cross_entropy_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
         tensor([0.6931])
 
