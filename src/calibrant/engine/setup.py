@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import nn
@@ -57,4 +56,4 @@ def build_backbone(part: BackbonePart, data: ImageSet, *, seed: int) -> nn.Modul
         model = factory(data.num_classes, **options)
     if not isinstance(model, nn.Module):
         raise ValueError(f"train: `backbone.name` must build an nn.Module, got {type(model).__name__}.")
-    return cast(nn.Module, model)
+    return model

@@ -1,0 +1,179 @@
+"""The loop over epochs: step, evaluate, select, hand over what happened."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from calibrant.engine.evaluate import EvalSet, epoch_scores
+from calibrant.engine.features import FeatureFunction
+from calibrant.engine.optim import set_learning_rate
+from calibrant.engine.recipe import OptimPart, Recipe
+from calibrant.engine.schedule import cosine_rate, multistep_rate, warmed_up
+from calibrant.engine.step import TrainStep
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One line of the history: what the paper's learning curves show.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        lr: Its learning rate.
+        train_loss: Mean training loss of an example.
+        val_error: Validation error; with ``val_nll`` and ``val_ece`` None where the epoch was not evaluated.
+        val_nll: Validation NLL.
+        val_ece: Validation ECE.
+        test_error: Test error; never used to choose anything.
+        test_nll: Test NLL.
+        test_ece: Test ECE.
+        gamma_mean: Mean gamma on the test set, for methods that have one.
+        gamma_std: Its standard deviation over examples.
+        images_per_second: Training speed, evaluation not counted.
+        seconds: Time since the run began.
+    """
+
+    epoch: int
+    lr: float
+    train_loss: float
+    val_error: float | None = None
+    val_nll: float | None = None
+    val_ece: float | None = None
+    test_error: float | None = None
+    test_nll: float | None = None
+    test_ece: float | None = None
+    gamma_mean: float | None = None
+    gamma_std: float | None = None
+    images_per_second: float | None = None
+    seconds: float | None = None
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """Return the record as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class LoopParts:
+    """Everything an epoch touches; built by `calibrant.engine.setup`.
+
+    Attributes:
+        step: The training step.
+        plain: Runs a step without a meta update.
+        meta: Runs a step with one.
+        meta_every: Steps between meta updates.
+        model: The network.
+        eval_forward: Images → (features, logits) for evaluation.
+        val: Validation set on the device.
+        test: Test set on the device.
+        begin_epoch: Draws the epoch's randomness.
+        end_epoch: Told the validation logits after an evaluation (for methods with feedback).
+        gamma: Features → gammas, or None.
+    """
+
+    step: TrainStep
+    plain: Callable[[], None]
+    meta: Callable[[], None]
+    meta_every: int
+    model: nn.Module
+    eval_forward: FeatureFunction
+    val: EvalSet
+    test: EvalSet
+    begin_epoch: Callable[[int], None]
+    end_epoch: Callable[[Tensor, Tensor], None]
+    gamma: Callable[[Tensor], Tensor] | None
+
+
+def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
+    """Learning rate of an epoch under a recipe."""
+    if part.schedule == "cosine":
+        rate = cosine_rate(epoch, lr=part.lr, epochs=epochs)
+    elif part.schedule == "multistep":
+        # The paper drops at 150 and 250 of 350 epochs; other lengths keep the proportions.
+        milestones = part.milestones_epochs or (round(epochs * 3 / 7), round(epochs * 5 / 7))
+        rate = multistep_rate(epoch, lr=part.lr, milestones_epochs=milestones, decay=part.decay)
+    else:
+        rate = part.lr
+    return warmed_up(rate, epoch, warmup_epochs=part.warmup_epochs)
+
+
+def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float) -> EpochRecord:
+    """Train for one epoch and evaluate if it is due.
+
+    Args:
+        parts: What the epoch touches.
+        recipe: The run's recipe.
+        epoch: Number of the epoch.
+        started: When the run began (`time.monotonic`).
+
+    Returns:
+        The epoch's line of history; raises ``FloatingPointError`` if the loss is no longer finite.
+    """
+    step, train = parts.step, recipe.train
+    lr = learning_rate(recipe.optim, epoch, epochs=train.epochs)
+    set_learning_rate(step.optimizer, lr)
+    parts.begin_epoch(epoch)
+    step.loss_sum.zero_()
+    parts.model.train()
+    begun = time.monotonic()
+    steps = step.batches.steps_per_epoch
+    for place in range(steps):
+        (parts.meta if place % parts.meta_every == 0 else parts.plain)()
+    examples = steps * step.batches.batch_size
+    total = float(step.loss_sum)  # waits for the device: the epoch is over
+    speed = examples / (time.monotonic() - begun)
+    loss = total / (examples if train.reduction == "sum" else steps)
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"train: the loss became {loss} in epoch {epoch}. Lower `optim.lr`, or clip the gradient with `train.clip_norm`."
+        )
+    due = (epoch + 1) % train.eval_every_epochs == 0 or epoch + 1 == train.epochs
+    scores = _evaluate(parts) if due else {}
+    seconds = time.monotonic() - started
+    return EpochRecord(epoch, lr, loss, images_per_second=speed, seconds=seconds, **scores)
+
+
+def _evaluate(parts: LoopParts) -> Mapping[str, float]:
+    precision = parts.step.precision
+    val = parts.val.run(parts.model, parts.eval_forward, precision=precision)
+    test = parts.test.run(parts.model, parts.eval_forward, precision=precision, gamma=parts.gamma)
+    parts.end_epoch(val.logits, parts.val.labels)
+    found: dict[str, float] = {}
+    for name, outputs, labels in (("val", val, parts.val.labels), ("test", test, parts.test.labels)):
+        scores = epoch_scores(outputs.logits, labels)
+        found |= {f"{name}_{key}": value for key, value in scores._asdict().items()}
+    if test.gammas is not None:
+        found |= {"gamma_mean": float(test.gammas.mean()), "gamma_std": float(test.gammas.std(correction=0))}
+    return found
+
+
+class BestEpoch:
+    """Keeps the weights of the best epoch so far.
+
+    Args:
+        select: Validation number to compare: "error" (strictly lower wins, as in the paper), "nll", or "last".
+    """
+
+    def __init__(self, select: str) -> None:
+        self.select = select
+        self.value = math.inf
+        self.epoch = -1
+        self.weights: dict[str, Tensor] = {}
+
+    def offer(self, record: EpochRecord, weights: Mapping[str, Tensor]) -> bool:
+        """Take a copy of ``weights`` if the epoch is the best; return whether it is."""
+        value = {"error": record.val_error, "nll": record.val_nll, "last": -float(record.epoch)}[self.select]
+        if value is None or not value < self.value:
+            return False
+        self.value, self.epoch = value, record.epoch
+        if self.weights:
+            with torch.no_grad():
+                for name, tensor in weights.items():
+                    self.weights[name].copy_(tensor)
+        else:
+            self.weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        return True

@@ -1,0 +1,153 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.data import cifar
+from calibrant.data.augment import crop_batch, draw_epoch, normalize, pad_images
+from calibrant.data.digits import load_digits
+from calibrant.data.image_set import ImageSet
+from calibrant.data.mixture import load_mixture
+from calibrant.data.splits import split_indices
+
+
+def small_set(n=6, **options):
+    images = torch.arange(n * 4 * 4, dtype=torch.uint8).view(n, 4, 4, 1)
+    return ImageSet(images, torch.arange(n) % 3, 3, (0.5,), (0.25,), **options)
+
+
+def test_image_set_pick_keeps_order_and_facts():
+    picked = small_set(class_names=("a", "b", "c")).pick([4, 1])
+    assert picked.labels.tolist() == [1, 1]
+    assert picked.images[0, 0, 0, 0] == 64
+    assert picked.class_names == ("a", "b", "c")
+
+
+def test_image_set_wrong_content_is_named():
+    good = small_set()
+    with pytest.raises(ValueError, match=r"`images` must be uint8 \[N, H, W, channels\], got torch.float32"):
+        ImageSet(good.images.float(), good.labels, 3, (0.5,), (0.25,))
+    with pytest.raises(ValueError, match=r"`labels` must lie in \[0, 1\], got 0 to 2"):
+        ImageSet(good.images, good.labels, 2, (0.5,), (0.25,))
+    with pytest.raises(ValueError, match="`mean` and `std` must have 1 entries"):
+        ImageSet(good.images, good.labels, 3, (0.5, 0.5), (0.25, 0.25))
+
+
+def test_split_indices_are_disjoint_complete_and_share_validation():
+    meta = split_indices(100, val=10, meta=20, seed=3)
+    plain = split_indices(100, val=10, meta=20, seed=3, with_meta=False)
+    same = split_indices(100, val=10, meta=20, seed=3, with_meta=False, keep_meta_out=True)
+    assert sorted(torch.cat(meta).tolist()) == list(range(100))
+    assert meta.val.equal(plain.val)
+    assert sorted(plain.train.tolist()) == sorted(torch.cat([meta.train, meta.meta]).tolist())
+    assert same.train.equal(meta.train)
+    assert len(same.meta) == len(plain.meta) == 0
+    assert not meta.val.equal(split_indices(100, val=10, meta=20, seed=4).val)
+
+
+def test_split_indices_nothing_left_is_refused():
+    with pytest.raises(ValueError, match=r"must leave examples to train on, got 6 \+ 4 of 10"):
+        split_indices(10, val=6, meta=4, seed=0)
+
+
+def test_crop_batch_moves_and_mirrors_by_hand():
+    image = torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).view(1, 2, 2, 1)
+    padded = pad_images(image, 1)
+    index = torch.zeros(3, dtype=torch.int64)
+    crops = crop_batch(
+        padded, index, torch.tensor([1, 0, 1]), torch.tensor([1, 1, 1]), torch.tensor([False, False, True]), size=(2, 2)
+    )
+    assert crops[..., 0].tolist() == [[[1, 2], [3, 4]], [[0, 0], [1, 2]], [[2, 1], [4, 3]]]
+
+
+def test_draw_epoch_depends_on_seed_and_epoch_alone():
+    first, again, other = (draw_epoch(50, pad=4, flip=True, seed=1, epoch=e) for e in (5, 5, 6))
+    assert all(a.equal(b) for a, b in zip(first, again, strict=True))
+    assert not first.order.equal(other.order)
+    assert sorted(first.order.tolist()) == list(range(50))
+    assert int(first.rows.min()) >= 0
+    assert int(first.rows.max()) <= 8
+    assert not draw_epoch(50, pad=4, flip=False, seed=1, epoch=5).mirrored.any()
+
+
+def test_normalize_gives_channels_first_standard_scores():
+    out = normalize(torch.tensor([[[[255, 0]]]], dtype=torch.uint8), torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.5]))
+    assert out.shape == (1, 2, 1, 1)
+    assert out.flatten().tolist() == [2.0, -1.0]
+
+
+def test_load_digits_is_the_same_every_time_and_disjoint():
+    first, second = load_digits(), load_digits()
+    assert (len(first.train), len(first.test), first.train.num_classes) == (1297, 500, 10)
+    assert first.test.images.equal(second.test.images)
+    assert int(first.train.images.max()) == 255
+    scaled = first.train.images.double() / 255
+    assert abs(float(scaled.mean()) - first.train.mean[0]) < 2e-3
+    assert abs(float(scaled.std()) - first.train.std[0]) < 2e-3
+
+
+def test_load_mixture_posterior_is_calibrated_and_beats_chance():
+    data = load_mixture(n_train=10, n_test=20_000)
+    posterior = data.test.posterior
+    assert torch.allclose(posterior.sum(1), torch.ones(20_000, dtype=torch.float64))
+    confidence, predicted = posterior.max(1)
+    # 20,000 draws: the standard error of the accuracy is 0.003.
+    assert abs(float((predicted == data.test.labels).double().mean() - confidence.mean())) < 0.01
+    assert 0.6 < float(confidence.mean()) < 0.9
+
+
+def fake_cifar10(folder, monkeypatch):
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    sums = {}
+    for i, name in enumerate(["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]):
+        content = {b"data": rng.integers(0, 256, (4, 3072), dtype=np.uint8), b"labels": [i, 1, 2, 3]}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [str(i).encode() for i in range(10)]}, protocol=2))
+    for file in folder.iterdir():
+        sums[file.name] = __import__("hashlib").md5(file.read_bytes()).hexdigest()
+    monkeypatch.setattr(cifar, "CIFAR10_FILES", sums)
+    return sums
+
+
+def test_load_cifar10_reads_folder_and_archive_alike(tmp_path, monkeypatch):
+    import tarfile
+
+    folder = tmp_path / "cifar-10-batches-py"
+    fake_cifar10(folder, monkeypatch)
+    data = cifar.load_cifar10(tmp_path)
+    assert data.train.images.shape == (20, 32, 32, 3)
+    assert data.train.labels[:8].tolist() == [0, 1, 2, 3, 1, 1, 2, 3]
+    with (folder / "test_batch").open("rb") as file:
+        raw = pickle.load(file)[b"data"]
+    assert data.test.images[1, 5, 7].tolist() == raw[1].reshape(3, 32, 32)[:, 5, 7].tolist()
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    with tarfile.open(packed / "cifar-10-python.tar.gz", "w:gz") as tar:
+        tar.add(folder, arcname="cifar-10-batches-py")
+    assert cifar.load_cifar10(packed).train.images.equal(data.train.images)
+
+
+def test_load_cifar10_missing_or_changed_files_say_what_to_do(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="calibrant data fetch cifar10"):
+        cifar.load_cifar10(tmp_path)
+    folder = tmp_path / "cifar-10-batches-py"
+    fake_cifar10(folder, monkeypatch)
+    (folder / "test_batch").write_bytes(b"other")
+    with pytest.raises(ValueError, match="test_batch: must be the published file"):
+        cifar.load_cifar10(tmp_path)
+
+
+class Evil:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('the file ran code')",))
+
+
+def test_load_cifar10_forged_pickle_runs_nothing(tmp_path, monkeypatch):
+    folder = tmp_path / "cifar-10-batches-py"
+    sums = fake_cifar10(folder, monkeypatch)
+    (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": Evil()}))
+    sums["batches.meta"] = __import__("hashlib").md5((folder / "batches.meta").read_bytes()).hexdigest()
+    with pytest.raises(pickle.UnpicklingError, match="builtins.exec is not part of a CIFAR file"):
+        cifar.load_cifar10(tmp_path)

@@ -1,0 +1,68 @@
+import pytest
+import torch
+
+from calibrant.data.image_set import ImageSet
+from calibrant.engine.batches import MetaBatches, TrainBatches
+
+CPU = torch.device("cpu")
+
+
+def numbered(n):
+    images = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1).expand(n, 2, 2, 1).contiguous()
+    return ImageSet(images, torch.arange(n) % 5, 5, (0.0,), (1 / 255,))
+
+
+def test_train_batches_epoch_visits_every_example_once():
+    batches = TrainBatches(numbered(23), batch_size=5, device=CPU, seed=0)
+    assert batches.steps_per_epoch == 4
+    batches.begin_epoch(3)
+    seen = [batches.next() for _ in range(4)]
+    examples = torch.cat([b.examples for b in seen])
+    assert len(set(examples.tolist())) == 20
+    assert torch.cat([b.labels for b in seen]).equal(examples % 5)
+    assert torch.cat([b.images for b in seen])[:, 0, 0, 0].round().long().equal(examples)
+    assert [int(b.step) for b in seen] == [0, 1, 2, 3]
+
+
+def test_train_batches_two_processes_share_one_global_batch():
+    whole = TrainBatches(numbered(24), batch_size=6, device=CPU, seed=1)
+    halves = [TrainBatches(numbered(24), batch_size=6, device=CPU, seed=1, rank=r, world_size=2) for r in (0, 1)]
+    for batches in (whole, *halves):
+        batches.begin_epoch(2)
+    for _ in range(4):
+        joined = torch.cat([half.next().examples for half in halves])
+        assert joined.equal(whole.next().examples)
+
+
+def test_train_batches_same_epoch_same_order_other_epoch_other_order():
+    batches = TrainBatches(numbered(24), batch_size=8, device=CPU, seed=1)
+    orders = []
+    for epoch in (4, 4, 5):
+        batches.begin_epoch(epoch)
+        orders.append(torch.cat([batches.next().examples for _ in range(3)]))
+    assert orders[0].equal(orders[1])
+    assert not orders[0].equal(orders[2])
+
+
+def test_train_batches_impossible_size_is_refused():
+    with pytest.raises(ValueError, match="must be at most the 4 training examples, got 5"):
+        TrainBatches(numbered(4), batch_size=5, device=CPU, seed=0)
+    with pytest.raises(ValueError, match="must be a multiple of 2 processes, got 3"):
+        TrainBatches(numbered(4), batch_size=3, device=CPU, seed=0, world_size=2)
+
+
+def test_meta_batches_are_full_and_redrawn_without_replacement():
+    batches = MetaBatches(numbered(20), batch_size=8, steps_per_epoch=5, device=CPU, seed=0)
+    seen = [batches.next().examples for _ in range(5)]
+    assert all(len(set(s.tolist())) == 8 for s in seen)
+    # Two batches fill one permutation of twenty; the remainder of four is never handed out as a batch.
+    assert len(set(torch.cat(seen[:2]).tolist())) == 16
+    assert not torch.cat(seen[:2]).equal(torch.cat(seen[2:4]))
+    first = torch.cat(seen)
+    batches.begin_epoch(1)
+    assert not torch.cat([batches.next().examples for _ in range(5)]).equal(first)
+
+
+def test_meta_batches_small_set_takes_all_of_it():
+    batches = MetaBatches(numbered(6), batch_size=1024, steps_per_epoch=2, device=CPU, seed=0)
+    assert sorted(batches.next().examples.tolist()) == list(range(6))

@@ -1,0 +1,73 @@
+import pytest
+
+from calibrant.engine.loop import learning_rate
+from calibrant.engine.recipe import OptimPart, Recipe, load_recipe, override, recipe_of, to_toml
+
+
+def test_recipe_defaults_are_the_papers_protocol():
+    recipe = Recipe()
+    assert (recipe.train.epochs, recipe.train.batch_size, recipe.train.reduction, recipe.train.clip_norm) == (
+        350,
+        128,
+        "sum",
+        2,
+    )
+    assert (recipe.optim.lr, recipe.optim.momentum, recipe.optim.weight_decay) == (0.1, 0.9, 5e-4)
+    rates = [learning_rate(recipe.optim, epoch, epochs=350) for epoch in (0, 149, 150, 249, 250, 349)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_recipe_toml_round_trip_keeps_everything(tmp_path):
+    recipe = override(
+        Recipe(),
+        {
+            "seed": "7",
+            "data.root": 'a "b" \\c',
+            "optim.milestones_epochs": "3,6",
+            "method.options.every": "8",
+            "data.same_data": "true",
+        },
+    )
+    assert recipe.data.same_data is True
+    assert recipe.method.options == {"every": 8}
+    file = tmp_path / "recipe.toml"
+    file.write_text(to_toml(recipe))
+    assert load_recipe(file) == recipe
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"train": {"epoch": 1}}, "unknown key of train 'epoch'. Did you mean 'epochs'"),
+        ({"sed": 1}, "unknown key of recipe 'sed'. Did you mean 'seed'"),
+        ({"train": {"epochs": "many"}}, "`train.epochs` must be a whole number, got 'many'"),
+        ({"train": {"epochs": 1.5}}, "`train.epochs` must be a whole number, got 1.5"),
+        ({"train": {"epochs": True}}, "`train.epochs` must be a whole number, got True"),
+        ({"optim": {"name": "sdg"}}, "`optim.name` must be one of 'sgd', 'adamw', got 'sdg'"),
+        ({"data": {"same_data": "maybe"}}, "`data.same_data` must be true or false, got 'maybe'"),
+        ({"train": 3}, "`train` must be a table of keys, got 3"),
+        ({"backbone": {"name": 5}}, "`backbone.name` must be text, got 5"),
+    ],
+)
+def test_recipe_bad_value_is_one_sentence(values, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        recipe_of(values)
+
+
+def test_override_unknown_part_suggests_the_nearest():
+    with pytest.raises(ValueError, match="unknown recipe key 'optm'. Did you mean 'optim'"):
+        override(Recipe(), {"optm.lr": "1"})
+
+
+def test_load_recipe_missing_or_broken_file_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match="must be a TOML file, got none there"):
+        load_recipe(tmp_path / "no.toml")
+    (tmp_path / "bad.toml").write_text("seed = = 1")
+    with pytest.raises(ValueError, match="must be valid TOML, got"):
+        load_recipe(tmp_path / "bad.toml")
+
+
+def test_learning_rate_other_schedules_and_lengths():
+    assert learning_rate(OptimPart(schedule="cosine"), 35, epochs=70) == pytest.approx(0.05)
+    assert learning_rate(OptimPart(schedule="constant", warmup_epochs=4), 1, epochs=70) == pytest.approx(0.05)
+    assert [learning_rate(OptimPart(), e, epochs=70) for e in (29, 30, 50)] == pytest.approx([0.1, 0.01, 0.001])
