@@ -1,0 +1,70 @@
+"""The first lines of ``.csv`` text: names of the columns, what separates them, and how each is to be read."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from calibrant.io.extras import EXTRAS_KEY, Extras
+from calibrant.io.table import is_number_column, score_columns
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first lines of a file.
+
+    Attributes:
+        names: Names of the columns, without surrounding blanks.
+        delimiter: What separates the cells.
+        extras: What the first row says about the whole file.
+    """
+
+    names: list[str]
+    delimiter: str
+    extras: Extras
+
+
+def read_header(path: Path) -> Header:
+    """Read the names of the columns and, where `write_csv` put it, what the file says about itself."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
+            line = handle.readline()
+            delimiter = max(",;\t", key=line.count)
+            names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
+            first = next(csv.reader(handle, delimiter=delimiter), [])
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"{path}: must be UTF-8 text, got other bytes. Save it as UTF-8, or check the file's ending."
+        ) from None
+    except csv.Error as error:
+        raise ValueError(f"{path}: must be a table of text, got a line that is none ({error}).") from None
+    if not score_columns(names, path=path)[1] and names and all(_is_number(name) for name in names):
+        raise ValueError(f"{path}: the first line must name the columns (p0, p1, …, label), got {line.strip()[:60]!r}.")
+    said = first[names.index(EXTRAS_KEY)] if EXTRAS_KEY in names and len(first) == len(names) else ""
+    return Header(names, delimiter, Extras.from_json(said, path=path))
+
+
+def column_kind(name: str, header: Header, *, infer: bool) -> str:
+    """How the cells of a column are read: "float32", "float64", "text", or "infer"."""
+    if is_number_column(name):
+        is_score = name not in ("label", "labels", "weight", "weights")
+        narrow = header.extras.dtype in ("float16", "bfloat16", "float32")
+        return "float32" if is_score and narrow else "float64"
+    return "infer" if infer and name not in header.extras.columns and name not in ("split", EXTRAS_KEY) else "text"
+
+
+def not_a_number(path: Path, name: str, value: str, row: int | None) -> ValueError:
+    """The error for a cell that should hold a number."""
+    at = "" if row is None else f" in row {row}"
+    comma = "," in value and _is_number(value.replace(",", "."))
+    remedy = "Write decimals with a point" if comma else "Repair or remove that row"
+    return ValueError(f"{path}: column `{name}` must hold numbers, got {value!r}{at}. {remedy}.")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

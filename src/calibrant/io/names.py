@@ -1,0 +1,34 @@
+"""Reading the names of classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from calibrant.io.content import check_readable
+
+
+def load_class_names(path: str | Path) -> tuple[str, ...]:
+    """Read class names: a text file with one name a line in the order of the classes, or a JSON list.
+
+    Args:
+        path: The file; a name that ends in ``.json`` is read as JSON, every other as UTF-8 text.
+
+    Returns:
+        The names, without surrounding blanks. Raises ``ValueError`` or ``OSError`` with one sentence on a file that is
+        missing or holds no names.
+    """
+    check_readable(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: must be UTF-8 text with one class name a line, got other bytes.") from None
+    if Path(path).suffix.lower() != ".json":
+        return tuple(line.strip() for line in text.rstrip().splitlines())
+    try:
+        names = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: must be a JSON list of class names, got text that is not JSON ({error}).") from None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'{path}: must be a JSON list of class names such as ["cat", "dog"], got {type(names).__name__}.')
+    return tuple(names)

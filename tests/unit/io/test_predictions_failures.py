@@ -1,0 +1,322 @@
+"""Files that cannot be read: one sentence that names the file, and never a line of theirs is run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant import Predictions
+from calibrant.io import iter_prediction_batches, load_class_names, load_predictions, save_predictions, survey_predictions
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+ENDINGS = ("npz", "csv", "parquet", "pt")
+EYE = np.eye(2)
+
+
+class Hostile:
+    """Unpickling one of these makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (self.folder,)
+
+
+def message_of(path: Path, load: Callable[[Path], object] = load_predictions) -> str:
+    with pytest.raises((ValueError, OSError)) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message
+
+
+def read_in_pieces(path: Path) -> None:
+    for _ in iter_prediction_batches(path, batch_rows=1):
+        pass
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Predictions:
+    generator = torch.Generator().manual_seed(0)
+    predictions = Predictions(probs=torch.rand(3000, 3, generator=generator).softmax(1), labels=torch.arange(3000) % 3)
+    for ending in ENDINGS:
+        predictions.save(tmp_path / f"good.{ending}")
+    return predictions
+
+
+@pytest.mark.parametrize("kind", ["pickle", "zip"])
+def test_pt_hostile_pickle_is_refused_and_not_run(tmp_path: Path, kind: str) -> None:
+    trap, path = tmp_path / "trap", tmp_path / "x.pt"
+    content = {"logits": torch.eye(2), "labels": Hostile(trap)}
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps(Hostile(trap)))
+    else:
+        torch.save(content, path)
+    message = message_of(path)
+    assert not trap.exists()
+    assert "could run code" in message or "damaged" in message
+    pickle.loads(pickle.dumps(Hostile(trap)))
+    assert trap.exists()  # the trap does work where nobody is careful
+
+
+@pytest.mark.parametrize("key", ["labels", "logits", "city", "calibrant", "split"])
+def test_npz_object_array_is_refused_and_not_run(tmp_path: Path, key: str) -> None:
+    trap, path = tmp_path / "trap", tmp_path / "x.npz"
+    hostile = np.empty(2, dtype=object)
+    hostile[:] = [Hostile(trap), Hostile(trap)]
+    np.savez(path, **{"logits": EYE, "labels": np.array([0, 1]), key: hostile})
+    assert "could run code" in message_of(path)
+    assert not trap.exists()
+
+
+def test_npz_that_is_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+    trap, path = tmp_path / "trap", tmp_path / "x.npz"
+    path.write_bytes(pickle.dumps(Hostile(trap)))
+    assert "must be a .npz file" in message_of(path)
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("load", [load_predictions, read_in_pieces])
+def test_load_half_a_file_says_so(tmp_path: Path, good: Predictions, ending: str, load: Callable[[Path], object]) -> None:
+    content = (tmp_path / f"good.{ending}").read_bytes()
+    path = tmp_path / f"cut.{ending}"
+    path.write_bytes(content[: len(content) // 2])
+    message = message_of(path, load)
+    assert "damaged" in message or "every row must have the 5 cells" in message
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_load_other_bytes_says_so(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"x.{ending}"
+    path.write_bytes(np.random.default_rng(0).bytes(3000))
+    message = message_of(path)
+    assert any(said in message for said in ("damaged", "UTF-8", "could run code"))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_load_empty_file_says_so(tmp_path: Path, ending: str) -> None:
+    (tmp_path / f"x.{ending}").touch()
+    assert "got an empty file" in message_of(tmp_path / f"x.{ending}")
+
+
+def test_load_missing_file_names_the_nearest(tmp_path: Path, good: Predictions) -> None:
+    assert message_of(tmp_path / "godo.csv").endswith(f"Did you mean {tmp_path / 'good.csv'}?")
+    assert "there is no such file in" in message_of(tmp_path / "zzz.csv")
+    assert "nor a folder" in message_of(tmp_path / "nowhere" / "x.csv")
+
+
+def test_load_folder_says_so(tmp_path: Path) -> None:
+    assert "got a folder" in message_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("x.cvs", ".csv"), ("x.npy", ".npz"), ("x.pth", ".pt"), ("x.parq", ".parquet"), ("x.tsv", ".csv")]
+)
+def test_load_unknown_ending_names_the_nearest(tmp_path: Path, name: str, meant: str) -> None:
+    (tmp_path / name).write_text("x")
+    message = message_of(tmp_path / name)
+    assert "must end in .npz, .csv, .parquet, .pt" in message
+    assert message.endswith(f"Did you mean {meant}?")
+
+
+def test_load_no_ending_lists_the_formats(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("x")
+    assert message_of(tmp_path / "x").endswith("got 'no ending'.")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"labels": [0]}, "must hold `logits` or `probs` .* found labels"),
+        ({"probs": EYE, "city": [1, 2]}, "must hold `labels` .* found probs, city"),
+        ({"probs": EYE, "logits": EYE, "labels": [0, 1]}, "either `logits` or `probs`, got both"),
+        ({"probs": EYE, "labels": [0, 1], "label": [0, 1]}, "one of `label` and `labels`, got both"),
+        ({"probs": EYE, "labels": ["cat", "dog"]}, "class indices 0, 1, 2, …, got 'cat'"),
+        ({"probs": EYE, "labels": EYE}, "They look one-hot"),
+        ({"probs": EYE, "labels": EYE.astype(int)}, "if they are one-hot"),
+        ({"probs": EYE, "labels": [0, 0.5]}, "got 0.5 in row 1"),
+        ({"probs": EYE, "labels": [0, np.nan]}, "got no label in row 1"),
+        ({"probs": EYE, "labels": [0, 2]}, r"must lie in \[0, 1\], got 2. Write scores for every class"),
+        ({"probs": EYE, "labels": [1, 2]}, "one-based"),
+        ({"probs": EYE, "labels": [0, 1, 1]}, r"`labels` must be \[N\] = \[2\], got \[3\]"),
+        ({"probs": EYE * 1.1, "labels": [0, 1]}, r"They look like logits: store them as `logits`"),
+        ({"probs": EYE * 0.9, "labels": [0, 1]}, "must sum to 1 .* Normalise the rows, or if they are scores store them"),
+        ({"probs": [[np.nan, 1], [0, 1]], "labels": [0, 1]}, "must be finite, got NaN in row 0. Repair or remove that row"),
+        ({"logits": [[0, 1], [0, np.inf]], "labels": [0, 1]}, "must not hold NaN or .inf, got inf in row 1"),
+        ({"logits": [["a", "b"]], "labels": [0]}, "`logits` must hold numbers"),
+        ({"logits": EYE.astype(int), "labels": [0, 1]}, "floating point, got torch.int64. Save them as floating point"),
+        ({"logits": np.ones(2), "labels": [0, 1]}, r"must be \[N, C\]"),
+        ({"logits": np.ones((0, 2)), "labels": np.zeros(0)}, "at least one example"),
+        (
+            {"logits": EYE, "labels": [0, 1], "split": "tset"},
+            "`split` must be one of 'train', 'val', 'meta', 'test', got 'tset'",
+        ),
+        ({"logits": EYE, "labels": [0, 1], "split": ["val", "test"]}, "the same in every row, got 'test', 'val'"),
+        ({"logits": EYE, "labels": [0, 1], "weights": [-1, 1]}, "`weights` must be finite and >= 0, got -1"),
+        ({"logits": EYE, "labels": [0, 1], "weights": ["a", "b"]}, "`weights` must hold numbers"),
+        ({"logits": EYE, "labels": [0, 1], "class_names": ["a"]}, "`class_names` must hold C = 2 names, got 1"),
+    ],
+)
+def test_npz_bad_content_says_what_and_where(tmp_path: Path, content: dict[str, object], said: str) -> None:
+    import re
+
+    np.savez(tmp_path / "x.npz", **{key: np.asarray(value) for key, value in content.items()})
+    assert re.search(said, message_of(tmp_path / "x.npz"))
+
+
+CSV_CASES = [
+    ("p0,p1,label\n", "got only the header"),
+    ("p0,p1,label", "got only the header"),
+    ("0.1,0.9,1\n0.2,0.8,1\n", "the first line must name the columns"),
+    ("p0,p1,city\n1,0,x\n", "must hold a column `label`, found p0…p1, city"),
+    ("a,b,label\n1,0,0\n", "must hold `logits` or `probs`"),
+    ("p0,p2,p4,label\n1,0,0,0\n", "columns p0…p4 must have no gap, got none named p1, p3"),
+    ("p1,p2,label\n1,0,0\n", "Count the classes from p0"),
+    ("p0,label\n1,0\n", "For a binary problem write p0 = 1 - p and p1 = p"),
+    ("logit1,label\n1,0\n", "For a binary problem write logit0 = 0"),
+    ("p0,p1,logit0,label\n1,0,0,0\n", "either columns p0… or logit0…, got both"),
+    ("p0,p0,label\n1,0,0\n", "got `p0` twice"),
+    ("p0,p1,label\n0.5,0.5,0\n1,x,0\n", "column `p1` must hold numbers, got 'x' in row 1"),
+    ("p0;p1;label\n0,9;0,1;0\n", "got '0,9' in row 0. Write decimals with a point"),
+    ("p0,p1,label\n1,,0\n", "got NaN in row 0"),
+    ("p0,p1,label\n1,0,\n", "got no label in row 0"),
+    ("p0,p1,label\n1,0,cat\n", "column `label` must hold numbers, got 'cat'"),
+    ("p0,p1,label\n1,0,0.5\n", "got 0.5 in row 0"),
+    ("p0,p1,label\n1,0\n", "every row must have the 3 cells of the header, got one with 2"),
+    ("p0,p1,label,weight\n1,0,0,heavy\n", "column `weight` must hold numbers, got 'heavy'"),
+    ("p0,p1,label,split\n1,0,0,val\n0,1,1,test\n", "`split` must be the same in every row"),
+    ("p0,p1,label,calibrant\n1,0,0,{\n", "`calibrant` must hold what `save_predictions` wrote"),
+    ('p0,p1,label,calibrant\n1,0,0,"{""dtype"": ""int8""}"\n', "`calibrant` must hold what"),
+    ('p0,p1,label,a,calibrant\n1,0,0,x,"{""columns"": {""a"": ""O""}}"\n', "column `a` must hold O, as the file itself says"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), CSV_CASES)
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("load", [load_predictions, read_in_pieces])
+def test_csv_bad_content_says_what_and_where(
+    tmp_path: Path, text: str, said: str, plain: bool, load: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if plain:
+        monkeypatch.setattr("calibrant.io.delimited.has_pyarrow", lambda: False)
+    (tmp_path / "x.csv").write_text(text)
+    assert said in message_of(tmp_path / "x.csv", load)
+
+
+def test_csv_in_another_encoding_says_so(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes("p0,p1,label,city\n1,0,0,Zürich\n".encode("latin-1"))
+    assert "must be UTF-8 text" in message_of(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"p0": [0.5], "p1": ["x"], "label": [0]}, "column `p1` must hold numbers, got 'x'"),
+        ({"p0": [[0.5]], "p1": [0.5], "label": [0]}, "column `p0` must hold numbers, got lists"),
+        ({"p0": [None], "p1": [0.5], "label": [0]}, "got NaN in row 0"),
+        ({"p0": [0.5], "p1": [0.5], "label": ["a"]}, "column `label` must hold numbers, got 'a'"),
+        ({"probs": [[0.5, 0.5], [1.0]], "label": [0, 1]}, "got rows of 2, 1 scores"),
+        ({"probs": [[0.5, 0.5], None], "label": [0, 1]}, "got rows of 2, none scores"),
+        ({"p0": [0.5], "p1": [0.5], "probs": [[0.5, 0.5]], "label": [0]}, "either a column `probs` or columns p0…, got both"),
+        ({"p0": [0.5], "p1": [0.5]}, "must hold a column `label`"),
+        ({}, "got none"),
+    ],
+)
+def test_parquet_bad_content_says_what_and_where(tmp_path: Path, columns: dict[str, list[object]], said: str) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    assert said in message_of(tmp_path / "x.parquet")
+
+
+def test_pt_that_is_no_dict_says_so(tmp_path: Path) -> None:
+    torch.save(torch.eye(2), tmp_path / "x.pt")
+    assert "must hold a dict with `logits` or `probs` and `labels`, got Tensor" in message_of(tmp_path / "x.pt")
+    torch.save({"logits": torch.eye(2).to_sparse(), "labels": [0, 1]}, tmp_path / "x.pt")
+    assert "must be a dense tensor" in message_of(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("use", [load_predictions, survey_predictions, read_in_pieces])
+def test_parquet_without_pyarrow_says_how_to_install(
+    tmp_path: Path, good: Predictions, use: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"needs pyarrow. Run `pip install 'calibrant\[parquet\]'`"):
+        use(tmp_path / "good.parquet")
+    with pytest.raises(ImportError, match="needs pyarrow"):
+        save_predictions(good, tmp_path / "new.parquet")
+    assert not (tmp_path / "new.parquet").exists()
+
+
+@pytest.mark.parametrize("name", ["label", "p0", "logit12", "weights", "class_names", "calibrant"])
+def test_save_column_named_as_something_else_raises(tmp_path: Path, name: str) -> None:
+    predictions = Predictions(probs=EYE, labels=[0, 1], columns={name: np.array([1, 2])})
+    with pytest.raises(ValueError, match=f"a column must not be named `{name}`"):
+        save_predictions(predictions, tmp_path / "x.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_save_column_of_another_kind_raises(tmp_path: Path) -> None:
+    predictions = Predictions(probs=EYE, labels=[0, 1], columns={"z": np.array([1j, 2])})
+    with pytest.raises(ValueError, match="column `z` must hold numbers, text or dates, got complex128"):
+        save_predictions(predictions, tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_save_that_fails_leaves_the_old_file(
+    tmp_path: Path, good: Predictions, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"good.{ending}"
+    before, names = path.read_bytes(), sorted(entry.name for entry in tmp_path.iterdir())
+
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=r"cannot be written \(No space left on device\)"):
+        save_predictions(good.subset(torch.arange(10)), path)
+    assert path.read_bytes() == before
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == names
+
+
+def test_save_through_a_link_replaces_what_it_points_to(tmp_path: Path, good: Predictions) -> None:
+    link = tmp_path / "link.npz"
+    link.symlink_to(tmp_path / "good.npz")
+    save_predictions(good.subset(torch.arange(10)), link)
+    assert link.is_symlink()
+    assert len(load_predictions(tmp_path / "good.npz")) == 10
+
+
+def test_save_into_missing_folder_or_onto_folder_says_so(tmp_path: Path, good: Predictions) -> None:
+    with pytest.raises(FileNotFoundError, match="must exist before a file is written to it"):
+        save_predictions(good, tmp_path / "nowhere" / "x.npz")
+    (tmp_path / "x.npz").mkdir()
+    with pytest.raises(IsADirectoryError, match="must be a file, got a folder"):
+        save_predictions(good, tmp_path / "x.npz")
+
+
+def test_class_names_from_lines_or_json(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("cat\n big dog \n\nü\n", encoding="utf-8")
+    assert load_class_names(tmp_path / "names.txt") == ("cat", "big dog", "", "ü")
+    (tmp_path / "names.json").write_text('["cat", "dog"]')
+    assert load_class_names(tmp_path / "names.json") == ("cat", "dog")
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "not JSON"), ("{}", "got dict"), ("[]", "JSON list"), ("[1]", "JSON list")])
+def test_class_names_bad_json_says_so(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "names.json").write_text(text)
+    assert said in message_of(tmp_path / "names.json", load_class_names)
+
+
+def test_class_names_other_bytes_says_so(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_bytes(b"\xff\xfe\x00")
+    assert "must be UTF-8 text with one class name a line" in message_of(tmp_path / "names.txt", load_class_names)

@@ -1,0 +1,270 @@
+"""Files of predictions: they come back exactly, whoever wrote them, and piece by piece."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from calibrant import Predictions
+from calibrant.io import iter_prediction_batches, load_predictions, save_predictions, survey_predictions
+
+ENDINGS = ("npz", "csv", "parquet", "pt")
+TABLES = ("csv", "parquet")
+
+
+def scores_of(predictions: Predictions) -> Tensor:
+    return predictions.logits if predictions.has_logits else predictions.probs
+
+
+def rich_predictions(kind: str, dtype: torch.dtype, *, n: int = 40) -> Predictions:
+    """A record with everything a record can have, and text that is easily taken for something else."""
+    generator = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    scores = (logits if kind == "logits" else logits.softmax(1)).to(dtype)
+    if kind == "logits":
+        scores[0, 1] = -torch.inf
+    return Predictions(
+        **{kind: scores},
+        labels=torch.randint(0, 4, (n,), generator=generator),
+        split="val",
+        weights=torch.rand(n, generator=generator, dtype=torch.float64),
+        class_names=["cat", "dog, big", 'say "ü"', "4"],
+        columns={
+            "zip": np.array(["007", "1e3", "true", "NA", ""] * (n // 5)),
+            "note": np.array(["a,b", 'c"d', "two\nlines", " blank ", "ü"] * (n // 5)),
+            "age": np.arange(n, dtype=np.int16),
+            "old": np.arange(n) % 3 == 0,
+            "dose": np.linspace(0, 1, n, dtype=np.float32),
+            "day": np.arange("2024-01-01", "2025-01-01", dtype="M8[D]")[:n],
+            "file": np.arange(n, dtype=np.uint32),
+        },
+    )
+
+
+def assert_same(first: Predictions, second: Predictions) -> None:
+    assert first.has_logits == second.has_logits
+    assert scores_of(first).dtype == scores_of(second).dtype
+    assert torch.equal(scores_of(first), scores_of(second))
+    assert torch.equal(first.labels, second.labels)
+    assert first.split == second.split
+    assert first.class_names == second.class_names
+    assert (first.weights is None) == (second.weights is None)
+    if first.weights is not None and second.weights is not None:
+        assert torch.equal(first.weights, second.weights)
+    assert list(first.columns) == list(second.columns)
+    for name, values in first.columns.items():
+        assert values.dtype == second.columns[name].dtype, name
+        assert np.array_equal(values, second.columns[name]), name
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_save_everything_comes_back_exactly(tmp_path: Path, ending: str, kind: str, dtype: torch.dtype) -> None:
+    predictions = rich_predictions(kind, dtype)
+    path = tmp_path / f"x.{ending}"
+    save_predictions(predictions, path)
+    assert_same(predictions, load_predictions(path))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_save_bare_predictions_come_back_exactly(tmp_path: Path, ending: str) -> None:
+    predictions = Predictions(
+        probs=torch.rand(9, 3, generator=torch.Generator().manual_seed(0)).softmax(1), labels=[0, 1, 2] * 3
+    )
+    predictions.save(tmp_path / f"x.{ending}")
+    assert_same(predictions, Predictions.load(tmp_path / f"x.{ending}"))
+
+
+def test_save_csv_one_hot_float64_keeps_its_precision(tmp_path: Path) -> None:
+    predictions = Predictions(probs=torch.eye(3, dtype=torch.float64), labels=[0, 1, 2])
+    predictions.save(tmp_path / "x.csv")
+    assert_same(predictions, load_predictions(tmp_path / "x.csv"))
+
+
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+def test_csv_without_pyarrow_gives_the_same(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictions = rich_predictions(kind, torch.float32)
+    save_predictions(predictions, tmp_path / "arrow.csv")
+    monkeypatch.setattr("calibrant.io.delimited.has_pyarrow", lambda: False)
+    save_predictions(predictions, tmp_path / "plain.csv")
+    assert_same(predictions, load_predictions(tmp_path / "arrow.csv"))
+    assert_same(predictions, load_predictions(tmp_path / "plain.csv"))
+    monkeypatch.undo()
+    assert_same(predictions, load_predictions(tmp_path / "plain.csv"))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_csv_foreign_columns_get_the_types_they_look_like(tmp_path: Path, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if plain:
+        monkeypatch.setattr("calibrant.io.delimited.has_pyarrow", lambda: False)
+    path = tmp_path / "x.csv"
+    path.write_text(
+        "p0, p1,label,split,age,dose,ok,city,when\n"
+        "0.25, 0.75,1.0,test,3,0.5,true,Oslo,2024-01-01\n\n"
+        '0.5,0.5,0.0,test,4,,false,"Bern, CH",2024-01-02\n',
+        encoding="utf-8-sig",
+    )
+    predictions = load_predictions(path)
+    assert predictions.labels.tolist() == [1, 0]
+    assert predictions.split == "test"
+    assert {name: values.dtype.kind for name, values in predictions.columns.items()} == dict(
+        age="i", dose="f", ok="b", city="U", when="U"
+    )
+    assert predictions.columns["city"].tolist() == ["Oslo", "Bern, CH"]
+    assert np.isnan(predictions.columns["dose"][1])
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_csv_other_separators_are_understood(tmp_path: Path, separator: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("p0,p1,label\n0.9,0.1,0\n0.2,0.8,0\n".replace(",", separator))
+    assert load_predictions(path).labels.tolist() == [0, 0]
+
+
+def test_csv_with_few_decimals_counts_as_float32(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("p0,p1,p2,label\n0.3333,0.3333,0.3333,0\n")
+    assert load_predictions(path).probs.dtype == torch.float32
+    path.write_text("p0,p1,p2,label\n0.1,0.2,0.7,0\n")
+    assert load_predictions(path).probs.dtype == torch.float64
+
+
+def test_npz_by_hand_with_further_keys_keeps_only_columns(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "x.npz",
+        logits=np.array([[1, 2.0], [3, 4]], dtype=">f4"),
+        labels=np.array([0.0, 1.0]),
+        split="test",
+        class_names=["a", "b"],
+        site=np.array([b"x", b"y"]),
+        features=np.zeros((2, 7)),
+        epoch=np.array(3),
+    )
+    predictions = load_predictions(tmp_path / "x.npz")
+    assert predictions.class_names == ("a", "b")
+    assert {name: values.tolist() for name, values in predictions.columns.items()} == {"site": ["x", "y"]}
+    assert predictions.logits.dtype == torch.float32
+    assert predictions.logits.tolist() == [[1, 2], [3, 4]]
+
+
+def test_npz_dense_predictions_are_flattened(tmp_path: Path) -> None:
+    labels = np.array([[[0, 1], [255, 0]]])
+    np.savez(tmp_path / "x.npz", logits=np.random.default_rng(0).normal(size=(1, 2, 2, 2)), labels=labels)
+    assert load_predictions(tmp_path / "x.npz", ignore_index=255).labels.tolist() == [0, 1, 0]
+
+
+def test_save_npz_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        rich_predictions("logits", torch.float32).save(tmp_path / name)
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+def test_pt_by_hand_with_lists_and_bfloat16(tmp_path: Path) -> None:
+    logits = torch.randn(3, 2, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    torch.save({"logits": logits, "labels": [0, 1, 1], "city": ["a", "b", "c"], "config": {"lr": 0.1}}, tmp_path / "x.pt")
+    predictions = load_predictions(tmp_path / "x.pt")
+    assert predictions.logits.dtype == torch.bfloat16
+    assert not predictions.logits.requires_grad
+    assert predictions.columns["city"].tolist() == ["a", "b", "c"]
+
+
+def test_parquet_with_list_category_decimal_and_missing_cells(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    table = pa.table(
+        {
+            "probs": pa.array([[0.9, 0.1], [0.2, 0.8]], pa.list_(pa.float32())),
+            "label": pa.array(["0", "1"]),
+            "site": pa.array(["x", None]).dictionary_encode(),
+            "age": pa.array([3, None]),
+            "blob": pa.array([b"x", b"y"]),
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    predictions = load_predictions(tmp_path / "x.parquet")
+    assert predictions.probs.dtype == torch.float32
+    assert predictions.labels.tolist() == [0, 1]
+    assert list(predictions.columns) == ["site", "age"]
+    assert predictions.columns["site"].tolist() == ["x", ""]
+    assert np.isnan(predictions.columns["age"][1])
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("batch_rows", [1, 7, 1000])
+def test_iter_batches_together_are_the_whole(tmp_path: Path, ending: str, batch_rows: int) -> None:
+    whole = rich_predictions("probs", torch.float32)
+    path = tmp_path / f"x.{ending}"
+    whole.save(path)
+    batches = list(iter_prediction_batches(path, batch_rows=batch_rows))
+    assert all(len(batch) == batch_rows for batch in batches[:-1])
+    assert torch.equal(torch.cat([batch.probs for batch in batches]), whole.probs)
+    assert torch.equal(torch.cat([batch.labels for batch in batches]), whole.labels)
+    assert np.concatenate([batch.columns["zip"] for batch in batches]).tolist() == whole.columns["zip"].tolist()
+    assert {batch.class_names for batch in batches} == {whole.class_names}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_iter_batches_csv_reads_only_the_columns_asked_for(
+    tmp_path: Path, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if plain:
+        monkeypatch.setattr("calibrant.io.delimited.has_pyarrow", lambda: False)
+    path = tmp_path / "x.csv"
+    path.write_text("p0,p1,label,a,b\n" + "0.5,0.5,0,1,x\n" * 10)
+    batches = list(iter_prediction_batches(path, batch_rows=4, columns=["b"]))
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    assert [list(batch.columns) for batch in batches] == [["b"]] * 3
+
+
+def test_iter_batches_leaves_out_pieces_that_are_all_ignored_or_weigh_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("p0,p1,label\n0.5,0.5,-1\n0.5,0.5,-1\n0.4,0.6,1\n")
+    batches = list(iter_prediction_batches(path, batch_rows=2, ignore_index=-1))
+    assert [batch.labels.tolist() for batch in batches] == [[1]]
+    path.write_text("p0,p1,label,weight\n0.5,0.5,0,0\n0.5,0.5,0,0\n0.4,0.6,1,2\n")
+    assert [batch.labels.tolist() for batch in iter_prediction_batches(path, batch_rows=2)] == [[1]]
+
+
+def test_iter_batches_error_names_the_row_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("p0,p1,label\n" + "0.5,0.5,0\n" * 5 + "nan,0.5,0\n")
+    with pytest.raises(ValueError, match="NaN in row 5"):
+        list(iter_prediction_batches(path, batch_rows=2))
+
+
+def test_iter_batches_split_that_changes_between_pieces_raises(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("p0,p1,label,split\n0.5,0.5,0,val\n0.5,0.5,0,test\n")
+    with pytest.raises(ValueError, match="`split` must be the same in every row, got 'test', 'val'"):
+        list(iter_prediction_batches(path, batch_rows=1))
+
+
+def test_iter_batches_zero_rows_raises(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`batch_rows` must be a whole number >= 1, got 0"):
+        next(iter_prediction_batches(tmp_path / "x.csv", batch_rows=0))
+
+
+@pytest.mark.parametrize("ending", TABLES)
+def test_survey_counts_rows_classes_and_columns(tmp_path: Path, ending: str) -> None:
+    predictions = rich_predictions("probs", torch.float32)
+    predictions = Predictions(probs=predictions.probs, labels=predictions.labels, columns={"age": predictions.columns["age"]})
+    predictions.save(tmp_path / f"x.{ending}")
+    assert survey_predictions(tmp_path / f"x.{ending}") == (40, 4, ("age",))
+
+
+def test_survey_estimates_a_long_text_within_a_tenth(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("p0,p1,label\n" + "0.5,0.5,0\n" * 100_000)
+    survey = survey_predictions(path)
+    assert survey is not None
+    assert survey.rows == pytest.approx(100_000, rel=0.1)
+
+
+def test_survey_of_a_format_read_whole_is_none(tmp_path: Path) -> None:
+    assert survey_predictions(tmp_path / "x.npz") is None
