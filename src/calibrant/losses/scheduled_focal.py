@@ -110,8 +110,9 @@ class ScheduledFocalLoss(Loss):
 
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of every sample, ``[B]``."""
+        # `take`, since indexing by a scalar tensor reads its value and so waits for the device.
         step = torch.bucketize(self.epoch_now, self.first_epochs, right=True) - 1
-        return focal_loss(logits, labels, gamma=self.gammas[step])
+        return focal_loss(logits, labels, gamma=self.gammas.take(step))
 
 
 def _check_schedule(schedule: Schedule, *, where: str) -> None:
