@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,15 +18,6 @@ ORDERED = {"crl"}
 all_entries = pytest.mark.parametrize("name", BOTH)
 all_losses = pytest.mark.parametrize("name", LOSSES)
 all_penalties = pytest.mark.parametrize("name", PENALTIES)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    # Tensors of some twenty numbers: handing them to a second thread makes the gradient checks ten times slower.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def extras(labels: Tensor, num_classes: int) -> dict[str, Tensor]:

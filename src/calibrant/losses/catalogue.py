@@ -1,0 +1,77 @@
+"""The document of all objectives, ``docs/losses.md``, written from the tables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+from calibrant.losses import LOSSES, PENALTIES
+from calibrant.losses.base import Entry
+
+_INTRODUCTION = """# Train-time objectives
+
+Every objective is a function of `(logits, labels)` and a module over it. A loss gives one value per sample, `[B]`, and its
+module reduces; a penalty gives one value for the batch. Modules add up, and the sum prints as it was written:
+
+```python
+>>> import torch
+>>> from calibrant.losses import BrierLoss, FocalLoss
+>>> loss = FocalLoss(gamma=3) + 0.5 * BrierLoss()
+>>> loss
+FocalLoss(gamma=3) + 0.5 * BrierLoss()
+>>> loss(torch.zeros(2, 4), torch.tensor([0, 3]))
+tensor(0.9598)
+
+```
+
+- `reduction` is `"mean"`, `"sum"` or `"none"`. A weight means the same under each: a penalty enters a sum over samples
+  multiplied by the batch size, and with `"none"` every sample carries the whole penalty.
+- What an objective needs besides logits and labels is passed by keyword (`loss(logits, labels, indices=indices)`), also
+  through a sum. `set_epoch(epoch)` may be called on any; those that follow a schedule listen.
+- float16 and bfloat16 logits are computed, and the loss returned, in float32; float64 stays float64.
+- Nothing reads a value back from the device, so every objective compiles with `fullgraph=True` and fits into a CUDA graph.
+
+The docstring of each function has its formula, and where the released code of its authors departs from their paper.
+`calibrant.losses.LOSSES` and `PENALTIES`, from which this page is written, map the names to the entries.
+"""
+
+
+def losses_page() -> str:
+    """Return the text of ``docs/losses.md``.
+
+    Returns:
+        Markdown: name, module, one line, inputs and defaults, their source, and reference of every table entry.
+
+    Example:
+        >>> "### `focal`" in losses_page()
+        True
+    """
+    return "\n".join([_INTRODUCTION, _section("Per-sample losses", LOSSES), _section("Batch penalties", PENALTIES)])
+
+
+def _section(title: str, table: Mapping[str, Entry]) -> str:
+    parts = [f"## {title}\n"]
+    for name, entry in table.items():
+        lines = [
+            f"### `{name}`",
+            "",
+            entry.summary,
+            "",
+            f"- `{entry.function.__name__}{_signature(entry)}`, module `{entry.module.__name__}`",
+            f"- Defaults: {entry.source}",
+            f"- Reference: {entry.reference}",
+            "",
+        ]
+        parts.append("\n".join(lines))
+    return "\n".join(parts)
+
+
+def _signature(entry: Entry) -> str:
+    parts = []
+    for parameter in inspect.signature(entry.function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        default = parameter.default
+        shown = getattr(default, "__name__", repr(default))
+        parts.append(parameter.name if default is parameter.empty else f"{parameter.name}={shown}")
+    return f"({', '.join(parts)})"

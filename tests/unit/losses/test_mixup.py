@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from calibrant.losses import (
+    CrossEntropyLoss,
+    FocalLoss,
+    MixupLoss,
+    Objective,
+    Penalty,
+    ScheduledFocalLoss,
+    focal_loss,
+    mixup_inputs,
+    mixup_loss,
+)
+from helpers import golden
+
+
+class MeanTrue(Penalty):
+    """A penalty that depends on the labels: the mean logit of the true class."""
+
+    def value(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return logits.gather(1, labels.unsqueeze(1)).mean()
+
+
+def test_mixup_inputs_are_the_stated_mixture() -> None:
+    inputs = torch.arange(24.0).reshape(4, 2, 3)
+    labels = torch.tensor([3, 1, 0, 2])
+    mixed, first, second, lam = mixup_inputs(inputs, labels, alpha=0.4, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(first, labels)
+    order = torch.stack([(labels == b).nonzero()[0, 0] for b in second])
+    assert sorted(order.tolist()) == [0, 1, 2, 3]
+    assert not torch.equal(order, torch.arange(4))
+    torch.testing.assert_close(mixed, lam * inputs + (1 - lam) * inputs[order])
+    assert torch.equal(inputs, torch.arange(24.0).reshape(4, 2, 3))
+
+
+def test_mixup_inputs_repeat_with_the_generator() -> None:
+    inputs, labels = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8)
+    first, again = (mixup_inputs(inputs, labels, generator=torch.Generator().manual_seed(5)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 4.0])
+def test_mixup_proportion_follows_the_beta_distribution(alpha: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)
+    draws = torch.stack([mixup_inputs(inputs, labels, alpha=alpha, generator=generator)[3] for _ in range(2000)])
+    # Mean 1/2 and variance 1 / (4 (2 alpha + 1)); the bounds are four standard errors.
+    variance = 1 / (4 * (2 * alpha + 1))
+    assert draws.mean().item() == pytest.approx(0.5, abs=4 * math.sqrt(variance / 2000))
+    assert draws.var().item() == pytest.approx(variance, rel=0.13)
+
+
+def test_mixup_of_alpha_zero_changes_nothing() -> None:
+    inputs, labels = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.arange(4)
+    mixed, _, _, lam = mixup_inputs(inputs, labels, alpha=0, generator=torch.Generator().manual_seed(1))
+    assert lam.item() == 1.0
+    assert torch.equal(mixed, inputs)
+
+
+def test_mixup_without_generator_draws_from_the_global_one() -> None:
+    state = torch.random.get_rng_state()
+    try:
+        torch.manual_seed(0)
+        first = mixup_inputs(torch.eye(4), torch.arange(4))
+        torch.manual_seed(0)
+        again = mixup_inputs(torch.eye(4), torch.arange(4))
+    finally:
+        torch.random.set_rng_state(state)
+    assert torch.equal(first[0], again[0])
+
+
+def test_mixup_inputs_refuse_bad_arguments() -> None:
+    with pytest.raises(ValueError, match=r"mixup_inputs: `inputs` must be floating point, got torch.uint8. Convert"):
+        mixup_inputs(torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(2))
+    with pytest.raises(ValueError, match=r"same batch size B >= 1, got \[2, 3\] and \[3\]"):
+        mixup_inputs(torch.zeros(2, 3), torch.zeros(3))
+    with pytest.raises(ValueError, match=r"mixup_inputs: `alpha` must be a finite number >= 0, got -1"):
+        mixup_inputs(torch.zeros(2, 3), torch.zeros(2), alpha=-1)
+
+
+def test_mixup_loss_by_hand() -> None:
+    logits = torch.tensor([[math.log(3.0), 0.0]])
+    value = mixup_loss(logits, torch.tensor([0]), torch.tensor([1]), 0.75)
+    assert value.item() == pytest.approx(0.75 * math.log(4 / 3) + 0.25 * math.log(4))
+
+
+def test_mixup_loss_at_lambda_one_and_zero_is_the_base_loss() -> None:
+    logits, labels = golden()
+    other = labels.flip(0)
+    torch.testing.assert_close(mixup_loss(logits, labels, other, 1.0), F.cross_entropy(logits, labels, reduction="none"))
+    torch.testing.assert_close(mixup_loss(logits, labels, other, 0.0, base=focal_loss), focal_loss(logits, other))
+
+
+def test_mixup_loss_of_cross_entropy_is_that_of_the_mixed_target() -> None:
+    logits, labels = golden()
+    other = labels.flip(0)
+    target = 0.3 * F.one_hot(labels, 5).double() + 0.7 * F.one_hot(other, 5).double()
+    torch.testing.assert_close(mixup_loss(logits, labels, other, 0.3), F.cross_entropy(logits, target, reduction="none"))
+
+
+def test_mixup_module_takes_any_loss_and_its_penalties() -> None:
+    logits, labels = golden()
+    other, lam = labels.flip(0), torch.tensor(0.3)
+    loss = MixupLoss(base=FocalLoss(gamma=2) + 0.5 * MeanTrue())
+    assert repr(loss) == "MixupLoss(base=FocalLoss(gamma=2) + 0.5 * MeanTrue())"
+
+    def base(target: torch.Tensor) -> torch.Tensor:
+        return focal_loss(logits, target, gamma=2).mean() + 0.5 * MeanTrue()(logits, target)
+
+    torch.testing.assert_close(loss(logits, labels, labels_b=other, lam=lam), 0.3 * base(labels) + 0.7 * base(other))
+
+
+def test_mixup_module_hands_the_epoch_on_and_names_missing_inputs() -> None:
+    loss = MixupLoss(base=ScheduledFocalLoss())
+    loss.set_epoch(120)
+    assert isinstance(loss.base, ScheduledFocalLoss)
+    assert loss.base.epoch == 120
+    logits, labels = golden()
+    with pytest.raises(ValueError, match=r"MixupLoss: `labels_b` must be given as a keyword argument"):
+        loss(logits, labels)
+
+
+@pytest.mark.parametrize("base", [MeanTrue(), 0.5 * MeanTrue()])
+def test_mixup_module_refuses_a_base_without_a_loss(base: Objective) -> None:
+    with pytest.raises(ValueError, match=r"MixupLoss: `base` must be or hold a per-sample loss, got"):
+        MixupLoss(base=base)
+
+
+def test_mixup_module_refuses_a_base_that_reduces_otherwise() -> None:
+    with pytest.raises(ValueError, match=r"`base` must not reduce by 'sum'. Pass `reduction='sum'` to MixupLoss itself"):
+        MixupLoss(base=CrossEntropyLoss(reduction="sum"))
+
+
+def test_mixup_loss_refuses_a_proportion_outside_0_to_1_or_of_another_shape() -> None:
+    logits, labels = golden()
+    with pytest.raises(ValueError, match=r"mixup_loss: `lam` must lie in \[0, 1\], got 1.5"):
+        mixup_loss(logits, labels, labels, 1.5)
+    with pytest.raises(ValueError, match=r"`lam` must be a number, \[\] or \[B\] = \[24\], got \[24, 1\]"):
+        mixup_loss(logits, labels, labels, torch.rand(24, 1))
