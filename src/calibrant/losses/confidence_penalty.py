@@ -28,6 +28,7 @@ def confidence_penalty(logits: Tensor, labels: Tensor) -> Tensor:
         Scalar ``[]`` in ``[-ln C, 0]``; small values are less confident. Raises ``ValueError`` if shapes disagree.
 
     Example:
+        >>> import torch
         >>> confidence_penalty(torch.zeros(3, 4), torch.tensor([0, 1, 2]))  # -ln 4
         tensor(-1.3863)
 

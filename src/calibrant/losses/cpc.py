@@ -118,7 +118,8 @@ def bec_penalty(logits: Tensor, labels: Tensor) -> Tensor:
         return (scores - scores.detach()).sum()
     column = torch.arange(num_classes - 1, device=labels.device)
     others = scores.gather(1, column + (column >= labels.unsqueeze(1)))
-    total: Tensor = _PairSoftplus.apply(others)
+    # The compiler fuses the plain sum and recomputes it in backward by itself.
+    total: Tensor = _pair_softplus(others) if torch.compiler.is_compiling() else _PairSoftplus.apply(others)
     return total / (2 * batch * (num_classes - 1) * (num_classes - 2))
 
 
@@ -158,8 +159,18 @@ def _differences(x: Tensor, rows: slice, columns: slice) -> Tensor:
     return x[:, rows].unsqueeze(2) - x[:, columns].unsqueeze(1)
 
 
+def _pair_softplus(x: Tensor) -> Tensor:
+    """Sum over all ordered pairs j, k of softplus(x_k - x_j), for ``x [B, M]``, in operations that PyTorch differentiates."""
+    total = x.new_zeros(())
+    for rows, columns, count in _blocks(x):
+        # softplus(d) + softplus(-d) = d - 2 log sigmoid(d), smooth at 0.
+        difference = _differences(x, rows, columns)
+        total = total + count * (difference - 2 * F.logsigmoid(difference)).sum()
+    return total
+
+
 class _PairSoftplus(torch.autograd.Function):
-    """Sum over all ordered pairs j, k of softplus(x_k - x_j), for ``x [B, M]``."""
+    """`_pair_softplus` that keeps no block for backward."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:

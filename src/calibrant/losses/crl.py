@@ -16,7 +16,7 @@ from calibrant.losses.logprob import widen
 Score: TypeAlias = Literal["confidence", "entropy", "margin"]
 
 
-def crl_penalty(logits: Tensor, labels: Tensor, *, correctness: Tensor, score: Score = "confidence") -> Tensor:
+def crl_penalty(logits: Tensor, labels: Tensor, correctness: Tensor, *, score: Score = "confidence") -> Tensor:
     r"""Mean ranking loss of neighbouring samples of the batch, by how often each was right so far.
 
     With :math:`\kappa_i` the certainty of sample i, :math:`s_i` its past correctness and j = i + 1 its neighbour (the last
@@ -39,7 +39,7 @@ def crl_penalty(logits: Tensor, labels: Tensor, *, correctness: Tensor, score: S
 
     Example:
         >>> logits = torch.zeros(2, 2)  # equally confident, though the first was right twice as often
-        >>> crl_penalty(logits, torch.tensor([0, 1]), correctness=torch.tensor([1.0, 0.5]))
+        >>> crl_penalty(logits, torch.tensor([0, 1]), torch.tensor([1.0, 0.5]))
         tensor(0.5000)
 
     Reference:
@@ -72,7 +72,7 @@ class CRL(Penalty):
 
     Its past correctness is :math:`s_n = (r_n - \min r) / (E - \min r)` with :math:`r_n` the number of times sample n was
     right and E the number of epochs ended (at least 1), as in the released code; where all were right each time, which
-    divides by zero there, it is 0. Call ``update`` after each step and ``end_epoch`` after each epoch.
+    divides by zero there, it is 0. Call ``set_epoch`` before each epoch and ``update`` after each step.
 
     Args:
         num_samples: Size of the training set.
@@ -86,7 +86,7 @@ class CRL(Penalty):
         >>> crl = CRL(num_samples=100)
         >>> logits, labels, indices = torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]), torch.tensor([7, 42])
         >>> crl.update(logits, labels, indices=indices)
-        >>> crl.end_epoch()
+        >>> crl.set_epoch(1)
         >>> crl(logits, labels, indices=indices)  # the first was right, the second not: they should be 1 apart
         tensor(1.)
     """
@@ -105,7 +105,7 @@ class CRL(Penalty):
 
     def value(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> Tensor:
         """Return the penalty of the batch, ``[]``; ``indices [B]`` are the samples' positions in the training set."""
-        return crl_penalty(logits, labels, correctness=self.correctness(indices), score=self.score)
+        return crl_penalty(logits, labels, self.correctness(indices), score=self.score)
 
     def correctness(self, indices: Tensor) -> Tensor:
         """Return the past correctness ``[B]`` in [0, 1] of the samples ``indices [B]``."""
@@ -119,6 +119,6 @@ class CRL(Penalty):
         self.times_right.index_add_(0, indices, right)
 
     @torch.no_grad()
-    def end_epoch(self) -> None:
-        """Count an epoch."""
-        self.epochs += 1
+    def set_epoch(self, epoch: int) -> None:
+        """Tell which epoch, counted from 0, is about to run: so many have ended."""
+        self.epochs.fill_(epoch)

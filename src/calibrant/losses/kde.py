@@ -77,7 +77,7 @@ def _beta_weights(confidence: Tensor, odds: Tensor, *, bandwidth: float) -> Tens
     edge = math.log((1 - _EDGE) / _EDGE)
     # ln B(c/b + 1, (1 - c)/b + 1) without its last term, the same for all j.
     log_beta = torch.lgamma(confidence / bandwidth + 1) + torch.lgamma((1 - confidence) / bandwidth + 1)
-    log_kernel = (odds.clamp(-edge, edge) / bandwidth).unsqueeze(1) * confidence - log_beta
+    log_kernel = torch.addr(-log_beta.unsqueeze(0), odds.clamp(-edge, edge) / bandwidth, confidence)
     own = torch.eye(len(confidence), dtype=torch.bool, device=confidence.device)
     return log_kernel.masked_fill(own, float("-inf")).softmax(1)
 

@@ -58,6 +58,7 @@ def sece_penalty(
         Scalar ``[]`` in ``[0, 1]``; 0 is best. Raises ``ValueError`` if shapes disagree or an option is not one of those named.
 
     Example:
+        >>> import torch
         >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])  # both with confidence 0.8808, one of them right
         >>> sece_penalty(logits, torch.tensor([0, 1]))
         tensor(0.3808)
