@@ -7,16 +7,30 @@ are the registry, the list of exports and the source of ``docs/losses.md``.
 
 import torch
 
+from calibrant.losses.acls import ACLS, acls_penalty
 from calibrant.losses.adafocal import AdaFocalLoss, adafocal_gammas, adafocal_loss
+from calibrant.losses.avuc import AvUC, SoftAvUC, avuc_penalty, avuc_threshold, soft_avuc_penalty
 from calibrant.losses.base import Entry, Loss, Objective, Penalty, WeightedSum
 from calibrant.losses.brier import BrierLoss, brier_loss
+from calibrant.losses.confidence_penalty import ConfidencePenalty, confidence_penalty
+from calibrant.losses.cpc import CPC, cpc_penalty
+from calibrant.losses.crl import CRL, crl_penalty
 from calibrant.losses.cross_entropy import CrossEntropyLoss, cross_entropy_loss
+from calibrant.losses.dece import DECE, dece_penalty
 from calibrant.losses.dual_focal import DualFocalLoss, dual_focal_loss
 from calibrant.losses.flsd import FLSDLoss, flsd_loss, lambert_gamma
 from calibrant.losses.focal import FocalLoss, focal_gradient_weight, focal_loss
+from calibrant.losses.huber import ConfidencePruner, HuberDCA, huber_dca_penalty
 from calibrant.losses.inverse_focal import InverseFocalLoss, inverse_focal_loss
+from calibrant.losses.kde import KDEECE, kde_ece_penalty
+from calibrant.losses.mbls import MbLS, mbls_penalty
+from calibrant.losses.mdca import DCA, MDCA, dca_penalty, mdca_penalty
 from calibrant.losses.mixup import MixupLoss, mixup_inputs, mixup_loss
+from calibrant.losses.mmce import MMCE, WeightedMMCE, mmce_penalty, weighted_mmce_penalty
+from calibrant.losses.sb_ece import SBECE, LabelBinnedSBECE, label_binned_sb_ece_penalty, sb_ece_penalty
 from calibrant.losses.scheduled_focal import ScheduledFocalLoss, scheduled_focal_loss, scheduled_gamma
+from calibrant.losses.sece import SECE, sece_penalty
+from calibrant.losses.skce import SKCE, skce_penalty
 
 LOSSES: dict[str, Entry] = {
     "cross_entropy": Entry(
@@ -81,37 +95,191 @@ LOSSES: dict[str, Entry] = {
     ),
 }
 
-PENALTIES: dict[str, Entry] = {}
+PENALTIES: dict[str, Entry] = {
+    "mmce": Entry(
+        mmce_penalty,
+        MMCE,
+        source="scale 0.4 of the paper and its code; the root as in the paper (the code returns the square)",
+        reference="Kumar, Sarawagi and Jain, ICML 2018",
+        kernel=True,
+    ),
+    "weighted_mmce": Entry(
+        weighted_mmce_penalty,
+        WeightedMMCE,
+        source="scale 0.4 of the paper and its code; normalised as in the paper (the code divides twice)",
+        reference="Kumar, Sarawagi and Jain, ICML 2018",
+        kernel=True,
+    ),
+    "sece": Entry(
+        sece_penalty,
+        SECE,
+        source="ours: less biased on small batches; the paper has bandwidth 0.01 and soft accuracy",
+        reference="Wang and Golebiowski, TMLR 2024",
+        kernel=True,
+    ),
+    "dece": Entry(
+        dece_penalty,
+        DECE,
+        source="released code of Bohdal et al.",
+        reference="Bohdal, Yang and Hospedales, TMLR 2023",
+    ),
+    "sb_ece": Entry(
+        sb_ece_penalty,
+        SBECE,
+        source="norm 2 of the paper; 15 bins and temperature 0.01 are ours (the paper tunes them)",
+        reference="Karandikar et al., NeurIPS 2021, eq. 11",
+    ),
+    "label_binned_sb_ece": Entry(
+        label_binned_sb_ece_penalty,
+        LabelBinnedSBECE,
+        source="15 bins and temperature 0.01 are ours (the paper tunes them)",
+        reference="Karandikar et al., NeurIPS 2021, eq. 12",
+    ),
+    "avuc": Entry(
+        avuc_penalty,
+        AvUC,
+        source="released code of Krishnan and Tickoo: threshold 1 to start with, beta 3 in its scripts",
+        reference="Krishnan and Tickoo, NeurIPS 2020, eq. 3",
+    ),
+    "soft_avuc": Entry(
+        soft_avuc_penalty,
+        SoftAvUC,
+        source="threshold 0.5 of the released code; temperature 0.1 is ours (the paper tunes both)",
+        reference="Karandikar et al., NeurIPS 2021, eq. 15",
+    ),
+    "mdca": Entry(
+        mdca_penalty,
+        MDCA,
+        source="no hyper-parameter; weight 1 in the authors' scripts",
+        reference="Hebbalaguppe et al., CVPR 2022",
+    ),
+    "dca": Entry(
+        dca_penalty,
+        DCA,
+        source="no hyper-parameter; weight 1 in the comparison of Hebbalaguppe et al.",
+        reference="Liang et al., BMVC 2020",
+    ),
+    "skce": Entry(
+        skce_penalty,
+        SKCE,
+        source="bandwidth 0.1 is ours",
+        reference="Widmann, Lindsten and Zachariah, NeurIPS 2019",
+        kernel=True,
+    ),
+    "kde_ece": Entry(
+        kde_ece_penalty,
+        KDEECE,
+        source="bandwidth 0.01 is ours (the authors choose it by leave-one-out likelihood); norm 1 of the paper",
+        reference="Popordanoska, Sayer and Blaschko, NeurIPS 2022",
+        kernel=True,
+    ),
+    "confidence_penalty": Entry(
+        confidence_penalty,
+        ConfidencePenalty,
+        source="no hyper-parameter; weight 0.1 in the paper",
+        reference="Pereyra et al., ICLR workshop 2017",
+    ),
+    "mbls": Entry(
+        mbls_penalty,
+        MbLS,
+        source="margin 10 of the released configuration; weight 0.1 there",
+        reference="Liu et al., CVPR 2022",
+        twice=False,
+    ),
+    "cpc": Entry(
+        cpc_penalty,
+        CPC,
+        source="weights 0.1 and 1 of the port in CALS (no released code)",
+        reference="Cheng and Vasconcelos, CVPR 2022",
+    ),
+    "acls": Entry(
+        acls_penalty,
+        ACLS,
+        source="released code; weight 0.1 there",
+        reference="Park et al., ICCV 2023",
+    ),
+    "crl": Entry(
+        crl_penalty,
+        CRL,
+        source="released code: score by confidence, weight 1; the module keeps the history",
+        reference="Moon et al., ICML 2020",
+        required={"num_samples": 64},
+    ),
+    "huber_dca": Entry(
+        huber_dca_penalty,
+        HuberDCA,
+        source="alpha 0.005 is ours: re-implemented from the description, no code was released",
+        reference="Patra et al., WACV 2023",
+    ),
+}
 
 __all__ = [
     "LOSSES",
     "PENALTIES",
+    "ACLS",
     "AdaFocalLoss",
+    "AvUC",
     "BrierLoss",
+    "CPC",
+    "CRL",
+    "ConfidencePenalty",
+    "ConfidencePruner",
     "CrossEntropyLoss",
+    "DCA",
+    "DECE",
     "DualFocalLoss",
     "Entry",
     "FLSDLoss",
     "FocalLoss",
+    "HuberDCA",
     "InverseFocalLoss",
+    "KDEECE",
+    "LabelBinnedSBECE",
     "Loss",
+    "MDCA",
+    "MMCE",
+    "MbLS",
     "MixupLoss",
     "Objective",
     "Penalty",
+    "SBECE",
+    "SECE",
+    "SKCE",
     "ScheduledFocalLoss",
+    "SoftAvUC",
+    "WeightedMMCE",
     "WeightedSum",
+    "acls_penalty",
     "adafocal_gammas",
     "adafocal_loss",
+    "avuc_penalty",
+    "avuc_threshold",
     "brier_loss",
+    "confidence_penalty",
+    "cpc_penalty",
+    "crl_penalty",
     "cross_entropy_loss",
+    "dca_penalty",
+    "dece_penalty",
     "dual_focal_loss",
     "flsd_loss",
     "focal_gradient_weight",
     "focal_loss",
+    "huber_dca_penalty",
     "inverse_focal_loss",
+    "kde_ece_penalty",
+    "label_binned_sb_ece_penalty",
     "lambert_gamma",
+    "mbls_penalty",
+    "mdca_penalty",
     "mixup_inputs",
     "mixup_loss",
+    "mmce_penalty",
+    "sb_ece_penalty",
     "scheduled_focal_loss",
     "scheduled_gamma",
+    "sece_penalty",
+    "skce_penalty",
+    "soft_avuc_penalty",
+    "weighted_mmce_penalty",
 ]
