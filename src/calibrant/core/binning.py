@@ -10,115 +10,31 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import (
-    ArrayLike,
-    check_label_values,
-    check_prob_values,
-    check_shapes,
-    check_weights,
-    to_tensor,
-)
-from calibrant.core.records import Bins, flatten_examples
+from calibrant.core.records import Bins
+from calibrant.core.top_label import Checked, TopLabel, check_input, reduce_top_label, top_label
 
+__all__ = [
+    "Checked",
+    "MassCurve",
+    "TopLabel",
+    "bins_of_curve",
+    "check_input",
+    "equal_mass_bins",
+    "equal_width_bins",
+    "equal_width_edges",
+    "equal_width_index",
+    "mass_curve",
+    "means_of_sums",
+    "norm_of_bins",
+    "reduce_top_label",
+    "top_label",
+]
 
-@dataclass(frozen=True)
-class TopLabel:
-    """Confidence and correctness of every example: all that a top-label metric needs.
-
-    Attributes:
-        confidence: Top probability ``[N]``, float64 on the CPU.
-        correct: 1.0 where the top class (the first of several that tie) is the label, else 0.0; ``[N]`` float64.
-        weights: Sample weights ``[N]`` float64, or None for equal weights.
-        dtype: Precision in which the probabilities came; bin edges are rounded to it.
-    """
-
-    confidence: Tensor
-    correct: Tensor
-    weights: Tensor | None = None
-    dtype: torch.dtype = torch.float64
-
-    def __len__(self) -> int:
-        return len(self.confidence)
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Input of a metric after its checks: ``probs [N, C]``, ``labels [N]`` and ``weights [N]`` or None, on the CPU."""
-
-    probs: Tensor
-    labels: Tensor
-    weights: Tensor | None
-
-
-def check_input(
-    probs: ArrayLike,
-    labels: ArrayLike,
-    *,
-    where: str,
-    weights: ArrayLike | None = None,
-    ignore_index: int | None = None,
-) -> Checked:
-    """Convert, check and flatten the arguments of a metric (dense input becomes ``[N, C]``, ignored examples go)."""
-    scores = to_tensor(probs, where=where, name="probs")
-    target = to_tensor(labels, where=where, name="labels")
-    check_shapes(scores, target, where=where)
-    # Reductions over classes stay on the caller's device in the caller's dtype: both are exact for max and gather.
-    weight = None if weights is None else to_tensor(weights, where=where, name="weights").double()
-    if weight is not None:
-        check_weights(weight, target, where=where)
-    if scores.ndim > 2 or ignore_index is not None:
-        scores, target, weight, _ = flatten_examples(scores, target, weight, ignore_index=ignore_index)
-    check_label_values(target, scores.shape[1], where=where)
-    check_prob_values(scores, where=where)
-    return Checked(scores, target.long(), weight)
-
-
-def top_label(
-    probs: ArrayLike,
-    labels: ArrayLike,
-    *,
-    where: str,
-    weights: ArrayLike | None = None,
-    ignore_index: int | None = None,
-) -> TopLabel:
-    """Check the arguments of a top-label metric and reduce them to confidence and correctness.
-
-    Args:
-        probs: Probabilities ``[N, C]`` or ``[N, C, ...]``, on any device.
-        labels: Class indices ``[N]`` or ``[N, ...]``.
-        where: Name of the calling function, for messages.
-        weights: Sample weights shaped as ``labels``.
-        ignore_index: Label of examples to leave out.
-
-    Returns:
-        The record; raises ``ValueError`` on input that is not probabilities with labels.
-    """
-    given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    return reduce_top_label(given.probs, given.labels, given.weights)
-
-
-def reduce_top_label(probs: Tensor, labels: Tensor, weights: Tensor | None = None) -> TopLabel:
-    """Confidence and correctness of checked ``probs [N, C]``, moved to the CPU."""
-    confidence, correct = top_of_rows(probs, labels)
-    dtype = probs.dtype
-    return TopLabel(confidence.cpu().double(), correct.cpu().double(), None if weights is None else weights.cpu(), dtype)
-
-
-def top_of_rows(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest probability ``[N]`` and whether the label is the (first) class that has it ``[N]``, where the input is.
-
-    ``max`` with indices costs three times ``amax``. The label is the top class exactly if its probability equals the
-    maximum and no earlier class ties with it, and a tie needs a maximum of at most one half: only those rows pay for argmax.
-    """
-    confidence = probs.amax(1)
-    correct = probs.gather(1, labels.unsqueeze(1)).squeeze(1) == confidence
-    doubtful = (correct & (confidence <= 0.51)).nonzero().squeeze(1)
-    if len(doubtful):
-        correct[doubtful] = probs[doubtful].argmax(1) == labels[doubtful]
-    return confidence, correct
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 @lru_cache(maxsize=64)
@@ -138,18 +54,22 @@ def equal_width_index(values: Tensor, n_bins: int, *, dtype: torch.dtype = torch
     Returns:
         int64 of the same shape, in ``[0, M)``.
     """
-    if dtype not in (torch.float32, torch.float64):
+    if n_bins * torch.finfo(dtype).eps > 0.5:
         return torch.bucketize(values, equal_width_edges(n_bins, dtype)[1:-1].to(values.device))
-    scaled = values * n_bins
-    index = scaled.ceil().to(torch.int64).sub_(1).clamp_(0, n_bins - 1)
-    # Rounding can push a value across the edge it lies on; only values this close to one are looked up exactly
-    # (torch.bucketize on everything costs ten times as much).
-    nearest = scaled.round()
-    doubtful = ((scaled - nearest).abs_() < n_bins * 1e-6) & (nearest < n_bins)
-    if bool(doubtful.any()):
-        where = doubtful.nonzero(as_tuple=True)
-        index[where] = torch.bucketize(values[where], equal_width_edges(n_bins, dtype)[1:-1].to(values.device))
-    return index
+    # The scaled value truncates to k or, on an edge, to a neighbour of the true index; comparing with edge k settles it, since
+    # rounding keeps order: v > fl(k/M) implies fl(v M) >= k. A plain bucketize costs five times as much.
+    work = values.float() if dtype == torch.float32 else values
+    index = (work * n_bins).int().clamp_(0, n_bins)
+    lower = _lower_edges(n_bins, dtype).to(work.device).index_select(0, index.flatten()).view_as(work)
+    return index.sub_(torch.le(work, lower, out=torch.empty_like(index))).long()
+
+
+@lru_cache(maxsize=64)
+def _lower_edges(n_bins: int, dtype: torch.dtype) -> Tensor:
+    """Edges that a value must exceed to stay in the bin it truncates to; none at 0, and none left at the top."""
+    edges = equal_width_edges(n_bins, dtype).clone()
+    edges[0], edges[-1] = -1.0, torch.inf
+    return edges.float() if dtype == torch.float32 else edges
 
 
 def equal_width_bins(top: TopLabel, *, n_bins: int) -> Bins:
@@ -205,26 +125,41 @@ class MassCurve:
 
 def mass_curve(top: TopLabel) -> MassCurve:
     """Sort the examples of ``top`` by confidence and add them up."""
-    confidence, correct, weights = top.confidence, top.correct, top.weights
-    if weights is not None:
-        kept = weights > 0
-        confidence, correct, weights = confidence[kept], correct[kept], weights[kept]
-    confidence, order = torch.sort(confidence)
-    correct = correct[order]
-    last = torch.ones_like(confidence, dtype=torch.bool)
-    torch.ne(confidence[1:], confidence[:-1], out=last[:-1])
-    ends = last.nonzero().squeeze(1)
-    zero = torch.zeros(1, dtype=torch.float64)
-    if weights is None:
-        mass = torch.cat([zero, (ends + 1).double()])
+    if top.weights is None:
+        confidence, correct = _sort_pairs(top)
         sums = [confidence, correct]
     else:
-        weights = weights[order]
-        sums = [weights * confidence, weights * correct, weights, weights * weights]
-    rising = [torch.cat([zero, s.cumsum(0)[ends]]) for s in sums]
-    if weights is not None:
-        mass = rising[2]
-    return MassCurve(len(confidence), confidence[ends], mass, rising[0], rising[1], rising[3] if len(rising) > 2 else mass)
+        kept = (top.weights > 0).nonzero().squeeze(1).numpy()
+        order = kept[np.argsort(top.confidence.numpy()[kept])]
+        confidence, weights = top.confidence.numpy()[order], top.weights.numpy()[order]
+        sums = [weights * confidence, weights * top.correct.numpy()[order], weights, weights * weights]
+    ends = np.flatnonzero(np.append(confidence[1:] != confidence[:-1], True))
+    rising = [torch.from_numpy(np.concatenate([[0.0], np.cumsum(s)[ends]])) for s in sums]
+    mass = rising[2] if len(rising) > 2 else torch.from_numpy(np.concatenate([[0.0], ends + 1.0]))
+    squares = rising[3] if len(rising) > 2 else mass
+    return MassCurve(len(confidence), torch.from_numpy(confidence[ends]), mass, rising[0], rising[1], squares)
+
+
+def _sort_pairs(top: TopLabel) -> tuple[Array, Array]:
+    """Confidence and correctness sorted together, as float64 arrays."""
+    # A confidence is a non-negative float, whose bits sort as an integer; correctness rides along in the lowest bit. Sorting
+    # such keys is vectorised and needs no permutation: 1 ms for 50,000 float32 examples, where torch.sort needs 12.
+    if top.dtype == torch.float64:
+        values = top.confidence.numpy() + 0.0
+        correct = _sort_keys(values.view(np.int64), top)
+        return values, correct
+    narrow = top.confidence.float().numpy() + np.float32(0.0)
+    correct = _sort_keys(narrow.view(np.int32), top)
+    return narrow.astype(np.float64), correct
+
+
+def _sort_keys(keys: np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]], top: TopLabel) -> Array:
+    keys <<= 1
+    keys |= top.correct.numpy().astype(keys.dtype)
+    keys.sort()
+    correct = (keys & 1).astype(np.float64)
+    keys >>= 1
+    return correct
 
 
 def equal_mass_bins(top: TopLabel, *, n_bins: int) -> Bins:

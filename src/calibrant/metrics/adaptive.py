@@ -5,6 +5,7 @@ Nixon's per-class ACE, another thing often called adaptive, lives in `classwise`
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -168,10 +169,23 @@ def sweep_calibration_error(
 
 def sweep_bins(curve: MassCurve) -> int:
     """Largest number of equal-mass bins up to which bin accuracies rise with confidence."""
+    mass, correct = curve.mass.numpy(), curve.correct.numpy()
+    hits = np.diff(correct)
+    accuracy = hits / np.diff(mass)
+    # Means over consecutive ranges of what never falls never fall either, whatever the cuts.
+    if bool((np.diff(accuracy) >= 0).all()):
+        return curve.size
+    # Before the first right prediction and after the last wrong one bins have accuracy 0 and 1: only those between can fall.
+    first = mass[np.flatnonzero(accuracy > 0)[0]]
+    last = mass[np.flatnonzero(accuracy < 1)[-1] + 1]
+    scale = mass[-1] / curve.size
     for n_bins in range(2, curve.size + 1):
-        cuts = curve.cuts(n_bins)
-        accuracy = curve.between(cuts, curve.correct) / cuts.diff()
-        if bool((accuracy.diff() < -1e-12).any()):
+        part, more = divmod(curve.size, n_bins)
+        low, high = max(int(first / scale) // (part + 1) - 1, 0), min(int(last / scale) // part + 2, n_bins)
+        k = np.arange(low, high + 1)
+        cuts = (k * part + np.minimum(k, more)) * scale
+        rates = np.diff(np.interp(cuts, mass, correct)) / np.diff(cuts)
+        if bool((np.diff(rates) < -1e-12).any()):
             return n_bins - 1
     return curve.size
 

@@ -228,4 +228,4 @@ def width_error(top: TopLabel, *, n_bins: int, p: float = 1) -> Tensor:
         return norm_of_bins(equal_width_bins(top, n_bins=n_bins), p=p)
     # With p = 1 and no weights the bin counts cancel: only the summed residual of every bin is needed.
     index = equal_width_index(top.confidence, n_bins, dtype=top.dtype)
-    return torch.bincount(index, weights=top.confidence - top.correct).abs().sum() / len(top)
+    return torch.zeros(n_bins, dtype=torch.float64).scatter_add_(0, index, top.confidence - top.correct).abs_().sum() / len(top)

