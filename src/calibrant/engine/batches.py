@@ -71,16 +71,31 @@ class TrainBatches:
         self._draw = torch.zeros(4, len(data), dtype=torch.int64, device=device)
         self.begin_epoch(0)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Draw the order and augmentation of an epoch and start at its first batch; nothing else changes."""
+    def begin_epoch(self, epoch: int, *, kept: Tensor | None = None) -> int:
+        """Draw the order and augmentation of an epoch and start at its first batch.
+
+        Args:
+            epoch: Number of the epoch.
+            kept: Positions of the examples to draw from, ascending; all by default.
+
+        Returns:
+            Steps of this epoch.
+        """
         draw = draw_epoch(self._draw.shape[1], pad=self.pad, flip=self.flip, seed=self.seed, epoch=epoch)
-        rows = torch.stack([draw.order, draw.rows, draw.columns, draw.mirrored.long()])
+        order = draw.order
+        if kept is not None and len(kept) < len(order):
+            mask = torch.zeros(len(order), dtype=torch.bool)
+            mask[kept.cpu()] = True
+            # Kept examples first, in their drawn order; the others fill the buffer behind them and are not reached.
+            order = torch.cat([order[mask[order]], order[~mask[order]]])
+        rows = torch.stack([order, draw.rows, draw.columns, draw.mirrored.long()])
         self._draw.copy_(rows.pin_memory() if self._draw.is_cuda else rows, non_blocking=True)
         self._cursor.zero_()
+        return self.steps_per_epoch if kept is None else max(1, len(kept) // self.batch_size)
 
-    def state(self) -> list[Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """The tensors that `next` changes."""
-        return [self._cursor]
+        return {"cursor": self._cursor}
 
     def next(self) -> Batch:
         """Make the next batch; wraps to the beginning after the last (warm-up steps may run past it)."""
@@ -143,9 +158,9 @@ class MetaBatches:
         self._order.copy_(order[: self.steps_per_epoch * self.batch_size].view(self.steps_per_epoch, self.batch_size))
         self._cursor.zero_()
 
-    def state(self) -> list[Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """The tensors that `next` changes."""
-        return [self._cursor]
+        return {"cursor": self._cursor}
 
     def next(self) -> Batch:
         """Make the next meta batch; wraps to the beginning after the last."""

@@ -15,7 +15,7 @@ from calibrant.engine.features import FeatureFunction
 from calibrant.engine.optim import set_learning_rate
 from calibrant.engine.recipe import OptimPart, Recipe
 from calibrant.engine.schedule import cosine_rate, multistep_rate, warmed_up
-from calibrant.engine.step import TrainStep
+from calibrant.engine.step import Objective, TrainStep
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class LoopParts:
         eval_forward: Images → (features, logits) for evaluation.
         val: Validation set on the device.
         test: Test set on the device.
-        begin_epoch: Draws the epoch's randomness.
-        end_epoch: Told the validation logits after an evaluation (for methods with feedback).
+        objective: What is minimised; told of every epoch's beginning and end.
         gamma: Features → gammas, or None.
     """
 
@@ -83,8 +82,7 @@ class LoopParts:
     eval_forward: FeatureFunction
     val: EvalSet
     test: EvalSet
-    begin_epoch: Callable[[int], None]
-    end_epoch: Callable[[Tensor, Tensor], None]
+    objective: Objective
     gamma: Callable[[Tensor], Tensor] | None
 
 
@@ -116,11 +114,11 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float) -
     step, train = parts.step, recipe.train
     lr = learning_rate(recipe.optim, epoch, epochs=train.epochs)
     set_learning_rate(step.optimizer, lr)
-    parts.begin_epoch(epoch)
+    parts.objective.begin_epoch(epoch)
+    steps = step.batches.begin_epoch(epoch, kept=parts.objective.kept())
     step.loss_sum.zero_()
     parts.model.train()
     begun = time.monotonic()
-    steps = step.batches.steps_per_epoch
     for place in range(steps):
         (parts.meta if place % parts.meta_every == 0 else parts.plain)()
     examples = steps * step.batches.batch_size
@@ -141,7 +139,7 @@ def _evaluate(parts: LoopParts) -> Mapping[str, float]:
     precision = parts.step.precision
     val = parts.val.run(parts.model, parts.eval_forward, precision=precision)
     test = parts.test.run(parts.model, parts.eval_forward, precision=precision, gamma=parts.gamma)
-    parts.end_epoch(val.logits, parts.val.labels)
+    parts.objective.end_epoch(val.logits, parts.val.labels)
     found: dict[str, float] = {}
     for name, outputs, labels in (("val", val, parts.val.labels), ("test", test, parts.test.labels)):
         scores = epoch_scores(outputs.logits, labels)

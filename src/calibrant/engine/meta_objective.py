@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -13,12 +12,12 @@ from calibrant.engine.batches import Batch, MetaBatches
 from calibrant.engine.features import FeatureFunction
 from calibrant.engine.optim import allocate_state
 from calibrant.engine.step import Precision
+from calibrant.meta.bn import MetaBN, meta_mode
+from calibrant.meta.leak import leaked_gradients
 from calibrant.meta.lookahead import head_hypergradient
 from calibrant.meta.regularizers import Regularizer
 from calibrant.meta.virtual import Batch as Seen
 from calibrant.meta.virtual import VirtualStep
-
-MetaBatchNorm = Literal["batch", "update", "frozen"]
 
 
 class MetaObjective:
@@ -36,11 +35,10 @@ class MetaObjective:
         optimizer: Builds the optimizer of the hyper-parameters.
         reduction: How the training loss of a batch is reduced.
         precision: Arithmetic of the network's forward pass.
-        batch_norm: What BatchNorm does on meta batches: "batch" statistics without keeping them, "update" the running ones as
-            the published code does, or use them "frozen".
+        meta_bn: What BatchNorm does on meta batches; see `calibrant.meta.bn.meta_mode`.
+        leak: Add the meta objective's gradient to the network's own, as the published code does by omission.
+        frozen: Leave the hyper-parameters as they are.
     """
-
-    has_meta = True
 
     def __init__(
         self,
@@ -53,14 +51,17 @@ class MetaObjective:
         forward: FeatureFunction,
         batches: MetaBatches,
         step: VirtualStep,
-        optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
+        optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
         reduction: Literal["sum", "mean"],
         precision: Precision,
-        batch_norm: MetaBatchNorm = "batch",
+        meta_bn: MetaBN = "batch",
+        leak: bool = False,
+        frozen: bool = False,
     ) -> None:
+        self.has_meta = not frozen
         self.regularizer, self.objective, self.head, self.model = regularizer, objective, head, model
         self.forward, self.batches, self.step, self.reduction = forward, batches, step, reduction
-        self.precision, self.batch_norm = precision, batch_norm
+        self.precision, self.meta_bn, self.leak = precision, meta_bn, leak
         self.hyper = {name: nn.Parameter(value) for name, value in hyper.items()}
         self.optimizer = allocate_state(optimizer(list(self.hyper.values())))
         self.value = torch.zeros((), device=head.weight.device)
@@ -69,6 +70,12 @@ class MetaObjective:
         """Draw the epoch's meta batches."""
         self.batches.begin_epoch(epoch)
 
+    def end_epoch(self, logits: Tensor, labels: Tensor) -> None:
+        """Nothing to learn from validation data."""
+
+    def kept(self) -> None:
+        """All training examples stay in use."""
+
     def inputs(self, batch: Batch) -> Tensor:
         """Return the images as they are."""
         return batch.images
@@ -76,17 +83,19 @@ class MetaObjective:
     def meta_update(self, batch: Batch, features: Tensor, logits: Tensor) -> None:
         """Look one step of the head ahead, and step the hyper-parameters down the held-out objective."""
         meta = self.batches.next()
-        kind = meta.images.device.type
-        with torch.no_grad(), meta_batch_norm(self.model, self.batch_norm):
-            with torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+        with torch.set_grad_enabled(self.leak), meta_mode(self.model, self.meta_bn):
+            with torch.autocast(meta.images.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
                 seen, _ = self.forward(meta.images)
+        seen = seen.float() if self.precision == "bf16" else seen
+        if self.leak:
+            self._leak(Seen(features, logits, batch.labels), seen, meta.labels)
         found = head_hypergradient(
             self.regularizer,
             self.objective,
             self.hyper,
             head=self._head(),
-            batch=Seen(features, logits, batch.labels),
-            meta_features=seen.float() if self.precision == "bf16" else seen,
+            batch=Seen(features.detach(), logits.detach(), batch.labels),
+            meta_features=seen.detach(),
             meta_labels=meta.labels,
             step=self.step,
         )
@@ -109,29 +118,29 @@ class MetaObjective:
         rule: Callable[[dict[str, nn.Parameter], Tensor], Tensor] = self.regularizer.gamma  # type: ignore[attr-defined]
         return rule(self.hyper, features).detach()
 
-    def state(self) -> Sequence[Tensor]:
-        """Return hyper-parameters, their optimizer's state and the meta cursor."""
-        kept = [value for entry in self.optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
-        return [*self.hyper.values(), *kept, self.value, *self.batches.state()]
+    def state(self) -> dict[str, Tensor]:
+        """Return hyper-parameters, their optimizer's state and the meta cursor, by name."""
+        kept = {f"hyper.{name}": value.detach() for name, value in self.hyper.items()}
+        for name, value in self.hyper.items():
+            for key, entry in self.optimizer.state[value].items():
+                kept[f"adam.{name}.{key}"] = entry
+        return kept | {"value": self.value} | {f"batches.{name}": value for name, value in self.batches.state().items()}
 
     def _head(self) -> dict[str, Tensor]:
         return {name: value.detach() for name, value in self.head.named_parameters()}
 
-
-@contextmanager
-def meta_batch_norm(model: nn.Module, mode: MetaBatchNorm) -> Iterator[None]:
-    """Set how BatchNorm layers treat a meta batch, and put them back."""
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    if mode == "batch":
-        # A layer in training that does not track passes no running statistics to the kernel: it uses the batch's, keeps none.
-        for layer in layers:
-            layer.track_running_stats = False
-    elif mode == "frozen":
-        for layer in layers:
-            layer.eval()
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.track_running_stats = True
-            layer.train()
+    def _leak(self, seen: Seen, meta_features: Tensor, meta_labels: Tensor) -> None:
+        params = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        found = leaked_gradients(
+            self.regularizer,
+            self.objective,
+            self.hyper,
+            params=params,
+            head=dict(self.head.named_parameters()),
+            batch=seen,
+            meta_features=meta_features,
+            meta_labels=meta_labels,
+            step=self.step,
+        )
+        for name, grad in found.items():
+            params[name].grad = grad

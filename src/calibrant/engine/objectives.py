@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from calibrant.core.records import Predictions, Split
 from calibrant.engine.batches import Batch
+from calibrant.losses import AdaFocalLoss, ScheduledFocalLoss
+from calibrant.losses.avuc import AvUC
+from calibrant.losses.crl import CRL
+from calibrant.losses.huber import ConfidencePruner
 
 
 class LossObjective:
-    """Minimise a loss of `calibrant.losses`.
+    """Minimise a loss of `calibrant.losses`, and feed back to it what it asks for.
 
     Args:
         loss: ``loss(logits, labels)``, reduced; one that needs the samples' positions has "indices" among its inputs.
+        pruner: Drops training examples between epochs, or None.
     """
 
     has_meta = False
 
-    def __init__(self, loss: nn.Module) -> None:
-        self.module = loss
+    def __init__(self, loss: nn.Module, *, pruner: ConfidencePruner | None = None) -> None:
+        self.module, self.pruner = loss, pruner
         self._indexed = "indices" in getattr(loss, "inputs", ())
+        self._members = list(loss.modules())
+        self._epoch = 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Tell members that follow a schedule which epoch begins."""
+        self._epoch = epoch
+        for member in self._members:
+            if isinstance(member, (ScheduledFocalLoss, CRL)):
+                member.set_epoch(epoch)
+
+    def end_epoch(self, logits: Tensor, labels: Tensor) -> None:
+        """Show validation ``logits`` to members that learn from them; let the pruner prune."""
+        for member in self._members:
+            if isinstance(member, AdaFocalLoss):
+                member.update(Predictions(logits=logits, labels=labels, split=Split.VAL))
+            # The released AvUC code sets the threshold during its first five epochs.
+            if isinstance(member, AvUC) and self._epoch < 5:
+                member.update_threshold(logits, labels.to(logits.device))
+        if self.pruner is not None:
+            self.pruner.end_epoch()
+
+    def kept(self) -> Tensor | None:
+        """Return the training examples still in use, or None for all."""
+        return None if self.pruner is None else self.pruner.kept_indices()
 
     def inputs(self, batch: Batch) -> Tensor:
         """Return the images as they are."""
@@ -34,11 +63,19 @@ class LossObjective:
         """Return the loss ``[]`` of the batch."""
         extra = {"indices": batch.examples} if self._indexed else {}
         value: Tensor = self.module(logits, batch.labels, **extra)
+        for member in self._members:
+            if isinstance(member, CRL):
+                member.update(logits.detach(), batch.labels, indices=batch.examples)
+        if self.pruner is not None:
+            self.pruner.update(logits.detach(), indices=batch.examples)
         return value
 
-    def state(self) -> Sequence[Tensor]:
-        """Return the loss's own buffers."""
-        return list(self.module.buffers())
+    def state(self) -> dict[str, Tensor]:
+        """Return the loss's and the pruner's own buffers, by name."""
+        kept = {f"loss.{name}": value for name, value in self.module.named_buffers()}
+        if self.pruner is not None:
+            kept |= {f"pruner.{name}": value for name, value in self.pruner.named_buffers()}
+        return kept
 
 
 class MixupObjective(LossObjective):
@@ -63,8 +100,7 @@ class MixupObjective(LossObjective):
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the epoch's mixing weights and pairings from ``(seed, epoch)``."""
-        import numpy as np
-
+        super().begin_epoch(epoch)
         draw = np.random.default_rng((self.seed, epoch, 7))
         steps, size = self._pairs.shape
         self._weight.copy_(torch.from_numpy(draw.beta(self.alpha, self.alpha, steps)))

@@ -78,7 +78,7 @@ class TrainPart:
         device: "auto", "cpu", "cuda" or "cuda:1".
         compile: Whether to compile the network; "auto" does on a GPU for runs long enough to repay it.
         eval_every_epochs: Epochs between evaluations (the last is always evaluated).
-        checkpoint_every_epochs: Epochs between checkpoints.
+        checkpoint_every_seconds: Seconds between checkpoints (the end is always saved).
     """
 
     epochs: int = 350
@@ -90,7 +90,7 @@ class TrainPart:
     device: str = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
     eval_every_epochs: int = 1
-    checkpoint_every_epochs: int = 1
+    checkpoint_every_seconds: float = 30.0
 
 
 @dataclass(frozen=True)

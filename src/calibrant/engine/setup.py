@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from calibrant.backbones import BACKBONES
 from calibrant.core.lookup import lookup
+from calibrant.data import DATASETS, EMBEDDED, ON_DISK
 from calibrant.data.image_set import DataSet, ImageSet
 from calibrant.data.splits import split_indices
 from calibrant.engine.recipe import BackbonePart, DataPart
+
+# Where `calibrant data fetch` puts sets, and where they are looked for.
+DEFAULT_ROOT = Path("~/.cache/calibrant/data").expanduser()
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,14 @@ class RunData:
     val: ImageSet
     meta: ImageSet | None
     test: ImageSet
+
+
+def load_data(part: DataPart) -> DataSet:
+    """Read the data set that a recipe names."""
+    if part.name in EMBEDDED:
+        return EMBEDDED[part.name]()
+    lookup(dict.fromkeys(DATASETS), part.name, kind="data set")
+    return ON_DISK[part.name](part.root or DEFAULT_ROOT)
 
 
 def divide(data: DataSet, part: DataPart, *, seed: int, with_meta: bool) -> RunData:

@@ -5,7 +5,7 @@ The same lines run eagerly on any device and, captured once, as a CUDA graph. No
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import torch
@@ -23,6 +23,18 @@ class Objective(Protocol):
 
     has_meta: bool
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw the epoch's randomness."""
+        ...
+
+    def end_epoch(self, logits: Tensor, labels: Tensor) -> None:
+        """Learn from validation logits, where the method does."""
+        ...
+
+    def kept(self) -> Tensor | None:
+        """Training examples still in use; None for all."""
+        ...
+
     def inputs(self, batch: Batch) -> Tensor:
         """Images that enter the network (mixed ones for mixup)."""
         ...
@@ -35,8 +47,8 @@ class Objective(Protocol):
         """Reduced training loss ``[]``."""
         ...
 
-    def state(self) -> Sequence[Tensor]:
-        """Every tensor that a step changes."""
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that a step or an epoch changes, by name."""
         ...
 
 
@@ -79,7 +91,7 @@ class TrainStep:
         if self.precision == "bf16":
             features, logits = features.float(), logits.float()
         if with_meta:
-            self.objective.meta_update(batch, features.detach(), logits.detach())
+            self.objective.meta_update(batch, features, logits)
         loss = self.objective.loss(batch, features, logits)
         loss.backward()
         if self.clip_norm is not None:
@@ -87,11 +99,15 @@ class TrainStep:
         self.optimizer.step()
         self.loss_sum += loss.detach()
 
-    def state(self) -> list[Tensor]:
-        """Every tensor that `run` changes: weights, statistics, momentum, hyper-parameters, cursors."""
-        kept: list[Tensor] = [*self.model.parameters(), *self.model.buffers(), self.loss_sum, *self.batches.state()]
-        kept += [value for entry in self.optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
-        return kept + list(self.objective.state())
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that `run` changes: weights, statistics, momentum, hyper-parameters, cursors; by name."""
+        kept = {f"model.{name}": value for name, value in self.model.state_dict(keep_vars=False).items()}
+        names: dict[Tensor, str] = {value: name for name, value in self.model.named_parameters()}
+        for value, entries in self.optimizer.state.items():
+            kept |= {f"optimizer.{names[value]}.{key}": entry for key, entry in entries.items() if isinstance(entry, Tensor)}
+        kept |= {f"objective.{name}": value for name, value in self.objective.state().items()}
+        kept |= {f"batches.{name}": value for name, value in self.batches.state().items()}
+        return kept | {"loss_sum": self.loss_sum}
 
 
 def steppers(step: TrainStep, *, capture: bool) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -108,5 +124,6 @@ def steppers(step: TrainStep, *, capture: bool) -> tuple[Callable[[], None], Cal
 
     if not capture:
         return plain, meta if step.objective.has_meta else plain
-    fast = capture_step(plain, state=step.state())
-    return fast, capture_step(meta, state=step.state()) if step.objective.has_meta else fast
+    state = list(step.state().values())
+    fast = capture_step(plain, state=state)
+    return fast, capture_step(meta, state=state) if step.objective.has_meta else fast

@@ -1,0 +1,159 @@
+"""Putting the parts of a run together: network, batches, objective, optimizer, captured step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+
+from calibrant.engine.batches import MetaBatches, TrainBatches
+from calibrant.engine.evaluate import EvalSet
+from calibrant.engine.features import FeatureFunction, feature_function, find_head
+from calibrant.engine.hardware import Hardware, choose_hardware
+from calibrant.engine.loop import LoopParts
+from calibrant.engine.meta_objective import MetaObjective
+from calibrant.engine.methods import Facts, MetaPlan, Plan, make_plan
+from calibrant.engine.objectives import LossObjective, MixupObjective
+from calibrant.engine.optim import build_optimizer
+from calibrant.engine.recipe import Recipe
+from calibrant.engine.setup import RunData, build_backbone, divide, load_data
+from calibrant.engine.step import TrainStep, steppers
+from calibrant.meta.virtual import VirtualStep
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A run ready to start: its parts, its data and the hardware it runs on."""
+
+    parts: LoopParts
+    data: RunData
+    hardware: Hardware
+    plan: Plan
+
+
+def assemble(recipe: Recipe) -> Assembly:
+    """Build everything that a recipe describes; raises ``ValueError`` with one sentence if something cannot be."""
+    part, train = recipe.method, recipe.train
+    whole = load_data(recipe.data)
+    # The plan says whether there is a meta part, and some plans need the size of the training part.
+    probe = make_plan(part.name, part.options, Facts(1, train.reduction, part.preset))
+    data = divide(whole, recipe.data, seed=recipe.seed, with_meta=isinstance(probe, MetaPlan))
+    if not recipe.data.augment:
+        data = replace(data, train=replace(data.train, pad=0, flip=False))
+    plan = make_plan(part.name, part.options, Facts(len(data.train), train.reduction, part.preset))
+    steps = train.epochs * (len(data.train) // train.batch_size)
+    hardware = choose_hardware(device=train.device, precision=train.precision, compiled=train.compile, steps=steps)
+    model = build_backbone(recipe.backbone, data.train, seed=recipe.seed)
+    model = model.to(hardware.device, hardware.dtype).train()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Assembly(_loop_parts(recipe, plan, data, model, hardware), data, hardware, plan)
+
+
+def _loop_parts(recipe: Recipe, plan: Plan, data: RunData, model: nn.Module, hardware: Hardware) -> LoopParts:
+    train, optim = recipe.train, recipe.optim
+    plain_forward = feature_function(model)
+    forward: FeatureFunction = torch.compile(plain_forward) if hardware.compiled else plain_forward
+    batches = TrainBatches(
+        data.train, batch_size=train.batch_size, device=hardware.device, seed=recipe.seed, dtype=hardware.dtype
+    )
+    optimizer = build_optimizer(
+        model.parameters(),
+        name=optim.name,
+        lr=optim.lr,
+        momentum=optim.momentum,
+        weight_decay=optim.weight_decay,
+        nesterov=optim.nesterov,
+    )
+    objective = _objective(recipe, plan, data, model, forward, batches, optimizer, hardware)
+    step = TrainStep(
+        model=model,
+        forward=forward,
+        batches=batches,
+        objective=objective,
+        optimizer=optimizer,
+        precision=hardware.precision,
+        clip_norm=train.clip_norm or None,
+    )
+    plain, meta = steppers(step, capture=hardware.captured)
+    return LoopParts(
+        step=step,
+        plain=plain,
+        meta=meta,
+        meta_every=plan.settings.every if isinstance(plan, MetaPlan) else 1,
+        model=model,
+        eval_forward=plain_forward,
+        val=EvalSet(data.val, device=hardware.device, dtype=hardware.dtype),
+        test=EvalSet(data.test, device=hardware.device, dtype=hardware.dtype),
+        objective=objective,
+        gamma=_gamma_rule(objective),
+    )
+
+
+def _objective(
+    recipe: Recipe,
+    plan: Plan,
+    data: RunData,
+    model: nn.Module,
+    forward: FeatureFunction,
+    batches: TrainBatches,
+    optimizer: Optimizer,
+    hardware: Hardware,
+) -> LossObjective | MetaObjective:
+    device = hardware.device
+    if not isinstance(plan, MetaPlan):
+        loss = plan.loss.to(device)
+        pruner = None if plan.pruner is None else plan.pruner.to(device)
+        if plan.mixup_alpha is None:
+            return LossObjective(loss, pruner=pruner)
+        return MixupObjective(
+            loss,
+            alpha=plan.mixup_alpha,
+            steps_per_epoch=batches.steps_per_epoch,
+            batch_size=recipe.train.batch_size,
+            device=device,
+            seed=recipe.seed,
+        )
+    settings = plan.settings
+    _, head = find_head(model)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    hyper = plan.regularizer.init(head.in_features, head.out_features, bias=head.bias is not None, generator=generator)
+    hyper = {name: value.to(device, hardware.dtype) for name, value in hyper.items()}
+    meta_lr = settings.meta_lr or plan.regularizer.pace / float(plan.regularizer.speed(hyper))
+    assert data.meta is not None
+    rate = optimizer.param_groups[0]["lr"] if settings.lookahead_lr == "current" else settings.lookahead_lr
+
+    def adam(values: list[Tensor]) -> Adam:
+        return Adam(values, lr=meta_lr, betas=settings.betas, eps=settings.eps, capturable=hardware.captured)
+
+    return MetaObjective(
+        plan.regularizer,
+        plan.objective,
+        hyper=hyper,
+        head=head,
+        model=model,
+        forward=forward,
+        batches=MetaBatches(
+            data.meta,
+            batch_size=plan.meta_batch_size,
+            steps_per_epoch=-(-batches.steps_per_epoch // settings.every),
+            device=device,
+            seed=recipe.seed,
+            dtype=hardware.dtype,
+        ),
+        step=VirtualStep(lr=rate, reduction=settings.lookahead_reduction, clip=settings.lookahead_clip),
+        optimizer=adam,
+        reduction=recipe.train.reduction,
+        precision=hardware.precision,
+        meta_bn=settings.meta_bn,
+        leak=settings.leak_meta_grad,
+        frozen=plan.frozen,
+    )
+
+
+def _gamma_rule(objective: LossObjective | MetaObjective) -> Callable[[Tensor], Tensor] | None:
+    if isinstance(objective, MetaObjective) and hasattr(objective.regularizer, "gamma"):
+        return objective.gamma
+    return None

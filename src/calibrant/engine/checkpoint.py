@@ -1,0 +1,54 @@
+"""Saving a run's whole state so that it can go on, and putting it back in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def save_atomically(value: object, path: Path) -> None:
+    """Write ``value`` with `torch.save`, so that the file is either the old one or the whole new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(f"train: the checkpoint could not be written to {path} ({error}). The last good one is kept.") from error
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint; nothing in the file can run code."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"train: `{path}` must be a checkpoint of this version, got: {error}.") from None
+    if not isinstance(found, dict) or "state" not in found:
+        raise ValueError(f"train: `{path}` must be a checkpoint of `calibrant train`, got something else.")
+    return found
+
+
+def copy_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies on the CPU."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+
+
+def restore_state(state: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved values into the tensors of a run, which stay where they are: a captured step reads them there."""
+    if set(state) != set(saved):
+        odd = sorted(set(state) ^ set(saved))
+        raise ValueError(f"train: the checkpoint must fit the recipe, but they differ in {odd[0]!r} and {len(odd) - 1} more.")
+    with torch.no_grad():
+        for name, value in state.items():
+            if value.shape != saved[name].shape:
+                got = f"{list(saved[name].shape)} for {name!r}, which is {list(value.shape)}"
+                raise ValueError(f"train: the checkpoint must fit the recipe, got {got}.")
+            value.copy_(saved[name])
