@@ -1,0 +1,1 @@
+"""The command line: parse, call, write. The only room that prints and that decides an exit code."""

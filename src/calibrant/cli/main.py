@@ -1,0 +1,115 @@
+"""The command `calibrant`: its sub-commands, and how it ends. What they do is in their own modules, loaded when called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of predictions: .npz, .csv, .parquet or .pt.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from calibrant import __version__
+
+        typer.echo(f"calibrant {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say the version.")] = False,
+) -> None:
+    """A classifier's confidence you can trust: measure how well it is calibrated."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def measure(
+    files: Files,
+    n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")] = False,
+    by_class: Annotated[bool, typer.Option("--by-class", help="Show every class, worst first.")] = False,
+    slice_by: Annotated[
+        str | None, typer.Option("--slice", metavar="COLUMN", help="Measure each group of this column too.")
+    ] = None,
+    class_names: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line or JSON.")] = None,
+    ignore_index: Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")] = None,
+    resamples: Annotated[int, typer.Option(min=1, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap.")] = 0,
+) -> None:
+    """Measure the calibration of predictions in files.
+
+    Every number comes with its 95% interval; several files are compared with the first, on the same examples.
+    """
+    from calibrant.cli.measure import Options, measure_files
+
+    measure_files(files, Options(n_bins, as_json, by_class, slice_by, class_names, ignore_index, resamples, seed))
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write the predictions (a temporary folder).")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the synthetic classifier.")] = 0,
+) -> None:
+    """Measure a classifier of known true error."""
+    from calibrant.cli.demo import run_demo
+
+    run_demo(out, seed=seed)
+
+
+def run(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and leave the process: 0 if all went well, 2 with one sentence on bad input."""
+    warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A terminal without Unicode shows question marks; it does not crash.
+            stream.reconfigure(errors="replace")
+    try:
+        code = app(arguments, prog_name="calibrant", standalone_mode=False)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = _end("interrupted.", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except Exception as error:
+        code = _explain(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: Exception) -> int:
+    """Turn an exception into an exit code and one sentence on standard error."""
+    if os.environ.get("CALIBRANT_TRACEBACK"):
+        raise error
+    if isinstance(error, typer.Abort):
+        return _end("interrupted.", 130)
+    if hasattr(error, "format_message"):  # what typer raises about arguments; its class has moved between versions
+        said = error.format_message().rstrip(".")
+        return _end(f"{said}{'' if said.endswith('?') else '.'} Run `calibrant --help` for what there is.", 2)
+    if isinstance(error, (ValueError, OSError, ImportError)):
+        return _end(str(error), 2)
+    return _end(
+        f"something went wrong inside calibrant ({type(error).__name__}: {error}). Please report it with what "
+        "CALIBRANT_TRACEBACK=1 prints before the same command.",
+        1,
+    )
+
+
+def _end(sentence: str, code: int) -> int:
+    print(f"calibrant: {' '.join(sentence.split())}", file=sys.stderr)
+    return code
+
+
+def _show_warning(message: object, *_: object, **__: object) -> None:
+    print(f"calibrant: warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -1,0 +1,45 @@
+"""What is asked about a file, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from calibrant.core.lookup import lookup
+from calibrant.core.records import Predictions, Split
+from calibrant.core.scores import Scores
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured of a file; see the options of ``calibrant measure``."""
+
+    n_bins: int = 15
+    by_class: bool = False
+    slice_by: str | None = None
+    class_names: Sequence[str] | None = None
+    ignore_index: int | None = None
+    n_resamples: int = 1000
+    seed: int = 0
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The scores of a file, its split, and its predictions or a random part of them if they were asked for."""
+
+    scores: Scores
+    split: Split | None
+    predictions: Predictions | None = None
+    is_sample: bool = False
+
+
+def check_column(path: Path, column: str, columns: Sequence[str]) -> None:
+    """Raise unless ``column`` is one of the columns that ``path`` can be sliced by."""
+    if not columns:
+        raise ValueError(f"{path}: must have a column `{column}` to slice by, got no further columns. Add one to the file.")
+    try:
+        lookup(dict.fromkeys(columns), column, kind="column")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

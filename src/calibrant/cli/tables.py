@@ -1,0 +1,167 @@
+"""Scores as tables for a terminal. What they mean in words is in `words`, how they fit in `layout`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from calibrant.cli.layout import Row, fit_table, total_width
+from calibrant.cli.words import METRICS, SIGNIFICANT, direction, metric_of, write_interval, write_p, write_value
+from calibrant.core.records import Bins
+from calibrant.core.scores import ClassScore, Paired, Scores
+
+# Terminals at least this wide get a column that explains every metric.
+_WIDE = 104
+_INTERVAL = "95% interval"
+# A line is left free above these: top-label calibration, then other views of it.
+_NEW_GROUP = ("ece", "classwise_ece")
+_COLOURS = {"over-confident": "red", "under-confident": "blue", "both": "magenta", "calibrated": "green"}
+_LONGEST_BAR = 24
+
+
+def scores_table(scores: Scores, *, width: int) -> Table:
+    """Every metric with its value and interval, and what to compare it with."""
+    rows: list[Row] = []
+    for key in _ordered(scores):
+        rows += [None] if key in _NEW_GROUP else []
+        metric, estimate, signed = metric_of(key), scores[key], key == "signed_gap"
+        value = Text(write_value(estimate.value, metric.unit, signed=signed), style="bold" if key == "ece" else "")
+        rows.append([metric.name, value, _dim(write_interval(estimate, metric.unit, signed=signed)), _note(scores, key, width)])
+    return fit_table(("Metric", "Value", _INTERVAL, ""), rows, width=width, drop=(3, 2))
+
+
+def bins_table(bins: Bins, *, width: int) -> Table:
+    """Confidence and accuracy of every bin that holds examples, and what its gap adds to the ECE."""
+    rows: list[Row] = []
+    shares = bins.weight * bins.gap
+    room = min(width - 62, _LONGEST_BAR) if width >= 70 else 0
+    largest = float(shares.abs().max().clamp(min=1e-12))
+    for m in (bins.count > 0).nonzero().flatten().tolist():
+        share, gap = float(shares[m]), float(bins.gap[m])
+        bar = "█" * round(room * abs(share) / largest)
+        rows.append(
+            [
+                f"{100 * float(bins.edges[m]):.0f} – {100 * float(bins.edges[m + 1]):.0f}%",
+                f"{float(bins.count[m]):,.0f}",
+                _share(float(bins.confidence[m])),
+                _share(float(bins.accuracy[m])),
+                f"{100 * gap:+.1f}%".replace("-", "−"),
+                write_value(abs(share), "%"),
+                Text(bar, style=_COLOURS["over-confident" if gap > 0 else "under-confident"]),
+            ]
+        )
+    return fit_table(("Bin", "Examples", "Confidence", "Accuracy", "Gap", "In ECE", ""), rows, width=width, drop=(6, 1, 5))
+
+
+def classes_table(classes: Sequence[ClassScore], *, width: int) -> Table:
+    """Classes in the order given: how far their probability is off, and in which direction."""
+    rows: list[Row] = [
+        [
+            entry.name,
+            f"{entry.count:,.0f}",
+            _share(entry.error),
+            Text(write_value(entry.ece, "%"), style="bold"),
+            write_value(entry.signed_gap, "%", signed=True),
+            _dim("predicted too often" if entry.signed_gap > 0 else "predicted too rarely"),
+        ]
+        for entry in classes
+    ]
+    return fit_table(("Class", "Examples", "Error", "ECE", "Bias", ""), rows, width=width, drop=(5, 2))
+
+
+def parts_table(head: str, parts: Mapping[str, Scores], *, width: int) -> Table:
+    """The main numbers of every group of examples, or of every file."""
+    rows: list[Row] = [
+        [
+            name or "(empty)",
+            f"{part.n:,}",
+            _share(part["error"].value),
+            Text(write_value(part["ece"].value, "%"), style="bold"),
+            _dim(write_interval(part["ece"], "%")),
+            _dim(write_value(part.ece_if_calibrated.mean, "%")),
+            Text(direction(part), style=_COLOURS[direction(part)]),
+        ]
+        for name, part in parts.items()
+    ]
+    headers = (head, "Examples", "Error", "ECE", _INTERVAL, "If calibrated", "")
+    return fit_table(headers, rows, width=width, drop=(5, 4, 6, 2))
+
+
+def comparison_table(parts: Mapping[str, Scores], *, width: int) -> Table:
+    """The metrics of several files side by side, with intervals if there is room; a line for each file if they are many."""
+    for with_intervals in (True, False):
+        rows, sizes = _comparison_rows(parts, with_intervals)
+        if total_width(sizes) <= width:
+            return fit_table(("Metric", *parts), rows, width=width)
+    return parts_table("File", parts, width=width)
+
+
+def _comparison_rows(parts: Mapping[str, Scores], with_intervals: bool) -> tuple[list[Row], list[int]]:
+    many = list(parts.values())
+    rows: list[Row] = []
+    for key in _ordered(many[0]):
+        rows += [None] if key in _NEW_GROUP else []
+        metric, signed = metric_of(key), key == "signed_gap"
+        best = min(abs(scores[key].value) for scores in many)
+        cells = []
+        for scores in many:
+            value = write_value(scores[key].value, metric.unit, signed=signed)
+            interval = write_interval(scores[key], metric.unit, signed=signed) if with_intervals else ""
+            style = "bold" if abs(scores[key].value) == best else ""
+            cells.append(Text.assemble((value, style), (f"  {interval:>17}" if interval else "", "dim")))
+        rows.append([metric.name, *cells])
+    rows += [None, ["ECE if calibrated", *(_dim(write_value(scores.ece_if_calibrated.mean, "%")) for scores in many)]]
+    rows.append(["direction", *(Text(direction(scores), style=_COLOURS[direction(scores)]) for scores in many)])
+    widest = [max(len(name), *(len(row[k]) for row in rows if row)) for k, name in enumerate(parts, 1)]
+    return rows, [20, *widest]
+
+
+def paired_table(tests: Mapping[str, Paired], *, width: int) -> Table:
+    """How the second file differs from the first on the same examples, and whether chance could have done it."""
+    rows: list[Row] = []
+    for key in _ordered(tests):
+        rows += [None] if key in _NEW_GROUP else []
+        test, unit = tests[key], metric_of(key).unit
+        rows.append(
+            [
+                metric_of(key).name,
+                write_value(test.difference, unit, signed=True),
+                _dim(write_interval(test, unit, signed=True)),
+                write_p(test.p_value),
+                _judge(key, test),
+            ]
+        )
+    return fit_table(("Metric", "Difference", _INTERVAL, "", ""), rows, width=width, drop=(2,))
+
+
+def _judge(key: str, test: Paired) -> Text:
+    if not test.p_value < SIGNIFICANT:
+        return _dim("unclear")
+    if key == "signed_gap":
+        return Text("more sure" if test.difference > 0 else "less sure")
+    return Text("better", style="green") if test.difference < 0 else Text("worse", style="red")
+
+
+def _ordered(keys: Iterable[str]) -> list[str]:
+    given = list(keys)
+    return [key for key in METRICS if key in given] + [key for key in given if key not in METRICS]
+
+
+def _note(scores: Scores, key: str, width: int) -> Text:
+    null = scores.ece_if_calibrated
+    if key == "ece":
+        mean, p95 = write_value(null.mean, "%"), write_value(null.p95, "%")
+        return _dim(f"a calibrated model would show {mean}, rarely over {p95}" if width >= _WIDE else f"if calibrated {mean}")
+    if key == "signed_gap":
+        return Text(direction(scores), style=_COLOURS[direction(scores)])
+    return _dim(metric_of(key).meaning if width >= _WIDE else "")
+
+
+def _dim(text: str) -> Text:
+    return Text(text, style="dim")
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f}%" if value == value else "n/a"

@@ -1,0 +1,57 @@
+"""The synthetic classifier: its true calibration error is what it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from calibrant.data.synthetic import synthetic_predictions
+
+
+@pytest.mark.parametrize(("temperature", "sign"), [(2.4, 1), (1.5, 1), (0.6, -1)])
+def test_synthetic_truth_is_the_gap_between_confidence_and_accuracy(temperature: float, sign: int) -> None:
+    predictions, truth = synthetic_predictions(200_000, 5, temperature=temperature)
+    gap = predictions.confidence - predictions.correct.double()
+    # Standard error of the mean of 200,000 values of spread at most 0.5: 0.0011; four of them.
+    assert float(gap.mean()) == pytest.approx(sign * truth, abs=0.0045)
+    assert truth > 0.02
+
+
+def test_synthetic_posterior_is_known_in_every_confidence_bin() -> None:
+    predictions, _ = synthetic_predictions(200_000, 4, temperature=2.0)
+    top = predictions.predicted.unsqueeze(1)
+    posterior = (predictions.logits.double() / 2).softmax(1).gather(1, top).squeeze(1)
+    for low in (0.3, 0.5, 0.7, 0.9):
+        inside = (predictions.confidence > low) & (predictions.confidence <= low + 0.1)
+        count = int(inside.sum())
+        assert count > 1000
+        error = 4 * 0.5 / count**0.5
+        assert float(predictions.correct[inside].double().mean()) == pytest.approx(float(posterior[inside].mean()), abs=error)
+
+
+def test_synthetic_temperature_one_is_calibrated() -> None:
+    assert synthetic_predictions(1000, temperature=1.0)[1] == 0.0
+
+
+def test_synthetic_hardness_raises_the_error() -> None:
+    easy, hard = (synthetic_predictions(5000, hardness=value)[0] for value in (0.5, 2.0))
+    assert float(easy.correct.double().mean()) > float(hard.correct.double().mean()) + 0.1
+
+
+def test_synthetic_same_seed_gives_the_same() -> None:
+    first, second, other = (synthetic_predictions(100, seed=seed)[0] for seed in (3, 3, 4))
+    assert torch.equal(first.logits, second.logits)
+    assert torch.equal(first.labels, second.labels)
+    assert not torch.equal(first.logits, other.logits)
+    assert first.split == "test"
+    assert first.logits.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [({"n": 0}, "`n` must be"), ({"num_classes": 1}, "`num_classes` must be"), ({"temperature": 0}, "`temperature` must be"),
+     ({"hardness": -1}, "`hardness` must be")],
+)  # fmt: skip
+def test_synthetic_bad_arguments_raise(kwargs: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        synthetic_predictions(**{"n": 10, **kwargs})
