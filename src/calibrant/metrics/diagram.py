@@ -1,0 +1,83 @@
+"""The reliability diagram that a streaming metric draws of itself. Figures of reports live in another room."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calibrant.core.records import Bins
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+# From the palette of Okabe and Ito, told apart by all common kinds of colour vision; hatching tells the gaps apart in grey.
+_ACCURACY, _OVER, _UNDER, _GREY = "#56B4E9", "#D55E00", "#009E73", "0.55"
+
+
+def draw_reliability(bins: Bins, *, title: str, ax: Axes | None = None) -> tuple[Figure | SubFigure | None, Axes]:
+    """Draw the accuracy of every confidence bin with its gap to the mean confidence, above the share of examples in it.
+
+    Args:
+        bins: Equal-width bins.
+        title: Text above the diagram.
+        ax: Axes to draw in, which give up their lower part to the shares; a new figure if not given.
+
+    Returns:
+        The figure and the axes of the diagram.
+    """
+    import matplotlib.pyplot as plt
+    from mpl_toolkits.axes_grid1 import make_axes_locatable
+
+    if ax is None:
+        _, ax = plt.subplots(figsize=(4.8, 5.8), layout="tight")
+    below = make_axes_locatable(ax).append_axes("bottom", size="22%", pad=0.1, sharex=ax)
+    _draw_gaps(ax, bins)
+    ax.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
+    ax.set_title(title, fontsize=10)
+    ax.tick_params(labelbottom=False)
+    ax.legend(loc="upper left", fontsize=8.5, frameon=False)
+    _draw_shares(below, bins)
+    for panel in (ax, below):
+        panel.spines[["top", "right"]].set_visible(False)
+    return ax.get_figure(), ax
+
+
+def _draw_gaps(ax: Axes, bins: Bins) -> None:
+    filled = (bins.count > 0).numpy()
+    left, width = bins.edges[:-1].numpy()[filled], bins.edges.diff().numpy()[filled]
+    accuracy, gap = bins.accuracy.numpy()[filled], bins.gap.numpy()[filled]
+    # Outlines would cover everything where hundreds of bins are narrower than a few pixels.
+    line = 0.8 if len(bins.count) <= 50 else 0.0
+    ax.bar(left, accuracy, width=width, align="edge", color=_ACCURACY, edgecolor="white", linewidth=line, label="accuracy")
+    for name, color, hatch, shown in (
+        ("gap: over-confident", _OVER, "////", gap > 0),
+        ("gap: under-confident", _UNDER, "....", gap < 0),
+    ):
+        if shown.any():
+            ax.bar(
+                left[shown],
+                gap[shown],
+                width=width[shown],
+                bottom=accuracy[shown],
+                align="edge",
+                facecolor=(color, 0.25),
+                edgecolor=color,
+                hatch=hatch,
+                linewidth=line,
+                label=name,
+            )
+    ax.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=1, label="perfect")
+
+
+def _draw_shares(ax: Axes, bins: Bins) -> None:
+    left, width, share = bins.edges[:-1].numpy(), bins.edges.diff().numpy(), bins.weight
+    top = float(share.max())
+    ax.bar(left, share.numpy(), width=width, align="edge", color=_GREY, edgecolor="white", linewidth=0.4)
+    for value, color, style, name in (
+        (float(share @ bins.accuracy), _ACCURACY, "-", "mean accuracy"),
+        (float(share @ bins.confidence), "black", ":", "mean confidence"),
+    ):
+        ax.vlines(value, 0, top, color=color, linestyle=style, linewidth=1.6, label=name)
+    # Room for the legend above the highest bar.
+    ax.set(xlabel="confidence", ylabel="share", ylim=(0, 1.5 * top))
+    ax.legend(loc="upper left", fontsize=8, frameon=False, ncols=2, borderaxespad=0.0)

@@ -1,0 +1,137 @@
+"""Calibration metrics read from the sums that a stream keeps instead of its examples.
+
+Binned metrics, proper scores and means are exact. Those that follow the order of confidences or a kernel over them are exact
+while all examples are kept; beyond, examples of one fine cell of `calibrant.core.grid` are treated as tied at their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from calibrant.core.binning import (
+    MassCurve,
+    TopLabel,
+    bins_of_curve,
+    equal_width_edges,
+    mass_curve,
+    means_of_sums,
+    norm_of_bins,
+)
+from calibrant.core.grid import Grid, fold_to_bins, fold_to_grid
+from calibrant.core.records import Bins
+from calibrant.core.summary import Summary
+from calibrant.metrics.adaptive import debiased_error
+
+# Examples kept as they are. Test sets of 10,000 stay exact, and beyond this number equal-mass bins of over a thousand
+# examples hardly feel that a cut goes through a cell.
+KEPT_EXAMPLES = 16_384
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a stream knows of its examples i with weights w_i, float64 on the CPU.
+
+    Attributes:
+        n: Number of examples.
+        size: Number of examples of positive weight.
+        n_bins: Number of bins M.
+        totals: Sums ``[8]`` of w, w², and of w v, w v², w v³ for the negative log-likelihood v, then for the Brier score v.
+        cells: Sums ``[4, FINE_CELLS]`` of w, w times confidence, w times correctness and w² by cell of confidence.
+        kept: All examples, if there are few enough, else None.
+        class_bins: Sums ``[3, C, M]`` of w, w times probability and w of examples with that label, by class and bin of
+            its probability; or None.
+        class_correct: Weight of the correctly predicted examples by label ``[C]``, or None.
+    """
+
+    n: int
+    size: int
+    n_bins: int
+    totals: Tensor
+    cells: Tensor
+    kept: TopLabel | None
+    class_bins: Tensor | None
+    class_correct: Tensor | None
+
+    @cached_property
+    def bins(self) -> Bins:
+        """Equal-width confidence bins, exact."""
+        return self.bins_of(self.n_bins)
+
+    def bins_of(self, n_bins: int) -> Bins:
+        """Equal-width confidence bins for any number of them that divides 3,000, exact."""
+        sums = fold_to_bins(fold_to_grid(self.cells[:3]), n_bins)
+        return means_of_sums(equal_width_edges(n_bins), *sums)
+
+    @cached_property
+    def top(self) -> TopLabel:
+        """The examples, or one per cell with its mean confidence, mean correctness and weight."""
+        if self.kept is not None:
+            return self.kept
+        weight, confidence, correct, _ = self._filled
+        return TopLabel(confidence / weight, correct / weight, weight)
+
+    @cached_property
+    def curve(self) -> MassCurve:
+        """The examples sorted by confidence and added up."""
+        if self.kept is not None:
+            return mass_curve(self.kept)
+        weight, confidence, correct, squares = self._filled
+        rising = torch.nn.functional.pad(self._filled.cumsum(1), (1, 0))
+        return MassCurve(self.size, confidence / weight, rising[0], rising[1], rising[2], rising[3])
+
+    @cached_property
+    def _filled(self) -> Tensor:
+        return self.cells[:, self.cells[0] > 0]
+
+    def summary(self) -> Summary:
+        """The record from which `calibrant.metrics` computes scores with intervals."""
+        if self.class_bins is None or self.class_correct is None:
+            raise ValueError("Sums.summary: the classwise sums must have been kept, got none. Construct with `classwise=True`.")
+        return Summary(
+            n=self.n,
+            num_classes=self.class_bins.shape[1],
+            n_bins=self.n_bins,
+            weight=float(self.totals[0]),
+            weight_squares=float(self.totals[1]),
+            grid=Grid(*fold_to_grid(self.cells[:3])),
+            nll=self.totals[2:5].clone(),
+            brier=self.totals[5:8].clone(),
+            class_bins=Grid(*self.class_bins),
+            class_correct=self.class_correct.clone(),
+        )
+
+
+def _classwise(sums: Sums) -> Tensor:
+    if sums.class_bins is None:
+        raise ValueError("classwise_ece: the classwise sums must have been kept, got none. Construct with `classwise=True`.")
+    _, probability, labelled = sums.class_bins
+    gaps: Tensor = (probability - labelled).abs()
+    return gaps.sum() / (sums.totals[0] * len(gaps))
+
+
+def _signed_gap(sums: Sums) -> Tensor:
+    return (sums.cells[1] - sums.cells[2]).sum() / sums.totals[0]
+
+
+# Key → how to read it, in the order of a report.
+READERS: Mapping[str, Callable[[Sums], Tensor]] = {
+    "error": lambda sums: 1 - sums.cells[2].sum() / sums.totals[0],
+    "nll": lambda sums: sums.totals[2] / sums.totals[0],
+    "brier": lambda sums: sums.totals[5] / sums.totals[0],
+    "ece": lambda sums: norm_of_bins(sums.bins),
+    "mce": lambda sums: sums.bins.gap.abs().amax(),
+    "ace": lambda sums: norm_of_bins(bins_of_curve(sums.curve, sums.curve.cuts(sums.n_bins))),
+    "classwise_ece": _classwise,
+    "ece_debiased": lambda sums: debiased_error(sums.curve, n_bins=sums.n_bins),
+    "signed_gap": _signed_gap,
+}
+
+
+def read_metrics(sums: Sums) -> dict[str, Tensor]:
+    """Read every metric for which the sums were kept: key → scalar ``[]``."""
+    return {key: read(sums) for key, read in READERS.items() if key != "classwise_ece" or sums.class_bins is not None}
