@@ -39,8 +39,13 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 @lru_cache(maxsize=64)
 def equal_width_edges(n_bins: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Edges ``k / M`` for k = 0..M, rounded to ``dtype`` and returned as float64 ``[M + 1]``."""
-    return (torch.arange(n_bins + 1, dtype=torch.float64) / n_bins).to(dtype).double()
+    """Edges ``k / M`` for k = 0..M, rounded to ``dtype`` and returned as float64 ``[M + 1]``.
+
+    Edges that half precision rounds up to 1 stay just below it, so that 1 belongs to the last bin however many there are.
+    """
+    edges = (torch.arange(n_bins + 1, dtype=torch.float64) / n_bins).to(dtype).double()
+    edges[1:-1].clamp_(max=1 - torch.finfo(dtype).eps / 2)
+    return edges
 
 
 def equal_width_index(values: Tensor, n_bins: int, *, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -30,10 +30,15 @@ def to_tensor(value: ArrayLike, *, where: str, name: str) -> Tensor:
         return value.detach()
     try:
         array = np.asarray(value)
-        if array.dtype == np.float64 and not isinstance(value, np.ndarray):
-            return torch.as_tensor(array)
         if array.dtype.kind not in "fiub":
             raise TypeError(array.dtype)
+        if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+            # torch holds wide unsigned integers but cannot compare them.
+            array = array.astype(np.int64)
+        elif array.dtype.kind == "f" and array.dtype.itemsize > 8:
+            array = array.astype(np.float64)
+        elif not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
         if not array.flags.writeable or any(stride < 0 for stride in array.strides):
             array = array.copy()
         return torch.from_numpy(array)
@@ -166,8 +171,7 @@ def check_label_values(labels: Tensor, num_classes: int, *, where: str, ignore_i
     """Raise unless every label is in ``[0, num_classes)`` (those equal to ``ignore_index`` are not looked at)."""
     kept = labels if ignore_index is None else labels[labels != ignore_index]
     if kept.numel() == 0:
-        if labels.numel() == 0 or ignore_index is not None:
-            raise ValueError(f"{where}: `labels` must hold at least one example that is not ignored, got none.")
+        raise ValueError(f"{where}: `labels` must hold at least one example that is not ignored, got none.")
     low, high = (int(v) for v in torch.aminmax(kept))
     if low < 0 or high >= num_classes:
         wrong = low if low < 0 else high

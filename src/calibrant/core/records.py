@@ -92,6 +92,8 @@ class Predictions:
         if weight is not None:
             check_weights(weight, target, where=where)
         scores, target, weight, kept = flatten_examples(scores, target, weight, ignore_index=ignore_index)
+        if weight is not None and ignore_index is not None:
+            check_weights(weight, target, where=where)
         check_label_values(target, scores.shape[1], where=where)
         (check_prob_values if kind == "probs" else check_logit_values)(scores, where=where)
         table = {name: _as_column(values, name) for name, values in (columns or {}).items()}
@@ -316,7 +318,7 @@ def parse_split(split: Split | str) -> Split:
 
 
 def flatten_examples(
-    scores: Tensor, labels: Tensor, weights: Tensor | None, *, ignore_index: int | None
+    scores: Tensor, labels: Tensor, weights: Tensor | None, *, ignore_index: int | None, where: str = "Predictions"
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Make dense ``[N, C, ...]`` input a plain ``[N, C]`` one and leave out ignored examples.
 
@@ -334,7 +336,7 @@ def flatten_examples(
             scores, labels = scores[kept], labels[kept]
             weights = None if weights is None else weights[kept]
     if len(labels) == 0:
-        raise ValueError("`labels` must hold at least one example that is not ignored, got none.")
+        raise ValueError(f"{where}: `labels` must hold at least one example that is not ignored, got none.")
     return scores, labels, weights, kept
 
 

@@ -46,7 +46,13 @@ class TopLabel:
 
 @dataclass(frozen=True)
 class Checked:
-    """Input of a metric after its checks: ``probs [N, C]``, ``labels [N]`` and ``weights [N]`` or None, on the CPU."""
+    """Input of a metric after its checks.
+
+    Attributes:
+        probs: Probabilities ``[N, C]``, on the device and in the dtype in which they came.
+        labels: Class indices ``[N]``, int64, on the same device.
+        weights: Sample weights ``[N]``, float64 on the CPU, or None.
+    """
 
     probs: Tensor
     labels: Tensor
@@ -63,17 +69,19 @@ def check_input(
 ) -> Checked:
     """Convert, check and flatten the arguments of a metric (dense input becomes ``[N, C]``, ignored examples go)."""
     scores = to_tensor(probs, where=where, name="probs")
-    target = to_tensor(labels, where=where, name="labels")
+    # Reductions over classes stay on the device and in the dtype of the probabilities: both are exact for max and gather.
+    target = to_tensor(labels, where=where, name="labels").to(scores.device)
     check_shapes(scores, target, where=where)
-    # Reductions over classes stay on the caller's device in the caller's dtype: both are exact for max and gather.
-    weight = None if weights is None else to_tensor(weights, where=where, name="weights").double()
+    weight = None if weights is None else to_tensor(weights, where=where, name="weights").to(scores.device)
     if weight is not None:
-        check_weights(weight, target, where=where)
+        check_weights(weight.cpu(), target, where=where)
     if scores.ndim > 2 or ignore_index is not None:
-        scores, target, weight, _ = flatten_examples(scores, target, weight, ignore_index=ignore_index)
+        scores, target, weight, _ = flatten_examples(scores, target, weight, ignore_index=ignore_index, where=where)
+        if weight is not None:
+            check_weights(weight.cpu(), target, where=where)
     check_label_values(target, scores.shape[1], where=where)
     check_prob_values(scores, where=where)
-    return Checked(scores, target.long(), weight)
+    return Checked(scores, target.long(), None if weight is None else weight.cpu().double())
 
 
 def top_label(

@@ -115,7 +115,7 @@ def split_mass(top: TopLabel, n_bins: int) -> Bins:
     total = len(top)
     if total < n_bins:
         raise ValueError(f"torch_uncertainty has no number for {n_bins} equal-mass bins of {total} examples: it returns NaN.")
-    order = torch.sort(top.confidence, stable=True).indices
+    order = torch.sort(top.confidence.float()).indices  # not stable, as there: ties fall as this call leaves them
     index = torch.empty_like(order)
     parts = torch.arange(total).tensor_split(n_bins)
     index[order] = torch.repeat_interleave(torch.arange(n_bins), torch.tensor([len(part) for part in parts]))

@@ -155,6 +155,8 @@ def positive_class(
     if ignore_index is not None:
         kept = target != ignore_index
         value, target, weight = value[kept], target[kept], None if weight is None else weight[kept]
+        if weight is not None and len(target):
+            check_weights(weight, target, where=where)
     check_label_values(target, 2, where=where)
     low, high = (float(v) for v in torch.aminmax(value))
     if not (low >= 0 and high <= 1):

@@ -32,9 +32,10 @@ class Convention:
 
     Attributes:
         source: What the numbers are those of.
-        description: The bin rule in words.
+        description: The rule of its expected calibration error in words.
         width: Bins of its expected calibration error.
         mass: Bins of its adaptive (equal-mass) calibration error.
+        mass_description: The rule of its adaptive calibration error in words.
         extremes: Bins of its maximum and average calibration error, where they differ from ``width``.
         column: Bins of each class in its classwise error.
         reduce: How it gets confidence and correctness from probabilities and labels.
@@ -45,6 +46,7 @@ class Convention:
     description: str
     width: Rule
     mass: Rule | None = None
+    mass_description: str = ""
     extremes: Rule | None = None
     column: Rule | None = None
     reduce: Callable[[Checked], TopLabel] = lambda given: reduce_top_label(given.probs, given.labels)
@@ -107,69 +109,71 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
     {
         "guo2017": Convention(
             "Guo et al., ICML 2017, as in gpleiss/temperature_scaling",
-            "(lo, hi], edges rounded to float32; a probability of 0 is in no bin",
+            "(lo, hi], edges rounded to float32; 0 in no bin",
             rules.guo_width,
         ),
         "focal_calibration": Convention(
             "Mukhoti et al., NeurIPS 2020, torrvision/focal_calibration",
-            "(lo, hi], edges rounded to float32; equal-mass edges interpolated, the least confident example in no bin; "
-            "classes counted up to the largest label",
+            "(lo, hi], edges rounded to float32; 0 in no bin",
             rules.guo_width,
             mass=rules.focal_mass,
+            mass_description="(lo, hi], edges interpolated between sorted confidences; the smallest in no bin",
             extremes=rules.focal_extremes,
             column=rules.guo_width,
             labels_name_classes=True,
         ),
         "netcal": Convention(
             "netcal 1.4",
-            "[lo, hi), confidences clipped away from 0 and 1; equal-mass edges are quantiles; of two columns only the second "
-            "counts",
+            "[lo, hi), confidences clipped away from 0 and 1; of two columns only the second counts",
             rules.netcal_width,
             mass=rules.netcal_mass,
+            mass_description="[lo, hi), edges are quantiles; fails where two coincide",
             reduce=rules.netcal_reduce,
         ),
         "torchmetrics": Convention(
             "torchmetrics 1.9",
-            "[lo, hi) in float32; a confidence of exactly 1 is in a bin of its own beyond the last",
+            "[lo, hi) in float32; exactly 1 in a bin of its own beyond the last",
             rules.torchmetrics_width,
             reduce=rules.torchmetrics_reduce,
         ),
         "torch_uncertainty": Convention(
             "torch-uncertainty 0.13",
-            "as torchmetrics; equal-mass bins split sorted examples, ties in the order of samples",
+            "as torchmetrics",
             rules.torchmetrics_width,
             mass=rules.split_mass,
+            mass_description="sorted examples split into equal parts, ties as the sort leaves them",
             column=rules.torchmetrics_width,
             reduce=rules.torchmetrics_reduce,
         ),
         "uncertainty_calibration": Convention(
             "Kumar, Liang and Ma, NeurIPS 2019, uncertainty-calibration 0.1.4",
-            "(lo, hi], edges in float64 whatever the input; equal-mass edges midway between parts, equal ones merged",
+            "(lo, hi], edges in float64 whatever the input",
             rules.kumar_width,
             mass=rules.kumar_mass,
+            mass_description="(lo, hi], edges midway between equal parts; coinciding ones merged",
             column=rules.kumar_width,
         ),
         "relplot": Convention(
             "Blasiok and Nakkiran, ICLR 2024, relplot 1.0",
-            "[lo, hi) by truncation; a confidence of exactly 1 is in a bin of its own beyond the last",
+            "[lo, hi) by truncation; exactly 1 in a bin of its own beyond the last",
             rules.relplot_width,
         ),
         "pycalib": Convention(
             "PyCalib 0.1",
-            "(lo, hi] with edges by repeated addition, so that 1 is in no bin for some numbers of bins; classwise [lo, hi)",
+            "(lo, hi], edges by repeated addition; for some numbers of bins 1 in no bin",
             rules.pycalib_width,
             column=rules.pycalib_column,
         ),
         "mapie": Convention(
             "MAPIE 1",
-            "(lo, hi] with n_bins edges and thus one bin fewer; equal-mass edges are quantiles, the minimum in a bin of its "
-            "own",
+            "(lo, hi] between n_bins edges, hence one bin fewer",
             rules.mapie_width,
             mass=rules.mapie_mass,
+            mass_description="(lo, hi] between n_bins quantiles, hence one bin fewer; the smallest in a bin of its own",
         ),
         "caltrain": Convention(
             "Roelofs et al., AISTATS 2022, google-research/caltrain",
-            "[lo, hi) with 1 in the last bin",
+            "[lo, hi), 1 in the last",
             rules.caltrain_width,
         ),
     }

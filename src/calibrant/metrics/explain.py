@@ -83,7 +83,9 @@ class Explanation:
         wide = max(len(name) for name in CONVENTIONS)
         for name, value in self.others.items():
             shown = "none    " if value is None else f"{value:.6f}"
-            lines.append(f"    {name:<{wide}}  {shown}  {CONVENTIONS[name].description}")
+            entry = CONVENTIONS[name]
+            text = entry.mass_description if self.metric == "adaptive_calibration_error" else entry.description
+            lines.append(f"    {name:<{wide}}  {shown}  {text}")
         return "\n".join(lines)
 
 
