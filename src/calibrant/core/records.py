@@ -260,12 +260,13 @@ class Predictions:
         device: torch.device | str | None = None,
         progress: bool = True,
         class_names: Sequence[str] | None = None,
+        ignore_index: int | None = None,
     ) -> Predictions:
         """Run ``model`` over ``loader`` (eval mode, no grad) and keep its logits; see `calibrant.core.collect`."""
         from calibrant.core.collect import collect_logits
 
         logits, labels = collect_logits(model, loader, device=device, progress=progress)
-        return cls(logits=logits, labels=labels, split=split, class_names=class_names)
+        return cls(logits=logits, labels=labels, split=split, class_names=class_names, ignore_index=ignore_index)
 
     @classmethod
     def load(cls, path: str | Path) -> Predictions:

@@ -75,6 +75,12 @@ def test_from_model_gives_predictions() -> None:
     assert predictions.split == "test"
 
 
+def test_from_model_leaves_out_ignored_pixels() -> None:
+    images = torch.arange(8.0).reshape(1, 2, 2, 2)
+    predictions = Predictions.from_model(nn.Identity(), [(images, torch.tensor([[[0, 255], [1, 0]]]))], ignore_index=255)
+    assert predictions.logits.tolist() == [[0, 4], [2, 6], [3, 7]]
+
+
 class Keywords(nn.Module):
     def __init__(self) -> None:
         super().__init__()
