@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.core.checks import (
+    check_count,
+    check_label_values,
+    check_logit_values,
+    check_positive,
+    check_prob_values,
+    check_shapes,
+    check_weights,
+    to_tensor,
+)
+
+
+@pytest.mark.parametrize("value", [[[1, 2], [3, 4]], np.array([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 4]])])
+def test_to_tensor_lists_arrays_and_tensors_agree(value: object) -> None:
+    assert to_tensor(value, where="f", name="x").tolist() == [[1, 2], [3, 4]]  # type: ignore[arg-type]
+
+
+def test_to_tensor_array_shares_memory_and_tensor_is_detached() -> None:
+    array = np.zeros(3)
+    shared = to_tensor(array, where="f", name="x")
+    array[1] = 5
+    assert shared.tolist() == [0, 5, 0]
+    assert not to_tensor(torch.ones(2, requires_grad=True), where="f", name="x").requires_grad
+
+
+def test_to_tensor_read_only_and_reversed_arrays_are_copied() -> None:
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    assert to_tensor(array, where="f", name="x").tolist() == [0, 1, 2]
+    assert to_tensor(np.arange(3)[::-1], where="f", name="x").tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", "longdouble", "float16"])
+def test_to_tensor_foreign_floating_types_are_converted(dtype: str) -> None:
+    tensor = to_tensor(np.array([0.25, 0.5]).astype(dtype), where="f", name="x")
+    assert tensor.is_floating_point()
+    assert tensor.tolist() == [0.25, 0.5]
+
+
+@pytest.mark.parametrize("value", [[[0.5, 0.5], [0.5]], "text", None, [["a"]], np.array([1 + 2j]), {"a": 1}])
+def test_to_tensor_what_is_no_array_of_numbers_raises(value: object) -> None:
+    with pytest.raises(ValueError, match="^f: `x` must be a tensor, a numpy array or a nested list of numbers, got "):
+        to_tensor(value, where="f", name="x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None])
+def test_count_what_is_no_count_raises(value: object) -> None:
+    with pytest.raises(ValueError, match=f"^f: `n_bins` must be a whole number >= 1, got {re.escape(repr(value))}"):
+        check_count(value, where="f", name="n_bins")  # type: ignore[arg-type]
+
+
+def test_count_numpy_integer_and_least_are_taken() -> None:
+    check_count(np.int32(4), where="f", name="n_bins")
+    with pytest.raises(ValueError, match="must be a whole number >= 2, got 1"):
+        check_count(1, where="f", name="n_bins", least=2)
+
+
+@pytest.mark.parametrize("value", [0, -0.1, float("inf"), float("nan"), "1"])
+def test_positive_what_is_not_above_zero_raises(value: object) -> None:
+    with pytest.raises(ValueError, match="^f: `h` must be a finite number > 0, got "):
+        check_positive(value, where="f", name="h")  # type: ignore[arg-type]
+
+
+def test_positive_numbers_are_taken() -> None:
+    for value in (1, 0.5, np.float32(2)):
+        assert check_positive(value, where="f", name="h") is None
+
+
+LABELS = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("probs", "labels", "message"),
+    [
+        (torch.tensor([0, 1]), torch.rand(2, 3), r"`probs` must be floating \[N, C\], got int64 \[2\].* look swapped"),
+        (torch.rand(2), LABELS, r"`probs` must be \[N, C\], got \[2\]. For one probability per example use the `binary_`"),
+        (torch.tensor(0.5), LABELS, r"`probs` must be \[N, C\], got \[\]\.$"),
+        (torch.tensor([[1, 0], [0, 1]]), LABELS, "`probs` must be floating point, got torch.int64"),
+        (torch.rand(2, 1), LABELS, r"`probs` must have C >= 2 columns, got \[2, 1\]. Use `Predictions.from_binary`"),
+        (torch.rand(2, 3), torch.eye(3)[:2], r"`labels` must be \[N\] = \[2\], got \[2, 3\]. Pass `labels.argmax\(1\)`"),
+        (torch.rand(2, 3), torch.tensor([1, 2, 0]), r"`labels` must be \[N\] = \[2\], got \[3\]\.$"),
+        (torch.rand(2, 3, 4), LABELS, r"`labels` must be \[N, \.\.\.\] = \[2, 4\], got \[2\]"),
+        (
+            torch.rand(2, 3),
+            torch.tensor([0.0, 1.0]),
+            "`labels` must be integer class indices, got torch.float32. Pass `labels.l",
+        ),
+        (torch.rand(0, 3), torch.zeros(0, dtype=torch.long), r"`probs` must hold at least one example, got \[0, 3\]"),
+    ],
+)
+def test_shapes_each_mistake_is_named(probs: torch.Tensor, labels: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^f: {message}"):
+        check_shapes(probs, labels, where="f")
+
+
+def test_shapes_plain_and_dense_input_pass() -> None:
+    check_shapes(torch.rand(2, 3), LABELS, where="f")
+    assert check_shapes(torch.rand(2, 3, 4, 5), torch.zeros(2, 4, 5, dtype=torch.long), where="f", kind="logits") is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[0.5, 0.5], [float("nan"), 0.5]], "`probs` must be finite, got NaN in row 1"),
+        ([[float("inf"), 0.5], [0.5, 0.5]], "`probs` must be finite, got inf in row 0"),
+        ([[0.5, 0.5], [3.0, -2.0]], r"`probs` must lie in \[0, 1\], got values from -2 to 3. They look like logits"),
+        ([[0.5, 0.5], [0.5, 0.6]], r"rows of `probs` must sum to 1 \(within 1e-06\), got 1.1 in row 1. Normalise"),
+        ([[0.5, 0.5], [0.0, 0.0]], "rows of `probs` must sum to 1"),
+        (
+            [[0.5, 0.5], [1.0, -1e-9]],
+            r"`probs` must be >= 0, got -1e-09 in row 1. Clip rounding errors with `probs.clamp\(min=0\)`",
+        ),
+    ],
+)
+def test_prob_values_each_mistake_is_named(rows: list[list[float]], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^f: {message}"):
+        check_prob_values(torch.tensor(rows, dtype=torch.float64), where="f")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-6), (torch.float32, 1e-3), (torch.float16, 1e-2), (torch.bfloat16, 5e-2)],
+    ids=str,
+)
+def test_prob_values_tolerance_follows_the_dtype(dtype: torch.dtype, tolerance: float) -> None:
+    check_prob_values(torch.tensor([[0.5, 0.5 + tolerance / 2]], dtype=dtype), where="f")
+    with pytest.raises(ValueError, match="must sum to 1"):
+        check_prob_values(torch.tensor([[0.5, 0.5 + tolerance * 2]], dtype=dtype), where="f")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_classes", [2, 10, 1000])
+def test_prob_values_rounded_softmax_passes(num_classes: int, dtype: torch.dtype) -> None:
+    logits = torch.randn(200, num_classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert check_prob_values(logits.softmax(1).to(dtype), where="f") is None
+
+
+def test_logit_values_minus_infinity_is_probability_zero() -> None:
+    assert check_logit_values(torch.tensor([[0.0, float("-inf")]]), where="f") is None
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([float("-inf"), float("-inf")], "`logits` must have a finite entry in every row, got only -inf in row 1"),
+        ([float("nan"), 0.0], r"`logits` must not hold NaN or \+inf, got nan in row 1"),
+        ([float("inf"), 0.0], r"`logits` must not hold NaN or \+inf, got inf in row 1"),
+    ],
+)
+def test_logit_values_each_mistake_is_named(row: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^f: {message}"):
+        check_logit_values(torch.tensor([[0.0, 1.0], row]), where="f")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 3], r"`labels` must lie in \[0, 2\], got 3\.$"),
+        ([1, 2, 3], r"`labels` must lie in \[0, 2\], got 3. They look one-based: pass `labels - 1`"),
+        ([0, -100], r"`labels` must lie in \[0, 2\], got -100. Pass `ignore_index=-100` if it marks examples to leave out"),
+    ],
+)
+def test_label_values_each_mistake_is_named(labels: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^f: {message}"):
+        check_label_values(torch.tensor(labels), 3, where="f")
+
+
+def test_label_values_ignored_ones_are_not_looked_at() -> None:
+    assert check_label_values(torch.tensor([0, -100]), 3, where="f", ignore_index=-100) is None
+    with pytest.raises(ValueError, match="^f: `labels` must hold at least one example that is not ignored, got none"):
+        check_label_values(torch.tensor([-100]), 3, where="f", ignore_index=-100)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0], r"`weights` must be \[2\] as the labels, got \[1\]"),
+        ([1.0, -1.0], "`weights` must be finite and >= 0, got -1"),
+        ([1.0, float("nan")], "`weights` must be finite and >= 0"),
+        ([float("inf"), 1.0], "`weights` must be finite and >= 0"),
+        ([0.0, 0.0], "`weights` must have a positive sum, got 0"),
+    ],
+)
+def test_weights_each_mistake_is_named(weights: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^f: {message}"):
+        check_weights(torch.tensor(weights), LABELS, where="f")
+
+
+def test_weights_integers_and_zeros_pass() -> None:
+    assert check_weights(torch.tensor([0, 3]), LABELS, where="f") is None

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from calibrant.core.lookup import lookup
+
+TABLE = {"guo2017": 1, "netcal": 2}
+
+
+def test_lookup_known_name_returns_its_entry() -> None:
+    assert lookup(TABLE, "netcal", kind="convention") == 2
+
+
+def test_lookup_misspelt_name_suggests_the_nearest() -> None:
+    with pytest.raises(
+        ValueError, match=r"^unknown convention 'netcall'. Did you mean 'netcal'\? There are: guo2017, netcal\.$"
+    ):
+        lookup(TABLE, "netcall", kind="convention")
+
+
+def test_lookup_strange_name_lists_all_without_a_guess() -> None:
+    with pytest.raises(ValueError, match=r"^unknown convention 'zzz'. There are: guo2017, netcal\.$"):
+        lookup(TABLE, "zzz", kind="convention")
