@@ -10,7 +10,7 @@ from calibrant.core.binning import equal_mass_bins, top_label
 from calibrant.core.checks import ArrayLike, check_count, check_logits, check_positive
 from calibrant.core.records import Bins, Predictions, Split
 from calibrant.losses.base import Loss, Reduction
-from calibrant.losses.logprob import true_class_log_odds, widen
+from calibrant.losses.logprob import minus_log_p, true_class_log_odds, widen
 
 
 def adafocal_loss(logits: Tensor, labels: Tensor, *, gammas: Tensor, edges: Tensor) -> Tensor:
@@ -48,12 +48,12 @@ def adafocal_loss(logits: Tensor, labels: Tensor, *, gammas: Tensor, edges: Tens
     if gammas.ndim != 1 or edges.shape != (len(gammas) + 1,):
         raise ValueError(f"{where}: `gammas` must be [M] and `edges` [M + 1], got {list(gammas.shape)}, {list(edges.shape)}.")
     odds = true_class_log_odds(widen(logits), labels)
-    log_p = F.logsigmoid(-odds)
-    probs = log_p.exp()
+    surprise = minus_log_p(odds)
+    probs = torch.exp(-surprise)
     index = torch.bucketize(probs.detach(), edges[1:-1].to(probs.dtype).contiguous())
     strength = gammas.to(probs.dtype)[index]
     log_base = torch.where(strength >= 0, F.logsigmoid(odds), torch.log1p(probs))
-    return torch.exp(strength.abs() * log_base) * -log_p
+    return torch.exp(strength.abs() * log_base) * surprise
 
 
 def adafocal_gammas(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibrant.core.checks import check_logits
 from calibrant.losses.base import Loss, Reduction
-from calibrant.losses.logprob import true_class_log_odds, widen
+from calibrant.losses.logprob import minus_log_p, true_class_log_odds, widen
 
 Gamma: TypeAlias = "float | Tensor"
 
@@ -80,7 +80,7 @@ def focal_gradient_weight(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0)
     odds, strength = _odds_and_gamma(logits, labels, gamma, where="focal_gradient_weight")
     # -p log p / (1 - p) = e^-t softplus(t); below t = -18 the product is 0 * inf, and log1p(x)/x = 1 - x/2 to 1e-16.
     bounded = odds.clamp(min=-18.0)
-    direct = -torch.exp(-bounded) * F.logsigmoid(-bounded)
+    direct = torch.exp(-bounded) * minus_log_p(bounded)
     ratio = torch.where(odds < -18.0, 1 - odds.clamp(max=0.0).exp() / 2, direct)
     return torch.exp(strength * F.logsigmoid(odds)) * (1 + strength * ratio)
 
@@ -104,7 +104,7 @@ class FocalLoss(Loss):
 
 def focal_from_log_odds(odds: Tensor, gamma: Gamma) -> Tensor:
     """Focal loss ``[B]`` of samples whose log-odds against the true class are ``odds [B]``."""
-    return torch.exp(gamma * F.logsigmoid(odds)) * -F.logsigmoid(-odds)
+    return torch.exp(gamma * F.logsigmoid(odds)) * minus_log_p(odds)
 
 
 def check_gamma(gamma: Gamma, logits: Tensor, *, where: str) -> Gamma:
