@@ -9,6 +9,7 @@ from typing import NamedTuple
 from calibrant.io.content import check_readable, one_sentence
 from calibrant.io.header import read_header
 from calibrant.io.parquet import open_parquet
+from calibrant.io.predictions import iter_prediction_batches
 from calibrant.io.table import further_columns, score_columns
 
 _SAMPLE_BYTES = 1 << 18
@@ -41,7 +42,9 @@ def survey_predictions(path: str | Path) -> Survey | None:
                 names, rows = list(file.schema_arrow.names), int(file.metadata.num_rows)
         else:
             names, rows = read_header(Path(path)).names, _estimate_lines(Path(path))
-        return Survey(rows, len(score_columns(names, path=path)[1]), tuple(further_columns(names)))
+        # A single column of lists does not say how long they are; the first row does.
+        num_classes = len(score_columns(names, path=path)[1]) or next(iter_prediction_batches(path, batch_rows=1)).num_classes
+        return Survey(rows, num_classes, tuple(further_columns(names)))
 
 
 def _estimate_lines(path: Path) -> int:

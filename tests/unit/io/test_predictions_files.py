@@ -193,6 +193,7 @@ def test_parquet_with_list_category_decimal_and_missing_cells(tmp_path: Path) ->
     assert list(predictions.columns) == ["site", "age"]
     assert predictions.columns["site"].tolist() == ["x", ""]
     assert np.isnan(predictions.columns["age"][1])
+    assert survey_predictions(tmp_path / "x.parquet") == (2, 2, ("site", "age", "blob"))
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
