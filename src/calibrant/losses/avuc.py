@@ -9,7 +9,7 @@ from torch import Tensor
 
 from calibrant.core.checks import check_logits, check_positive
 from calibrant.losses.base import Penalty
-from calibrant.losses.confidence import entropy, top_of
+from calibrant.losses.confidence import probs_and_entropy, top_of
 from calibrant.losses.logprob import widen
 
 # In the authors' code of AvUC: added to the ratio and to its denominator.
@@ -22,7 +22,7 @@ _ODDS_EPS = 1e-6
 
 
 def avuc_penalty(logits: Tensor, labels: Tensor, *, threshold: float | Tensor = 1.0, beta: float = 3.0) -> Tensor:
-    r"""Reward for being certain where right and uncertain where wrong, certainty being entropy below a threshold.
+    r"""Penalty for being uncertain where right or certain where wrong, certain meaning an entropy below a threshold.
 
     With entropy :math:`u_i = -\sum_k q_{ik} \log q_{ik}`, :math:`q_i = \mathrm{softmax}(z_i)`, confidence
     :math:`c_i = \max_k q_{ik}`, threshold :math:`u_{th}` and the soft counts
@@ -61,9 +61,8 @@ def avuc_penalty(logits: Tensor, labels: Tensor, *, threshold: float | Tensor = 
     check_logits(logits, labels, where=where)
     check_positive(beta, where=where, name="beta")
     scores = widen(logits)
-    log_probs = scores.log_softmax(1)
-    confidence, correct = top_of(log_probs, scores, labels)
-    uncertainty = entropy(log_probs)
+    probs, uncertainty = probs_and_entropy(scores)
+    confidence, correct = top_of(probs, labels)
     certain = uncertainty.detach() <= threshold
     squashed = uncertainty.tanh()
     count = torch.where(correct > 0, confidence, 1 - confidence) * torch.where(certain, 1 - squashed, squashed)
@@ -95,9 +94,8 @@ def avuc_threshold(logits: Tensor, labels: Tensor) -> Tensor:
     """
     check_logits(logits, labels, where="avuc_threshold")
     scores = widen(logits.detach())
-    log_probs = scores.log_softmax(1)
-    _, correct = top_of(log_probs, scores, labels)
-    uncertainty = entropy(log_probs)
+    probs, uncertainty = probs_and_entropy(scores)
+    _, correct = top_of(probs, labels)
     right, wrong = correct.sum(), (1 - correct).sum()
     mean_right = (uncertainty * correct).sum() / right.clamp(min=1)
     mean_wrong = (uncertainty * (1 - correct)).sum() / wrong.clamp(min=1)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from calibrant.core.checks import check_logits
 from calibrant.losses.base import Penalty
-from calibrant.losses.confidence import entropy
+from calibrant.losses.confidence import probs_and_entropy
 from calibrant.losses.logprob import widen
 
 
@@ -36,7 +36,7 @@ def confidence_penalty(logits: Tensor, labels: Tensor) -> Tensor:
         Pereyra et al., "Regularizing neural networks by penalizing confident output distributions", ICLR workshop 2017.
     """
     check_logits(logits, labels, where="confidence_penalty")
-    return -entropy(widen(logits).log_softmax(1)).mean()
+    return -probs_and_entropy(widen(logits))[1].mean()
 
 
 class ConfidencePenalty(Penalty):

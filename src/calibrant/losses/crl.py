@@ -10,7 +10,7 @@ from torch import Tensor
 
 from calibrant.core.checks import check_count, check_logits
 from calibrant.losses.base import Penalty
-from calibrant.losses.confidence import confidence_and_correct, entropy
+from calibrant.losses.confidence import confidence_and_correct, probs_and_entropy
 from calibrant.losses.logprob import widen
 
 Score: TypeAlias = Literal["confidence", "entropy", "margin"]
@@ -60,7 +60,7 @@ def _certainty(logits: Tensor, labels: Tensor, *, score: str, where: str) -> Ten
     if score == "confidence":
         return confidence_and_correct(logits, labels)[0]
     if score == "entropy":
-        return -entropy(widen(logits).log_softmax(1)) / math.log(logits.shape[1])
+        return -probs_and_entropy(widen(logits))[1] / math.log(logits.shape[1])
     if score == "margin":
         first, second = widen(logits).softmax(1).topk(2, dim=1).values.unbind(1)
         return first - second

@@ -18,7 +18,7 @@ _ROOT_EPS = 1e-10
 
 
 def mmce_penalty(logits: Tensor, labels: Tensor, *, scale: float = 0.4, squared: bool = False) -> Tensor:
-    r"""Kernel mean of the gap between correctness and confidence: zero for a calibrated model, in expectation and limit.
+    r"""Kernel mean of the gap between correctness and confidence; for a calibrated model it falls to 0 as the batch grows.
 
     With confidence :math:`c_i = \max_k q_{ik}`, :math:`q_i = \mathrm{softmax}(z_i)`, correctness
     :math:`a_i = [\arg\max_k q_{ik} = y_i]` (no gradient) and a batch of B,
@@ -109,13 +109,11 @@ def weighted_mmce_penalty(
     confidence, correct = confidence_and_correct(logits, labels)
     right = correct.sum()
     wrong = len(correct) - right
-    power = 1 if normalization == "paper" else 2
     # An empty group has weight 0; its divisor only has to be something.
-    per_right, per_wrong = right.clamp(min=1) ** power, wrong.clamp(min=1) ** power
-    value = torch.where(correct > 0, (1 - confidence) / per_right, -confidence / per_wrong)
-    both = (right > 0) & (wrong > 0)
+    divisor = torch.where(correct > 0, right, wrong).clamp(min=1)
+    value = (correct - confidence) / (divisor if normalization == "paper" else divisor.square())
     penalty = _root(laplace_pair_sum(confidence, value, value, scale=scale), squared=squared)
-    return torch.where(both, penalty, torch.zeros_like(penalty))
+    return torch.where(right * wrong > 0, penalty, 0.0)
 
 
 def _root(square: Tensor, *, squared: bool) -> Tensor:

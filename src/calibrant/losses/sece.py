@@ -72,12 +72,12 @@ def sece_penalty(
     if accuracy not in ("hard", "soft"):
         raise ValueError(f"{where}: `accuracy` must be one of 'hard', 'soft', got {accuracy!r}.")
     scores = widen(logits)
-    log_probs = scores.log_softmax(1)
-    confidence, correct = top_of(log_probs, scores, labels)
+    probs = scores.softmax(1)
+    confidence, correct = top_of(probs, labels)
     if leave_one_out and len(confidence) < 2:
         return (confidence - confidence.detach()).sum()
     if accuracy == "soft":
-        correct = all_pairs_accuracy(log_probs.exp(), labels, sharpness=sharpness)
+        correct = all_pairs_accuracy(probs, labels, sharpness=sharpness)
     with full_precision(scores):
         smoothed = gaussian_weights(confidence, bandwidth=bandwidth, leave_one_out=leave_one_out) @ correct
     return ((smoothed.detach() if detach_accuracy else smoothed) - confidence).abs().mean()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_logits, check_positive
+from calibrant.core.kernels import gaussian_exponents
 from calibrant.losses.base import Penalty
 from calibrant.losses.confidence import confidence_and_correct, full_precision
 
@@ -34,6 +32,7 @@ def skce_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.1) -> T
         disagree or the bandwidth is not positive.
 
     Example:
+        >>> import torch
         >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])  # gaps 0.1192 and -0.8808 at the same confidence
         >>> skce_penalty(logits, torch.tensor([0, 1]))
         tensor(-0.1050)
@@ -47,9 +46,7 @@ def skce_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.1) -> T
     check_positive(bandwidth, where=where, name="bandwidth")
     confidence, correct = confidence_and_correct(logits, labels)
     gap = correct - confidence
-    # Scaling the points and not their differences saves a pass over all pairs.
-    point = confidence * (math.sqrt(0.5) / bandwidth)
-    kernel = torch.exp(-(point.unsqueeze(1) - point).square())
+    kernel = gaussian_exponents(confidence, bandwidth=bandwidth).exp()
     pairs = max(len(gap) * (len(gap) - 1), 1)
     with full_precision(gap):
         return (gap @ (kernel @ gap) - gap @ gap) / pairs
