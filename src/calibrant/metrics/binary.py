@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import TopLabel, equal_mass_bins, equal_width_bins, norm_of_bins
+from calibrant.core.binning import TopLabel, equal_mass_bins, norm_of_bins
 from calibrant.core.checks import ArrayLike, check_count, check_label_values, check_weights, to_tensor
 from calibrant.metrics.binned import check_norm, largest_gap, width_error
 
@@ -64,7 +64,7 @@ def binary_maximum_calibration_error(
     labels: ArrayLike,
     *,
     n_bins: int = 15,
-    min_count: float = 1,
+    min_count: int = 1,
     weights: ArrayLike | None = None,
     ignore_index: int | None = None,
 ) -> Tensor:
@@ -76,7 +76,7 @@ def binary_maximum_calibration_error(
         probs: Probability of the positive class ``[N]`` (or any shape), in ``[0, 1]``.
         labels: 0 or 1 (or booleans), shaped as ``probs``.
         n_bins: Number of bins ``M``.
-        min_count: Examples that a bin must hold to be considered (sum of weights where weights are given).
+        min_count: Examples that a bin must hold to be considered.
         weights: Sample weights, shaped as the labels.
         ignore_index: Label of examples to leave out.
 
@@ -93,7 +93,7 @@ def binary_maximum_calibration_error(
     where = "binary_maximum_calibration_error"
     check_count(n_bins, where=where, name="n_bins")
     given = positive_class(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    return largest_gap(equal_width_bins(given, n_bins=n_bins), min_count=min_count, where=where)
+    return largest_gap(given, n_bins=n_bins, min_count=min_count, where=where)
 
 
 def binary_adaptive_calibration_error(

@@ -5,6 +5,7 @@ Equal-mass bins live in `adaptive`, one number per class in `classwise`, one pro
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -80,7 +81,7 @@ def maximum_calibration_error(
     labels: ArrayLike,
     *,
     n_bins: int = 15,
-    min_count: float = 1,
+    min_count: int = 1,
     convention: str | None = None,
     weights: ArrayLike | None = None,
     ignore_index: int | None = None,
@@ -89,14 +90,14 @@ def maximum_calibration_error(
 
     .. math:: \mathrm{MCE} = \max_{m : n_m \ge n_{\min}} | \bar a_m - \bar c_m |
 
-    with the bins of `expected_calibration_error` and :math:`n_m` the examples (or the sum of weights) in bin m. A bin of a
-    single example often decides it: ``min_count`` leaves small bins out.
+    with the bins of `expected_calibration_error` and :math:`n_m` the number of examples in bin m, whatever their weights. A
+    bin of a single example often decides it: ``min_count`` leaves small bins out.
 
     Args:
         probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one.
         labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
         n_bins: Number of bins ``M``.
-        min_count: Examples that a bin must hold to be considered (sum of weights where weights are given).
+        min_count: Examples that a bin must hold to be considered.
         convention: Name of a source whose number to reproduce (see `calibrant.metrics.conventions`), or None for ours.
         weights: Sample weights, shaped as the labels.
         ignore_index: Label of examples to leave out.
@@ -120,7 +121,7 @@ def maximum_calibration_error(
             raise ValueError(f"{where}: `min_count` must be 1 with a `convention`, got {min_count!r}.")
         return reproduce(given, convention=convention, metric="maximum", n_bins=n_bins, where=where)
     top = reduce_top_label(given.probs, given.labels, given.weights)
-    return largest_gap(equal_width_bins(top, n_bins=n_bins), min_count=min_count, where=where)
+    return largest_gap(top, n_bins=n_bins, min_count=min_count, where=where)
 
 
 def average_calibration_error(
@@ -211,14 +212,18 @@ def check_norm(p: float, *, where: str) -> None:
         raise ValueError(f"{where}: `p` must be a number >= 1 (`math.inf` for the largest gap), got {p!r}.")
 
 
-def largest_gap(bins: Bins, *, min_count: float, where: str) -> Tensor:
-    """Largest absolute gap among bins of at least ``min_count`` examples; ``[]``."""
-    held = bins.count >= min_count
+def largest_gap(top: TopLabel, *, n_bins: int, min_count: int, where: str) -> Tensor:
+    """Largest absolute gap among the equal-width bins that hold at least ``min_count`` examples of positive weight; ``[]``."""
+    check_count(min_count, where=where, name="min_count")
+    bins = equal_width_bins(top, n_bins=n_bins)
+    examples = bins.count
+    if top.weights is not None:
+        present = replace(top, weights=(top.weights > 0).double())
+        examples = equal_width_bins(present, n_bins=n_bins).count
+    held = examples >= min_count
     if not bool(held.any()):
-        most = float(bins.count.max())
-        raise ValueError(
-            f"{where}: `min_count` must be reached by some bin, got {min_count!r} where the largest holds {most:g}."
-        )
+        most = int(examples.max())
+        raise ValueError(f"{where}: `min_count` must be reached by some bin, got {min_count} where the largest holds {most}.")
     return bins.gap[held].abs().amax()
 
 

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import calibrant.metrics.classwise as classwise
+from calibrant.metrics.classwise import (
+    class_calibration_errors,
+    classwise_calibration_error,
+    nixon_adaptive_calibration_error,
+    thresholded_adaptive_calibration_error,
+)
+from helpers import golden, mixed_gaps
+
+Metric = Callable[..., torch.Tensor]
+METRICS: list[Metric] = [
+    classwise_calibration_error,
+    nixon_adaptive_calibration_error,
+    thresholded_adaptive_calibration_error,
+]
+
+
+@pytest.mark.parametrize(
+    ("metric", "options", "value"),
+    [
+        (classwise_calibration_error, {}, 0.174134),
+        (nixon_adaptive_calibration_error, {"n_bins": 6}, 0.138739),
+        (thresholded_adaptive_calibration_error, {"n_bins": 6}, 0.235565),
+    ],
+)
+def test_golden_values_hold(metric: Metric, options: dict[str, int], value: float) -> None:
+    logits, labels = golden()
+    assert float(metric(logits.softmax(1), labels, **options)) == pytest.approx(value, abs=5.1e-7)
+
+
+# Three classes, three examples, two bins per class split at one half.
+PROBS = [[0.6, 0.3, 0.1], [0.2, 0.8, 0.0], [0.1, 0.3, 0.6]]
+LABELS = [0, 0, 2]
+
+
+def test_classwise_terms_by_hand() -> None:
+    # Class 0: (0, .5]: 0.2 hit, 0.1 miss -> |0.3 - 1|; (.5, 1]: 0.6 hit -> 0.4. Class 1: 0.3, 0.3 miss; 0.8 miss.
+    # Class 2: 0.1, 0.0 miss -> 0.1; 0.6 hit -> 0.4. All divided by N = 3.
+    terms = class_calibration_errors(PROBS, LABELS, n_bins=2)
+    assert terms.tolist() == pytest.approx([1.1 / 3, 1.4 / 3, 0.5 / 3])
+    assert float(classwise_calibration_error(PROBS, LABELS, n_bins=2)) == pytest.approx(3.0 / 9)
+
+
+def test_classwise_norms_by_hand() -> None:
+    # Gaps and counts per class: (0.35, 2), (0.4, 1); (0.3, 2), (0.8, 1); (0.05, 2), (0.4, 1).
+    squares = [(2 * 0.35**2 + 0.4**2) / 3, (2 * 0.3**2 + 0.8**2) / 3, (2 * 0.05**2 + 0.4**2) / 3]
+    terms = class_calibration_errors(PROBS, LABELS, n_bins=2, p=2)
+    assert terms.tolist() == pytest.approx([math.sqrt(s) for s in squares])
+    assert float(classwise_calibration_error(PROBS, LABELS, n_bins=2, p=2)) == pytest.approx(math.sqrt(sum(squares) / 3))
+    assert class_calibration_errors(PROBS, LABELS, n_bins=2, p=math.inf).tolist() == pytest.approx([0.4, 0.8, 0.4])
+    assert float(classwise_calibration_error(PROBS, LABELS, n_bins=2, p=math.inf)) == pytest.approx(0.8)
+
+
+def test_classwise_true_class_at_probability_zero_counts() -> None:
+    # A source that drops zeros and takes the classes from the labels reports 0 here.
+    probs = torch.tensor([[0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+    assert float(classwise_calibration_error(probs, [0, 0])) == 1.0
+
+
+def test_classwise_absent_class_is_one_of_the_columns() -> None:
+    terms = class_calibration_errors([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]], [0, 1])
+    assert terms.shape == (3,)
+    assert float(terms[2]) == pytest.approx(0.25)
+
+
+def slow_terms(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray, n_bins: int, p: float) -> list[float]:
+    """One class, one bin, one example at a time."""
+    edges = (np.arange(n_bins + 1) / n_bins).astype(probs.dtype)
+    terms = []
+    for k in range(probs.shape[1]):
+        term, largest = 0.0, 0.0
+        for m in range(n_bins):
+            inside = (probs[:, k] > edges[m]) & (probs[:, k] <= edges[m + 1])
+            if m == 0:
+                inside |= probs[:, k] == 0
+            mass = weights[inside].sum()
+            if mass > 0:
+                gap = abs((weights[inside] * (probs[inside, k].astype(float) - (labels[inside] == k))).sum() / mass)
+                largest = max(largest, gap)
+                term += mass / weights.sum() * gap**p if math.isfinite(p) else 0.0
+        terms.append(largest if math.isinf(p) else term ** (1 / p))
+    return terms
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 1000),
+    st.integers(1, 30),
+    st.integers(2, 6),
+    st.sampled_from([1, 2, 3, 10, 15, 40]),
+    st.sampled_from([1, 2, math.inf]),
+    st.sampled_from([torch.float64, torch.float32]),
+    st.booleans(),
+)
+def test_classwise_terms_agree_with_the_slow_reference(
+    seed: int, n: int, num_classes: int, n_bins: int, p: float, dtype: torch.dtype, weighted: bool
+) -> None:
+    probs, labels = mixed_gaps(n, num_classes, seed=seed)
+    probs[::3] = torch.eye(num_classes, dtype=torch.float64)[labels[::3] % num_classes].roll(1, 1)
+    probs = probs.to(dtype)
+    weights = 0.1 + torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    given_weights = weights if weighted else torch.ones(n, dtype=torch.float64)
+    expected = slow_terms(probs.numpy(), labels.numpy(), given_weights.numpy(), n_bins, p)
+    terms = class_calibration_errors(probs, labels, n_bins=n_bins, p=p, weights=weights if weighted else None)
+    assert terms.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_classwise_blocks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
+    probs, labels = mixed_gaps(101, 7, dtype=torch.float32)
+    weights = torch.linspace(0, 2, 101) if weighted else None
+    whole = class_calibration_errors(probs, labels, weights=weights, p=2)
+    monkeypatch.setattr(classwise, "_BLOCK", 50)
+    assert torch.allclose(class_calibration_errors(probs, labels, weights=weights, p=2), whole, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_classwise_half_precision_equals_the_same_values_widened(dtype: torch.dtype) -> None:
+    probs, labels = mixed_gaps(300, 5, dtype=dtype)
+    # No edge of 16 bins is rounded in half precision, so widening moves nothing across one.
+    expected = slow_terms(probs.double().numpy(), labels.numpy(), np.ones(300), 16, 1)
+    assert class_calibration_errors(probs, labels, n_bins=16).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_classwise_column_major_input_gives_the_same() -> None:
+    probs, labels = mixed_gaps(100, 6)
+    assert torch.equal(
+        class_calibration_errors(np.asfortranarray(probs.numpy()), labels), class_calibration_errors(probs, labels)
+    )
+
+
+def test_nixon_by_hand() -> None:
+    # Two ranges of two examples; class 0: {0.1 miss, 0.2 hit}, {0.6 hit, 0.9 hit}; class 1: the mirror image.
+    probs, labels = [[0.6, 0.4], [0.9, 0.1], [0.2, 0.8], [0.1, 0.9]], [0, 0, 0, 1]
+    assert float(nixon_adaptive_calibration_error(probs, labels, n_bins=2)) == pytest.approx((0.35 + 0.25) / 2)
+
+
+def test_nixon_ranges_count_alike_whatever_they_hold() -> None:
+    # Three examples in two ranges: two and one; each range has weight one half.
+    probs, labels = [[0.5, 0.5], [0.7, 0.3], [0.9, 0.1]], [0, 0, 1]
+    assert float(nixon_adaptive_calibration_error(probs, labels, n_bins=2)) == pytest.approx((0.4 + 0.9 + 0.3 + 0.5) / 4)
+
+
+def test_tace_drops_what_does_not_exceed_the_threshold() -> None:
+    probs, labels = [[0.995, 0.005], [0.8, 0.2]], [0, 1]
+    # Class 0: 0.995 hit, 0.8 miss; class 1: only 0.2 hit is left, in one range.
+    assert float(thresholded_adaptive_calibration_error(probs, labels, n_bins=2)) == pytest.approx((0.005 + 0.8 + 0.8) / 3)
+    equal = thresholded_adaptive_calibration_error(probs, labels, n_bins=2, threshold=0.2)
+    assert float(equal) == pytest.approx((0.005 + 0.8) / 2)
+
+
+def test_tace_zero_threshold_is_nixon_where_nothing_is_zero() -> None:
+    probs, labels = mixed_gaps(200, 5)
+    expected = float(nixon_adaptive_calibration_error(probs, labels))
+    assert float(thresholded_adaptive_calibration_error(probs, labels, threshold=0)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_tace_nothing_above_the_threshold_is_zero() -> None:
+    assert float(thresholded_adaptive_calibration_error([[0.5, 0.5]], [0], threshold=0.9)) == 0.0
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.0, float("nan")])
+def test_tace_threshold_out_of_range_raises(threshold: float) -> None:
+    with pytest.raises(ValueError, match=r"^thresholded_adaptive_calibration_error: `threshold` must lie in \[0, 1\), got "):
+        thresholded_adaptive_calibration_error([[0.5, 0.5]], [0], threshold=threshold)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_order_of_samples_and_of_classes_does_not_matter(metric: Metric) -> None:
+    probs, labels = mixed_gaps(150, 4)
+    probs = (probs * 6).round() + 0.5
+    probs = probs / probs.sum(1, keepdim=True)
+    value = float(metric(probs, labels))
+    order = torch.randperm(150, generator=torch.Generator().manual_seed(0))
+    assert float(metric(probs[order], labels[order])) == pytest.approx(value, abs=1e-12)
+    assert float(metric(probs.flip(1), 3 - labels)) == pytest.approx(value, abs=1e-12)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_perfect_predictions_have_no_error(metric: Metric) -> None:
+    assert float(metric([[1.0, 0.0], [0.0, 1.0]], [0, 1])) == 0.0
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_scaled_weights_change_nothing_and_zero_is_absence(metric: Metric) -> None:
+    probs, labels = mixed_gaps(120, 4)
+    weights = (torch.arange(120) % 4).double()
+    value = float(metric(probs, labels, weights=weights))
+    assert float(metric(probs, labels, weights=weights / 100)) == pytest.approx(value, rel=1e-12)
+    ones = (weights > 0).double()
+    kept = ones > 0
+    assert float(metric(probs, labels, weights=ones)) == pytest.approx(float(metric(probs[kept], labels[kept])), rel=1e-12)
+
+
+@pytest.mark.parametrize("metric", [*METRICS, class_calibration_errors])
+def test_dense_input_and_ignored_examples(metric: Metric) -> None:
+    probs, labels = mixed_gaps(60, 4)
+    dense, marked = probs.reshape(3, 20, 4).movedim(-1, 1), labels.reshape(3, 20).clone()
+    marked[0, :5] = -1
+    assert torch.allclose(metric(dense, marked, ignore_index=-1), metric(probs[5:], labels[5:]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("metric", [*METRICS, class_calibration_errors])
+def test_messages_name_the_metric(metric: Metric) -> None:
+    with pytest.raises(ValueError, match=f"^{metric.__name__}: `n_bins` must be a whole number >= 1, got -3"):
+        metric(PROBS, LABELS, n_bins=-3)
+    with pytest.raises(ValueError, match=rf"^{metric.__name__}: `labels` must lie in \[0, 2\], got 3"):
+        metric(PROBS, [0, 1, 3])
+
+
+@pytest.mark.parametrize("metric", [classwise_calibration_error, class_calibration_errors])
+def test_classwise_what_is_no_norm_raises(metric: Metric) -> None:
+    with pytest.raises(ValueError, match=f"^{metric.__name__}: `p` must be a number >= 1"):
+        metric(PROBS, LABELS, p=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
+@pytest.mark.parametrize("metric", [*METRICS, class_calibration_errors])
+def test_cuda_input_gives_the_same_number_on_the_cpu(metric: Metric) -> None:
+    probs, labels = mixed_gaps(500, 6, dtype=torch.float32)
+    value = metric(probs.cuda(), labels.cuda(), weights=torch.linspace(1, 2, 500).cuda())
+    assert value.device.type == "cpu"
+    assert torch.equal(value, metric(probs, labels, weights=torch.linspace(1, 2, 500)))
