@@ -40,8 +40,8 @@ class Stream(Metric):
     """Sums over all examples seen, in float64: the base of every streaming metric.
 
     The state is the top-label cells of `calibrant.core.grid` (weight, weighted confidence, weighted correctness, squared
-    weight; 0.8 MB), the first 16,384 examples (0.4 MB; as long as there are no more, every metric is exact), eight totals
-    and, if ``classwise``, three sums per class and bin (24·C·M bytes: 0.4 MB at 1,000 classes and 15 bins).
+    weight; 0.8 MB), the first 65,536 examples (1 MB; as long as there are no more, every metric is exact), eight totals and,
+    if ``classwise``, three sums per class and bin (24·C·M bytes: 0.4 MB at 1,000 classes and 15 bins).
 
     Args:
         num_classes: Number of classes C.
@@ -98,7 +98,8 @@ class Stream(Metric):
             states[f"ignored_{ignore_index}"] = torch.zeros((), dtype=torch.int64, device="cpu")
         for name, zeros in states.items():
             self.add_state(name, zeros, dist_reduce_fx="sum", persistent=persistent)
-        unused = torch.full((3, KEPT_EXAMPLES), -1.0, dtype=torch.float64, device="cpu")
+        # Confidence, negative where the prediction is wrong (it is never zero), and weight, -1 where there is no example.
+        unused = torch.full((2, KEPT_EXAMPLES), -1.0, dtype=torch.float64, device="cpu")
         self.add_state("kept", unused, dist_reduce_fx=_join_kept, persistent=persistent)
 
     def update(
@@ -199,7 +200,8 @@ class Stream(Metric):
         for cells, values in zip(self.cells, (weight, confidence, correct, squares), strict=True):
             cells.index_add_(0, index, values)
         if seen + n <= KEPT_EXAMPLES:
-            self.kept[:, seen : seen + n] = torch.stack([top.confidence, top.correct, weight])
+            sign = 2 * top.correct - 1
+            self.kept[:, seen : seen + n] = torch.stack([sign * top.confidence, weight])
         self.count[0] += n
         self.count[1] += n if top.weights is None else (weight > 0).sum()
 
@@ -267,7 +269,7 @@ class Stream(Metric):
             if self._is_synced:
                 self.unsync()
             raise ValueError(f"{type(self).__name__}: no examples yet. Call `update(probs, labels)` first.")
-        confidence, correct, weights = self.kept.cpu()[:, :n]
+        signed, weights = self.kept[:, :n].cpu()
         plain = float(self.totals[0]) == n == float(self.totals[1])
         return Sums(
             n=n,
@@ -275,7 +277,7 @@ class Stream(Metric):
             n_bins=self.n_bins,
             totals=self.totals.cpu(),
             cells=self.cells.cpu(),
-            kept=TopLabel(confidence, correct, None if plain else weights) if n <= KEPT_EXAMPLES else None,
+            kept=TopLabel(signed.abs(), (signed > 0).double(), None if plain else weights) if n <= KEPT_EXAMPLES else None,
             class_bins=self.class_bins.cpu() if self.classwise else None,
             class_correct=self.class_correct.cpu() if self.classwise else None,
         )
@@ -316,8 +318,8 @@ class Stream(Metric):
 
 
 def _join_kept(parts: Tensor) -> Tensor:
-    """Join ``[W, 3, K]`` kept examples into ``[3, K]``; if they do not fit, none is kept."""
-    used = parts[:, 2] >= 0
+    """Join ``[W, 2, K]`` kept examples into ``[2, K]``; if they do not fit, none is kept."""
+    used = parts[:, 1] >= 0
     found = parts.movedim(1, 0)[:, used]
     joined = torch.full_like(parts[0], -1.0)
     if found.shape[1] <= joined.shape[1]:
