@@ -45,8 +45,8 @@ def adam_update(
 
     With gradient :math:`g_t`, :math:`m_t = \beta_1 m_{t-1} + (1 - \beta_1) g_t` and
     :math:`v_t = \beta_2 v_{t-1} + (1 - \beta_2) g_t^2`, the step is
-    :math:`-\mathrm{lr}\; \hat m_t / (\sqrt{\hat v_t} + \epsilon)`, where the hats divide by :math:`1 - \beta^t`. A gradient that is
-    not finite (a half-precision overflow) changes nothing.
+    :math:`-\mathrm{lr}\; \hat m_t / (\sqrt{\hat v_t} + \epsilon)`, where the hats divide by :math:`1 - \beta^t`. A gradient
+    that is not finite (a half-precision overflow) changes nothing.
 
     Args:
         params: Name → value.

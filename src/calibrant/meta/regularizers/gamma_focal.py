@@ -10,7 +10,7 @@ from torch import Tensor
 
 from calibrant.core.lookup import lookup
 from calibrant.losses.focal import focal_gradient_weight, focal_loss
-from calibrant.meta.gamma_net import Params, bound_heads, gamma_of, gamma_speed, head_gammas_of, init_gamma_net
+from calibrant.meta.gamma_net import GammaNet, Params, bound_heads, gamma_of, gamma_speed, head_gammas_of, init_gamma_net
 from calibrant.meta.positive import POSITIVE_MAPS
 from calibrant.meta.regularizers.base import Head, Regularizer, cross_entropy_gradient, spread_of
 
@@ -72,6 +72,21 @@ class GammaFocal(Regularizer):
             gamma_init=self.gamma_init,
             generator=generator,
         )
+
+    def net(self, hyper: Mapping[str, Tensor]) -> GammaNet:
+        """Return a gamma-Net module with a copy of the parameters ``hyper``."""
+        num_features, num_heads = hyper["attention"].shape
+        net = GammaNet(
+            num_features,
+            num_heads,
+            temperature=self.temperature,
+            positive=self.positive,
+            gamma_max=self.gamma_max,
+            gamma_init=self.gamma_init,
+        )
+        net = net.to(hyper["attention"])
+        net.load_state_dict(dict(hyper))
+        return net
 
     def gamma(self, hyper: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Return the gamma of every sample ``[B]``; features are taken as constants."""

@@ -19,11 +19,11 @@ class LabelSmoothing(Regularizer):
     r"""Cross-entropy with a target that keeps :math:`1 - s` for the true class and spreads :math:`s`, learnably.
 
     With :math:`s_y` the ``amount`` of class y (one number for all in the "scalar" form), the target of a sample is
-    :math:`(1 - s_y)\,\mathrm{onehot}(y) + s_y / C` ("scalar", "vector"), or :math:`1 - s_y` on y and
+    :math:`(1 - s_y)\,\mathrm{onehot}(y) + s_y / C` ("scalar", "per-class"), or :math:`1 - s_y` on y and
     :math:`s_y U_{yk} / (\sum_{l \ne y} U_{yl} + 10^{-6})` on every other class k ("non-uniform").
 
     Args:
-        form: "scalar", "vector" (one amount per true class) or "non-uniform" (also a matrix ``share [C, C]``).
+        form: "scalar", "per-class" (one amount for each true class) or "non-uniform" (also a matrix ``share [C, C]``).
         flat_start: Start the matrix at ones, so that the first amount taken is spread evenly. The published code starts it at
             zeros, where mass taken from the true class is lost and the matrix receives no gradient until the amounts move.
 
@@ -38,9 +38,9 @@ class LabelSmoothing(Regularizer):
 
     pace: ClassVar[float] = 1e-3
 
-    def __init__(self, *, form: Literal["scalar", "vector", "non-uniform"] = "scalar", flat_start: bool = True) -> None:
-        if form not in ("scalar", "vector", "non-uniform"):
-            raise ValueError(f"LabelSmoothing: `form` must be 'scalar', 'vector' or 'non-uniform', got {form!r}.")
+    def __init__(self, *, form: Literal["scalar", "per-class", "non-uniform"] = "scalar", flat_start: bool = True) -> None:
+        if form not in ("scalar", "per-class", "non-uniform"):
+            raise ValueError(f"LabelSmoothing: `form` must be 'scalar', 'per-class' or 'non-uniform', got {form!r}.")
         self.form, self.flat_start = form, flat_start
 
     def init(

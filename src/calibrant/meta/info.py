@@ -1,0 +1,71 @@
+"""What a step of a `MetaLearner` reports, and the form in which it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from calibrant.meta.adam import AdamState
+from calibrant.meta.regularizers.base import Params
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What a step did. Every number stays a tensor on the device until it is read, so that logging rarely costs a wait.
+
+    Attributes:
+        loss: Training loss ``[]``, reduced as the step's.
+        logits: Training logits ``[B, C]``, detached.
+        meta_value: Meta objective after the virtual step ``[]``; None on a step without a meta update.
+        hypergradient_norm: Norm of its gradient ``[]``; None likewise.
+        values: The regularizer's summary at the last meta update: gamma's mean, spread, extremes, share at the bound.
+        stepped: Whether the optimizer stepped (not on the first parts of an accumulated batch).
+    """
+
+    loss: Tensor
+    logits: Tensor
+    meta_value: Tensor | None = None
+    hypergradient_norm: Tensor | None = None
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    stepped: bool = True
+
+    def to_floats(self) -> dict[str, float]:
+        """Return every number by name, for a log; waits for the device."""
+        found = {"loss": self.loss, "meta_value": self.meta_value, "hypergradient_norm": self.hypergradient_norm}
+        return {name: float(value) for name, value in (found | dict(self.values)).items() if value is not None}
+
+
+def pack(hyper: Params, adam: AdamState) -> dict[str, Any]:
+    """Copy hyper-parameters and Adam's state into plain dictionaries."""
+    copies = {name: _cloned(values) for name, values in (("hyper", hyper), ("first", adam.first), ("second", adam.second))}
+    return {**copies, "adam_steps": adam.steps.clone()}
+
+
+def unpack(state: Mapping[str, Any], hyper: Params, adam: AdamState) -> None:
+    """Copy what `pack` made into ``hyper`` and ``adam``, in place; raises ``ValueError`` where shapes disagree."""
+    for name, target in (("hyper", hyper), ("first", adam.first), ("second", adam.second)):
+        shapes, given = _shapes(target), _shapes(state[name])
+        if shapes != given:
+            raise ValueError(
+                f"MetaLearner.load_state_dict: hyper-parameters must be {shapes}, got {given}. "
+                "Build the learner with the same regularizer and head."
+            )
+        overwrite(target, state[name])
+    adam.steps.copy_(state["adam_steps"])
+
+
+def overwrite(target: Params, source: Mapping[str, Tensor]) -> None:
+    """Copy values into the tensors of ``target``, which keep their place in memory (a captured step reads them there)."""
+    for name, value in target.items():
+        value.copy_(source[name])
+
+
+def _cloned(values: Params) -> Params:
+    return {name: value.clone() for name, value in values.items()}
+
+
+def _shapes(values: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(value.shape) for name, value in values.items()}

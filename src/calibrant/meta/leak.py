@@ -1,0 +1,57 @@
+"""What the published meta-calibration code adds to the network's gradient by not clearing it after the meta step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from calibrant.meta.regularizers.base import Params, Regularizer
+from calibrant.meta.virtual import Batch, MetaObjective, VirtualStep, virtual_sgd
+
+
+def leaked_gradients(
+    regularizer: Regularizer,
+    objective: MetaObjective,
+    hyper: Mapping[str, Tensor],
+    *,
+    params: Mapping[str, Tensor],
+    head: Mapping[str, Tensor],
+    batch: Batch,
+    meta_features: Tensor,
+    meta_labels: Tensor,
+    step: VirtualStep,
+    loss_scale: float | Tensor = 1.0,
+) -> Params:
+    """Gradient of the meta objective, after a virtual step of the head, with respect to the network itself.
+
+    It reaches the network through the meta batch's features, through the head and, by second order, through the training batch
+    whose gradient made the virtual step. Late in training, when the training loss is nearly zero, it can be as large as the
+    training gradient: part of the calibration then comes from training on the held-out data directly.
+
+    Args:
+        regularizer: The training loss.
+        objective: ``(logits, labels) -> []`` on the meta batch.
+        hyper: Values of the hyper-parameters, held constant.
+        params: Parameters of the network.
+        head: The head's own parameters, among those.
+        batch: The training batch, features and logits with their graph (which is kept).
+        meta_features: Features of the meta batch, with their graph.
+        meta_labels: ``[M]``.
+        step: The virtual step.
+        loss_scale: What the gradients are multiplied by, as those of the training loss will be.
+
+    Returns:
+        Name → gradient; parameters that are not reached are left out.
+    """
+    fixed = {name: value.detach() for name, value in hyper.items()}
+    logits = F.linear(batch.features.to(head["weight"].dtype), head["weight"], head.get("bias"))
+    total = regularizer.loss(fixed, batch.features.detach(), logits, batch.labels, head).sum()
+    found = torch.autograd.grad(total * step.factor(len(batch.labels)), list(head.values()), create_graph=True)
+    virtual = virtual_sgd(head, dict(zip(head, found, strict=True)), lr=step.lr, clip=step.clip)
+    meta_logits = F.linear(meta_features.to(head["weight"].dtype), virtual["weight"], virtual.get("bias"))
+    value = objective(meta_logits, meta_labels) * loss_scale
+    grads = torch.autograd.grad(value, list(params.values()), retain_graph=True, allow_unused=True)
+    return {name: grad for name, grad in zip(params, grads, strict=True) if grad is not None}

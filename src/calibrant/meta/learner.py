@@ -1,0 +1,293 @@
+"""`MetaLearner`: meta-regularization for one's own training loop. The only object in this room that holds state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from calibrant.core.checks import check_count
+from calibrant.core.lookup import lookup
+from calibrant.meta.adam import AdamState, init_adam
+from calibrant.meta.ddp import broadcast, exchange_of, group_of
+from calibrant.meta.gamma_net import GammaNet
+from calibrant.meta.info import StepInfo, overwrite, pack, unpack
+from calibrant.meta.monitor import Watch
+from calibrant.meta.network import Inputs, find_network, random_state, read_features
+from calibrant.meta.objectives import make_objective
+from calibrant.meta.presets import PRESETS, MetaSettings, Options, regularizer_of, settings_of
+from calibrant.meta.regularizers import GammaFocal, Regularizer
+from calibrant.meta.regularizers.base import Params
+from calibrant.meta.update import Plan, current_lr, full_update, head_update, leaked, meta_features, next_hyper
+from calibrant.meta.virtual import Batch, Hypergradient, MetaObjective
+
+
+class MetaLearner:
+    """Trains a classifier with a loss that learns, on held-out data, how to keep it calibrated.
+
+    A `step` takes the place of a training loop's forward, backward and optimizer step. Those who keep their own call
+    `meta_update` between forward and backward and minimise `loss`.
+
+    Args:
+        model: Any module that ends in an ``nn.Linear``; also wrapped in ``DistributedDataParallel``.
+        optimizer: Any optimizer of its parameters.
+        regularizer: "gamma-focal", "unitwise-l2", "label-smoothing", "label-smoothing-per-class",
+            "label-smoothing-non-uniform", or a `Regularizer`.
+        objective: What meta updates minimise: "sece", "dece", "skce", "nll", any other loss or penalty by name, a mapping of
+            names to weights, or a function ``(logits, labels) -> []``.
+        preset: "default" or "paper"; see `calibrant.meta.presets`.
+        head: Name of the last linear layer, or the layer; found if None.
+        meta_batches: Endless iterator of (x, labels) to draw from when a meta update is due, such as `MetaBatches`.
+        accumulate: Calls of `step` to one optimizer step.
+        amp: Autocast type of the forward passes (``torch.bfloat16``, ``torch.float16``), or None.
+        scaler: Gradient scaler, for float16.
+        monitor_every: Meta updates between two looks at the hyper-parameters for trouble; 0 never looks.
+        generator: Source of the gamma-Net's draw.
+        options: Fields of `calibrant.meta.presets.MetaSettings` to override: ``lookahead``, ``lookahead_lr``, ``every``, ...
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> learner = MetaLearner(model, torch.optim.SGD(model.parameters(), lr=0.1), every=1)
+        >>> x, y = torch.randn(16, 4), torch.arange(16) % 3
+        >>> info = learner.step(x, y, torch.randn(32, 4), torch.arange(32) % 3)
+        >>> sorted(info.values)
+        ['gamma_at_bound', 'gamma_max', 'gamma_mean', 'gamma_min', 'gamma_std']
+
+    Reference:
+        Wang and Golebiowski, "Towards unbiased calibration using meta-regularization", TMLR 2024, algorithm 1; order of the
+        two updates as in Bohdal, Yang and Hospedales, TMLR 2023.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        regularizer: str | Regularizer = "gamma-focal",
+        objective: str | Mapping[str, float] | MetaObjective = "sece",
+        preset: str = "default",
+        head: str | nn.Module | None = None,
+        meta_batches: Iterator[tuple[Any, Tensor]] | None = None,
+        accumulate: int = 1,
+        amp: torch.dtype | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        monitor_every: int = 100,
+        generator: torch.Generator | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        check_count(accumulate, where="MetaLearner", name="accumulate")
+        check_count(monitor_every, where="MetaLearner", name="monitor_every", least=0)
+        chosen = lookup(PRESETS, preset, kind="preset")
+        group = group_of(model)
+        self.plan = Plan(
+            network=find_network(model, head),
+            regularizer=regularizer_of(chosen, regularizer),
+            objective=make_objective(objective, variants=chosen.objectives),
+            settings=settings_of(chosen, options),
+            exchange=exchange_of(model),
+            amp=amp,
+        )
+        if self.settings.leak_meta_grad and (group is not None or self.settings.lookahead == "full"):
+            raise ValueError(
+                'MetaLearner: `leak_meta_grad` must go with a single process and lookahead="head". Pass `leak_meta_grad=False`.'
+            )
+        self.optimizer, self.meta_batches, self.scaler = optimizer, meta_batches, scaler
+        self.accumulate, self.monitor_every = accumulate, monitor_every
+        self.hyper = self._start(generator)
+        if group is not None:
+            broadcast(self.hyper, group)
+        lr = self.settings.meta_lr
+        self.meta_lr = float(self.regularizer.pace / self.regularizer.speed(self.hyper)) if lr is None else lr
+        self.adam: AdamState = init_adam(self.hyper)
+        self.steps, self.meta_updates = 0, 0
+        self._part, self._verified, self._watch = 0, False, Watch()
+        self._values: Mapping[str, Tensor] = {}
+
+    @property
+    def settings(self) -> MetaSettings:
+        """How steps are taken."""
+        return self.plan.settings
+
+    @property
+    def regularizer(self) -> Regularizer:
+        """The training loss with hyper-parameters."""
+        return self.plan.regularizer
+
+    @property
+    def due(self) -> bool:
+        """Whether the next call of `step` makes a meta update, and so needs a meta batch."""
+        return self._part == 0 and self.steps % self.settings.every == 0
+
+    def step(self, x: Inputs, y: Tensor, x_meta: Inputs | None = None, y_meta: Tensor | None = None) -> StepInfo:
+        """Train on one batch: forward, meta update if due, backward, clipping, optimizer step.
+
+        Args:
+            x: Input of the model: a tensor, a tuple of positional or a mapping of keyword arguments.
+            y: Labels ``[B]``.
+            x_meta: Held-out input; needed when `due`, unless ``meta_batches`` was given.
+            y_meta: Its labels ``[M]``.
+
+        Returns:
+            What was done.
+        """
+        if self._part == 0:
+            self.optimizer.zero_grad(set_to_none=True)
+        random = None
+        if self.due and self.settings.lookahead == "full":
+            random = random_state(self.plan.network.head.weight.device)
+        features, logits = self.forward(x)
+        found = None
+        if self.due:
+            if x_meta is None or y_meta is None:
+                x_meta, y_meta = self._draw()
+            found = self.meta_update(features, logits, y, x_meta, y_meta, x=x, random=random)
+        loss = self.loss(features, logits, y)
+        stepped = self._backward(loss)
+        value, norm = (None, None) if found is None else (found.value, found.norm())
+        return StepInfo(loss.detach(), logits.detach(), value, norm, self._values, stepped)
+
+    def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """Return the penultimate features ``[B, d]`` and the logits ``[B, C]`` of ``x``, with their graph."""
+        # Compiled code frees what a second backward pass through its graph needs, so a full look-ahead runs the plain module.
+        plain = self.settings.lookahead == "full" and group_of(self.plan.network.model) is None
+        with self.plan.autocast():
+            seen = read_features(self.plan.network, x, inner=plain, verify=not self._verified)
+        self._verified = True
+        return seen
+
+    def meta_update(
+        self,
+        features: Tensor,
+        logits: Tensor,
+        labels: Tensor,
+        x_meta: Inputs | None = None,
+        y_meta: Tensor | None = None,
+        *,
+        held_out: Tensor | None = None,
+        x: Inputs | None = None,
+        random: Tensor | None = None,
+    ) -> Hypergradient:
+        """Improve the hyper-parameters by one step; call it between the forward and the backward pass.
+
+        Args:
+            features: Penultimate features ``[B, d]`` of the training batch.
+            logits: Its logits ``[B, C]``, with their graph if the look-ahead is full.
+            labels: Its labels ``[B]``.
+            x_meta: Held-out input.
+            y_meta: Its labels ``[M]``.
+            held_out: Penultimate features ``[M, d]`` of the held-out input in its place, for a look-ahead of the head.
+            x: Input of the training batch, for a full look-ahead.
+            random: State of the random numbers before its forward pass, so that the tangent repeats its dropout.
+
+        Returns:
+            Value of the objective and hypergradient.
+        """
+        if y_meta is None or (x_meta is None and held_out is None):
+            raise ValueError("MetaLearner.meta_update: `y_meta` and `x_meta` (or `held_out`) must be given, got nothing.")
+        batch = Batch(features, logits, labels)
+        lr = current_lr(self.optimizer, self.plan.network.head.weight)
+        if self.settings.lookahead == "full":
+            if x is None or x_meta is None:
+                raise ValueError("MetaLearner.meta_update: `x` and `x_meta` must be given for a full look-ahead, got nothing.")
+            scale = self._loss_scale()
+            found = full_update(self.plan, self.hyper, batch, x, x_meta, y_meta, lr=lr, random=random, loss_scale=scale)
+        else:
+            if held_out is None:
+                assert x_meta is not None
+                held_out = meta_features(self.plan, x_meta, keep_graph=self.settings.leak_meta_grad)
+            found = head_update(self.plan, self.hyper, batch, held_out, y_meta, lr=lr)
+            if self.settings.leak_meta_grad:
+                self._leak(batch, held_out, y_meta, lr)
+        self._apply(found, features)
+        return found
+
+    def loss(self, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the training loss ``[]`` with the hyper-parameters as they are; minimise it by the network's parameters."""
+        with torch.autocast(logits.device.type, enabled=False):
+            values = self.regularizer.loss(self.hyper, features.detach(), logits, labels, self.plan.network.head_values)
+        return values.sum() if self.settings.reduction == "sum" else values.mean()
+
+    def gamma_net(self) -> GammaNet:
+        """Return a copy of the gamma-Net, to look at its heads or to keep; raises where the regularizer has none."""
+        if not isinstance(self.regularizer, GammaFocal):
+            raise ValueError(f"MetaLearner.gamma_net: the regularizer must be GammaFocal, got {self.regularizer!r}.")
+        return self.regularizer.net(self.hyper)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a resumed run needs besides the model's, the optimizer's and the scaler's own state."""
+        source: Any = self.meta_batches
+        batches = source.state_dict() if hasattr(source, "state_dict") else None
+        counts = {"steps": self.steps, "meta_updates": self.meta_updates, "part": self._part}
+        return {**pack(self.hyper, self.adam), **counts, "meta_lr": self.meta_lr, "meta_batches": batches}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken; tensors are copied into place."""
+        unpack(state, self.hyper, self.adam)
+        self.steps, self.meta_updates, self._part = int(state["steps"]), int(state["meta_updates"]), int(state["part"])
+        self.meta_lr = float(state["meta_lr"])
+        source: Any = self.meta_batches
+        if state["meta_batches"] is not None and hasattr(source, "load_state_dict"):
+            source.load_state_dict(state["meta_batches"])
+
+    def _start(self, generator: torch.Generator | None) -> Params:
+        layer = self.plan.network.head
+        start = self.regularizer.init(layer.in_features, layer.out_features, bias=layer.bias is not None, generator=generator)
+        dtype = torch.promote_types(layer.weight.dtype, torch.float32)
+        return {name: value.to(layer.weight.device, dtype) for name, value in start.items()}
+
+    def _draw(self) -> tuple[Inputs, Tensor]:
+        if self.meta_batches is None:
+            raise ValueError(
+                f"MetaLearner.step: `x_meta` and `y_meta` must be given when a meta update is due (every "
+                f"{self.settings.every}. step), got nothing. Pass them, or `meta_batches=MetaBatches(...)` to the learner."
+            )
+        x, labels = next(self.meta_batches)
+        device = self.plan.network.head.weight.device
+        return (x.to(device, non_blocking=True) if isinstance(x, Tensor) else x), labels.to(device, non_blocking=True)
+
+    def _loss_scale(self) -> float | Tensor:
+        # Scaling a one reads the scale without waiting for the device, as `get_scale` would.
+        one = torch.ones((), device=self.plan.network.head.weight.device)
+        return 1.0 if self.scaler is None else self.scaler.scale(one)
+
+    def _apply(self, found: Hypergradient, features: Tensor) -> None:
+        hyper, adam, moved = next_hyper(self.plan, self.hyper, found.grads, self.adam, lr=self.meta_lr)
+        overwrite(self.hyper, hyper)
+        overwrite(self.adam.first, adam.first)
+        overwrite(self.adam.second, adam.second)
+        self.adam.steps.copy_(adam.steps)
+        self.meta_updates += 1
+        head = self.plan.network.head_values
+        with torch.no_grad():
+            self._values = self.regularizer.summary(self.hyper, features=features.detach(), head=head)
+        self._watch = self._watch.add(moved, self._values)
+        if self.monitor_every and self.meta_updates % self.monitor_every == 0:
+            self._watch = self._watch.look(self.regularizer)
+
+    def _leak(self, batch: Batch, held_out: Tensor, labels: Tensor, lr: float | Tensor) -> None:
+        scale, params = self._loss_scale(), self.plan.network.parameters()
+        grads = leaked(self.plan, self.hyper, batch, held_out, labels, lr=lr, loss_scale=scale)
+        for name, grad in grads.items():
+            value = params[name]
+            value.grad = grad if value.grad is None else value.grad + grad
+
+    def _backward(self, loss: Tensor) -> bool:
+        """Add the gradient of one part; after the last, clip and step. Returns whether it was the last."""
+        share = loss / self.accumulate if self.settings.reduction == "mean" else loss
+        (share if self.scaler is None else self.scaler.scale(share)).backward()
+        self._part = (self._part + 1) % self.accumulate
+        if self._part:
+            return False
+        if self.settings.clip is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(list(self.plan.network.parameters().values()), self.settings.clip)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.steps += 1
+        return True

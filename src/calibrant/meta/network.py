@@ -1,0 +1,207 @@
+"""A classifier seen as penultimate features and a linear head: finding the head, reading the features, tangents of logits."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from calibrant.meta.bn import norms_of, untracked
+from calibrant.meta.regularizers.base import Params
+
+Inputs: TypeAlias = "Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]"
+
+_USUAL_NAMES = ("head", "fc", "classifier", "linear", "output", "score", "heads.head", "head.fc", "classifier.out_proj")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model and its last linear layer.
+
+    Attributes:
+        model: What is called: the user's module, perhaps wrapped for distributed training.
+        inner: The module inside the wrappers.
+        head: The linear layer that makes the logits.
+        head_name: Its name in ``inner``.
+    """
+
+    model: nn.Module
+    inner: nn.Module
+    head: nn.Linear
+    head_name: str
+
+    @property
+    def head_names(self) -> dict[str, str]:
+        """Entry of the head → its parameter's name in ``inner``."""
+        entries = ["weight"] if self.head.bias is None else ["weight", "bias"]
+        return {entry: f"{self.head_name}.{entry}" if self.head_name else entry for entry in entries}
+
+    @property
+    def head_values(self) -> Params:
+        """Entry of the head → the parameter itself."""
+        return {entry: cast(Tensor, getattr(self.head, entry)) for entry in self.head_names}
+
+    def parameters(self) -> Params:
+        """Every parameter that is trained, by its name in ``inner``."""
+        return {name: value for name, value in self.inner.named_parameters() if value.requires_grad}
+
+
+def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Network:
+    """Find the linear layer that ends ``model``.
+
+    Args:
+        model: Any module; wrappers of distributed training and of ``torch.compile`` are looked through.
+        head: Name of the layer, the layer itself, or None: then the usual names are tried ("head", "fc", "classifier", ...),
+            and last the final ``nn.Linear`` in the order of definition. The first batch tells whether the guess was right.
+
+    Returns:
+        The network; raises ``ValueError`` if there is no such layer.
+    """
+    inner = unwrap(model)
+    layers = {name: module for name, module in inner.named_modules() if isinstance(module, nn.Linear)}
+    named = f"Linear layers: {', '.join(layers) or 'none'}."
+    if isinstance(head, nn.Module):
+        found = next((name for name, module in layers.items() if module is head), None)
+    elif head is not None:
+        found = head if head in layers else None
+    else:
+        found = next((name for name in _USUAL_NAMES if name in layers), next(reversed(layers), None))
+    if found is None:
+        rule = "must name an `nn.Linear` of the model" if head is not None else "must be given"
+        got = f"got {head!r}" if isinstance(head, str) else "found no such layer"
+        raise ValueError(f"MetaLearner: `head` {rule}, {got}. {named}")
+    return Network(model, inner, layers[found], found)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside distributed and compiled wrappers."""
+    while True:
+        inside = getattr(model, "_orig_mod", None)
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            inside = model.module
+        if not isinstance(inside, nn.Module):
+            return model
+        model = inside
+
+
+def call(function: Callable[..., Any], x: Inputs) -> Any:
+    """Call ``function`` with a tensor, a tuple of positional arguments or a mapping of keyword arguments."""
+    if isinstance(x, Mapping):
+        return function(**x)
+    return function(*x) if isinstance(x, tuple | list) else function(x)
+
+
+def logits_of(output: Any) -> Tensor:
+    """Logits in what a model returned: a tensor, the first of a tuple, or the entry or attribute ``logits``."""
+    if isinstance(output, Mapping) and "logits" in output:
+        output = output["logits"]
+    elif not isinstance(output, Tensor) and hasattr(output, "logits"):
+        output = output.logits
+    elif isinstance(output, tuple | list) and output:
+        output = output[0]
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(f"MetaLearner: the model must return logits [B, C] (or `.logits`, or them first), got {got}.")
+    return output
+
+
+def read_features(network: Network, x: Inputs, *, inner: bool = False, verify: bool = False) -> tuple[Tensor, Tensor]:
+    """Run the model and return the input of its head, ``[B, d]``, and its logits, ``[B, C]``.
+
+    Args:
+        network: The model and its head.
+        x: Input of the model.
+        inner: Call the module inside the wrappers: they are for training passes only.
+        verify: Compare the head's output with the model's (waits for the device), and raise if they differ.
+    """
+    seen: list[Tensor] = []
+    made: list[Tensor] = []
+    hooks = [network.head.register_forward_pre_hook(lambda module, given: seen.append(given[0]))]
+    if verify:
+        hooks.append(network.head.register_forward_hook(lambda module, given, out: made.append(out.detach())))
+    try:
+        logits = logits_of(call(network.inner if inner else network.model, x))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    where = f"MetaLearner: `head` must be the layer whose output the model returns, but `{network.head_name}`"
+    if len(seen) != 1:
+        raise ValueError(f"{where} ran {len(seen)} times. Name the last linear layer.")
+    if seen[0].ndim != 2:
+        raise ValueError(f"{where} takes {list(seen[0].shape)}, not [B, d]. Pool or flatten before it.")
+    if verify and not torch.equal(made[0], logits.detach()):
+        raise ValueError(f"{where} makes something else. Name the last linear layer, and return its output unchanged.")
+    return seen[0], logits
+
+
+def logits_tangent(network: Network, x: Inputs, params: Mapping[str, Tensor], along: Mapping[str, Tensor]) -> Tensor:
+    """Directional derivative ``[B, C]`` of the logits, by one forward-mode pass; running statistics stay as they are.
+
+    Args:
+        network: The model and its head.
+        x: Input of the model.
+        params: Parameters at which to differentiate.
+        along: Direction, for every one of them.
+
+    Returns:
+        The tangent. Raises ``RuntimeError`` if a layer has no forward-mode derivative.
+    """
+    _load_forward_mode()
+    # Fused attention kernels have no forward-mode derivative; the plain one has, and gives the same numbers.
+    with torch.no_grad(), untracked(norms_of(network.inner)), sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
+        duals = {name: forward_ad.make_dual(value.detach(), along[name].to(value.dtype)) for name, value in params.items()}
+        try:
+            logits = logits_of(call(lambda *args, **kwargs: functional_call(network.inner, duals, args, kwargs), x))
+        except NotImplementedError as error:
+            raise RuntimeError(
+                f"MetaLearner: the full look-ahead needs a forward-mode derivative that a layer lacks ({error}). "
+                'Use lookahead="head".'
+            ) from error
+        tangent = forward_ad.unpack_dual(logits).tangent
+        return torch.zeros_like(logits) if tangent is None else tangent
+
+
+@cache
+def _load_forward_mode() -> None:
+    # Its first use makes PyTorch 2.13 load rules by way of `torch.jit.script`, and warn its users that this is deprecated.
+    with warnings.catch_warnings(), forward_ad.dual_level():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
+
+
+@contextmanager
+def replayed_randomness(state: Tensor | None, device: torch.device) -> Iterator[None]:
+    """Draw the same dropout masks as when `random_state` gave ``state``; the present state is put back."""
+    if state is None:
+        yield
+        return
+    now = random_state(device)
+    _set_random_state(state, device)
+    try:
+        yield
+    finally:
+        assert now is not None
+        _set_random_state(now, device)
+
+
+def random_state(device: torch.device) -> Tensor | None:
+    """State of the random numbers of ``device``; None while a CUDA graph is captured, where it cannot be read."""
+    if device.type != "cuda":
+        return torch.get_rng_state()
+    return None if torch.cuda.is_current_stream_capturing() else torch.cuda.get_rng_state(device)
+
+
+def _set_random_state(state: Tensor, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)

@@ -1,0 +1,67 @@
+"""What a meta step minimises on held-out data: SECE, DECE, SKCE, NLL, or any other loss or penalty, alone or weighted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from torch import Tensor
+
+from calibrant.core.lookup import lookup
+from calibrant.losses import LOSSES, PENALTIES
+from calibrant.losses.sece import sece_penalty
+from calibrant.meta.virtual import MetaObjective
+
+# As the paper's text has it. (The default is that of `sece_penalty`: a kernel of 0.05 and hard accuracy. At 0.01 on a small
+# batch SECE is close to the mean of |correct - confidence|, which rewards sharpness and pulls gamma to zero.)
+PAPER_SECE = partial(sece_penalty, bandwidth=0.01, accuracy="soft", sharpness=100.0)
+
+
+def make_objective(
+    objective: str | Mapping[str, float] | MetaObjective, *, variants: Mapping[str, MetaObjective] | None = None
+) -> MetaObjective:
+    """Make a function ``(logits, labels) -> []`` of a name or of weighted names; one that is a function already stays.
+
+    Args:
+        objective: "sece", "dece", "skce", "nll" or any other key of ``LOSSES`` (whose mean is taken) and ``PENALTIES``; a
+            mapping of such names to weights; or a callable.
+        variants: Name → function to use for it instead of the table's.
+
+    Returns:
+        The function. Raises ``ValueError`` if a name is unknown.
+
+    Example:
+        >>> objective = make_objective({"sece": 1.0, "nll": 0.5})
+        >>> objective(torch.zeros(2, 2), torch.tensor([0, 1]))  # 0 + 0.5 ln 2
+        tensor(0.3466)
+    """
+    table = objective_table() | dict(variants or {})
+    if isinstance(objective, str):
+        return lookup(table, objective, kind="meta objective")
+    if isinstance(objective, Mapping):
+        if not objective:
+            raise ValueError("MetaLearner: `objective` must name at least one term, got an empty mapping.")
+        terms = [(float(weight), lookup(table, name, kind="meta objective")) for name, weight in objective.items()]
+        return partial(_weighted, terms)
+    if not callable(objective):
+        raise ValueError(f"MetaLearner: `objective` must be a name, names with weights, or a function, got {objective!r}.")
+    return objective
+
+
+def objective_table() -> dict[str, MetaObjective]:
+    """Name → objective with its defaults, of everything in ``LOSSES`` and ``PENALTIES`` that needs logits and labels only."""
+    losses = {name: entry for name, entry in LOSSES.items() if not entry.required}
+    table: dict[str, MetaObjective] = {"nll": partial(_mean, LOSSES["cross_entropy"].function)}
+    table |= {name: partial(_mean, entry.function) for name, entry in losses.items()}
+    return table | {name: entry.function for name, entry in PENALTIES.items() if not entry.required}
+
+
+def _mean(function: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> Tensor:
+    return function(logits, labels).mean()
+
+
+def _weighted(terms: list[tuple[float, MetaObjective]], logits: Tensor, labels: Tensor) -> Tensor:
+    total = terms[0][0] * terms[0][1](logits, labels)
+    for weight, term in terms[1:]:
+        total = total + weight * term(logits, labels)
+    return total

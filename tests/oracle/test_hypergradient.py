@@ -1,0 +1,273 @@
+"""Hypergradients against double backward, against central differences, and against an independent library."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from calibrant.backbones.resnet import BasicBlock, ResNet
+from calibrant.losses.dece import dece_penalty
+from calibrant.losses.sece import sece_penalty
+from calibrant.meta import GammaFocal, LabelSmoothing, Regularizer, UnitwiseL2, hypergradient
+from calibrant.meta.bn import meta_mode, norms_of, untracked
+from calibrant.meta.lookahead import head_hypergradient
+from calibrant.meta.network import find_network, random_state
+from calibrant.meta.presets import MetaSettings
+from calibrant.meta.update import Plan, full_update
+from calibrant.meta.virtual import Batch, VirtualStep
+
+DOUBLE = torch.float64
+REGULARIZERS = {
+    "gamma-focal": GammaFocal(),
+    "gamma-focal-softplus": GammaFocal(positive="softplus", num_heads=9),
+    "unitwise-l2": UnitwiseL2(),
+    "unitwise-l2-batch": UnitwiseL2(share="batch", init=0.01),
+    "label-smoothing": LabelSmoothing(),
+    "label-smoothing-per-class": LabelSmoothing(form="per-class"),
+    "label-smoothing-non-uniform": LabelSmoothing(form="non-uniform"),
+}
+
+
+class Numbers(dict):
+    """A head, a training batch and a meta batch in float64."""
+
+    def __init__(self, seed=0, n=24, m=40, d=7, num_classes=5):
+        g = torch.Generator().manual_seed(seed)
+
+        def rand(*shape):
+            return torch.randn(*shape, dtype=DOUBLE, generator=g)
+
+        self.head = {"weight": rand(num_classes, d), "bias": rand(num_classes)}
+        self.x, self.y = rand(n, d).abs(), torch.randint(0, num_classes, (n,), generator=g)
+        self.xm, self.ym = rand(m, d).abs(), torch.randint(0, num_classes, (m,), generator=g)
+        self.generator, self.shape = g, (d, num_classes)
+
+    def hyper(self, regularizer):
+        start = regularizer.init(*self.shape, generator=self.generator)
+        # Off the start, where symmetries could hide a wrong term.
+        return {k: v.to(DOUBLE) + 0.01 * torch.rand(v.shape, dtype=DOUBLE, generator=self.generator) for k, v in start.items()}
+
+    def batch(self):
+        return Batch(self.x, F.linear(self.x, self.head["weight"], self.head["bias"]), self.y)
+
+    def inner(self, regularizer, reduction):
+        def loss(params, hyper):
+            logits = F.linear(self.x, params["weight"], params["bias"])
+            values = regularizer.loss(hyper, self.x, logits, self.y, params)
+            return values.mean() if reduction == "mean" else values.sum()
+
+        return loss
+
+    def outer(self, objective):
+        return lambda params: objective(F.linear(self.xm, params["weight"], params["bias"]), self.ym)
+
+    def closed(self, regularizer, objective, hyper, step):
+        return head_hypergradient(
+            regularizer,
+            objective,
+            hyper,
+            head=self.head,
+            batch=self.batch(),
+            meta_features=self.xm,
+            meta_labels=self.ym,
+            step=step,
+        )
+
+
+def assert_same(found, expected, tolerance):
+    assert set(found.grads) == set(expected.grads)
+    torch.testing.assert_close(found.value, expected.value, rtol=tolerance, atol=0)
+    for name, grad in expected.grads.items():
+        assert float(grad.abs().max()) > 0
+        torch.testing.assert_close(found.grads[name], grad, rtol=0, atol=tolerance * float(grad.abs().max()))
+
+
+@pytest.mark.parametrize("clip", [None, 0.1, 1e3])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", REGULARIZERS)
+def test_head_hypergradient_equals_double_backward(name, reduction, clip):
+    numbers, regularizer = Numbers(), REGULARIZERS[name]
+    hyper = numbers.hyper(regularizer)
+    found = numbers.closed(regularizer, sece_penalty, hyper, VirtualStep(lr=0.3, reduction=reduction, clip=clip))
+    inner, outer = numbers.inner(regularizer, reduction), numbers.outer(sece_penalty)
+    assert_same(found, hypergradient(inner, outer, numbers.head, hyper, lr=0.3, clip=clip), 1e-10)
+
+
+def test_head_hypergradient_general_gradients_equal_the_closed_forms():
+    numbers = Numbers()
+    for regularizer in REGULARIZERS.values():
+        hyper = {name: value.requires_grad_() for name, value in numbers.hyper(regularizer).items()}
+        arguments = (hyper, numbers.x, numbers.batch().logits, numbers.y, numbers.head)
+        slopes, direct = regularizer.gradients(*arguments)
+        general, general_direct = Regularizer.gradients(regularizer, *arguments)
+        torch.testing.assert_close(slopes, general, rtol=1e-12, atol=1e-12)
+        for name, value in direct.items():
+            torch.testing.assert_close(value, general_direct[name], rtol=1e-12, atol=1e-12)
+
+
+def test_head_hypergradient_without_bias_equals_double_backward():
+    numbers = Numbers()
+    numbers.head = {"weight": numbers.head["weight"], "bias": torch.zeros(5, dtype=DOUBLE)}
+    regularizer = UnitwiseL2()
+    hyper = {"weight": numbers.hyper(regularizer)["weight"]}
+    found = head_hypergradient(
+        regularizer,
+        sece_penalty,
+        hyper,
+        head={"weight": numbers.head["weight"]},
+        batch=numbers.batch(),
+        meta_features=numbers.xm,
+        meta_labels=numbers.ym,
+        step=VirtualStep(lr=0.3),
+    )
+    expected = hypergradient(
+        lambda p, h: regularizer.loss(h, numbers.x, F.linear(numbers.x, p["weight"]), numbers.y, p).mean(),
+        lambda p: sece_penalty(F.linear(numbers.xm, p["weight"]), numbers.ym),
+        {"weight": numbers.head["weight"]},
+        hyper,
+        lr=0.3,
+    )
+    assert_same(found, expected, 1e-10)
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("name", ["gamma-focal", "unitwise-l2", "label-smoothing-non-uniform"])
+def test_head_hypergradient_equals_central_differences(name, clip):
+    numbers, regularizer = Numbers(seed=1), REGULARIZERS[name]
+    hyper = numbers.hyper(regularizer)
+    # DECE is smooth; SECE's absolute value would put a kink between the two points now and then.
+    found = numbers.closed(regularizer, dece_penalty, hyper, VirtualStep(lr=0.3, clip=clip))
+    inner, outer = numbers.inner(regularizer, "mean"), numbers.outer(dece_penalty)
+    for entry, value in hyper.items():
+        way = torch.randn(value.shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(3))
+        ends = [
+            hypergradient(inner, outer, numbers.head, hyper | {entry: value + sign * 1e-5 * way}, lr=0.3, clip=clip).value
+            for sign in (1, -1)
+        ]
+        difference = float(ends[0] - ends[1]) / 2e-5
+        assert float((found.grads[entry] * way).sum()) == pytest.approx(difference, rel=1e-5)
+
+
+def test_head_hypergradient_equals_torchopt():
+    torchopt = pytest.importorskip("torchopt")
+    numbers, regularizer = Numbers(), GammaFocal()
+    hyper = {name: value.requires_grad_() for name, value in numbers.hyper(regularizer).items()}
+    head = nn.Linear(7, 5, dtype=DOUBLE)
+    head.load_state_dict(numbers.head)
+    inner = torchopt.MetaSGD(head, lr=0.3)
+    inner.step(regularizer.loss(hyper, numbers.x, head(numbers.x), numbers.y, {}).mean())
+    expected = torch.autograd.grad(sece_penalty(head(numbers.xm), numbers.ym), list(hyper.values()))
+    found = numbers.closed(regularizer, sece_penalty, hyper, VirtualStep(lr=0.3))
+    for grad, name in zip(expected, hyper, strict=True):
+        torch.testing.assert_close(found.grads[name], grad, rtol=0, atol=1e-10 * float(grad.abs().max()))
+
+
+class NetworkCase:
+    """A small ResNet with BatchNorm in training mode, and the same hypergradient two ways."""
+
+    def __init__(self, model, shape, *, settings, regularizer, num_classes=4):
+        g = torch.Generator().manual_seed(5)
+        self.model = model.to(DOUBLE).train()
+        self.x, self.y = torch.randn(12, *shape, dtype=DOUBLE, generator=g), torch.randint(0, num_classes, (12,), generator=g)
+        self.xm, self.ym = torch.randn(16, *shape, dtype=DOUBLE, generator=g), torch.randint(0, num_classes, (16,), generator=g)
+        self.plan = Plan(find_network(self.model), regularizer, dece_penalty, settings)
+        d = self.plan.network.head.in_features
+        self.hyper = {
+            k: v.to(DOUBLE) + 0.01 * torch.rand(v.shape, dtype=DOUBLE, generator=g)
+            for k, v in regularizer.init(d, num_classes, generator=g).items()
+        }
+
+    def forward(self, params, x):
+        seen = []
+        hook = self.plan.network.head.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+        logits = functional_call(self.model, params, (x,))
+        hook.remove()
+        return seen[0], logits
+
+    def inner(self, params, hyper):
+        with untracked(norms_of(self.model)):
+            features, logits = self.forward(params, self.x)
+        names = self.plan.network.head_names
+        head = {entry: params[name] for entry, name in names.items()}
+        values = self.plan.regularizer.loss(hyper, features.detach(), logits, self.y, head)
+        return values.mean() if self.plan.settings.lookahead_reduction == "mean" else values.sum()
+
+    def outer(self, params):
+        with meta_mode(self.model, self.plan.settings.meta_bn):
+            return dece_penalty(self.forward(params, self.xm)[1], self.ym)
+
+    def reference(self, hyper=None):
+        settings = self.plan.settings
+        params = {name: value.detach() for name, value in self.plan.network.parameters().items()}
+        hyper = self.hyper if hyper is None else hyper
+        return hypergradient(self.inner, self.outer, params, hyper, lr=settings.lookahead_lr, clip=settings.lookahead_clip)
+
+    def found(self):
+        random = random_state(torch.device("cpu"))
+        with untracked(norms_of(self.model)):
+            batch = Batch(*self.forward(self.plan.network.parameters(), self.x), self.y)
+        return full_update(self.plan, self.hyper, batch, self.x, self.xm, self.ym, lr=0.1, random=random)
+
+
+def small_resnet():
+    torch.manual_seed(0)
+    return ResNet(BasicBlock, (1, 1), (4, 8), 4)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("name", ["gamma-focal", "unitwise-l2", "label-smoothing"])
+def test_full_hypergradient_resnet_with_batchnorm_equals_double_backward(name, clip):
+    settings = MetaSettings(lookahead="full", lookahead_clip=clip)
+    case = NetworkCase(small_resnet(), (3, 8, 8), settings=settings, regularizer=REGULARIZERS[name])
+    before = {k: v.clone() for k, v in case.model.state_dict().items()}
+    assert_same(case.found(), case.reference(), 1e-8)
+    assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
+
+
+def test_full_hypergradient_frozen_statistics_and_summed_loss_equal_double_backward():
+    settings = MetaSettings(lookahead="full", meta_bn="frozen", lookahead_reduction="sum", lookahead_lr=0.02)
+    case = NetworkCase(small_resnet(), (3, 8, 8), settings=settings, regularizer=GammaFocal())
+    assert_same(case.found(), case.reference(), 1e-8)
+
+
+def test_full_hypergradient_equals_central_differences():
+    case = NetworkCase(
+        small_resnet(), (3, 8, 8), settings=MetaSettings(lookahead="full"), regularizer=LabelSmoothing(form="per-class")
+    )
+    found = case.found().grads["amount"]
+    for place in range(4):
+        way = torch.zeros(4, dtype=DOUBLE)
+        way[place] = 1e-5
+        ends = [float(case.reference({"amount": case.hyper["amount"] + sign * way}).value) for sign in (1, -1)]
+        assert float(found[place]) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4)
+
+
+def test_full_hypergradient_repeats_dropout_of_the_training_pass():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
+    case = NetworkCase(model, (6,), settings=MetaSettings(lookahead="full"), regularizer=GammaFocal())
+    torch.manual_seed(7)
+    found = case.found()
+    after = torch.get_rng_state()
+    torch.manual_seed(7)
+    assert_same(found, case.reference(), 1e-8)
+    assert torch.equal(after, torch.get_rng_state())
+
+
+def test_full_hypergradient_attention_layer_has_a_tangent():
+    class Attentive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.head(self.mix(x, x, x, need_weights=False)[0].mean(1))
+
+    torch.manual_seed(2)
+    case = NetworkCase(Attentive(), (5, 8), settings=MetaSettings(lookahead="full"), regularizer=GammaFocal())
+    # The reference's fused kernel has no second derivative either; the plain one gives the same numbers.
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = case.reference()
+    assert_same(case.found(), expected, 1e-8)
