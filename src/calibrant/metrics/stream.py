@@ -167,12 +167,14 @@ class Stream(Metric):
             scores = scores.double()
             probs = scores.softmax(1)
             nll = scores.logsumexp(1) - scores.gather(1, at).squeeze(1)
+            # Logits tell apart classes whose probabilities round to the same.
+            confidence, correct = probs.amax(1), scores.argmax(1) == labels
         else:
             probs = scores
             nll = -probs.gather(1, at).squeeze(1).double().log()
+            confidence, correct = _top_of_rows(probs, labels)
         at_label = probs.gather(1, at).squeeze(1).double()
         brier = torch.linalg.vector_norm(probs, dim=1, dtype=torch.float64).square() - 2 * at_label + 1
-        confidence, correct = _top_of_rows(probs, labels)
         top = TopLabel(confidence.double(), correct.double(), weights, probs.dtype)
         self._add_top(top)
         weight = torch.ones_like(brier) if weights is None else weights
