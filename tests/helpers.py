@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def golden() -> tuple[Tensor, Tensor]:
-    """Logits ``[24, 5]`` (float64) and labels of the golden values: one third of the predictions are wrong, gaps of both signs."""
+    """Logits ``[24, 5]`` (float64) and labels of the golden values: a third of the predictions are wrong, gaps of both signs."""
     i = torch.arange(24, dtype=torch.float64).unsqueeze(1)
     k = torch.arange(5, dtype=torch.float64).unsqueeze(0)
     logits = 3 * torch.sin(1.7 * i + 0.9 * k**2) + 0.5 * torch.cos(i * k)
@@ -17,7 +17,9 @@ def golden() -> tuple[Tensor, Tensor]:
     return logits, labels
 
 
-def mixed_gaps(n: int = 2000, num_classes: int = 10, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def mixed_gaps(
+    n: int = 2000, num_classes: int = 10, *, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
     """Probabilities and labels whose confidence is too high in some places and too low in others.
 
     On uniformly over-confident data all binnings agree and hide bugs, so the true label is drawn from a distorted posterior:
@@ -29,3 +31,33 @@ def mixed_gaps(n: int = 2000, num_classes: int = 10, *, seed: int = 0, dtype: to
     scale = torch.where(top % 2 == 0, 1.6, 0.6).unsqueeze(1)
     labels = torch.multinomial((logits * scale).softmax(1), 1, generator=generator).squeeze(1)
     return logits.softmax(1).to(dtype), labels
+
+
+def with_confidence(confidence: list[float], correct: list[int]) -> tuple[Tensor, Tensor]:
+    """Two-class logits ``[N, 2]`` (float64) whose top probabilities, at least 1/2, and correctness are as given."""
+    odds = torch.logit(torch.tensor(confidence, dtype=torch.float64))
+    return torch.stack([odds, torch.zeros_like(odds)], 1), 1 - torch.tensor(correct)
+
+
+def hard_gaps(n: int = 200, num_classes: int = 4, *, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """`mixed_gaps` with a quarter of the examples saturated at 1, a quarter on bin edges k/M and a quarter tied.
+
+    Below 0.8 the edge examples are right more often than they say, above less often, so that neighbouring bins have gaps of
+    opposite sign and an example on the wrong side of an edge shows.
+    """
+    probs, labels = mixed_gaps(n, num_classes)
+    quarter, row = n // 4, torch.arange(n)
+    probs[:quarter] = torch.eye(num_classes, dtype=torch.float64)[row[:quarter] % num_classes]
+    for i in range(quarter, 2 * quarter):
+        n_bins = (5, 10, 15, 20, 30, 49)[i % 6]
+        top = (n_bins // 2 + 1 + i % (n_bins // 2)) / n_bins
+        probs[i] = (1 - top) / (num_classes - 1)
+        probs[i, i % num_classes] = top
+    probs[2 * quarter : 3 * quarter] = probs[-1]
+    predicted = probs.argmax(1)
+    right = torch.where(probs.amax(1) < 0.8, row % 7 > 0, row % 3 > 0)
+    changed = row < 3 * quarter
+    labels = torch.where(
+        changed, torch.where(right, predicted, (predicted + 1 + row % (num_classes - 1)) % num_classes), labels
+    )
+    return probs.to(dtype), labels

@@ -60,7 +60,7 @@ def equal_width_index(values: Tensor, n_bins: int, *, dtype: torch.dtype = torch
         int64 of the same shape, in ``[0, M)``.
     """
     if n_bins * torch.finfo(dtype).eps > 0.5:
-        return torch.bucketize(values, equal_width_edges(n_bins, dtype)[1:-1].to(values.device))
+        return torch.bucketize(values.contiguous(), equal_width_edges(n_bins, dtype)[1:-1].to(values.device))
     # The scaled value truncates to k or, on an edge, to a neighbour of the true index; comparing with edge k settles it, since
     # rounding keeps order: v > fl(k/M) implies fl(v M) >= k. A plain bucketize costs five times as much.
     work = values.float() if dtype == torch.float32 else values
@@ -80,7 +80,7 @@ def _lower_edges(n_bins: int, dtype: torch.dtype) -> Tensor:
 def equal_width_bins(top: TopLabel, *, n_bins: int) -> Bins:
     """Group examples into ``M`` equal-width confidence bins."""
     index = equal_width_index(top.confidence, n_bins, dtype=top.dtype)
-    edges = equal_width_edges(n_bins)
+    edges = equal_width_edges(n_bins).clone()  # the cached one must not be written to
     if top.weights is None:
         count = torch.bincount(index, minlength=n_bins).double()
         confidence = torch.bincount(index, weights=top.confidence, minlength=n_bins)

@@ -62,7 +62,7 @@ def focal_extremes(top: TopLabel, n_bins: int) -> Bins:
 def netcal_reduce(given: Checked) -> TopLabel:
     probs, labels = given.probs.cpu(), given.labels.cpu()
     if probs.shape[1] == 2:
-        top = TopLabel(probs[:, 1].double(), labels.double(), None, probs.dtype)
+        top = TopLabel(probs[:, 1].double().contiguous(), labels.double(), None, probs.dtype)
     elif len(labels.unique()) <= 2:
         raise ValueError(
             f"netcal has no number for labels of at most two distinct values with {probs.shape[1]} columns: it takes the "

@@ -99,7 +99,7 @@ def _classwise(given: Checked, convention: Convention, rule: Rule, n_bins: int, 
     classes = int(labels.max()) + 1 if convention.labels_name_classes else probs.shape[1]
     errors = []
     for k in range(classes):
-        column = TopLabel(probs[:, k].double(), (labels == k).double(), None, probs.dtype)
+        column = TopLabel(probs[:, k].double().contiguous(), (labels == k).double(), None, probs.dtype)
         errors.append(norm_of_bins(rule(column, n_bins), p=p, total=len(labels)))
     stacked = torch.stack(errors)
     return stacked.amax() if math.isinf(p) else (stacked**p).mean() ** (1 / p)
@@ -109,12 +109,12 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
     {
         "guo2017": Convention(
             "Guo et al., ICML 2017, as in gpleiss/temperature_scaling",
-            "(lo, hi], edges rounded to float32; 0 in no bin",
+            "(lo, hi], edges of a float32 linspace; 0 in no bin",
             rules.guo_width,
         ),
         "focal_calibration": Convention(
             "Mukhoti et al., NeurIPS 2020, torrvision/focal_calibration",
-            "(lo, hi], edges rounded to float32; 0 in no bin",
+            "(lo, hi], edges of a float32 linspace; 0 in no bin",
             rules.guo_width,
             mass=rules.focal_mass,
             mass_description="(lo, hi], edges interpolated between sorted confidences; the smallest in no bin",

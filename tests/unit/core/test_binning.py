@@ -102,6 +102,12 @@ def test_width_bins_hand_values() -> None:
     assert bins.accuracy.tolist() == [0.5, 0.5]
 
 
+def test_width_bins_edges_belong_to_the_caller() -> None:
+    top = record([0.1, 0.9], [0, 1])
+    equal_width_bins(top, n_bins=4).edges.zero_()
+    assert equal_width_bins(top, n_bins=4).edges.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
 def test_width_bins_weights_equal_repetition() -> None:
     weighted = equal_width_bins(record([0.1, 0.5, 0.6], [0, 1, 0], [1, 2, 3]), n_bins=4)
     repeated = equal_width_bins(record([0.1, 0.5, 0.5, 0.6, 0.6, 0.6], [0, 1, 1, 0, 0, 0]), n_bins=4)
