@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def golden() -> tuple[Tensor, Tensor]:
-    """Logits ``[24, 5]`` (float64) and labels of the golden values: a third of the predictions are wrong, gaps of both signs."""
+    """Logits ``[24, 5]`` (float64) and labels of the golden values: a third of the predictions wrong, gaps of both signs."""
     i = torch.arange(24, dtype=torch.float64).unsqueeze(1)
     k = torch.arange(5, dtype=torch.float64).unsqueeze(0)
     logits = 3 * torch.sin(1.7 * i + 0.9 * k**2) + 0.5 * torch.cos(i * k)

@@ -115,7 +115,7 @@ def bec_penalty(logits: Tensor, labels: Tensor) -> Tensor:
     scores = widen(logits)
     batch, num_classes = scores.shape
     if num_classes < 3:
-        return (scores - scores.detach()).sum()
+        return scores[:, :0].sum()
     column = torch.arange(num_classes - 1, device=labels.device)
     others = scores.gather(1, column + (column >= labels.unsqueeze(1)))
     # The compiler fuses the plain sum and recomputes it in backward by itself.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calibrant.core.kernels import gaussian_weights, laplace_pair_sum
+from calibrant.core.kernels import gaussian_exponents, gaussian_weights, laplace_pair_sum
 
 
 def _pairs(x: Tensor, left: Tensor, right: Tensor, scale: float) -> Tensor:
@@ -157,3 +157,22 @@ def test_gaussian_weights_bad_arguments_raise():
         gaussian_weights(torch.rand(3), bandwidth=0)
     with pytest.raises(ValueError, match=r"`leave_one_out` must be used with `x` alone and N >= 2, got N = 1"):
         gaussian_weights(torch.rand(1), bandwidth=0.1, leave_one_out=True)
+
+
+@pytest.mark.parametrize("bandwidth", [0.3, 0.05, 0.01, 0.0099, 1e-4])
+def test_gaussian_exponents_match_their_definition_on_both_sides_of_the_switch(bandwidth):
+    x = torch.rand(40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    expected = -((x.unsqueeze(1) - x) ** 2) / (2 * bandwidth**2)
+    found = gaussian_exponents(x, bandwidth=bandwidth)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
+    slopes = [torch.autograd.grad(e.exp().sum(), x)[0] for e in (found, expected)]
+    torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-8 / bandwidth)
+
+
+def test_gaussian_exponents_in_float32_and_under_autocast_are_exact_to_rounding():
+    x = torch.rand(64, generator=torch.Generator().manual_seed(0))
+    exact = -((x.double().unsqueeze(1) - x.double()) ** 2) / (2 * 0.05**2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = gaussian_exponents(x, bandwidth=0.05)
+    # Squares of up to (1 / 0.05)² / 2 = 200 are rounded to 2^-24 of themselves.
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=5e-5)

@@ -1,0 +1,192 @@
+"""Penalties against definitions written out in loops, on data whose gaps have both signs, and their memory."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+
+import netcal.metrics
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from calibrant import losses
+from calibrant.losses import dece_penalty, mmce_penalty, sece_penalty, skce_penalty, weighted_mmce_penalty
+from calibrant.losses.cpc import bec_penalty
+from helpers import mixed_gaps
+
+N, C = 60, 6
+
+
+def batch() -> tuple[Tensor, Tensor, list[float], list[float]]:
+    """Logits, labels, confidences and correctness of a batch in which some confidences tie."""
+    probs, labels = mixed_gaps(N, C)
+    probs[1] = probs[0]
+    top = probs.max(1)
+    return probs.log(), labels, top.values.tolist(), (top.indices == labels).double().tolist()
+
+
+def laplace(a: float, b: float) -> float:
+    return math.exp(-abs(a - b) / 0.4)
+
+
+def loop_mmce_squared(c: list[float], a: list[float]) -> float:
+    return sum((a[i] - c[i]) * (a[j] - c[j]) * laplace(c[i], c[j]) for i in range(N) for j in range(N)) / N**2
+
+
+def loop_weighted_mmce_squared(c: list[float], a: list[float], *, official: bool) -> float:
+    right, wrong = [x for x, y in zip(c, a, strict=True) if y], [x for x, y in zip(c, a, strict=True) if not y]
+    m, n = len(right), len(wrong)
+    rr = np.mean([(1 - x) * (1 - y) * laplace(x, y) for x in right for y in right])
+    ww = np.mean([x * y * laplace(x, y) for x in wrong for y in wrong])
+    rw = np.mean([(1 - x) * y * laplace(x, y) for x in right for y in wrong])
+    return float(rr / m**2 + ww / n**2 - 2 * rw / (m * n)) if official else float(rr + ww - 2 * rw)
+
+
+def loop_sece(c: list[float], a: list[float], *, h: float, leave_one_out: bool) -> float:
+    total = 0.0
+    for i in range(N):
+        k = [math.exp(-((c[i] - c[j]) ** 2) / (2 * h * h)) for j in range(N)]
+        if leave_one_out:
+            k[i] = 0.0
+        total += abs(sum(w * x for w, x in zip(k, a, strict=True)) / sum(k) - c[i])
+    return total / N
+
+
+def loop_skce(c: list[float], a: list[float], *, h: float) -> float:
+    total = 0.0
+    for i in range(N):
+        for j in range(N):
+            if i != j:
+                total += (a[i] - c[i]) * (a[j] - c[j]) * math.exp(-((c[i] - c[j]) ** 2) / (2 * h * h))
+    return total / (N * (N - 1))
+
+
+def loop_dece(probs: np.ndarray[tuple[int, int], np.dtype[np.float64]], labels: list[int]) -> float:
+    bins, t_b, t_a = 15, 0.01, 100
+    member, accuracy = np.zeros((N, bins)), np.zeros(N)
+    for i, y in enumerate(labels):
+        scores = [(m * probs[i].max() - sum(k / bins for k in range(m))) / t_b for m in range(1, bins + 1)]
+        shares = np.exp(np.array(scores) - max(scores))
+        member[i] = (shares / shares.sum() + 1e-6) / (1 + (bins + 1) * 1e-6)
+        rank = 0.5 + sum(1 / (1 + math.exp(-t_a * (probs[i, k] - probs[i, y]))) for k in range(C))
+        accuracy[i] = max(0.0, 2 - rank)
+    total = 0.0
+    for m in range(bins):
+        mass = member[:, m].sum()
+        gap = (member[:, m] * accuracy).sum() / mass - (member[:, m] * probs.max(1)).sum() / mass
+        total += mass / N * abs(gap)
+    return total
+
+
+def test_mmce_agrees_with_its_quadratic_definition() -> None:
+    logits, labels, c, a = batch()
+    assert mmce_penalty(logits, labels, squared=True).item() == pytest.approx(loop_mmce_squared(c, a), rel=1e-10)
+
+
+@pytest.mark.parametrize("normalization", ["paper", "official"])
+def test_weighted_mmce_agrees_with_its_quadratic_definition(normalization: str) -> None:
+    logits, labels, c, a = batch()
+    value = weighted_mmce_penalty(logits, labels, normalization=normalization, squared=True)  # type: ignore[arg-type]
+    expected = loop_weighted_mmce_squared(c, a, official=normalization == "official")
+    assert value.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_mmce_gradient_agrees_with_that_of_the_quadratic_definition() -> None:
+    logits, labels, _, _ = batch()
+    logits.requires_grad_()
+    confidence, top = logits.softmax(1).max(1)
+    gap = (top == labels).double() - confidence
+    distance = (confidence.unsqueeze(1) - confidence).abs()
+    plain = (gap.unsqueeze(1) * gap * torch.exp(-distance / 0.4)).mean()
+    torch.testing.assert_close(
+        torch.autograd.grad(mmce_penalty(logits, labels, squared=True), logits)[0],
+        torch.autograd.grad(plain, logits)[0],
+    )
+
+
+def test_mmce_agrees_with_netcal() -> None:
+    logits, labels, _, _ = batch()
+    expected = netcal.metrics.MMCE().measure(logits.softmax(1).numpy(), labels.numpy())
+    assert mmce_penalty(logits, labels).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+@pytest.mark.parametrize("h", [0.1, 0.05, 0.01, 0.009])
+def test_sece_agrees_with_its_definition(h: float, leave_one_out: bool) -> None:
+    logits, labels, c, a = batch()
+    value = sece_penalty(logits, labels, bandwidth=h, leave_one_out=leave_one_out)
+    assert value.item() == pytest.approx(loop_sece(c, a, h=h, leave_one_out=leave_one_out), rel=1e-9)
+
+
+@pytest.mark.parametrize("h", [0.1, 0.009])
+def test_skce_agrees_with_its_definition(h: float) -> None:
+    logits, labels, c, a = batch()
+    assert skce_penalty(logits, labels, bandwidth=h).item() == pytest.approx(loop_skce(c, a, h=h), rel=1e-9)
+
+
+def test_dece_agrees_with_its_definition() -> None:
+    logits, labels, _, _ = batch()
+    expected = loop_dece(logits.softmax(1).numpy(), labels.tolist())
+    assert dece_penalty(logits, labels).item() == pytest.approx(expected, rel=1e-10)
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts the bytes of tensors that operations under it allocate and that are alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        found = func(*args, **(kwargs or {}))
+        for value in torch.utils._pytree.tree_leaves(found):
+            if isinstance(value, Tensor) and value.untyped_storage()._cdata not in self._known:
+                storage = value.untyped_storage()
+                self._known.add(storage._cdata)
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+        return found
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
+
+
+def peak_of(penalty: Callable[[Tensor, Tensor], Tensor], size: int, num_classes: int) -> int:
+    logits = torch.randn(size, num_classes, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    labels = torch.arange(size) % num_classes
+    with PeakMemory() as memory:
+        penalty(logits, labels).backward()
+    return memory.peak
+
+
+def test_peak_memory_counts_what_is_alive_at_once() -> None:
+    # The exponentials (1 MB) are kept until the gradient (1 MB) is there; a product in between is gone by then.
+    peak = peak_of(lambda logits, labels: (2 * logits).exp().sum(), 256, 1024)
+    assert 2 * 2**20 <= peak < 2 * 2**20 + 100
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [losses.DECE(), losses.SECE(), losses.SECE(accuracy="soft", bandwidth=0.01), losses.SECE(leave_one_out=True)],
+    ids=repr,
+)
+def test_dece_and_sece_of_1024_x_1000_need_less_than_50_mb(penalty: losses.Penalty) -> None:
+    assert peak_of(penalty, 1024, 1000) < 50e6
+
+
+@pytest.mark.parametrize("name", ["mmce", "weighted_mmce"])
+def test_mmce_of_a_large_batch_builds_no_kernel_matrix(name: str) -> None:
+    # A kernel matrix of 20,000 samples would be 1.6 GB.
+    assert peak_of(losses.PENALTIES[name].module(), 20_000, 2) < 20e6
+
+
+def test_bec_of_many_classes_keeps_no_pairs() -> None:
+    # 8 x 599 x 599 pairs would be 11.5 MB; blocks are 4 MB.
+    assert peak_of(bec_penalty, 8, 600) < 9e6

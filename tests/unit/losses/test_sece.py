@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from calibrant.losses import SECE, sece_penalty
+from helpers import golden, with_confidence
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "bandwidth", "value"),
+    [
+        ("soft", 0.01, 0.330263),
+        ("soft", 0.05, 0.249719),
+        ("soft", 0.1, 0.237284),
+        ("soft", 1e-6, 0.434057),
+        ("soft", 10, 0.206366),
+        ("hard", 0.01, 0.352170),
+        ("hard", 0.05, 0.272692),
+        ("hard", 0.1, 0.260245),
+        ("hard", 1e-6, 0.469532),
+        ("hard", 10, 0.203091),
+    ],
+)
+def test_sece_of_golden_input_has_the_golden_values(accuracy: str, bandwidth: float, value: float) -> None:
+    penalty = SECE(bandwidth=bandwidth, accuracy=accuracy)  # type: ignore[arg-type]
+    assert penalty(*golden()).item() == pytest.approx(value, abs=6e-7)
+
+
+def test_sece_of_two_samples_by_hand() -> None:
+    logits, labels = with_confidence([0.9, 0.8], [1, 0])
+    k = math.exp(-0.5 * (0.1 / 0.05) ** 2)
+    expected = (abs(1 / (1 + k) - 0.9) + abs(k / (1 + k) - 0.8)) / 2
+    assert sece_penalty(logits, labels, bandwidth=0.05).item() == pytest.approx(expected)
+
+
+def test_sece_leave_one_out_of_two_samples_compares_each_with_the_other() -> None:
+    logits, labels = with_confidence([0.9, 0.6], [1, 0])
+    # However small the bandwidth: a plain ratio of kernels would be 0/0 here.
+    for bandwidth in (0.5, 1e-4):
+        value = sece_penalty(logits, labels, bandwidth=bandwidth, leave_one_out=True)
+        assert value.item() == pytest.approx((0.9 + 0.4) / 2)
+
+
+def test_sece_narrow_kernel_of_distinct_confidences_is_the_mean_absolute_error() -> None:
+    logits, labels = with_confidence([0.9, 0.8, 0.7, 0.6], [1, 0, 1, 1])
+    assert sece_penalty(logits, labels, bandwidth=1e-6).item() == pytest.approx((0.1 + 0.8 + 0.3 + 0.4) / 4)
+
+
+def test_sece_wide_kernel_compares_with_the_mean_accuracy() -> None:
+    logits, labels = with_confidence([0.9, 0.8, 0.7, 0.6], [1, 0, 1, 1])
+    expected = (0.15 + 0.05 + 0.05 + 0.15) / 4
+    assert sece_penalty(logits, labels, bandwidth=1e5).item() == pytest.approx(expected)
+
+
+def test_sece_soft_accuracy_of_clear_predictions_is_hard() -> None:
+    logits = 30 * torch.eye(4, dtype=torch.float64)[[0, 1, 2, 3, 0, 1]]
+    labels = torch.tensor([0, 1, 2, 3, 1, 2])
+    soft, hard = (sece_penalty(logits, labels, accuracy=kind) for kind in ("soft", "hard"))  # type: ignore[arg-type]
+    torch.testing.assert_close(soft, hard, rtol=1e-9, atol=1e-12)
+
+
+def test_sece_detached_accuracy_keeps_the_value_and_moves_confidence_alone() -> None:
+    logits, labels = with_confidence([0.9, 0.8, 0.6], [1, 0, 1])
+    logits.requires_grad_()
+    full, cut = (sece_penalty(logits, labels, detach_accuracy=d) for d in (False, True))
+    assert full.item() == pytest.approx(cut.item(), rel=1e-15)
+    (slope,) = torch.autograd.grad(cut, logits)
+    confidence = torch.tensor([0.9, 0.8, 0.6], dtype=torch.float64)
+    # All three are above or below the accuracy around them; the slope is the sign times that of the confidence, over 3.
+    weights = torch.softmax(-0.5 * ((confidence.unsqueeze(1) - confidence) / 0.05).square(), 1)
+    sign = torch.sign(confidence - weights @ torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64))
+    torch.testing.assert_close(slope[:, 0], sign * confidence * (1 - confidence) / 3)
+
+
+def test_sece_leave_one_out_of_a_single_sample_is_zero_with_a_gradient_of_zero() -> None:
+    logits = torch.randn(1, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    value = sece_penalty(logits, torch.tensor([1]), leave_one_out=True)
+    value.backward()
+    assert value.item() == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+@pytest.mark.parametrize("bandwidth", [0.05, 0.01, 0.005])
+def test_sece_in_float32_and_under_autocast_is_that_of_float64(bandwidth: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(256, 10, generator=generator)
+    labels = torch.where(torch.rand(256, generator=generator) < 0.6, logits.argmax(1), torch.zeros(256, dtype=torch.int64))
+    exact = sece_penalty(logits.double(), labels, bandwidth=bandwidth).item()
+    assert sece_penalty(logits, labels, bandwidth=bandwidth).item() == pytest.approx(exact, abs=1e-6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        # Weights in bfloat16 would be wrong in the third digit.
+        assert sece_penalty(logits, labels, bandwidth=bandwidth).item() == pytest.approx(exact, abs=1e-6)
+
+
+def test_sece_of_bad_options_raises() -> None:
+    logits, labels = golden()
+    with pytest.raises(ValueError, match=r"sece_penalty: `bandwidth` must be a finite number > 0, got -1"):
+        sece_penalty(logits, labels, bandwidth=-1)
+    with pytest.raises(ValueError, match=r"`accuracy` must be one of 'hard', 'soft', got 'exact'"):
+        sece_penalty(logits, labels, accuracy="exact")  # type: ignore[arg-type]
