@@ -162,20 +162,16 @@ class Stream(Metric):
         return scores, labels.long(), weights
 
     def _add(self, scores: Tensor, labels: Tensor, weights: Tensor | None, *, kind: str) -> None:
-        at = labels.unsqueeze(1)
+        # Of the logits, which tell apart classes whose probabilities round to the same.
+        predicted = scores.argmax(1)
+        probs = scores.double().softmax(1) if kind == "logits" else scores
+        chosen = probs.gather(1, torch.stack([predicted, labels], 1)).double()
+        confidence, at_label = chosen.unbind(1)
+        nll = 0 - at_label.log()
         if kind == "logits":
-            scores = scores.double()
-            probs = scores.softmax(1)
-            nll = scores.logsumexp(1) - scores.gather(1, at).squeeze(1)
-            # Logits tell apart classes whose probabilities round to the same.
-            confidence, correct = probs.amax(1), scores.argmax(1) == labels
-        else:
-            probs = scores
-            nll = -probs.gather(1, at).squeeze(1).double().log()
-            confidence, correct = _top_of_rows(probs, labels)
-        at_label = probs.gather(1, at).squeeze(1).double()
+            _mend_underflow(nll, scores, labels)
         brier = torch.linalg.vector_norm(probs, dim=1, dtype=torch.float64).square() - 2 * at_label + 1
-        top = TopLabel(confidence.double(), correct.double(), weights, probs.dtype)
+        top = TopLabel(confidence.contiguous(), (predicted == labels).double(), weights, probs.dtype)
         self._add_top(top)
         weight = torch.ones_like(brier) if weights is None else weights
         if weights is not None:
@@ -329,12 +325,9 @@ def _join_kept(parts: Tensor) -> Tensor:
     return joined
 
 
-def _top_of_rows(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest probability ``[N]`` and whether the label is the (first) class that has it ``[N]``, on the input's device."""
-    confidence = probs.amax(1)
-    correct = probs.gather(1, labels.unsqueeze(1)).squeeze(1) == confidence
-    # Classes can tie at the top only if none has much more than one half: other rows need no argmax.
-    doubtful = (correct & (confidence <= 0.6)).nonzero().squeeze(1)
-    if len(doubtful):
-        correct[doubtful] = probs[doubtful].argmax(1) == labels[doubtful]
-    return confidence, correct
+def _mend_underflow(nll: Tensor, logits: Tensor, labels: Tensor) -> None:
+    """Compute anew, from logits, the log-likelihoods of labels whose probability is too small for float64."""
+    rows = (nll > 600).nonzero().squeeze(1)
+    if len(rows):
+        exact = logits[rows].double()
+        nll[rows] = exact.logsumexp(1) - exact.gather(1, labels[rows].unsqueeze(1)).squeeze(1)
