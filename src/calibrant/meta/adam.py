@@ -15,7 +15,7 @@ class AdamState(NamedTuple):
     """What Adam remembers.
 
     Attributes:
-        steps: Steps taken, ``[]`` float32 on the parameters' device.
+        steps: Steps taken, ``[]`` in the parameters' precision, on their device.
         first: Running mean of the gradient of every parameter.
         second: Running mean of its square.
     """
@@ -27,9 +27,9 @@ class AdamState(NamedTuple):
 
 def init_adam(params: Mapping[str, Tensor]) -> AdamState:
     """Return the state before the first step."""
-    device = next(iter(params.values())).device
+    any_value = next(iter(params.values()))
     zeros = {name: torch.zeros_like(value) for name, value in params.items()}
-    return AdamState(torch.zeros((), device=device), zeros, {name: value.clone() for name, value in zeros.items()})
+    return AdamState(any_value.new_zeros(()), zeros, {name: value.clone() for name, value in zeros.items()})
 
 
 def adam_update(

@@ -46,20 +46,20 @@ def pack(hyper: Params, adam: AdamState) -> dict[str, Any]:
 
 def unpack(state: Mapping[str, Any], hyper: Params, adam: AdamState) -> None:
     """Copy what `pack` made into ``hyper`` and ``adam``, in place; raises ``ValueError`` where shapes disagree."""
-    for name, target in (("hyper", hyper), ("first", adam.first), ("second", adam.second)):
-        shapes, given = _shapes(target), _shapes(state[name])
+    for name, held in (("hyper", hyper), ("first", adam.first), ("second", adam.second)):
+        shapes, given = _shapes(held), _shapes(state[name])
         if shapes != given:
             raise ValueError(
                 f"MetaLearner.load_state_dict: hyper-parameters must be {shapes}, got {given}. "
                 "Build the learner with the same regularizer and head."
             )
-        overwrite(target, state[name])
+        overwrite(held, state[name])
     adam.steps.copy_(state["adam_steps"])
 
 
-def overwrite(target: Params, source: Mapping[str, Tensor]) -> None:
-    """Copy values into the tensors of ``target``, which keep their place in memory (a captured step reads them there)."""
-    for name, value in target.items():
+def overwrite(held: Params, source: Mapping[str, Tensor]) -> None:
+    """Copy values into the tensors of ``held``, which keep their place in memory (a captured step reads them there)."""
+    for name, value in held.items():
         value.copy_(source[name])
 
 

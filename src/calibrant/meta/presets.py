@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 from calibrant.core.checks import check_count, check_positive
 from calibrant.core.lookup import lookup
 from calibrant.meta.bn import MetaBN
-from calibrant.meta.objectives import PAPER_SECE
+from calibrant.meta.objectives import DEFAULT_SECE, PAPER_SECE
 from calibrant.meta.regularizers import REGULARIZERS, GammaFocal, LabelSmoothing, Regularizer, UnitwiseL2
 from calibrant.meta.virtual import MetaObjective
 
@@ -109,7 +109,7 @@ class Preset:
 PRESETS: dict[str, Preset] = {
     # Found on CIFAR-10 and CIFAR-100. A short memory and a virtual step that does not follow the learning rate keep gamma
     # moving when the hypergradient shrinks a thousandfold; (0.9, 0.999) froze it at the first drop of the learning rate.
-    "default": Preset(MetaSettings(), REGULARIZERS, {}),
+    "default": Preset(MetaSettings(), REGULARIZERS, {"sece": DEFAULT_SECE}),
     # What the paper and the code it extends say, where they say something: Adam as PyTorch has it, the virtual step with the
     # scheduled learning rate and the summed gradient, unclipped, a meta update every step, the real step summed and clipped,
     # BatchNorm in training mode, the meta gradient left in the network's. It can explode.

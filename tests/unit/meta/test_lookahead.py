@@ -1,0 +1,104 @@
+import pytest
+import torch
+
+from calibrant.losses.cross_entropy import cross_entropy_loss
+from calibrant.meta import Batch, Regularizer, VirtualStep, head_hypergradient, hypergradient
+
+
+class Stuck(Regularizer):
+    """Has a hyper-parameter that its loss does not use."""
+
+    def init(self, num_features, num_classes, *, bias=True, generator=None):
+        return {"used": torch.ones(()), "unused": torch.ones(())}
+
+    def loss(self, hyper, features, logits, labels, head):
+        return hyper["used"] * cross_entropy_loss(logits, labels)
+
+
+class Detached(Stuck):
+    def loss(self, hyper, features, logits, labels, head):
+        return hyper["used"].detach() * cross_entropy_loss(logits, labels)
+
+
+def mean_nll(logits, labels):
+    return cross_entropy_loss(logits, labels).mean()
+
+
+def head_step(regularizer, hyper, **changes):
+    x, labels = torch.eye(3), torch.tensor([0, 1, 2])
+    weight = torch.zeros(3, 3)
+    arguments = {
+        "head": {"weight": weight, "bias": torch.zeros(3)},
+        "batch": Batch(x, x @ weight.T, labels),
+        "meta_features": x,
+        "meta_labels": labels,
+        "step": VirtualStep(lr=1.0),
+    }
+    return head_hypergradient(regularizer, mean_nll, hyper, **(arguments | changes))
+
+
+def test_head_hypergradient_weighted_cross_entropy_by_hand():
+    found = head_step(Stuck(), {"used": torch.tensor(1.0)})
+    # W' = -(1/3) (1/3 - I): diagonal 2/9, else -1/9; b' = 0. NLL = ln(e^{2/9} + 2 e^{-1/9}) - 2/9; a larger factor lowers it.
+    top, low = torch.tensor(2 / 9).exp(), torch.tensor(-1 / 9).exp()
+    p = top / (top + 2 * low)
+    assert float(found.value) == pytest.approx(float(-p.log()), rel=1e-5)
+    slope = p * 2 / 9 + (1 - p) * (-1 / 9) - 2 / 9
+    assert float(found.grads["used"]) == pytest.approx(float(slope), rel=1e-5)
+    assert float(found.norm()) == pytest.approx(abs(float(slope)), rel=1e-5)
+
+
+@pytest.mark.parametrize("regularizer", [Stuck(), Detached()])
+def test_head_hypergradient_hyper_parameter_without_gradient_raises(regularizer):
+    name = "unused" if type(regularizer) is Stuck else "used"
+    with pytest.raises(ValueError, match=f"`{name}` receives no gradient. Check that the regularizer uses it"):
+        head_step(regularizer, regularizer.init(3, 3))
+
+
+def test_hypergradient_hyper_parameter_without_gradient_raises():
+    with pytest.raises(ValueError, match="every hyper-parameter must enter the training loss, but `b` receives no gradient"):
+        hypergradient(
+            lambda p, h: h["a"] * p["w"] ** 2,
+            lambda p: p["w"],
+            {"w": torch.tensor(1.0)},
+            {"a": torch.tensor(1.0), "b": torch.tensor(1.0)},
+            lr=0.1,
+        )
+
+
+def test_head_hypergradient_changes_none_of_its_arguments():
+    x, labels = torch.eye(3), torch.tensor([0, 1, 2])
+    weight = torch.zeros(3, 3, requires_grad=True)
+    hyper = {"used": torch.tensor(2.0)}
+    head_step(Stuck(), hyper, head={"weight": weight, "bias": torch.zeros(3)}, batch=Batch(x, x @ weight.T, labels))
+    assert weight.grad is None
+    assert weight.abs().sum() == 0
+    assert float(hyper["used"]) == 2.0
+    assert not hyper["used"].requires_grad
+
+
+def test_head_hypergradient_half_precision_batch_is_computed_in_float32():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(16, 4, generator=g).bfloat16()
+    weight = torch.randn(3, 4, generator=g)
+    batch = Batch(x, x @ weight.bfloat16().T, torch.arange(16) % 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = head_step(
+            Stuck(),
+            {"used": torch.tensor(1.0)},
+            head={"weight": weight},
+            batch=batch,
+            meta_features=x,
+            meta_labels=torch.arange(16) % 3,
+        )
+    wide = head_step(
+        Stuck(),
+        {"used": torch.tensor(1.0)},
+        head={"weight": weight},
+        batch=Batch(x.float(), batch.logits.float(), batch.labels),
+        meta_features=x.float(),
+        meta_labels=torch.arange(16) % 3,
+    )
+    assert found.value.dtype == torch.float32
+    assert torch.equal(found.value, wide.value)
+    assert torch.equal(found.grads["used"], wide.grads["used"])

@@ -1,0 +1,75 @@
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from calibrant.meta import LoaderBatches, MetaBatches
+
+
+def take(batches, count):
+    return [next(batches)[1].tolist() for _ in range(count)]
+
+
+def test_meta_batches_pass_has_no_repeats_and_every_pass_a_new_order():
+    x = torch.arange(10)
+    batches = MetaBatches(x, x, batch_size=5, generator=torch.Generator().manual_seed(0))
+    passes = [sum(take(batches, 2), []) for _ in range(4)]
+    assert all(sorted(order) == list(range(10)) for order in passes)
+    assert len({tuple(order) for order in passes}) == 4
+
+
+def test_meta_batches_never_hand_out_a_remainder():
+    x = torch.arange(10)
+    batches = MetaBatches(x, x, batch_size=4)
+    assert {len(labels) for labels in take(batches, 25)} == {4}
+
+
+def test_meta_batches_larger_than_the_data_take_all_of_it():
+    x = torch.arange(3)
+    assert sorted(take(MetaBatches(x, x, batch_size=100), 1)[0]) == [0, 1, 2]
+
+
+def test_meta_batches_resume_draws_the_same():
+    x = torch.arange(50)
+    first = MetaBatches(x, x, batch_size=7, generator=torch.Generator().manual_seed(3))
+    take(first, 5)
+    second = MetaBatches(x, x, batch_size=7, generator=torch.Generator().manual_seed(9))
+    second.load_state_dict(first.state_dict())
+    assert take(second, 20) == take(first, 20)
+
+
+def test_meta_batches_wrong_arguments_raise():
+    with pytest.raises(ValueError, match=r"MetaBatches: `labels` must be \[N\] = \[3\] with N >= 1, got \[2\]"):
+        MetaBatches(torch.zeros(3), torch.zeros(2))
+    with pytest.raises(ValueError, match="`batch_size` must be a whole number >= 1, got 0"):
+        MetaBatches(torch.zeros(3), torch.zeros(3), batch_size=0)
+
+
+def test_loader_batches_skip_the_remainder_and_reshuffle():
+    x = torch.arange(10)
+    loader = DataLoader(TensorDataset(x, x), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(0))
+    batches = LoaderBatches(loader)
+    seen = take(batches, 8)
+    assert {len(labels) for labels in seen} == {4}
+    assert len({tuple(labels) for labels in seen}) == 8
+    assert batches.passes == 4
+
+
+def test_loader_batches_tell_a_distributed_sampler_of_every_pass():
+    x = torch.arange(8)
+    sampler = DistributedSampler(TensorDataset(x, x), num_replicas=2, rank=0, shuffle=True)
+    batches = LoaderBatches(DataLoader(TensorDataset(x, x), batch_size=4, sampler=sampler))
+    take(batches, 3)
+    assert sampler.epoch == 2
+    again = LoaderBatches(DataLoader(TensorDataset(x, x), batch_size=4, sampler=sampler))
+    again.load_state_dict(batches.state_dict())
+    take(again, 1)
+    assert sampler.epoch == 3
+
+
+def test_loader_batches_wrong_loaders_raise():
+    data = TensorDataset(torch.arange(3), torch.arange(3))
+    with pytest.raises(ValueError, match="`loader` must shuffle, got a sequential one"):
+        LoaderBatches(DataLoader(data, batch_size=2))
+    with pytest.raises(ValueError, match="at least one full batch of 4, got none in a whole pass. Lower its `batch_size`."):
+        next(LoaderBatches(DataLoader(data, batch_size=4, shuffle=True)))

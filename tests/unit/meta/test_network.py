@@ -1,0 +1,125 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from calibrant.meta.network import call, find_network, logits_of, logits_tangent, read_features, unwrap
+
+
+class Named(nn.Module):
+    """A head that is not defined last."""
+
+    def __init__(self, head="classifier"):
+        super().__init__()
+        setattr(self, head, nn.Linear(5, 3))
+        self.body = nn.Linear(4, 5)
+        self.name = head
+
+    def forward(self, x):
+        return getattr(self, self.name)(self.body(x).relu())
+
+
+def test_find_network_finds_usual_names_before_the_last_layer():
+    for name in ("head", "fc", "classifier"):
+        assert find_network(Named(name)).head_name == name
+    assert find_network(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))).head_name == "2"
+
+
+def test_find_network_takes_a_name_or_the_layer():
+    model = Named("odd")
+    assert find_network(model, "odd").head is model.odd
+    assert find_network(model, model.odd).head_name == "odd"
+
+
+def test_find_network_without_a_linear_layer_raises():
+    with pytest.raises(ValueError, match="`head` must be given, found no such layer. Linear layers: none."):
+        find_network(nn.Conv2d(1, 1, 1))
+    with pytest.raises(ValueError, match=r"must name an `nn.Linear` of the model, got 'hed'. Linear layers: odd, body."):
+        find_network(Named("odd"), "hed")
+
+
+def test_find_network_of_a_bare_linear_layer():
+    network = find_network(nn.Linear(3, 2))
+    assert network.head_names == {"weight": "weight", "bias": "bias"}
+    features, logits = read_features(network, torch.ones(4, 3), verify=True)
+    assert features.shape == (4, 3)
+    assert logits.shape == (4, 2)
+
+
+def test_unwrap_looks_through_compiled_and_parallel_wrappers():
+    model = nn.Linear(2, 2)
+    assert unwrap(nn.DataParallel(torch.compile(model, backend="eager"))) is model
+
+
+def test_read_features_gives_the_head_input_and_leaves_no_hook():
+    model = Named("odd")
+    network, x = find_network(model, "odd"), torch.randn(7, 4)
+    features, logits = read_features(network, x, verify=True)
+    torch.testing.assert_close(model.odd(features), logits)
+    assert not model.odd._forward_pre_hooks
+    assert not model.odd._forward_hooks
+
+
+def test_read_features_wrong_head_raises():
+    model = Named("odd")
+    with pytest.raises(ValueError, match="but `body` makes something else. Name the last linear layer"):
+        read_features(find_network(model, "body"), torch.randn(7, 4), verify=True)
+    with pytest.raises(ValueError, match=r"but `1` takes \[7, 2, 5\], not \[B, d\]. Pool or flatten before it."):
+        read_features(find_network(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3), nn.Flatten())), torch.randn(7, 2, 4))
+    twice = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="but `0` ran 2 times"):
+        read_features(find_network(nn.Sequential(twice, twice)), torch.randn(7, 4))
+
+
+def test_logits_of_common_outputs():
+    logits = torch.zeros(2, 3)
+    for output in (logits, (logits, None), {"logits": logits}, SimpleNamespace(logits=logits)):
+        assert logits_of(output) is logits
+    with pytest.raises(ValueError, match=r"the model must return logits \[B, C\] .* got \[3\]"):
+        logits_of(torch.zeros(3))
+    with pytest.raises(ValueError, match="got str"):
+        logits_of("no")
+
+
+def test_call_passes_tensors_tuples_and_mappings():
+    assert call(lambda a: a, 1) == 1
+    assert call(lambda a, b: a - b, (3, 1)) == 2
+    assert call(lambda *, a, b: a - b, {"b": 1, "a": 3}) == 2
+
+
+def test_logits_tangent_equals_a_difference_quotient():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double().train()
+    network, x = find_network(model), torch.randn(8, 4, dtype=torch.float64)
+    params = {name: value.detach().clone() for name, value in network.parameters().items()}
+    along = {name: torch.randn_like(value) for name, value in params.items()}
+    ends = []
+    for sign in (1, -1):
+        moved = {name: value + sign * 1e-6 * along[name] for name, value in params.items()}
+        ends.append(torch.func.functional_call(model, moved, (x,)))
+    torch.testing.assert_close(logits_tangent(network, x, params, along), (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-7)
+
+
+def test_logits_tangent_of_a_layer_without_forward_mode_names_the_way_out():
+    class NoTangent(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(NoTangent.apply(self.body(x)))
+
+    network = find_network(Model())
+    params = {name: value.detach() for name, value in network.parameters().items()}
+    with pytest.raises(RuntimeError, match=r"needs a forward-mode derivative that a layer lacks .* Use lookahead=\"head\"."):
+        logits_tangent(network, torch.randn(3, 4), params, params)
