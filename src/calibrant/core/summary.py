@@ -152,7 +152,7 @@ def _class_bins_directly(probs: Tensor, labels: Tensor, weight: Tensor, n_bins: 
         (slot.gather(1, labels.unsqueeze(1)), weight),
     )
     size = num_classes * n_bins
-    return Grid(*(torch.bincount(s.view(-1), weights=w, minlength=size).view(num_classes, n_bins) for s, w in sums))
+    return Grid(*(_add_up(s.view(-1), w, size).view(num_classes, n_bins) for s, w in sums))
 
 
 def _class_bins_above_first(probs: Tensor, labels: Tensor, weight: Tensor, n_bins: int) -> Grid:
@@ -166,14 +166,19 @@ def _class_bins_above_first(probs: Tensor, labels: Tensor, weight: Tensor, n_bin
     values = probs[row, column].double()
     slot = column * n_bins + equal_width_index(values, n_bins, dtype=probs.dtype)
     size = num_classes * n_bins
-    count = torch.bincount(slot, weights=weight[row], minlength=size).view(num_classes, n_bins)
-    total = torch.bincount(slot, weights=weight[row] * values, minlength=size).view(num_classes, n_bins)
+    count = _add_up(slot, weight[row], size).view(num_classes, n_bins)
+    total = _add_up(slot, weight[row] * values, size).view(num_classes, n_bins)
     count[:, 0] = (weight.sum() - count[:, 1:].sum(1)).clamp(min=0)
     total[:, 0] = ((weight @ probs.double()) - total[:, 1:].sum(1)).clamp(min=0)
     at_label = probs.gather(1, labels.unsqueeze(1)).squeeze(1).double()
     hit = labels * n_bins + equal_width_index(at_label, n_bins, dtype=probs.dtype)
-    hits = torch.bincount(hit, weights=weight, minlength=size).view(num_classes, n_bins)
+    hits = _add_up(hit, weight, size).view(num_classes, n_bins)
     return Grid(count, total, hits)
+
+
+def _add_up(slot: Tensor, values: Tensor, size: int) -> Tensor:
+    """Sums of ``values`` by slot ``[size]``; unlike bincount it has a deterministic form on CUDA."""
+    return torch.zeros(size, dtype=torch.float64, device=values.device).index_add_(0, slot, values)
 
 
 def _moments(values: Tensor, weight: Tensor) -> Tensor:
