@@ -25,7 +25,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 def test_examples_in_docstrings_give_what_they_show(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
-    runner = doctest.DocTestRunner()
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     report: list[str] = []
     for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):
         runner.run(test, out=report.append)
@@ -53,7 +53,7 @@ def test_python_blocks_of_a_page_run_in_order(page: Path, monkeypatch: pytest.Mo
         where = f"{page.name}, block {number}"
         if ">>>" in block:
             test = doctest.DocTestParser().get_doctest(block, names, where, str(page), 0)
-            runner = doctest.DocTestRunner()
+            runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
             runner.run(test, clear_globs=False)
             names.update(test.globs)
             assert runner.failures == 0, where
