@@ -103,8 +103,8 @@ def fake_cifar10(folder, monkeypatch):
     sums = {}
     for i, name in enumerate(["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]):
         content = {b"data": rng.integers(0, 256, (4, 3072), dtype=np.uint8), b"labels": [i, 1, 2, 3]}
-        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
-    (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [str(i).encode() for i in range(10)]}, protocol=2))
+        (folder / name).write_bytes(pickle.dumps(content, protocol=3))
+    (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [str(i).encode() for i in range(10)]}, protocol=3))
     for file in folder.iterdir():
         sums[file.name] = __import__("hashlib").md5(file.read_bytes()).hexdigest()
     monkeypatch.setattr(cifar, "CIFAR10_FILES", sums)
