@@ -89,6 +89,19 @@ def test_gaussian_sums_wrong_arguments_raise():
         gaussian_sums(x, torch.ones(1, 4), bandwidth=0.1, at=x.unsqueeze(0))
 
 
+def test_gaussian_means_million_points_match_single_rows():
+    # The size that all pairs could not do (1e12); about a second.
+    generator = torch.Generator().manual_seed(5)
+    x = 1 - 0.9 * torch.rand(1_000_000, generator=generator, dtype=torch.float64) ** 3
+    right = (torch.rand(len(x), generator=generator, dtype=torch.float64) < x).double().unsqueeze(0)
+    means = gaussian_means(x, right, bandwidth=0.05)
+    rows = torch.cat([torch.arange(0, len(x), 100_000), x.argmin().view(1), x.argmax().view(1)])
+    kernel = torch.exp(-0.5 * ((x[rows].unsqueeze(1) - x) / 0.05).square())
+    # Pairwise sums; a matrix product of a million terms would itself be off by 1e-12.
+    expected = (kernel * right).sum(1) / kernel.sum(1)
+    torch.testing.assert_close(means[0, rows], expected, rtol=1e-13, atol=0)
+
+
 def test_gaussian_means_constant_values_stay_constant():
     x = _confidences("saturating", 3000)
     means = gaussian_means(x, torch.full((1, 3000), 0.25), bandwidth=0.01)
