@@ -1,27 +1,32 @@
-"""calibrant: a classifier's confidence you can trust."""
+"""calibrant: a classifier's confidence you can trust.
 
-from __future__ import annotations
+The names promised here are loaded when first used, so that ``import calibrant`` costs little beyond ``import torch``.
+"""
 
-from importlib import import_module
+import importlib
 from typing import TYPE_CHECKING
 
+from calibrant.core.records import Predictions, Split
+
 if TYPE_CHECKING:
-    from calibrant.core.records import Predictions, Split
+    from calibrant import losses, meta, metrics
+    from calibrant.meta import MetaLearner
+    from calibrant.metrics.measure import measure
 
 __version__ = "0.1.0"
-__all__ = ["Predictions", "Split", "__version__"]
+__all__ = ["MetaLearner", "Predictions", "Split", "__version__", "losses", "measure", "meta", "metrics"]
 
-# Where the promised names live. They are loaded when first used, so that `calibrant --help` does not wait for torch.
-_HOMES = {"Predictions": "calibrant.core.records", "Split": "calibrant.core.records"}
+_HOME = {"measure": "calibrant.metrics.measure", "MetaLearner": "calibrant.meta"}
+_ROOMS = ("backbones", "calibrators", "data", "engine", "io", "losses", "meta", "metrics")
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'calibrant' has no attribute {name!r}")
-    value: object = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"calibrant.{name}")
+    raise AttributeError(f"module 'calibrant' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *_ROOMS})
