@@ -125,8 +125,8 @@ def test_stream_beyond_the_kept_examples_is_within_the_promise(kind: Callable[..
     for key, function in EXACT.items():
         assert float(values[key]) == pytest.approx(float(function(probs, labels)), abs=1e-12), key
     for key, function in ORDERED.items():
-        # Promised is 1e-3; on these data 2e-4 was the most.
-        assert float(values[key]) == pytest.approx(float(function(probs, labels)), abs=4e-4), key
+        # Promised is 1e-3, and on other seeds 2e-4 was the most; the 3,020 cells of a grid would miss this.
+        assert float(values[key]) == pytest.approx(float(function(probs, labels)), abs=1e-4), key
 
 
 def test_cells_alone_are_within_the_promise_where_nothing_hangs_on_the_order() -> None:
@@ -158,8 +158,13 @@ def test_weights_count_as_in_the_functions() -> None:
     suite = streamed(probs, labels, weights=weights)
     for key, value in suite.compute().items():
         assert float(value) == pytest.approx(float(ALL[key](probs, labels, weights=weights)), abs=1e-8), key
+    assert suite.sums().size == 1470
     many = [torch.cat([part] * 50) for part in (probs, labels, weights)]
-    for key, value in streamed(many[0], many[1], weights=many[2]).compute().items():
+    suite = streamed(many[0], many[1], weights=many[2])
+    curve = suite.sums().curve
+    assert curve.size == 50 * 1470
+    assert float(curve.squares[-1]) == pytest.approx(float(many[2].square().sum()))
+    for key, value in suite.compute().items():
         expected = float(ALL[key](many[0], many[1], weights=many[2]))
         assert float(value) == pytest.approx(expected, abs=1e-3), key
 

@@ -130,6 +130,17 @@ def test_merge_is_associative_and_commutative(sizes: tuple[int, int, int], seed:
     assert [int(s.count[0]) for s in suites] == list(sizes)
 
 
+def test_merge_keeps_examples_of_weight_zero_in_their_place() -> None:
+    probs, labels = mixed_gaps(200, 4)
+    weights = torch.arange(200).remainder(3).double()
+    whole = CalibrationSuite(num_classes=4)
+    whole.update(probs, labels, weights=weights)
+    parts = [CalibrationSuite(num_classes=4) for _ in range(2)]
+    for part, half in zip(parts, (slice(0, 90), slice(90, 200)), strict=True):
+        part.update(probs[half], labels[half], weights=weights[half])
+    assert_same(parts[0].merge(parts[1]).compute(), whole.compute())
+
+
 def test_merge_beyond_the_kept_examples_equals_one_stream() -> None:
     probs, labels = mixed_gaps(KEPT_EXAMPLES + 3000, 4)
     whole = CalibrationSuite(num_classes=4)
