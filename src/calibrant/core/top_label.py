@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from calibrant.core.checks import (
     SUM_TOLERANCE,
@@ -144,6 +143,6 @@ def _row_max(probs: Tensor) -> Tensor:
     flat = probs.view(1, 1, -1)
     for factor in (5, 4, 3, 2):
         while width % factor == 0:
-            flat = functional.max_pool1d(flat, factor, factor)
+            flat = torch.max_pool1d(flat, factor, factor)
             width //= factor
-    return (flat if width == 1 else functional.max_pool1d(flat, width, width)).view(-1)
+    return (flat if width == 1 else torch.max_pool1d(flat, width, width)).view(-1)

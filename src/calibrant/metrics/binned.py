@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -233,4 +234,5 @@ def width_error(top: TopLabel, *, n_bins: int, p: float = 1) -> Tensor:
         return norm_of_bins(equal_width_bins(top, n_bins=n_bins), p=p)
     # With p = 1 and no weights the bin counts cancel: only the summed residual of every bin is needed.
     index = equal_width_index(top.confidence, n_bins, dtype=top.dtype)
-    return torch.zeros(n_bins, dtype=torch.float64).scatter_add_(0, index, top.confidence - top.correct).abs_().sum() / len(top)
+    sums = torch.zeros(n_bins, dtype=torch.float64).scatter_add_(0, index, top.confidence - top.correct)
+    return torch.tensor(float(np.abs(sums.numpy()).sum()) / len(top), dtype=torch.float64)
