@@ -64,7 +64,7 @@ def kde_calibration_error(
         tensor(0.5500, dtype=torch.float64)
 
     Reference:
-        Popordanoska, Sayer and Blaschko, NeurIPS 2022, equation 9.
+        Popordanoska, Sayer and Blaschko, NeurIPS 2022.
     """
     where = "kde_calibration_error"
     if bandwidth is not None:

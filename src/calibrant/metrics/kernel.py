@@ -59,7 +59,7 @@ def smooth_expected_calibration_error(
         tensor(0.3500, dtype=torch.float64)
 
     Reference:
-        Wang and Golebiowski, TMLR 2024, section 3.2.
+        Wang and Golebiowski, TMLR 2024.
     """
     where = "smooth_expected_calibration_error"
     check_positive(bandwidth, where=where, name="bandwidth")
@@ -108,7 +108,7 @@ def maximum_mean_calibration_error(
         tensor(0.4000, dtype=torch.float64)
 
     Reference:
-        Kumar, Sarawagi and Jain, ICML 2018, equation 4.
+        Kumar, Sarawagi and Jain, ICML 2018.
     """
     where = "maximum_mean_calibration_error"
     check_positive(scale, where=where, name="scale")

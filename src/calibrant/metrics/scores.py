@@ -109,7 +109,7 @@ def brier_score(
         tensor(0.6500, dtype=torch.float64)
 
     Reference:
-        Brier, Monthly Weather Review 1950, equation 2.
+        Brier, Monthly Weather Review 1950.
     """
     given = take_scores(probs, labels, where="brier_score", weights=weights, ignore_index=ignore_index)
     distances = []

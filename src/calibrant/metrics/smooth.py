@@ -70,7 +70,7 @@ def smooth_calibration_error(
         tensor(0.4000, dtype=torch.float64)
 
     Reference:
-        Blasiok and Nakkiran, ICLR 2024, definition 9 and algorithm 1; package relplot 1.0.
+        Blasiok and Nakkiran, ICLR 2024; their package relplot 1.0.
     """
     where = "smooth_calibration_error"
     if bandwidth is not None:
