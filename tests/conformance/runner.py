@@ -4,9 +4,9 @@
     python tests/conformance/runner.py --peer torchmetrics
     python tests/conformance/runner.py --adapter my.module:TABLE
 
-An adapter is a mapping from metric name ("ece", "binary_ece", "mce", "ace", "average_ce", "classwise_ece", "mmce", "brier") to a
-function ``(probs, labels, n_bins) -> float`` of numpy arrays. A metric that it does not have is skipped. The file needs numpy
-alone.
+An adapter is a mapping from metric name ("ece", "binary_ece", "mce", "ace", "average_ce", "classwise_ece", "mmce", "brier")
+to a function ``(probs, labels, n_bins) -> float`` of numpy arrays. A metric that it does not have is skipped. The file needs
+numpy alone.
 """
 
 from __future__ import annotations

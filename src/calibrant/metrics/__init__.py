@@ -1,7 +1,7 @@
 """Calibration metrics: functions of ``(probs, labels)``, float64 numbers, and their streaming classes.
 
-`METRICS` is the table of all numbers by short name. The streaming classes need torchmetrics and `measure` pulls in the
-resampling: both are loaded when first asked for.
+`METRICS` is the table of all numbers by short name. The streaming classes need torchmetrics and the tests resample: both are
+loaded when first asked for. Everything at once, with intervals, is `calibrant.measure`.
 """
 
 import importlib
@@ -47,7 +47,6 @@ from calibrant.metrics.scores import brier_score, error_rate, negative_log_likel
 from calibrant.metrics.smooth import smooth_calibration_error
 
 if TYPE_CHECKING:
-    from calibrant.metrics.measure import measure, measure_summary
     from calibrant.metrics.null import if_calibrated, null_distribution
     from calibrant.metrics.paired import paired_test
     from calibrant.metrics.streaming import (
@@ -92,7 +91,6 @@ METRICS: dict[str, Callable[..., Tensor]] = {
 }
 
 _LAZY = {
-    "calibrant.metrics.measure": ("measure", "measure_summary"),
     "calibrant.metrics.null": ("if_calibrated", "null_distribution"),
     "calibrant.metrics.paired": ("paired_test",),
     "calibrant.metrics.streaming": (
@@ -153,8 +151,6 @@ __all__ = [
     "kolmogorov_smirnov_error",
     "maximum_calibration_error",
     "maximum_mean_calibration_error",
-    "measure",
-    "measure_summary",
     "negative_log_likelihood",
     "nixon_adaptive_calibration_error",
     "null_distribution",
