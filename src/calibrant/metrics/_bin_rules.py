@@ -129,7 +129,7 @@ def kumar_width(top: TopLabel, n_bins: int) -> Bins:
 
 def kumar_mass(top: TopLabel, n_bins: int) -> Bins:
     parts = np.array_split(np.sort(_as_numpy(top)), min(n_bins, len(top)))
-    middles = [float((left[-1] + right[0]) / 2) for left, right in zip(parts[:-1], parts[1:], strict=True)]
+    middles = [float((left[-1] + right[0]) / 2.0) for left, right in zip(parts[:-1], parts[1:], strict=True)]
     edges = torch.tensor(sorted({*middles, 1.0}), dtype=torch.float64)
     return _between(top, torch.cat([_BELOW, edges]), closed="right")
 

@@ -1,7 +1,8 @@
 """Named conventions: how other sources bin, so that the number each of them prints can be reproduced.
 
 Bin rules are taken over as they are, quirks included: who owns an edge, in which precision edges are rounded, which examples
-fall into no bin or into one too many. `calibrant`'s own bins live in `calibrant.core.binning`.
+fall into no bin or into one too many. Sums are float64, except where a source's own precision decides its number
+(torchmetrics). `calibrant`'s own bins live in `calibrant.core.binning`.
 """
 
 from __future__ import annotations
