@@ -1,22 +1,27 @@
 """calibrant: a classifier's confidence you can trust.
 
-The names promised here are loaded when first used, so that ``import calibrant`` costs little beyond ``import torch``.
+The names promised here are loaded when first used: ``import calibrant`` costs nothing, and ``calibrant --help`` does not
+wait for torch.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-from calibrant.core.records import Predictions, Split
-
 if TYPE_CHECKING:
     from calibrant import losses, meta, metrics
+    from calibrant.core.records import Predictions, Split
     from calibrant.meta import MetaLearner
     from calibrant.metrics.measure import measure
 
 __version__ = "0.1.0"
 __all__ = ["MetaLearner", "Predictions", "Split", "__version__", "losses", "measure", "meta", "metrics"]
 
-_HOME = {"measure": "calibrant.metrics.measure", "MetaLearner": "calibrant.meta"}
+_HOME = {
+    "MetaLearner": "calibrant.meta",
+    "Predictions": "calibrant.core.records",
+    "Split": "calibrant.core.records",
+    "measure": "calibrant.metrics.measure",
+}
 _ROOMS = ("backbones", "calibrators", "data", "engine", "io", "losses", "meta", "metrics")
 
 

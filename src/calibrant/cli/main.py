@@ -43,7 +43,7 @@ def measure(
     ] = None,
     class_names: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line or JSON.")] = None,
     ignore_index: Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")] = None,
-    resamples: Annotated[int, typer.Option(min=1, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
+    resamples: Annotated[int, typer.Option(min=2, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Measure the calibration of predictions in files.

@@ -15,6 +15,7 @@ from calibrant.cli.sample import RowSample
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Paired
 from calibrant.io import load_class_names
+from calibrant.metrics.paired import paired_test
 
 
 @dataclass(frozen=True)
@@ -61,20 +62,18 @@ def measure_files(files: Sequence[Path], options: Options) -> None:
 
 def _pair(first: Measured, second: Measured, request: Request) -> Mapping[str, Paired] | None:
     """Test the second file against the first, if both hold the same examples in the same order."""
-    from calibrant.metrics.paired import paired_test
-
     one, two = first.predictions, second.predictions
     assert one is not None
     assert two is not None
     if first.is_sample != second.is_sample:
         one, two = (part if entry.is_sample else _same_rows(part, request) for entry, part in ((first, one), (second, two)))
-    same = len(one) == len(two) and bool((one.labels == two.labels).all())
-    if not same:
-        why = f"{len(one):,} and {len(two):,} examples" if len(one) != len(two) else "labels that differ"
-        names = f"{first.scores.file} and {second.scores.file}"
-        print(f"calibrant: no paired test of {names}, which hold {why}.", file=sys.stderr)
+    try:
+        return paired_test(one, two, n_bins=request.n_bins, n_resamples=request.n_resamples, seed=request.seed)
+    except ValueError as error:
+        reason = str(error).removeprefix("paired_test: ").replace("`second`", str(second.scores.file))
+        reason = reason.replace("`first`", str(first.scores.file))
+        print(f"calibrant: no paired test: {reason}", file=sys.stderr)
         return None
-    return paired_test(one, two, n_bins=request.n_bins, n_resamples=request.n_resamples, seed=request.seed)
 
 
 def _same_rows(predictions: Predictions, request: Request) -> Predictions:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from calibrant.cli.progress import progress_bar
-from calibrant.cli.request import Measured, Request, check_column
+from calibrant.cli.request import Measured, Request, check_column, check_groups
 from calibrant.cli.streaming import measure_stream
 from calibrant.io import load_predictions, survey_predictions
+from calibrant.metrics.measure import measure
 
 # A file with more rows, or more scores in all, is streamed: 1 M rows of 10 classes take 80 MB, and several times that to work.
 STREAM_ROWS = 1_000_000
@@ -24,8 +27,6 @@ def measure_file(path: Path, request: Request) -> Measured:
     Returns:
         The scores. Raises ``ValueError``, ``OSError`` or ``ImportError`` with one sentence.
     """
-    from calibrant.metrics.measure import measure
-
     survey = survey_predictions(path)
     if survey and (survey.rows > STREAM_ROWS or survey.rows * survey.num_classes > STREAM_ENTRIES):
         return measure_stream(path, survey, request)
@@ -34,6 +35,7 @@ def measure_file(path: Path, request: Request) -> Measured:
         predictions = predictions.replace(class_names=request.class_names)
     if request.slice_by is not None:
         check_column(path, request.slice_by, list(predictions.columns))
+        check_groups(path, request.slice_by, len(np.unique(predictions.columns[request.slice_by].astype(str))))
     with progress_bar(f"measuring {path.name}", None):
         scores = measure(
             predictions,

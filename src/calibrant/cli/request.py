@@ -10,6 +10,8 @@ from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions, Split
 from calibrant.core.scores import Scores
 
+_MAX_GROUPS = 1000
+
 
 @dataclass(frozen=True)
 class Request:
@@ -33,6 +35,12 @@ class Measured:
     split: Split | None
     predictions: Predictions | None = None
     is_sample: bool = False
+
+
+def check_groups(path: Path, column: str, number: int) -> None:
+    """Raise if a column has more groups than can be measured, and read, one by one."""
+    if number > _MAX_GROUPS:
+        raise ValueError(f"{path}: a column to slice by must have at most {_MAX_GROUPS} groups, got more in `{column}`.")
 
 
 def check_column(path: Path, column: str, columns: Sequence[str]) -> None:

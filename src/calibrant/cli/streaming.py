@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from calibrant.cli.progress import progress_bar
-from calibrant.cli.request import Measured, Request, check_column
+from calibrant.cli.request import Measured, Request, check_column, check_groups
 from calibrant.cli.sample import RowSample
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Scores
 from calibrant.core.summary import Summary, summarize
 from calibrant.io import Survey, iter_prediction_batches
+from calibrant.metrics.measure import measure_summary
 
 # Scores in a batch: 32 MiB in float64.
 _BATCH_ENTRIES = 4_000_000
-_MAX_GROUPS = 1000
 
 
 def measure_stream(path: Path, survey: Survey, request: Request) -> Measured:
@@ -52,8 +52,6 @@ def measure_stream(path: Path, survey: Survey, request: Request) -> Measured:
 
 
 def _score(summary: Summary, request: Request, names: Sequence[str] | None, *, file: str | None = None) -> Scores:
-    from calibrant.metrics.measure import measure_summary
-
     return measure_summary(
         summary, by_class=request.by_class, class_names=names, n_resamples=request.n_resamples, seed=request.seed, file=file
     )
@@ -64,8 +62,4 @@ def _add_groups(groups: dict[str, Summary], batch: Predictions, path: Path, requ
     for value in np.unique(values):
         part = summarize(batch.subset(values == value), n_bins=request.n_bins)
         groups[str(value)] = groups[str(value)] + part if str(value) in groups else part
-    if len(groups) > _MAX_GROUPS:
-        raise ValueError(
-            f"{path}: a column to slice by must have at most {_MAX_GROUPS} groups in a file of this size, "
-            f"got more in `{request.slice_by}`. Choose a coarser column."
-        )
+    check_groups(path, str(request.slice_by), len(groups))

@@ -1,0 +1,122 @@
+"""How the command ends: its exit codes, its one sentence, and what it does before it loads anything heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from calibrant.cli import main
+
+# What starts a new interpreter counts; everything else runs in this one.
+QUICK = "import sys; from calibrant.cli.main import run\ntry: run(['--help'])\nfinally: print(*sys.modules, file=sys.stderr)"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
+        main.run(list(arguments))
+    out, err = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, out, err
+
+
+@pytest.fixture(autouse=True)
+def _keep_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.delenv("CALIBRANT_TRACEBACK", raising=False)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_run_without_command_shows_help(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, err) == (0, "")
+    assert "measure" in out
+    assert "demo" in out
+
+
+def test_run_version_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+    from calibrant import __version__
+
+    assert run(capsys, "--version") == (0, f"calibrant {__version__}\n", "")
+
+
+def test_run_help_of_measure_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "measure", "--help")
+    for option in ("--n-bins", "--json", "--by-class", "--slice", "--class-names", "--resamples", "--seed", "--ignore-index"):
+        assert option in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("measure",), "Missing argument 'FILE'"),
+        (("measure", "--colour", "x.npz"), "No such option: --colour"),
+        (("mesure", "x.npz"), "No such command 'mesure'"),
+        (("measure", "x.npz", "--n-bins", "0"), "--n-bins"),
+        (("measure", "x.npz", "--n-bins", "many"), "--n-bins"),
+        (("measure", "nowhere.npz"), "nowhere.npz: there is no such file"),
+        (("measure", "x.xyz"), "x.xyz: there is no such file"),
+        (("measure", "."), ".: must be a file, got a folder"),
+    ],
+)
+def test_run_bad_input_ends_with_2_and_one_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("calibrant: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_run_internal_error_says_how_to_report_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise KeyError("a bug\nof ours")
+
+    monkeypatch.setattr(main, "app", fail)
+    code, out, err = run(capsys, "measure")
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "something went wrong inside calibrant (KeyError: 'a bug\\nof ours')" in err
+    assert "CALIBRANT_TRACEBACK=1" in err
+    monkeypatch.setenv("CALIBRANT_TRACEBACK", "1")
+    with pytest.raises(KeyError, match="a bug"):
+        main.run(["measure"])
+
+
+def test_run_interrupted_ends_with_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "app", interrupt)
+    assert run(capsys) == (130, "", "calibrant: interrupted.\n")
+
+
+def test_run_warnings_go_to_standard_error_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(*arguments: object, **options: object) -> None:
+        warnings.simplefilter("always")
+        warnings.warn("few\nexamples", UserWarning, stacklevel=1)
+
+    monkeypatch.setattr(main, "app", warn)
+    assert run(capsys) == (0, "", "calibrant: warning: few examples\n")
+
+
+def test_help_loads_neither_torch_nor_pyarrow() -> None:
+    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    loaded = set(done.stderr.split())
+    assert "typer" in loaded
+    assert not loaded & {"torch", "numpy", "pyarrow", "scipy", "matplotlib"}
+
+
+def test_python_m_calibrant_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "calibrant", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("calibrant ")
