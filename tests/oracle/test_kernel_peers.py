@@ -49,6 +49,13 @@ def test_mmce_equals_netcal(data):
 
 @pytest.mark.parametrize("data", DATA)
 def test_smece_equals_relplot(data):
+    value = smooth_calibration_error(*data, convention="relplot")
+    assert value.item() == pytest.approx(float(relplot.smECE(*_top(data))), rel=1e-9)
+
+
+@pytest.mark.parametrize("data", DATA[:3])
+def test_smece_default_equals_relplot_where_nothing_saturates(data):
+    assert float(data[0].amax()) < 0.999
     assert smooth_calibration_error(*data).item() == pytest.approx(float(relplot.smECE(*_top(data))), rel=1e-9)
 
 
@@ -56,7 +63,8 @@ def test_smece_equals_relplot(data):
 @pytest.mark.parametrize("data", DATA)
 def test_smece_fixed_bandwidth_equals_relplot(data, bandwidth):
     expected = float(smECE_sigma(*_top(data), bandwidth))
-    assert smooth_calibration_error(*data, bandwidth=bandwidth).item() == pytest.approx(expected, rel=1e-9)
+    value = smooth_calibration_error(*data, bandwidth=bandwidth, convention="relplot")
+    assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("data", DATA)

@@ -56,17 +56,32 @@ def test_smece_exact_saturated_examples_count_in_full():
     probs, labels = [[1.0, 0.0], [0.6, 0.4]], [1, 0]
     exact = smooth_calibration_error(probs, labels, convention="exact", bandwidth=0.02)
     assert exact.item() == pytest.approx(0.7, rel=1e-6)
+    assert smooth_calibration_error(probs, labels, bandwidth=0.02).item() == pytest.approx(0.7, rel=0.01)
     # The package's grid counts the first one half: (1 / 2 + 0.4) / (1 / 2 + 1).
-    assert smooth_calibration_error(probs, labels, bandwidth=0.02).item() == pytest.approx(0.6, rel=0.01)
+    relplot = smooth_calibration_error(probs, labels, bandwidth=0.02, convention="relplot")
+    assert relplot.item() == pytest.approx(0.6, rel=0.01)
+
+
+def test_smece_over_confident_and_saturated_is_the_mean_gap():
+    # All residuals have one sign where it matters, so smoothing changes nothing: smECE is the mean residual.
+    generator = torch.Generator().manual_seed(0)
+    logits = 12 * torch.randn(4000, 10, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial((logits / 6).softmax(1), 1, generator=generator).squeeze(1)
+    probs = logits.softmax(1)
+    gap = float((probs.amax(1) - (probs.argmax(1) == labels).double()).mean())
+    assert (probs.amax(1) > 0.999).double().mean() > 0.3
+    assert smooth_calibration_error(probs, labels).item() == pytest.approx(gap, rel=0.02)
+    assert smooth_calibration_error(probs, labels, convention="exact").item() == pytest.approx(gap, rel=1e-3)
 
 
 def test_smece_conventions_agree_where_few_saturate():
     probs, labels = mixed_gaps(2000)
-    relplot = smooth_calibration_error(probs, labels).item()
-    assert smooth_calibration_error(probs, labels, convention="exact").item() == pytest.approx(relplot, rel=0.01)
+    value = smooth_calibration_error(probs, labels).item()
+    assert smooth_calibration_error(probs, labels, convention="relplot").item() == pytest.approx(value, rel=1e-12)
+    assert smooth_calibration_error(probs, labels, convention="exact").item() == pytest.approx(value, rel=0.01)
 
 
-@pytest.mark.parametrize("convention", ["relplot", "exact"])
+@pytest.mark.parametrize("convention", ["grid", "relplot", "exact"])
 def test_smece_falls_with_bandwidth(convention):
     probs, labels = hard_gaps(400)
     values = [
@@ -75,13 +90,13 @@ def test_smece_falls_with_bandwidth(convention):
     assert values == sorted(values, reverse=True)
 
 
-@pytest.mark.parametrize("convention", ["relplot", "exact"])
+@pytest.mark.parametrize("convention", ["grid", "relplot", "exact"])
 def test_smece_perfect_predictions_are_zero(convention):
     value = smooth_calibration_error(torch.eye(3).repeat(4, 1), torch.arange(3).repeat(4), convention=convention)
     assert value.item() == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("convention", ["relplot", "exact"])
+@pytest.mark.parametrize("convention", ["grid", "relplot", "exact"])
 def test_smece_sample_order_and_weights_behave(convention):
     probs, labels = hard_gaps(200)
     order = torch.randperm(200, generator=torch.Generator().manual_seed(1))
@@ -108,5 +123,5 @@ def test_smece_bad_options_raise():
         smooth_calibration_error(probs, labels, bandwidth=0)
     with pytest.raises(ValueError, match=r"`bandwidth` must be >= 1e-05, got 1e-07"):
         smooth_calibration_error(probs, labels, bandwidth=1e-7)
-    with pytest.raises(ValueError, match=r"`convention` must be 'relplot' or 'exact', got 'paper'"):
+    with pytest.raises(ValueError, match=r"`convention` must be 'grid', 'relplot' or 'exact', got 'paper'"):
         smooth_calibration_error(probs, labels, convention="paper")
