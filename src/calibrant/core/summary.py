@@ -7,13 +7,15 @@ with intervals. Adding two summaries joins their data, so batches, files and pro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import equal_width_edges, equal_width_index, reduce_top_label
+from calibrant.core.binning import equal_width_edges, equal_width_index
 from calibrant.core.grid import Grid, grid_of
 from calibrant.core.records import Predictions
+from calibrant.core.top_label import TopLabel, reduce_top_label
 
 # Rows whose softmax is held at once: bounds the float64 copy to 64 MiB at 1,000 classes.
 _CHUNK_ENTRIES = 8_000_000
@@ -95,40 +97,68 @@ def summarize(predictions: Predictions, *, n_bins: int = 15) -> Summary:
         >>> summary.n, summary.effective_n, summary.class_count.tolist(), round(float(summary.brier[0]), 6)
         (2, 2.0, [2.0, 0.0], 1.3)
     """
-    rows = max(_CHUNK_ENTRIES // predictions.num_classes, 1)
-    parts = [_summarize_rows(predictions, slice(at, at + rows), n_bins) for at in range(0, len(predictions), rows)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return summarize_with_top(predictions, n_bins=n_bins)[0]
 
 
-def _summarize_rows(predictions: Predictions, rows: slice, n_bins: int) -> Summary:
+def summarize_with_top(predictions: Predictions, *, n_bins: int) -> tuple[Summary, TopLabel]:
+    """Reduce predictions to a `Summary` and to the confidence and correctness of every example, in one pass."""
+    size = max(_CHUNK_ENTRIES // predictions.num_classes, 1)
+    total: Summary | None = None
+    tops = []
+    for at in range(0, len(predictions), size):
+        rows = score_rows(predictions, slice(at, at + size))
+        part = _summarize_rows(rows, n_bins)
+        total = part if total is None else total + part
+        tops.append(rows.top)
+    assert total is not None
+    confidence, correct = (torch.cat([getattr(top, name) for top in tops]) for name in ("confidence", "correct"))
+    return total, TopLabel(confidence, correct, predictions.weights, tops[0].dtype)
+
+
+class Rows(NamedTuple):
+    """Some examples and what each scores: negative log-likelihood and Brier score (summed over classes), ``[n]`` float64."""
+
+    probs: Tensor
+    labels: Tensor
+    top: TopLabel
+    nll: Tensor
+    brier: Tensor
+
+
+def score_rows(predictions: Predictions, rows: slice = slice(None)) -> Rows:
+    """Score the examples in ``rows`` one by one."""
     labels = predictions.labels[rows]
     weights = None if predictions.weights is None else predictions.weights[rows]
+    column = labels.unsqueeze(1)
     if predictions.has_logits:
         logits = predictions.logits[rows].double()
         probs = logits.softmax(1)
-        nll = logits.logsumexp(1) - logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+        nll = logits.logsumexp(1) - logits.gather(1, column).squeeze(1)
+        # Probabilities that saturate at 1 hide which class was on top.
+        top = TopLabel(probs.amax(1), (logits.argmax(1) == labels).double(), weights)
     else:
         probs = predictions.probs[rows]
-        nll = -probs.gather(1, labels.unsqueeze(1)).squeeze(1).double().log()
-    at_label = probs.gather(1, labels.unsqueeze(1)).squeeze(1).double()
+        nll = 0 - probs.gather(1, column).squeeze(1).double().log()
+        top = reduce_top_label(probs, labels, weights)
+    at_label = probs.gather(1, column).squeeze(1).double()
     squares = torch.linalg.vector_norm(probs, dim=1, dtype=torch.float64).square()
-    brier = squares - 2 * at_label + 1
-    top = reduce_top_label(probs, labels, weights)
-    weight = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
+    return Rows(probs, labels, top, nll, (squares - 2 * at_label + 1).clamp_min(0))
+
+
+def _summarize_rows(rows: Rows, n_bins: int) -> Summary:
+    weights, num_classes = rows.top.weights, rows.probs.shape[1]
+    weight = torch.ones(len(rows.labels), dtype=torch.float64) if weights is None else weights
     return Summary(
-        n=len(labels),
-        num_classes=predictions.num_classes,
+        n=len(rows.labels),
+        num_classes=num_classes,
         n_bins=n_bins,
         weight=float(weight.sum()),
         weight_squares=float(weight.square().sum()),
-        grid=grid_of(top.confidence, top.correct, weights, dtype=top.dtype),
-        nll=_moments(nll, weight),
-        brier=_moments(brier, weight),
-        class_bins=class_bins_of(probs, labels, weights, n_bins=n_bins),
-        class_correct=torch.bincount(labels, weights=weight * top.correct, minlength=predictions.num_classes),
+        grid=grid_of(rows.top.confidence, rows.top.correct, weights, dtype=rows.top.dtype),
+        nll=_moments(rows.nll, weight),
+        brier=_moments(rows.brier, weight),
+        class_bins=class_bins_of(rows.probs, rows.labels, weights, n_bins=n_bins),
+        class_correct=torch.bincount(rows.labels, weights=weight * rows.top.correct, minlength=num_classes),
     )
 
 
@@ -182,7 +212,9 @@ def _add_up(slot: Tensor, values: Tensor, size: int) -> Tensor:
 
 
 def _moments(values: Tensor, weight: Tensor) -> Tensor:
-    return torch.stack([(weight * values**power).sum() for power in (1, 2, 3)])
+    # An infinite value of weight zero counts nothing.
+    kept = weight > 0
+    return torch.stack([weight[kept] @ values[kept] ** power for power in (1, 2, 3)])
 
 
 def _add_grids(a: Grid, b: Grid) -> Grid:

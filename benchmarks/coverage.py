@@ -1,0 +1,183 @@
+"""How often do the 95 % intervals of `calibrant.measure` hold the true value? Prints a table per key.
+
+Data sets are drawn from worlds whose true scores are known: probabilities from a population of 40,000 predictions, labels from
+those probabilities with a planted gap between confidence and accuracy. Run as ``python benchmarks/coverage.py``
+(some minutes); the last row of each table is the plain percentile bootstrap, for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrant import Predictions
+from calibrant.core.grid import grid_of
+from calibrant.core.summary import Summary, class_bins_of, summarize
+from calibrant.metrics.batched import batched_ece
+from calibrant.metrics.intervals import score_intervals
+from calibrant.metrics.levels import levels_of
+from calibrant.metrics.null import null_of_levels
+from calibrant.metrics.values import KEYS, values_of_summary
+from calibrant.metrics.worlds import draw_from
+
+POPULATION = 40_000
+N_BINS = 15
+
+
+@dataclass(frozen=True)
+class World:
+    """Predictions of a population and the true chances of its labels, ``[P, C]`` each."""
+
+    probs: Tensor
+    chances: Tensor
+
+    def truth(self) -> dict[str, float]:
+        """Every score with expected labels instead of drawn ones."""
+        confidence, top = self.probs.max(1)
+        accuracy = self.chances.gather(1, top.unsqueeze(1)).squeeze(1)
+        size = len(self.probs)
+        expected = class_bins_of(self.probs, top, n_bins=N_BINS)
+        index = (self.probs * N_BINS).ceil().long().sub(1).clamp(0, N_BINS - 1)
+        hits = torch.zeros(self.probs.shape[1] * N_BINS, dtype=torch.float64)
+        hits.index_add_(0, (torch.arange(self.probs.shape[1]) * N_BINS + index).flatten(), self.chances.flatten())
+        nll = -(self.chances * self.probs.clamp_min(1e-300).log()).sum(1)
+        brier = (self.probs**2).sum(1) - 2 * (self.chances * self.probs).sum(1) + 1
+        summary = Summary(
+            n=10**12,  # so many that nothing is subtracted for chance
+            num_classes=self.probs.shape[1],
+            n_bins=N_BINS,
+            weight=float(size),
+            weight_squares=size**2 / 1e12,
+            grid=grid_of(confidence, accuracy),
+            nll=torch.stack([nll.sum()] * 3),
+            brier=torch.stack([brier.sum()] * 3),
+            class_bins=type(expected)(expected.weight, expected.confidence, hits.view(-1, N_BINS)),
+            class_correct=torch.zeros(self.probs.shape[1], dtype=torch.float64),
+        )
+        return values_of_summary(summary)
+
+    def draw(self, n: int, rng: np.random.Generator) -> Predictions:
+        """Draw ``n`` examples with labels."""
+        row = torch.from_numpy(rng.integers(0, len(self.probs), n))
+        point = torch.from_numpy(rng.random((n, 1)))
+        labels = (self.chances[row].cumsum(1) < point).sum(1).clamp_max(self.probs.shape[1] - 1)
+        return Predictions(probs=self.probs[row], labels=labels)
+
+
+def histogram(kind: str) -> Tensor:
+    """Probabilities ``[P, 10]``: "peaked" as of a CIFAR-10 network, "broad" as of a hard problem."""
+    generator = torch.Generator().manual_seed(42)
+    logits = torch.randn(POPULATION, 10, generator=generator, dtype=torch.float64)
+    lead = torch.randn(POPULATION, generator=generator, dtype=torch.float64)
+    lead = (9 + 5 * lead).abs() if kind == "peaked" else 2.0 + 1.6 * lead
+    logits[torch.arange(POPULATION), torch.randint(10, (POPULATION,), generator=generator)] += lead
+    return logits.softmax(1)
+
+
+def _shape(kind: str, confidence: Tensor) -> Tensor:
+    index = (confidence * N_BINS).ceil().long().sub(1).clamp(0, N_BINS - 1)
+    if kind == "one sign":
+        return torch.ones_like(confidence)
+    if kind == "mixed signs":
+        return torch.where((N_BINS - 1 - index) % 2 == 0, 1.0, -1.0).double()
+    return confidence * (1 - confidence)
+
+
+def plant(probs: Tensor, *, shape: str, error: float) -> World:
+    """Make the top class less (or more) likely than stated, so that the true ECE is ``error``."""
+    confidence, top = probs.max(1)
+    direction = _shape(shape, confidence)
+
+    def world(size: float) -> World:
+        accuracy = (confidence - size * direction).clamp(0, 1).unsqueeze(1)
+        rest = probs.scatter(1, top.unsqueeze(1), 0.0)
+        others = rest / rest.sum(1, keepdim=True) * (1 - accuracy)
+        return World(probs, others.scatter(1, top.unsqueeze(1), accuracy))
+
+    def ece(size: float) -> float:
+        accuracy = (confidence - size * direction).clamp(0, 1)
+        index = (confidence * N_BINS).ceil().long().sub(1).clamp(0, N_BINS - 1)
+        return float(torch.zeros(N_BINS, dtype=torch.float64).index_add_(0, index, confidence - accuracy).abs().sum()) / len(
+            probs
+        )
+
+    low, high = 0.0, 10.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ece(middle) < error else (low, middle)
+    return world(low if error > 0 else 0.0)
+
+
+def percentile_interval(summary: Summary, rng: np.random.Generator, n_resamples: int) -> tuple[float, float]:
+    """Plain percentile bootstrap of the ECE, for comparison."""
+    levels = levels_of(summary.grid, size=summary.n, n_bins=N_BINS, within_bins=True)
+    drawn = batched_ece(levels, *draw_from(levels.accuracy.unsqueeze(0), levels, n_resamples=n_resamples, rng=rng))
+    low, high = torch.quantile(drawn, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
+
+
+def run(world: World, *, n: int, data_sets: int, n_resamples: int, seed: int) -> dict[str, dict[str, float]]:
+    """Coverage and mean length of every interval over ``data_sets`` data sets of ``n`` examples."""
+    rng = np.random.default_rng(seed)
+    truth = world.truth()
+    hit: dict[str, list[bool]] = {}
+    length: dict[str, list[float]] = {}
+    for _ in range(data_sets):
+        summary = summarize(world.draw(n, rng), n_bins=N_BINS)
+        levels = levels_of(summary.grid, size=n, n_bins=N_BINS, within_bins=True)
+        null = null_of_levels(levels, n_resamples=n_resamples, rng=rng)
+        values = values_of_summary(summary)
+        found = score_intervals(summary, values=values, null=null, n_resamples=n_resamples, rng=rng)
+        ends = {key: (min(found[key].low, values[key]), max(found[key].high, values[key])) for key in KEYS}
+        ends["ece, percentile"] = percentile_interval(summary, rng, n_resamples)
+        for key, (low, high) in ends.items():
+            true = truth[key.split(",")[0]]
+            hit.setdefault(key, []).append(low <= true + 1e-9 and true <= high + 1e-9)
+            length.setdefault(key, []).append(high - low)
+    return {
+        key: {
+            "true": truth[key.split(",")[0]],
+            "coverage": float(np.mean(hit[key])),
+            "length": float(np.mean(length[key])),
+        }
+        for key in hit
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-sets", type=int, default=200)
+    parser.add_argument("--resamples", type=int, default=300)
+    parser.add_argument("--n", type=int, nargs="+", default=[10_000, 1_000])
+    parser.add_argument("--json", help="also write one JSON line per world to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    worlds: list[tuple[str, str, float]] = [
+        (kind, shape, error)
+        for kind in ("peaked", "broad")
+        for error in (0.0, 0.005, 0.02, 0.05)
+        for shape in (("one sign",) if error == 0 else ("one sign", "mixed signs", "temperature"))
+    ]
+    for n in options.n:
+        for kind, shape, error in worlds:
+            start = time.perf_counter()
+            world = plant(histogram(kind), shape=shape, error=error)
+            found = run(world, n=n, data_sets=options.data_sets, n_resamples=options.resamples, seed=1)
+            line = {"n": n, "histogram": kind, "gaps": shape, "true_ece": error, "seconds": time.perf_counter() - start}
+            print(f"\nN = {n}, {kind} confidences, {shape} gaps, true ECE {error:.1%} ({line['seconds']:.0f} s)")
+            for key, row in found.items():
+                numbers = f"coverage {row['coverage']:6.1%}  mean length {row['length']:.4f}"
+                print(f"  {key:<16} true {row['true']:8.4f}  {numbers}", flush=True)
+            if options.json:
+                with open(options.json, "a") as file:
+                    file.write(json.dumps({**line, "keys": found}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The spread of every score over resamples of the examples, all resamples at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrant.core.binning import equal_width_edges, equal_width_index
+from calibrant.core.checks import check_count
+from calibrant.core.grid import grid_index, grid_of
+from calibrant.core.records import Predictions
+from calibrant.core.summary import Rows, score_rows
+from calibrant.metrics.batched import BATCHED, batched_aurc, batched_debiased
+from calibrant.metrics.levels import levels_of
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+
+# Counts held at once, one per example and resample: 40 MB.
+_CHUNK_COUNTS = 10_000_000
+# Chances that a Poisson number of mean one is at most 0, 1, 2, ..., in units of 2^-16.
+_POISSON = np.cumsum([1 / float(np.prod(np.arange(1, k + 1))) for k in range(9)]) * np.exp(-1) * 65536
+_HOW_OFTEN = np.searchsorted(_POISSON, np.arange(65536), side="right").astype(np.float32)
+
+
+def bootstrap_scores(
+    predictions: Predictions, *, n_bins: int = 15, n_resamples: int = 1000, seed: int = 0
+) -> dict[str, Tensor]:
+    """Every score of `calibrant.measure` on many resamples of the examples.
+
+    An example is drawn a Poisson number of times with mean one, which for sums over examples is as good as drawing N of
+    them with replacement, and independent from example to example. Confidences are compressed to levels at most 0.01
+    wide. These are the scores of resamples, in which calibration errors are larger than in the data, as they are larger in
+    the data than in truth: their quantiles are not intervals. `calibrant.measure` gives those.
+
+    Args:
+        predictions: N examples.
+        n_bins: Number of bins of the binned metrics.
+        n_resamples: Number of resamples R.
+        seed: Of the random draws; the same seed gives the same numbers.
+
+    Returns:
+        Key → values ``[R]``, float64.
+
+    Example:
+        >>> drawn = bootstrap_scores(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 50, labels=[0, 0] * 50), n_resamples=200)
+        >>> drawn["error"].shape, round(float(drawn["error"].std()), 2)  # sqrt(0.5 * 0.5 / 100)
+        (torch.Size([200]), 0.05)
+
+    Reference:
+        Efron, Annals of Statistics 7, 1979; Hanley and MacGibbon, Computer Methods and Programs in Biomedicine 83, 2006.
+    """
+    check_count(n_bins, where="bootstrap_scores", name="n_bins")
+    check_count(n_resamples, where="bootstrap_scores", name="n_resamples")
+    sample = Sample(predictions, n_bins=n_bins)
+    parts = [sample.scores(counts) for counts in draw_counts(len(predictions), n_resamples=n_resamples, seed=seed)]
+    return join_parts(parts)
+
+
+def join_parts(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Put the scores of several groups of resamples one after the other."""
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+
+def draw_counts(n: int, *, n_resamples: int, seed: int) -> Iterator[Array]:
+    """How often each example is drawn, ``[N, r]`` float32, some resamples at a time."""
+    rng = np.random.default_rng(seed)
+    at_once = max(_CHUNK_COUNTS // n, 1)
+    for at in range(0, n_resamples, at_once):
+        size = (n, min(at_once, n_resamples - at))
+        counts = _HOW_OFTEN[rng.integers(0, 65536, size=size, dtype=np.uint16)]
+        # A resample of no example at all says nothing; it may come up where there are few.
+        counts[:, counts.sum(0) == 0] = 1
+        yield counts
+
+
+class Sample:
+    """The examples of one model, prepared so that scores of resamples are matrix products.
+
+    Args:
+        predictions: The examples.
+        n_bins: Number of bins of the binned metrics.
+    """
+
+    def __init__(self, predictions: Predictions, *, n_bins: int) -> None:
+        from scipy.sparse import csr_matrix
+
+        rows = score_rows(predictions)
+        top = rows.top
+        weights = torch.ones(len(predictions), dtype=torch.float64) if top.weights is None else top.weights
+        size = float(weights.sum() ** 2 / weights.square().sum())
+        self.weights = weights.float().numpy()
+        self.levels = levels_of(
+            grid_of(top.confidence, top.correct, top.weights, dtype=top.dtype), size=size, n_bins=n_bins, within_bins=True
+        )
+        level = torch.searchsorted(self.levels.last_cell, grid_index(top.confidence, dtype=top.dtype))
+        # Examples of weight zero may lie beyond the last level in use; they count nothing wherever they are put.
+        slot = level.clamp_max(len(self.levels) - 1) * 2 + top.correct.long()
+        number = torch.arange(len(slot))
+        self.places = csr_matrix(
+            (np.ones(len(slot), dtype=np.float32), (slot.numpy(), number.numpy())), shape=(2 * len(self.levels), len(slot))
+        )
+        infinite = rows.nll.isinf() & (weights > 0)
+        self.sums = torch.stack([rows.nll.where(rows.nll.isfinite(), 0.0), rows.brier, infinite.double()]).float().numpy()
+        self.num_classes = predictions.num_classes
+        self.classes, self.totals = _class_residuals(rows, n_bins)
+
+    def scores(self, counts: Array) -> dict[str, Tensor]:
+        """Score resamples in which examples are drawn ``counts [N, r]`` times; key → ``[r]``."""
+        counts = counts if bool((self.weights == 1).all()) else counts * self.weights[:, None]
+        held = torch.from_numpy(self.places @ counts).double()
+        total = held.sum(0)
+        # With weights, only examples without any may have been drawn.
+        total = total.where(total > 0, 1.0)
+        wrong, right = (held / total).T.unflatten(1, (-1, 2)).unbind(2)
+        mass, levels = wrong + right, self.levels
+        nll, brier, infinite = torch.from_numpy(self.sums @ counts).double() / total
+        return {
+            "error": wrong.sum(1),
+            "nll": nll.where(infinite == 0, torch.inf),
+            "brier": brier,
+            **{key: BATCHED[key](levels, mass, right) for key in ("ece", "mce", "ace")},
+            "classwise_ece": self._classwise(counts) / total,
+            **{key: BATCHED[key](levels, mass, right) for key in ("sece", "smece", "mmce")},
+            "ece_debiased": batched_debiased(levels, mass, right, size=levels.size),
+            "signed_gap": mass @ levels.confidence - right.sum(1),
+            "aurc": batched_aurc(levels, mass, right),
+        }
+
+    def _classwise(self, counts: Array) -> Tensor:
+        """Summed size of the residuals of all bins of all classes, over C; ``[r]``."""
+        above = torch.from_numpy(self.classes @ counts).unflatten(0, (self.num_classes, -1))
+        first = torch.from_numpy(self.totals @ counts) - above.sum(1)
+        summed: Tensor = above.abs().sum((0, 1)) + first.abs().sum(0)
+        return summed.double() / self.num_classes
+
+
+def _class_residuals(rows: Rows, n_bins: int) -> tuple[csr_matrix, Array]:
+    """Probability minus one-hot label: sparse ``[C·(M - 1), N]`` where not in the first bin, and dense ``[C, N]``.
+
+    Most probabilities are in the first bin, whose residual is what the others leave of the total.
+    """
+    from scipy.sparse import csr_matrix
+
+    n, num_classes = rows.probs.shape
+    inner = max(n_bins - 1, 1)
+    edge = equal_width_edges(n_bins, rows.probs.dtype)[1].to(rows.probs.dtype)
+    number, column = (rows.probs > edge).nonzero(as_tuple=True)
+    values = rows.probs[number, column].double()
+    slot = column * inner + equal_width_index(values, n_bins, dtype=rows.probs.dtype) - 1
+    residual = (values - (rows.labels[number] == column).double()).float()
+    sparse = csr_matrix((residual.numpy(), (slot.numpy(), number.numpy())), shape=(num_classes * inner, n))
+    totals = rows.probs.float().T.contiguous()
+    totals[rows.labels, torch.arange(n)] -= 1
+    return sparse, totals.numpy()

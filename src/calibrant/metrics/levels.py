@@ -1,0 +1,150 @@
+"""Confidence compressed to some hundred levels, on which resampling is cheap. `batched` computes metrics on them.
+
+Only the spread of a metric over resamples is computed so; a metric's own value comes from the module named after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from calibrant.core.binning import equal_width_index
+from calibrant.core.grid import WIDTH_CELLS, Grid
+
+# A level is at most this wide (a quarter of SECE's bandwidth), and all examples make about this many levels of equal content
+# where a cell does not hold more.
+_WIDTH = 0.0125
+_PARTS = 64
+_SECE_BANDWIDTH = 0.05
+_MMCE_WIDTH = 0.4
+# Bandwidths at which the smoothed residual is computed; smECE is found between two of them.
+LADDER = torch.logspace(-3.5, 0, 29, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Occupied confidence levels, sorted, float64 ``[G]`` each.
+
+    Attributes:
+        share: Share of all examples, summing to one.
+        confidence: Mean confidence.
+        accuracy: Share of right predictions.
+        bin_index: Equal-width bin, int64.
+        last_cell: Last cell of the grid that belongs to the level, int64.
+        size: (Effective) number of examples.
+        n_bins: Number of bins M of the binned metrics.
+    """
+
+    share: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+    bin_index: Tensor
+    last_cell: Tensor
+    size: int
+    n_bins: int
+
+    def __len__(self) -> int:
+        return len(self.share)
+
+    @cached_property
+    def mass_index(self) -> Tensor:
+        """Equal-mass bin in which the middle of each level lies ``[G]``."""
+        middle = self.share.cumsum(0) - self.share / 2
+        return torch.bucketize(middle, self.mass_cuts[1:-1])
+
+    @cached_property
+    def mass_cuts(self) -> Tensor:
+        """Where equal-mass bins of ``size`` examples begin and end, as a share of all ``[M + 1]``."""
+        part, more = divmod(self.size, self.n_bins)
+        k = torch.arange(self.n_bins + 1, dtype=torch.float64)
+        return (k * part + k.clamp(max=more)) / self.size
+
+    @cached_property
+    def in_bin(self) -> Tensor:
+        """1 where level g is in equal-width bin m, ``[G, M]``; bins without a level are left out."""
+        used, index = torch.unique(self.bin_index, return_inverse=True)
+        return torch.nn.functional.one_hot(index, len(used)).double()
+
+    @cached_property
+    def gauss(self) -> Tensor:
+        """Gaussian kernel of SECE between levels ``[G, G]``."""
+        return torch.exp(-0.5 * (self._distance / _SECE_BANDWIDTH) ** 2)
+
+    @cached_property
+    def laplace(self) -> Tensor:
+        """Laplace kernel of MMCE between levels ``[G, G]``."""
+        return torch.exp(-self._distance / _MMCE_WIDTH)
+
+    @cached_property
+    def _distance(self) -> Tensor:
+        return (self.confidence.unsqueeze(1) - self.confidence).abs()
+
+    @cached_property
+    def smoothers(self) -> Tensor:
+        """Share of a reflected Gaussian at level g that falls near level t, per bandwidth ``[29, G, G]``, float32.
+
+        The ends of the neighbourhoods are half-way between levels. Rows sum to one, so that without overlap, at a small
+        bandwidth, the smoothed residual is the residual.
+        """
+        middle = (self.confidence[1:] + self.confidence[:-1]) / 2
+        ends = torch.cat([middle.new_zeros(1), middle, middle.new_ones(1)]).float()
+        scale = (LADDER * 2**0.5).float().view(-1, 1, 1)
+        center = self.confidence.float().view(1, -1, 1)
+        # Images of the kernel mirrored at 0 and 1; further ones matter only for bandwidths near 1.
+        places = [(ends + 2 * k + sign * center) / scale for k in (-1, 0, 1) for sign in (-1, 1)]
+        share = torch.stack([torch.erf(place) for place in places]).sum(0).diff(dim=-1)
+        return share / share.sum(-1, keepdim=True)
+
+
+def levels_of(grid: Grid, *, size: float, n_bins: int, within_bins: bool = False) -> Levels:
+    """Merge the cells of ``grid`` to levels that are narrow and hold few examples.
+
+    Args:
+        grid: Top-label cells.
+        size: (Effective) number of examples.
+        n_bins: Number of bins of the binned metrics; no level straddles two equal-mass bins unless a cell does.
+        within_bins: Whether no level may straddle two equal-width bins either.
+
+    Returns:
+        The levels; at most one per example.
+    """
+    used = (grid.weight > 0).nonzero().squeeze(1)
+    cells = torch.stack([grid.weight, grid.confidence, grid.correct])[:, used]
+    share = cells[0] / cells[0].sum()
+    confidence = (cells[1] / cells[0]).clamp(0, 1)
+    # Cells lie within bins if these divide them; a cell knows better than its mean on which side of a rounded edge it lies.
+    if WIDTH_CELLS % n_bins == 0:
+        bin_index = used.clamp_max(WIDTH_CELLS - 1) // (WIDTH_CELLS // n_bins)
+    else:
+        bin_index = equal_width_index(confidence, n_bins)
+    parts = n_bins * max(_PARTS // n_bins, 1)
+    slots = [(confidence / _WIDTH).long(), ((share.cumsum(0) - share / 2) * parts).long()]
+    new = (torch.stack(slots + [bin_index] * within_bins).diff(dim=1) != 0).any(0).long()
+    level = torch.cat([new.new_zeros(1), new.cumsum(0)])
+    sums = torch.zeros(3, int(level[-1]) + 1, dtype=torch.float64).index_add_(1, level, cells)
+    last = torch.cat([new, new.new_ones(1)]).bool()
+    return _from_sums(sums, bin_index[last], used[last], size=max(round(size), 1), n_bins=n_bins)
+
+
+def merge_bins(levels: Levels) -> Levels:
+    """Put together the levels of each equal-width bin."""
+    bins, index = torch.unique(levels.bin_index, return_inverse=True)
+    parts = torch.stack([levels.share, levels.share * levels.confidence, levels.share * levels.accuracy])
+    sums = torch.zeros(3, len(bins), dtype=torch.float64).index_add_(1, index, parts)
+    last = torch.cat([index.diff() != 0, index.new_ones(1, dtype=torch.bool)])
+    return _from_sums(sums, bins, levels.last_cell[last], size=levels.size, n_bins=levels.n_bins)
+
+
+def _from_sums(sums: Tensor, bin_index: Tensor, last_cell: Tensor, *, size: int, n_bins: int) -> Levels:
+    return Levels(
+        share=sums[0] / sums[0].sum(),
+        confidence=(sums[1] / sums[0]).clamp(0, 1),
+        accuracy=(sums[2] / sums[0]).clamp(0, 1),
+        bin_index=bin_index,
+        last_cell=last_cell,
+        size=size,
+        n_bins=n_bins,
+    )

@@ -1,0 +1,169 @@
+"""Everything there is to say about a set of predictions, in one record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from calibrant.core.checks import check_count
+from calibrant.core.lookup import lookup
+from calibrant.core.records import Predictions
+from calibrant.core.scores import ClassScore, Estimate, Scores
+from calibrant.core.summary import Summary, summarize_with_top
+from calibrant.metrics.intervals import score_intervals
+from calibrant.metrics.levels import levels_of
+from calibrant.metrics.null import compare_with_null, null_of_levels
+from calibrant.metrics.values import bins_of_summary, values_of_summary, values_of_top
+
+
+def measure(
+    predictions: Predictions,
+    *,
+    n_bins: int = 15,
+    by_class: bool = False,
+    slice_by: str | None = None,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    file: str | None = None,
+) -> Scores:
+    """Measure how good and how well calibrated predictions are, and how sure that is.
+
+    The scores are ``error``, ``nll`` (nats), ``brier`` (summed over classes), ``ece`` (equal-width bins), ``mce``, ``ace``
+    (top-label, equal-mass bins), ``classwise_ece``, ``sece`` (hard accuracy, bandwidth 0.05), ``smece``, ``mmce`` (with root,
+    kernel width 0.4), ``ece_debiased`` (L2, equal-mass bins), ``signed_gap`` (confidence minus accuracy) and ``aurc``.
+
+    A value is the usual one, so that it can be compared with published ones. Its 95 % interval is for the *true* value,
+    that of infinitely many examples. Chance pushes calibration errors up: near perfect calibration the value lies at the
+    upper end of its interval, and the interval begins at 0 where the data do not contradict perfect calibration. See
+    ``docs/intervals.md`` for the method and its measured coverage.
+
+    Args:
+        predictions: N examples of C classes; sample weights are respected.
+        n_bins: Number of bins of the binned metrics.
+        by_class: Whether to add a table of the classes, worst calibrated first.
+        slice_by: Column of the predictions; the same scores are added for each of its groups.
+        n_resamples: Number of resamples behind the intervals and the p-value.
+        seed: Of the random draws; the same seed gives the same numbers.
+        file: Where the predictions came from, for the record.
+
+    Returns:
+        The scores. Raises ``ValueError`` if there is no such column.
+
+    Example:
+        >>> predictions = Predictions(probs=[[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]] * 40, labels=[0, 1, 1] * 40)
+        >>> scores = measure(predictions)
+        >>> round(scores["ece"].value, 3), scores["ece"].low < scores["ece"].value, scores.ece_if_calibrated.p_value < 0.01
+        (0.333, True, True)
+
+    Reference:
+        Chuang and Lai, Statistica Sinica 10, 2000 (intervals); Bröcker and Smith, Weather and Forecasting 22, 2007 (p-value).
+    """
+    where = "measure"
+    check_count(n_bins, where=where, name="n_bins")
+    check_count(n_resamples, where=where, name="n_resamples", least=2)
+    groups = {} if slice_by is None else _slices(predictions, slice_by)
+    slices = {name: measure(part, n_bins=n_bins, n_resamples=n_resamples, seed=seed) for name, part in groups.items()}
+    summary, top = summarize_with_top(predictions, n_bins=n_bins)
+    return _score(
+        summary,
+        values_of_top(summary, top),
+        names=predictions.class_names,
+        by_class=by_class,
+        n_resamples=n_resamples,
+        seed=seed,
+        slices=slices,
+        file=file,
+    )
+
+
+def measure_summary(
+    summary: Summary,
+    *,
+    by_class: bool = False,
+    class_names: Sequence[str] | None = None,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    file: str | None = None,
+) -> Scores:
+    """Measure predictions of which only a summary of constant size was kept; see `measure`.
+
+    Args:
+        summary: The summary; its ``n_bins`` is that of the binned metrics.
+        by_class: Whether to add a table of the classes, worst calibrated first.
+        class_names: C names for that table.
+        n_resamples: Number of resamples behind the intervals and the p-value.
+        seed: Of the random draws; the same seed gives the same numbers.
+        file: Where the predictions came from, for the record.
+
+    Returns:
+        The scores: exact means, binned and classwise errors (for a number of bins that divides 3,000); the others within
+        1e-3 of those of `measure`.
+
+    Example:
+        >>> from calibrant.core.summary import summarize
+        >>> parts = [summarize(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, k])) for k in (0, 1)]
+        >>> measure_summary(parts[0] + parts[1])["error"].value
+        0.25
+    """
+    check_count(n_resamples, where="measure_summary", name="n_resamples", least=2)
+    values = values_of_summary(summary)
+    return _score(summary, values, names=class_names, by_class=by_class, n_resamples=n_resamples, seed=seed, file=file)
+
+
+def _score(
+    summary: Summary,
+    values: Mapping[str, float],
+    *,
+    names: Sequence[str] | None,
+    by_class: bool,
+    n_resamples: int,
+    seed: int,
+    slices: Mapping[str, Scores] | None = None,
+    file: str | None = None,
+) -> Scores:
+    rng = np.random.default_rng(seed)
+    levels = levels_of(summary.grid, size=summary.effective_n, n_bins=summary.n_bins, within_bins=True)
+    null = null_of_levels(levels, n_resamples=n_resamples, rng=rng)
+    ranges = score_intervals(summary, values=values, null=null, n_resamples=n_resamples, rng=rng)
+    # The usual value is reported whatever its bias; where that carries it past the interval, the interval is drawn out to it.
+    metrics = {k: Estimate(v, min(ranges[k].low, v), max(ranges[k].high, v)) for k, v in values.items()}
+    return Scores(
+        n=summary.n,
+        num_classes=summary.num_classes,
+        n_bins=summary.n_bins,
+        metrics=metrics,
+        ece_if_calibrated=compare_with_null(values["ece"], null),
+        bins=bins_of_summary(summary),
+        classes=class_scores(summary, names=names) if by_class else (),
+        slices=slices or {},
+        file=file,
+    )
+
+
+def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tuple[ClassScore, ...]:
+    """How each class is calibrated, worst first."""
+    if names is not None and len(names) != summary.num_classes:
+        raise ValueError(f"class_scores: `names` must hold C = {summary.num_classes} names, got {len(names)}.")
+    residual = (summary.class_bins.confidence - summary.class_bins.correct) / summary.weight
+    error, gap = residual.abs().sum(1), residual.sum(1)
+    count = summary.class_count
+    wrong = torch.where(count > 0, 1 - summary.class_correct / count.where(count > 0, 1.0), torch.nan)
+    order = torch.argsort(error, descending=True, stable=True).tolist()
+    return tuple(
+        ClassScore(
+            index=k,
+            name=str(k) if names is None else str(names[k]),
+            count=float(count[k]),
+            ece=float(error[k]),
+            signed_gap=float(gap[k]),
+            error=float(wrong[k]),
+        )
+        for k in order
+    )
+
+
+def _slices(predictions: Predictions, column: str) -> dict[str, Predictions]:
+    values = lookup(predictions.columns, column, kind="column").astype(str)
+    return {str(value): predictions.subset(values == value) for value in np.unique(values)}

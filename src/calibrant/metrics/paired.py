@@ -1,0 +1,93 @@
+"""Is one model better than another on the same examples? A paired bootstrap test of every score."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from calibrant.core.checks import check_count
+from calibrant.core.records import Predictions
+from calibrant.core.scores import Paired
+from calibrant.metrics.bootstrap import Sample, draw_counts, join_parts
+from calibrant.metrics.values import score_values
+
+
+def paired_test(
+    first: Predictions, second: Predictions, *, n_bins: int = 15, n_resamples: int = 1000, seed: int = 0
+) -> dict[str, Paired]:
+    r"""Difference of every score between two models on the same examples, with interval and p-value.
+
+    Both models are scored on the same resamples, so what makes an example hard for both cancels. With differences
+    :math:`d` on the data (second minus first) and :math:`d^*_r` on the resamples, whose mean is :math:`\bar d^*`,
+
+    .. math:: p = \frac{1 + \#\{r : |d^*_r - \bar d^*| \ge |d|\}}{R + 1}
+
+    and the 95 % interval is :math:`d` plus and minus the 95 % quantile of :math:`|d^*_r - \bar d^*|`, so that it holds zero
+    where p > 0.05. The bias of a calibration error is shared by both models and mostly cancels in the difference.
+
+    Args:
+        first: Predictions of one model.
+        second: Those of the other, for the same examples in the same order.
+        n_bins: Number of bins of the binned metrics.
+        n_resamples: Number of resamples R.
+        seed: Of the random draws; the same seed gives the same numbers.
+
+    Returns:
+        Key → ``Paired(difference, low, high, p_value)``; a negative difference says that the second is better, for every key
+        but ``signed_gap``. Raises ``ValueError`` if the two are not about the same examples.
+
+    Example:
+        >>> labels = [0, 1] * 100
+        >>> good = Predictions(probs=[[0.8, 0.2], [0.2, 0.8]] * 100, labels=labels)
+        >>> bad = Predictions(probs=[[0.6, 0.4], [0.6, 0.4]] * 100, labels=labels)
+        >>> test = paired_test(bad, good)["error"]
+        >>> test.difference, test.p_value < 0.01
+        (-0.5, True)
+
+    Reference:
+        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 16.4.
+    """
+    where = "paired_test"
+    check_count(n_bins, where=where, name="n_bins")
+    check_count(n_resamples, where=where, name="n_resamples")
+    _check_same_examples(first, second, where=where)
+    one, two = Sample(first, n_bins=n_bins), Sample(second, n_bins=n_bins)
+    parts = []
+    for counts in draw_counts(len(first), n_resamples=n_resamples, seed=seed):
+        before, after = one.scores(counts), two.scores(counts)
+        parts.append({key: after[key] - before[key] for key in before})
+    drawn = join_parts(parts)
+    values, others = score_values(first, n_bins=n_bins), score_values(second, n_bins=n_bins)
+    return {key: _compare(others[key] - values[key], drawn[key]) for key in drawn}
+
+
+def _compare(difference: float, drawn: Tensor) -> Paired:
+    if not math.isfinite(difference) or not bool(drawn.isfinite().all()):
+        # A score that is infinite for one model is worse than any finite one; two infinite ones cannot be told apart.
+        p_value = 1.0 if math.isnan(difference) else 1 / (1 + len(drawn))
+        return Paired(difference, difference, difference, p_value)
+    spread = (drawn - drawn.mean()).abs()
+    # Sums in another order differ by rounding, which must not decide whether equal values count.
+    as_large = int((spread >= abs(difference) - 1e-12).sum())
+    half = float(torch.quantile(spread, 0.95))
+    return Paired(difference, difference - half, difference + half, (1 + as_large) / (1 + len(drawn)))
+
+
+def _check_same_examples(first: Predictions, second: Predictions, *, where: str) -> None:
+    if len(first) != len(second):
+        raise ValueError(f"{where}: `second` must hold the N = {len(first)} examples of `first`, got {len(second)}.")
+    if first.num_classes != second.num_classes:
+        raise ValueError(f"{where}: `second` must have C = {first.num_classes} classes as `first`, got {second.num_classes}.")
+    differ = (first.labels != second.labels).nonzero()
+    if len(differ):
+        row = int(differ[0])
+        raise ValueError(
+            f"{where}: `second` must have the labels of `first`, got {int(second.labels[row])} for {int(first.labels[row])} "
+            f"in row {row}. Put both in the same order."
+        )
+    ones = torch.ones(len(first), dtype=torch.float64)
+    one, two = (ones if p.weights is None else p.weights for p in (first, second))
+    if not torch.equal(one, two):
+        raise ValueError(f"{where}: `second` must have the weights of `first`, got others.")

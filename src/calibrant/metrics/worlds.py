@@ -1,0 +1,229 @@
+r"""Intervals of calibration errors by test inversion: which true errors could have given the observed one?
+
+A calibration error is a norm of gaps. Chance adds to every gap, and a norm only grows by it: the observed error sits above the
+true one, all the more the smaller that is, and the usual bootstrap adds the same chance again. Here the question is turned
+round. A *world* says how accurate the model truly is at each confidence, so its true error is known; data of the observed
+size drawn from it show which errors one would observe. The interval holds the true errors of all worlds under which the
+observed error is not exceptional (hybrid resampling: the family of worlds follows the data, Chuang and Lai 2000).
+
+Worlds form a path from the calibrated one through the observed one to worse ones. The gap :math:`\hat g_k` of piece k (a
+confidence bin) with accuracy :math:`a_k` becomes
+
+.. math:: g_k(\lambda) = \operatorname{sign}(\hat g_k) \, [\, |\hat g_k| + \lambda \, a_k (1 - a_k) \,]_+
+
+which, for each value of :math:`\sum_k w_k |g_k|`, is the most likely set of gaps (for normal noise of variance
+:math:`a_k (1 - a_k) / n_k`; a Lagrange multiplier gives it). Each world is tried with 2.5 % at either end; towards the
+calibrated world, which has no error below it, the 5 % move to the upper end.
+
+Reference: Chuang and Lai, Statistica Sinica 10, 2000.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrant.metrics.levels import Levels
+
+# Worlds along the path. Quantiles are joined linearly between them, and bend little.
+WORLDS = 12
+_TAIL = 0.025
+# Bisection steps: a step of the path, of the order of 1,000, is found to 1e-9.
+_HALVINGS = 40
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Levels put together to K pieces with one gap each, float64.
+
+    Attributes:
+        piece: Piece of each level ``[G]``.
+        weight: Share of all examples ``[K]``.
+        confidence: Mean confidence ``[K]``.
+        gap: Confidence minus accuracy ``[K]``.
+        variance: Of one example's correctness ``[K]``.
+        noise: Standard deviation of the sum of all gaps, weighted, that chance gives.
+    """
+
+    piece: Tensor
+    weight: Tensor
+    confidence: Tensor
+    gap: Tensor
+    variance: Tensor
+    noise: float
+
+    def error(self, levels: Levels, worlds: Tensor) -> Tensor:
+        """Weighted mean size of the gaps in each of ``worlds [S, G]``; ``[S]``."""
+        return _sum_by(self.piece, levels.share * (levels.confidence - worlds)).abs().sum(1)
+
+
+def _pieces_of(levels: Levels, pieces: Tensor) -> _Pieces:
+    _, piece = torch.unique(pieces, return_inverse=True)
+    weight = _sum_by(piece, levels.share)
+    confidence, accuracy = (_sum_by(piece, levels.share * v) / weight for v in (levels.confidence, levels.accuracy))
+    # Two more of each kind (Agresti and Coull): a bin seen without errors is not thereby free of them.
+    guess = (levels.size * weight * accuracy + 2) / (levels.size * weight + 4)
+    variance = guess * (1 - guess)
+    noise = float((weight @ variance / levels.size).sqrt())
+    return _Pieces(piece, weight, confidence, confidence - accuracy, variance, noise)
+
+
+def _sum_by(piece: Tensor, values: Tensor) -> Tensor:
+    """Add up ``values [..., G]`` by piece ``[G]``; ``[..., K]``."""
+    return values.new_zeros(*values.shape[:-1], int(piece.max()) + 1).index_add_(-1, piece, values)
+
+
+def worlds_by_mean_gap(levels: Levels, pieces: Tensor, *, count: int = WORLDS) -> Tensor:
+    """True accuracy per level in worlds of increasing weighted mean gap ``[S, G]``, the calibrated one first.
+
+    Args:
+        levels: The observed levels.
+        pieces: Piece of each level ``[G]``, int64: the gap is one number per piece.
+        count: Number of worlds S.
+
+    Returns:
+        Accuracies in ``[0, 1]``.
+    """
+    given = _pieces_of(levels, pieces)
+    observed = float(given.weight @ given.gap.abs())
+    chance = float((given.weight * given.variance / levels.size).sqrt().sum()) * (2 / math.pi) ** 0.5
+    most = observed + 4 * given.noise
+    least = max(observed - chance - 5 * given.noise, most / (count - 1))
+    steps = torch.linspace(least, most, count - 1, dtype=torch.float64)
+    return torch.cat([levels.confidence.unsqueeze(0), _push_to(steps, levels, given)])
+
+
+def worlds_by_largest_gap(levels: Levels, pieces: Tensor, *, count: int = WORLDS) -> Tensor:
+    """True accuracy per level in worlds of increasing largest gap ``[S, G]``, the calibrated one first.
+
+    Below the observed largest gap all larger ones are cut to size, which is the most likely way to be smaller; above it, the
+    worlds are those of `worlds_by_mean_gap`. Arguments and result as there.
+    """
+    given = _pieces_of(levels, pieces)
+    size = given.gap.abs()
+    below = count // 2
+    limits = torch.linspace(0, 1, below + 1, dtype=torch.float64)[:-1].unsqueeze(1) * size.max()
+    cut = given.gap.sign() * size.minimum(limits)
+    observed = float(given.weight @ size)
+    steps = torch.linspace(observed, observed + 4 * given.noise, count - below, dtype=torch.float64)
+    return torch.cat([(levels.confidence - cut[:, given.piece]).clamp(0, 1), _push_to(steps, levels, given)])
+
+
+def _push_to(errors: Tensor, levels: Levels, given: _Pieces) -> Tensor:
+    """Worlds ``[S, G]`` whose weighted mean gap is as given ``[S]``, or as near as accuracies in [0, 1] allow."""
+    size, sign = given.gap.abs(), torch.where(given.gap < 0, -1.0, 1.0).double()
+    # Where confidence is nearly 1 an insignificant gap cannot grow on the side of accuracy 1; it then grows on the other.
+    stuck = (given.gap < 0) & (1 - given.confidence < 2 * (given.variance / (levels.size * given.weight)).sqrt())
+    direction = torch.where(stuck, 1.0, sign)
+
+    def world(push: Tensor) -> Tensor:
+        step = push.unsqueeze(1) * given.variance
+        moved = torch.where(step > 0, given.gap + direction * step, sign * (size + step).clamp_min(0))
+        return (levels.confidence - moved[:, given.piece]).clamp(0, 1)
+
+    low = torch.full_like(errors, -float((size / given.variance).max()))
+    high = torch.full_like(errors, 1 / float(given.variance.min()))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        short = given.error(levels, world(middle)) < errors
+        low, high = torch.where(short, middle, low), torch.where(short, high, middle)
+    return world(high)
+
+
+def draw_from(worlds: Tensor, levels: Levels, *, n_resamples: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draw data sets of the observed size from each world.
+
+    Args:
+        worlds: True accuracy per level ``[S, G]``.
+        levels: Where confidences lie, and how many examples there are.
+        n_resamples: Number R of data sets per world.
+        rng: Source of randomness.
+
+    Returns:
+        Shares ``mass [S·R, G]`` and ``right [S·R, G]``, world after world.
+    """
+    right = levels.share * worlds
+    chances = torch.cat([right, (levels.share - right).clamp_min(0)], dim=1)
+    chances = chances / chances.sum(1, keepdim=True)
+    drawn = rng.multinomial(levels.size, chances.numpy()[:, None, :], size=(len(worlds), n_resamples))
+    counts = torch.from_numpy(drawn).double().flatten(0, 1) / levels.size
+    hits = counts[:, : len(levels)]
+    return hits + counts[:, len(levels) :], hits
+
+
+def draw_right(levels: Levels, accuracy: Tensor, *, n_resamples: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draw how many examples are right, at the observed confidences.
+
+    Args:
+        levels: How many examples there are at each level.
+        accuracy: Chance to be right at each level ``[G]``.
+        n_resamples: Number R of data sets.
+        rng: Source of randomness.
+
+    Returns:
+        Numbers ``count`` (``[G]``, or ``[R, G]`` where they vary) and ``right [R, G]``, float64.
+    """
+    expected = (levels.share * levels.size).numpy()
+    # Effective numbers need not be whole: the fraction is rounded up as often as it says. Whole ones are met within rounding.
+    whole = np.floor(expected + 1e-6)
+    fraction = expected - whole
+    shape = (n_resamples, len(levels))
+    count = whole if fraction.max() < 1e-5 else whole + (rng.random(shape) < fraction)
+    right = rng.binomial(count.astype(np.int64), accuracy.numpy(), size=shape)
+    return torch.from_numpy(count), torch.from_numpy(right).double()
+
+
+def accepted_range(truth: Tensor, drawn: Tensor, observed: float, *, null: Tensor | None = None) -> tuple[float, float]:
+    """Smallest and largest true value among the worlds that could have given the observed value.
+
+    Args:
+        truth: True value in each world ``[S]``, the calibrated world first.
+        drawn: Values that data from each world show ``[S, R]``.
+        observed: The value seen.
+        null: More values that data from the calibrated world show, to be used for that one.
+
+    Returns:
+        The two values; the first is 0 if the calibrated world is among them.
+    """
+    floor = float(drawn[0].mean() - truth[0])
+    reach = ((truth - truth[0]) / floor).clamp(0, 1) if floor > 0 else torch.ones_like(truth)
+    low_tail = _TAIL * reach
+    lower, upper = _quantiles(drawn, low_tail), _quantiles(drawn, 1 - (2 * _TAIL - low_tail))
+    lower[0] = lower[0].clamp_max(observed)
+    if null is not None:
+        upper[0] = torch.quantile(null, 1 - 2 * _TAIL)
+    lower, upper = lower.cummax(0).values, upper.cummax(0).values
+    first = _position(upper, observed, int((upper < observed).sum()))
+    last = max(first, _position(lower, observed, int((lower <= observed).sum())))
+    places = [first, *range(math.ceil(first), math.floor(last) + 1), last]
+    values = np.interp(places, np.arange(len(truth)), truth.numpy())
+    return (0.0 if first == 0 else float(values.min())), float(values.max())
+
+
+def _position(curve: Tensor, level: float, below: int) -> float:
+    """Position at which an increasing ``curve [S]``, ``below`` of whose values are below, reaches ``level``."""
+    if below == 0 or below == len(curve):
+        return float(max(below - 1, 0))
+    start, end = float(curve[below - 1]), float(curve[below])
+    return below - 1 + (level - start) / (end - start)
+
+
+def _quantiles(values: Tensor, chance: Tensor) -> Tensor:
+    """Quantile of each row of ``values [S, R]`` at its own ``chance [S]``.
+
+    A row's mean and spread are its own; the shape of its distribution is taken from its two neighbours as well, which
+    makes one resample do the work of three.
+    """
+    middle, spread = values.mean(1, keepdim=True), values.std(1, keepdim=True)
+    shape = (values - middle) / spread.clamp_min(torch.finfo(values.dtype).tiny)
+    around = torch.cat([shape[:1], shape, shape[-1:]])
+    near = torch.cat([around[:-2], shape, around[2:]], dim=1).sort(dim=1).values
+    size = near.shape[1]
+    place = (chance * (size + 1) - 1).clamp(0, size - 1).unsqueeze(1)
+    left = place.floor().long()
+    start, end = near.gather(1, left), near.gather(1, (left + 1).clamp_max(size - 1))
+    return (middle + spread * torch.lerp(start, end, place - left)).squeeze(1)
