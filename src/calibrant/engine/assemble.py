@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from calibrant.engine.batches import MetaBatches, TrainBatches
+from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import EvalSet
 from calibrant.engine.features import FeatureFunction, feature_function, find_head
 from calibrant.engine.hardware import Hardware, choose_hardware
+from calibrant.engine.limits import check_recipe
 from calibrant.engine.loop import LoopParts
 from calibrant.engine.meta_objective import MetaObjective
 from calibrant.engine.methods import Facts, MetaPlan, Plan, make_plan
@@ -21,6 +23,7 @@ from calibrant.engine.optim import build_optimizer
 from calibrant.engine.recipe import Recipe
 from calibrant.engine.setup import RunData, build_backbone, divide, load_data
 from calibrant.engine.step import TrainStep, steppers
+from calibrant.engine.weights import freeze, load_initial_weights
 from calibrant.meta.virtual import VirtualStep
 
 
@@ -32,32 +35,57 @@ class Assembly:
     data: RunData
     hardware: Hardware
     plan: Plan
+    group: Group = ALONE_GROUP
 
 
-def assemble(recipe: Recipe) -> Assembly:
-    """Build everything that a recipe describes; raises ``ValueError`` with one sentence if something cannot be."""
+def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
+    """Build everything that a recipe describes, for one of a group of processes.
+
+    Raises ``ValueError`` or ``OSError`` with one sentence if something cannot be.
+    """
+    check_recipe(recipe)
     part, train = recipe.method, recipe.train
-    whole = load_data(recipe.data)
     # The plan says whether there is a meta part, and some plans need the size of the training part.
     probe = make_plan(part.name, part.options, Facts(1, train.reduction, part.preset))
+    whole = load_data(recipe.data)
     data = divide(whole, recipe.data, seed=recipe.seed, with_meta=isinstance(probe, MetaPlan))
     if not recipe.data.augment:
         data = replace(data, train=replace(data.train, pad=0, flip=False))
     plan = make_plan(part.name, part.options, Facts(len(data.train), train.reduction, part.preset))
     steps = train.epochs * (len(data.train) // train.batch_size)
-    hardware = choose_hardware(device=train.device, precision=train.precision, compiled=train.compile, steps=steps)
+    hardware = choose_hardware(
+        device=train.device, precision=train.precision, compiled=train.compile, graph=train.graph, steps=steps, group=group
+    )
+    model = _network(recipe, data, hardware, group)
+    if isinstance(plan, MetaPlan) and not find_head(model)[1].weight.requires_grad:
+        raise ValueError(f"train: `backbone.freeze` must leave the head free for {part.name}, which looks ahead with it.")
+    return Assembly(_loop_parts(recipe, plan, data, model, hardware, group), data, hardware, plan, group)
+
+
+def _network(recipe: Recipe, data: RunData, hardware: Hardware, group: Group) -> nn.Module:
     model = build_backbone(recipe.backbone, data.train, seed=recipe.seed)
+    if recipe.backbone.init is not None:
+        load_initial_weights(model, recipe.backbone.init)
+    if group.world_size > 1 and hardware.device.type == "cuda":
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(hardware.device, hardware.dtype).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Assembly(_loop_parts(recipe, plan, data, model, hardware), data, hardware, plan)
+    freeze(model, recipe.backbone.freeze)
+    return model
 
 
-def _loop_parts(recipe: Recipe, plan: Plan, data: RunData, model: nn.Module, hardware: Hardware) -> LoopParts:
-    train, optim = recipe.train, recipe.optim
+def _loop_parts(recipe: Recipe, plan: Plan, data: RunData, model: nn.Module, hardware: Hardware, group: Group) -> LoopParts:
+    train, optim, dtype = recipe.train, recipe.optim, hardware.dtype
     plain_forward = feature_function(model)
     forward: FeatureFunction = torch.compile(plain_forward) if hardware.compiled else plain_forward
     batches = TrainBatches(
-        data.train, batch_size=train.batch_size, device=hardware.device, seed=recipe.seed, dtype=hardware.dtype
+        data.train,
+        batch_size=train.batch_size,
+        device=hardware.device,
+        seed=recipe.seed,
+        dtype=dtype,
+        rank=group.rank,
+        world_size=group.world_size,
     )
     optimizer = build_optimizer(
         model.parameters(),
@@ -67,7 +95,7 @@ def _loop_parts(recipe: Recipe, plan: Plan, data: RunData, model: nn.Module, har
         weight_decay=optim.weight_decay,
         nesterov=optim.nesterov,
     )
-    objective = _objective(recipe, plan, data, model, forward, batches, optimizer, hardware)
+    objective = _objective(recipe, plan, data, model, forward, batches, optimizer, hardware, group)
     step = TrainStep(
         model=model,
         forward=forward,
@@ -76,6 +104,7 @@ def _loop_parts(recipe: Recipe, plan: Plan, data: RunData, model: nn.Module, har
         optimizer=optimizer,
         precision=hardware.precision,
         clip_norm=train.clip_norm or None,
+        group=group,
     )
     plain, meta = steppers(step, capture=hardware.captured)
     return LoopParts(
@@ -85,8 +114,8 @@ def _loop_parts(recipe: Recipe, plan: Plan, data: RunData, model: nn.Module, har
         meta_every=plan.settings.every if isinstance(plan, MetaPlan) else 1,
         model=model,
         eval_forward=plain_forward,
-        val=EvalSet(data.val, device=hardware.device, dtype=hardware.dtype),
-        test=EvalSet(data.test, device=hardware.device, dtype=hardware.dtype),
+        val=EvalSet(data.val, device=hardware.device, dtype=dtype, group=group),
+        test=EvalSet(data.test, device=hardware.device, dtype=dtype, group=group),
         objective=objective,
         gamma=_gamma_rule(objective),
     )
@@ -101,13 +130,14 @@ def _objective(
     batches: TrainBatches,
     optimizer: Optimizer,
     hardware: Hardware,
+    group: Group,
 ) -> LossObjective | MetaObjective:
     device = hardware.device
     if not isinstance(plan, MetaPlan):
         loss = plan.loss.to(device)
         pruner = None if plan.pruner is None else plan.pruner.to(device)
         if plan.mixup_alpha is None:
-            return LossObjective(loss, pruner=pruner)
+            return LossObjective(loss, pruner=pruner, group=group)
         return MixupObjective(
             loss,
             alpha=plan.mixup_alpha,
@@ -115,6 +145,7 @@ def _objective(
             batch_size=recipe.train.batch_size,
             device=device,
             seed=recipe.seed,
+            group=group,
         )
     settings = plan.settings
     _, head = find_head(model)
@@ -142,6 +173,8 @@ def _objective(
             device=device,
             seed=recipe.seed,
             dtype=hardware.dtype,
+            rank=group.rank,
+            world_size=group.world_size,
         ),
         step=VirtualStep(lr=rate, reduction=settings.lookahead_reduction, clip=settings.lookahead_clip),
         optimizer=adam,
@@ -150,6 +183,7 @@ def _objective(
         meta_bn=settings.meta_bn,
         leak=settings.leak_meta_grad,
         frozen=plan.frozen,
+        group=group,
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from calibrant.core.records import Predictions
 from calibrant.data.augment import normalize
 from calibrant.data.image_set import ImageSet
+from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.features import FeatureFunction
 from calibrant.engine.step import Precision
 from calibrant.metrics.binned import expected_calibration_error
@@ -40,12 +41,25 @@ class EvalSet:
         device: Where it lives.
         dtype: Floating type of the images.
         batch_size: Examples of one forward pass.
+        group: Processes that share the work; each gets all of the result.
     """
 
-    def __init__(self, data: ImageSet, *, device: torch.device, dtype: torch.dtype, batch_size: int = 2000) -> None:
+    def __init__(
+        self,
+        data: ImageSet,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        batch_size: int = 2000,
+        group: Group = ALONE_GROUP,
+    ) -> None:
         self.batch_size = batch_size
         self.labels = data.labels
-        self._images = data.images.to(device)
+        self._group = group
+        share = -(-len(data) // group.world_size)
+        # Equal shares, as gathering needs; what the last one lacks is filled with its last example and cut off again.
+        rows = (torch.arange(share) + group.rank * share).clamp(max=len(data) - 1)
+        self._images = (data.images if group.world_size == 1 else data.images[rows]).to(device)
         self._mean = torch.tensor(data.mean, dtype=dtype, device=device)
         self._std = torch.tensor(data.std, dtype=dtype, device=device)
 
@@ -58,7 +72,8 @@ class EvalSet:
         gamma: Callable[[Tensor], Tensor] | None = None,
     ) -> Outputs:
         """Return logits (and gammas of the features) of every example; the network's mode is put back."""
-        training = model.training
+        # Frozen layers are in evaluation mode all along, so each module's own mode is put back.
+        training = [module for module in model.modules() if module.training]
         model.eval()
         logits, gammas = [], []
         device = self._images.device.type
@@ -70,8 +85,12 @@ class EvalSet:
                     if gamma is not None:
                         gammas.append(gamma(features.float() if precision == "bf16" else features))
         finally:
-            model.train(training)
-        return Outputs(torch.cat(logits), torch.cat(gammas) if gammas else None)
+            for module in training:
+                module.training = True
+        return Outputs(self._whole(logits), self._whole(gammas) if gammas else None)
+
+    def _whole(self, parts: list[Tensor]) -> Tensor:
+        return self._group.gather(torch.cat(parts))[: len(self.labels)]
 
 
 def epoch_scores(logits: Tensor, labels: Tensor) -> EpochScores:

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.step import Precision
 
 
@@ -28,7 +29,9 @@ def choose_hardware(
     device: str = "auto",
     precision: Literal["auto", "bf16", "float32", "float64"] = "auto",
     compiled: Literal["auto", "yes", "no"] = "auto",
+    graph: Literal["auto", "yes", "no"] = "auto",
     steps: int = 1,
+    group: Group = ALONE_GROUP,
 ) -> Hardware:
     """Resolve the "auto" entries of a recipe for this machine.
 
@@ -37,17 +40,35 @@ def choose_hardware(
         precision: "auto" is bf16 on a CUDA device that has it, float32 elsewhere.
         compiled: "auto" compiles on CUDA where the run is long enough: compiling takes half a minute and makes a ResNet-18 step
             about a fifth faster (0.5 ms of 2.8), so it pays from about 50,000 steps on.
+        graph: "auto" captures the step on CUDA, unless several processes talk to each other within it.
         steps: Steps of the whole run.
+        group: Processes that train together; each takes the GPU of its local rank.
 
     Returns:
         The choice; raises ``ValueError`` for a device that is not there.
     """
     available = torch.cuda.is_available()
-    chosen = torch.device(("cuda" if available else "cpu") if device == "auto" else device)
+    try:
+        chosen = torch.device(("cuda" if available else "cpu") if device == "auto" else device)
+    except RuntimeError:
+        raise ValueError(f"train: `device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got {device!r}.") from None
     if chosen.type == "cuda" and not available:
         raise ValueError(f"train: `device` must be present, got {device!r} without a CUDA device. Use `--device cpu`.")
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"train: `device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got {device!r}.")
     cuda = chosen.type == "cuda"
+    if cuda:
+        chosen = _one_gpu(chosen, group)
     if precision == "auto":
         precision = "bf16" if cuda and torch.cuda.is_bf16_supported() else "float32"
     compile_it = compiled == "yes" or (compiled == "auto" and cuda and steps >= 50_000)
-    return Hardware(chosen, precision, compile_it, cuda)
+    captured = cuda and (graph == "yes" or (graph == "auto" and group.world_size == 1))
+    return Hardware(chosen, precision, compile_it, captured)
+
+
+def _one_gpu(device: torch.device, group: Group) -> torch.device:
+    index = group.local_rank if group.world_size > 1 else device.index
+    count = torch.cuda.device_count()
+    if index is not None and index >= count:
+        raise ValueError(f"train: `device` must be one of {count} CUDA devices, counted from 0, got cuda:{index}.")
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)

@@ -17,6 +17,9 @@ from calibrant.engine.recipe import OptimPart, Recipe
 from calibrant.engine.schedule import cosine_rate, multistep_rate, warmed_up
 from calibrant.engine.step import Objective, TrainStep
 
+# Called with the steps done and all steps of the epoch.
+Tick = Callable[[int, int], None]
+
 
 @dataclass(frozen=True)
 class EpochRecord:
@@ -99,7 +102,7 @@ def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
     return warmed_up(rate, epoch, warmup_epochs=part.warmup_epochs)
 
 
-def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float) -> EpochRecord:
+def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, tick: Tick | None = None) -> EpochRecord:
     """Train for one epoch and evaluate if it is due.
 
     Args:
@@ -107,6 +110,7 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float) -
         recipe: The run's recipe.
         epoch: Number of the epoch.
         started: When the run began (`time.monotonic`).
+        tick: Called after every step; a GPU may still be working on it.
 
     Returns:
         The epoch's line of history; raises ``FloatingPointError`` if the loss is no longer finite.
@@ -117,13 +121,17 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float) -
     parts.objective.begin_epoch(epoch)
     steps = step.batches.begin_epoch(epoch, kept=parts.objective.kept())
     step.loss_sum.zero_()
-    parts.model.train()
     begun = time.monotonic()
     for place in range(steps):
         (parts.meta if place % parts.meta_every == 0 else parts.plain)()
+        if tick is not None:
+            tick(place + 1, steps)
     examples = steps * step.batches.batch_size
+    if parts.objective.is_part:
+        step.group.add_up([step.loss_sum])
     total = float(step.loss_sum)  # waits for the device: the epoch is over
     speed = examples / (time.monotonic() - begun)
+    _level_statistics(parts)
     loss = total / (examples if train.reduction == "sum" else steps)
     if not math.isfinite(loss):
         raise FloatingPointError(
@@ -133,6 +141,16 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float) -
     scores = _evaluate(parts) if due else {}
     seconds = time.monotonic() - started
     return EpochRecord(epoch, lr, loss, images_per_second=speed, seconds=seconds, **scores)
+
+
+def _level_statistics(parts: LoopParts) -> None:
+    """Average what each process's BatchNorm has seen, where it was not synchronised: all must predict with one network."""
+    group = parts.step.group
+    if group.world_size > 1:
+        seen = [buffer for buffer in parts.model.buffers() if buffer.is_floating_point()]
+        group.add_up(seen)
+        for buffer in seen:
+            buffer /= group.world_size
 
 
 def _evaluate(parts: LoopParts) -> Mapping[str, float]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.engine.batches import Batch, MetaBatches
+from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.features import FeatureFunction
 from calibrant.engine.optim import allocate_state
 from calibrant.engine.step import Precision
@@ -38,7 +39,10 @@ class MetaObjective:
         meta_bn: What BatchNorm does on meta batches; see `calibrant.meta.bn.meta_mode`.
         leak: Add the meta objective's gradient to the network's own, as the published code does by omission.
         frozen: Leave the hyper-parameters as they are.
+        group: Processes that share batches; the look-ahead step and the held-out objective are those of the global ones.
     """
+
+    is_part = True
 
     def __init__(
         self,
@@ -57,11 +61,12 @@ class MetaObjective:
         meta_bn: MetaBN = "batch",
         leak: bool = False,
         frozen: bool = False,
+        group: Group = ALONE_GROUP,
     ) -> None:
         self.has_meta = not frozen
         self.regularizer, self.objective, self.head, self.model = regularizer, objective, head, model
         self.forward, self.batches, self.step, self.reduction = forward, batches, step, reduction
-        self.precision, self.meta_bn, self.leak = precision, meta_bn, leak
+        self.precision, self.meta_bn, self.leak, self.group = precision, meta_bn, leak, group
         self.hyper = {name: nn.Parameter(value) for name, value in hyper.items()}
         self.optimizer = allocate_state(optimizer(list(self.hyper.values())))
         self.value = torch.zeros((), device=head.weight.device)
@@ -98,6 +103,7 @@ class MetaObjective:
             meta_features=seen.detach(),
             meta_labels=meta.labels,
             step=self.step,
+            exchange=self.group.exchange,
         )
         for name, value in self.hyper.items():
             value.grad = found.grads[name]
@@ -108,10 +114,13 @@ class MetaObjective:
             self.value.copy_(found.value)
 
     def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
-        """Return the regularizer's loss ``[]`` with the hyper-parameters as constants."""
+        """Return the regularizer's loss ``[]`` with the hyper-parameters as constants, summed over one's own samples.
+
+        Samples are not gathered first: what a regularizer reads of the head would then be counted once a process.
+        """
         fixed = {name: value.detach() for name, value in self.hyper.items()}
         values = self.regularizer.loss(fixed, features.detach(), logits, batch.labels, dict(self.head.named_parameters()))
-        return values.sum() if self.reduction == "sum" else values.mean()
+        return values.sum() if self.reduction == "sum" else values.mean() / self.group.world_size
 
     def gamma(self, features: Tensor) -> Tensor:
         """Return the gamma of every sample ``[B]``, for regularizers that have one."""
@@ -131,16 +140,18 @@ class MetaObjective:
 
     def _leak(self, seen: Seen, meta_features: Tensor, meta_labels: Tensor) -> None:
         params = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        gather, own = self.group.gather, set(self.head.parameters())
         found = leaked_gradients(
             self.regularizer,
             self.objective,
             self.hyper,
             params=params,
             head=dict(self.head.named_parameters()),
-            batch=seen,
-            meta_features=meta_features,
-            meta_labels=meta_labels,
+            batch=Seen(*(gather(value) for value in seen)),
+            meta_features=gather(meta_features),
+            meta_labels=gather(meta_labels),
             step=self.step,
         )
         for name, grad in found.items():
-            params[name].grad = grad
+            # Features are one's own part of the batch, but the head enters whole in every process.
+            params[name].grad = grad / self.group.world_size if params[name] in own else grad

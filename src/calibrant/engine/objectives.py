@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from calibrant.core.records import Predictions, Split
 from calibrant.engine.batches import Batch
+from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.losses import AdaFocalLoss, ScheduledFocalLoss
 from calibrant.losses.avuc import AvUC
 from calibrant.losses.crl import CRL
@@ -20,12 +21,14 @@ class LossObjective:
     Args:
         loss: ``loss(logits, labels)``, reduced; one that needs the samples' positions has "indices" among its inputs.
         pruner: Drops training examples between epochs, or None.
+        group: Processes that share a batch; the loss and what it remembers see all of it.
     """
 
     has_meta = False
+    is_part = False
 
-    def __init__(self, loss: nn.Module, *, pruner: ConfidencePruner | None = None) -> None:
-        self.module, self.pruner = loss, pruner
+    def __init__(self, loss: nn.Module, *, pruner: ConfidencePruner | None = None, group: Group = ALONE_GROUP) -> None:
+        self.module, self.pruner, self.group = loss, pruner, group
         self._indexed = "indices" in getattr(loss, "inputs", ())
         self._members = list(loss.modules())
         self._epoch = 0
@@ -61,13 +64,14 @@ class LossObjective:
 
     def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
         """Return the loss ``[]`` of the batch."""
-        extra = {"indices": batch.examples} if self._indexed else {}
-        value: Tensor = self.module(logits, batch.labels, **extra)
+        logits, labels, examples = self.group.gather(logits), self.group.gather(batch.labels), self.group.gather(batch.examples)
+        extra = {"indices": examples} if self._indexed else {}
+        value: Tensor = self.module(logits, labels, **extra)
         for member in self._members:
             if isinstance(member, CRL):
-                member.update(logits.detach(), batch.labels, indices=batch.examples)
+                member.update(logits.detach(), labels, indices=examples)
         if self.pruner is not None:
-            self.pruner.update(logits.detach(), indices=batch.examples)
+            self.pruner.update(logits.detach(), indices=examples)
         return value
 
     def state(self) -> dict[str, Tensor]:
@@ -85,15 +89,24 @@ class MixupObjective(LossObjective):
         loss: ``loss(logits, labels)``, reduced.
         alpha: Parameter of the Beta distribution of the mixing weight.
         steps_per_epoch: Batches of an epoch.
-        batch_size: Examples of a batch on this process.
+        batch_size: Examples of a global batch; an example may be mixed with one of another process.
         device: Where batches live.
         seed: Seed of weights and pairs.
+        group: Processes that share a batch.
     """
 
     def __init__(
-        self, loss: nn.Module, *, alpha: float, steps_per_epoch: int, batch_size: int, device: torch.device, seed: int
+        self,
+        loss: nn.Module,
+        *,
+        alpha: float,
+        steps_per_epoch: int,
+        batch_size: int,
+        device: torch.device,
+        seed: int,
+        group: Group = ALONE_GROUP,
     ) -> None:
-        super().__init__(loss)
+        super().__init__(loss, group=group)
         self.alpha, self.seed = alpha, seed
         self._weight = torch.ones(steps_per_epoch, device=device)
         self._pairs = torch.zeros(steps_per_epoch, batch_size, dtype=torch.int64, device=device)
@@ -109,12 +122,14 @@ class MixupObjective(LossObjective):
     def inputs(self, batch: Batch) -> Tensor:
         """Return the mixed images."""
         weight, pairs = self._of(batch)
-        return weight * batch.images + (1 - weight) * batch.images[pairs]
+        own = pairs.chunk(self.group.world_size)[self.group.rank]
+        return weight * batch.images + (1 - weight) * self.group.gather(batch.images)[own]
 
     def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
         """Return the mixture of the losses against both labels."""
         weight, pairs = self._of(batch)
-        first, second = self.module(logits, batch.labels), self.module(logits, batch.labels[pairs])
+        logits, labels = self.group.gather(logits), self.group.gather(batch.labels)
+        first, second = self.module(logits, labels), self.module(logits, labels[pairs])
         value: Tensor = weight * first + (1 - weight) * second
         return value
 

@@ -77,6 +77,7 @@ class TrainPart:
         select: Which validation number picks the best epoch.
         device: "auto", "cpu", "cuda" or "cuda:1".
         compile: Whether to compile the network; "auto" does on a GPU for runs long enough to repay it.
+        graph: Whether to replay the step as a CUDA graph; "auto" does on a GPU that trains alone.
         eval_every_epochs: Epochs between evaluations (the last is always evaluated).
         checkpoint_every_seconds: Seconds between checkpoints (the end is always saved).
     """
@@ -89,6 +90,7 @@ class TrainPart:
     select: Literal["error", "nll", "last"] = "error"
     device: str = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
+    graph: Literal["auto", "yes", "no"] = "auto"
     eval_every_epochs: int = 1
     checkpoint_every_seconds: float = 30.0
 
@@ -136,11 +138,19 @@ def load_recipe(path: str | Path) -> Recipe:
     """Read a recipe from a TOML file; an unknown key or a value of the wrong kind is an error that names it."""
     file = Path(path)
     try:
-        return recipe_of(tomllib.loads(file.read_text()))
-    except FileNotFoundError:
+        return load_recipe_text(file.read_text(encoding="utf-8"), where=str(file))
+    except (FileNotFoundError, IsADirectoryError):
         raise ValueError(f"recipe: `{file}` must be a TOML file, got none there.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ValueError(f"recipe: `{file}` must be valid TOML, got: {error}.") from None
+
+
+def load_recipe_text(text: str, *, where: str) -> Recipe:
+    """Read a recipe from TOML text that stands in ``where``."""
+    try:
+        return recipe_of(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"recipe: `{where}` must be valid TOML, got: {error}.") from None
 
 
 def recipe_of(values: Mapping[str, object]) -> Recipe:

@@ -1,54 +1,41 @@
-"""`train`: from a recipe to a trained, measured, saved run."""
+"""From a recipe to a trained network and its predictions. Files of a run folder are not here: see `folder`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from calibrant.core.records import Predictions, Split
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.assemble import Assembly, assemble
 from calibrant.engine.checkpoint import copy_state, load_checkpoint, restore_state, save_atomically
+from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import Outputs
-from calibrant.engine.loop import BestEpoch, EpochRecord, LoopParts, run_epoch
-from calibrant.engine.recipe import Recipe, to_toml
+from calibrant.engine.loop import BestEpoch, EpochRecord, LoopParts, Tick, run_epoch
+from calibrant.engine.recipe import Recipe, load_recipe_text, to_dict, to_toml
+from calibrant.engine.result import Run
 
 Report = Callable[[EpochRecord], None]
+# Called once before the first epoch, with what was built and the epochs that a resumed run has behind it.
+Begin = Callable[[Assembly, Sequence[EpochRecord]], None]
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished run.
-
-    Attributes:
-        recipe: What was run.
-        history: One record an epoch.
-        best_epoch: Epoch whose weights the model and the predictions have.
-        model: The network, in evaluation mode.
-        val: Predictions on the validation part.
-        test: Predictions on the test set.
-        gammas: Gamma of every test example ``[N]``, for methods that have one.
-        hyper: The learned hyper-parameters, name → value; empty for methods without.
-        folder: Where the run was written, or None.
-    """
-
-    recipe: Recipe
-    history: tuple[EpochRecord, ...]
-    best_epoch: int
-    model: nn.Module
-    val: Predictions
-    test: Predictions
-    gammas: Tensor | None
-    hyper: dict[str, Tensor]
-    folder: Path | None = None
-
-
-def run_recipe(recipe: Recipe, *, checkpoint: Path | None = None, resume: bool = False, report: Report | None = None) -> Run:
+def run_recipe(
+    recipe: Recipe,
+    *,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    report: Report | None = None,
+    begin: Begin | None = None,
+    tick: Tick | None = None,
+    group: Group = ALONE_GROUP,
+) -> Run:
     """Train by a recipe.
 
     Args:
@@ -56,33 +43,53 @@ def run_recipe(recipe: Recipe, *, checkpoint: Path | None = None, resume: bool =
         checkpoint: File to save the state to, now and then and at the end; None saves nothing.
         resume: Go on from ``checkpoint`` if it exists.
         report: Called with every epoch's record.
+        begin: Called before the first epoch.
+        tick: Called after every step.
+        group: Processes that train together; the first one reads and writes the checkpoint.
 
     Returns:
         The run, its model at the best epoch. Raises ``ValueError`` if the recipe cannot be run.
     """
-    assembly = assemble(recipe)
+    assembly = assemble(recipe, group=group)
     parts = assembly.parts
     best = BestEpoch(recipe.train.select)
     history: list[EpochRecord] = []
-    before = 0.0
-    if resume and checkpoint is not None and checkpoint.exists():
-        history, before = _resume(checkpoint, parts, best, recipe)
-        for record in history:
+    if resume and checkpoint is not None and group.share(checkpoint.exists()):
+        history = _resume(checkpoint, assembly, best, recipe)
+    if begin is not None:
+        begin(assembly, tuple(history))
+    saved = time.monotonic()
+    started = saved - (history[-1].seconds or 0.0 if history else 0.0)
+    with _own_randomness(assembly.hardware.device):
+        for epoch in range(len(history), recipe.train.epochs):
+            _seed_epoch(recipe.seed, epoch, group)
+            record = run_epoch(parts, recipe, epoch, started=started, tick=tick)
+            history.append(record)
+            best.offer(record, _weights(parts))
+            due = time.monotonic() - saved >= recipe.train.checkpoint_every_seconds or epoch + 1 == recipe.train.epochs
+            if checkpoint is not None and due and group.leads:
+                _save(checkpoint, parts, best, recipe, history)
+                saved = time.monotonic()
             if report is not None:
                 report(record)
-    started = time.monotonic() - before
-    saved = time.monotonic()
-    for epoch in range(len(history), recipe.train.epochs):
-        record = run_epoch(parts, recipe, epoch, started=started)
-        history.append(record)
-        best.offer(record, _weights(parts))
-        due = time.monotonic() - saved >= recipe.train.checkpoint_every_seconds or epoch + 1 == recipe.train.epochs
-        if checkpoint is not None and due:
-            _save(checkpoint, parts, best, recipe, history)
-            saved = time.monotonic()
-        if report is not None:
-            report(record)
-    return _finish(assembly, best, recipe, tuple(history))
+        return _finish(assembly, best, recipe, tuple(history))
+
+
+@contextmanager
+def _own_randomness(device: torch.device) -> Iterator[None]:
+    """Leave the caller's global generators, which dropout draws from, as they were; make ``device`` the current GPU."""
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        if not cuda:
+            yield
+            return
+        with torch.cuda.device(device):
+            yield
+
+
+def _seed_epoch(seed: int, epoch: int, group: Group) -> None:
+    """Seed what layers draw from the global generators by epoch, so that a resumed run draws the same."""
+    torch.manual_seed(((seed * 1_000_003 + epoch) * 65_537 + group.rank) % 2**63)
 
 
 def _weights(parts: LoopParts) -> dict[str, Tensor]:
@@ -101,41 +108,66 @@ def _save(path: Path, parts: LoopParts, best: BestEpoch, recipe: Recipe, history
     save_atomically(state, path)
 
 
-def _resume(path: Path, parts: LoopParts, best: BestEpoch, recipe: Recipe) -> tuple[list[EpochRecord], float]:
-    found = load_checkpoint(path)
-    if found["recipe"] != to_toml(recipe):
-        raise ValueError(f"train: the recipe must be the one that {path} was made with. Use another folder for another recipe.")
+def _resume(path: Path, assembly: Assembly, best: BestEpoch, recipe: Recipe) -> list[EpochRecord]:
+    group, parts = assembly.group, assembly.parts
+    found = group.share(load_checkpoint(path) if group.leads else {})
+    check_same_run(load_recipe_text(found["recipe"], where=str(path)), recipe, where=str(path))
     restore_state(parts.step.state(), found["state"])
     best.value, best.epoch = found["best"]["value"], found["best"]["epoch"]
-    device = parts.step.device
-    best.weights = {name: value.to(device) for name, value in found["best"]["weights"].items()}
-    history = [EpochRecord(**record) for record in found["history"]]
-    return history, history[-1].seconds or 0.0
+    best.weights = {name: value.to(parts.step.device) for name, value in found["best"]["weights"].items()}
+    return [EpochRecord(**record) for record in found["history"]]
+
+
+def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
+    """Raise unless two recipes describe the same run; where and how fast it is computed may differ."""
+    first, second = (_flat(to_dict(_neutral(recipe))) for recipe in (found, wanted))
+    for key in sorted({*first, *second}):
+        if first.get(key) != second.get(key):
+            differ = f"`{key}` is {first.get(key)!r} there and {second.get(key)!r} here"
+            raise ValueError(
+                f"train: the recipe must be the one that {where} was made with, but {differ}. Use another folder for it."
+            )
+
+
+def _neutral(recipe: Recipe) -> Recipe:
+    defaults = Recipe()
+    train = replace(
+        recipe.train,
+        device=defaults.train.device,
+        compile=defaults.train.compile,
+        graph=defaults.train.graph,
+        checkpoint_every_seconds=defaults.train.checkpoint_every_seconds,
+    )
+    return replace(recipe, train=train, data=replace(recipe.data, root=None))
+
+
+def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _finish(assembly: Assembly, best: BestEpoch, recipe: Recipe, history: tuple[EpochRecord, ...]) -> Run:
     parts = assembly.parts
     restore_state(_weights(parts), best.weights)
     precision = assembly.hardware.precision
-    val = parts.val.run(parts.model, parts.eval_forward, precision=precision)
-    test = parts.test.run(parts.model, parts.eval_forward, precision=precision, gamma=parts.gamma)
+    val, test = (
+        part.run(parts.model, parts.eval_forward, precision=precision, gamma=parts.gamma) for part in (parts.val, parts.test)
+    )
     hyper = {name.removeprefix("objective.hyper."): v.cpu() for name, v in best.weights.items() if "objective.hyper." in name}
     return Run(
         recipe=recipe,
         history=history,
         best_epoch=best.epoch,
-        model=parts.model.eval(),
         val=_predictions(val, assembly.data.val, Split.VAL),
         test=_predictions(test, assembly.data.test, Split.TEST),
-        gammas=None if test.gammas is None else test.gammas.cpu(),
         hyper=hyper,
+        network=lambda: parts.model,
     )
 
 
 def _predictions(outputs: Outputs, data: ImageSet, split: Split) -> Predictions:
-    return Predictions(logits=outputs.logits.cpu(), labels=data.labels, split=split, class_names=data.class_names)
-
-
-def cuda_device_name() -> str | None:
-    """Name of the current CUDA device, or None."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    columns = {} if outputs.gammas is None else {"gamma": outputs.gammas.cpu()}
+    logits = outputs.logits.cpu()
+    return Predictions(logits=logits, labels=data.labels, split=split, class_names=data.class_names, columns=columns)

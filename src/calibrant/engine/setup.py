@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -50,7 +51,26 @@ def divide(data: DataSet, part: DataPart, *, seed: int, with_meta: bool) -> RunD
     return RunData(data.train.pick(parts.train), data.train.pick(parts.val), held, data.test)
 
 
-def build_backbone(part: BackbonePart, data: ImageSet, *, seed: int) -> nn.Module:
+class Shape(Protocol):
+    """What a network must know of its input and output; an `ImageSet` has it."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        ...
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        ...
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        ...
+
+
+def build_backbone(part: BackbonePart, data: Shape, *, seed: int) -> nn.Module:
     """Build the network for a set's classes, channels and size, initialised from ``seed`` alone."""
     if ":" in part.name:
         module, _, name = part.name.partition(":")

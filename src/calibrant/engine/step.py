@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.engine.batches import Batch, TrainBatches
+from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.features import FeatureFunction
 from calibrant.engine.graph import capture_step
 
@@ -22,6 +23,8 @@ class Objective(Protocol):
     """What a method makes of a batch; see `calibrant.engine.objectives`."""
 
     has_meta: bool
+    # Whether `loss` is this process's part of the sum over processes, and not the whole.
+    is_part: bool
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the epoch's randomness."""
@@ -44,7 +47,7 @@ class Objective(Protocol):
         ...
 
     def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
-        """Reduced training loss ``[]``."""
+        """Reduced training loss ``[]``; its gradient, summed over the processes, is that of the global batch."""
         ...
 
     def state(self) -> dict[str, Tensor]:
@@ -63,6 +66,7 @@ class TrainStep:
         optimizer: Optimizer of the network's parameters, its state already allocated.
         precision: Arithmetic of the forward pass.
         clip_norm: Largest norm of the gradient, or None.
+        group: Processes that share a batch.
     """
 
     def __init__(
@@ -75,9 +79,10 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         precision: Precision,
         clip_norm: float | None,
+        group: Group = ALONE_GROUP,
     ) -> None:
         self.model, self.forward, self.batches, self.objective, self.optimizer = model, forward, batches, objective, optimizer
-        self.precision, self.clip_norm = precision, clip_norm
+        self.precision, self.clip_norm, self.group = precision, clip_norm, group
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -94,6 +99,7 @@ class TrainStep:
             self.objective.meta_update(batch, features, logits)
         loss = self.objective.loss(batch, features, logits)
         loss.backward()
+        self.group.add_up([p.grad for p in self.parameters if p.grad is not None])
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.clip_norm, foreach=True)
         self.optimizer.step()

@@ -1,0 +1,118 @@
+"""Several processes training one network: who they are, and the few things they tell each other.
+
+Each process takes its slice of one global batch. What needs the whole batch (penalties, meta objectives) gathers logits, whose
+gradient is one's own slice; gradients are then summed. So the result is that of one process, whatever their number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from calibrant.meta.ddp import combine, gather
+from calibrant.meta.virtual import ALONE, Exchange
+
+T = TypeVar("T")
+
+
+class Group(NamedTuple):
+    """The processes that train together; the default is a single one, for which every method is the identity.
+
+    Attributes:
+        rank: This process.
+        world_size: Number of processes.
+        local_rank: This process among those of its machine, which is also the GPU it takes.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes files."""
+        return self.rank == 0
+
+    @property
+    def exchange(self) -> Exchange:
+        """How the processes share a look-ahead step."""
+        return ALONE if self.world_size == 1 else Exchange(combine, gather)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Concatenate equal parts ``[B, ...]`` of all processes; the gradient of one's own part passes."""
+        return tensor if self.world_size == 1 else gather(tensor.contiguous())
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the processes, in one message."""
+        if self.world_size == 1 or not tensors:
+            return
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        with torch.no_grad():
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def share(self, value: T) -> T:
+        """Return the value that the first process has."""
+        if self.world_size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+ALONE_GROUP = Group()
+
+
+@contextmanager
+def joined_group(device: str) -> Iterator[Group]:
+    """Join the other processes of a launcher such as ``torchrun``, and leave them afterwards.
+
+    The launcher's environment variables ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` say who is who. A process group that is
+    there already is used and left in place; without launcher and group there is one process.
+
+    Args:
+        device: The recipe's device: processes on GPUs talk through NCCL, others through gloo.
+
+    Yields:
+        The group. Raises ``ValueError`` if the launcher's variables make no sense.
+    """
+    there = dist.is_available() and dist.is_initialized()
+    rank, world_size, local_rank = (_read(name, default) for name, default in _VARIABLES.items())
+    if there:
+        yield Group(dist.get_rank(), dist.get_world_size(), local_rank)
+        return
+    if world_size == 1:
+        yield ALONE_GROUP
+        return
+    if not 0 <= rank < world_size:
+        raise ValueError(f"train: RANK must lie in [0, {world_size - 1}], got {rank}. Start with `torchrun`, which sets it.")
+    cuda = torch.cuda.is_available() and device != "cpu"
+    if cuda and local_rank >= torch.cuda.device_count():
+        got = f"process {local_rank} on a machine with {torch.cuda.device_count()}"
+        raise ValueError(f"train: every process must have a GPU of its own, got {got}. Lower `--nproc-per-node`.")
+    dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=world_size)
+    try:
+        yield Group(rank, world_size, local_rank)
+    finally:
+        dist.destroy_process_group()
+
+
+_VARIABLES = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
+
+
+def _read(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"train: the environment variable {name} must be a whole number, got {text!r}.") from None

@@ -1,0 +1,91 @@
+"""`train`: a recipe in, a trained network and, where asked for, a run folder out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from calibrant.engine.distributed import Group, joined_group
+from calibrant.engine.folder import RunFolder, is_finished, load_run
+from calibrant.engine.loop import EpochRecord, Tick
+from calibrant.engine.methods import split_name
+from calibrant.engine.recipe import Recipe, load_recipe, recipe_of
+from calibrant.engine.result import Run
+from calibrant.engine.run import Report, run_recipe
+from calibrant.engine.scaling import with_temperature
+
+
+def train(
+    recipe: Recipe | Mapping[str, object] | str | Path,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    report: Report | None = None,
+    tick: Tick | None = None,
+) -> Run:
+    """Train a classifier by a recipe.
+
+    The run folder holds the resolved recipe, versions, the history of all epochs, TensorBoard events, the best epoch's weights,
+    validation and test predictions and what was measured of the latter. Every file is complete or absent at any moment, so a
+    run killed at any moment can go on. Under ``torchrun`` all processes call this function; the first one writes.
+
+    Args:
+        recipe: What to run: a `Recipe`, nested plain data, or the path of a TOML file.
+        out: Run folder; None writes nothing.
+        resume: Go on with the run in ``out`` if there is one; a finished one is read and returned.
+        report: Called with every epoch's record, in the first process.
+        tick: Called after every step with the steps done and all steps of the epoch, in the first process.
+
+    Returns:
+        The run, its model at the best epoch. Raises ``ValueError`` or ``OSError`` with one sentence if the recipe cannot be
+        run or the folder not be written to.
+
+    Example:
+        >>> parts = {"data": "mixture", "backbone": "mlp", "method": "ce"}
+        >>> recipe = {key: {"name": name} for key, name in parts.items()} | {"train": {"epochs": 2}}
+        >>> run = train(recipe)
+        >>> len(run.history), len(run.test)
+        (2, 4000)
+    """
+    if isinstance(recipe, (str, Path)):
+        recipe = load_recipe(recipe)
+    elif not isinstance(recipe, Recipe):
+        recipe = recipe_of(recipe)
+    with joined_group(recipe.train.device) as group:
+        if not group.leads:
+            report = tick = None
+        if out is None:
+            return _scaled(run_recipe(recipe, report=report, tick=tick, group=group))
+        return _train_in_folder(recipe, Path(out), group, resume=resume, report=report, tick=tick)
+
+
+def _train_in_folder(recipe: Recipe, out: Path, group: Group, *, resume: bool, report: Report | None, tick: Tick | None) -> Run:
+    folder = RunFolder(out, recipe, resume=resume) if group.leads else None
+    if group.share(is_finished(out)):
+        return group.share(load_run(out) if group.leads else None)  # type: ignore[return-value]
+
+    def write(record: EpochRecord) -> None:
+        if folder is not None:
+            folder.epoch(record)
+        if report is not None:
+            report(record)
+
+    try:
+        run = run_recipe(
+            recipe,
+            checkpoint=out / "state.pt",
+            resume=resume,
+            report=write,
+            begin=None if folder is None else folder.begin,
+            tick=tick,
+            group=group,
+        )
+        run = _scaled(run)
+        return run if folder is None else folder.finish(run)
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+def _scaled(run: Run) -> Run:
+    return with_temperature(run) if split_name(run.recipe.method.name)[1] else run

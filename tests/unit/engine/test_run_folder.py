@@ -1,0 +1,211 @@
+import dataclasses
+import json
+import subprocess
+
+import pytest
+import torch
+
+import calibrant.engine.board as board_module
+from calibrant.engine.distributed import Group, joined_group
+from calibrant.engine.folder import is_finished, load_network, load_run
+from calibrant.engine.loop import EpochRecord
+from calibrant.engine.provenance import package_commit
+from calibrant.engine.recipe import Recipe, load_recipe, override
+from calibrant.engine.result import Run
+from calibrant.engine.train import train
+from calibrant.io import load_predictions
+
+TINY = {
+    "data.name": "mixture",
+    "backbone.name": "mlp",
+    "method.name": "flgamma-sece",
+    "train.batch_size": "100",
+    "train.epochs": "2",
+    "train.device": "cpu",
+    "train.checkpoint_every_seconds": "0",
+}
+
+
+def tiny(**settings):
+    return override(Recipe(), TINY | {key.replace("__", "."): value for key, value in settings.items()})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "deep" / "run"
+    return train(tiny(), out=folder), folder
+
+
+def test_run_folder_holds_every_promised_file(finished):
+    run, folder = finished
+    names = {path.name for path in folder.iterdir()}
+    promised = {"recipe.toml", "run.json", "history.jsonl", "weights.safetensors", "val.npz", "test.npz", "metrics.json"}
+    assert promised <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    # Neither the checkpoint nor a temporary file is left.
+    assert not {name for name in names if name.startswith(".") or name == "state.pt"}
+    assert load_recipe(folder / "recipe.toml") == tiny()
+    assert run.folder == folder
+    assert is_finished(folder)
+
+
+def test_run_folder_facts_say_where_the_run_comes_from(finished):
+    _, folder = finished
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts["torch"] == torch.__version__
+    assert facts["device"].startswith("cpu")
+    assert (facts["seed"], facts["processes"], facts["precision"]) == (0, 1, "float32")
+    assert facts["inputs"] == {"num_classes": 4, "channels": 1, "size": [8, 8]}
+    assert facts["examples"] == {"train": 1600, "val": 200, "meta": 200, "test": 4000}
+    assert facts["finished"] >= facts["started"]
+    assert isinstance(facts["command"], list)
+
+
+def test_run_folder_history_has_one_line_an_epoch(finished):
+    run, folder = finished
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [EpochRecord(**line) for line in lines] == list(run.history)
+    assert [line["epoch"] for line in lines] == [0, 1]
+    assert all(line["gamma_mean"] is not None for line in lines)
+
+
+def test_run_folder_metrics_are_those_of_the_test_predictions(finished):
+    run, folder = finished
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert (metrics["file"], metrics["n"], metrics["num_classes"]) == ("test.npz", 4000, 4)
+    assert metrics["metrics"]["error"]["value"] == pytest.approx(run.history[run.best_epoch].test_error)
+    assert metrics["metrics"]["ece"]["value"] == pytest.approx(run.history[run.best_epoch].test_ece)
+
+
+def test_load_run_gives_back_the_run(finished):
+    run, folder = finished
+    loaded = Run.load(folder)
+    assert (loaded.recipe, loaded.history, loaded.best_epoch) == (run.recipe, run.history, run.best_epoch)
+    assert loaded.test.logits.equal(run.test.logits)
+    assert loaded.val.split.value == "val"
+    assert set(loaded.hyper) == set(run.hyper)
+    assert all(loaded.hyper[name].equal(value) for name, value in run.hyper.items())
+    for name, value in run.model.state_dict().items():
+        assert loaded.model.state_dict()[name].equal(value)
+    assert not load_network(folder).training
+
+
+def test_run_predictions_carry_the_gamma_of_each_example(finished):
+    run, folder = finished
+    saved = load_predictions(folder / "test.npz")
+    assert saved.columns["gamma"].shape == (4000,)
+    assert saved.columns["gamma"].mean() == pytest.approx(run.history[run.best_epoch].gamma_mean, rel=1e-5)
+    assert "gamma" in run.val.columns
+
+
+def test_train_finished_folder_is_recognised_and_not_run_again(finished):
+    run, folder = finished
+    before = (folder / "weights.safetensors").stat().st_mtime_ns
+    seen = []
+    again = train(tiny(), out=folder, resume=True, report=seen.append)
+    assert again.test.logits.equal(run.test.logits)
+    assert seen == []
+    assert (folder / "weights.safetensors").stat().st_mtime_ns == before
+
+
+def test_train_folder_with_a_run_is_refused_without_resume_and_with_another_recipe(finished):
+    _, folder = finished
+    with pytest.raises(ValueError, match="`out` must be a new folder.*Add `--resume`"):
+        train(tiny(), out=folder)
+    with pytest.raises(ValueError, match="must be the one that .* was made with, but `optim.lr` is 0.1 there and 0.2 here"):
+        train(tiny(optim__lr="0.2"), out=folder, resume=True)
+
+
+def test_load_run_without_a_finished_run_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match="must be the folder of a run, got one without recipe.toml"):
+        load_run(tmp_path)
+    with pytest.raises(RuntimeError, match="stop"):
+        train(tiny(), out=tmp_path / "x", report=stop_at(0))
+    assert not is_finished(tmp_path / "x")
+    with pytest.raises(ValueError, match="must be finished, got one that is not"):
+        load_run(tmp_path / "x")
+
+
+def stop_at(epoch):
+    def stop(record):
+        if record.epoch == epoch:
+            raise RuntimeError("stop")
+
+    return stop
+
+
+def test_train_resumed_history_is_consistent_with_the_checkpoint(tmp_path):
+    out = tmp_path / "run"
+    recipe = tiny(method__name="ce", train__epochs="4")
+    with pytest.raises(RuntimeError, match="stop"):
+        train(recipe, out=out, report=stop_at(1))
+    with (out / "history.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "lr": 0.')  # a line that a killed process had begun
+    (out / ".metrics.json.1234.tmp").write_text("half")
+    run = train(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root="elsewhere")), out=out, resume=True)
+    lines = [json.loads(line)["epoch"] for line in (out / "history.jsonl").read_text().splitlines()]
+    assert lines == [0, 1, 2, 3]
+    assert json.loads((out / "run.json").read_text())["resumed_at_epochs"] == [2]
+    assert not list(out.glob(".*.tmp"))
+    assert run.test.logits.equal(train(recipe).test.logits)
+
+
+def test_train_without_tensorboard_writes_everything_else(tmp_path, monkeypatch):
+    def missing(*_, **__):
+        raise ImportError("tensorboard")
+
+    monkeypatch.setattr(board_module, "TensorBoard", missing)
+    train(tiny(method__name="ce", train__epochs="1"), out=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["tensorboard"] is False
+    assert is_finished(tmp_path / "run")
+    assert not list((tmp_path / "run").glob("events*"))
+
+
+def test_tensorboard_events_hold_the_history_and_hide_what_was_run_twice(tmp_path):
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for first, last in ((0, 3), (2, 4)):
+        board = board_module.open_board(tmp_path, first_epoch=first)
+        for epoch in range(first, last):
+            board.add(EpochRecord(epoch, 0.1, 1.0 + epoch + 10 * first, val_error=0.5))
+        board.close()
+    found = reading.EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, e.value) for e in found.Scalars("train/loss")] == [(0, 1.0), (1, 2.0), (2, 23.0), (3, 24.0)]
+    assert set(found.Tags()["scalars"]) == {"train/loss", "val/error", "run/lr"}
+
+
+def test_package_commit_needs_a_checkout_that_tracks_the_package(tmp_path):
+    package = tmp_path / "calibrant"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    assert package_commit(package) is None
+
+    def git(*arguments):
+        names = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", "-C", str(tmp_path), *names, *arguments], check=True, capture_output=True)
+
+    git("init", "-q")
+    assert package_commit(package) is None
+    git("add", ".")
+    git("commit", "-qm", "first")
+    commit = package_commit(package)
+    assert len(commit) == 40
+    (package / "__init__.py").write_text("changed = 1")
+    assert package_commit(package) == f"{commit}-dirty"
+
+
+def test_train_takes_plain_data_and_files(tmp_path):
+    values = {"data": {"name": "mixture"}, "backbone": {"name": "mlp"}, "method": {"name": "ce"}, "train": {"epochs": 1}}
+    (tmp_path / "r.toml").write_text('data.name = "mixture"\nbackbone.name = "mlp"\nmethod.name = "ce"\ntrain.epochs = 1\n')
+    assert train(values).test.logits.equal(train(tmp_path / "r.toml").test.logits)
+
+
+def test_joined_group_reads_the_launchers_variables(monkeypatch):
+    with joined_group("cpu") as group:
+        assert group == Group()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(ValueError, match=r"RANK must lie in \[0, 1\], got 2"), joined_group("cpu"):
+        pass
+    monkeypatch.setenv("RANK", "one")
+    with pytest.raises(ValueError, match="variable RANK must be a whole number, got 'one'"), joined_group("cpu"):
+        pass
