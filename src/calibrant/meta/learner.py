@@ -248,9 +248,10 @@ class MetaLearner:
         return (x.to(device, non_blocking=True) if isinstance(x, Tensor) else x), labels.to(device, non_blocking=True)
 
     def _loss_scale(self) -> float | Tensor:
+        if self.scaler is None:
+            return 1.0
         # Scaling a one reads the scale without waiting for the device, as `get_scale` would.
-        one = torch.ones((), device=self.plan.network.head.weight.device)
-        return 1.0 if self.scaler is None else self.scaler.scale(one)
+        return self.scaler.scale(torch.ones((), device=self.plan.network.head.weight.device))
 
     def _apply(self, found: Hypergradient, features: Tensor) -> None:
         hyper, adam, moved = next_hyper(self.plan, self.hyper, found.grads, self.adam, lr=self.meta_lr)

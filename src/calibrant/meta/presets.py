@@ -128,7 +128,7 @@ PRESETS: dict[str, Preset] = {
         ),
         {
             "gamma-focal": partial(GammaFocal, gamma_max=None),
-            "unitwise-l2": partial(UnitwiseL2, share="batch"),
+            "unitwise-l2": partial(UnitwiseL2, nonnegative=False, share="batch"),
             "label-smoothing": partial(LabelSmoothing, flat_start=False),
             "label-smoothing-per-class": partial(LabelSmoothing, form="per-class", flat_start=False),
             "label-smoothing-non-uniform": partial(LabelSmoothing, form="non-uniform", flat_start=False),

@@ -16,10 +16,11 @@ class UnitwiseL2(Regularizer):
     r"""Cross-entropy plus :math:`\sum_u \omega_u \theta_u^2` over every weight and bias :math:`\theta_u` of the head.
 
     The mixed derivative is closed: a step of size :math:`\eta` moves :math:`\theta_u` by :math:`-2 \eta \omega_u \theta_u`.
-    Left unconstrained, as in the published code, coefficients may become negative and push weights away from zero.
+    Left unconstrained, as in the published code, coefficients may become negative and push weights away from zero without
+    end: on a small planted problem the penalty fell to -700 within 300 meta steps.
 
     Args:
-        nonnegative: Clamp coefficients at zero after every meta step.
+        nonnegative: Clamp coefficients at zero after every meta step; the published code does not.
         init: Coefficient of every unit at the start.
         share: Whether the penalty counts once per "example", so that it weighs the same under a mean and under a sum of losses,
             or once per "batch", as in the published code, where a summed loss of 128 samples drowns it 128-fold.
@@ -35,9 +36,10 @@ class UnitwiseL2(Regularizer):
         Bohdal, Yang and Hospedales, "Meta-Calibration", 2021; TMLR 2023.
     """
 
-    pace: ClassVar[float] = 1e-5
+    # Per meta step and coefficient. On small planted problems 1e-5 was too slow to be felt and 1e-3 diverged.
+    pace: ClassVar[float] = 1e-4
 
-    def __init__(self, *, nonnegative: bool = False, init: float = 0.0, share: Literal["example", "batch"] = "example") -> None:
+    def __init__(self, *, nonnegative: bool = True, init: float = 0.0, share: Literal["example", "batch"] = "example") -> None:
         if share not in ("example", "batch"):
             raise ValueError(f"UnitwiseL2: `share` must be 'example' or 'batch', got {share!r}.")
         self.nonnegative, self.start, self.share = nonnegative, init, share
