@@ -6,29 +6,17 @@ while all examples are kept; beyond, examples of one fine cell of `calibrant.cor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import (
-    MassCurve,
-    TopLabel,
-    bins_of_curve,
-    equal_width_edges,
-    mass_curve,
-    means_of_sums,
-    norm_of_bins,
-)
+from calibrant.core.binning import MassCurve, TopLabel, equal_width_edges, mass_curve, means_of_sums
 from calibrant.core.grid import Grid, fold_to_bins, fold_to_grid
 from calibrant.core.records import Bins
 from calibrant.core.summary import Summary
-from calibrant.metrics.adaptive import debiased_error
-from calibrant.metrics.kernel import mean_embedding_norm, smoothed_accuracy_gap
-from calibrant.metrics.ranking import risk_coverage_area
-from calibrant.metrics.smooth import smoothed_residual
+from calibrant.metrics.values import READERS
 
 # Examples kept as they are (1 MB): the usual test sets, ImageNet's 50,000 included, are measured exactly. Of more, equal-mass
 # bins hold so many that it hardly matters where in a cell a cut goes: of 66,000 the debiased error, whose root magnifies
@@ -88,6 +76,27 @@ class Sums:
         rising = torch.nn.functional.pad(self._filled.cumsum(1), (1, 0))
         return MassCurve(self.size, confidence / weight, rising[0], rising[1], rising[2], rising[3])
 
+    @property
+    def nll(self) -> Tensor:
+        """Mean negative log-likelihood ``[]``."""
+        return self.totals[2] / self.totals[0]
+
+    @property
+    def brier(self) -> Tensor:
+        """Mean Brier score ``[]``."""
+        return self.totals[5] / self.totals[0]
+
+    @property
+    def class_gaps(self) -> Tensor:
+        """Summed probability less summed label by class and bin ``[C, M]``, over the weight of all examples."""
+        if self.class_bins is None:
+            raise ValueError(
+                "classwise_ece: the classwise sums must have been kept, got none. Construct with `classwise=True`."
+            )
+        _, probability, labelled = self.class_bins
+        gaps: Tensor = (probability - labelled) / self.totals[0]
+        return gaps
+
     @cached_property
     def _filled(self) -> Tensor:
         return self.cells[:, self.cells[0] > 0]
@@ -108,36 +117,6 @@ class Sums:
             class_bins=Grid(*self.class_bins),
             class_correct=self.class_correct.clone(),
         )
-
-
-def _classwise(sums: Sums) -> Tensor:
-    if sums.class_bins is None:
-        raise ValueError("classwise_ece: the classwise sums must have been kept, got none. Construct with `classwise=True`.")
-    _, probability, labelled = sums.class_bins
-    gaps: Tensor = (probability - labelled).abs()
-    return gaps.sum() / (sums.totals[0] * len(gaps))
-
-
-def _signed_gap(sums: Sums) -> Tensor:
-    return (sums.cells[1] - sums.cells[2]).sum() / sums.totals[0]
-
-
-# Key → how to read it, in the order of a report.
-READERS: Mapping[str, Callable[[Sums], Tensor]] = {
-    "error": lambda sums: 1 - sums.cells[2].sum() / sums.totals[0],
-    "nll": lambda sums: sums.totals[2] / sums.totals[0],
-    "brier": lambda sums: sums.totals[5] / sums.totals[0],
-    "ece": lambda sums: norm_of_bins(sums.bins),
-    "mce": lambda sums: sums.bins.gap.abs().amax(),
-    "ace": lambda sums: norm_of_bins(bins_of_curve(sums.curve, sums.curve.cuts(sums.n_bins))),
-    "classwise_ece": _classwise,
-    "sece": lambda sums: smoothed_accuracy_gap(sums.top, bandwidth=0.05),
-    "smece": lambda sums: smoothed_residual(sums.top),
-    "mmce": lambda sums: mean_embedding_norm(sums.top, scale=0.4),
-    "ece_debiased": lambda sums: debiased_error(sums.curve, n_bins=sums.n_bins),
-    "signed_gap": _signed_gap,
-    "aurc": lambda sums: risk_coverage_area(sums.top, size=sums.size),
-}
 
 
 def read_metrics(sums: Sums) -> dict[str, Tensor]:

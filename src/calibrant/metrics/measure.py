@@ -81,6 +81,7 @@ def measure(
 def measure_summary(
     summary: Summary,
     *,
+    values: Mapping[str, float] | None = None,
     by_class: bool = False,
     class_names: Sequence[str] | None = None,
     n_resamples: int = 1000,
@@ -91,6 +92,7 @@ def measure_summary(
 
     Args:
         summary: The summary; its ``n_bins`` is that of the binned metrics.
+        values: The value of every score, where more is known of the predictions; read from the summary if not given.
         by_class: Whether to add a table of the classes, worst calibrated first.
         class_names: C names for that table.
         n_resamples: Number of resamples behind the intervals and the p-value.
@@ -108,7 +110,7 @@ def measure_summary(
         0.25
     """
     check_count(n_resamples, where="measure_summary", name="n_resamples", least=2)
-    values = values_of_summary(summary)
+    values = values_of_summary(summary) if values is None else values
     return _score(summary, values, names=class_names, by_class=by_class, n_resamples=n_resamples, seed=seed, file=file)
 
 

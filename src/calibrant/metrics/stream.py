@@ -170,7 +170,8 @@ class Stream(Metric):
         nll = 0 - at_label.log()
         if kind == "logits":
             _mend_underflow(nll, scores, labels)
-        brier = torch.linalg.vector_norm(probs, dim=1, dtype=torch.float64).square() - 2 * at_label + 1
+        brier = torch.linalg.vector_norm(probs, dim=1, dtype=torch.float64).square()
+        brier = (brier - 2 * at_label + 1).clamp_min(0)
         top = TopLabel(confidence.contiguous(), (predicted == labels).double(), weights, probs.dtype)
         self._add_top(top)
         weight = torch.ones_like(brier) if weights is None else weights

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from torch import Tensor
 
 from calibrant.core.records import Bins
+from calibrant.core.scores import Scores
 from calibrant.core.summary import Summary
 from calibrant.metrics.diagram import draw_reliability
-from calibrant.metrics.from_grid import READERS, read_metrics
+from calibrant.metrics.from_grid import read_metrics
+from calibrant.metrics.measure import measure_summary
 from calibrant.metrics.stream import Stream
+from calibrant.metrics.values import READERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,6 +103,32 @@ class CalibrationSuite(Stream):
     def summary(self) -> Summary:
         """Return the record of constant size that `calibrant.metrics.measure_summary` makes scores with intervals of."""
         return self.sums().summary()
+
+    def scores(
+        self,
+        *,
+        by_class: bool = False,
+        class_names: Sequence[str] | None = None,
+        n_resamples: int = 1000,
+        seed: int = 0,
+    ) -> Scores:
+        """Return the values of ``compute()`` with their 95 % intervals, and the ECE that a calibrated model would show.
+
+        Args:
+            by_class: Whether to add a table of the classes, worst calibrated first.
+            class_names: C names for that table.
+            n_resamples: Number of resamples behind the intervals and the p-value.
+            seed: Of the random draws.
+
+        Returns:
+            The record that `calibrant.measure` gives of predictions in memory.
+        """
+        sums = self.sums()
+        summary = sums.summary()
+        values = {key: float(value) for key, value in read_metrics(sums).items()}
+        return measure_summary(
+            summary, values=values, by_class=by_class, class_names=class_names, n_resamples=n_resamples, seed=seed
+        )
 
     def plot(self, ax: Axes | None = None, *, n_bins: int | None = None) -> tuple[Figure | SubFigure | None, Axes]:
         """Draw the reliability diagram of all examples seen.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,22 +27,56 @@ from calibrant.metrics.kernel import mean_embedding_norm, smoothed_accuracy_gap
 from calibrant.metrics.ranking import risk_coverage_area
 from calibrant.metrics.smooth import smoothed_residual
 
-# The scores of a report, in its order.
-KEYS = (
-    "error",
-    "nll",
-    "brier",
-    "ece",
-    "mce",
-    "ace",
-    "classwise_ece",
-    "sece",
-    "smece",
-    "mmce",
-    "ece_debiased",
-    "signed_gap",
-    "aurc",
-)
+
+class Known(Protocol):
+    """What the scores are read from; a stream computes the parts of it when they are asked for."""
+
+    @property
+    def n_bins(self) -> int:
+        """Number of bins M."""
+
+    @property
+    def bins(self) -> Bins:
+        """Equal-width confidence bins."""
+
+    @property
+    def top(self) -> TopLabel:
+        """Confidence, correctness and weight of the examples, or of cells of a histogram."""
+
+    @property
+    def curve(self) -> MassCurve:
+        """The same sorted by confidence and added up."""
+
+    @property
+    def nll(self) -> Tensor:
+        """Mean negative log-likelihood ``[]``."""
+
+    @property
+    def brier(self) -> Tensor:
+        """Mean Brier score ``[]``."""
+
+    @property
+    def class_gaps(self) -> Tensor:
+        """Summed probability less summed label by class and bin ``[C, M]``, over the weight of all examples."""
+
+
+# The scores of a report, in its order: key → how to read it.
+READERS: Mapping[str, Callable[[Known], Tensor]] = {
+    "error": lambda known: (known.curve.mass[-1] - known.curve.correct[-1]) / known.curve.mass[-1],
+    "nll": lambda known: known.nll,
+    "brier": lambda known: known.brier,
+    "ece": lambda known: norm_of_bins(known.bins),
+    "mce": lambda known: known.bins.gap.abs().amax(),
+    "ace": lambda known: norm_of_bins(bins_of_curve(known.curve, known.curve.cuts(known.n_bins))),
+    "classwise_ece": lambda known: known.class_gaps.abs().sum() / len(known.class_gaps),
+    "sece": lambda known: smoothed_accuracy_gap(known.top, bandwidth=0.05),
+    "smece": lambda known: smoothed_residual(known.top),
+    "mmce": lambda known: mean_embedding_norm(known.top, scale=0.4),
+    "ece_debiased": lambda known: debiased_error(known.curve, n_bins=known.n_bins),
+    "signed_gap": lambda known: (known.curve.confidence[-1] - known.curve.correct[-1]) / known.curve.mass[-1],
+    "aurc": lambda known: risk_coverage_area(known.top, size=known.curve.size),
+}
+KEYS = tuple(READERS)
 
 
 def score_values(predictions: Predictions, *, n_bins: int) -> dict[str, float]:
@@ -80,23 +116,26 @@ def bins_of_summary(summary: Summary) -> Bins:
     return equal_width_bins(TopLabel(grid.confidence[used] / weight, grid.correct[used] / weight, weight), n_bins=n_bins)
 
 
+@dataclass(frozen=True)
+class _Read:
+    n_bins: int
+    bins: Bins
+    top: TopLabel
+    curve: MassCurve
+    nll: Tensor
+    brier: Tensor
+    class_gaps: Tensor
+
+
 def _values(summary: Summary, top: TopLabel, *, bins: Bins, curve: MassCurve) -> dict[str, float]:
-    n_bins, total = summary.n_bins, summary.weight
-    cells = summary.class_bins
-    held = torch.stack([summary.grid.confidence, summary.grid.correct]).sum(1) / total
-    readers: dict[str, Callable[[], Tensor]] = {
-        "error": lambda: 1 - held[1],
-        "nll": lambda: summary.nll[0] / total,
-        "brier": lambda: summary.brier[0] / total,
-        "ece": lambda: norm_of_bins(bins),
-        "mce": lambda: bins.gap.abs().amax(),
-        "ace": lambda: norm_of_bins(bins_of_curve(curve, curve.cuts(n_bins))),
-        "classwise_ece": lambda: (cells.confidence - cells.correct).abs().sum() / (total * summary.num_classes),
-        "sece": lambda: smoothed_accuracy_gap(top, bandwidth=0.05),
-        "smece": lambda: smoothed_residual(top),
-        "mmce": lambda: mean_embedding_norm(top, scale=0.4),
-        "ece_debiased": lambda: debiased_error(curve, n_bins=n_bins),
-        "signed_gap": lambda: held[0] - held[1],
-        "aurc": lambda: risk_coverage_area(top, size=summary.n),
-    }
-    return {key: float(readers[key]()) for key in KEYS}
+    total, classes = summary.weight, summary.class_bins
+    known = _Read(
+        n_bins=summary.n_bins,
+        bins=bins,
+        top=top,
+        curve=curve,
+        nll=summary.nll[0] / total,
+        brier=summary.brier[0] / total,
+        class_gaps=(classes.confidence - classes.correct) / total,
+    )
+    return {key: float(read(known)) for key, read in READERS.items()}

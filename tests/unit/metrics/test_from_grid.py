@@ -14,12 +14,13 @@ from calibrant.core.summary import summarize
 from calibrant.metrics.adaptive import adaptive_calibration_error, debiased_calibration_error
 from calibrant.metrics.binned import expected_calibration_error, maximum_calibration_error, reliability_bins
 from calibrant.metrics.classwise import classwise_calibration_error
-from calibrant.metrics.from_grid import KEPT_EXAMPLES, READERS, Sums, read_metrics
+from calibrant.metrics.from_grid import KEPT_EXAMPLES, Sums, read_metrics
 from calibrant.metrics.kernel import maximum_mean_calibration_error, smooth_expected_calibration_error
 from calibrant.metrics.ranking import area_under_risk_coverage
 from calibrant.metrics.scores import brier_score, error_rate, negative_log_likelihood, signed_calibration_gap
 from calibrant.metrics.smooth import smooth_calibration_error
 from calibrant.metrics.streaming import CalibrationSuite
+from calibrant.metrics.values import READERS
 from helpers import mixed_gaps
 
 F64 = torch.float64

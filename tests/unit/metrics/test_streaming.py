@@ -15,8 +15,10 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from calibrant.core.grid import EXACT_BINS
+from calibrant.core.records import Predictions
 from calibrant.metrics import streaming
-from calibrant.metrics.from_grid import KEPT_EXAMPLES, READERS
+from calibrant.metrics.from_grid import KEPT_EXAMPLES
+from calibrant.metrics.measure import measure
 from calibrant.metrics.streaming import (
     AdaptiveCalibrationError,
     BrierScore,
@@ -26,6 +28,7 @@ from calibrant.metrics.streaming import (
     NegativeLogLikelihood,
     SingleMetric,
 )
+from calibrant.metrics.values import READERS
 from helpers import golden, mixed_gaps
 
 KEYS = "error nll brier ece mce ace classwise_ece sece smece mmce ece_debiased signed_gap aurc".split()
@@ -420,6 +423,20 @@ def test_bins_hold_every_example_once(n_bins: int) -> None:
     bins = filled().bins(n_bins=n_bins)
     assert float(bins.count.sum()) == 400
     assert bins.edges.shape == (n_bins + 1,)
+
+
+def test_scores_are_those_of_measuring_the_predictions() -> None:
+    probs, labels = mixed_gaps(1500, 4)
+    suite = filled(1500)
+    found = suite.scores(by_class=True, class_names=list("abcd"), n_resamples=50)
+    expected = measure(Predictions(probs=probs, labels=labels, class_names=list("abcd")), by_class=True, n_resamples=50)
+    assert (found.n, found.num_classes, found.n_bins) == (1500, 4, 15)
+    assert list(found) == list(expected) == KEYS
+    for key in KEYS:
+        assert found[key].value == pytest.approx(float(suite.compute()[key]), abs=0)
+        assert found[key] == pytest.approx(expected[key], abs=1e-6), key
+    assert found.ece_if_calibrated == pytest.approx(expected.ece_if_calibrated, abs=1e-9)
+    assert [c.name for c in found.classes] == [c.name for c in expected.classes]
 
 
 def test_plot_draws_the_reliability_diagram(monkeypatch: pytest.MonkeyPatch) -> None:
