@@ -135,7 +135,10 @@ def read_features(network: Network, x: Inputs, *, inner: bool = False, verify: b
             hook.remove()
     where = f"MetaLearner: `head` must be the layer whose output the model returns, but `{network.head_name}`"
     if len(seen) != 1:
-        raise ValueError(f"{where} ran {len(seen)} times. Name the last linear layer.")
+        # Compiled code that was made without a hook does not notice one that came later.
+        compiled = not seen and network.model is not network.inner and not inner
+        hint = "If the model was compiled and called before, call `torch.compiler.reset()`." if compiled else ""
+        raise ValueError(f"{where} ran {len(seen)} times. Name the last linear layer. {hint}".rstrip())
     if seen[0].ndim != 2:
         raise ValueError(f"{where} takes {list(seen[0].shape)}, not [B, d]. Pool or flatten before it.")
     if verify and not torch.equal(made[0], logits.detach()):

@@ -72,6 +72,21 @@ def test_read_features_wrong_head_raises():
         read_features(find_network(nn.Sequential(twice, twice)), torch.randn(7, 4))
 
 
+def test_read_features_of_a_compiled_model():
+    model = Named("head")
+    compiled = torch.compile(model, backend="eager")
+    network, x = find_network(compiled), torch.randn(7, 4)
+    for verify in (True, False, False):
+        features, logits = read_features(network, x, verify=verify)
+        torch.testing.assert_close(model.head(features), logits)
+    torch.compiler.reset()
+    compiled(x)
+    with pytest.raises(ValueError, match=r"`head` ran 0 times.* call `torch.compiler.reset\(\)`"):
+        read_features(network, x)
+    torch.compiler.reset()
+    assert len(read_features(network, x)) == 2
+
+
 def test_logits_of_common_outputs():
     logits = torch.zeros(2, 3)
     for output in (logits, (logits, None), {"logits": logits}, SimpleNamespace(logits=logits)):
