@@ -166,7 +166,7 @@ def full_hypergradient(
     seed = (slopes.detach() * (factor * loss_scale)).to(batch.logits.dtype)
     found = torch.autograd.grad(batch.logits, list(params.values()), seed, retain_graph=True, allow_unused=True)
     with torch.no_grad():
-        grads = {name: _or_zero(grad, params[name]) / loss_scale for name, grad in zip(params, found, strict=True)}
+        grads = _unscaled(params, found, loss_scale)
         for entry, grad in direct.items():
             grads[head[entry]] = grads[head[entry]] + factor * grad
         grads = exchange.combine(grads, step.reduction)
@@ -176,7 +176,7 @@ def full_hypergradient(
         value = objective(exchange.gather(_wide(meta_logits_of(points))), exchange.gather(meta_labels))
         pulls = torch.autograd.grad(value * loss_scale, list(points.values()), allow_unused=True)
     with torch.no_grad():
-        pull = {name: _or_zero(grad, params[name]) / loss_scale for name, grad in zip(points, pulls, strict=True)}
+        pull = _unscaled(params, pulls, loss_scale)
         pull = through_clip(exchange.combine(pull, "sum"), grads, step.clip)
         tangent = _wide(tangent_of(pull))
     along = {entry: pull[name] for entry, name in head.items()}
@@ -222,5 +222,7 @@ def _wide(value: Tensor) -> Tensor:
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
-def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if grad is None else grad
+def _unscaled(params: Mapping[str, Tensor], grads: tuple[Tensor | None, ...], scale: float | Tensor) -> Params:
+    """Gradients by name, zero where there is none, divided by the loss scale (one small kernel each: not for nothing)."""
+    found = {name: torch.zeros_like(params[name]) if g is None else g for name, g in zip(params, grads, strict=True)}
+    return found if isinstance(scale, float) and scale == 1.0 else {name: grad / scale for name, grad in found.items()}

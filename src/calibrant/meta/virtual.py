@@ -92,7 +92,9 @@ def virtual_sgd(
         {'w': tensor([0.5000])}
     """
     scale = lr if clip is None else lr * clip_factor(total_norm(grads), clip)
-    return {name: value - scale * grads[name] if name in grads else value for name, value in params.items()}
+    if isinstance(scale, Tensor):
+        return {name: value - scale * grads[name] if name in grads else value for name, value in params.items()}
+    return {name: value.sub(grads[name], alpha=scale) if name in grads else value for name, value in params.items()}
 
 
 def clip_factor(norm: Tensor, clip: float) -> Tensor:
