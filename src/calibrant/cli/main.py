@@ -56,6 +56,45 @@ def measure(
 
 
 @app.command()
+def train(
+    recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="NAME", help="Data set: cifar10, cifar100, digits, mixture …")] = None,
+    method: Annotated[str | None, typer.Option(metavar="NAME", help="Method: ce, focal, flgamma-sece, ce+ts …")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Backbone, or package.module:factory.")] = None,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training set.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of split, weights, order and augmentation.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder (runs/DATA-MODEL-METHOD-seedN).")] = None,
+    preset: Annotated[str | None, typer.Option(metavar="NAME", help="Settings of the method: default or paper.")] = None,
+    data_root: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the data set lies.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:1.")] = None,
+    init: Annotated[Path | None, typer.Option(metavar="WEIGHTS", help="Weights to start from (safetensors).")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as optim.lr=0.2.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+) -> None:
+    """Train a calibrated classifier.
+
+    The run folder gets the recipe, the history of every epoch, the best weights, predictions and what was measured of them.
+    A run that was interrupted, even killed, goes on with --resume. Under torchrun several processes share every batch.
+    """
+    from calibrant.cli.train import train_model
+
+    options = {
+        "data.name": data,
+        "method.name": method,
+        "backbone.name": model,
+        "train.epochs": epochs,
+        "seed": seed,
+        "method.preset": preset,
+        "data.root": None if data_root is None else str(data_root),
+        "train.device": device,
+        "backbone.init": None if init is None else str(init),
+    }
+    train_model(recipe, options=options, settings=settings or [], out=out, resume=resume)
+
+
+@app.command()
 def demo(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write the predictions (a temporary folder).")
@@ -71,6 +110,8 @@ def demo(
 def run(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and leave the process: 0 if all went well, 2 with one sentence on bad input."""
     warnings.showwarning = _show_warning
+    # Threads that wait by spinning make a busy machine up to ten times slower; torch reads this when it is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A terminal without Unicode shows question marks; it does not crash.

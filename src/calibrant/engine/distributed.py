@@ -116,3 +116,8 @@ def _read(name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"train: the environment variable {name} must be a whole number, got {text!r}.") from None
+
+
+def is_first_process() -> bool:
+    """Whether this process is the first of those that a launcher started, or the only one."""
+    return _read("RANK", 0) == 0

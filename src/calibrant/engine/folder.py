@@ -63,6 +63,7 @@ class RunFolder:
             )
         if there:
             check_same_run(load_recipe(self.path / "recipe.toml"), recipe, where=str(self.path))
+        self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -72,12 +73,12 @@ class RunFolder:
         for left in self.path.glob(".*.tmp"):
             # What a killed process was writing.
             left.unlink(missing_ok=True)
-        if not there:
-            _write_text(self.path / "recipe.toml", to_toml(recipe))
 
     def begin(self, assembly: Assembly, history: Sequence[EpochRecord]) -> None:
-        """Write where the run comes from, and the epochs that a resumed run has behind it."""
+        """Write the recipe, where the run comes from, and the epochs that a resumed run has behind it."""
         shape = assembly.data.train
+        if not (self.path / "recipe.toml").exists():
+            _write_text(self.path / "recipe.toml", to_toml(self.recipe))
         known = _read_facts(self.path)
         self._board = open_board(self.path, first_epoch=len(history))
         facts = provenance(assembly.hardware) | {
@@ -129,10 +130,15 @@ class RunFolder:
         return replace(run, folder=self.path)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close what is open; a folder made for a run that could not begin goes away again."""
         if self._history is not None:
             self._history.close()
         self._board.close()
+        for place in self._made:
+            try:
+                place.rmdir()
+            except OSError:
+                break  # something lies in it
 
     def _write_facts(self, facts: dict[str, Any]) -> None:
         _write_text(self.path / "run.json", json.dumps(facts, indent=2) + "\n")

@@ -17,8 +17,8 @@ from calibrant.engine.recipe import OptimPart, Recipe
 from calibrant.engine.schedule import cosine_rate, multistep_rate, warmed_up
 from calibrant.engine.step import Objective, TrainStep
 
-# Called with the steps done and all steps of the epoch.
-Tick = Callable[[int, int], None]
+# Called with the epoch, its steps done and all its steps.
+Tick = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
     for place in range(steps):
         (parts.meta if place % parts.meta_every == 0 else parts.plain)()
         if tick is not None:
-            tick(place + 1, steps)
+            tick(epoch, place + 1, steps)
     examples = steps * step.batches.batch_size
     if parts.objective.is_part:
         step.group.add_up([step.loss_sum])

@@ -34,7 +34,7 @@ def train(
         out: Run folder; None writes nothing.
         resume: Go on with the run in ``out`` if there is one; a finished one is read and returned.
         report: Called with every epoch's record, in the first process.
-        tick: Called after every step with the steps done and all steps of the epoch, in the first process.
+        tick: Called after every step with the epoch, its steps done and all its steps, in the first process.
 
     Returns:
         The run, its model at the best epoch. Raises ``ValueError`` or ``OSError`` with one sentence if the recipe cannot be

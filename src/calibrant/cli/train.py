@@ -1,0 +1,75 @@
+"""``calibrant train``: a recipe and options in, a run folder out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import typer
+
+from calibrant.cli.epochs import EpochDisplay, write_summary
+from calibrant.core.lookup import lookup
+from calibrant.engine.distributed import is_first_process
+from calibrant.engine.recipe import Recipe, load_recipe, override
+from calibrant.engine.train import train
+
+
+def train_model(
+    file: Path | None, *, options: Mapping[str, object], settings: Sequence[str], out: Path | None, resume: bool
+) -> None:
+    """Train by a recipe file, or the defaults, with options on top; show progress and say what came of it.
+
+    Args:
+        file: The recipe; with ``resume`` the one in ``out`` by default.
+        options: Dotted key of the recipe → value; None where nothing was said.
+        settings: Further ones as ``KEY=VALUE``.
+        out: Run folder; named after the run by default.
+        resume: Whether to go on with the run in ``out``.
+    """
+    if file is None and resume and out is not None and (out / "recipe.toml").exists():
+        file = out / "recipe.toml"
+    changes = {key: value for key, value in options.items() if value is not None} | parse_settings(settings)
+    recipe = override(Recipe() if file is None else load_recipe(file), changes)
+    folder = default_folder(recipe) if out is None else out
+    first = is_first_process()
+    display = EpochDisplay(recipe.train.epochs, shown=first)
+    try:
+        with display:
+            run = train(recipe, out=folder, resume=resume, report=display.report, tick=display.tick)
+    except KeyboardInterrupt:
+        kept = (folder / "state.pt").exists()
+        what = "The last checkpoint is kept; go on" if kept else "No epoch was saved yet; start again"
+        if first:
+            print(f"calibrant: interrupted. {what} with `calibrant train --resume --out {folder}`.", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except FloatingPointError as error:
+        raise ValueError(str(error)) from None
+    if first:
+        write_summary(run)
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, object]:
+    """Split ``KEY=VALUE`` texts; a key that only lacks its part is answered with the whole one."""
+    whole = {
+        f"{part.name}.{f.name}" for part in fields(Recipe) if part.name != "seed" for f in fields(getattr(Recipe(), part.name))
+    }
+    found: dict[str, object] = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ValueError(f"train: `--set` must be KEY=VALUE, as in `--set optim.lr=0.2`, got {text!r}.")
+        near = sorted(name for name in whole if name.endswith(f".{key}"))
+        if near and "." not in key:
+            raise ValueError(f"train: `--set` must name a key with its part, got {key!r}. Did you mean {near[0]!r}?")
+        if "." not in key:
+            lookup(dict.fromkeys(["seed", *sorted(whole)]), key, kind="recipe key")
+        found[key] = value
+    return found
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """Return the folder of a run that was given none: ``runs/DATA-MODEL-METHOD-seedN``."""
+    words = (Path(recipe.data.name).name, recipe.backbone.name.rpartition(":")[2], recipe.method.name, f"seed{recipe.seed}")
+    return Path("runs", "-".join(words).replace("/", "-"))

@@ -1,0 +1,215 @@
+"""`calibrant train` as typed: what it prints, what it writes, how it ends."""
+
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+import calibrant.cli.train as command
+from calibrant.cli.epochs import EpochDisplay
+from calibrant.cli.main import run as run_command
+from calibrant.engine.assemble import assemble
+from calibrant.engine.folder import load_run
+from calibrant.engine.loop import EpochRecord
+from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.run import run_recipe
+from calibrant.engine.scaling import with_temperature
+from calibrant.engine.weights import load_weights, save_weights
+
+TINY = ["--data", "mixture", "--model", "mlp", "--device", "cpu", "--set", "train.batch_size=100"]
+
+
+def call(*arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_command(["train", *map(str, arguments)])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def test_cli_train_writes_a_run_and_says_what_came_of_it(tmp_path, capsys):
+    code, out, err = call(*TINY, "--method", "flgamma-sece", "--epochs", 2, "--out", tmp_path / "r", capsys=capsys)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("epoch 1/2  loss ")
+    assert all(word in lines[1] for word in ("epoch 2/2", "val error ", "ECE ", "gamma ", "images/s"))
+    run = load_run(tmp_path / "r")
+    metrics = json.loads((tmp_path / "r" / "metrics.json").read_text())["metrics"]
+    assert f"test error {100 * metrics['error']['value']:.2f}%, ECE {100 * metrics['ece']['value']:.2f}%" in lines[2]
+    assert f"epoch {run.best_epoch + 1} of 2 (lowest validation error)" in lines[2]
+    assert lines[3].startswith(f"written to {tmp_path / 'r'}")
+
+
+def test_cli_train_recipe_file_options_and_settings_go_on_top_of_each_other(tmp_path, capsys):
+    file = tmp_path / "recipe.toml"
+    file.write_text('seed = 5\ndata.name = "mixture"\nbackbone.name = "mlp"\nmethod.name = "focal"\ntrain.epochs = 3\n')
+    settings = ("--epochs", 1, "--set", "optim.lr=0.02", "--set", "method.options.gamma=2", "--preset", "paper")
+    code, _, _ = call(file, *settings, "--out", tmp_path / "r", capsys=capsys)
+    recipe = load_run(tmp_path / "r").recipe
+    assert code == 0
+    assert (recipe.seed, recipe.train.epochs, recipe.optim.lr, recipe.method.preset) == (5, 1, 0.02, "paper")
+    assert recipe.method.options == {"gamma": 2}
+
+
+def test_cli_train_default_folder_is_named_after_the_run():
+    recipe = override(
+        Recipe(), {"data.name": "a/b.npz", "backbone.name": "my.nets:tiny", "method.name": "focal+ts", "seed": "3"}
+    )
+    assert str(command.default_folder(recipe)) == "runs/b.npz-tiny-focal+ts-seed3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--data", "mixtur"], "unknown data set 'mixtur'. Did you mean 'mixture'?"),
+        (["--method", "flgama-sece"], "unknown method 'flgama-sece'. Did you mean 'flgamma-sece'?"),
+        (["--method", "ce+st"], "unknown method 'ce+st'"),
+        (["--model", "mpl"], "unknown backbone 'mpl'. Did you mean 'mlp'?"),
+        (["--model", "os:nothing"], "`backbone.name` must name a factory"),
+        (["--preset", "papr"], "`method.preset` must be one of 'default', 'paper', got 'papr'"),
+        (["--device", "cuda:x"], "`device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got 'cuda:x'"),
+        (["--epochs", "0"], "`train.epochs` must be a whole number >= 1, got 0"),
+        (["--seed", "-1"], "`seed` must be a whole number >= 0, got -1"),
+        (["--set", "lr=1"], "`--set` must name a key with its part, got 'lr'. Did you mean 'optim.lr'?"),
+        (["--set", "sed=1"], "unknown recipe key 'sed'. Did you mean 'seed'?"),
+        (["--set", "optim.lrr=1"], "unknown key of optim 'lrr'. Did you mean 'lr'?"),
+        (["--set", "optim.lr"], "`--set` must be KEY=VALUE, as in `--set optim.lr=0.2`, got 'optim.lr'"),
+        (["--set", "optim.lr=-1"], "`optim.lr` must be a finite number > 0, got -1.0"),
+        (["--set", "optim.lr=nan"], "`optim.lr` must be a finite number > 0, got nan"),
+        (["--set", "train.clip_norm=-1"], "`train.clip_norm` must be a finite number >= 0, got -1.0"),
+        (["--set", "data.val=2000"], "`val` + `meta` must leave examples to train on"),
+        (["--set", "train.batch_size=5000"], "`batch_size` must be at most the 1600 training examples, got 5000"),
+        (["--set", "data.meta=0"], "`data.meta` must be > 0 for a method that learns on held-out data, got 0"),
+        (["--set", "backbone.freeze=hiden1"], "unknown part of the network 'hiden1'. Did you mean 'hidden1'?"),
+        (["--set", "backbone.freeze=head"], "`backbone.freeze` must leave the head free for flgamma-sece"),
+        (["--set", "method.options.evry=3"], "unknown option of flgamma-sece 'evry'. Did you mean 'every'?"),
+        (["--init", "no.safetensors"], "`no.safetensors` must be a file of weights (safetensors), got none there"),
+        (["none.toml"], "`none.toml` must be a TOML file, got none there"),
+        (["--set", "optim.nesterov=true", "--set", "optim.momentum=0"], "`optim.nesterov` must come with"),
+    ],
+)
+def test_cli_train_bad_input_is_one_sentence_and_leaves_no_folder(arguments, sentence, tmp_path, capsys):
+    code, out, err = call(*TINY, *arguments, "--out", tmp_path / "a" / "b", capsys=capsys)
+    assert code == 2
+    assert out == ""
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cli_train_diverging_run_says_what_to_change(tmp_path, capsys):
+    wild = ("--method", "ce", "--epochs", 3, "--set", "optim.lr=1e30", "--set", "train.clip_norm=0")
+    code, _, err = call(*TINY, *wild, "--out", tmp_path / "r", capsys=capsys)
+    assert code == 2
+    assert "the loss became" in err
+    assert "Lower `optim.lr`" in err
+
+
+def test_cli_train_interrupted_says_how_to_go_on_and_goes_on(tmp_path, capsys, monkeypatch):
+    whole = run_recipe(override(Recipe(), dict(TINY_SETTINGS)))
+    report = EpochDisplay.report
+
+    def interrupt(self, record):
+        report(self, record)
+        if record.epoch == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(EpochDisplay, "report", interrupt)
+    often = ("--set", "train.checkpoint_every_seconds=0")
+    code, _, err = call(*TINY, *often, "--method", "ce", "--epochs", 4, "--out", tmp_path / "r", capsys=capsys)
+    assert code == 130
+    assert err == (
+        f"calibrant: interrupted. The last checkpoint is kept; go on with `calibrant train --resume --out {tmp_path / 'r'}`.\n"
+    )
+    monkeypatch.setattr(EpochDisplay, "report", report)
+    code, out, err = call("--resume", "--out", tmp_path / "r", capsys=capsys)
+    assert (code, err) == (0, "")
+    assert [line.split()[1] for line in out.splitlines()[:-2]] == ["3/4", "4/4"]
+    assert load_run(tmp_path / "r").test.logits.equal(whole.test.logits)
+
+
+TINY_SETTINGS = {
+    "data.name": "mixture",
+    "backbone.name": "mlp",
+    "train.device": "cpu",
+    "train.batch_size": "100",
+    "method.name": "ce",
+    "train.epochs": "4",
+}
+
+
+def test_cli_train_temperature_scaling_is_that_of_the_base_run(tmp_path, capsys):
+    recipe = override(Recipe(), TINY_SETTINGS | {"train.epochs": "2"})
+    base = run_recipe(recipe)
+    code, out, _ = call(*TINY, "--method", "ce+ts", "--epochs", 2, "--out", tmp_path / "r", capsys=capsys)
+    run = load_run(tmp_path / "r")
+    assert code == 0
+    assert f"logits divided by {run.temperature:.3f}" in out
+    torch.testing.assert_close(run.test.logits, base.test.logits / run.temperature, rtol=1e-6, atol=0)
+
+    # The temperature is the minimiser on the validation part: the NLL there is flat in it, and larger on both sides.
+    def nll(factor):
+        return float(torch.nn.functional.cross_entropy(run.val.logits.double() / factor, run.val.labels))
+
+    assert nll(1.0) < min(nll(1.02), nll(0.98))
+    again = with_temperature(base)
+    assert again.temperature == run.temperature
+    assert again.recipe.method.name == "ce+ts"
+    assert with_temperature(again) is again
+
+
+def test_cli_train_init_starts_from_weights_and_says_if_the_head_does_not_fit(tmp_path, capsys):
+    base = run_recipe(override(Recipe(), TINY_SETTINGS | {"train.epochs": "1"}))
+    weights = tmp_path / "w.safetensors"
+    save_weights(weights, base.model.state_dict(), {"a": torch.ones(2)}, notes={})
+    assert load_weights(weights)[1]["a"].tolist() == [1, 1]
+    recipe = override(Recipe(), TINY_SETTINGS | {"backbone.init": str(weights), "backbone.freeze": "hidden1"})
+    built = assemble(recipe).parts.model
+    assert all(value.equal(base.model.state_dict()[name]) for name, value in built.state_dict().items())
+
+    wide = base.model.state_dict() | {"head.weight": torch.zeros(7, 128), "head.bias": torch.zeros(7)}
+    save_weights(weights, wide, {}, notes={})
+    with pytest.warns(UserWarning, match="is for 7 classes and not used; the head for 4 starts from scratch"):
+        built = assemble(recipe).parts.model
+    assert built.hidden2.weight.equal(base.model.hidden2.weight)
+    assert built.head.weight.shape == (4, 128)
+
+    save_weights(weights, {"other": torch.zeros(1)}, {}, notes={})
+    code, _, err = call(*TINY, "--init", weights, "--out", tmp_path / "r", capsys=capsys)
+    assert code == 2
+    assert "`backbone.init` must hold the weights of this network" in err
+    weights.write_bytes(b"nonsense")
+    code, _, err = call(*TINY, "--init", weights, "--out", tmp_path / "r", capsys=capsys)
+    assert code == 2
+    assert "must be a safetensors file" in err
+
+
+def test_train_frozen_layers_and_their_statistics_stay_as_they_are():
+    settings = TINY_SETTINGS | {"backbone.name": "convnet", "backbone.freeze": "conv1,bn1", "train.epochs": "2"}
+    recipe = override(Recipe(), settings)
+    before = {name: value.clone() for name, value in assemble(recipe).parts.model.state_dict().items()}
+    after = run_recipe(recipe).model.state_dict()
+    changed = {name.partition(".")[0] for name, value in after.items() if not value.equal(before[name])}
+    assert changed == {"conv2", "bn2", "hidden", "head"}
+
+
+def test_epoch_display_in_a_terminal_shows_one_live_line():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=140, color_system=None)
+    with EpochDisplay(4, console=console) as display:
+        display.tick(2, 1, 10)
+        display._moved = 0.0
+        display.tick(2, 9, 10)
+        display.report(EpochRecord(2, 0.1, 0.5, val_error=0.25, val_ece=0.031, images_per_second=1234.5))
+    shown = stream.getvalue()
+    assert "epoch 3/4" in shown
+    assert "loss 0.5000  val error 25.00%  ECE 3.10%  1,234 images/s" in shown
+    assert " left" in shown
+
+
+def test_epoch_display_beside_the_first_process_is_silent(capsys):
+    with EpochDisplay(2, shown=False) as display:
+        display.tick(0, 1, 2)
+        display.report(EpochRecord(0, 0.1, 0.5))
+    assert capsys.readouterr().out == ""
