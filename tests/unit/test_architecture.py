@@ -79,7 +79,7 @@ def import_faults(where: str, source: str) -> list[str]:
     faults = []
     for module, names, function in imports_of(source):
         parts = module.split(".")
-        if parts[0] != "calibrant":
+        if parts[0] != "calibrant" or (len(parts) == 1 and names == ("__version__",)):
             continue
         targets = [parts[1]] if len(parts) > 1 else [name if (SRC / name).is_dir() else "calibrant" for name in names or ("",)]
         for target in targets:
@@ -123,6 +123,7 @@ def test_import_faults_of_a_forbidden_line_name_it(where: str, line: str, fault:
         ("grid/tables.py", "from calibrant.report.figures import x"),
         ("cli/main.py", "from calibrant.grid import x"),
         ("__init__.py", "from calibrant.metrics import measure"),
+        ("engine/provenance.py", "from calibrant import __version__"),
     ],
 )
 def test_import_faults_of_an_allowed_line_are_none(where: str, line: str) -> None:
@@ -267,6 +268,7 @@ start = time.perf_counter()
 import calibrant
 import calibrant.metrics
 import calibrant.losses
+calibrant.measure, calibrant.Predictions
 seconds = time.perf_counter() - start
 after = world()
 loaded = sorted({m.partition(".")[0] for m in set(sys.modules) - modules})
