@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from calibrant.meta import MetaBatches, MetaLearner
 from calibrant.metrics import expected_calibration_error
 
-STEPS, BATCH = 2500, 64
+STEPS, BATCH = 1600, 64
 
 
 def load(seed: int = 0) -> dict[str, tuple[Tensor, Tensor]]:
