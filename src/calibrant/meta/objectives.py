@@ -17,8 +17,9 @@ from calibrant.meta.virtual import MetaObjective
 # sharpness and pulls gamma to zero.
 PAPER_SECE = partial(sece_penalty, bandwidth=0.01, accuracy="soft", sharpness=100.0)
 # The gradient flows through the confidences alone. What flows through the kernel, as confidences move past each other, is
-# nearly all noise: on small over-confident networks the hypergradient by gamma had the right sign in 82-92 % of the steps
-# without it and in 52-66 % with it, and the true calibration error after training was 0.02-0.03 against 0.09-0.10.
+# nearly all noise: on small over-confident networks the hypergradient by gamma had the right sign in 66-92 % of the steps
+# without it and in 50-68 % with it. On four planted problems the true calibration error after training was 0.021, 0.030, 0.015
+# and 0.023 without it; with it 0.103, 0.089, 0.015 and 0.023.
 DEFAULT_SECE = partial(sece_penalty, bandwidth=0.05, accuracy="hard", detach_accuracy=True)
 
 
