@@ -13,9 +13,9 @@ from calibrant.core.binning import equal_width_edges, equal_width_index
 from calibrant.core.checks import check_count
 from calibrant.core.grid import grid_index, grid_of
 from calibrant.core.records import Predictions
-from calibrant.core.summary import Rows, score_rows
-from calibrant.metrics.batched import BATCHED, batched_aurc, batched_debiased
-from calibrant.metrics.levels import levels_of
+from calibrant.core.summary import Rows, class_bins_of, score_rows
+from calibrant.metrics.batched import BATCHED, batched_ace, batched_aurc, batched_debiased
+from calibrant.metrics.levels import Levels, levels_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -110,9 +110,19 @@ class Sample:
         self.sums = torch.stack([rows.nll.where(rows.nll.isfinite(), 0.0), rows.brier, infinite.double()]).float().numpy()
         self.num_classes = predictions.num_classes
         self.classes, self.totals = _class_residuals(rows, n_bins)
+        self.shifts = [_level_shift(self.levels, pieces) for pieces in (self.levels.bin_index, self.levels.mass_index)]
+        cells = class_bins_of(rows.probs, rows.labels, top.weights, n_bins=n_bins)
+        share, mean = cells.weight / weights.sum(), cells.confidence / cells.weight.where(cells.weight > 0, 1.0)
+        gap = (cells.confidence - cells.correct) / weights.sum()
+        self.class_shift = _shrinkage(gap, share * mean * (1 - mean) / size)
 
-    def scores(self, counts: Array) -> dict[str, Tensor]:
-        """Score resamples in which examples are drawn ``counts [N, r]`` times; key → ``[r]``."""
+    def scores(self, counts: Array, *, shrunk: bool = False) -> dict[str, Tensor]:
+        """Score resamples in which examples are drawn ``counts [N, r]`` times; key → ``[r]``.
+
+        The gaps of the data hold chance already, and a resample adds it once more. With ``shrunk``, the gaps of bins are
+        first reduced by what chance is expected to have added (James and Stein). Kernels average over many gaps, and
+        squares have their chance subtracted: metrics made of those need it not.
+        """
         counts = counts if bool((self.weights == 1).all()) else counts * self.weights[:, None]
         held = torch.from_numpy(self.places @ counts).double()
         total = held.sum(0)
@@ -121,24 +131,42 @@ class Sample:
         wrong, right = (held / total).T.unflatten(1, (-1, 2)).unbind(2)
         mass, levels = wrong + right, self.levels
         nll, brier, infinite = torch.from_numpy(self.sums @ counts).double() / total
+        by_width, by_mass = (right + mass * shift if shrunk else right for shift in self.shifts)
         return {
             "error": wrong.sum(1),
             "nll": nll.where(infinite == 0, torch.inf),
             "brier": brier,
-            **{key: BATCHED[key](levels, mass, right) for key in ("ece", "mce", "ace")},
-            "classwise_ece": self._classwise(counts) / total,
+            **{key: BATCHED[key](levels, mass, by_width) for key in ("ece", "mce")},
+            "ace": batched_ace(levels, mass, by_mass),
+            "classwise_ece": self._classwise(counts, total, shrunk=shrunk),
             **{key: BATCHED[key](levels, mass, right) for key in ("sece", "smece", "mmce")},
             "ece_debiased": batched_debiased(levels, mass, right, size=levels.size),
             "signed_gap": mass @ levels.confidence - right.sum(1),
             "aurc": batched_aurc(levels, mass, right),
         }
 
-    def _classwise(self, counts: Array) -> Tensor:
-        """Summed size of the residuals of all bins of all classes, over C; ``[r]``."""
+    def _classwise(self, counts: Array, total: Tensor, *, shrunk: bool) -> Tensor:
+        """Classwise ECE ``[r]``."""
         above = torch.from_numpy(self.classes @ counts).unflatten(0, (self.num_classes, -1))
-        first = torch.from_numpy(self.totals @ counts) - above.sum(1)
-        summed: Tensor = above.abs().sum((0, 1)) + first.abs().sum(0)
-        return summed.double() / self.num_classes
+        first = (torch.from_numpy(self.totals @ counts) - above.sum(1)).unsqueeze(1)
+        residual = torch.cat([first, above], dim=1) / total
+        if shrunk:
+            residual -= self.class_shift.unsqueeze(2)
+        return residual.abs().sum((0, 1)) / self.num_classes
+
+
+def _shrinkage(gap: Tensor, variance: Tensor) -> Tensor:
+    """Part of each gap to take away: all of those that are no larger than chance makes them."""
+    return gap * (variance / gap.square().clamp_min(torch.finfo(gap.dtype).tiny)).clamp_max(1)
+
+
+def _level_shift(levels: Levels, pieces: Tensor) -> Tensor:
+    """What to add to the accuracy of each level ``[G]`` so that the gaps of the pieces shrink."""
+    _, piece = torch.unique(pieces, return_inverse=True)
+    sums = torch.stack([levels.share, levels.share * levels.confidence, levels.share * levels.accuracy])
+    weight, confidence, accuracy = sums.new_zeros(3, int(piece.max()) + 1).index_add_(1, piece, sums)
+    confidence, accuracy = confidence / weight, accuracy / weight
+    return _shrinkage(confidence - accuracy, confidence * (1 - confidence) / (weight * levels.size))[piece]
 
 
 def _class_residuals(rows: Rows, n_bins: int) -> tuple[csr_matrix, Array]:

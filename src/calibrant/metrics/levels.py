@@ -71,16 +71,17 @@ class Levels:
     @cached_property
     def gauss(self) -> Tensor:
         """Gaussian kernel of SECE between levels ``[G, G]``."""
-        return torch.exp(-0.5 * (self._distance / _SECE_BANDWIDTH) ** 2)
+        return torch.exp(-0.5 * ((self.confidence.unsqueeze(1) - self.confidence) / _SECE_BANDWIDTH) ** 2)
 
     @cached_property
     def laplace(self) -> Tensor:
         """Laplace kernel of MMCE between levels ``[G, G]``."""
-        return torch.exp(-self._distance / _MMCE_WIDTH)
+        return self.laplace_between(self.confidence)
 
-    @cached_property
-    def _distance(self) -> Tensor:
-        return (self.confidence.unsqueeze(1) - self.confidence).abs()
+    @staticmethod
+    def laplace_between(confidence: Tensor) -> Tensor:
+        """Laplace kernel of MMCE between all pairs of ``confidence [K]``; ``[K, K]``."""
+        return torch.exp((confidence.unsqueeze(1) - confidence).abs() / -_MMCE_WIDTH)
 
     @cached_property
     def smoothers(self) -> Tensor:

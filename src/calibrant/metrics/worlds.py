@@ -60,6 +60,10 @@ class _Pieces:
         """Weighted mean size of the gaps in each of ``worlds [S, G]``; ``[S]``."""
         return _sum_by(self.piece, levels.share * (levels.confidence - worlds)).abs().sum(1)
 
+    def stuck(self, size: int) -> Tensor:
+        """Where confidence is so near 1 that a gap within chance cannot grow on its side, and must on the other ``[K]``."""
+        return (self.gap < 0) & (1 - self.confidence < 2 * (self.variance / (size * self.weight)).sqrt())
+
 
 def _pieces_of(levels: Levels, pieces: Tensor) -> _Pieces:
     _, piece = torch.unique(pieces, return_inverse=True)
@@ -113,12 +117,61 @@ def worlds_by_largest_gap(levels: Levels, pieces: Tensor, *, count: int = WORLDS
     return torch.cat([(levels.confidence - cut[:, given.piece]).clamp(0, 1), _push_to(steps, levels, given)])
 
 
+def worlds_of_few_gaps(levels: Levels, pieces: Tensor, *, count: int = WORLDS) -> Tensor:
+    """True accuracy per level in worlds with ever more of the observed gaps ``[S, G]``, the calibrated one first.
+
+    The gaps that stand out most from chance come first, in full; the others are zero. Where pieces are many, chance alone
+    gives most of their gaps, and most of the error. Arguments and result as of `worlds_by_mean_gap`; the last world has all
+    the observed gaps.
+    """
+    given = _pieces_of(levels, pieces)
+    order = torch.argsort(given.gap.square() * given.weight / given.variance, descending=True)
+    reached = (given.weight * given.gap.abs())[order].cumsum(0)
+    steps = torch.linspace(0, 1, count, dtype=torch.float64) * reached[-1]
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    kept = torch.where(rank <= torch.searchsorted(reached, steps).unsqueeze(1), given.gap, 0.0)
+    kept[0] = 0
+    return (levels.confidence - kept[:, given.piece]).clamp(0, 1)
+
+
+def worlds_by_embedding(levels: Levels, pieces: Tensor, *, count: int = WORLDS) -> Tensor:
+    r"""True accuracy per level in worlds of increasing MMCE ``[S, G]``, the calibrated one first.
+
+    MMCE is the root of a quadratic form of the gaps, :math:`g^T A g`. With noise of covariance :math:`\Sigma` the most likely
+    gaps of a given MMCE are :math:`(1 - \lambda \Sigma A)^{-1} \hat g`: what the kernel sees least changes least.
+    Arguments and result as of `worlds_by_mean_gap`.
+    """
+    given = _pieces_of(levels, pieces)
+    spread = (given.variance / (levels.size * given.weight)).sqrt()
+    gap = torch.where(given.stuck(levels.size), -given.gap, given.gap)
+    scale = given.weight * spread
+    size, axes = torch.linalg.eigh(scale.unsqueeze(1) * levels.laplace_between(given.confidence) * scale)
+    size = size.clamp_min(0)
+    part = axes.T @ (gap / spread)
+    observed, noise = float((size @ part**2).sqrt()), float(size[-1].sqrt())
+    most = observed + 4 * noise
+    least = max(observed - float(size.sum().sqrt()) - 5 * noise, most / (count - 1))
+    steps = torch.linspace(least, most, count - 1, dtype=torch.float64)
+    # The multiplier approaches its pole at the largest eigenvalue from below; its distance is found on a logarithmic scale.
+    low, high = torch.full_like(steps, -30.0), torch.full_like(steps, 30.0)
+
+    def parts(distance: Tensor) -> Tensor:
+        moved: Tensor = part / (1 - (1 - distance.exp()).unsqueeze(1) * size / size[-1])
+        return moved
+
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        short = (parts(middle) ** 2 @ size).sqrt() < steps
+        low, high = torch.where(short, low, middle), torch.where(short, middle, high)
+    gaps = (parts(low) @ axes.T) * spread
+    worlds = (levels.confidence - gaps[:, given.piece]).clamp(0, 1)
+    return torch.cat([levels.confidence.unsqueeze(0), worlds])
+
+
 def _push_to(errors: Tensor, levels: Levels, given: _Pieces) -> Tensor:
     """Worlds ``[S, G]`` whose weighted mean gap is as given ``[S]``, or as near as accuracies in [0, 1] allow."""
     size, sign = given.gap.abs(), torch.where(given.gap < 0, -1.0, 1.0).double()
-    # Where confidence is nearly 1 an insignificant gap cannot grow on the side of accuracy 1; it then grows on the other.
-    stuck = (given.gap < 0) & (1 - given.confidence < 2 * (given.variance / (levels.size * given.weight)).sqrt())
-    direction = torch.where(stuck, 1.0, sign)
+    direction = torch.where(given.stuck(levels.size), 1.0, sign)
 
     def world(push: Tensor) -> Tensor:
         step = push.unsqueeze(1) * given.variance
