@@ -102,12 +102,10 @@ class RunFolder:
         try:
             self._history.write(_line(record))
             self._history.flush()
+            self._board.add(record)
         except OSError as error:
-            name = self.path / "history.jsonl"
-            raise OSError(
-                f"{name}: cannot be written ({error.strerror}). The last good checkpoint is kept; make room."
-            ) from None
-        self._board.add(record)
+            what = error.strerror or error
+            raise OSError(f"train: {self.path} cannot be written to ({what}). The last good checkpoint is kept.") from None
 
     def finish(self, run: Run) -> Run:
         """Write everything that a finished run leaves behind, the word that it is finished last; return it with its folder."""

@@ -1,0 +1,105 @@
+"""Two processes that share every batch reach the parameters of one process that has all of it."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import torch
+
+from calibrant.engine.folder import load_run
+from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.run import run_recipe
+from calibrant.engine.train import train
+
+LIMIT_S = 120
+# Twenty steps: 1,600 training examples in batches of 80.
+TWENTY_STEPS = {
+    "data.name": "mixture",
+    "backbone.name": "mlp",
+    "train.batch_size": "80",
+    "train.epochs": "1",
+    "train.device": "cpu",
+    "train.precision": "float64",
+    "train.select": "last",
+    "data.same_data": "true",
+}
+CASES = {
+    "ce": {},
+    "mdca": {},
+    "flgamma-sece": {"method.options.every": "2"},
+    "paper": {"method.name": "flgamma-sece", "method.preset": "paper"},
+    "ce-dece": {"train.reduction": "mean"},
+    "mixup": {},
+    "crl": {"train.epochs": "3"},
+    "adafocal": {"train.epochs": "2"},
+    "patra": {"train.epochs": "3", "method.options.every": "1"},
+}
+
+
+def recipe_of_case(case):
+    return override(Recipe(), TWENTY_STEPS | {"method.name": case} | CASES[case])
+
+
+def results(run):
+    values = {f"model.{name}": value for name, value in run.model.state_dict().items()}
+    values |= {f"hyper.{name}": value for name, value in run.hyper.items()}
+    losses = torch.tensor([[record.train_loss, record.test_nll] for record in run.history], dtype=torch.float64)
+    return values | {"logits": run.test.logits, "val": run.val.logits, "losses": losses}
+
+
+def work(rank, folder):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=LIMIT_S)
+    )
+    torch.save({case: results(train(recipe_of_case(case))) for case in CASES}, f"{folder}/rank{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(work, args=(str(folder),), nprocs=2, join=True)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_train_to_the_parameters_of_one(case, runs):
+    expected = results(run_recipe(recipe_of_case(case)))
+    for found in (runs[0][case], runs[1][case]):
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_torchrun_goes_on_with_a_run_that_one_process_began_and_writes_once(tmp_path):
+    out = tmp_path / "run"
+    settings = {"train.epochs": "3", "method.name": "flgamma-sece+ts", "train.checkpoint_every_seconds": "0"}
+    recipe = override(Recipe(), TWENTY_STEPS | settings)
+
+    def stop(record):
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        train(recipe, out=out, report=stop)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "calibrant"]
+    done = subprocess.run(
+        [sys.executable, *launch, "train", "--resume", "--out", str(out)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert [line.split()[1] for line in said[:2]] == ["2/3", "3/3"]
+    assert len(said) == 4
+    run, alone = load_run(out), train(recipe)
+    assert json.loads((out / "run.json").read_text())["processes"] == 2
+    assert [record.epoch for record in run.history] == [0, 1, 2]
+    torch.testing.assert_close(run.test.logits, alone.test.logits, rtol=1e-8, atol=1e-8)
+    assert run.temperature == pytest.approx(alone.temperature, rel=1e-8)

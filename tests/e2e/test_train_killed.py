@@ -1,0 +1,162 @@
+"""Training that is killed, or whose disk is full, goes on to the same weights."""
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import calibrant.engine.checkpoint as checkpoint_module
+from calibrant.engine.checkpoint import load_checkpoint
+from calibrant.engine.recipe import Recipe, override, to_toml
+from calibrant.engine.train import train
+
+TINY = {
+    "data.name": "mixture",
+    "backbone.name": "mlp",
+    "method.name": "flgamma-sece",
+    "train.batch_size": "50",
+    "train.epochs": "15",
+    "train.device": "cpu",
+    "train.checkpoint_every_seconds": "0",
+}
+RECIPE = override(Recipe(), TINY)
+
+
+def assert_same(first, second):
+    for name, value in first.model.state_dict().items():
+        assert value.equal(second.model.state_dict()[name]), name
+    for name, value in first.hyper.items():
+        assert value.equal(second.hyper[name]), name
+    assert first.test.logits.equal(second.test.logits)
+    assert [(r.epoch, r.train_loss, r.test_nll) for r in first.history] == [
+        (r.epoch, r.train_loss, r.test_nll) for r in second.history
+    ]
+
+
+def lines_of(file):
+    return len(file.read_bytes().splitlines()) if file.exists() else 0
+
+
+def start_and_kill(folder, recipe, *, after):
+    """Start the command, wait until it has begun to train and ``after`` seconds more, and kill it."""
+    # One thread, as in this process: sums of floating numbers depend on how they are split.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "calibrant", "train", str(recipe), "--resume", "--out", str(folder)]
+    history = folder / "history.jsonl"
+    before = lines_of(history)
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        limit = time.monotonic() + 120
+        while lines_of(history) <= before and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.002)
+        time.sleep(after)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL, said
+
+
+def test_train_killed_twice_at_random_moments_ends_with_the_same_weights(tmp_path):
+    whole = train(RECIPE)
+    file, folder = tmp_path / "recipe.toml", tmp_path / "run"
+    file.write_text(to_toml(RECIPE))
+    epoch_seconds = whole.history[-1].seconds / len(whole.history)
+    moments = random.Random(0)
+    reached = []
+    for _ in range(2):
+        # This falls anywhere in an epoch or in the writing of files, and well before the end.
+        start_and_kill(folder, file, after=moments.uniform(0, 3 * epoch_seconds))
+        reached.append(lines_of(folder / "history.jsonl"))
+    resumed = train(RECIPE, out=folder, resume=True)
+    assert 0 < reached[0] < reached[1] < 15
+    assert_same(whole, resumed)
+
+
+@pytest.mark.parametrize("failing", ["replace", "write"])
+def test_train_full_disk_is_one_sentence_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch, failing):
+    recipe = override(RECIPE, {"train.epochs": "5"})
+    whole = train(recipe)
+    folder, calls = tmp_path / "run", []
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    replace, save = os.replace, torch.save
+
+    def replace_until_full(source, destination):
+        calls.append(destination)
+        if len([name for name in calls if str(name).endswith("state.pt")]) == 3:
+            raise full
+        replace(source, destination)
+
+    def save_until_full(value, file):
+        calls.append(file)
+        if len(calls) == 3:
+            file.write(b"half of it")
+            raise full
+        save(value, file)
+
+    if failing == "replace":
+        monkeypatch.setattr(os, "replace", replace_until_full)
+    else:
+        monkeypatch.setattr(checkpoint_module.torch, "save", save_until_full)
+    with pytest.raises(OSError, match=r"could not be written to .*No space left on device.*The last good one is kept"):
+        train(recipe, out=folder)
+    monkeypatch.undo()
+    assert [record["epoch"] for record in load_checkpoint(folder / "state.pt")["history"]] == [0, 1]
+    assert not list(folder.glob("*.tmp"))
+    assert_same(whole, train(recipe, out=folder, resume=True))
+
+
+def test_train_unwritable_folder_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"the folder .*file cannot be made \(File exists\). Choose another with `--out`"):
+        train(RECIPE, out=tmp_path / "file")
+    with pytest.raises(OSError, match=r"file/run cannot be made \(Not a directory\)"):
+        train(RECIPE, out=tmp_path / "file" / "run")
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    # The tests may run as a user whom permissions do not stop.
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError, match=r"recipe.toml: cannot be written \(Permission denied\)"):
+        train(RECIPE, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_disk_full_while_writing_the_history_is_one_sentence(tmp_path, monkeypatch):
+    from calibrant.engine.board import TensorBoard
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(TensorBoard, "add", full)
+    with pytest.raises(OSError, match=r"cannot be written to \(No space left on device\). The last good checkpoint is kept"):
+        train(override(RECIPE, {"train.epochs": "2"}), out=tmp_path / "run")
+    assert len(load_checkpoint(tmp_path / "run" / "state.pt")["history"]) == 1
+
+
+def test_train_with_dropout_resumes_with_the_same_draws(tmp_path):
+    recipe = override(RECIPE, {"method.name": "ce", "train.epochs": "3", "backbone.name": "test_train_killed:dropout_net"})
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    whole = train(recipe)
+    # The caller's own stream of random numbers does not move.
+    assert torch.get_rng_state().equal(state)
+
+    def stop(record):
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        train(recipe, out=tmp_path / "run", report=stop)
+    torch.rand(3)
+    assert_same(whole, train(recipe, out=tmp_path / "run", resume=True))
+
+
+def dropout_net(num_classes):
+    layers = (torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Dropout(0.5))
+    return torch.nn.Sequential(*layers, torch.nn.Linear(32, num_classes))
