@@ -1,7 +1,7 @@
 """``calibrant measure`` on a parquet file larger than memory should allow: seconds and peak resident memory, one JSON line.
 
-Run as ``python benchmarks/big_parquet.py [--rows 10000000] [--classes 10] [--slice] [--by-class]``. The file is made piecewise in
-a temporary folder (600 MB for the default) and removed afterwards; the command runs in a process of its own, whose peak is
+Run as ``python benchmarks/big_parquet.py [--rows 10000000] [--classes 10] [--slice] [--by-class]``. The file is made in pieces,
+in a temporary folder (600 MB by default), and removed afterwards; the command runs in a process of its own, whose peak is
 read from the operating system.
 """
 

@@ -177,15 +177,16 @@ def test_measure_streamed_files_are_paired_on_a_sample(
     assert run(capsys, "measure", "--resamples", 20, folder / "rich.parquet", tmp_path / "repaired.parquet")[0] == 0
 
 
-def test_measure_streamed_with_too_many_groups_is_refused(
+def test_measure_with_too_many_groups_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = "".join(f"0.5,0.5,0,user{k}\n" for k in range(1200))
     (tmp_path / "x.csv").write_text("p0,p1,label,user\n" + rows)
-    monkeypatch.setattr(reading, "STREAM_ROWS", 100)
-    code, out, err = run(capsys, "measure", tmp_path / "x.csv", "--slice", "user")
-    assert (code, out) == (2, "")
-    assert "must have at most 1000 groups" in err
+    for rows_in_memory in (10_000, 100):
+        monkeypatch.setattr(reading, "STREAM_ROWS", rows_in_memory)
+        code, out, err = run(capsys, "measure", tmp_path / "x.csv", "--slice", "user")
+        assert (code, out) == (2, "")
+        assert "x.csv: a column to slice by must have at most 1000 groups, got more in `user`" in err
 
 
 def test_measure_table_says_what_a_person_wants_to_know(

@@ -29,7 +29,7 @@ def show_scores(measured: Measured, *, all_classes: bool, console: Console | Non
     show_prose(console, verdict(scores), style="bold")
     console.print()
     console.print(scores_table(scores, width=console.width))
-    _heading(console, "Where it is wrong", "confidence bins, and what each adds to the ECE")
+    _heading(console, "By confidence", "what each bin adds to the ECE")
     console.print(bins_table(scores.bins, width=console.width))
     _show_classes(console, scores, all_classes)
     _show_slices(console, scores)

@@ -17,7 +17,7 @@ _WIDE = 104
 _INTERVAL = "95% interval"
 # A line is left free above these: top-label calibration, then other views of it.
 _NEW_GROUP = ("ece", "classwise_ece")
-_COLOURS = {"over-confident": "red", "under-confident": "blue", "both": "magenta", "calibrated": "green"}
+_COLOURS = {"over-confident": "red", "under-confident": "blue", "both": "magenta", "no clear error": "green"}
 _LONGEST_BAR = 24
 
 

@@ -70,10 +70,10 @@ def is_miscalibrated(scores: Scores) -> bool:
 
 
 def direction(scores: Scores) -> str:
-    """Return "over-confident", "under-confident", "both" in different places, or "calibrated" as far as one can tell."""
+    """Return "over-confident", "under-confident", "both" in different places, or "no clear error"."""
     gap = scores["signed_gap"]
     if not is_miscalibrated(scores):
-        return "calibrated"
+        return "no clear error"
     if gap.low <= 0 <= gap.high:
         return "both"
     return "over-confident" if gap.value > 0 else "under-confident"

@@ -68,7 +68,7 @@ def test_write_p_is_never_zero(p_value: float, text: str) -> None:
         (made_scores(gap=0.04), "over-confident"),
         (made_scores(gap=-0.04), "under-confident"),
         (made_scores(gap=0.005), "both"),
-        (made_scores(gap=0.04, p_value=0.2), "calibrated"),
+        (made_scores(gap=0.04, p_value=0.2), "no clear error"),
     ],
 )
 def test_direction_needs_a_gap_that_chance_does_not_explain(scores: Scores, word: str) -> None:
@@ -190,7 +190,7 @@ def test_page_of_one_file_has_verdict_bins_classes_and_groups() -> None:
     scores = Scores(**{**vars(scores), "slices": {"day": scores}, "classes": scores.classes * 3, "num_classes": 9})
     text = page(width=80, measured=Measured(scores, Split.TEST), all_classes=False)
     assert text.splitlines()[1] == "test.npz  1,000 examples · 9 classes · test split"
-    for said in ("Over-confident: 84.0% sure", "Where it is wrong", "Worst classes", "Groups", "day"):
+    for said in ("Over-confident: 84.0% sure", "By confidence", "Worst classes", "Groups", "day"):
         assert said in text
     assert text.count("predicted too") == 5
     assert page(width=80, measured=Measured(scores, None), all_classes=True).count("predicted too") == 9
@@ -198,7 +198,7 @@ def test_page_of_one_file_has_verdict_bins_classes_and_groups() -> None:
 
 def test_page_of_a_binary_problem_leaves_the_two_mirrored_classes_out() -> None:
     scores = Scores(**{**vars(made_scores()), "num_classes": 2})
-    assert "classes" not in page(width=80, measured=Measured(scores, None), all_classes=False).split("Where")[1]
+    assert "classes" not in page(width=80, measured=Measured(scores, None), all_classes=False).split("By confidence")[1]
 
 
 def test_page_of_several_files_shows_each_verdict_and_test() -> None:
