@@ -59,7 +59,9 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
     model = _network(recipe, data, hardware, group)
     if isinstance(plan, MetaPlan) and not find_head(model)[1].weight.requires_grad:
         raise ValueError(f"train: `backbone.freeze` must leave the head free for {part.name}, which looks ahead with it.")
-    return Assembly(_loop_parts(recipe, plan, data, model, hardware, group), data, hardware, plan, group)
+    with hardware.active():
+        parts = _loop_parts(recipe, plan, data, model, hardware, group)
+    return Assembly(parts, data, hardware, plan, group)
 
 
 def _network(recipe: Recipe, data: RunData, hardware: Hardware, group: Group) -> nn.Module:

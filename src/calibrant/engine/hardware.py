@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -22,6 +23,10 @@ class Hardware(NamedTuple):
     def dtype(self) -> torch.dtype:
         """Floating type of weights and images."""
         return torch.float64 if self.precision == "float64" else torch.float32
+
+    def active(self) -> AbstractContextManager[object]:
+        """Return a context in which the run's GPU is the current one, as captured graphs and NCCL need it."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
 
 def choose_hardware(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def run_recipe(
         begin(assembly, tuple(history))
     saved = time.monotonic()
     started = saved - (history[-1].seconds or 0.0 if history else 0.0)
-    with _own_randomness(assembly.hardware.device):
+    with assembly.hardware.active(), _own_randomness(assembly.hardware.device):
         for epoch in range(len(history), recipe.train.epochs):
             _seed_epoch(recipe.seed, epoch, group)
             record = run_epoch(parts, recipe, epoch, started=started, tick=tick)
@@ -75,16 +75,9 @@ def run_recipe(
         return _finish(assembly, best, recipe, tuple(history))
 
 
-@contextmanager
-def _own_randomness(device: torch.device) -> Iterator[None]:
-    """Leave the caller's global generators, which dropout draws from, as they were; make ``device`` the current GPU."""
-    cuda = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if cuda else []):
-        if not cuda:
-            yield
-            return
-        with torch.cuda.device(device):
-            yield
+def _own_randomness(device: torch.device) -> AbstractContextManager[None]:
+    """Leave the caller's global generators, which dropout draws from, as they were."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def _seed_epoch(seed: int, epoch: int, group: Group) -> None:

@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from calibrant.engine.distributed import Group
+from calibrant.engine.hardware import choose_hardware
+
+
+def test_choose_hardware_cpu_is_plain_float32():
+    found = choose_hardware(device="cpu", steps=10**6)
+    assert found == (torch.device("cpu"), "float32", False, False)
+    assert found.dtype == torch.float32
+    assert choose_hardware(device="cpu", precision="float64", compiled="yes").dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda", "`device` must be present, got 'cuda' without a CUDA device. Use `--device cpu`"),
+        ("gpu", "`device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got 'gpu'"),
+        ("meta", "`device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got 'meta'"),
+    ],
+)
+def test_choose_hardware_absent_or_odd_device_is_one_sentence(device, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=message):
+        choose_hardware(device=device)
+
+
+def test_choose_hardware_several_processes_take_a_gpu_each_and_no_graph(monkeypatch):
+    for name, value in (("is_available", True), ("device_count", 2), ("is_bf16_supported", True), ("current_device", 0)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    alone = choose_hardware(steps=50_000)
+    assert alone == (torch.device("cuda", 0), "bf16", True, True)
+    second = choose_hardware(steps=100, group=Group(rank=3, world_size=4, local_rank=1))
+    assert second == (torch.device("cuda", 1), "bf16", False, False)
+    assert choose_hardware(graph="yes", group=Group(1, 2, 1)).captured
+    assert not choose_hardware(graph="no").captured
+    with pytest.raises(ValueError, match="`device` must be one of 2 CUDA devices, counted from 0, got cuda:5"):
+        choose_hardware(device="cuda:5")
