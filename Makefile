@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check lint types unit bench-metrics bench-losses format clean
+# Idle OpenMP threads that spin instead of sleeping make a busy machine several times slower.
+export OMP_WAIT_POLICY = PASSIVE
+
+.PHONY: demo test lint types unit bench-metrics bench-losses bench-meta format clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -23,8 +26,8 @@ demo: $(VENV)/.base
 test: lint types unit
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -33,14 +36,17 @@ unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 format: $(VENV)/.dev
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/ruff format src tests benchmarks examples
 
 bench-metrics: $(VENV)/.dev
 	$(BIN)/python benchmarks/metrics.py
 
 bench-losses: $(VENV)/.dev
 	$(BIN)/python benchmarks/losses.py
+
+bench-meta: $(VENV)/.dev
+	$(BIN)/python benchmarks/meta.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

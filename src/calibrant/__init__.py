@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from calibrant import losses, meta, metrics
     from calibrant.core.records import Predictions, Split
+    from calibrant.engine.train import train
     from calibrant.meta import MetaLearner
     from calibrant.metrics.measure import measure
 
 __version__ = "0.1.0"
-__all__ = ["MetaLearner", "Predictions", "Split", "__version__", "losses", "measure", "meta", "metrics"]
+__all__ = ["MetaLearner", "Predictions", "Split", "__version__", "losses", "measure", "meta", "metrics", "train"]
 
 _HOME = {
     "MetaLearner": "calibrant.meta",
     "Predictions": "calibrant.core.records",
     "Split": "calibrant.core.records",
     "measure": "calibrant.metrics.measure",
+    "train": "calibrant.engine.train",
 }
 _ROOMS = ("backbones", "calibrators", "data", "engine", "io", "losses", "meta", "metrics")
 
