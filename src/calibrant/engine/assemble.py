@@ -21,7 +21,7 @@ from calibrant.engine.methods import Facts, MetaPlan, Plan, make_plan
 from calibrant.engine.objectives import LossObjective, MixupObjective
 from calibrant.engine.optim import build_optimizer
 from calibrant.engine.recipe import Recipe
-from calibrant.engine.setup import RunData, build_backbone, divide, load_data
+from calibrant.engine.setup import RunData, build_backbone, divide, fits_on_device, load_data
 from calibrant.engine.step import TrainStep, steppers
 from calibrant.engine.weights import freeze, load_initial_weights
 from calibrant.meta.virtual import VirtualStep
@@ -78,6 +78,7 @@ def _network(recipe: Recipe, data: RunData, hardware: Hardware, group: Group) ->
 
 def _loop_parts(recipe: Recipe, plan: Plan, data: RunData, model: nn.Module, hardware: Hardware, group: Group) -> LoopParts:
     train, optim, dtype = recipe.train, recipe.optim, hardware.dtype
+    resident = fits_on_device(data, recipe.data, device=hardware.device)
     plain_forward = feature_function(model)
     forward: FeatureFunction = torch.compile(plain_forward) if hardware.compiled else plain_forward
     batches = TrainBatches(
@@ -88,6 +89,7 @@ def _loop_parts(recipe: Recipe, plan: Plan, data: RunData, model: nn.Module, har
         dtype=dtype,
         rank=group.rank,
         world_size=group.world_size,
+        resident=resident,
     )
     optimizer = build_optimizer(
         model.parameters(),
@@ -116,8 +118,8 @@ def _loop_parts(recipe: Recipe, plan: Plan, data: RunData, model: nn.Module, har
         meta_every=plan.settings.every if isinstance(plan, MetaPlan) else 1,
         model=model,
         eval_forward=plain_forward,
-        val=EvalSet(data.val, device=hardware.device, dtype=dtype, group=group),
-        test=EvalSet(data.test, device=hardware.device, dtype=dtype, group=group),
+        val=EvalSet(data.val, device=hardware.device, dtype=dtype, group=group, resident=resident),
+        test=EvalSet(data.test, device=hardware.device, dtype=dtype, group=group, resident=resident),
         objective=objective,
         gamma=_gamma_rule(objective),
     )
@@ -177,6 +179,7 @@ def _objective(
             dtype=hardware.dtype,
             rank=group.rank,
             world_size=group.world_size,
+            resident=not batches.fed,
         ),
         step=VirtualStep(lr=rate, reduction=settings.lookahead_reduction, clip=settings.lookahead_clip),
         optimizer=adam,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from calibrant.data.augment import crop_batch, draw_epoch, normalize, pad_images
 from calibrant.data.image_set import ImageSet
+from calibrant.engine.feeding import HostFeed
 
 
 class Batch(NamedTuple):
@@ -42,6 +43,7 @@ class TrainBatches:
         dtype: Floating type of the images.
         rank: This process.
         world_size: Number of processes that share a batch.
+        resident: Whether the images lie on the device; else `feed` must be called before each `next`.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class TrainBatches:
         dtype: torch.dtype = torch.float32,
         rank: int = 0,
         world_size: int = 1,
+        resident: bool = True,
     ) -> None:
         if batch_size % world_size:
             raise ValueError(f"TrainBatches: `batch_size` must be a multiple of {world_size} processes, got {batch_size}.")
@@ -62,11 +65,14 @@ class TrainBatches:
         self.batch_size, self.seed, self.size, self.flip, self.pad = batch_size, seed, data.size, data.flip, data.pad
         self.steps_per_epoch = len(data) // batch_size
         local = batch_size // world_size
-        self._padded = pad_images(data.images, data.pad).to(device)
+        self._padded = pad_images(data.images, data.pad).to(device) if resident else None
+        self._feed = None if resident else HostFeed(data.images, batch_size=local, device=device)
+        self._own = slice(rank * local, (rank + 1) * local)
         self._labels = data.labels.to(device)
         self._mean = torch.tensor(data.mean, dtype=dtype, device=device)
         self._std = torch.tensor(data.std, dtype=dtype, device=device)
-        self._local = torch.arange(local, device=device) + rank * local
+        self._places = torch.arange(local, device=device)
+        self._local = self._places + rank * local
         self._cursor = torch.zeros((), dtype=torch.int64, device=device)
         self._draw = torch.zeros(4, len(data), dtype=torch.int64, device=device)
         self.begin_epoch(0)
@@ -91,7 +97,20 @@ class TrainBatches:
         rows = torch.stack([order, draw.rows, draw.columns, draw.mirrored.long()])
         self._draw.copy_(rows.pin_memory() if self._draw.is_cuda else rows, non_blocking=True)
         self._cursor.zero_()
-        return self.steps_per_epoch if kept is None else max(1, len(kept) // self.batch_size)
+        steps = self.steps_per_epoch if kept is None else max(1, len(kept) // self.batch_size)
+        if self._feed is not None:
+            self._feed.begin(order[: steps * self.batch_size].view(steps, self.batch_size)[:, self._own])
+        return steps
+
+    @property
+    def fed(self) -> bool:
+        """Whether images come from the host."""
+        return self._feed is not None
+
+    def feed(self) -> None:
+        """Bring the images of the next batch to the device, where they do not lie there."""
+        if self._feed is not None:
+            self._feed.advance()
 
     def state(self) -> dict[str, Tensor]:
         """The tensors that `next` changes."""
@@ -102,7 +121,12 @@ class TrainBatches:
         step = self._cursor % self.steps_per_epoch
         place = step * self.batch_size + self._local
         order, rows, columns, mirrored = self._draw.index_select(1, place).unbind(0)
-        images = crop_batch(self._padded, order, rows, columns, mirrored.bool(), size=self.size)
+        if self._feed is None:
+            assert self._padded is not None
+            padded, index = self._padded, order
+        else:
+            padded, index = pad_images(self._feed.buffer, self.pad), self._places
+        images = crop_batch(padded, index, rows, columns, mirrored.bool(), size=self.size)
         self._cursor += 1
         return Batch(normalize(images, self._mean, self._std), self._labels[order], order, step)
 
@@ -119,6 +143,7 @@ class MetaBatches:
         dtype: Floating type of the images.
         rank: This process.
         world_size: Number of processes that share a batch.
+        resident: Whether the images lie on the device; else `feed` must be called before each `next`.
     """
 
     def __init__(
@@ -132,6 +157,7 @@ class MetaBatches:
         dtype: torch.dtype = torch.float32,
         rank: int = 0,
         world_size: int = 1,
+        resident: bool = True,
     ) -> None:
         size = min(batch_size, len(data))
         self.batch_size = size - size % world_size
@@ -140,7 +166,9 @@ class MetaBatches:
         local = self.batch_size // world_size
         self.steps_per_epoch, self.seed, self._count = steps_per_epoch, seed, len(data)
         mean, std = torch.tensor(data.mean, dtype=dtype), torch.tensor(data.std, dtype=dtype)
-        self._images = data.images.to(device)
+        self._images = data.images.to(device) if resident else None
+        self._feed = None if resident else HostFeed(data.images, batch_size=local, device=device)
+        self._own = slice(rank * local, (rank + 1) * local)
         self._labels = data.labels.to(device)
         self._mean, self._std = mean.to(device), std.to(device)
         self._local = torch.arange(local, device=device) + rank * local
@@ -155,8 +183,16 @@ class MetaBatches:
         passes = -(-self.steps_per_epoch // per_pass)
         kept = per_pass * self.batch_size
         order = torch.cat([torch.randperm(self._count, generator=generator)[:kept] for _ in range(passes)])
-        self._order.copy_(order[: self.steps_per_epoch * self.batch_size].view(self.steps_per_epoch, self.batch_size))
+        order = order[: self.steps_per_epoch * self.batch_size].view(self.steps_per_epoch, self.batch_size)
+        self._order.copy_(order)
         self._cursor.zero_()
+        if self._feed is not None:
+            self._feed.begin(order[:, self._own])
+
+    def feed(self) -> None:
+        """Bring the images of the next batch to the device, where they do not lie there."""
+        if self._feed is not None:
+            self._feed.advance()
 
     def state(self) -> dict[str, Tensor]:
         """The tensors that `next` changes."""
@@ -168,4 +204,9 @@ class MetaBatches:
         # A 0-d index would be read by the host; selecting a row of length one is not.
         index = self._order.index_select(0, step.view(1)).squeeze(0)[self._local]
         self._cursor += 1
-        return Batch(normalize(self._images[index], self._mean, self._std), self._labels[index], index, step)
+        if self._feed is None:
+            assert self._images is not None
+            images = self._images[index]
+        else:
+            images = self._feed.buffer
+        return Batch(normalize(images, self._mean, self._std), self._labels[index], index, step)

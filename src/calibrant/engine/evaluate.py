@@ -42,6 +42,7 @@ class EvalSet:
         dtype: Floating type of the images.
         batch_size: Examples of one forward pass.
         group: Processes that share the work; each gets all of the result.
+        resident: Whether the images lie on the device all along.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class EvalSet:
         dtype: torch.dtype,
         batch_size: int = 2000,
         group: Group = ALONE_GROUP,
+        resident: bool = True,
     ) -> None:
         self.batch_size = batch_size
         self.labels = data.labels
@@ -59,7 +61,8 @@ class EvalSet:
         share = -(-len(data) // group.world_size)
         # Equal shares, as gathering needs; what the last one lacks is filled with its last example and cut off again.
         rows = (torch.arange(share) + group.rank * share).clamp(max=len(data) - 1)
-        self._images = (data.images if group.world_size == 1 else data.images[rows]).to(device)
+        own = data.images if group.world_size == 1 else data.images[rows]
+        self._images, self._device = own.to(device) if resident else own, device
         self._mean = torch.tensor(data.mean, dtype=dtype, device=device)
         self._std = torch.tensor(data.std, dtype=dtype, device=device)
 
@@ -76,11 +79,10 @@ class EvalSet:
         training = [module for module in model.modules() if module.training]
         model.eval()
         logits, gammas = [], []
-        device = self._images.device.type
         try:
-            with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
+            with torch.no_grad(), torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
                 for images in self._images.split(self.batch_size):
-                    features, scores = forward(normalize(images, self._mean, self._std))
+                    features, scores = forward(normalize(images.to(self._device), self._mean, self._std))
                     logits.append(scores.float() if precision == "bf16" else scores)
                     if gamma is not None:
                         gammas.append(gamma(features.float() if precision == "bf16" else features))

@@ -85,6 +85,10 @@ class MetaObjective:
         """Return the images as they are."""
         return batch.images
 
+    def feed(self) -> None:
+        """Bring the next meta batch to the device, where its images do not lie there."""
+        self.batches.feed()
+
     def meta_update(self, batch: Batch, features: Tensor, logits: Tensor) -> None:
         """Look one step of the head ahead, and step the hyper-parameters down the held-out objective."""
         meta = self.batches.next()

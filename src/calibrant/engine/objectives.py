@@ -59,6 +59,9 @@ class LossObjective:
         """Return the images as they are."""
         return batch.images
 
+    def feed(self) -> None:
+        """There is no meta batch."""
+
     def meta_update(self, batch: Batch, features: Tensor, logits: Tensor) -> None:
         """Nothing to move."""
 

@@ -24,6 +24,7 @@ class DataPart:
         meta: Meta-validation examples; None for a tenth.
         same_data: Whether methods without a meta part leave it unused, so that all train on the same examples.
         augment: Whether to crop and mirror as the set allows.
+        place: Whether images lie on the "device" or are sent from the "host" batch by batch; "auto" sends what does not fit.
     """
 
     name: str = "cifar10"
@@ -32,6 +33,7 @@ class DataPart:
     meta: int | None = None
     same_data: bool = False
     augment: bool = True
+    place: Literal["auto", "device", "host"] = "auto"
 
 
 @dataclass(frozen=True)

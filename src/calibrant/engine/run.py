@@ -131,7 +131,7 @@ def _neutral(recipe: Recipe) -> Recipe:
         graph=defaults.train.graph,
         checkpoint_every_seconds=defaults.train.checkpoint_every_seconds,
     )
-    return replace(recipe, train=train, data=replace(recipe.data, root=None))
+    return replace(recipe, train=train, data=replace(recipe.data, root=None, place="auto"))
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:

@@ -19,6 +19,8 @@ from calibrant.engine.recipe import BackbonePart, DataPart
 
 # Where `calibrant data fetch` puts sets, and where they are looked for.
 DEFAULT_ROOT = Path("~/.cache/calibrant/data").expanduser()
+# Of the memory that is free, the share that images may take; the network and its activations need the rest.
+_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,18 @@ def divide(data: DataSet, part: DataPart, *, seed: int, with_meta: bool) -> RunD
     parts = split_indices(n, val=val, meta=meta, seed=seed, keep_meta_out=part.same_data, with_meta=with_meta)
     held = data.train.pick(parts.meta) if with_meta else None
     return RunData(data.train.pick(parts.train), data.train.pick(parts.val), held, data.test)
+
+
+def fits_on_device(data: RunData, part: DataPart, *, device: torch.device) -> bool:
+    """Whether the images of a run are to lie on the device."""
+    if part.place != "auto" or device.type != "cuda":
+        return part.place != "host"
+    parts = (data.train, data.val, data.test, *([] if data.meta is None else [data.meta]))
+    height, width = data.train.size
+    padded = (height + 2 * data.train.pad) * (width + 2 * data.train.pad) / (height * width)
+    needed = sum(part.images.numel() for part in parts) + data.train.images.numel() * (padded - 1)
+    free, _ = torch.cuda.mem_get_info(device)
+    return bool(needed <= _SHARE * free)
 
 
 class Shape(Protocol):

@@ -42,6 +42,10 @@ class Objective(Protocol):
         """Images that enter the network (mixed ones for mixup)."""
         ...
 
+    def feed(self) -> None:
+        """Bring the next meta batch to the device, where there is one that does not lie there."""
+        ...
+
     def meta_update(self, batch: Batch, features: Tensor, logits: Tensor) -> None:
         """Move the hyper-parameters by one step on held-out data; before the network's own step."""
         ...
@@ -87,6 +91,12 @@ class TrainStep:
         self.device = self.parameters[0].device
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
 
+    def feed(self, *, with_meta: bool) -> None:
+        """Bring what the next step reads to the device, where it does not lie there; never part of a captured step."""
+        self.batches.feed()
+        if with_meta:
+            self.objective.feed()
+
     def run(self, *, with_meta: bool) -> None:
         """Take one step on the next batch."""
         self.optimizer.zero_grad(set_to_none=True)
@@ -128,8 +138,21 @@ def steppers(step: TrainStep, *, capture: bool) -> tuple[Callable[[], None], Cal
     def meta() -> None:
         step.run(with_meta=True)
 
-    if not capture:
-        return plain, meta if step.objective.has_meta else plain
-    state = list(step.state().values())
-    fast = capture_step(plain, state=state)
-    return fast, capture_step(meta, state=state) if step.objective.has_meta else fast
+    has_meta = step.objective.has_meta
+    runs = (plain, meta) if has_meta else (plain, plain)
+    if capture:
+        state = list(step.state().values())
+        fast = capture_step(plain, state=state)
+        runs = (fast, capture_step(meta, state=state) if has_meta else fast)
+    if not step.batches.fed:
+        return runs
+
+    def feed_and_plain() -> None:
+        step.feed(with_meta=False)
+        runs[0]()
+
+    def feed_and_meta() -> None:
+        step.feed(with_meta=has_meta)
+        runs[1]()
+
+    return feed_and_plain, feed_and_meta

@@ -66,3 +66,30 @@ def test_meta_batches_are_full_and_redrawn_without_replacement():
 def test_meta_batches_small_set_takes_all_of_it():
     batches = MetaBatches(numbered(6), batch_size=1024, steps_per_epoch=2, device=CPU, seed=0)
     assert sorted(batches.next().examples.tolist()) == list(range(6))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_train_batches_fed_from_the_host_are_the_resident_ones(rank):
+    images = torch.randint(0, 256, (24, 6, 6, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = ImageSet(images, torch.arange(24) % 5, 5, (0.5,), (0.25,), pad=2, flip=True)
+    options = {"batch_size": 8, "device": CPU, "seed": 1, "rank": rank, "world_size": 2}
+    resident, fed = TrainBatches(data, **options), TrainBatches(data, **options, resident=False)
+    assert (resident.fed, fed.fed) == (False, True)
+    for epoch, kept in ((0, None), (3, None), (4, torch.arange(3, 20))):
+        steps = [batches.begin_epoch(epoch, kept=kept) for batches in (resident, fed)]
+        assert steps[0] == steps[1]
+        for _ in range(steps[0]):
+            resident.feed()
+            fed.feed()
+            first, second = resident.next(), fed.next()
+            assert all(a.equal(b) for a, b in zip(first, second, strict=True))
+
+
+def test_meta_batches_fed_from_the_host_are_the_resident_ones():
+    options = {"batch_size": 6, "steps_per_epoch": 5, "device": CPU, "seed": 3, "rank": 1, "world_size": 2}
+    resident, fed = MetaBatches(numbered(20), **options), MetaBatches(numbered(20), **options, resident=False)
+    for batches in (resident, fed):
+        batches.begin_epoch(2)
+    for _ in range(5):
+        fed.feed()
+        assert all(a.equal(b) for a, b in zip(resident.next(), fed.next(), strict=True))
