@@ -208,6 +208,20 @@ def test_epoch_display_in_a_terminal_shows_one_live_line():
     assert " left" in shown
 
 
+def test_epoch_display_in_a_narrow_terminal_cuts_no_number():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=72, color_system=None)
+    with EpochDisplay(350, console=console) as display:
+        display.tick(99, 1, 10)
+        record = EpochRecord(99, 0.1, 0.5, val_error=0.25, val_ece=0.031, gamma_mean=1.0, gamma_std=0.1, images_per_second=1e4)
+        display.report(record)
+    last = [line for line in stream.getvalue().splitlines() if "epoch" in line][-1]
+    assert "epoch 100/350 " in last
+    assert "val error 25.00%  ECE 3.10%" in last
+    assert "…" not in last
+    assert "loss" not in last
+
+
 def test_epoch_display_beside_the_first_process_is_silent(capsys):
     with EpochDisplay(2, shown=False) as display:
         display.tick(0, 1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from calibrant.engine.evaluate import epoch_scores
 from calibrant.engine.loop import EpochRecord
 from calibrant.engine.result import Run
 
+_BAR = 12
 _REASON = {"error": "lowest validation error", "nll": "lowest validation NLL", "last": "the last"}
 
 
@@ -28,12 +30,12 @@ class EpochDisplay:
         self.epochs, self.shown = epochs, shown
         self.console = Console(highlight=False, soft_wrap=True) if console is None else console
         self._live = shown and self.console.is_terminal
-        columns = (TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=20), TextColumn("{task.fields[words]}"))
+        columns = (TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=_BAR), TextColumn("{task.fields[words]}"))
         self._bar = Progress(*columns, console=self.console, disable=not self._live)
         self._task = self._bar.add_task("", total=float(epochs), epoch=f"1/{epochs}", words="preparing")
         self._began: float | None = None
         self._first = self._done = self._moved = 0.0
-        self._last = ""
+        self._last: list[str] = []
 
     def __enter__(self) -> EpochDisplay:
         self._bar.start()
@@ -49,11 +51,10 @@ class EpochDisplay:
             self._began, self._first = time.monotonic(), record.epoch + 1.0
         self._done = record.epoch + 1.0
         self._last = epoch_words(record)
-        words = f"{self._last}{self._eta()}"
         if self._live:
-            self._bar.update(self._task, completed=self._done, epoch=f"{record.epoch + 1}/{self.epochs}", words=words)
+            self._move(record.epoch, self._done)
         elif self.shown:
-            self.console.print(f"epoch {record.epoch + 1}/{self.epochs}  {words}")
+            self.console.print("  ".join([f"epoch {record.epoch + 1}/{self.epochs}", *self._last, *self._eta(self._done)]))
 
     def tick(self, epoch: int, step: int, steps: int) -> None:
         """Move the bar within an epoch, ten times a second at most."""
@@ -63,18 +64,36 @@ class EpochDisplay:
         self._moved, part = now, epoch + step / steps
         if self._began is None:
             self._began, self._first = now, part
-        words = f"{self._last}{self._eta(part)}"
-        self._bar.update(self._task, completed=part, epoch=f"{epoch + 1}/{self.epochs}", words=words)
+        self._move(epoch, part)
 
-    def _eta(self, done: float | None = None) -> str:
-        done = self._done if done is None else done
+    def _move(self, epoch: int, done: float) -> None:
+        place = f"{epoch + 1}/{self.epochs}"
+        room = self.console.width - len(f"epoch {place} ") - _BAR - 1
+        words = fit_words([*self._last, *self._eta(done)], width=room)
+        self._bar.update(self._task, completed=done, epoch=place, words=words)
+
+    def _eta(self, done: float) -> list[str]:
         if self._began is None or done <= self._first or done >= self.epochs:
-            return ""
+            return []
         left = (time.monotonic() - self._began) / (done - self._first) * (self.epochs - done)
-        return f"  {duration_words(left)} left"
+        return [f"{duration_words(left)} left"]
 
 
-def epoch_words(record: EpochRecord) -> str:
+def fit_words(words: Sequence[str], *, width: int) -> str:
+    """Join ``words``; where the room is short the loss is left out first, then the speed, then what comes last.
+
+    Example:
+        >>> fit_words(["loss 0.5", "error 9%", "ECE 2%", "800 images/s", "0:09 left"], width=30)
+        'error 9%  ECE 2%  0:09 left'
+    """
+    kept = list(words)
+    for start in ("loss ", "images/s", "gamma "):
+        if len("  ".join(kept)) > width:
+            kept = [word for word in kept if not (word.startswith(start) or word.endswith(start))]
+    return "  ".join(kept)[: max(width, 0)]
+
+
+def epoch_words(record: EpochRecord) -> list[str]:
     """Return what an epoch's line says: loss, validation error and ECE, gamma and speed."""
     words = [f"loss {record.train_loss:.4f}"]
     if record.val_error is not None and record.val_ece is not None:
@@ -83,7 +102,7 @@ def epoch_words(record: EpochRecord) -> str:
         words.append(f"gamma {record.gamma_mean:.2f}±{record.gamma_std:.2f}")
     if record.images_per_second is not None:
         words.append(f"{record.images_per_second:,.0f} images/s")
-    return "  ".join(words)
+    return words
 
 
 def duration_words(seconds: float) -> str:
