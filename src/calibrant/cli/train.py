@@ -33,6 +33,9 @@ def train_model(
     changes = {key: value for key, value in options.items() if value is not None} | parse_settings(settings)
     recipe = override(Recipe() if file is None else load_recipe(file), changes)
     folder = default_folder(recipe) if out is None else out
+    if ":" in recipe.backbone.name and "" not in sys.path:
+        # A factory of one's own is looked for where the command is called, as `python -m` would.
+        sys.path.insert(0, "")
     first = is_first_process()
     display = EpochDisplay(recipe.train.epochs, shown=first)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -98,11 +98,13 @@ def joined_group(device: str) -> Iterator[Group]:
     if cuda and local_rank >= torch.cuda.device_count():
         got = f"process {local_rank} on a machine with {torch.cuda.device_count()}"
         raise ValueError(f"train: every process must have a GPU of its own, got {got}. Lower `--nproc-per-node`.")
-    dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=world_size)
-    try:
-        yield Group(rank, world_size, local_rank)
-    finally:
-        dist.destroy_process_group()
+    # NCCL sends from the current GPU, also what is no tensor.
+    with torch.cuda.device(local_rank) if cuda else nullcontext():
+        dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=world_size)
+        try:
+            yield Group(rank, world_size, local_rank)
+        finally:
+            dist.destroy_process_group()
 
 
 _VARIABLES = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}

@@ -19,6 +19,7 @@ from torch import nn
 
 from calibrant.engine.assemble import Assembly
 from calibrant.engine.board import Board, NoBoard, open_board
+from calibrant.engine.lock import lock_folder
 from calibrant.engine.loop import EpochRecord
 from calibrant.engine.provenance import provenance
 from calibrant.engine.recipe import BackbonePart, Recipe, load_recipe, to_toml
@@ -70,6 +71,7 @@ class RunFolder:
             raise type(error)(
                 f"train: the folder {path} cannot be made ({error.strerror}). Choose another with `--out`."
             ) from None
+        self._lock = lock_folder(self.path)
         for left in self.path.glob(".*.tmp"):
             # What a killed process was writing.
             left.unlink(missing_ok=True)
@@ -95,6 +97,13 @@ class RunFolder:
         self._write_facts(facts)
         _write_text(self.path / "history.jsonl", "".join(_line(record) for record in history))
         self._history = (self.path / "history.jsonl").open("a", encoding="utf-8")
+
+    def begin_from(self, base: Run) -> None:
+        """Write what `begin` does for a run that is made from a finished one and not trained."""
+        assert base.folder is not None
+        _write_text(self.path / "recipe.toml", to_toml(self.recipe))
+        self._write_facts(_read_facts(base.folder) | {"base": str(base.folder), "finished": None})
+        _write_text(self.path / "history.jsonl", "".join(_line(record) for record in base.history))
 
     def epoch(self, record: EpochRecord) -> None:
         """Append an epoch to the history."""
@@ -129,6 +138,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Close what is open; a folder made for a run that could not begin goes away again."""
+        self._lock.close()
         if self._history is not None:
             self._history.close()
         self._board.close()

@@ -61,8 +61,6 @@ def train(
 
 def _train_in_folder(recipe: Recipe, out: Path, group: Group, *, resume: bool, report: Report | None, tick: Tick | None) -> Run:
     folder = RunFolder(out, recipe, resume=resume) if group.leads else None
-    if group.share(is_finished(out)):
-        return group.share(load_run(out) if group.leads else None)  # type: ignore[return-value]
 
     def write(record: EpochRecord) -> None:
         if folder is not None:
@@ -71,6 +69,8 @@ def _train_in_folder(recipe: Recipe, out: Path, group: Group, *, resume: bool, r
             report(record)
 
     try:
+        if group.share(is_finished(out)):
+            return group.share(load_run(out) if group.leads else None)  # type: ignore[return-value]
         run = run_recipe(
             recipe,
             checkpoint=out / "state.pt",
@@ -85,6 +85,29 @@ def _train_in_folder(recipe: Recipe, out: Path, group: Group, *, resume: bool, r
     finally:
         if folder is not None:
             folder.close()
+
+
+def scale_run(base: str | Path, *, out: str | Path, resume: bool = False) -> Run:
+    """Make the run of a method with ``+ts`` from a finished run of the method without, and write it to a folder of its own.
+
+    Args:
+        base: Folder of the finished run.
+        out: Folder of the new run; what `train` would write for the method with ``+ts``.
+        resume: Read and return a finished run that is there.
+
+    Returns:
+        The run after temperature scaling. Raises ``ValueError`` if ``base`` holds no finished run.
+    """
+    found = load_run(base)
+    run = with_temperature(found)
+    folder = RunFolder(out, run.recipe, resume=resume)
+    try:
+        if is_finished(out):
+            return load_run(out)
+        folder.begin_from(found)
+        return folder.finish(run)
+    finally:
+        folder.close()
 
 
 def _scaled(run: Run) -> Run:

@@ -7,12 +7,12 @@ import torch
 
 import calibrant.engine.board as board_module
 from calibrant.engine.distributed import Group, joined_group
-from calibrant.engine.folder import is_finished, load_network, load_run
+from calibrant.engine.folder import RunFolder, is_finished, load_network, load_run
 from calibrant.engine.loop import EpochRecord
 from calibrant.engine.provenance import package_commit
 from calibrant.engine.recipe import Recipe, load_recipe, override
 from calibrant.engine.result import Run
-from calibrant.engine.train import train
+from calibrant.engine.train import scale_run, train
 from calibrant.io import load_predictions
 
 TINY = {
@@ -209,3 +209,26 @@ def test_joined_group_reads_the_launchers_variables(monkeypatch):
     monkeypatch.setenv("RANK", "one")
     with pytest.raises(ValueError, match="variable RANK must be a whole number, got 'one'"), joined_group("cpu"):
         pass
+
+
+def test_run_folder_in_use_is_refused_until_it_is_closed(tmp_path):
+    folder = RunFolder(tmp_path / "run", tiny(), resume=False)
+    with pytest.raises(ValueError, match="run is being written by another process. Wait for it, or name another folder"):
+        RunFolder(tmp_path / "run", tiny(), resume=True)
+    folder.close()
+    assert not (tmp_path / "run").exists()
+    RunFolder(tmp_path / "run", tiny(), resume=False).close()
+
+
+def test_scale_run_makes_the_scaled_run_without_training(finished, tmp_path):
+    base, folder = finished
+    made = scale_run(folder, out=tmp_path / "ts")
+    loaded = load_run(tmp_path / "ts")
+    assert loaded.recipe == tiny(method__name="flgamma-sece+ts")
+    assert loaded.temperature == made.temperature
+    torch.testing.assert_close(loaded.test.logits, base.test.logits / made.temperature)
+    assert (loaded.history, loaded.best_epoch) == (base.history, base.best_epoch)
+    assert loaded.model.state_dict()["head.weight"].equal(base.model.state_dict()["head.weight"])
+    assert json.loads((tmp_path / "ts" / "run.json").read_text())["base"] == str(folder)
+    assert train(loaded.recipe, out=tmp_path / "ts", resume=True).test.logits.equal(loaded.test.logits)
+    assert scale_run(folder, out=tmp_path / "ts", resume=True).temperature == made.temperature
