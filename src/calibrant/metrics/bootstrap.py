@@ -14,8 +14,8 @@ from calibrant.core.checks import check_count
 from calibrant.core.grid import grid_index, grid_of
 from calibrant.core.records import Predictions
 from calibrant.core.summary import Rows, class_bins_of, score_rows
-from calibrant.metrics.batched import BATCHED, batched_ace, batched_aurc, batched_debiased
-from calibrant.metrics.levels import Levels, levels_of
+from calibrant.metrics.batched import BATCHED, batched_ace, batched_aurc, batched_debiased, batched_ece, batched_mce
+from calibrant.metrics.levels import Levels, levels_of, merge_bins
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -116,12 +116,14 @@ class Sample:
         gap = (cells.confidence - cells.correct) / weights.sum()
         self.class_shift = _shrinkage(gap, share * mean * (1 - mean) / size)
 
-    def scores(self, counts: Array, *, shrunk: bool = False) -> dict[str, Tensor]:
+    def scores(self, counts: Array, *, rng: np.random.Generator | None = None) -> dict[str, Tensor]:
         """Score resamples in which examples are drawn ``counts [N, r]`` times; key → ``[r]``.
 
-        The gaps of the data hold chance already, and a resample adds it once more. With ``shrunk``, the gaps of bins are
-        first reduced by what chance is expected to have added (James and Stein). Kernels average over many gaps, and
-        squares have their chance subtracted: metrics made of those need it not.
+        With ``rng`` they are made to differ from each other as data sets do. The gaps of the data hold chance already, and a
+        resample adds it once more: so the gaps of bins are first reduced by what chance is expected to have added (James and
+        Stein). Kernels average over many gaps, and squares have their chance subtracted; metrics made of those need it not.
+        The MCE, on the other hand, often is the gap of a bin with few examples, of which resamples show too little
+        variety (none, if there is one): the variance that is missing is added as noise.
         """
         counts = counts if bool((self.weights == 1).all()) else counts * self.weights[:, None]
         held = torch.from_numpy(self.places @ counts).double()
@@ -131,19 +133,30 @@ class Sample:
         wrong, right = (held / total).T.unflatten(1, (-1, 2)).unbind(2)
         mass, levels = wrong + right, self.levels
         nll, brier, infinite = torch.from_numpy(self.sums @ counts).double() / total
-        by_width, by_mass = (right + mass * shift if shrunk else right for shift in self.shifts)
+        by_width, by_mass = (right if rng is None else right + mass * shift for shift in self.shifts)
+        noisy = by_width if rng is None else by_width + mass * self._noise(len(mass), rng)
         return {
             "error": wrong.sum(1),
             "nll": nll.where(infinite == 0, torch.inf),
             "brier": brier,
-            **{key: BATCHED[key](levels, mass, by_width) for key in ("ece", "mce")},
+            "ece": batched_ece(levels, mass, by_width),
+            "mce": batched_mce(levels, mass, noisy),
             "ace": batched_ace(levels, mass, by_mass),
-            "classwise_ece": self._classwise(counts, total, shrunk=shrunk),
+            "classwise_ece": self._classwise(counts, total, shrunk=rng is not None),
             **{key: BATCHED[key](levels, mass, right) for key in ("sece", "smece", "mmce")},
             "ece_debiased": batched_debiased(levels, mass, right, size=levels.size),
             "signed_gap": mass @ levels.confidence - right.sum(1),
             "aurc": batched_aurc(levels, mass, right),
         }
+
+    def _noise(self, rows: int, rng: np.random.Generator) -> Tensor:
+        """Variation of each bin's accuracy that resamples lack, ``[rows, G]``."""
+        bins = merge_bins(self.levels)
+        count = bins.share * bins.size
+        guess = (count * bins.accuracy + 2) / (count + 4)
+        lacking = (guess * (1 - guess) - bins.accuracy * (1 - bins.accuracy)).clamp_min(0)
+        drawn = torch.from_numpy(rng.standard_normal((rows, len(bins)))) * (lacking / count).sqrt()
+        return drawn[:, torch.searchsorted(bins.bin_index, self.levels.bin_index)]
 
     def _classwise(self, counts: Array, total: Tensor, *, shrunk: bool) -> Tensor:
         """Classwise ECE ``[r]``."""

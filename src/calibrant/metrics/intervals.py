@@ -6,7 +6,7 @@ Calibration errors are found by test inversion (`worlds`), the other scores by o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -30,6 +30,7 @@ from calibrant.metrics.worlds import (
 
 # Worlds of the ECE get all resamples asked for, being cheap to draw; those of other errors a fifth as many.
 _PER_WORLD = 0.2
+_MORE = 3
 # Draws for the classwise error: with many classes its spread is known from few resamples, being a sum of many parts.
 _CLASS_DRAWS = 300_000
 _LEAST_PER_WORLD = 40
@@ -61,13 +62,14 @@ def score_intervals(
     """
     size = summary.effective_n
     levels = levels_of(summary.grid, size=size, n_bins=summary.n_bins)
+    within = levels_of(summary.grid, size=size, n_bins=summary.n_bins, within_bins=True)
     few = max(math.ceil(_PER_WORLD * n_resamples), 2)
     aurc, level_aurc = aurc_interval(levels, n_resamples=n_resamples, rng=rng)
     return {
         "error": rate_interval(min(max(values["error"], 0.0), 1.0), size=size),
         "nll": mean_interval(summary.nll, weight=summary.weight, size=size),
         "brier": mean_interval(summary.brier, weight=summary.weight, size=size, most=2.0),
-        **_binned_intervals(summary, values=values, null=null, n_resamples=n_resamples, rng=rng),
+        **binned_intervals(within, null=null, n_resamples=n_resamples, rng=rng),
         **_mass_intervals(levels, values=values, n_resamples=few, rng=rng),
         "classwise_ece": classwise_interval(summary, n_resamples=few, rng=rng),
         "signed_gap": signed_gap_interval(levels),
@@ -75,17 +77,16 @@ def score_intervals(
     }
 
 
-def _binned_intervals(
-    summary: Summary, *, values: Mapping[str, float], null: Tensor, n_resamples: int, rng: np.random.Generator
+def binned_intervals(
+    levels: Levels, *, null: Tensor, n_resamples: int, rng: np.random.Generator, keys: Sequence[str] = ("ece", "mce")
 ) -> dict[str, Range]:
-    """Intervals of ECE and MCE."""
-    fine = levels_of(summary.grid, size=summary.effective_n, n_bins=summary.n_bins, within_bins=True)
-    levels = merge_bins(fine)
+    """Intervals of ECE and MCE, of levels within bins."""
+    bins = merge_bins(levels)
     found = {}
-    for key, family in (("ece", worlds_by_mean_gap), ("mce", worlds_by_largest_gap)):
-        worlds = family(levels, levels.bin_index)
-        data = draw_from(worlds, levels, n_resamples=n_resamples, rng=rng)
-        found[key] = _invert(levels, worlds, data, BATCHED[key], value=values[key], null=null if key == "ece" else None)
+    for key in keys:
+        worlds = (worlds_by_mean_gap if key == "ece" else worlds_by_largest_gap)(bins, bins.bin_index)
+        data = draw_from(worlds, bins, n_resamples=n_resamples, rng=rng)
+        found[key] = _invert(bins, worlds, data, BATCHED[key], null=null if key == "ece" else None)
     return found
 
 
@@ -93,15 +94,22 @@ def _mass_intervals(
     levels: Levels, *, values: Mapping[str, float], n_resamples: int, rng: np.random.Generator
 ) -> dict[str, Range]:
     """Intervals of the errors over equal-mass bins or kernels, from two families of worlds."""
-    embedded = worlds_by_embedding(levels, levels.mass_index)
-    data = draw_from(embedded, levels, n_resamples=n_resamples, rng=rng)
-    mmce = _invert(levels, embedded, data, BATCHED["mmce"], value=values["mmce"])
-    worlds = worlds_by_mean_gap(levels, levels.mass_index)
-    data = draw_from(worlds, levels, n_resamples=n_resamples, rng=rng)
-    found = {key: _invert(levels, worlds, data, BATCHED[key], value=values[key]) for key in _BY_MASS}
-    key = "ece_debiased"
-    sized, unsized = partial(batched_debiased, size=levels.size), partial(batched_debiased, size=math.inf)
-    return {**found, "mmce": mmce, key: _invert(levels, worlds, data, sized, in_truth=unsized, value=values[key])}
+    debiased, in_truth = (partial(batched_debiased, size=size) for size in (levels.size, math.inf))
+    # Whether an interval begins at zero is the calibrated world's to say, so more is drawn from that one.
+    calibrated = draw_from(levels.confidence.unsqueeze(0), levels, n_resamples=_MORE * n_resamples, rng=rng)
+    plans: list[tuple[Callable[[Levels, Tensor], Tensor], dict[str, Metric]]] = [
+        (worlds_by_mean_gap, {**{key: BATCHED[key] for key in _BY_MASS}, "ece_debiased": debiased}),
+        (worlds_by_embedding, {"mmce": BATCHED["mmce"]}),
+    ]
+    found = {}
+    for family, metrics in plans:
+        worlds = family(levels, levels.mass_index)
+        data = draw_from(worlds, levels, n_resamples=n_resamples, rng=rng)
+        for key, metric in metrics.items():
+            truly = in_truth if key == "ece_debiased" else metric
+            null = metric(levels, *calibrated)
+            found[key] = _invert(levels, worlds, data, metric, in_truth=truly, value=values[key], null=null)
+    return found
 
 
 def _invert(
@@ -110,21 +118,25 @@ def _invert(
     data: tuple[Tensor, Tensor],
     metric: Metric,
     *,
-    value: float,
+    value: float | None = None,
     in_truth: Metric | None = None,
     null: Tensor | None = None,
 ) -> Range:
-    """Interval of a metric from data drawn from worlds; ``in_truth`` is the metric of infinitely many examples."""
+    """Interval of a metric from data drawn from worlds; ``in_truth`` is the metric of infinitely many examples.
+
+    It is stretched to an exact ``value``, where one is given.
+    """
     observed = float(metric(levels, *_as_row(levels, levels.accuracy)))
     truth = (in_truth or metric)(levels, *_as_row(levels, worlds))
     drawn = metric(levels, *data).view(len(worlds), -1)
-    return _stretch(Range(*accepted_range(truth, drawn, observed, null=null)), value, observed)
+    found = Range(*accepted_range(truth, drawn, observed, null=null))
+    return found if value is None else _stretch(found, value, observed)
 
 
 def _stretch(given: Range, value: float, observed: float) -> Range:
     """Stretch an interval from the ``observed`` value of the levels to the exact ``value``, if that is near."""
     ratio = value / observed if observed > 0 else 1.0
-    return Range(given.low * ratio, given.high * ratio) if 1 / _FAR < ratio < _FAR else given
+    return Range(given.low * ratio, min(given.high * ratio, 1.0)) if 1 / _FAR < ratio < _FAR else given
 
 
 def _as_row(levels: Levels, accuracy: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,7 +182,7 @@ def _invert_classwise(levels: Levels, worlds: Tensor, num_classes: int, n_resamp
     # by -1 / (C - 1) on average. Their sizes are by about its square while chance decides the signs, and fully, in pairs,
     # once true gaps do; so the variance is up to twice that of independent bins (exactly twice for two classes).
     middle = values.mean(1, keepdim=True)
-    alike = (truth.unsqueeze(1) / middle.clamp_min(1e-300)).clamp(1 / (num_classes - 1), 1)
+    alike = (truth.unsqueeze(1) / middle.clamp_min(1e-300)).square().clamp(1 / (num_classes - 1), 1)
     values = middle + (values - middle) * (1 + alike).sqrt()
     observed = float((levels.share * (levels.confidence - levels.accuracy)).abs().sum())
     return Range(*accepted_range(truth, values, observed))

@@ -58,9 +58,7 @@ class Levels:
     @cached_property
     def mass_cuts(self) -> Tensor:
         """Where equal-mass bins of ``size`` examples begin and end, as a share of all ``[M + 1]``."""
-        part, more = divmod(self.size, self.n_bins)
-        k = torch.arange(self.n_bins + 1, dtype=torch.float64)
-        return (k * part + k.clamp(max=more)) / self.size
+        return _mass_cuts(self.size, self.n_bins)
 
     @cached_property
     def in_bin(self) -> Tensor:
@@ -85,13 +83,14 @@ class Levels:
 
     @cached_property
     def smoothers(self) -> Tensor:
-        """Share of a reflected Gaussian at level g that falls near level t, per bandwidth ``[29, G, G]``, float32.
+        """Share of a reflected Gaussian at level g that falls into each of T parts of [0, 1], ``[29, G, T]``, float32.
 
-        The ends of the neighbourhoods are half-way between levels. Rows sum to one, so that without overlap, at a small
-        bandwidth, the smoothed residual is the residual.
+        Parts end half-way between levels, and at multiples of a level's width. Rows sum to one, so that without overlap, at
+        a small bandwidth, the smoothed residual is the residual.
         """
         middle = (self.confidence[1:] + self.confidence[:-1]) / 2
-        ends = torch.cat([middle.new_zeros(1), middle, middle.new_ones(1)]).float()
+        even = torch.linspace(0, 1, round(1 / _WIDTH) + 1, dtype=torch.float64)
+        ends = torch.cat([even, middle]).unique().float()
         scale = (LADDER * 2**0.5).float().view(-1, 1, 1)
         center = self.confidence.float().view(1, -1, 1)
         # Images of the kernel mirrored at 0 and 1; further ones matter only for bandwidths near 1.
@@ -121,13 +120,21 @@ def levels_of(grid: Grid, *, size: float, n_bins: int, within_bins: bool = False
         bin_index = used.clamp_max(WIDTH_CELLS - 1) // (WIDTH_CELLS // n_bins)
     else:
         bin_index = equal_width_index(confidence, n_bins)
-    parts = n_bins * max(_PARTS // n_bins, 1)
-    slots = [(confidence / _WIDTH).long(), ((share.cumsum(0) - share / 2) * parts).long()]
+    cuts, each = _mass_cuts(max(round(size), 1), n_bins), max(_PARTS // n_bins, 1)
+    finer = (cuts[:-1].unsqueeze(1) + cuts.diff().unsqueeze(1) * torch.arange(each) / each).flatten()
+    slots = [(confidence / _WIDTH).long(), torch.bucketize(share.cumsum(0) - share / 2, finer)]
     new = (torch.stack(slots + [bin_index] * within_bins).diff(dim=1) != 0).any(0).long()
     level = torch.cat([new.new_zeros(1), new.cumsum(0)])
     sums = torch.zeros(3, int(level[-1]) + 1, dtype=torch.float64).index_add_(1, level, cells)
     last = torch.cat([new, new.new_ones(1)]).bool()
     return _from_sums(sums, bin_index[last], used[last], size=max(round(size), 1), n_bins=n_bins)
+
+
+def _mass_cuts(size: int, n_bins: int) -> Tensor:
+    """Where `numpy.array_split` cuts ``size`` examples into M parts, as a share of all ``[M + 1]``."""
+    part, more = divmod(size, n_bins)
+    k = torch.arange(n_bins + 1, dtype=torch.float64)
+    return (k * part + k.clamp(max=more)) / size
 
 
 def merge_bins(levels: Levels) -> Levels:

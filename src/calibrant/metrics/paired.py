@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,9 +57,10 @@ def paired_test(
     check_count(n_resamples, where=where, name="n_resamples")
     _check_same_examples(first, second, where=where)
     one, two = Sample(first, n_bins=n_bins), Sample(second, n_bins=n_bins)
+    rng = np.random.default_rng([seed, 1])
     parts = []
     for counts in draw_counts(len(first), n_resamples=n_resamples, seed=seed):
-        before, after = one.scores(counts, shrunk=True), two.scores(counts, shrunk=True)
+        before, after = one.scores(counts, rng=rng), two.scores(counts, rng=rng)
         parts.append({key: after[key] - before[key] for key in before})
     drawn = join_parts(parts)
     values, others = score_values(first, n_bins=n_bins), score_values(second, n_bins=n_bins)

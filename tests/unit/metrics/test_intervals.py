@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant import Predictions
+from calibrant.core.summary import Summary, summarize
+from calibrant.metrics.intervals import classwise_interval, score_intervals
+from calibrant.metrics.levels import levels_of
+from calibrant.metrics.null import null_of_levels
+from calibrant.metrics.ordinary import Range
+from calibrant.metrics.values import KEYS, values_of_summary
+from helpers import mixed_gaps
+
+ERRORS = ("ece", "mce", "ace", "classwise_ece", "sece", "smece", "mmce", "ece_debiased")
+
+
+def intervals(summary: Summary, *, seed: int = 0, n_resamples: int = 200) -> dict[str, Range]:
+    rng = np.random.default_rng(seed)
+    levels = levels_of(summary.grid, size=summary.effective_n, n_bins=summary.n_bins, within_bins=True)
+    null = null_of_levels(levels, n_resamples=n_resamples, rng=rng)
+    return score_intervals(summary, values=values_of_summary(summary), null=null, n_resamples=n_resamples, rng=rng)
+
+
+def calibrated(n: int, num_classes: int = 5, *, scale: float = 1.0) -> Predictions:
+    """Labels drawn from the softmax of logits; probabilities from ``scale`` times as much."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(n, num_classes, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    return Predictions(logits=scale * logits, labels=labels)
+
+
+def test_intervals_of_calibrated_predictions_begin_at_zero() -> None:
+    found = intervals(summarize(calibrated(2000)))
+    assert set(found) == set(KEYS)
+    for key in ERRORS:
+        assert found[key].low == 0, key
+        assert 0 < found[key].high < (0.5 if key == "mce" else 0.1), key
+    assert found["signed_gap"].low < 0 < found["signed_gap"].high
+
+
+def test_intervals_of_over_confident_predictions_exclude_zero() -> None:
+    summary = summarize(calibrated(2000, scale=2.0))
+    found, values = intervals(summary), values_of_summary(summary)
+    # The largest gap may be that of a bin with few examples, which excludes nothing.
+    for key in set(ERRORS) - {"mce"}:
+        assert 0 < found[key].low < found[key].high, key
+        assert found[key].low < values[key], key
+    assert found["signed_gap"].low > 0
+    # Chance adds little to an error this large, so the interval surrounds the value.
+    assert found["ece"].low < values["ece"] < found["ece"].high
+
+
+def test_intervals_shrink_with_more_data() -> None:
+    few, many = (intervals(summarize(calibrated(n, scale=1.5))) for n in (500, 8000))
+    for key in set(KEYS) - {"mce"}:
+        assert many[key].high - many[key].low < 0.5 * (few[key].high - few[key].low), key
+
+
+def test_intervals_repeat_with_their_seed() -> None:
+    summary = summarize(calibrated(300))
+    assert intervals(summary, seed=4, n_resamples=40) == intervals(summary, seed=4, n_resamples=40)
+
+
+def test_intervals_of_the_ece_vary_little_between_seeds() -> None:
+    summary = summarize(calibrated(2000, scale=1.3))
+    ends = np.array([intervals(summary, seed=s, n_resamples=400)["ece"] for s in range(6)])
+    # The ends should be known far better than the interval is wide.
+    assert ends.std(0).max() < 0.06 * (ends[:, 1] - ends[:, 0]).mean()
+
+
+def test_intervals_equal_weights_change_nothing() -> None:
+    plain = calibrated(300)
+    weighted = Predictions(logits=plain.logits, labels=plain.labels, weights=torch.full((300,), 2.5))
+    one, two = intervals(summarize(plain), n_resamples=40), intervals(summarize(weighted), n_resamples=40)
+    for key in KEYS:
+        assert one[key] == pytest.approx(two[key], rel=1e-6), key
+
+
+def test_intervals_unequal_weights_are_those_of_the_effective_number() -> None:
+    plain = calibrated(4000, scale=1.5)
+    weights = torch.ones(4000)
+    weights[1000:] = 1e-9
+    weighted = Predictions(logits=plain.logits, labels=plain.labels, weights=weights)
+    one = intervals(summarize(weighted))
+    two = intervals(summarize(plain.subset(torch.arange(1000))))
+    for key in ("error", "nll", "brier", "ece", "signed_gap"):
+        assert one[key] == pytest.approx(two[key], rel=0.1, abs=0.003), key
+
+
+def test_classwise_interval_of_two_classes_is_that_of_the_positive_class() -> None:
+    # Two classes mirror each other, so the classwise error is the error of either.
+    summary = summarize(calibrated(3000, 2, scale=1.6))
+    found = classwise_interval(summary, n_resamples=300, rng=np.random.default_rng(0))
+    value = values_of_summary(summary)["classwise_ece"]
+    assert 0 < found.low < value < found.high
+    # Chance: sqrt(p (1 - p) / N) of about 0.4 / sqrt(3000) = 0.007 on either side, twice.
+    assert 0.015 < found.high - found.low < 0.045
+
+
+def test_classwise_interval_many_classes_needs_little_memory_and_holds() -> None:
+    probs, labels = mixed_gaps(1000, 300)
+    found = classwise_interval(
+        summarize(Predictions(probs=probs, labels=labels)), n_resamples=200, rng=np.random.default_rng(0)
+    )
+    assert 0 <= found.low < found.high < 0.01

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant import Predictions
+from calibrant.core.summary import summarize
+from calibrant.metrics.classwise import class_calibration_errors
+from calibrant.metrics.measure import class_scores, measure, measure_summary
+from calibrant.metrics.null import if_calibrated
+from calibrant.metrics.values import KEYS, score_values
+from helpers import mixed_gaps
+
+
+def some_predictions(n: int = 400, num_classes: int = 4, **more: object) -> Predictions:
+    probs, labels = mixed_gaps(n, num_classes)
+    return Predictions(probs=probs, labels=labels, **more)  # type: ignore[arg-type]
+
+
+def test_measure_gives_every_key_with_its_value_inside_its_interval() -> None:
+    predictions = some_predictions()
+    scores = measure(predictions, n_resamples=50)
+    assert tuple(scores) == KEYS
+    assert (scores.n, scores.num_classes, scores.n_bins) == (400, 4, 15)
+    for key, value in score_values(predictions, n_bins=15).items():
+        assert scores[key].value == value
+        assert scores[key].low <= value <= scores[key].high, key
+        assert key == "signed_gap" or scores[key].low >= 0, key
+    assert int(scores.bins.count.sum()) == 400
+
+
+def test_measure_p_value_is_that_of_if_calibrated() -> None:
+    probs, labels = mixed_gaps(400, 4)
+    scores = measure(Predictions(probs=probs, labels=labels), n_resamples=100, seed=3)
+    assert scores.ece_if_calibrated == pytest.approx(if_calibrated(probs, labels, n_resamples=100, seed=3))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_measure_ece_interval_begins_above_zero_where_p_is_below_5_percent(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(1000, 4, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    scores = measure(Predictions(logits=(1 + 0.05 * seed) * logits, labels=labels), n_resamples=199)
+    p_value = scores.ece_if_calibrated.p_value
+    assert abs(p_value - 0.05) < 0.006 or (scores["ece"].low > 0) == (p_value < 0.05)
+
+
+def test_measure_repeats_with_its_seed_only() -> None:
+    predictions = some_predictions()
+    first, again, other = (measure(predictions, n_resamples=40, seed=s) for s in (1, 1, 2))
+    assert first.to_dict() == again.to_dict()
+    assert first["ece"].high != other["ece"].high
+
+
+def test_measure_does_not_touch_global_randomness() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    measure(some_predictions(50), n_resamples=10)
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert before[1] == np.random.get_state()[1].tolist()  # noqa: NPY002
+
+
+def test_measure_is_written_as_json_of_the_schema() -> None:
+    scores = measure(some_predictions(), n_resamples=20, by_class=True, file="a.npz")
+    data = json.loads(scores.to_json())
+    assert data["file"] == "a.npz"
+    assert list(data["metrics"]) == list(KEYS)
+    assert set(data["metrics"]["ece"]) == {"value", "low", "high"}
+    assert set(data["ece_if_calibrated"]) == {"mean", "p95", "p_value"}
+    assert len(data["classes"]) == 4
+
+
+def test_measure_slices_are_the_measures_of_the_groups() -> None:
+    group = np.array(["b", "a"] * 200)
+    predictions = some_predictions(columns={"group": group})
+    scores = measure(predictions, slice_by="group", n_resamples=30)
+    assert list(scores.slices) == ["a", "b"]
+    alone = measure(predictions.subset(group == "a"), n_resamples=30)
+    assert scores.slices["a"].to_dict() == alone.to_dict()
+    assert scores.slices["a"].n == 200
+
+
+def test_measure_slices_by_numbers_are_named_by_them() -> None:
+    predictions = some_predictions(30, columns={"site": torch.arange(30) % 3})
+    assert list(measure(predictions, slice_by="site", n_resamples=10).slices) == ["0", "1", "2"]
+
+
+def test_measure_unknown_column_raises_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="unknown column 'grup'. Did you mean 'group'"):
+        measure(some_predictions(10, columns={"group": np.arange(10)}), slice_by="grup")
+
+
+def test_measure_wrong_counts_raise() -> None:
+    with pytest.raises(ValueError, match="measure: `n_resamples` must be a whole number >= 2, got 1"):
+        measure(some_predictions(10), n_resamples=1)
+    with pytest.raises(ValueError, match="measure: `n_bins` must be a whole number >= 1, got 0"):
+        measure(some_predictions(10), n_bins=0)
+    with pytest.raises(ValueError, match="measure_summary: `n_resamples` must be a whole number >= 2, got 0"):
+        measure_summary(summarize(some_predictions(10)), n_resamples=0)
+
+
+def test_measure_classes_are_sorted_worst_first() -> None:
+    probs, labels = mixed_gaps(400, 4)
+    names = ["w", "x", "y", "z"]
+    scores = measure(Predictions(probs=probs, labels=labels, class_names=names), by_class=True, n_resamples=10)
+    errors = class_calibration_errors(probs, labels, n_bins=15)
+    assert [c.ece for c in scores.classes] == sorted((c.ece for c in scores.classes), reverse=True)
+    for entry in scores.classes:
+        assert entry.name == names[entry.index]
+        assert entry.ece == pytest.approx(float(errors[entry.index]))
+        assert entry.count == float((labels == entry.index).sum())
+        assert entry.signed_gap == pytest.approx(float(probs[:, entry.index].mean() - (labels == entry.index).double().mean()))
+        wrong = (probs.argmax(1) != labels)[labels == entry.index].double().mean()
+        assert entry.error == pytest.approx(float(wrong))
+
+
+def test_class_scores_absent_class_has_no_error_rate() -> None:
+    scores = class_scores(summarize(Predictions(probs=[[0.6, 0.3, 0.1], [0.7, 0.2, 0.1]], labels=[0, 0])))
+    assert {c.index: math.isnan(c.error) for c in scores} == {0: False, 1: True, 2: True}
+    with pytest.raises(ValueError, match="class_scores: `names` must hold C = 3 names, got 1"):
+        class_scores(summarize(Predictions(probs=[[0.6, 0.3, 0.1]], labels=[0])), names=["a"])
+
+
+def test_measure_whole_weights_give_the_values_of_repeated_examples() -> None:
+    probs, labels = mixed_gaps(200, 3)
+    weights = 1 + torch.arange(200) % 3
+    repeat = torch.repeat_interleave(torch.arange(200), weights)
+    one = measure(Predictions(probs=probs, labels=labels, weights=weights.double()), n_resamples=20)
+    two = measure(Predictions(probs=probs[repeat], labels=labels[repeat]), n_resamples=20)
+    # Equal-mass cuts and the risk-coverage curve count examples, of which there are fewer.
+    for key in set(KEYS) - {"ace", "ece_debiased", "aurc"}:
+        assert one[key].value == pytest.approx(two[key].value, rel=1e-6), key
+    # Fewer examples, less certainty: as many as carry the same information.
+    assert one["error"].high - one["error"].low > two["error"].high - two["error"].low
+
+
+def test_measure_summary_is_near_measure() -> None:
+    predictions = some_predictions(3000)
+    whole = measure(predictions, n_resamples=100, by_class=True)
+    parts = [summarize(predictions.subset(torch.arange(at, at + 1000))) for at in (0, 1000, 2000)]
+    summed = measure_summary(parts[0] + parts[1] + parts[2], n_resamples=100, by_class=True)
+    for key in KEYS:
+        assert summed[key] == pytest.approx(whole[key], abs=2e-3), key
+    assert summed.ece_if_calibrated == pytest.approx(whole.ece_if_calibrated)
+    assert [c.index for c in summed.classes] == [c.index for c in whole.classes]
+
+
+def test_measure_logits_saturated_in_probability_keep_their_loss() -> None:
+    scores = measure(Predictions(logits=torch.tensor([[1000.0, 0.0], [0.0, 1000.0]]), labels=[1, 1]), n_resamples=10)
+    assert scores["nll"].value == pytest.approx(500)
+
+
+CASES = {
+    "all right": ([[0.9, 0.1], [0.3, 0.7]] * 10, [0, 1] * 10),
+    "all wrong": ([[0.9, 0.1], [0.3, 0.7]] * 10, [1, 0] * 10),
+    "certain and right": ([[1.0, 0.0]] * 20, [0] * 20),
+    "certain and wrong": ([[1.0, 0.0]] * 20, [1] * 20),
+    "fewer than bins": ([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [0, 1, 1]),
+    "one example": ([[0.9, 0.1]], [0]),
+    "class absent": ([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2]] * 10, [0, 1] * 10),
+    "all tied": ([[0.25, 0.25, 0.25, 0.25]] * 20, [0, 1, 2, 3] * 5),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_measure_extreme_input_gives_sensible_intervals(case: str) -> None:
+    probs, labels = CASES[case]
+    scores = measure(Predictions(probs=probs, labels=labels), n_resamples=40, by_class=True)
+    for key, (value, low, high) in scores.metrics.items():
+        assert low <= value <= high, key
+        assert key == "signed_gap" or low >= 0, key
+        assert key in ("nll", "brier") or -1 <= low <= high <= 1, key
+    assert 0 < scores.ece_if_calibrated.p_value <= 1
+    assert scores["error"].high > scores["error"].low
+
+
+def test_measure_all_right_does_not_claim_certainty() -> None:
+    scores = measure(Predictions(probs=[[0.99, 0.01]] * 20, labels=[0] * 20), n_resamples=100)
+    for key in ("error", "ece", "ace", "smece", "mmce", "signed_gap", "aurc"):
+        # Twenty of twenty right still allow one error in ten.
+        assert scores[key].high > 0.05, key
+
+
+def test_measure_other_numbers_of_bins_work() -> None:
+    for n_bins in (1, 7, 100):
+        scores = measure(some_predictions(200), n_bins=n_bins, n_resamples=20)
+        assert scores.n_bins == n_bins
+        assert len(scores.bins.count) == n_bins

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant import Predictions
+from calibrant.metrics.paired import paired_test
+from calibrant.metrics.values import KEYS, score_values
+from helpers import mixed_gaps
+
+
+def two_models(n: int, seed: int, *, second_scale: float = 1.0) -> tuple[Predictions, Predictions]:
+    """Two models that see the true logits through noise of their own; the second's are then scaled."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(n, 5, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    one, two = (logits + 0.5 * torch.randn(n, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    return Predictions(logits=one, labels=labels), Predictions(logits=second_scale * two, labels=labels)
+
+
+def test_paired_test_of_a_model_with_itself_finds_nothing() -> None:
+    probs, labels = mixed_gaps(300)
+    same = Predictions(probs=probs, labels=labels)
+    found = paired_test(same, same, n_resamples=50)
+    assert tuple(found) == KEYS
+    for key, test in found.items():
+        # The noise that the MCE is given is each model's own.
+        assert test == (0.0, 0.0, 0.0, 1.0) if key != "mce" else test.p_value == 1.0, key
+
+
+def test_paired_test_difference_is_second_minus_first() -> None:
+    first, second = two_models(500, 0, second_scale=1.5)
+    found = paired_test(first, second, n_resamples=50)
+    one, two = score_values(first, n_bins=15), score_values(second, n_bins=15)
+    for key in KEYS:
+        assert found[key].difference == pytest.approx(two[key] - one[key]), key
+        assert found[key].low <= found[key].difference <= found[key].high, key
+
+
+def test_paired_test_planted_over_confidence_is_found() -> None:
+    first, second = two_models(2000, 0, second_scale=2.0)
+    found = paired_test(first, second, n_resamples=200)
+    for key in ("nll", "brier", "ece", "ace", "classwise_ece", "sece", "smece", "mmce", "ece_debiased", "signed_gap"):
+        assert found[key].p_value < 0.02, key
+        assert found[key].low > 0, key
+    # Scaling logits changes no prediction: the two differ by noise only.
+    assert found["error"].p_value > 0.05
+
+
+def test_paired_test_p_values_of_equal_models_are_roughly_uniform() -> None:
+    found = [paired_test(*two_models(400, seed), n_resamples=99, seed=seed) for seed in range(60)]
+    for key in KEYS:
+        values = np.array([test[key].p_value for test in found])
+        # A uniform mean of 60 has standard error 0.037. Binned errors near chance are resampled a little too wide, hence
+        # rejected less often than they might be.
+        assert 0.38 <= values.mean() <= 0.65, key
+        assert (values <= 0.05).mean() <= 0.12, key
+
+
+def test_paired_test_interval_excludes_zero_where_p_is_small() -> None:
+    for seed in range(20):
+        for key, test in paired_test(*two_models(300, seed, second_scale=1.2), n_resamples=99, seed=seed).items():
+            if test.p_value < 0.04:
+                assert test.low > 0 or test.high < 0, key
+            if test.p_value > 0.06:
+                assert test.low <= 0 <= test.high, key
+
+
+def test_paired_test_repeats_with_its_seed_only() -> None:
+    models = two_models(200, 0)
+    first, again, other = (paired_test(*models, n_resamples=30, seed=s)["ece"] for s in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_paired_test_infinite_loss_is_worse_than_any() -> None:
+    sure = Predictions(probs=[[1.0, 0.0]] * 10, labels=[0] * 9 + [1])
+    calm = Predictions(probs=[[0.9, 0.1]] * 10, labels=[0] * 9 + [1])
+    worse = paired_test(calm, sure, n_resamples=19)["nll"]
+    assert worse.difference == math.inf
+    assert worse.p_value == pytest.approx(1 / 20)
+    assert paired_test(sure, sure, n_resamples=19)["nll"].p_value == 1.0
+
+
+def test_paired_test_of_other_examples_raises() -> None:
+    first = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 1])
+    with pytest.raises(ValueError, match="paired_test: `second` must hold the N = 2 examples of `first`, got 1"):
+        paired_test(first, first.subset([0]))
+    with pytest.raises(ValueError, match="`second` must have the labels of `first`, got 0 for 1 in row 1. Put both"):
+        paired_test(first, Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]))
+    with pytest.raises(ValueError, match="`second` must have C = 2 classes as `first`, got 3"):
+        paired_test(first, Predictions(probs=[[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]], labels=[0, 1]))
+    with pytest.raises(ValueError, match="`second` must have the weights of `first`, got others"):
+        paired_test(first, Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 1], weights=[1.0, 2.0]))
+    with pytest.raises(ValueError, match="`n_resamples` must be a whole number >= 1, got 0"):
+        paired_test(first, first, n_resamples=0)
+    with pytest.raises(ValueError, match="`n_bins` must be a whole number >= 1, got 0"):
+        paired_test(first, first, n_bins=0)

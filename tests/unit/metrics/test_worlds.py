@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.core.grid import grid_of
+from calibrant.core.top_label import top_label
+from calibrant.metrics.batched import batched_ece, batched_mce, batched_mmce
+from calibrant.metrics.levels import Levels, levels_of, merge_bins
+from calibrant.metrics.worlds import (
+    accepted_range,
+    draw_from,
+    draw_right,
+    worlds_by_embedding,
+    worlds_by_largest_gap,
+    worlds_by_mean_gap,
+    worlds_of_few_gaps,
+)
+from helpers import mixed_gaps
+
+FAMILIES = [worlds_by_mean_gap, worlds_by_largest_gap, worlds_by_embedding, worlds_of_few_gaps]
+
+
+def some_bins(n: int = 3000) -> Levels:
+    top = top_label(*mixed_gaps(n), where="test")
+    return merge_bins(levels_of(grid_of(top.confidence, top.correct), size=n, n_bins=15, within_bins=True))
+
+
+def rows(levels: Levels, worlds: torch.Tensor) -> tuple[Levels, torch.Tensor, torch.Tensor]:
+    return levels, levels.share.expand_as(worlds), levels.share * worlds
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_worlds_begin_calibrated_and_are_possible(family: object) -> None:
+    levels = some_bins()
+    worlds = family(levels, levels.bin_index)  # type: ignore[operator]
+    assert worlds.shape == (12, len(levels))
+    assert torch.equal(worlds[0], levels.confidence)
+    assert float(worlds.min()) >= 0
+    assert float(worlds.max()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("family", "metric"),
+    [
+        (worlds_by_mean_gap, batched_ece),
+        (worlds_by_largest_gap, batched_mce),
+        (worlds_by_embedding, batched_mmce),
+        (worlds_of_few_gaps, batched_ece),
+    ],
+)
+def test_worlds_true_error_rises_through_the_observed_one(family: object, metric: object) -> None:
+    levels = some_bins()
+    truth = metric(*rows(levels, family(levels, levels.bin_index)))  # type: ignore[operator]
+    observed = float(metric(*rows(levels, levels.accuracy.unsqueeze(0))))  # type: ignore[operator]
+    assert bool((truth.diff() > -1e-12).all())
+    assert float(truth[0]) == pytest.approx(0, abs=1e-12)
+    # The last of the family of few gaps is the observed world itself.
+    assert float(truth[-1]) >= observed - 1e-9
+
+
+def test_worlds_by_mean_gap_soften_all_gaps_by_their_variance() -> None:
+    # Two bins of equal weight, gaps 0.3 and 0.1, both half right of many: the same is taken from both, the smaller at most 0.1.
+    levels = Levels(
+        share=torch.tensor([0.5, 0.5]).double(),
+        confidence=torch.tensor([0.8, 0.6]).double(),
+        accuracy=torch.tensor([0.5, 0.5]).double(),
+        bin_index=torch.tensor([9, 11]),
+        last_cell=torch.tensor([1, 2]),
+        size=10**8,
+        n_bins=15,
+    )
+    gaps = levels.confidence - worlds_by_mean_gap(levels, levels.bin_index, count=200)
+    both = gaps[(gaps[:, 1] > 1e-6)]
+    torch.testing.assert_close(both[:, 0] - both[:, 1], torch.full((len(both),), 0.2, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_worlds_seen_without_errors_try_over_confidence() -> None:
+    # Twenty right of twenty at confidence 0.999: accuracy may well be 0.9, but not above 1.
+    top = (torch.full((20,), 0.999).double(), torch.ones(20).double())
+    levels = levels_of(grid_of(*top), size=20, n_bins=15)
+    for family in (worlds_by_mean_gap, worlds_by_embedding):
+        assert float(family(levels, levels.bin_index).min()) < 0.9
+
+
+def test_worlds_of_few_gaps_keep_the_clearest_in_full() -> None:
+    levels = some_bins()
+    worlds = worlds_of_few_gaps(levels, levels.bin_index)
+    kept = (levels.confidence - worlds).abs() > 1e-12
+    torch.testing.assert_close(worlds[-1], levels.accuracy)
+    assert torch.equal(worlds[kept], levels.accuracy.expand_as(worlds)[kept])
+    assert bool((kept.sum(1).diff() >= 0).all())
+
+
+def test_draw_from_gives_shares_with_the_right_means() -> None:
+    levels = some_bins()
+    worlds = torch.stack([levels.confidence, levels.accuracy])
+    mass, right = draw_from(worlds, levels, n_resamples=4000, rng=np.random.default_rng(0))
+    assert mass.shape == right.shape == (8000, len(levels))
+    torch.testing.assert_close(mass.sum(1), torch.ones(8000, dtype=torch.float64))
+    # Standard errors of a share p over 4,000 data sets of 3,000: below sqrt(0.25 / 3000 / 4000) = 1.4e-4.
+    torch.testing.assert_close(mass.mean(0), levels.share, rtol=0, atol=5e-4)
+    torch.testing.assert_close(right[4000:].mean(0), levels.share * levels.accuracy, rtol=0, atol=7e-4)
+    again = draw_from(worlds, levels, n_resamples=4000, rng=np.random.default_rng(0))
+    assert torch.equal(right, again[1])
+
+
+def test_draw_right_keeps_whole_numbers_and_rounds_others_at_random() -> None:
+    levels = some_bins(300)
+    count, right = draw_right(levels, levels.confidence, n_resamples=50, rng=np.random.default_rng(0))
+    torch.testing.assert_close(count, levels.share * 300)
+    assert bool((right <= count).all())
+    thinned = Levels(**{**vars(levels), "size": 101})
+    count, _ = draw_right(thinned, levels.confidence, n_resamples=4000, rng=np.random.default_rng(0))
+    assert count.shape == (4000, len(levels))
+    assert torch.equal(count, count.round())
+    torch.testing.assert_close(count.mean(0), levels.share * 101, rtol=0, atol=0.05)
+
+
+def normal_worlds(truth: torch.Tensor, bias: torch.Tensor, *, spread: float) -> torch.Tensor:
+    chances = torch.linspace(0.0005, 0.9995, 1000, dtype=torch.float64)
+    z = torch.distributions.Normal(0.0, 1.0).icdf(chances)
+    return (truth + bias).unsqueeze(1) + spread * z
+
+
+def test_accepted_range_of_an_unbiased_normal_value_is_the_usual_interval() -> None:
+    truth = torch.linspace(0, 10, 41, dtype=torch.float64)
+    low, high = accepted_range(truth, normal_worlds(truth, torch.zeros(41), spread=1.0), 6.0)
+    assert low == pytest.approx(6 - 1.96, abs=0.02)
+    assert high == pytest.approx(6 + 1.96, abs=0.02)
+
+
+def test_accepted_range_takes_off_a_bias() -> None:
+    truth = torch.linspace(0, 10, 41, dtype=torch.float64)
+    low, high = accepted_range(truth, normal_worlds(truth, torch.full((41,), 2.0), spread=1.0), 8.0)
+    assert low == pytest.approx(6 - 1.96, abs=0.02)
+    assert high == pytest.approx(6 + 1.96, abs=0.02)
+
+
+@pytest.mark.parametrize(("observed", "begins_at_zero"), [(3.6, True), (3.7, False)])
+def test_accepted_range_begins_at_zero_unless_the_upper_5_percent_are_reached(observed: float, begins_at_zero: bool) -> None:
+    # The calibrated world shows 2 ± 1, of which 5 % lie beyond 2 + 1.645.
+    truth = torch.linspace(0, 10, 41, dtype=torch.float64)
+    low, _ = accepted_range(truth, normal_worlds(truth, torch.full((41,), 2.0), spread=1.0), observed)
+    assert (low == 0) is begins_at_zero
+
+
+def test_accepted_range_uses_the_null_given_for_the_calibrated_world() -> None:
+    truth = torch.linspace(0, 10, 41, dtype=torch.float64)
+    drawn = normal_worlds(truth, torch.full((41,), 2.0), spread=1.0)
+    assert accepted_range(truth, drawn, 3.0)[0] == 0
+    assert accepted_range(truth, drawn, 3.0, null=torch.full((100,), 2.5).double())[0] > 0
+
+
+def test_accepted_range_value_that_is_often_zero_still_has_an_upper_end() -> None:
+    # A debiased error is cut off at 0: seeing 0 excludes only worlds in which that is rare.
+    truth = torch.linspace(0, 10, 41, dtype=torch.float64)
+    drawn = normal_worlds(truth, torch.zeros(41), spread=1.0).clamp_min(0)
+    low, high = accepted_range(truth, drawn, 0.0)
+    assert low == 0
+    assert high == pytest.approx(1.96, abs=0.3)
