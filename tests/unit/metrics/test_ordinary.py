@@ -113,5 +113,5 @@ def test_aurc_interval_holds_the_area_and_repeats_with_its_seed() -> None:
 def test_bias_corrected_moves_against_a_bias() -> None:
     drawn = torch.distributions.Normal(0.0, 1.0).icdf(torch.linspace(0.0005, 0.9995, 2000, dtype=torch.float64))
     assert bias_corrected(drawn, 0.0) == pytest.approx((-1.96, 1.96), abs=0.01)
-    # Resamples half a standard deviation above the value: the interval is moved by twice as much, down (far out, 2,000 are few).
+    # Resamples half a standard deviation above the value: the interval is moved by twice as much, down (the tails are few).
     assert bias_corrected(drawn, -0.5) == pytest.approx((-2.96, 0.96), abs=0.1)
