@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from calibrant.engine.hardware import Hardware, choose_hardware
 from calibrant.engine.limits import check_recipe
 from calibrant.engine.loop import LoopParts
 from calibrant.engine.meta_objective import MetaObjective
-from calibrant.engine.methods import Facts, MetaPlan, Plan, make_plan
+from calibrant.engine.methods import Facts, LossPlan, MetaPlan, Plan, make_plan
 from calibrant.engine.objectives import LossObjective, MixupObjective
 from calibrant.engine.optim import build_optimizer
 from calibrant.engine.recipe import Recipe
@@ -60,7 +61,7 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
     if isinstance(plan, MetaPlan) and not find_head(model)[1].weight.requires_grad:
         raise ValueError(f"train: `backbone.freeze` must leave the head free for {part.name}, which looks ahead with it.")
     with hardware.active():
-        parts = _loop_parts(recipe, plan, data, model, hardware, group)
+        parts = _loop_parts(_Scene(recipe, data, model, hardware, group), plan)
     return Assembly(parts, data, hardware, plan, group)
 
 
@@ -76,30 +77,28 @@ def _network(recipe: Recipe, data: RunData, hardware: Hardware, group: Group) ->
     return model
 
 
-def _loop_parts(recipe: Recipe, plan: Plan, data: RunData, model: nn.Module, hardware: Hardware, group: Group) -> LoopParts:
-    train, optim, dtype = recipe.train, recipe.optim, hardware.dtype
+class _Scene(NamedTuple):
+    """What the parts of a run are built from."""
+
+    recipe: Recipe
+    data: RunData
+    model: nn.Module
+    hardware: Hardware
+    group: Group
+
+
+def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
+    recipe, data, model, hardware, group = scene
     resident = fits_on_device(data, recipe.data, device=hardware.device)
     plain_forward = feature_function(model)
     forward: FeatureFunction = torch.compile(plain_forward) if hardware.compiled else plain_forward
-    batches = TrainBatches(
-        data.train,
-        batch_size=train.batch_size,
-        device=hardware.device,
-        seed=recipe.seed,
-        dtype=dtype,
-        rank=group.rank,
-        world_size=group.world_size,
-        resident=resident,
+    batches = _train_batches(scene, resident=resident)
+    optimizer = _optimizer(scene)
+    objective = (
+        _meta_objective(scene, plan, forward, batches, optimizer)
+        if isinstance(plan, MetaPlan)
+        else _loss_objective(scene, plan, batches)
     )
-    optimizer = build_optimizer(
-        model.parameters(),
-        name=optim.name,
-        lr=optim.lr,
-        momentum=optim.momentum,
-        weight_decay=optim.weight_decay,
-        nesterov=optim.nesterov,
-    )
-    objective = _objective(recipe, plan, data, model, forward, batches, optimizer, hardware, group)
     step = TrainStep(
         model=model,
         forward=forward,
@@ -107,10 +106,14 @@ def _loop_parts(recipe: Recipe, plan: Plan, data: RunData, model: nn.Module, har
         objective=objective,
         optimizer=optimizer,
         precision=hardware.precision,
-        clip_norm=train.clip_norm or None,
+        clip_norm=recipe.train.clip_norm or None,
         group=group,
     )
     plain, meta = steppers(step, capture=hardware.captured)
+    val, test = (
+        EvalSet(part, device=hardware.device, dtype=hardware.dtype, group=group, resident=resident)
+        for part in (data.val, data.test)
+    )
     return LoopParts(
         step=step,
         plain=plain,
@@ -118,47 +121,69 @@ def _loop_parts(recipe: Recipe, plan: Plan, data: RunData, model: nn.Module, har
         meta_every=plan.settings.every if isinstance(plan, MetaPlan) else 1,
         model=model,
         eval_forward=plain_forward,
-        val=EvalSet(data.val, device=hardware.device, dtype=dtype, group=group, resident=resident),
-        test=EvalSet(data.test, device=hardware.device, dtype=dtype, group=group, resident=resident),
+        val=val,
+        test=test,
         objective=objective,
         gamma=_gamma_rule(objective),
     )
 
 
-def _objective(
-    recipe: Recipe,
-    plan: Plan,
-    data: RunData,
-    model: nn.Module,
-    forward: FeatureFunction,
-    batches: TrainBatches,
-    optimizer: Optimizer,
-    hardware: Hardware,
-    group: Group,
-) -> LossObjective | MetaObjective:
-    device = hardware.device
-    if not isinstance(plan, MetaPlan):
-        loss = plan.loss.to(device)
-        pruner = None if plan.pruner is None else plan.pruner.to(device)
-        if plan.mixup_alpha is None:
-            return LossObjective(loss, pruner=pruner, group=group)
-        return MixupObjective(
-            loss,
-            alpha=plan.mixup_alpha,
-            steps_per_epoch=batches.steps_per_epoch,
-            batch_size=recipe.train.batch_size,
-            device=device,
-            seed=recipe.seed,
-            group=group,
-        )
+def _train_batches(scene: _Scene, *, resident: bool) -> TrainBatches:
+    return TrainBatches(
+        scene.data.train,
+        batch_size=scene.recipe.train.batch_size,
+        device=scene.hardware.device,
+        seed=scene.recipe.seed,
+        dtype=scene.hardware.dtype,
+        rank=scene.group.rank,
+        world_size=scene.group.world_size,
+        resident=resident,
+    )
+
+
+def _optimizer(scene: _Scene) -> Optimizer:
+    optim = scene.recipe.optim
+    return build_optimizer(
+        scene.model.parameters(),
+        name=optim.name,
+        lr=optim.lr,
+        momentum=optim.momentum,
+        weight_decay=optim.weight_decay,
+        nesterov=optim.nesterov,
+    )
+
+
+def _loss_objective(scene: _Scene, plan: LossPlan, batches: TrainBatches) -> LossObjective:
+    device = scene.hardware.device
+    loss = plan.loss.to(device)
+    if plan.mixup_alpha is None:
+        return LossObjective(loss, pruner=None if plan.pruner is None else plan.pruner.to(device), group=scene.group)
+    return MixupObjective(
+        loss,
+        alpha=plan.mixup_alpha,
+        steps_per_epoch=batches.steps_per_epoch,
+        batch_size=scene.recipe.train.batch_size,
+        device=device,
+        seed=scene.recipe.seed,
+        group=scene.group,
+    )
+
+
+def _meta_objective(
+    scene: _Scene, plan: MetaPlan, forward: FeatureFunction, batches: TrainBatches, optimizer: Optimizer
+) -> MetaObjective:
+    recipe, _, model, hardware, group = scene
     settings = plan.settings
     _, head = find_head(model)
     generator = torch.Generator().manual_seed(recipe.seed)
     hyper = plan.regularizer.init(head.in_features, head.out_features, bias=head.bias is not None, generator=generator)
-    hyper = {name: value.to(device, hardware.dtype) for name, value in hyper.items()}
+    hyper = {name: value.to(hardware.device, hardware.dtype) for name, value in hyper.items()}
     meta_lr = settings.meta_lr or plan.regularizer.pace / float(plan.regularizer.speed(hyper))
-    assert data.meta is not None
-    rate = optimizer.param_groups[0]["lr"] if settings.lookahead_lr == "current" else settings.lookahead_lr
+    fixed = recipe.optim.lr if isinstance(settings.lookahead_lr, str) else settings.lookahead_lr
+
+    def rate() -> float | Tensor:
+        found: float | Tensor = optimizer.param_groups[0]["lr"]
+        return found
 
     def adam(values: list[Tensor]) -> Adam:
         return Adam(values, lr=meta_lr, betas=settings.betas, eps=settings.eps, capturable=hardware.captured)
@@ -170,25 +195,32 @@ def _objective(
         head=head,
         model=model,
         forward=forward,
-        batches=MetaBatches(
-            data.meta,
-            batch_size=plan.meta_batch_size,
-            steps_per_epoch=-(-batches.steps_per_epoch // settings.every),
-            device=device,
-            seed=recipe.seed,
-            dtype=hardware.dtype,
-            rank=group.rank,
-            world_size=group.world_size,
-            resident=not batches.fed,
-        ),
-        step=VirtualStep(lr=rate, reduction=settings.lookahead_reduction, clip=settings.lookahead_clip),
+        batches=_meta_batches(scene, plan, batches),
+        step=VirtualStep(lr=fixed, reduction=settings.lookahead_reduction, clip=settings.lookahead_clip),
         optimizer=adam,
         reduction=recipe.train.reduction,
         precision=hardware.precision,
         meta_bn=settings.meta_bn,
         leak=settings.leak_meta_grad,
         frozen=plan.frozen,
+        clip=settings.meta_clip,
+        rate=rate if settings.lookahead_lr == "current" else None,
         group=group,
+    )
+
+
+def _meta_batches(scene: _Scene, plan: MetaPlan, batches: TrainBatches) -> MetaBatches:
+    assert scene.data.meta is not None
+    return MetaBatches(
+        scene.data.meta,
+        batch_size=plan.meta_batch_size,
+        steps_per_epoch=-(-batches.steps_per_epoch // plan.settings.every),
+        device=scene.hardware.device,
+        seed=scene.recipe.seed,
+        dtype=scene.hardware.dtype,
+        rank=scene.group.rank,
+        world_size=scene.group.world_size,
+        resident=not batches.fed,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -18,7 +19,7 @@ from calibrant.meta.leak import leaked_gradients
 from calibrant.meta.lookahead import head_hypergradient
 from calibrant.meta.regularizers import Regularizer
 from calibrant.meta.virtual import Batch as Seen
-from calibrant.meta.virtual import VirtualStep
+from calibrant.meta.virtual import VirtualStep, clip_factor
 
 
 class MetaObjective:
@@ -39,6 +40,8 @@ class MetaObjective:
         meta_bn: What BatchNorm does on meta batches; see `calibrant.meta.bn.meta_mode`.
         leak: Add the meta objective's gradient to the network's own, as the published code does by omission.
         frozen: Leave the hyper-parameters as they are.
+        clip: Largest norm of the hypergradient, or None.
+        rate: Gives the size of the virtual step at the time, where it follows the network's learning rate; else the step's own.
         group: Processes that share batches; the look-ahead step and the held-out objective are those of the global ones.
     """
 
@@ -61,12 +64,15 @@ class MetaObjective:
         meta_bn: MetaBN = "batch",
         leak: bool = False,
         frozen: bool = False,
+        clip: float | None = None,
+        rate: Callable[[], float | Tensor] | None = None,
         group: Group = ALONE_GROUP,
     ) -> None:
         self.has_meta = not frozen
         self.regularizer, self.objective, self.head, self.model = regularizer, objective, head, model
         self.forward, self.batches, self.step, self.reduction = forward, batches, step, reduction
         self.precision, self.meta_bn, self.leak, self.group = precision, meta_bn, leak, group
+        self._rate, self._clip = rate, clip
         self.hyper = {name: nn.Parameter(value) for name, value in hyper.items()}
         self.optimizer = allocate_state(optimizer(list(self.hyper.values())))
         self.value = torch.zeros((), device=head.weight.device)
@@ -92,12 +98,13 @@ class MetaObjective:
     def meta_update(self, batch: Batch, features: Tensor, logits: Tensor) -> None:
         """Look one step of the head ahead, and step the hyper-parameters down the held-out objective."""
         meta = self.batches.next()
+        step = self.step if self._rate is None else replace(self.step, lr=self._rate())
         with torch.set_grad_enabled(self.leak), meta_mode(self.model, self.meta_bn):
             with torch.autocast(meta.images.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
                 seen, _ = self.forward(meta.images)
         seen = seen.float() if self.precision == "bf16" else seen
         if self.leak:
-            self._leak(Seen(features, logits, batch.labels), seen, meta.labels)
+            self._leak(Seen(features, logits, batch.labels), seen, meta.labels, step)
         found = head_hypergradient(
             self.regularizer,
             self.objective,
@@ -106,11 +113,12 @@ class MetaObjective:
             batch=Seen(features.detach(), logits.detach(), batch.labels),
             meta_features=seen.detach(),
             meta_labels=meta.labels,
-            step=self.step,
+            step=step,
             exchange=self.group.exchange,
         )
+        factor = None if self._clip is None else clip_factor(found.norm(), self._clip)
         for name, value in self.hyper.items():
-            value.grad = found.grads[name]
+            value.grad = found.grads[name] if factor is None else factor * found.grads[name]
         self.optimizer.step()
         with torch.no_grad():
             for name, allowed in self.regularizer.project(self.hyper).items():
@@ -142,7 +150,7 @@ class MetaObjective:
     def _head(self) -> dict[str, Tensor]:
         return {name: value.detach() for name, value in self.head.named_parameters()}
 
-    def _leak(self, seen: Seen, meta_features: Tensor, meta_labels: Tensor) -> None:
+    def _leak(self, seen: Seen, meta_features: Tensor, meta_labels: Tensor, step: VirtualStep) -> None:
         params = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         gather, own = self.group.gather, set(self.head.parameters())
         found = leaked_gradients(
@@ -154,7 +162,7 @@ class MetaObjective:
             batch=Seen(*(gather(value) for value in seen)),
             meta_features=gather(meta_features),
             meta_labels=gather(meta_labels),
-            step=self.step,
+            step=step,
         )
         for name, grad in found.items():
             # Features are one's own part of the batch, but the head enters whole in every process.

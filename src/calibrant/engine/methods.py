@@ -252,6 +252,8 @@ def make_plan(name: str, options: Mapping[str, object], facts: Facts) -> Plan:
     known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"regularizer", "objective"}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         known |= {f.name for f in fields(MetaSettings)} | {"meta_batch_size", "bandwidth", "gamma_max"}
+        # The network's own step is the recipe's business, and a captured step looks ahead with the head.
+        known -= {"reduction", "clip", "lookahead"}
     for option in options:
         if not known:
             raise ValueError(f"method {name!r} has no options, got `{option}`.")
