@@ -2,7 +2,7 @@
 
 Data sets are drawn from worlds whose true scores are known: probabilities from a population of 40,000 predictions, labels from
 those probabilities with a planted gap between confidence and accuracy. Run as ``python benchmarks/coverage.py``
-(some minutes); the last row of each table is the plain percentile bootstrap, for comparison.
+(half an hour); the last rows of each table are bootstrap intervals of the ECE, for comparison.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from calibrant.metrics.batched import batched_ece
 from calibrant.metrics.intervals import score_intervals
 from calibrant.metrics.levels import levels_of
 from calibrant.metrics.null import null_of_levels
+from calibrant.metrics.ordinary import bias_corrected
 from calibrant.metrics.values import KEYS, values_of_summary
 from calibrant.metrics.worlds import draw_from
 
@@ -114,12 +115,18 @@ def plant(probs: Tensor, *, shape: str, error: float) -> World:
     return world(low if error > 0 else 0.0)
 
 
-def percentile_interval(summary: Summary, rng: np.random.Generator, n_resamples: int) -> tuple[float, float]:
-    """Plain percentile bootstrap of the ECE, for comparison."""
+def bootstrap_intervals(summary: Summary, rng: np.random.Generator, n_resamples: int) -> dict[str, tuple[float, float]]:
+    """Intervals of the ECE that resample the data, for comparison."""
     levels = levels_of(summary.grid, size=summary.n, n_bins=N_BINS, within_bins=True)
     drawn = batched_ece(levels, *draw_from(levels.accuracy.unsqueeze(0), levels, n_resamples=n_resamples, rng=rng))
+    observed = float(batched_ece(levels, levels.share.unsqueeze(0), (levels.share * levels.accuracy).unsqueeze(0)))
     low, high = torch.quantile(drawn, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high
+    corrected = bias_corrected(drawn, observed)
+    return {
+        "ece, percentile": (low, high),
+        "ece, reflected": (max(2 * observed - high, 0.0), max(2 * observed - low, 0.0)),
+        "ece, bias-corrected": (corrected.low, corrected.high),
+    }
 
 
 def run(world: World, *, n: int, data_sets: int, n_resamples: int, seed: int) -> dict[str, dict[str, float]]:
@@ -135,7 +142,7 @@ def run(world: World, *, n: int, data_sets: int, n_resamples: int, seed: int) ->
         values = values_of_summary(summary)
         found = score_intervals(summary, values=values, null=null, n_resamples=n_resamples, rng=rng)
         ends = {key: (min(found[key].low, values[key]), max(found[key].high, values[key])) for key in KEYS}
-        ends["ece, percentile"] = percentile_interval(summary, rng, n_resamples)
+        ends |= bootstrap_intervals(summary, rng, n_resamples)
         for key, (low, high) in ends.items():
             true = truth[key.split(",")[0]]
             hit.setdefault(key, []).append(low <= true + 1e-9 and true <= high + 1e-9)
@@ -173,7 +180,7 @@ def main() -> None:
             print(f"\nN = {n}, {kind} confidences, {shape} gaps, true ECE {error:.1%} ({line['seconds']:.0f} s)")
             for key, row in found.items():
                 numbers = f"coverage {row['coverage']:6.1%}  mean length {row['length']:.4f}"
-                print(f"  {key:<16} true {row['true']:8.4f}  {numbers}", flush=True)
+                print(f"  {key:<19} true {row['true']:8.4f}  {numbers}", flush=True)
             if options.json:
                 with open(options.json, "a") as file:
                     file.write(json.dumps({**line, "keys": found}) + "\n")

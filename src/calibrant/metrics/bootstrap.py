@@ -58,6 +58,7 @@ def bootstrap_scores(
     """
     check_count(n_bins, where="bootstrap_scores", name="n_bins")
     check_count(n_resamples, where="bootstrap_scores", name="n_resamples")
+    check_count(seed, where="bootstrap_scores", name="seed", least=0)
     sample = Sample(predictions, n_bins=n_bins)
     parts = [sample.scores(counts) for counts in draw_counts(len(predictions), n_resamples=n_resamples, seed=seed)]
     return join_parts(parts)

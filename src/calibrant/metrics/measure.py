@@ -63,6 +63,7 @@ def measure(
     where = "measure"
     check_count(n_bins, where=where, name="n_bins")
     check_count(n_resamples, where=where, name="n_resamples", least=2)
+    check_count(seed, where=where, name="seed", least=0)
     groups = {} if slice_by is None else _slices(predictions, slice_by)
     slices = {name: measure(part, n_bins=n_bins, n_resamples=n_resamples, seed=seed) for name, part in groups.items()}
     summary, top = summarize_with_top(predictions, n_bins=n_bins)
@@ -110,6 +111,7 @@ def measure_summary(
         0.25
     """
     check_count(n_resamples, where="measure_summary", name="n_resamples", least=2)
+    check_count(seed, where="measure_summary", name="seed", least=0)
     values = values_of_summary(summary) if values is None else values
     return _score(summary, values, names=class_names, by_class=by_class, n_resamples=n_resamples, seed=seed, file=file)
 

@@ -58,7 +58,7 @@ def null_distribution(
         Bröcker and Smith, Weather and Forecasting 22, 2007 (consistency resampling).
     """
     where = "null_distribution"
-    _check_counts(n_bins, n_resamples, where=where)
+    _check_counts(n_bins, n_resamples, seed, where=where)
     top = top_label(probs, labels, where=where, weights=weights)
     return null_of_levels(_levels(top, n_bins), n_resamples=n_resamples, rng=np.random.default_rng(seed))
 
@@ -97,7 +97,7 @@ def if_calibrated(
         Bröcker and Smith, Weather and Forecasting 22, 2007; Vaicenavicius et al., AISTATS 2019.
     """
     where = "if_calibrated"
-    _check_counts(n_bins, n_resamples, where=where)
+    _check_counts(n_bins, n_resamples, seed, where=where)
     top = top_label(probs, labels, where=where, weights=weights)
     drawn = null_of_levels(_levels(top, n_bins), n_resamples=n_resamples, rng=np.random.default_rng(seed))
     return compare_with_null(float(width_error(top, n_bins=n_bins)), drawn)
@@ -126,6 +126,7 @@ def _levels(top: TopLabel, n_bins: int) -> Levels:
     return levels_of(grid, size=size, n_bins=n_bins, within_bins=True)
 
 
-def _check_counts(n_bins: int, n_resamples: int, *, where: str) -> None:
+def _check_counts(n_bins: int, n_resamples: int, seed: int, *, where: str) -> None:
     check_count(n_bins, where=where, name="n_bins")
     check_count(n_resamples, where=where, name="n_resamples")
+    check_count(seed, where=where, name="seed", least=0)

@@ -55,6 +55,7 @@ def paired_test(
     where = "paired_test"
     check_count(n_bins, where=where, name="n_bins")
     check_count(n_resamples, where=where, name="n_resamples")
+    check_count(seed, where=where, name="seed", least=0)
     _check_same_examples(first, second, where=where)
     one, two = Sample(first, n_bins=n_bins), Sample(second, n_bins=n_bins)
     rng = np.random.default_rng([seed, 1])

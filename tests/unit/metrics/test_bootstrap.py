@@ -121,3 +121,5 @@ def test_bootstrap_scores_wrong_counts_raise() -> None:
         bootstrap_scores(some_predictions(10), n_resamples=0)
     with pytest.raises(ValueError, match="bootstrap_scores: `n_bins` must be a whole number >= 1, got -1"):
         bootstrap_scores(some_predictions(10), n_bins=-1)
+    with pytest.raises(ValueError, match="bootstrap_scores: `seed` must be a whole number >= 0, got -1"):
+        bootstrap_scores(some_predictions(10), seed=-1)

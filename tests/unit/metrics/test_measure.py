@@ -102,6 +102,10 @@ def test_measure_wrong_counts_raise() -> None:
         measure(some_predictions(10), n_bins=0)
     with pytest.raises(ValueError, match="measure_summary: `n_resamples` must be a whole number >= 2, got 0"):
         measure_summary(summarize(some_predictions(10)), n_resamples=0)
+    with pytest.raises(ValueError, match="measure: `seed` must be a whole number >= 0, got -1"):
+        measure(some_predictions(10), seed=-1)
+    with pytest.raises(ValueError, match="measure_summary: `seed` must be a whole number >= 0, got 0.5"):
+        measure_summary(summarize(some_predictions(10)), seed=0.5)  # type: ignore[arg-type]
 
 
 def test_measure_classes_are_sorted_worst_first() -> None:

@@ -99,3 +99,5 @@ def test_null_wrong_counts_raise(function: object) -> None:
         function(probs, labels, n_bins=0)  # type: ignore[operator]
     with pytest.raises(ValueError, match="`n_resamples` must be a whole number >= 1, got 0"):
         function(probs, labels, n_resamples=0)  # type: ignore[operator]
+    with pytest.raises(ValueError, match="`seed` must be a whole number >= 0, got -1"):
+        function(probs, labels, seed=-1)  # type: ignore[operator]

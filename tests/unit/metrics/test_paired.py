@@ -99,3 +99,5 @@ def test_paired_test_of_other_examples_raises() -> None:
         paired_test(first, first, n_resamples=0)
     with pytest.raises(ValueError, match="`n_bins` must be a whole number >= 1, got 0"):
         paired_test(first, first, n_bins=0)
+    with pytest.raises(ValueError, match="`seed` must be a whole number >= 0, got -1"):
+        paired_test(first, first, seed=-1)
