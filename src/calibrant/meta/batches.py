@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,38 @@ from torch.utils.data import DataLoader, SequentialSampler
 from calibrant.core.checks import check_count
 
 
+def split_batch(batch: Any) -> tuple[Any, Tensor]:
+    """Split what a loader gives into the model's input and the labels.
+
+    Args:
+        batch: A mapping of keyword arguments with the labels under "labels", or a sequence that begins with (x, labels).
+
+    Returns:
+        Input and labels; the batch itself is left as it is.
+
+    Example:
+        >>> x, labels = split_batch({"ids": torch.ones(2, 3), "labels": torch.tensor([0, 1])})
+        >>> list(x), labels
+        (['ids'], tensor([0, 1]))
+    """
+    if isinstance(batch, Mapping):
+        if "labels" not in batch:
+            raise ValueError(f"split_batch: `batch` must hold 'labels', got {', '.join(map(repr, batch)) or 'nothing'}.")
+        return {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
+    if isinstance(batch, tuple | list) and len(batch) >= 2:
+        return batch[0], batch[1]
+    raise ValueError(f"split_batch: `batch` must be (x, labels) or a mapping with 'labels', got {type(batch).__name__}.")
+
+
+def to_device(x: Any, device: torch.device) -> Any:
+    """Move every tensor in nested mappings, tuples and lists to ``device``; what is no tensor stays as it is."""
+    if isinstance(x, Tensor):
+        return x.to(device, non_blocking=True)
+    if isinstance(x, Mapping):
+        return {name: to_device(value, device) for name, value in x.items()}
+    return [to_device(value, device) for value in x] if isinstance(x, tuple | list) else x
+
+
 class MetaBatches:
     """Endless batches of held-out tensors.
 
@@ -19,7 +51,7 @@ class MetaBatches:
     would be worse than none: a calibration error of eight samples is noise.
 
     Args:
-        x: Inputs ``[N, ...]``.
+        x: Inputs ``[N, ...]``, or a mapping of the model's keyword arguments to such tensors.
         labels: Class indices ``[N]``.
         batch_size: Samples of a batch; all N where there are fewer.
         generator: Source of the orders. Under distributed training seed it differently in every process, or give every
@@ -32,24 +64,34 @@ class MetaBatches:
         (torch.Size([2]), True)
     """
 
-    def __init__(self, x: Tensor, labels: Tensor, *, batch_size: int = 1024, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self,
+        x: Tensor | Mapping[str, Tensor],
+        labels: Tensor,
+        *,
+        batch_size: int = 1024,
+        generator: torch.Generator | None = None,
+    ) -> None:
         check_count(batch_size, where="MetaBatches", name="batch_size")
-        if len(x) != len(labels) or len(labels) == 0:
-            raise ValueError(f"MetaBatches: `labels` must be [N] = [{len(x)}] with N >= 1, got {list(labels.shape)}.")
+        for part in x.values() if isinstance(x, Mapping) else (x,):
+            if len(part) != len(labels) or len(labels) == 0:
+                raise ValueError(f"MetaBatches: `labels` must be [N] = [{len(part)}] with N >= 1, got {list(labels.shape)}.")
         self.x, self.labels, self.batch_size = x, labels, min(batch_size, len(labels))
         self.generator = generator if generator is not None else torch.Generator().manual_seed(torch.initial_seed())
         self._order = torch.empty(0, dtype=torch.int64)
         self._place = 0
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
         return self
 
-    def __next__(self) -> tuple[Tensor, Tensor]:
+    def __next__(self) -> tuple[Any, Tensor]:
         if self._place + self.batch_size > len(self._order):
             self._order, self._place = torch.randperm(len(self.labels), generator=self.generator), 0
         index = self._order[self._place : self._place + self.batch_size]
         self._place += self.batch_size
-        return self.x[index.to(self.x.device)], self.labels[index.to(self.labels.device)]
+        if isinstance(self.x, Mapping):
+            return {name: _take(part, index) for name, part in self.x.items()}, _take(self.labels, index)
+        return _take(self.x, index), _take(self.labels, index)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to draw the same batches."""
@@ -67,7 +109,8 @@ class LoaderBatches:
     ``itertools.cycle`` would replay one cached pass for ever.
 
     Args:
-        loader: Loader of the held-out data, which must shuffle. A ``DistributedSampler`` is told of every new pass.
+        loader: Loader of the held-out data, which must shuffle. Its batches are (x, labels), or mappings of the model's keyword
+            arguments with the labels under "labels". A ``DistributedSampler`` is told of every new pass.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -86,7 +129,7 @@ class LoaderBatches:
             if self._current is None:
                 self._current = self._begin()
             for batch in self._current:
-                x, labels = batch[0], batch[1]
+                x, labels = split_batch(batch)
                 if self.loader.batch_size is None or len(labels) >= self.loader.batch_size:
                     return x, labels
             self._current = None
@@ -109,3 +152,7 @@ class LoaderBatches:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the pass after those of ``state``."""
         self.passes, self._current = int(state["passes"]), None
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    return values[index.to(values.device)]

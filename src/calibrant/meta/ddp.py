@@ -47,9 +47,8 @@ def combine(grads: Params, reduction: str, group: dist.ProcessGroup | None = Non
     return {name: part.view_as(grad) for (name, grad), part in zip(grads.items(), parts, strict=True)}
 
 
-def exchange_of(model: nn.Module) -> Exchange:
-    """How the processes that train ``model`` share a step: those of its `DistributedDataParallel` wrapper, else one alone."""
-    group = group_of(model)
+def exchange_of(group: dist.ProcessGroup | None) -> Exchange:
+    """How the processes of ``group`` share a step; a process without a group is alone."""
     if group is None:
         return ALONE
     return Exchange(lambda grads, reduction: combine(grads, reduction, group), lambda tensor: gather(tensor, group))

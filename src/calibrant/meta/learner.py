@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrant.core.checks import check_count
 from calibrant.core.lookup import lookup
 from calibrant.meta.adam import AdamState, init_adam
+from calibrant.meta.batches import to_device
 from calibrant.meta.ddp import broadcast, exchange_of, group_of
 from calibrant.meta.gamma_net import GammaNet
 from calibrant.meta.info import StepInfo, overwrite, pack, unpack
@@ -43,6 +46,10 @@ class MetaLearner:
         accumulate: Calls of `step` to one optimizer step.
         amp: Autocast type of the forward passes (``torch.bfloat16``, ``torch.float16``), or None.
         scaler: Gradient scaler, for float16.
+        backward: What a trainer calls in place of ``loss.backward()`` (``self.manual_backward``, ``accelerator.backward``). It
+            scales the loss where that is needed, and ``optimizer`` is the trainer's wrapper, which steps by the scaler.
+        process_group: Processes that share the meta updates, where a trainer and not ``model`` itself holds the
+            ``DistributedDataParallel`` wrapper.
         monitor_every: Meta updates between two looks at the hyper-parameters for trouble; 0 never looks.
         generator: Source of the gamma-Net's draw.
         options: Fields of `calibrant.meta.presets.MetaSettings` to override: ``lookahead``, ``lookahead_lr``, ``every``, ...
@@ -73,6 +80,8 @@ class MetaLearner:
         accumulate: int = 1,
         amp: torch.dtype | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        backward: Callable[[Tensor], object] | None = None,
+        process_group: dist.ProcessGroup | None = None,
         monitor_every: int = 100,
         generator: torch.Generator | None = None,
         **options: Unpack[Options],
@@ -80,20 +89,20 @@ class MetaLearner:
         check_count(accumulate, where="MetaLearner", name="accumulate")
         check_count(monitor_every, where="MetaLearner", name="monitor_every", least=0)
         chosen = lookup(PRESETS, preset, kind="preset")
-        group = group_of(model)
+        group = process_group if process_group is not None else group_of(model)
         self.plan = Plan(
             network=find_network(model, head),
             regularizer=regularizer_of(chosen, regularizer),
             objective=make_objective(objective, variants=chosen.objectives),
             settings=settings_of(chosen, options),
-            exchange=exchange_of(model),
+            exchange=exchange_of(group),
             amp=amp,
         )
         if self.settings.leak_meta_grad and (group is not None or self.settings.lookahead == "full"):
             raise ValueError(
                 'MetaLearner: `leak_meta_grad` must go with a single process and lookahead="head". Pass `leak_meta_grad=False`.'
             )
-        self.optimizer, self.meta_batches, self.scaler = optimizer, meta_batches, scaler
+        self.optimizer, self.meta_batches, self.scaler, self.backward = optimizer, meta_batches, scaler, backward
         self.accumulate, self.monitor_every = accumulate, monitor_every
         self.hyper = self._start(generator)
         if group is not None:
@@ -134,14 +143,12 @@ class MetaLearner:
         """
         if self._part == 0:
             self.optimizer.zero_grad(set_to_none=True)
-        random = None
-        if self.due and self.settings.lookahead == "full":
-            random = random_state(self.plan.network.head.weight.device)
+        random = self.random_state() if self.due else None
         features, logits = self.forward(x)
         found = None
         if self.due:
             if x_meta is None or y_meta is None:
-                x_meta, y_meta = self._draw()
+                x_meta, y_meta = self.draw()
             found = self.meta_update(features, logits, y, x_meta, y_meta, x=x, random=random)
         loss = self.loss(features, logits, y)
         stepped = self._backward(loss)
@@ -191,8 +198,7 @@ class MetaLearner:
         if self.settings.lookahead == "full":
             if x is None or x_meta is None:
                 raise ValueError("MetaLearner.meta_update: `x` and `x_meta` must be given for a full look-ahead, got nothing.")
-            scale = self._loss_scale()
-            found = full_update(self.plan, self.hyper, batch, x, x_meta, y_meta, lr=lr, random=random, loss_scale=scale)
+            found = self._full_update(batch, x, x_meta, y_meta, lr=lr, random=random)
         else:
             if held_out is None:
                 assert x_meta is not None
@@ -208,6 +214,21 @@ class MetaLearner:
         with torch.autocast(logits.device.type, enabled=False):
             values = self.regularizer.loss(self.hyper, features.detach(), logits, labels, self.plan.network.head_values)
         return values.sum() if self.settings.reduction == "sum" else values.mean()
+
+    def draw(self) -> tuple[Inputs, Tensor]:
+        """Return the next meta batch of ``meta_batches``, on the model's device; raises where there are none."""
+        if self.meta_batches is None:
+            raise ValueError(
+                f"MetaLearner.step: `x_meta` and `y_meta` must be given when a meta update is due (every "
+                f"{self.settings.every}. step), got nothing. Pass them, or `meta_batches=MetaBatches(...)` to the learner."
+            )
+        x, labels = next(self.meta_batches)
+        device = self.plan.network.head.weight.device
+        return to_device(x, device), labels.to(device, non_blocking=True)
+
+    def random_state(self) -> Tensor | None:
+        """Return the state of the random numbers if a full look-ahead needs it; ask before the forward pass."""
+        return random_state(self.plan.network.head.weight.device) if self.settings.lookahead == "full" else None
 
     def gamma_net(self) -> GammaNet:
         """Return a copy of the gamma-Net, to look at its heads or to keep; raises where the regularizer has none."""
@@ -237,15 +258,16 @@ class MetaLearner:
         dtype = torch.promote_types(layer.weight.dtype, torch.float32)
         return {name: value.to(layer.weight.device, dtype) for name, value in start.items()}
 
-    def _draw(self) -> tuple[Inputs, Tensor]:
-        if self.meta_batches is None:
-            raise ValueError(
-                f"MetaLearner.step: `x_meta` and `y_meta` must be given when a meta update is due (every "
-                f"{self.settings.every}. step), got nothing. Pass them, or `meta_batches=MetaBatches(...)` to the learner."
-            )
-        x, labels = next(self.meta_batches)
-        device = self.plan.network.head.weight.device
-        return (x.to(device, non_blocking=True) if isinstance(x, Tensor) else x), labels.to(device, non_blocking=True)
+    def _full_update(
+        self, batch: Batch, x: Inputs, x_meta: Inputs, y_meta: Tensor, *, lr: float | Tensor, random: Tensor | None
+    ) -> Hypergradient:
+        plan, device = self.plan, self.plan.network.head.weight.device.type
+        if plan.amp is None and torch.is_autocast_enabled(device):
+            # A trainer's autocast around the step is for forward passes, not for the objective and its derivative.
+            plan = replace(plan, amp=torch.get_autocast_dtype(device))
+        with torch.autocast(device, enabled=False):
+            scale = self._loss_scale()
+            return full_update(plan, self.hyper, batch, x, x_meta, y_meta, lr=lr, random=random, loss_scale=scale)
 
     def _loss_scale(self) -> float | Tensor:
         if self.scaler is None:
@@ -277,15 +299,22 @@ class MetaLearner:
     def _backward(self, loss: Tensor) -> bool:
         """Add the gradient of one part; after the last, clip and step. Returns whether it was the last."""
         share = loss / self.accumulate if self.settings.reduction == "mean" else loss
-        (share if self.scaler is None else self.scaler.scale(share)).backward()
+        if self.backward is not None:
+            self.backward(share)
+        else:
+            (share if self.scaler is None else self.scaler.scale(share)).backward()
         self._part = (self._part + 1) % self.accumulate
         if self._part:
             return False
         if self.settings.clip is not None:
-            if self.scaler is not None:
+            limit: float | Tensor = self.settings.clip
+            if self.scaler is not None and self.backward is None:
                 self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(list(self.plan.network.parameters().values()), self.settings.clip)
-        if self.scaler is None:
+            elif self.scaler is not None:
+                # The trainer's optimizer will unscale, which must happen once: here the limit is scaled instead.
+                limit = self.settings.clip * self._loss_scale()
+            nn.utils.clip_grad_norm_(list(self.plan.network.parameters().values()), float(limit))
+        if self.scaler is None or self.backward is not None:
             self.optimizer.step()
         else:
             self.scaler.step(self.optimizer)

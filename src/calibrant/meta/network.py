@@ -141,7 +141,8 @@ def read_features(network: Network, x: Inputs, *, inner: bool = False, verify: b
         raise ValueError(f"{where} ran {len(seen)} times. Name the last linear layer. {hint}".rstrip())
     if seen[0].ndim != 2:
         raise ValueError(f"{where} takes {list(seen[0].shape)}, not [B, d]. Pool or flatten before it.")
-    if verify and not torch.equal(made[0], logits.detach()):
+    # Trainers of mixed precision widen what the model returns, which does not change a number.
+    if verify and not torch.equal(made[0].to(logits.dtype), logits.detach()):
         raise ValueError(f"{where} makes something else. Name the last linear layer, and return its output unchanged.")
     return seen[0], logits
 
