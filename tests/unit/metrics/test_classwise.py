@@ -203,6 +203,32 @@ def test_scaled_weights_change_nothing_and_zero_is_absence(metric: Metric) -> No
     assert float(metric(probs, labels, weights=ones)) == pytest.approx(float(metric(probs[kept], labels[kept])), rel=1e-12)
 
 
+@pytest.mark.parametrize("p", [2, math.inf])
+def test_classwise_weights_and_an_empty_first_bin_leave_no_gap_of_rounding(p: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        # All probabilities exceed 1/15; what rounding leaves of the weights in the first bin must not become a gap of its own.
+        high = 0.2 + 0.6 * torch.rand(50, generator=generator, dtype=torch.float64)
+        weights = torch.rand(50, generator=generator, dtype=torch.float64)
+        labels = torch.randint(2, (50,), generator=generator)
+        expected = []
+        for column, hit in ((high, labels == 0), (1 - high, labels == 1)):
+            index = (column * 15).ceil().long() - 1
+            held = torch.bincount(index, weights, 15)
+            gap = torch.bincount(index, weights * (column - hit.double()), 15).abs() / held.clamp(min=1e-300)
+            expected.append(gap.max() if math.isinf(p) else (held * gap**p).sum() / weights.sum())
+        both = torch.stack(expected)
+        value = classwise_calibration_error(torch.stack([high, 1 - high], 1), labels, p=p, weights=weights)
+        assert float(value) == pytest.approx(float(both.max() if math.isinf(p) else both.mean() ** (1 / p)), rel=1e-9)
+
+
+def test_tace_class_whose_kept_examples_weigh_nothing_is_left_out() -> None:
+    probs = torch.tensor([[0.995, 0.005], [0.8, 0.2]], dtype=torch.float64)
+    alone = thresholded_adaptive_calibration_error(probs[:1], [0], n_bins=2)
+    assert float(thresholded_adaptive_calibration_error(probs, [0, 1], n_bins=2, weights=[1.0, 0.0])) == float(alone)
+    assert float(alone) == pytest.approx(0.005)
+
+
 @pytest.mark.parametrize("metric", [*METRICS, class_calibration_errors])
 def test_dense_input_and_ignored_examples(metric: Metric) -> None:
     probs, labels = mixed_gaps(60, 4)
