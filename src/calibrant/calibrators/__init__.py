@@ -1,11 +1,40 @@
-"""Post-hoc calibrators: repair the probabilities of a trained classifier from held-out logits and labels."""
+"""Post-hoc calibrators: repair the probabilities of a trained classifier from held-out logits and labels.
 
+Train-time objectives are in `calibrant.losses`.
+"""
+
+from calibrant.calibrators.attended import AttendedTemperatureScaling
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.bbq import BayesianBinning
+from calibrant.calibrators.ensemble import EnsembleTemperatureScaling
 from calibrant.calibrators.fit_data import CalibrationWarning
+from calibrant.calibrators.histogram import HistogramBinning
+from calibrant.calibrators.isotonic import IsotonicCalibration, OrderPreservingIsotonic
+from calibrant.calibrators.matrix import DirichletCalibration, MatrixScaling
+from calibrant.calibrators.monte_carlo import MonteCarloTemperatureScaling
+from calibrant.calibrators.platt import BetaCalibration, PlattScaling
+from calibrant.calibrators.spline import SplineCalibration
 from calibrant.calibrators.temperature import TemperatureScaling
+from calibrant.calibrators.top_label import TopLabelBinning
+from calibrant.calibrators.vector import VectorScaling
 
+# From few parameters to many: of equally good ones, the first is to be preferred.
 CALIBRATORS: dict[str, type[Calibrator]] = {
     "temperature": TemperatureScaling,
+    "attended_temperature": AttendedTemperatureScaling,
+    "mc_temperature": MonteCarloTemperatureScaling,
+    "ensemble_temperature": EnsembleTemperatureScaling,
+    "spline": SplineCalibration,
+    "joint_isotonic": OrderPreservingIsotonic,
+    "platt": PlattScaling,
+    "vector": VectorScaling,
+    "beta": BetaCalibration,
+    "top_label_binning": TopLabelBinning,
+    "histogram": HistogramBinning,
+    "bbq": BayesianBinning,
+    "isotonic": IsotonicCalibration,
+    "dirichlet": DirichletCalibration,
+    "matrix": MatrixScaling,
 }
 # Those, and the ones that choose between them.
 ALL_CALIBRATORS: dict[str, type[Calibrator]] = {**CALIBRATORS}
@@ -22,8 +51,22 @@ def name_of(calibrator: Calibrator) -> str:
 __all__ = [
     "ALL_CALIBRATORS",
     "CALIBRATORS",
+    "AttendedTemperatureScaling",
+    "BayesianBinning",
+    "BetaCalibration",
     "CalibrationWarning",
     "Calibrator",
+    "DirichletCalibration",
+    "EnsembleTemperatureScaling",
+    "HistogramBinning",
+    "IsotonicCalibration",
+    "MatrixScaling",
+    "MonteCarloTemperatureScaling",
+    "OrderPreservingIsotonic",
+    "PlattScaling",
+    "SplineCalibration",
     "TemperatureScaling",
+    "TopLabelBinning",
+    "VectorScaling",
     "name_of",
 ]

@@ -184,7 +184,8 @@ class Calibrator(ABC):
 
     def get_params(self, deep: bool = True) -> dict[str, object]:
         """Return the hyper-parameters, name → value (``deep`` is scikit-learn's and changes nothing)."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters if name != "self"}
+        given = inspect.signature(type(self).__init__).parameters.values()
+        return {entry.name: getattr(self, entry.name) for entry in given if entry.kind is entry.KEYWORD_ONLY}
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())

@@ -41,7 +41,7 @@ class FitData:
     Attributes:
         logits: Scores ``[N, C]`` in the precision in which they came (half precision widened to float32).
         labels: Class indices ``[N]``.
-        weights: Weights ``[N]``, float64, with mean one.
+        weights: Weights ``[N]``, float64, positive, with mean one.
     """
 
     logits: Tensor
@@ -85,7 +85,7 @@ def check_fit_input(
     scores, target, weight, _ = flatten_examples(scores, target, weight, ignore_index=None, where=where)
     check_label_values(target, scores.shape[1], where=where)
     check_logit_values(scores, where=where)
-    return FitData(at_least_single(scores), target.long(), mean_one(weight, len(target)))
+    return weighted_data(at_least_single(scores), target.long(), weight)
 
 
 def _from_predictions(predictions: Predictions, labels: ArrayLike | None, weights: ArrayLike | None, *, where: str) -> FitData:
@@ -95,7 +95,7 @@ def _from_predictions(predictions: Predictions, labels: ArrayLike | None, weight
     weight = predictions.weights if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
     if weight is not None:
         check_weights(weight, predictions.labels, where=where)
-    return FitData(at_least_single(predictions.logits), predictions.labels, mean_one(weight, len(predictions)))
+    return weighted_data(at_least_single(predictions.logits), predictions.labels, weight)
 
 
 def refuse_test_split(predictions: Predictions, *, where: str) -> None:
@@ -112,9 +112,14 @@ def at_least_single(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
-def mean_one(weights: Tensor | None, n: int) -> Tensor:
-    """Weights ``[N]`` scaled to mean one, or ones."""
-    return torch.ones(n, dtype=torch.float64) if weights is None else weights / weights.mean()
+def weighted_data(logits: Tensor, labels: Tensor, weights: Tensor | None) -> FitData:
+    """Scale weights to mean one and leave out examples of weight zero, of which nothing may depend."""
+    if weights is None:
+        return FitData(logits, labels, torch.ones(len(labels), dtype=torch.float64))
+    if bool((weights == 0).any()):
+        kept = weights > 0
+        logits, labels, weights = logits[..., kept, :], labels[kept], weights[kept]
+    return FitData(logits, labels, weights / weights.mean())
 
 
 def chunk_rows(num_classes: int) -> int:

@@ -18,12 +18,19 @@ class CalibrationLayer(nn.Module):
         transform: Pure function ``(logits [..., C], **learned) -> log-probabilities [..., C]``.
         learned: Arguments of ``transform`` besides the logits.
         dtype: Precision of the buffers.
+        classes_last: Whether classes are the last axis of the logits instead of the second.
     """
 
     def __init__(
-        self, transform: Callable[..., Tensor], learned: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32
+        self,
+        transform: Callable[..., Tensor],
+        learned: Mapping[str, Tensor],
+        *,
+        dtype: torch.dtype = torch.float32,
+        classes_last: bool = False,
     ) -> None:
         super().__init__()
+        self._classes_last = classes_last
         self._transform = transform
         self._names = tuple(learned)
         for name, value in learned.items():
@@ -33,7 +40,7 @@ class CalibrationLayer(nn.Module):
         """Return calibrated log-probabilities, shaped as the logits."""
         learned = {name: self.get_buffer(name) for name in self._names}
         wide = logits.to(next(iter(learned.values())).dtype) if learned else logits
-        if logits.ndim <= 2:
+        if logits.ndim <= 2 or self._classes_last:
             return self._transform(wide, **learned)
         return self._transform(wide.movedim(1, -1), **learned).movedim(-1, 1)
 

@@ -79,6 +79,7 @@ def replace_confidence(log_probs: Tensor, confidence: Tensor) -> Tensor:
     # A hair above the tie: a new tie would go to the class with the smaller index.
     least = share / (1 + share) * (1 + 1e-7)
     # The part mixed in keeps both sides away from probability zero.
-    wanted = (1 - 2 * MIXED_IN) * confidence.unsqueeze(-1) + MIXED_IN
+    mixed_in = max(MIXED_IN, torch.finfo(confidence.dtype).eps)
+    wanted = (1 - 2 * mixed_in) * confidence.unsqueeze(-1) + mixed_in
     sure = torch.maximum(wanted, least)
     return (others - rest + torch.log1p(-sure)).scatter(-1, top, sure.log())
