@@ -290,6 +290,28 @@ def test_entry_refuses_bad_input_with_a_sentence(name: str) -> None:
 
 
 @all_entries
+def test_entry_refuses_what_is_no_tensor_and_swapped_arguments(name: str) -> None:
+    entry = BOTH[name]
+    logits, labels = draw()
+    more = extras(labels, 4)
+    with pytest.raises(ValueError, match=r"`logits` must be a tensor, got ndarray. Pass `torch.as_tensor\(logits\)`"):
+        evaluate(entry, logits.numpy(), labels, more)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"`labels` must be a tensor, got list"):
+        evaluate(entry, logits, labels.tolist(), more)
+    with pytest.raises(ValueError, match=r"arguments look swapped: pass `logits` first"):
+        evaluate(entry, labels, logits, more)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in BOTH.items() if entry.soft_targets])
+def test_entry_refuses_soft_targets_that_are_no_probabilities(name: str) -> None:
+    logits, labels = draw()
+    one_hot = torch.nn.functional.one_hot(labels, 4).double()
+    for wrong, said in ((one_hot - 1, "-1 to 0"), (2 * one_hot, "0 to 2"), (one_hot * torch.nan, "nan to nan")):
+        with pytest.raises(ValueError, match=rf"soft `labels` must be probabilities in \[0, 1\], got {said}"):
+            evaluate(BOTH[name], logits, wrong, extras(labels, 4))
+
+
+@all_entries
 def test_entry_takes_soft_targets_only_where_they_have_a_meaning(name: str) -> None:
     logits, labels = draw()
     one_hot = torch.nn.functional.one_hot(labels, 4).double()

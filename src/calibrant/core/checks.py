@@ -95,12 +95,21 @@ def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bo
     Shape and dtype are always checked. The range of labels is looked at only where that is free of a device sync and can be
     read at all: eager tensors on the CPU, not while compiling and not under ``vmap``.
     """
+    for name, value in (("logits", logits), ("labels", labels)):
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{where}: `{name}` must be a tensor, got {type(value).__name__}. Pass `torch.as_tensor({name})`.")
+    if _looks_swapped(logits, labels):
+        check_shapes(logits, labels, where=where, kind="logits")
     if logits.ndim != 2:
         hint = " Flatten dense logits to [B, C] first." if logits.ndim > 2 else ""
         raise ValueError(f"{where}: `logits` must be [B, C], got {list(logits.shape)}.{hint}")
     if soft_targets and labels.ndim == 2 and labels.is_floating_point():
         if labels.shape != logits.shape or logits.numel() == 0 or not logits.is_floating_point():
             raise ValueError(f"{where}: soft `labels` must be [B, C] as the logits {_say(logits)}, got {_say(labels)}.")
+        low, high = _range_if_free(labels, 0.0, 1.0)
+        # Mixtures of one-hot rows may round to just outside.
+        if not (low >= -1e-3 and high <= 1 + 1e-3):
+            raise ValueError(f"{where}: soft `labels` must be probabilities in [0, 1], got {low:.4g} to {high:.4g}.")
         return
     if labels.ndim == 2 and labels.is_floating_point() and labels.shape == logits.shape:
         raise ValueError(
@@ -110,17 +119,23 @@ def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bo
     check_shapes(logits, labels, where=where, kind="logits")
     if labels.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         raise ValueError(f"{where}: `labels` must be integer class indices, got {labels.dtype}. Pass `labels.long()`.")
-    if torch.compiler.is_compiling() or labels.device.type != "cpu":
-        return
-    try:
-        low, high = (int(v) for v in torch.aminmax(labels))
-    except RuntimeError:
-        # Fake tensors and tensors batched by vmap hold no values that could be read.
-        return
+    low, high = _range_if_free(labels, 0, 0)
     if low < 0 or high >= logits.shape[1]:
         hint = " They look one-based: pass `labels - 1`." if low >= 1 and high == logits.shape[1] else ""
         wrong = low if low < 0 else high
         raise ValueError(f"{where}: `labels` must lie in [0, {logits.shape[1] - 1}], got {wrong}.{hint}")
+
+
+def _range_if_free(values: Tensor, low: float, high: float) -> tuple[float, float]:
+    """Least and largest of ``values``; ``low`` and ``high`` where they cannot be read, or not without a device sync."""
+    if torch.compiler.is_compiling() or values.device.type != "cpu":
+        return low, high
+    try:
+        least, most = torch.aminmax(values.detach())
+        return least.item(), most.item()
+    except RuntimeError:
+        # Fake tensors and tensors batched by vmap hold no values that could be read.
+        return low, high
 
 
 def check_prob_values(probs: Tensor, *, where: str) -> None:

@@ -134,7 +134,9 @@ class WeightedSum(Objective):
         self.terms = nn.ModuleList(term for _, term in pairs)
         reductions = {term.reduction for _, term in pairs if isinstance(term, Loss)}
         if len(reductions) > 1:
-            raise ValueError(f"losses added together must share one `reduction`, got {', '.join(sorted(reductions))}.")
+            raise ValueError(
+                f"WeightedSum: losses added together must share one `reduction`, got {', '.join(sorted(reductions))}."
+            )
         self.reduction = next(iter(reductions), None)
 
     @property

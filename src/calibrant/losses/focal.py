@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -113,7 +114,7 @@ def check_gamma(gamma: Gamma, logits: Tensor, *, where: str) -> Gamma:
         if gamma.ndim and gamma.shape != logits.shape[:1]:
             raise ValueError(f"{where}: `gamma` must be a number, [] or [B] = [{len(logits)}], got {list(gamma.shape)}.")
         return gamma.to(widen(logits).dtype)
-    if not math.isfinite(gamma) or gamma < 0:
+    if not isinstance(gamma, (int, float, np.number)) or not 0 <= gamma < math.inf:
         raise ValueError(f"{where}: `gamma` must be a finite number >= 0, got {gamma!r}.")
     return gamma
 

@@ -104,7 +104,7 @@ def test_weight_zero_is_allowed() -> None:
 
 
 def test_sum_of_different_reductions_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"must share one `reduction`, got mean, sum"):
+    with pytest.raises(ValueError, match=r"^WeightedSum: losses added together must share one `reduction`, got mean, sum"):
         CrossEntropyLoss() + BrierLoss(reduction="sum")
 
 

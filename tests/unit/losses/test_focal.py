@@ -157,8 +157,8 @@ def test_focal_runs_under_vmap_and_forward_mode() -> None:
     torch.testing.assert_close(tangent, (gradients * logits).sum(1))
 
 
-@pytest.mark.parametrize("gamma", [-1, math.nan, math.inf])
-def test_focal_refuses_a_negative_gamma(gamma: float) -> None:
+@pytest.mark.parametrize("gamma", [-1, math.nan, math.inf, "3"])
+def test_focal_refuses_what_is_no_gamma(gamma: float) -> None:
     logits, labels = golden()
     with pytest.raises(ValueError, match=r"focal_loss: `gamma` must be a finite number >= 0, got"):
         focal_loss(logits, labels, gamma=gamma)
