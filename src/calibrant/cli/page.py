@@ -11,7 +11,7 @@ from rich.text import Text
 
 from calibrant.cli.request import Measured
 from calibrant.cli.tables import bins_table, classes_table, comparison_table, paired_table, parts_table, scores_table
-from calibrant.cli.words import verdict, worst_slice
+from calibrant.cli.words import count_examples, verdict, worst_slice
 from calibrant.core.scores import Paired, Scores
 
 _WORST_CLASSES = 5
@@ -25,7 +25,7 @@ def show_scores(measured: Measured, *, all_classes: bool, console: Console | Non
     scores = measured.scores
     split = f" · {measured.split.value} split" if measured.split else ""
     name = Path(scores.file).name if scores.file else "predictions"
-    _heading(console, name, f"{scores.n:,} examples · {scores.num_classes} classes{split}")
+    _heading(console, name, f"{count_examples(scores.n)} · {scores.num_classes} classes{split}")
     show_prose(console, verdict(scores), style="bold")
     console.print()
     console.print(scores_table(scores, width=console.width))

@@ -64,11 +64,18 @@ def classes_table(classes: Sequence[ClassScore], *, width: int) -> Table:
             _share(entry.error),
             Text(write_value(entry.ece, "%"), style="bold"),
             write_value(entry.signed_gap, "%", signed=True),
-            _dim("predicted too often" if entry.signed_gap > 0 else "predicted too rarely"),
+            _dim(_bias(entry.signed_gap)),
         ]
         for entry in classes
     ]
     return fit_table(("Class", "Examples", "Error", "ECE", "Bias", ""), rows, width=width, drop=(5, 2))
+
+
+def _bias(signed_gap: float) -> str:
+    # A bias that is written as 0.00% has no direction.
+    if abs(signed_gap) < 5e-5:
+        return ""
+    return "predicted too often" if signed_gap > 0 else "predicted too rarely"
 
 
 def parts_table(head: str, parts: Mapping[str, Scores], *, width: int) -> Table:

@@ -37,6 +37,11 @@ _SLIGHT, _STRONG = 0.02, 0.10
 SIGNIFICANT = 0.05
 
 
+def count_examples(n: int) -> str:
+    """Write how many examples there are."""
+    return f"{n:,} example" + ("" if n == 1 else "s")
+
+
 def metric_of(key: str) -> Metric:
     """Return how the metric ``key`` is shown."""
     return METRICS.get(key, Metric(key.replace("_", " "), "", ""))
@@ -85,8 +90,8 @@ def verdict(scores: Scores) -> str:
     ece_text, mean_text, p95_text = (write_value(v, "%") for v in (ece.value, null.mean, null.p95))
     if not is_miscalibrated(scores):
         return (
-            f"No sign of miscalibration: an ECE of {ece_text} is what a perfectly calibrated model shows on {scores.n:,} "
-            f"examples ({mean_text} on average, rarely over {p95_text})."
+            f"No sign of miscalibration: an ECE of {ece_text} is what a perfectly calibrated model shows on "
+            f"{count_examples(scores.n)} ({mean_text} on average, rarely over {p95_text})."
         )
     accuracy = 1 - scores["error"].value
     confidence = accuracy + scores["signed_gap"].value

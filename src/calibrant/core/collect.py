@@ -45,6 +45,10 @@ def collect_logits(
         >>> logits.shape, labels.tolist(), logits.requires_grad, model.training
         (torch.Size([4, 2]), [0, 1, 1, 0], False, True)
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"{_WHERE}: `model` must be a torch.nn.Module, got {type(model).__name__}. Pass the model, then the loader."
+        )
     target = _device_of(model) if device is None else torch.device(device)
     _check_same_device(model, target)
     logits: list[Tensor] = []

@@ -81,7 +81,8 @@ class Scores:
     n_bins: int
     metrics: Mapping[str, Estimate]
     ece_if_calibrated: IfCalibrated
-    bins: Bins
+    # Tensors have no single truth value; the same numbers in `metrics` come from the same bins.
+    bins: Bins = field(compare=False)
     classes: tuple[ClassScore, ...] = ()
     slices: Mapping[str, Scores] = field(default_factory=dict)
     file: str | None = None

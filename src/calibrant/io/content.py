@@ -101,6 +101,10 @@ def to_predictions(
     fields = _canonical(fields, path)
     kind = next(key for key in SCORES if key in fields)
     scores = torch.from_numpy(_own(fields.pop(kind)))
+    if scores.ndim == 1 and fields["labels"].ndim == 2 and fields["labels"].dtype.kind == "f":
+        raise ValueError(
+            f"{path}: `{kind}` must be [N, C], got {list(scores.shape)}. It looks swapped with `labels`: rename both."
+        )
     labels = _whole_numbers(fields.pop("labels"), path, first_row)
     split = one_split(fields.pop("split", None), path)
     weights = fields.pop("weights", None)
@@ -204,6 +208,8 @@ def _for_files(message: str, first_row: int) -> str:
         return f"{rule}. Set rounding errors below zero to zero."
     if message == f"{rule}." and "`labels` must lie in" in rule:
         return f"{rule}. Write scores for every class, also for one that is never predicted."
+    if left_out := re.search(r"Pass `ignore_index=(-?\d+)`", message):
+        return f"{rule}. Give `--ignore-index {left_out[1]}` (`ignore_index={left_out[1]}`) if it marks examples to leave out."
     if "must be floating point" in rule:
         return f"{rule}. Save them as floating point."
     return message

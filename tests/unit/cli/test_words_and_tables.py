@@ -150,6 +150,8 @@ def test_classes_table_says_in_which_direction() -> None:
     lines = lines_of(classes_table(made_scores().classes, width=80), width=80)
     assert lines[2].split() == ["a", "300", "n/a", "2.00%", "+1.00%", "predicted", "too", "often"]
     assert lines[3].endswith("predicted too rarely")
+    even = [ClassScore(0, "a", 300.0, 0.02, -1e-9, math.nan)]
+    assert not any("predicted" in line for line in lines_of(classes_table(even, width=80), width=80))
 
 
 def test_comparison_of_many_files_has_a_line_for_each() -> None:
@@ -194,6 +196,12 @@ def test_page_of_one_file_has_verdict_bins_classes_and_groups() -> None:
         assert said in text
     assert text.count("predicted too") == 5
     assert page(width=80, measured=Measured(scores, None), all_classes=True).count("predicted too") == 9
+
+
+def test_page_of_one_example_counts_it_as_one() -> None:
+    text = page(width=80, measured=Measured(made_scores(n=1, p_value=0.5), None), all_classes=False)
+    assert "1 example · 3 classes" in text
+    assert "shows on 1 example (0.71%" in " ".join(text.split())
 
 
 def test_page_of_a_binary_problem_leaves_the_two_mirrored_classes_out() -> None:

@@ -230,6 +230,7 @@ def test_collect_shows_a_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("model", "loader", "said"),
     [
+        (BATCHES, linear(), "`model` must be a torch.nn.Module, got list. Pass the model, then the loader"),
         (linear(), [], "`loader` must hold at least one batch, got none"),
         (linear(), [X], "a batch must be .inputs, labels. or a mapping with `labels`, got Tensor. It has no labels"),
         (linear(), [(X,)], "got a tuple of 1"),

@@ -34,6 +34,11 @@ def test_scores_index_iterate_and_contain_by_key() -> None:
     assert "nll" not in record
 
 
+def test_scores_are_equal_where_their_numbers_are() -> None:
+    assert scores() == scores()
+    assert scores() != scores(metrics={"ece": Estimate(0.1, 0.05, 0.3)})
+
+
 def test_scores_unknown_key_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"unknown metric 'brierr'. Did you mean 'brier'\? There are: ece, brier"):
         scores()["brierr"]

@@ -147,6 +147,8 @@ def test_load_no_ending_lists_the_formats(tmp_path: Path) -> None:
         ({"probs": EYE, "labels": EYE.astype(int)}, "if they are one-hot"),
         ({"probs": EYE, "labels": [0, 0.5]}, "got 0.5 in row 1"),
         ({"probs": EYE, "labels": [0, np.nan]}, "got no label in row 1"),
+        ({"probs": [0, 1], "labels": EYE}, r"`probs` must be \[N, C\], got \[2\]. It looks swapped with `labels`"),
+        ({"probs": EYE, "labels": [0, -1]}, r"\[0, 1\], got -1. Give `--ignore-index -1` .* examples to leave out"),
         ({"probs": EYE, "labels": [0, 2]}, r"must lie in \[0, 1\], got 2. Write scores for every class"),
         ({"probs": EYE, "labels": [1, 2]}, "one-based"),
         ({"probs": EYE, "labels": [0, 1, 1]}, r"`labels` must be \[N\] = \[2\], got \[3\]"),

@@ -95,6 +95,11 @@ def test_measure_unknown_column_raises_with_the_nearest() -> None:
         measure(some_predictions(10, columns={"group": np.arange(10)}), slice_by="grup")
 
 
+def test_measure_tensor_instead_of_predictions_raises() -> None:
+    with pytest.raises(ValueError, match="measure: `predictions` must be a `Predictions`, got Tensor. Make one of"):
+        measure(torch.eye(3))  # type: ignore[arg-type]
+
+
 def test_measure_wrong_counts_raise() -> None:
     with pytest.raises(ValueError, match="measure: `n_resamples` must be a whole number >= 2, got 1"):
         measure(some_predictions(10), n_resamples=1)
