@@ -261,7 +261,7 @@ def test_measure_in_a_pipe_that_closes_says_nothing(folder: Path) -> None:
 
 
 def test_demo_finds_the_truth_and_shows_what_to_run_next(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, err = run(capsys, "demo", "--out", tmp_path / "new")
+    code, out, err = run(capsys, "demo", "--measure", "--out", tmp_path / "new")
     assert (code, err) == (0, "")
     found = re.search(r"Measured ([\d.]+)%, true ([\d.]+)%: the 95% interval\s+([\d.]+) – ([\d.]+)%", out)
     assert found is not None

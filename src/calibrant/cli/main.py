@@ -43,7 +43,7 @@ def measure(
     ] = None,
     class_names: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line or JSON.")] = None,
     ignore_index: Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")] = None,
-    resamples: Annotated[int, typer.Option(min=2, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
+    resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Measure the calibration of predictions in files.
@@ -96,15 +96,25 @@ def train(
 
 @app.command()
 def demo(
+    only_measure: Annotated[
+        bool, typer.Option("--measure", help="Train nothing; measure a classifier of known true error.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Networks that each method trains.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Epochs of each.")] = 60,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where to write the predictions (a temporary folder).")
+        Path | None, typer.Option(metavar="FOLDER", help="Where --measure writes its predictions (a temporary folder).")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the synthetic classifier.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the classifier that --measure makes.")] = 0,
 ) -> None:
-    """Measure a classifier of known true error."""
-    from calibrant.cli.demo import run_demo
+    """Train four ways on embedded data and compare how far their confidence can be trusted."""
+    if only_measure:
+        from calibrant.cli.demo import run_demo
 
-    run_demo(out, seed=seed)
+        run_demo(out, seed=seed)
+        return
+    from calibrant.cli.demo_train import run_training_demo
+
+    run_training_demo(seeds=seeds, epochs=epochs)
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:
