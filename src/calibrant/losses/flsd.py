@@ -52,7 +52,7 @@ def flsd_loss(
     odds = true_class_log_odds(widen(logits), labels)
     # p < threshold, said in log-odds.
     improbable = odds.detach() > math.log((1 - threshold) / threshold)
-    gammas = torch.where(improbable, gamma_below, gamma_above).to(odds.dtype)
+    gammas = torch.full_like(odds, gamma_above).masked_fill_(improbable, gamma_below)
     return focal_from_log_odds(odds, gammas)
 
 

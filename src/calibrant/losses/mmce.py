@@ -113,7 +113,7 @@ def weighted_mmce_penalty(
     divisor = torch.where(correct > 0, right, wrong).clamp(min=1)
     value = (correct - confidence) / (divisor if normalization == "paper" else divisor.square())
     penalty = _root(laplace_pair_sum(confidence, value, value, scale=scale), squared=squared)
-    return torch.where(right * wrong > 0, penalty, 0.0)
+    return penalty * (right * wrong > 0)
 
 
 def _root(square: Tensor, *, squared: bool) -> Tensor:
