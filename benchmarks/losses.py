@@ -5,6 +5,10 @@
 Batch 512, one thread, medians of interleaved runs: each round times every objective once. On the CPU it is processor time,
 so that what else the machine does weighs on none. Exits with 1 if an objective exceeds its limit; the limits are meant for
 the CPU.
+
+The comparison with published forms is printed at batch 512 and, where that is not it, at the batch for which a factor of 10
+is promised. At 512 the published FLSD takes about 8 times cross-entropy's time, so nothing that computes a cross-entropy can
+be 10 times faster; the weighted MMCE, whose published form is quadratic, has not yet left its fixed costs behind.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ KERNEL_LIMIT = {100: 25.0}
 # A sum over pairs of classes: quadratic in C by definition.
 UNLIMITED = {"cpc"}
 LEAST_SPEEDUP = 10.0
+# Batch from which on an objective must be that much faster than its published form.
+SPEEDUP_BATCH = {"avuc": 512, "weighted_mmce": 2048, "flsd": 4096}
 
 Timed = Callable[[Tensor, Tensor], Tensor]
 
@@ -75,9 +81,24 @@ def medians(objectives: Mapping[str, Timed], logits: Tensor, labels: Tensor, *, 
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def facade(entry: Entry, *, batch: int, device: str) -> Timed:
+def block_medians(objectives: Mapping[str, Timed], logits: Tensor, labels: Tensor, *, seconds: float) -> dict[str, float]:
+    """As `medians`, but each round calls an objective again and again for a fortieth of a second.
+
+    Two objectives of very different length would otherwise be compared unequally: the shorter one always finds the caches
+    full of the longer one's data, and the longer one hardly notices.
+    """
+    calls = {name: max(1, round(0.025 / run_once(f, logits, labels))) for name, f in objectives.items()}
+    times: dict[str, list[float]] = {name: [] for name in objectives}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or any(len(t) < 15 for t in times.values()):
+        for name, objective in objectives.items():
+            times[name].append(sum(run_once(objective, logits, labels) for _ in range(calls[name])) / calls[name])
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def facade(entry: Entry, *, batch: int, device: str, **hyper: object) -> Timed:
     """The module of an entry as a function of logits and labels."""
-    made: dict[str, object] = {"num_samples": batch} if "num_samples" in entry.required else {}
+    made: dict[str, object] = {**hyper, "num_samples": batch} if "num_samples" in entry.required else dict(hyper)
     made |= {k: v for k, v in entry.required.items() if isinstance(v, float)}
     module: Objective = entry.module(**made).to(device)
     steps = torch.arange(batch, device=device)
@@ -99,7 +120,13 @@ def literal_flsd(logits: Tensor, labels: Tensor) -> Tensor:
     gammas = []
     for i in range(len(p)):
         number = p[i].item()
-        gammas.append(next((steps[edge] for edge in sorted(steps) if number < edge), 3.0))
+        if number >= 0.5:
+            gammas.append(3.0)
+            continue
+        for edge in sorted(steps):
+            if number < edge:
+                gammas.append(steps[edge])
+                break
     return -((1 - p) ** torch.tensor(gammas, device=p.device) * log_p).mean()
 
 
@@ -128,24 +155,35 @@ def literal_avuc(logits: Tensor, labels: Tensor) -> Tensor:
 def literal_weighted_mmce(logits: Tensor, labels: Tensor) -> Tensor:
     """Weighted MMCE as published: three kernel matrices over all pairs, built from stacked copies of the confidences."""
     confidence, predicted = logits.softmax(1).max(1)
-    right = predicted == labels
-    sure, unsure = confidence[right], confidence[~right]
+    device = logits.device
+    right = torch.where(predicted == labels, torch.ones(len(labels)).to(device), torch.zeros(len(labels)).to(device))
+    some, none = torch.tensor(1).to(device), torch.tensor(0).to(device)
+    m, n = right.sum().long(), (1 - right).sum().long()
+    both = torch.where(m == 0, none, some) * torch.where(n == 0, none, some)
+    # If a group is empty the result is masked; two samples then stand for it.
+    m = torch.max(m, some) * both + (1 - both) * 2
+    n = torch.max(n, some) * both + (1 - both) * (len(labels) - 2)
+    sure, _ = torch.topk(confidence * right, int(m))
+    unsure, _ = torch.topk(confidence * (1 - right), int(n))
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
-        rows = a.reshape(-1, 1, 1).repeat(1, len(b), 1)
-        columns = b.reshape(1, -1, 1).repeat(len(a), 1, 1)
+        rows = a.unsqueeze(1).repeat(1, len(b)).unsqueeze(2)
+        columns = b.unsqueeze(1).repeat(1, len(a)).unsqueeze(2).permute(1, 0, 2)
         pairs = torch.cat([rows, columns], 2)
-        return torch.exp(-(pairs[..., 0] - pairs[..., 1]).abs() / 0.4)
+        return torch.exp(-1.0 * (pairs[:, :, 0] - pairs[:, :, 1]).abs() / 0.4)
 
     def mean(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
-        outer = a.unsqueeze(1).repeat(1, len(b)) * b.unsqueeze(0).repeat(len(a), 1)
-        return (outer * weights).mean()
+        return (weights * torch.mm(a.unsqueeze(1), b.unsqueeze(0))).mean()
 
-    total = mean(unsure, unsure, kernel(unsure, unsure)) + mean(1 - sure, 1 - sure, kernel(sure, sure))
-    return torch.sqrt(total - 2 * mean(1 - sure, unsure, kernel(sure, unsure)) + 1e-10)
+    total = 1 / (m * m + 1e-5) * mean(1 - sure, 1 - sure, kernel(sure, sure))
+    total = total + 1 / (n * n + 1e-5) * mean(unsure, unsure, kernel(unsure, unsure))
+    total = total - 2 / (m * n + 1e-5) * mean(1 - sure, unsure, kernel(sure, unsure))
+    return torch.max(both.float() * torch.sqrt(total + 1e-10), torch.tensor(0.0).to(device))
 
 
 LITERAL: dict[str, Timed] = {"flsd": literal_flsd, "avuc": literal_avuc, "weighted_mmce": literal_weighted_mmce}
+# Hyper-parameters with which ours gives the value of the published form, which is checked before the two are timed.
+SAME_AS_PUBLISHED: dict[str, dict[str, object]] = {"weighted_mmce": {"normalization": "official"}}
 
 
 def limits_of(name: str, entry: Entry) -> dict[int, float]:
@@ -171,19 +209,27 @@ def print_ratios(title: str, table: Mapping[str, Entry], ratios: Mapping[int, Ma
     return over
 
 
-def compare_literal(*, batch: int, device: str, seconds: float, enforce: bool) -> list[str]:
+def compare_literal(*, device: str, seconds: float) -> list[str]:
     """Print how much faster three objectives are than their published form; return those below the promised factor."""
     table = {**LOSSES, **PENALTIES}
-    logits, labels = draw(10, batch=batch, device=device)
     slow = []
-    print(f"\n{f'batch {batch}, C = 10':<24}{'published':>12}{'calibrant':>12}{'faster':>10}")
+    head = f"{'published':>12}{'cross-entropy':>16}{'calibrant':>12}{'faster':>10}"
+    print(f"\n{'published forms, C = 10':<24}{'batch':>7}{head}   least")
     for name, literal in LITERAL.items():
-        pair: dict[str, Timed] = {"literal": literal, "ours": facade(table[name], batch=batch, device=device)}
-        timed = medians(pair, logits, labels, seconds=seconds)
-        factor = timed["literal"] / timed["ours"]
-        late = enforce and factor < LEAST_SPEEDUP
-        slow += [f"{name} against its published form"] if late else []
-        print(f"{name:<24}{1e3 * timed['literal']:>9.3f} ms{1e3 * timed['ours']:>9.3f} ms{factor:>8.1f} x{'!' if late else ''}")
+        for batch in sorted({BATCH, SPEEDUP_BATCH[name]}):
+            logits, labels = draw(10, batch=batch, device=device)
+            ours = facade(table[name], batch=batch, device=device, **SAME_AS_PUBLISHED.get(name, {}))
+            torch.testing.assert_close(ours(logits, labels), literal(logits, labels), rtol=1e-4, atol=1e-6)
+            three: dict[str, Timed] = {"literal": literal, "ours": ours, "ce": F.cross_entropy}
+            timed = block_medians(three, logits, labels, seconds=seconds)
+            factor = timed["literal"] / timed["ours"]
+            promised = batch == SPEEDUP_BATCH[name]
+            late = promised and factor < LEAST_SPEEDUP
+            slow += [f"{name} against its published form"] if late else []
+            cells = (
+                f"{1e3 * timed['literal']:>9.3f} ms{1e3 * timed['ce']:>13.3f} ms{1e3 * timed['ours']:>9.3f} ms{factor:>8.1f} x"
+            )
+            print(f"{name:<24}{batch:>7}{cells}{'!' if late else ' '}  {f'{LEAST_SPEEDUP:g} x' if promised else 'none'}")
     return slow
 
 
@@ -210,9 +256,7 @@ def main() -> int:
     failed = print_ratios("per-sample losses", LOSSES, ratios) + print_ratios("batch penalties", PENALTIES, ratios)
     cheaper = ", ".join(f"{ratios[c]['sece'] / ratios[c]['dece']:.2f} at C = {c}" for c in CLASSES)
     print(f"\nSECE takes this multiple of DECE's time: {cheaper}")
-    # Fixed costs of some twenty small kernels rule at 512 on a CPU; the promise is for the larger batch.
-    compare_literal(batch=BATCH, device=device, seconds=seconds, enforce=False)
-    failed += compare_literal(batch=4 * BATCH, device=device, seconds=seconds, enforce=True)
+    failed += compare_literal(device=device, seconds=seconds)
     print("\n" + json.dumps({"device": where, "batch": BATCH, "cross_entropy_us": base, "ratio": ratios}))
     print("over the limit: " + ", ".join(failed) if failed else "all within their limits")
     return 1 if failed else 0
