@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrant.cli.progress import progress_bar
-from calibrant.cli.request import Measured, Request, check_column, check_groups
+from calibrant.cli.request import Measured, Request, check_column, check_groups, check_names
 from calibrant.cli.streaming import measure_stream
 from calibrant.io import load_predictions, survey_predictions
 from calibrant.metrics.measure import measure
@@ -32,6 +32,7 @@ def measure_file(path: Path, request: Request) -> Measured:
         return measure_stream(path, survey, request)
     predictions = load_predictions(path, ignore_index=request.ignore_index)
     if request.class_names is not None:
+        check_names(path, request.class_names, predictions.num_classes)
         predictions = predictions.replace(class_names=request.class_names)
     if request.slice_by is not None:
         check_column(path, request.slice_by, list(predictions.columns))

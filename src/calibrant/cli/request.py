@@ -43,6 +43,12 @@ def check_groups(path: Path, column: str, number: int) -> None:
         raise ValueError(f"{path}: a column to slice by must have at most {_MAX_GROUPS} groups, got more in `{column}`.")
 
 
+def check_names(path: Path, names: Sequence[str] | None, num_classes: int) -> None:
+    """Raise unless there is a name for every class of ``path``, or none at all."""
+    if names is not None and len(names) != num_classes:
+        raise ValueError(f"{path}: `class_names` must hold C = {num_classes} names, got {len(names)}. Name every class once.")
+
+
 def check_column(path: Path, column: str, columns: Sequence[str]) -> None:
     """Raise unless ``column`` is one of the columns that ``path`` can be sliced by."""
     if not columns:

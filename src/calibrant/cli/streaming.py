@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrant.cli.progress import progress_bar
-from calibrant.cli.request import Measured, Request, check_column, check_groups
+from calibrant.cli.request import Measured, Request, check_column, check_groups, check_names
 from calibrant.cli.sample import RowSample
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Scores
@@ -23,6 +23,8 @@ _BATCH_ENTRIES = 4_000_000
 
 def measure_stream(path: Path, survey: Survey, request: Request) -> Measured:
     """Measure the predictions in a file of any size; see `calibrant.cli.reading.measure_file`."""
+    # Before reading, which takes minutes on a large file.
+    check_names(path, request.class_names, survey.num_classes)
     columns = [] if request.slice_by is None else [request.slice_by]
     for column in columns:
         check_column(path, column, list(survey.columns))

@@ -30,7 +30,9 @@ _REPAIR = "Repair or remove that row."
 _AS_LOGITS = "store them as `logits` (columns logit0, logit1, … in a table)."
 
 
-def check_readable(path: str | Path) -> None:
+def check_readable(
+    path: str | Path, *, content: str = "predictions", remedy: str = "Write it again with `Predictions.save`."
+) -> None:
     """Raise ``OSError`` or ``ValueError`` with one sentence unless ``path`` is a file that holds something."""
     given = Path(path)
     if given.is_dir():
@@ -43,7 +45,7 @@ def check_readable(path: str | Path) -> None:
     except OSError as error:
         raise type(error)(f"{path}: cannot be opened ({error.strerror}). Check who may read it.") from None
     if not first:
-        raise ValueError(f"{path}: must hold predictions, got an empty file. Write it again with `Predictions.save`.")
+        raise ValueError(f"{path}: must hold {content}, got an empty file. {remedy}")
 
 
 @contextmanager

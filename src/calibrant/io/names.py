@@ -18,11 +18,13 @@ def load_class_names(path: str | Path) -> tuple[str, ...]:
         The names, without surrounding blanks. Raises ``ValueError`` or ``OSError`` with one sentence on a file that is
         missing or holds no names.
     """
-    check_readable(path)
+    check_readable(path, content="class names", remedy="Write one name a line.")
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path}: must be UTF-8 text with one class name a line, got other bytes.") from None
+    if not text.strip():
+        raise ValueError(f"{path}: must hold class names, got only blanks. Write one name a line.")
     if Path(path).suffix.lower() != ".json":
         return tuple(line.strip() for line in text.rstrip().splitlines())
     try:

@@ -319,6 +319,12 @@ def test_class_names_bad_json_says_so(tmp_path: Path, text: str, said: str) -> N
     assert said in message_of(tmp_path / "names.json", load_class_names)
 
 
+@pytest.mark.parametrize(("text", "said"), [("", "got an empty file"), (" \n", "got only blanks")])
+def test_class_names_file_without_names_says_so(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "names.txt").write_text(text)
+    assert f"must hold class names, {said}. Write one name a line" in message_of(tmp_path / "names.txt", load_class_names)
+
+
 def test_class_names_other_bytes_says_so(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_bytes(b"\xff\xfe\x00")
     assert "must be UTF-8 text with one class name a line" in message_of(tmp_path / "names.txt", load_class_names)
