@@ -57,6 +57,8 @@ def test_run_help_of_measure_names_every_option(capsys: pytest.CaptureFixture[st
         (("mesure", "x.npz"), "No such command 'mesure'"),
         (("measure", "x.npz", "--n-bins", "0"), "--n-bins"),
         (("measure", "x.npz", "--n-bins", "many"), "--n-bins"),
+        # With fewer no p-value could fall below 5 %, and any error would be called chance.
+        (("measure", "x.npz", "--resamples", "19"), "--resamples"),
         (("measure", "nowhere.npz"), "nowhere.npz: there is no such file"),
         (("measure", "x.xyz"), "x.xyz: there is no such file"),
         (("measure", "."), ".: must be a file, got a folder"),
