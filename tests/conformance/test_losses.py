@@ -188,13 +188,34 @@ def test_loss_of_a_sample_does_not_depend_on_the_others(name: str) -> None:
 
 
 @all_entries
-def test_entry_compiles_in_one_graph(name: str) -> None:
+def test_entry_compiles_in_one_graph_with_its_gradient(name: str) -> None:
     # A read of a value (`.item()`), a data-dependent shape or a branch on a tensor would break the graph and raise here.
     torch._dynamo.reset()
     logits, labels = draw(8, 5)
     module = module_of(BOTH[name])
-    compiled = torch.compile(module, fullgraph=True, backend="eager", dynamic=False)
-    torch.testing.assert_close(call(compiled, logits, labels), call(module, logits, labels))
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=False)
+    found = []
+    for objective in (compiled, module):
+        leaf = logits.clone().requires_grad_()
+        value = call(objective, leaf, labels)
+        found.append((value.detach(), torch.autograd.grad(value, leaf)[0]))
+    torch.testing.assert_close(found[0], found[1])
+
+
+@all_entries
+def test_entry_under_autocast_gives_what_it_gives_without(name: str) -> None:
+    logits, labels = draw(16, 10, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = evaluate(BOTH[name], logits, labels)
+    torch.testing.assert_close(value, evaluate(BOTH[name], logits, labels))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8])
+@all_entries
+def test_entry_takes_labels_of_every_integer_type(name: str, dtype: torch.dtype) -> None:
+    logits, labels = draw()
+    more = extras(labels, 4)
+    assert torch.equal(evaluate(BOTH[name], logits, labels.to(dtype), more), evaluate(BOTH[name], logits, labels, more))
 
 
 @all_entries
