@@ -93,8 +93,8 @@ def bec_penalty(logits: Tensor, labels: Tensor) -> Tensor:
 
     The sum has B C²/2 different terms and no smaller exact form. They are computed in blocks that are not kept, so memory
     stays O(B C) plus one block (4 MB, or B C²/64 numbers if that is more) and the gradient, a sum of hyperbolic tangents,
-    takes a second pass. At batch 512 on one thread, forward and backward take about 4 times cross-entropy's with 10
-    classes, 70 times with 100 (20 ms) and 2,000 times with 1,000 (1.4 s). Twice differentiable.
+    takes a second pass. At batch 512 on one thread, forward and backward take about 5 times cross-entropy's with 10
+    classes, 100 times with 100 (20 ms) and 2,000 times with 1,000 (1.5 s). Twice differentiable.
 
     Args:
         logits: Scores ``[B, C]``. float16 and bfloat16 are computed, and returned, in float32.
