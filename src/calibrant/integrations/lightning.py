@@ -1,0 +1,292 @@
+"""Calibrated training and calibration logs for Lightning: a mix-in for modules and a callback for any trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch.distributed as dist
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from calibrant.integrations.recorder import Recorder, add_batch, draw_scores
+from calibrant.meta import MetaLearner
+from calibrant.meta.batches import split_batch
+from calibrant.metrics.streaming import CalibrationSuite
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from calibrant.core.scores import Scores
+
+    _Module = pl.LightningModule
+else:
+    _Module = object
+
+__all__ = ["CalibratedMixin", "CalibrationCallback", "meta_learner"]
+
+# Entry of a checkpoint.
+_STATE = "calibrant_meta_learner"
+
+
+def meta_learner(module: pl.LightningModule, network: nn.Module, **options: Any) -> MetaLearner:
+    """Make a learner that steps through Lightning: its optimizer, precision, backward pass and processes.
+
+    Call it once the trainer has set everything up, as in ``on_train_start``, in a module with
+    ``automatic_optimization = False``; `CalibratedMixin` does.
+
+    Args:
+        module: The module in training, with one optimizer.
+        network: What maps inputs to logits: the module itself or a part of it.
+        options: Arguments of `calibrant.meta.MetaLearner`.
+
+    Returns:
+        The learner. Raises ``ValueError`` under automatic optimization, with several optimizers, and with strategies that
+        split the network over processes.
+    """
+    where, optimizer, strategy = "meta_learner", module.optimizers(), module.trainer.strategy
+    if module.automatic_optimization:
+        raise ValueError(
+            f"{where}: `module` must have automatic_optimization = False, got True. "
+            "Set it in `__init__`, or use CalibratedMixin."
+        )
+    if isinstance(optimizer, list):
+        raise ValueError(f"{where}: `module` must have one optimizer, got {len(optimizer)}.")
+    if not isinstance(strategy, DDPStrategy | SingleDeviceStrategy):
+        name = type(strategy).__name__
+        raise ValueError(f'{where}: the strategy must keep the network whole in every process, got {name}. Use "ddp".')
+    group = dist.group.WORLD if isinstance(strategy, DDPStrategy) and dist.is_initialized() else None
+    scaler = getattr(module.trainer.precision_plugin, "scaler", None)
+    return MetaLearner(
+        network,
+        optimizer,  # type: ignore[arg-type] # Lightning's wrapper stands in for an optimizer.
+        backward=module.manual_backward,
+        process_group=group,
+        scaler=scaler,
+        **options,
+    )
+
+
+class CalibratedMixin(_Module):
+    """Trains a LightningModule by a `MetaLearner`; stand it before the module's own class.
+
+    The module says what to learn in ``configure_learner``; this class takes the steps, moves learning-rate schedulers as
+    automatic optimization would (except ``ReduceLROnPlateau``), logs ``train_loss`` and keeps the learner in checkpoints. The
+    module's own ``training_step`` is not used. Batches are (x, labels), or mappings with the labels under "labels".
+
+    Example:
+        >>> from calibrant.meta import MetaBatches
+        >>> class Plain(pl.LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.net = nn.Linear(4, 3)
+        >>> class Calibrated(CalibratedMixin, Plain):
+        ...     def configure_learner(self):
+        ...         return meta_learner(self, self.net, meta_batches=self.held_out)
+        >>> Calibrated().automatic_optimization
+        False
+    """
+
+    learner: MetaLearner
+    _resumed: Mapping[str, Any] | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.automatic_optimization = False
+
+    def configure_learner(self) -> MetaLearner:
+        """Return the learner, made by `meta_learner`; called when training starts."""
+        name = type(self).__name__
+        raise ValueError(
+            f"{name}: `configure_learner` must be defined. Return `meta_learner(self, self.net, meta_batches=...)`."
+        )
+
+    def on_train_start(self) -> None:
+        """Make the learner, and let it go on where a checkpoint was taken."""
+        super().on_train_start()
+        self.learner = self.configure_learner()
+        if self._resumed is not None:
+            self.learner.load_state_dict(self._resumed)
+            self._resumed = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Take one step of the learner and return its loss."""
+        x, labels = split_batch(batch)
+        info = self.learner.step(x, labels)
+        self.log("train_loss", info.loss)
+        if info.stepped:
+            self._move_schedulers("step", self.learner.steps)
+        return info.loss
+
+    def on_train_epoch_end(self) -> None:
+        """Move the schedulers that count epochs."""
+        super().on_train_epoch_end()
+        self._move_schedulers("epoch", self.current_epoch + 1)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the learner's state beside the module's."""
+        super().on_save_checkpoint(checkpoint)
+        if hasattr(self, "learner"):
+            checkpoint[_STATE] = self.learner.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the learner's state out of the checkpoint, for when training starts."""
+        super().on_load_checkpoint(checkpoint)
+        self._resumed = checkpoint.get(_STATE)
+
+    def _move_schedulers(self, interval: str, count: int) -> None:
+        for config in self.trainer.lr_scheduler_configs:
+            due = config.interval == interval and count % config.frequency == 0
+            if due and not isinstance(config.scheduler, ReduceLROnPlateau):
+                self.lr_scheduler_step(config.scheduler, None)
+
+
+class CalibrationCallback(pl.Callback):
+    """Logs the calibration error of every validation (and test) with its 95 % interval, and draws reliability diagrams.
+
+    Logged are ``ece``, ``ece_low`` and ``ece_high`` (and likewise every other of ``metrics``), after "test_" in a test, before
+    "/dataloader_1" where there are several loaders. The state is of constant size; under DDP it is that of all processes.
+    Figures go to every `TensorBoardLogger`.
+
+    Args:
+        num_classes: Number of classes C.
+        n_bins: Bins of the ECE and of the diagram.
+        metrics: Keys of what to log; any of `calibrant.metrics.streaming.CalibrationSuite`.
+        extract: ``(outputs, batch) -> (logits, labels)`` of a validation step, where ``outputs`` is what it returned. By
+            default the step returns logits, or a mapping with "logits" and perhaps "labels"; labels are otherwise the batch's.
+        prefix: Put before every name that is logged.
+        n_resamples: Resamples behind the intervals.
+        log_figure: ``(figure, step)``, called with every diagram in the first process, for other loggers.
+
+    Attributes:
+        history: One row (a dictionary) for every evaluation: stage, epoch, step, loader, n and the numbers logged.
+        scores: Everything measured in the last evaluation; None before the first.
+
+    Example:
+        >>> callback = CalibrationCallback(num_classes=10, metrics=("ece", "nll"))
+        >>> trainer = pl.Trainer(callbacks=[callback], accelerator="cpu", logger=False, enable_checkpointing=False)
+        >>> callback.history
+        []
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        n_bins: int = 15,
+        metrics: Sequence[str] = ("ece",),
+        extract: Callable[[Any, Any], tuple[Tensor, Tensor]] | None = None,
+        prefix: str = "",
+        n_resamples: int = 1000,
+        log_figure: Callable[[Figure, int], object] | None = None,
+    ) -> None:
+        self._recorder = Recorder(
+            "CalibrationCallback", num_classes=num_classes, n_bins=n_bins, metrics=metrics, n_resamples=n_resamples
+        )
+        self.extract = extract if extract is not None else logits_and_labels
+        self.prefix, self.log_figure = prefix, log_figure
+        self._suites: list[CalibrationSuite] = []
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One row for every evaluation."""
+        return self._recorder.history
+
+    @property
+    def scores(self) -> Scores | None:
+        """Everything measured in the last evaluation."""
+        return self._recorder.scores
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the history, for the checkpoint."""
+        return {"history": [dict(entry) for entry in self.history]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the history of a checkpoint."""
+        self._recorder.history = [dict(entry) for entry in state_dict["history"]]
+
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start with an empty state for every loader."""
+        self._start(pl_module, len(trainer.num_val_batches))
+
+    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start with an empty state for every loader."""
+        self._start(pl_module, len(trainer.num_test_batches))
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Add a batch."""
+        add_batch(self._suites[dataloader_idx], *self.extract(outputs, batch))
+
+    def on_test_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Add a batch."""
+        add_batch(self._suites[dataloader_idx], *self.extract(outputs, batch))
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log what was measured."""
+        if not trainer.sanity_checking:
+            self._finish(trainer, pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log what was measured."""
+        self._finish(trainer, pl_module, "test")
+
+    def _start(self, module: pl.LightningModule, loaders: int) -> None:
+        # On the module's device, where the processes of a GPU cluster can talk.
+        self._suites = [self._recorder.suite().to(module.device) for _ in range(loaders)]
+
+    def _finish(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+        before = f"test_{self.prefix}" if stage == "test" else self.prefix
+        for loader, suite in enumerate(self._suites):
+            after = f"/dataloader_{loader}" if len(self._suites) > 1 else ""
+            values = self._recorder.read(suite)
+            # Every process holds the numbers of all; their mean changes nothing, and Lightning warns without it.
+            module.log_dict({f"{before}{key}{after}": value for key, value in values.items()}, sync_dist=True)
+            scores = self._recorder.scores
+            assert scores is not None
+            where = {"stage": stage, "epoch": trainer.current_epoch, "step": trainer.global_step, "loader": loader}
+            self.history.append({**where, "n": scores.n, **values})
+            if trainer.is_global_zero:
+                self._show(trainer, scores, tag=f"{before}reliability{after}", epoch=trainer.current_epoch)
+        self._suites = []
+
+    def _show(self, trainer: pl.Trainer, scores: Scores, *, tag: str, epoch: int) -> None:
+        boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        if not boards and self.log_figure is None:
+            return
+        figure = draw_scores(scores, title=f"{tag}, epoch {epoch}")
+        for board in boards:
+            board.experiment.add_figure(tag, figure, global_step=trainer.global_step, close=False)
+        if self.log_figure is not None:
+            self.log_figure(figure, trainer.global_step)
+
+
+def logits_and_labels(outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    """Logits and labels of a validation step that returned the logits, or a mapping with "logits" and perhaps "labels"."""
+    if isinstance(outputs, Tensor) and outputs.ndim >= 2:
+        return outputs, split_batch(batch)[1]
+    if isinstance(outputs, Mapping) and isinstance(outputs.get("logits"), Tensor):
+        return outputs["logits"], outputs["labels"] if "labels" in outputs else split_batch(batch)[1]
+    got = type(outputs).__name__ if not isinstance(outputs, Mapping) else f"a mapping of {', '.join(map(repr, outputs))}"
+    raise ValueError(
+        f"CalibrationCallback: `validation_step` must return logits [B, C] or a mapping with 'logits', got {got}. "
+        "Or pass `extract=lambda outputs, batch: (logits, labels)`."
+    )

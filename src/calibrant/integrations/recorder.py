@@ -1,0 +1,77 @@
+"""What both trainers' callbacks share: streaming states, scores with intervals as flat numbers, and the figure of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from calibrant.core.checks import check_count
+from calibrant.core.lookup import lookup
+from calibrant.core.scores import Scores
+from calibrant.metrics.diagram import draw_reliability
+from calibrant.metrics.streaming import CalibrationSuite
+from calibrant.metrics.values import READERS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# The label by which sequence models and their trainers mark what is to be left out.
+IGNORED_LABEL = -100
+
+
+class Recorder:
+    """Measures evaluations in constant memory and keeps one flat row of numbers for each.
+
+    Args:
+        where: Who asks, for messages.
+        num_classes: Number of classes C.
+        n_bins: Bins of the binned metrics and of the diagram.
+        metrics: Keys of the metrics to log, of those that `CalibrationSuite` gives.
+        n_resamples: Resamples behind the intervals.
+        kwargs: Options of `torchmetrics.Metric`.
+    """
+
+    def __init__(
+        self, where: str, *, num_classes: int, n_bins: int, metrics: Sequence[str], n_resamples: int, **kwargs: Any
+    ) -> None:
+        check_count(n_resamples, where=where, name="n_resamples", least=2)
+        for key in metrics:
+            lookup(READERS, key, kind="metric")
+        self.metrics, self.n_resamples = tuple(metrics), n_resamples
+        self.history: list[dict[str, Any]] = []
+        self.scores: Scores | None = None
+        self._settings: dict[str, Any] = {"num_classes": num_classes, "n_bins": n_bins, "ignore_index": IGNORED_LABEL, **kwargs}
+        self.suite()
+
+    def suite(self) -> CalibrationSuite:
+        """Return a new, empty state."""
+        return CalibrationSuite(**self._settings)
+
+    def read(self, suite: CalibrationSuite) -> dict[str, float]:
+        """Return the numbers to log of all examples that ``suite`` (in every process) has seen, and keep the scores."""
+        self.scores = suite.scores(n_resamples=self.n_resamples)
+        return self.flat()
+
+    def flat(self) -> dict[str, float]:
+        """Return value and both ends of the interval of every metric: ``ece``, ``ece_low``, ``ece_high``."""
+        assert self.scores is not None
+        ends = ("", "_low", "_high")
+        return {f"{key}{end}": value for key in self.metrics for end, value in zip(ends, self.scores[key], strict=True)}
+
+
+def add_batch(suite: CalibrationSuite, logits: Tensor, labels: Tensor) -> None:
+    """Add logits ``[..., C]`` and labels ``[...]``, of which those marked -100 are left out."""
+    suite.update(logits=logits.detach().reshape(-1, logits.shape[-1]), labels=labels.detach().reshape(-1))
+
+
+def draw_scores(scores: Scores, *, title: str) -> Figure:
+    """Return the reliability diagram of ``scores``, as a figure that no window and no global state knows of."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.8, 5.8), layout="tight")
+    ece = scores["ece"]
+    text = f"{title}\nECE {ece.value:.4f} [{ece.low:.4f}, {ece.high:.4f}], {scores.n:,} examples"
+    draw_reliability(scores.bins, title=text, ax=figure.subplots())
+    return figure

@@ -1,0 +1,271 @@
+"""Calibrated training and calibration logs for Hugging Face Transformers' ``Trainer``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from calibrant.core.checks import check_count
+from calibrant.integrations.recorder import Recorder, add_batch, draw_scores
+from calibrant.meta import LoaderBatches, MetaLearner
+from calibrant.meta.batches import split_batch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from calibrant.core.scores import Scores
+
+__all__ = ["CalibratedTrainer", "CalibrationCallback"]
+
+STATE_FILE = "calibrant_meta_learner.pt"
+
+
+class CalibratedTrainer(Trainer):
+    """A ``Trainer`` that trains a sequence classifier by a `MetaLearner`.
+
+    Everything else is the Trainer's: optimizer, schedule, precision, accumulation, clipping (``max_grad_norm``), processes
+    started by ``torchrun`` or ``accelerate launch``. Checkpoints hold the learner too. Not for FSDP, DeepSpeed or
+    ``DataParallel``, where no process sees the whole last layer or the whole batch.
+
+    Args:
+        args: Arguments of ``Trainer``.
+        meta_dataset: Held-out samples for the meta updates, in the form of the training set; do not train on them.
+        meta_batch_size: Samples of a meta batch, of every process.
+        meta: Arguments of `calibrant.meta.MetaLearner`: ``{"regularizer": "label-smoothing", "every": 2}``.
+        kwargs: Keyword arguments of ``Trainer``.
+
+    Attributes:
+        learner: The learner; None until training starts.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        meta_dataset: Dataset[Any],
+        meta_batch_size: int = 256,
+        meta: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        check_count(meta_batch_size, where="CalibratedTrainer", name="meta_batch_size")
+        owned = {"meta_batches", "accumulate", "amp", "scaler", "backward", "process_group", "clip"} & set(meta or {})
+        if owned:
+            name = min(owned)
+            raise ValueError(
+                f"CalibratedTrainer: `meta` must leave {name!r} to the Trainer, got {(meta or {})[name]!r}. "
+                "Set it in TrainingArguments."
+            )
+        if self.label_smoother is not None:
+            raise ValueError("CalibratedTrainer: `label_smoothing_factor` must be 0, as the learner has its own loss.")
+        # The learner's loss is a mean over the batch, so the Trainer is to divide it by the number of accumulated batches.
+        self.model_accepts_loss_kwargs = False
+        self.meta_dataset, self.meta_batch_size, self.meta = meta_dataset, meta_batch_size, dict(meta or {})
+        self.learner: MetaLearner | None = None
+        self._resumed: str | None = None
+        self._updated_at = -1
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, or go on from a checkpoint, as ``Trainer.train``."""
+        found = resume_from_checkpoint
+        self._resumed = get_last_checkpoint(str(self.args.output_dir)) if found is True else found or None
+        self.learner, self._updated_at = None, -1
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Return the learner's loss of a training batch, after a meta update where one is due; else the model's own loss."""
+        if not model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        learner = self.learner = self.learner or self.make_learner(model)
+        x, labels = split_batch(inputs)
+        learner.steps = self.state.global_step
+        due = learner.due and self._updated_at != learner.steps
+        random = learner.random_state() if due else None
+        features, logits = learner.forward(x)
+        if due:
+            self._updated_at = learner.steps
+            learner.meta_update(features, logits, labels, *learner.draw(), x=x, random=random)
+        loss = learner.loss(features, logits, labels)
+        return (loss, {"logits": logits}) if return_outputs else loss
+
+    def make_learner(self, model: nn.Module) -> MetaLearner:
+        """Return the learner for ``model`` as the Trainer has wrapped it; called once, by the first training step."""
+        assert self.optimizer is not None
+        scaler = getattr(self.accelerator, "scaler", None)
+        batches = LoaderBatches(self.meta_loader())
+        learner = MetaLearner(model, self.optimizer, meta_batches=batches, scaler=scaler, **self.meta)
+        saved = None if self._resumed is None else Path(self._resumed) / STATE_FILE
+        if saved is not None and saved.exists():
+            learner.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
+        return learner
+
+    def meta_loader(self) -> DataLoader[Any]:
+        """Return the loader of meta batches: each process draws its own part, anew in every pass."""
+        args, dataset = self.args, self.meta_dataset
+        # Also for one process: its order follows from the seed and the number of the pass, so a resumed run repeats it.
+        sampler: DistributedSampler[Any] = DistributedSampler(
+            dataset, num_replicas=args.world_size, rank=args.process_index, seed=args.seed, drop_last=args.world_size > 1
+        )
+        size = min(self.meta_batch_size, len(sampler))
+        return DataLoader(dataset, batch_size=size, sampler=sampler, collate_fn=self.data_collator, drop_last=True)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model and, in a checkpoint that training can go on from, the learner beside it."""
+        super().save_model(output_dir, _internal_call)
+        # Only checkpoints are saved by an internal call; a model saved by the user is for use.
+        wanted = _internal_call and self.args.should_save and not self.args.save_only_model
+        if wanted and self.learner is not None and output_dir is not None:
+            torch.save(self.learner.state_dict(), Path(output_dir) / STATE_FILE)
+
+
+class CalibrationCallback(TrainerCallback):
+    """Measures the calibration error of every evaluation with its 95 % interval, and draws reliability diagrams.
+
+    A ``Trainer`` shows no predictions to its callbacks, so this object is given to it twice:
+    ``Trainer(..., compute_metrics=callback.compute_metrics, callbacks=[callback])``. The Trainer then logs ``eval_ece``,
+    ``eval_ece_low`` and ``eval_ece_high`` (and likewise every other of ``metrics``). With
+    ``TrainingArguments(batch_eval_metrics=True)`` predictions are measured batch by batch in constant memory; without, the
+    Trainer collects them all. Either way the numbers are those of the whole set, however many processes there are. Labels of
+    -100 are left out, so token classifiers work too. Where the Trainer reports to TensorBoard, the diagrams go there.
+
+    Args:
+        num_classes: Number of classes C.
+        n_bins: Bins of the ECE and of the diagram.
+        metrics: Keys of what to log; any of `calibrant.metrics.streaming.CalibrationSuite`.
+        also: Another ``compute_metrics`` function, whose numbers are added; not with ``batch_eval_metrics``.
+        n_resamples: Resamples behind the intervals.
+        log_figure: ``(figure, step)``, called with every diagram in the first process, for other loggers.
+
+    Attributes:
+        history: One row (a dictionary) for every evaluation: name, epoch, step, n and the numbers logged.
+        scores: Everything measured in the last evaluation; None before the first.
+
+    Example:
+        >>> callback = CalibrationCallback(num_classes=2)
+        >>> logits, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
+        >>> found = callback.compute_metrics(EvalPrediction(predictions=logits.numpy(), label_ids=labels.numpy()))
+        >>> list(found), round(found["ece"], 4)
+        (['ece', 'ece_low', 'ece_high'], 0.3808)
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        n_bins: int = 15,
+        metrics: Sequence[str] = ("ece",),
+        also: Callable[[EvalPrediction], Mapping[str, float]] | None = None,
+        n_resamples: int = 1000,
+        log_figure: Callable[[Figure, int], object] | None = None,
+    ) -> None:
+        # The Trainer gathers the predictions of all processes (without the copies that fill up the last batch) before it shows
+        # them, so every process has seen every example, and adding them up again would count them twice.
+        self._recorder = Recorder(
+            "CalibrationCallback",
+            num_classes=num_classes,
+            n_bins=n_bins,
+            metrics=metrics,
+            n_resamples=n_resamples,
+            sync_on_compute=False,
+        )
+        self._suite = self._recorder.suite()
+        self.also, self.log_figure = also, log_figure
+        self._writer: Any = None
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One row for every evaluation."""
+        return self._recorder.history
+
+    @property
+    def scores(self) -> Scores | None:
+        """Everything measured in the last evaluation."""
+        return self._recorder.scores
+
+    def compute_metrics(self, prediction: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
+        """Add predictions and, after the last, return the numbers to log.
+
+        Args:
+            prediction: Logits ``[N, C]`` or ``[N, T, C]`` (or a tuple that begins with them) and labels.
+            compute_result: False where more batches follow.
+        """
+        if self.also is not None and not (compute_result and not self._suite.update_called):
+            raise ValueError("CalibrationCallback: `also` must not be given with `batch_eval_metrics=True`.")
+        given = (prediction.predictions, prediction.label_ids)
+        logits, labels = (torch.as_tensor(value[0] if isinstance(value, tuple) else value) for value in given)
+        self._suite = self._suite.to(logits.device)
+        add_batch(self._suite, logits, labels)
+        if not compute_result:
+            return {}
+        values = self._recorder.read(self._suite)
+        self._suite.reset()
+        return values if self.also is None else {**self.also(prediction), **values}
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Forget the batches of an evaluation that did not come to its end."""
+        if self._suite.update_called:
+            self._suite.reset()
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add a row to the history and draw the diagram."""
+        key = self._recorder.metrics[0]
+        found = next((name for name in metrics or {} if name.endswith(f"_{key}_low")), None)
+        if found is None or self.scores is None:
+            raise ValueError(
+                f"CalibrationCallback: the evaluation must give {key!r}, got {', '.join(metrics or {}) or 'nothing'}. "
+                "Pass `compute_metrics=callback.compute_metrics` to the Trainer."
+            )
+        name = found.removesuffix(f"_{key}_low")
+        where = {"name": name, "epoch": state.epoch, "step": state.global_step, "n": self.scores.n}
+        self.history.append({**where, **self._recorder.flat()})
+        if state.is_world_process_zero:
+            self._show(args, state, name)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Close the file of figures; a later evaluation opens another."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _show(self, args: TrainingArguments, state: TrainerState, name: str) -> None:
+        wanted = "tensorboard" in (args.report_to or ())
+        if not wanted and self.log_figure is None:
+            return
+        assert self.scores is not None
+        epoch = "" if state.epoch is None else f", epoch {state.epoch:g}"
+        figure = draw_scores(self.scores, title=f"{name}{epoch}")
+        if wanted:
+            if self._writer is None:
+                self._writer = _open_writer(args)
+            self._writer.add_figure(f"{name}/reliability", figure, global_step=state.global_step, close=False)
+            self._writer.flush()
+        if self.log_figure is not None:
+            self.log_figure(figure, state.global_step)
+
+
+def _open_writer(args: TrainingArguments) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    # Where the Trainer's own callback writes if it was told where; otherwise it makes up a name from the time of day.
+    folder = os.getenv("TENSORBOARD_LOGGING_DIR") or Path(str(args.output_dir)) / "runs" / "calibration"
+    return SummaryWriter(log_dir=str(folder))
