@@ -45,7 +45,7 @@ def nll(log_probs: Tensor, labels: Tensor) -> float:
     return float(torch.nn.functional.nll_loss(log_probs, labels))
 
 
-def check_distribution(probs: Tensor, shape: tuple[int, ...]) -> None:
+def assert_distribution(probs: Tensor, shape: tuple[int, ...]) -> None:
     assert probs.shape == shape
     assert bool(torch.isfinite(probs).all())
     assert bool((probs >= 0).all())
@@ -215,8 +215,8 @@ def test_calibrator_saturated_or_flat_logits_give_distributions(name: str, scale
     logits, labels = over_confident(400)
     logits = scale * torch.sign(logits) * (1 + 1e-3 * logits)
     found = make(name).fit(logits, labels)
-    check_distribution(found.predict_proba(logits), (400, 4))
-    check_distribution(found.predict_proba(1e4 * torch.eye(4).double()), (4, 4))
+    assert_distribution(found.predict_proba(logits), (400, 4))
+    assert_distribution(found.predict_proba(1e4 * torch.eye(4).double()), (4, 4))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -225,7 +225,7 @@ def test_calibrator_probability_zero_gives_distributions(name: str) -> None:
     logits[torch.arange(400), (labels + 1 + torch.arange(400) % 2) % 4] = -torch.inf
     logits[0, labels[0]] = -torch.inf
     found = make(name).fit(logits, labels)
-    check_distribution(found.predict_proba(logits), (400, 4))
+    assert_distribution(found.predict_proba(logits), (400, 4))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -233,7 +233,7 @@ def test_calibrator_absent_class_gives_distributions(name: str) -> None:
     logits, labels = over_confident(600)
     kept = (labels != 2) & (labels != 0)
     found = make(name).fit(logits[kept], labels[kept])
-    check_distribution(found.predict_proba(logits), (600, 4))
+    assert_distribution(found.predict_proba(logits), (600, 4))
     assert found.num_classes_ == 4
 
 
@@ -241,27 +241,27 @@ def test_calibrator_absent_class_gives_distributions(name: str) -> None:
 def test_calibrator_one_label_only_gives_distributions(name: str) -> None:
     logits, _ = over_confident(60)
     found = make(name).fit(logits, torch.ones(60, dtype=torch.long))
-    check_distribution(found.predict_proba(logits), (60, 4))
+    assert_distribution(found.predict_proba(logits), (60, 4))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_calibrator_one_example_gives_distributions(name: str) -> None:
     found = make(name).fit([[2.0, 0.0, 1.0]], [2])
-    check_distribution(torch.as_tensor(found.predict_proba([[2.0, 0.0, 1.0], [0.0, 0.0, 0.0]])), (2, 3))
+    assert_distribution(torch.as_tensor(found.predict_proba([[2.0, 0.0, 1.0], [0.0, 0.0, 0.0]])), (2, 3))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_calibrator_two_classes_gives_distributions(name: str) -> None:
     logits, labels = over_confident(500, 2)
     found = make(name).fit(logits, labels)
-    check_distribution(found.predict_proba(logits), (500, 2))
+    assert_distribution(found.predict_proba(logits), (500, 2))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_calibrator_thousand_classes_gives_distributions(name: str) -> None:
     logits, labels = over_confident(300, 1000)
     found = CALIBRATORS[name](**TINY.get(name, {})).fit(logits, labels)
-    check_distribution(found.predict_proba(logits), (300, 1000))
+    assert_distribution(found.predict_proba(logits), (300, 1000))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if CALIBRATORS[name].preserves_accuracy])

@@ -4,11 +4,13 @@ Train-time objectives are in `calibrant.losses`.
 """
 
 from calibrant.calibrators.attended import AttendedTemperatureScaling
+from calibrant.calibrators.auto import AutoCalibrator, Ranked
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.bbq import BayesianBinning
 from calibrant.calibrators.ensemble import EnsembleTemperatureScaling
 from calibrant.calibrators.fit_data import CalibrationWarning
 from calibrant.calibrators.histogram import HistogramBinning
+from calibrant.calibrators.identity import Identity
 from calibrant.calibrators.isotonic import IsotonicCalibration, OrderPreservingIsotonic
 from calibrant.calibrators.matrix import DirichletCalibration, MatrixScaling
 from calibrant.calibrators.monte_carlo import MonteCarloTemperatureScaling
@@ -36,8 +38,8 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
     "dirichlet": DirichletCalibration,
     "matrix": MatrixScaling,
 }
-# Those, and the ones that choose between them.
-ALL_CALIBRATORS: dict[str, type[Calibrator]] = {**CALIBRATORS}
+# Those, doing nothing, and choosing between them.
+ALL_CALIBRATORS: dict[str, type[Calibrator]] = {**CALIBRATORS, "none": Identity, "auto": AutoCalibrator}
 
 
 def name_of(calibrator: Calibrator) -> str:
@@ -52,6 +54,7 @@ __all__ = [
     "ALL_CALIBRATORS",
     "CALIBRATORS",
     "AttendedTemperatureScaling",
+    "AutoCalibrator",
     "BayesianBinning",
     "BetaCalibration",
     "CalibrationWarning",
@@ -59,11 +62,13 @@ __all__ = [
     "DirichletCalibration",
     "EnsembleTemperatureScaling",
     "HistogramBinning",
+    "Identity",
     "IsotonicCalibration",
     "MatrixScaling",
     "MonteCarloTemperatureScaling",
     "OrderPreservingIsotonic",
     "PlattScaling",
+    "Ranked",
     "SplineCalibration",
     "TemperatureScaling",
     "TopLabelBinning",

@@ -77,6 +77,10 @@ class Calibrator(ABC):
             setattr(self, f"{name}_", value)
         self.num_classes_ = data.num_classes
 
+    def settle(self, data: FitData) -> Calibrator:
+        """Return a calibrator of this kind whose hyper-parameters need not be chosen from data any more: itself, mostly."""
+        return self
+
     @abstractmethod
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         """Return what was learned, under the names of ``learned``."""

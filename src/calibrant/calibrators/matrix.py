@@ -151,10 +151,19 @@ class MatrixScaling(Calibrator):
         """What the matrix acts on, float64 ``[N, C]``."""
         return floor_logits(logits.double())
 
+    def settle(self, data: FitData) -> MatrixScaling:
+        """Return a calibrator with the one spread that cross-validation on ``data`` chooses."""
+        inputs, _ = self._scaled(data, where=f"{type(self).__name__}.settle")
+        spread = self._choose_spread(inputs, where=f"{type(self).__name__}.settle")
+        return type(self)(**{**self.get_params(), "spreads": (spread,)})  # type: ignore[arg-type]
+
+    def _scaled(self, data: FitData, *, where: str) -> tuple[FitData, float]:
+        scale, _ = find_temperature(data, bounds=START_BOUNDS, where=where)
+        return FitData(self.features(data.logits) / scale, data.labels, data.weights), scale
+
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         where = f"{type(self).__name__}.fit"
-        scale, _ = find_temperature(data, bounds=START_BOUNDS, where=where)
-        inputs = FitData(self.features(data.logits) / scale, data.labels, data.weights)
+        inputs, scale = self._scaled(data, where=where)
         self.spread_ = self._choose_spread(inputs, where=where)
         problem = self._problem(inputs, self.spread_)
         weight, bias = problem.split(solve_affine(problem, max_iter=self.max_iter, tolerance=1e-8, where=where))

@@ -95,6 +95,27 @@ def train(
 
 
 @app.command()
+def repair(
+    fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to fit on; not those of the test set.")],
+    file: Annotated[Path, typer.Argument(metavar="TEST", help="Predictions to repair.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the repaired predictions.")],
+    method: Annotated[str, typer.Option(metavar="NAME", help="auto, temperature, vector, isotonic …")] = "auto",
+    calibrator: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write what was fitted (JSON).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")] = False,
+    n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
+    resamples: Annotated[int, typer.Option(min=1, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap.")] = 0,
+) -> None:
+    """Repair predictions: fit a calibrator on VAL, apply it to TEST.
+
+    Prints what was measured before and after, with 95% intervals, and the paired test of the difference.
+    """
+    from calibrant.cli.repair import Options, repair_file
+
+    repair_file(fit, file, Options(method, out, calibrator, as_json, n_bins, resamples, seed))
+
+
+@app.command()
 def demo(
     only_measure: Annotated[
         bool, typer.Option("--measure", help="Train nothing; measure a classifier of known true error.")

@@ -1,0 +1,149 @@
+"""``calibrant repair``: fit on one file, repair another, and show what that changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from calibrant.calibrators import ALL_CALIBRATORS, AutoCalibrator, Calibrator
+from calibrant.calibrators.fit_data import refuse_test_split
+from calibrant.cli.page import _heading, show_prose
+from calibrant.cli.progress import progress_bar
+from calibrant.cli.ranking import ranking_table
+from calibrant.cli.tables import comparison_table, paired_table
+from calibrant.cli.words import verdict
+from calibrant.core.checks import FitError
+from calibrant.core.lookup import lookup
+from calibrant.core.records import Predictions
+from calibrant.core.scores import Paired, Scores
+from calibrant.io import load_predictions, save_predictions
+from calibrant.metrics.measure import measure
+from calibrant.metrics.paired import paired_test
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command, as typed."""
+
+    method: str
+    out: Path
+    calibrator: Path | None
+    as_json: bool
+    n_bins: int
+    resamples: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What a repair was and did: the fitted calibrator, scores before and after, and the test of their difference."""
+
+    calibrator: Calibrator
+    before: Scores
+    after: Scores
+    paired: Mapping[str, Paired]
+
+
+def repair_file(fit_path: Path, path: Path, options: Options) -> None:
+    """Fit on ``fit_path``, repair ``path``, write the repaired predictions and print what changed.
+
+    With ``--json`` one object is printed: ``method``, ``chosen``, ``learned`` (without what is large), ``before`` and
+    ``after`` as in ``calibrant measure --json``, ``paired`` (after minus before) and, for several methods, ``ranking``.
+    """
+    calibrator = lookup(ALL_CALIBRATORS, options.method, kind="method")()
+    fit_data, given = load_predictions(fit_path), load_predictions(path)
+    refuse_test_split(fit_data, where=str(fit_path))
+    if fit_data.num_classes != given.num_classes:
+        raise ValueError(f"{path}: must have the {fit_data.num_classes} classes of {fit_path}, got {given.num_classes}.")
+    try:
+        with _progress(calibrator):
+            calibrator.fit(fit_data)
+    except FitError as error:
+        raise ValueError(str(error)) from error
+    repaired = calibrator.apply(given)
+    done = _compare(calibrator, given, repaired, path, options)
+    save_predictions(repaired, options.out)
+    if options.calibrator is not None:
+        calibrator.save(options.calibrator)
+    if options.as_json:
+        print(_to_json(done, options))
+    else:
+        _show(done, fit_data, options)
+
+
+def _compare(calibrator: Calibrator, given: Predictions, repaired: Predictions, path: Path, options: Options) -> Repair:
+    n_bins, n_resamples, seed = options.n_bins, options.resamples, options.seed
+    with progress_bar("measuring before and after", None):
+        before = measure(given, n_bins=n_bins, n_resamples=n_resamples, seed=seed, file=str(path))
+        after = measure(repaired, n_bins=n_bins, n_resamples=n_resamples, seed=seed, file=str(options.out))
+        paired = paired_test(given, repaired, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
+    return Repair(calibrator, before, after, paired)
+
+
+@contextmanager
+def _progress(calibrator: Calibrator) -> Iterator[None]:
+    methods = calibrator.n_methods if isinstance(calibrator, AutoCalibrator) else None
+    with progress_bar("fitting", methods) as advance:
+        if isinstance(calibrator, AutoCalibrator):
+            calibrator.on_progress(lambda name, done, total: advance(1))
+        yield
+
+
+def _show(done: Repair, fit_data: Predictions, options: Options) -> None:
+    console = Console(highlight=False)
+    _heading(console, "Repair", f"fitted on {len(fit_data):,} examples, applied to {done.before.n:,} others")
+    show_prose(console, describe(done.calibrator), style="bold")
+    if isinstance(done.calibrator, AutoCalibrator):
+        console.print()
+        auto = done.calibrator
+        console.print(ranking_table(auto.ranking_, auto.best_name_, score=auto.score.upper(), width=console.width))
+    _heading(console, "Before and after", "best values in bold")
+    console.print(comparison_table({"before": done.before, "after": done.after}, width=console.width))
+    _heading(console, "After minus before", "on the same examples, paired bootstrap")
+    console.print(paired_table(done.paired, width=console.width))
+    console.print()
+    show_prose(console, f"before: {verdict(done.before)}")
+    show_prose(console, f"after: {verdict(done.after)}")
+    console.print(f"\nThe repaired predictions are in {options.out}.\n", soft_wrap=True)
+
+
+def describe(calibrator: Calibrator) -> str:
+    """Say in a sentence what was fitted."""
+    if isinstance(calibrator, AutoCalibrator):
+        inner = calibrator.best_
+        number = f" Its temperature is {float(getattr(inner, 'temperature_', 1.0)):.3f}." if _has_temperature(inner) else ""
+        return f"{calibrator.advice_}{number}"
+    if _has_temperature(calibrator):
+        temperature = float(getattr(calibrator, "temperature_", 1.0))
+        what = "was over-confident" if temperature > 1 else "was under-confident"
+        return f"The logits are divided by a temperature of {temperature:.3f}: by its own measure the model {what}."
+    kept = "predictions stay as they are" if calibrator.preserves_accuracy else "some predictions may change"
+    return f"{type(calibrator).__name__} was fitted; {kept}."
+
+
+def _has_temperature(calibrator: Calibrator) -> bool:
+    return "temperature" in calibrator.learned
+
+
+def _to_json(done: Repair, options: Options) -> str:
+    calibrator, chosen = done.calibrator, options.method
+    data: dict[str, object] = {"method": options.method, "out": str(options.out)}
+    if isinstance(calibrator, AutoCalibrator):
+        learned = calibrator.to_dict()["learned"]
+        assert isinstance(learned, dict)
+        data["ranking"], data["advice"] = learned["ranking"], learned["advice"]
+        chosen, calibrator = calibrator.best_name_, calibrator.best_
+    data["chosen"] = chosen
+    data["learned"] = {name: value.tolist() for name, value in calibrator.learned_values().items() if value.numel() <= 100}
+    data["preserves_accuracy"] = calibrator.preserves_accuracy
+    data["before"], data["after"] = (json.loads(scores.to_json()) for scores in (done.before, done.after))
+    data["paired"] = {
+        key: {name: value if abs(value) < float("inf") else None for name, value in test._asdict().items()}
+        for key, test in done.paired.items()
+    }
+    return json.dumps(data, indent=2, allow_nan=False)

@@ -1,0 +1,227 @@
+"""Choosing a calibrator: the ranking, the rule, and what it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from calibrant import Predictions
+from calibrant.calibrators import AutoCalibrator, Calibrator, Identity, TemperatureScaling
+from calibrant.calibrators.auto import advise, brier_scores, candidates, choose, mean_interval, nll_scores, rank
+from calibrant.calibrators.base import Learned
+from calibrant.calibrators.fit_data import FitData, check_fit_input
+from calibrant.calibrators.folds import split_folds
+from calibrant.core.checks import FitError
+from calibrant.data.synthetic import synthetic_predictions
+from calibrant.metrics import negative_log_likelihood
+from calibrant.metrics.measure import measure
+from calibrant.metrics.paired import paired_test
+from helpers import golden
+
+FEW = ("temperature", "ensemble_temperature", "vector", "histogram")
+
+
+def predictions(n: int = 1500, *, temperature: float = 2.4, seed: int = 0, split: str = "val") -> Predictions:
+    return synthetic_predictions(n, 4, temperature=temperature, hardness=0.5, seed=seed, split=split)[0]
+
+
+def test_auto_over_confident_data_takes_the_temperature() -> None:
+    auto = AutoCalibrator(methods=FEW).fit(predictions())
+    assert auto.best_name_ == "temperature"
+    assert isinstance(auto.best_, TemperatureScaling)
+    assert auto.best_.temperature_ == pytest.approx(TemperatureScaling().fit(predictions()).temperature_, rel=1e-9)
+    assert {entry.name for entry in auto.ranking_} == {"none", *FEW}
+    assert [entry.score for entry in auto.ranking_] == sorted(entry.score for entry in auto.ranking_)
+    assert "lowers the held-out negative log-likelihood" in auto.advice_
+    fresh = predictions(seed=1)
+    torch.testing.assert_close(auto.predict_proba(fresh), auto.best_.predict_proba(fresh))
+
+
+def test_auto_calibrated_data_says_doing_nothing_is_best() -> None:
+    auto = AutoCalibrator(methods=FEW).fit(predictions(temperature=1.0))
+    assert auto.best_name_ == "none"
+    assert isinstance(auto.best_, Identity)
+    assert auto.advice_.startswith("Doing nothing is best")
+    fresh = predictions(seed=1).logits.double()
+    torch.testing.assert_close(auto.predict_proba(fresh), fresh.softmax(1))
+
+
+def test_auto_scores_are_those_of_fits_that_have_not_seen_the_example() -> None:
+    given = predictions(400)
+    auto = AutoCalibrator(methods=("temperature",), n_folds=4, seed=3).fit(given)
+    data = check_fit_input(given, None, None, where="test")
+    scores = torch.empty(400, dtype=torch.float64)
+    for kept, held in split_folds(data, n_folds=4, seed=3):
+        assert not set(kept.tolist()) & set(held.tolist())
+        fitted = TemperatureScaling().fit(given.logits[kept], given.labels[kept])
+        scores[held] = nll_scores(fitted.predict_log_proba(given.logits[held].double()), given.labels[held])
+    entry = next(entry for entry in auto.ranking_ if entry.name == "temperature")
+    assert entry.score == pytest.approx(float(scores.mean()), rel=1e-7)
+    half = 1.959964 * float(scores.std(correction=0)) / math.sqrt(399)
+    assert (entry.low, entry.high) == pytest.approx((entry.score - half, entry.score + half), rel=1e-7)
+    idle = float(negative_log_likelihood(given))
+    assert entry.gain == pytest.approx(idle - entry.score, rel=1e-7)
+
+
+def test_auto_by_brier_ranks_by_it() -> None:
+    auto = AutoCalibrator(methods=("temperature",), score="brier").fit(predictions())
+    none = next(entry for entry in auto.ranking_ if entry.name == "none")
+    expected = brier_scores(predictions().logits.double().log_softmax(1), predictions().labels).mean()
+    assert none.score == pytest.approx(float(expected))
+    assert "Brier score" in auto.advice_
+
+
+def test_scores_of_golden_input_are_the_known_ones() -> None:
+    logits, labels = golden()
+    assert float(nll_scores(logits.log_softmax(1), labels).mean()) == pytest.approx(1.209579, rel=1e-6)
+    assert float(brier_scores(logits.log_softmax(1), labels).mean()) == pytest.approx(0.601093, rel=1e-6)
+
+
+def test_mean_interval_weights_act_as_repeated_examples_in_the_mean() -> None:
+    mean, low, high = mean_interval(torch.tensor([1.0, 3.0]).double(), torch.tensor([3.0, 1.0]).double())
+    # Kish's effective number of examples is 16 / 10, the variance 3/4; the interval divides it by 0.6, raised to 1.
+    assert mean == pytest.approx(1.5)
+    assert (high - low) / 2 == pytest.approx(1.959964 * math.sqrt(0.75))
+
+
+def test_choose_simpler_within_one_standard_error_wins() -> None:
+    noise = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = (noise - noise.mean()) / noise.std()
+    weights = torch.ones(400, dtype=torch.float64)
+    # One standard error of the difference is 1 / 20.
+    held = {"none": noise + 0.04, "temperature": torch.zeros(400).double()}
+    assert choose(held, weights, ["none", "temperature"]) == "none"
+    held = {"none": noise + 0.06, "temperature": torch.zeros(400).double()}
+    assert choose(held, weights, ["none", "temperature"]) == "temperature"
+
+
+def test_rank_failed_methods_come_last_with_their_reason() -> None:
+    held = {"none": torch.ones(3).double(), "a": torch.zeros(3).double()}
+    ranking = rank(held, {"b": "why"}, torch.ones(3).double())
+    assert [entry.name for entry in ranking] == ["a", "none", "b"]
+    assert (ranking[0].gain, ranking[2].failure) == (1.0, "why")
+    assert math.isnan(ranking[2].score)
+    assert "a is best: it lowers the held-out Brier score by 1.0000" in advise(ranking, "a", "brier")
+
+
+def test_advise_names_the_leader_that_is_not_clearly_better() -> None:
+    held = {"none": torch.ones(3).double(), "a": torch.zeros(3).double(), "b": torch.full((3,), 0.1).double()}
+    said = advise(rank(held, {}, torch.ones(3).double()), "b", "nll")
+    assert said.startswith("b is enough")
+    assert "and a, with the least, is not clearly better" in said
+
+
+class Failing(TemperatureScaling):
+    """Cannot be fitted."""
+
+    def _fit(self, data: FitData) -> Mapping[str, Learned]:
+        raise FitError("Failing.fit: nothing works.")
+
+
+def test_auto_method_that_fails_is_reported_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"temperature": TemperatureScaling, "failing": Failing}
+    monkeypatch.setattr("calibrant.calibrators.auto.candidates", lambda: table)
+    auto = AutoCalibrator().fit(predictions(300))
+    assert auto.ranking_[-1].failure == "Failing.fit: nothing works."
+    assert auto.best_name_ == "temperature"
+
+
+def test_auto_tells_its_progress() -> None:
+    heard: list[tuple[str, int, int]] = []
+    auto = AutoCalibrator(methods=("temperature", "platt")).on_progress(lambda *step: heard.append(step))
+    auto.fit(predictions(300))
+    assert heard == [("temperature", 1, 2), ("platt", 2, 2)]
+
+
+def test_auto_round_trips_with_its_ranking(tmp_path: Path) -> None:
+    auto = AutoCalibrator(methods=FEW).fit(predictions())
+    auto.save(tmp_path / "auto.json")
+    back = Calibrator.load(tmp_path / "auto.json")
+    assert isinstance(back, AutoCalibrator)
+    assert (back.ranking_, back.best_name_, back.advice_) == (auto.ranking_, auto.best_name_, auto.advice_)
+    assert back.get_params() == auto.get_params()
+    fresh = predictions(seed=1).logits
+    assert torch.equal(back.predict_proba(fresh), auto.predict_proba(fresh))
+
+
+def test_auto_wraps_its_best() -> None:
+    auto = AutoCalibrator(methods=("temperature",)).fit(predictions())
+    logits = predictions(seed=1).logits
+    torch.testing.assert_close(auto.wrap(torch.nn.Identity())(logits), auto.predict_log_proba(logits))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"methods": ("temprature",)}, "unknown calibrator 'temprature'. Did you mean 'temperature'"),
+        ({"score": "ece"}, "unknown score 'ece'"),
+        ({"n_folds": 1}, "`n_folds` must be a whole number >= 2"),
+    ],
+)
+def test_auto_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AutoCalibrator(**arguments)  # type: ignore[arg-type]
+
+
+def test_auto_needs_an_example_a_fold() -> None:
+    with pytest.raises(FitError, match="at least 5 examples"), pytest.warns(match="few for this method"):
+        AutoCalibrator().fit(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
+
+
+def test_folds_spread_every_class() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 5 + [2] * 3)
+    data = FitData(torch.zeros(18, 3), labels, torch.ones(18).double())
+    folds = split_folds(data, n_folds=5, seed=0)
+    assert sorted(torch.cat([held for _, held in folds]).tolist()) == list(range(18))
+    for _, held in folds:
+        assert int((labels[held] == 0).sum()) == 2
+        assert int((labels[held] == 1).sum()) == 1
+
+
+def test_candidates_leave_out_what_needs_samples() -> None:
+    assert "mc_temperature" not in candidates()
+    assert next(iter(candidates())) == "temperature"
+
+
+def over_confident(seed: int, split: str) -> Predictions:
+    """10,000 examples of 10 classes at true temperature 2.4, whose error is near 6 % and ECE near 5 %."""
+    generator = torch.Generator().manual_seed(seed)
+    lead = 5.5 + torch.randn(10_000, 1, generator=generator, dtype=torch.float64)
+    favoured = torch.randint(10, (10_000, 1), generator=generator)
+    logits = 0.3 * torch.randn(10_000, 10, generator=generator, dtype=torch.float64)
+    logits = logits.scatter_add(1, favoured, lead)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    return Predictions(logits=2.4 * logits, labels=labels, split=split)
+
+
+def true_ece_setting(seed: int) -> tuple[Predictions, Predictions]:
+    return over_confident(seed, "val"), over_confident(seed + 100, "test")
+
+
+def test_temperature_on_known_miscalibration_leaves_what_a_calibrated_model_shows() -> None:
+    fit_data, test = true_ece_setting(0)
+    before = measure(test, n_resamples=50)
+    assert before["error"].value == pytest.approx(0.06, abs=0.01)
+    assert before["ece"].value == pytest.approx(0.05, abs=0.01)
+    assert before.ece_if_calibrated.p_value < 0.05
+    found = TemperatureScaling().fit(fit_data)
+    assert found.temperature_ == pytest.approx(2.4, abs=0.15)
+    after = measure(found.apply(test), n_resamples=50)
+    assert after["error"].value == before["error"].value
+    assert after.ece_if_calibrated.p_value > 0.01
+    assert after["ece"].value < after.ece_if_calibrated.p95 * 1.2
+
+
+def test_auto_on_known_miscalibration_is_not_significantly_worse_than_temperature() -> None:
+    fit_data, test = true_ece_setting(1)
+    part: Tensor = torch.arange(3000)
+    auto = AutoCalibrator(methods=("temperature", "ensemble_temperature", "vector", "isotonic", "histogram"))
+    chosen = auto.fit(fit_data.subset(part)).apply(test)
+    plain = TemperatureScaling().fit(fit_data.subset(part)).apply(test)
+    difference = paired_test(plain, chosen, n_resamples=100)["nll"]
+    assert difference.difference <= 0 or difference.p_value > 0.05
