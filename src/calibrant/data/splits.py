@@ -47,3 +47,28 @@ def split_indices(n: int, *, val: int, meta: int, seed: int, keep_meta_out: bool
         return Parts(order[val + meta :], order[:val], held)
     train = order[val + meta :] if keep_meta_out else order[val:]
     return Parts(train, order[:val], held[:0])
+
+
+def held_out_rows(labels: Tensor, *, share: float = 0.2, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Hold out a share of every class for testing, where a set comes without a test part.
+
+    Args:
+        labels: Class indices ``[N]``.
+        share: Share of each class to hold out, rounded; at least one example, and at least one stays. A class of a single
+            example is not divided.
+        seed: Seed of the choice. It is not the seed of a run: all runs on a set are tested on the same examples.
+
+    Returns:
+        Indices of what stays and of what is held out: disjoint, complete, each in ascending order.
+
+    Example:
+        >>> [rows.tolist() for rows in held_out_rows(torch.tensor([0, 0, 1, 1, 2]), share=0.5)]
+        [[0, 3, 4], [1, 2]]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique().tolist():
+        rows = (labels == label).nonzero().squeeze(1)
+        count = min(len(rows) - 1, max(1, round(share * len(rows))))
+        held[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
+    return (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)

@@ -139,6 +139,42 @@ def test_load_cifar10_missing_or_changed_files_say_what_to_do(tmp_path, monkeypa
         cifar.load_cifar10(tmp_path)
 
 
+def archive_of(folder, path, *names):
+    import tarfile
+
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w:gz") as tar:
+        for name in names:
+            tar.add(folder / name, arcname=f"cifar-10-batches-py/{name}")
+    return path
+
+
+def test_load_cifar10_incomplete_or_damaged_archive_is_named(tmp_path, monkeypatch):
+    folder = tmp_path / "extracted"
+    fake_cifar10(folder, monkeypatch)
+    path = archive_of(folder, tmp_path / "packed" / "cifar-10-python.tar.gz", *(set(cifar.CIFAR10_FILES) - {"batches.meta"}))
+    with pytest.raises(ValueError, match="must hold cifar-10-batches-py/batches.meta, got an archive without it"):
+        cifar.load_cifar10(path.parent)
+    path.write_bytes(path.read_bytes()[:-3000])
+    with pytest.raises(ValueError, match=r"must be a .tar.gz, got a damaged one .* Delete it and fetch it again"):
+        cifar.load_cifar10(path.parent)
+    path.write_bytes(b"<html>not found</html>")
+    with pytest.raises(ValueError, match="must be a .tar.gz, got a damaged one"):
+        cifar.load_cifar10(path.parent)
+
+
+def test_load_cifar10_links_and_paths_in_an_archive_lead_nowhere(tmp_path, monkeypatch):
+    folder = tmp_path / "extracted"
+    fake_cifar10(folder, monkeypatch)
+    (folder / "outside").write_bytes((folder / "test_batch").read_bytes())
+    (folder / "test_batch").unlink()
+    (folder / "test_batch").symlink_to(folder / "outside")
+    path = archive_of(folder, tmp_path / "packed" / "cifar-10-python.tar.gz", *cifar.CIFAR10_FILES)
+    with pytest.raises(ValueError, match="must hold cifar-10-batches-py/test_batch, got an archive without it"):
+        cifar.load_cifar10(path.parent)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
 class Evil:
     def __reduce__(self):
         return (exec, ("raise SystemExit('the file ran code')",))

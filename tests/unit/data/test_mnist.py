@@ -1,0 +1,99 @@
+import gzip
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+
+from calibrant.data import mnist
+
+
+def idx(array):
+    return struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_set(folder, monkeypatch, *, table="MNIST_FILES", packed=True):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "train-images-idx3-ubyte": rng.integers(0, 256, (12, 28, 28), dtype=np.uint8),
+        "train-labels-idx1-ubyte": np.arange(12, dtype=np.uint8) % 10,
+        "t10k-images-idx3-ubyte": rng.integers(0, 256, (5, 28, 28), dtype=np.uint8),
+        "t10k-labels-idx1-ubyte": np.arange(5, dtype=np.uint8),
+    }
+    folder.mkdir(parents=True)
+    files = {}
+    for name, array in arrays.items():
+        content = idx(array)
+        files[name] = mnist.Content(len(content), hashlib.md5(content).hexdigest())
+        if packed:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / name).write_bytes(content)
+    monkeypatch.setattr(mnist, table, files)
+    return arrays
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("folder", ["mnist", "MNIST/raw", "."])
+def test_load_mnist_reads_every_place_plain_and_packed(tmp_path, monkeypatch, folder, packed):
+    arrays = write_set(tmp_path / "root" / folder if folder != "." else tmp_path / "root", monkeypatch, packed=packed)
+    data = mnist.load_mnist(tmp_path / "root")
+    assert (data.name, data.train.num_classes, data.train.pad, data.train.flip) == ("mnist", 10, 2, False)
+    assert data.train.images.shape == (12, 28, 28, 1)
+    assert data.train.images[3, 5, 7, 0] == arrays["train-images-idx3-ubyte"][3, 5, 7]
+    assert data.train.labels.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert data.test.labels.tolist() == [0, 1, 2, 3, 4]
+    assert data.test.images[..., 0].numpy().tobytes() == arrays["t10k-images-idx3-ubyte"].tobytes()
+
+
+def test_load_fashion_mnist_has_names_and_mirrors(tmp_path, monkeypatch):
+    write_set(tmp_path / "fashion-mnist", monkeypatch, table="FASHION_FILES")
+    data = mnist.load_fashion_mnist(tmp_path)
+    assert data.train.class_names[9] == "Ankle boot"
+    assert data.test.flip
+    assert data.test.mean == (0.2860,)
+
+
+def test_load_mnist_missing_says_how_to_get_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"in mnist/, got .*calibrant data fetch mnist`, or .* `--data-root`"):
+        mnist.load_mnist(tmp_path)
+    with pytest.raises(FileNotFoundError, match="calibrant data fetch fashion-mnist"):
+        mnist.load_fashion_mnist(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", ["changed", "cut", "not packed", "a bomb"])
+def test_load_mnist_other_content_is_refused(tmp_path, monkeypatch, wrong):
+    write_set(tmp_path / "mnist", monkeypatch)
+    file = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
+    content = gzip.decompress(file.read_bytes())
+    file.write_bytes(
+        {
+            "changed": gzip.compress(content[:-1] + b"\7"),
+            "cut": file.read_bytes()[:-10],
+            "not packed": content,
+            "a bomb": gzip.compress(content + bytes(50_000_000)),
+        }[wrong]
+    )
+    with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte.gz: must be the published file, got another one"):
+        mnist.load_mnist(tmp_path)
+
+
+def test_load_mnist_is_not_fooled_by_fashion(tmp_path, monkeypatch):
+    write_set(tmp_path / "set", monkeypatch, table="FASHION_FILES")
+    assert len(mnist.load_fashion_mnist(tmp_path / "set").train) == 12
+    with pytest.raises(ValueError, match="must be the published file"):
+        mnist.load_mnist(tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"\0\0\x0d\1\0\0\0\1\0", r"must be an idx file of bytes, got one that begins with 00000d01"),
+        (b"\0\0\x08\1\0\0\0\5ab", r"as many bytes as its header says, \[5\], got 2"),
+        (b"\0\0\x08\3\0\0\0\5", r"as many bytes as its header says"),
+        (b"", "must be an idx file of bytes"),
+    ],
+)
+def test_parse_idx_of_another_kind_is_named(tmp_path, content, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        mnist._parse(content, tmp_path / "file")

@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+
+from calibrant.data.npz import load_npz
+from calibrant.data.path import load_path
+
+RNG = np.random.default_rng(0)
+COLOUR = RNG.integers(0, 256, (20, 6, 5, 3), dtype=np.uint8)
+LABELS = np.arange(20) % 2
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def test_load_npz_with_test_part_reads_both(tmp_path):
+    path = save(tmp_path / "my.set.npz", images=COLOUR, labels=LABELS, test_images=COLOUR[:4], test_labels=[0, 1, 2, 1])
+    data = load_npz(path)
+    assert (data.name, len(data.train), len(data.test), data.train.num_classes) == ("my.set", 20, 4, 3)
+    assert data.train.images.numpy().tobytes() == COLOUR.tobytes()
+    assert data.test.labels.tolist() == [0, 1, 2, 1]
+    assert data.train.mean == pytest.approx((COLOUR / 255).mean((0, 1, 2)).tolist())
+    assert data.test.std == pytest.approx((COLOUR / 255).std((0, 1, 2)).tolist())
+
+
+@pytest.mark.parametrize(
+    "keys", [("x", "y"), ("train_images", "train_labels"), ("x_train", "y_train")], ids=["short", "medmnist", "keras"]
+)
+def test_load_npz_other_keys_and_channels_first_are_understood(tmp_path, keys):
+    arrays = {keys[0]: COLOUR.transpose(0, 3, 1, 2), keys[1]: LABELS[:, None], "x_test": COLOUR[:2], "y_test": [1, 0]}
+    data = load_path(save(tmp_path / "a.npz", **arrays))
+    assert data.train.images.numpy().tobytes() == COLOUR.tobytes()
+    assert data.train.labels.tolist() == LABELS.tolist()
+
+
+def test_load_npz_grey_images_without_test_part_are_split_by_seed(tmp_path):
+    grey = np.arange(20, dtype=np.int64)[:, None, None] * np.ones((1, 16, 16), np.int64)
+    path = save(tmp_path / "a.npz", images=grey, labels=LABELS.astype(np.uint8), class_names=["even", "odd", "neither"])
+    data = load_npz(path)
+    assert data.train.images.shape == (16, 16, 16, 1)
+    assert data.test.labels.bincount().tolist() == [2, 2]
+    parts = [set(part.images[:, 0, 0, 0].tolist()) for part in (data.train, data.test)]
+    assert parts[0] | parts[1] == set(range(20))
+    assert not parts[0] & parts[1]
+    assert (data.train.num_classes, data.train.class_names[2], data.train.pad) == (3, "neither", 2)
+    assert load_npz(path).test.images.equal(data.test.images)
+    assert not load_npz(path, seed=1).test.images.equal(data.test.images)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"labels": LABELS}, r"must hold `images` \(or x, train_images, x_train\), found labels"),
+        ({"logits": COLOUR, "labels": LABELS}, "It holds predictions: measure them with `calibrant measure`"),
+        ({"images": COLOUR}, r"must hold `labels` \(or y, train_labels, y_train\), found images"),
+        ({"images": COLOUR / 255, "labels": LABELS}, r"must be whole numbers 0 to 255, got float64. Save `\(255 \* images"),
+        ({"images": COLOUR.astype(int) * 2, "labels": LABELS}, r"`images` must lie in \[0, 255\], got 0 to 510"),
+        ({"images": COLOUR.reshape(20, -1), "labels": LABELS}, r"must be \[N, H, W\], .* got \[20, 90\]"),
+        ({"images": np.zeros((4, 5, 6, 7), np.uint8), "labels": LABELS[:4]}, r"got \[4, 5, 6, 7\]"),
+        ({"images": COLOUR, "labels": LABELS[:3]}, "one label for each image, got 3 for 20"),
+        ({"images": COLOUR, "labels": np.eye(20)}, r"must be class indices \[N\], got \[20, 20\]. They look one-hot"),
+        ({"images": COLOUR, "labels": LABELS.astype(str)}, "must be class indices 0, 1, 2, …, got <U21. Save names"),
+        ({"images": COLOUR, "labels": LABELS - 1}, "must be class indices 0, 1, 2, …, got -1"),
+        ({"images": COLOUR, "labels": LABELS * 0}, "must name two classes or more, got 0 alone"),
+        ({"images": COLOUR, "labels": LABELS, "class_names": ["a"]}, r"must lie in \[0, 0\] as there are 1 names, got 1"),
+        ({"images": COLOUR, "labels": LABELS, "test_images": COLOUR}, r"must hold `test_labels` \(or y_test\)"),
+        (
+            {"images": COLOUR, "labels": LABELS, "test_images": COLOUR[:, :3], "test_labels": LABELS},
+            r"must have one size and some of each, got \[20, 6, 5, 3\] and \[20, 3, 5, 3\]",
+        ),
+        ({"images": COLOUR[:2], "labels": [0, 1]}, r"some of each, got \[2, 6, 5, 3\] and \[0, 6, 5, 3\]"),
+    ],
+)
+def test_load_npz_wrong_content_is_one_sentence_with_the_file(tmp_path, arrays, sentence):
+    path = save(tmp_path / "a.npz", **arrays)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        load_npz(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_load_npz_objects_are_never_unpickled(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (exec, ("raise SystemExit('the file ran code')",))
+
+    path = tmp_path / "a.npz"
+    objects = np.empty(1, dtype=object)
+    objects[0] = Evil()
+    np.savez(path, images=objects, labels=LABELS)
+    with pytest.raises(ValueError, match="`images` must be a plain array, got an array of Python objects"):
+        load_npz(path)
+
+
+def test_load_npz_missing_or_damaged_file_is_one_sentence(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        load_npz(tmp_path / "a.npz")
+    path = save(tmp_path / "a.npz", images=COLOUR, labels=LABELS)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(ValueError, match="must be a .npz file, got one that is damaged"):
+        load_npz(path)

@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+import torch
+from scipy import ndimage
+
+from calibrant.data.mixture import load_mixture
+from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt, shifted_sets
+
+
+def images(n=3, height=12, width=9, channels=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, height, width, channels), dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_corrupt_noise_has_the_published_spread(severity):
+    grey = torch.full((40, 32, 32, 3), 128, dtype=torch.uint8)
+    noise = corrupt(grey, kind="gaussian_noise", severity=severity).double() / 255 - 128 / 255
+    # 122,880 draws: the standard error of a standard deviation of 0.1 is 0.0002; rounding adds less.
+    assert float(noise.std()) == pytest.approx((0.04, 0.06, 0.08, 0.09, 0.10)[severity - 1], abs=0.001)
+    assert abs(float(noise.mean())) < 0.002
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_corrupt_blur_is_that_of_scipy(severity):
+    clean = images()
+    sigma = (0.4, 0.6, 0.7, 0.8, 1.0)[severity - 1]
+    wanted = ndimage.gaussian_filter(clean.numpy() / 255, (0, sigma, sigma, 0), mode="nearest", truncate=4.0) * 255
+    found = corrupt(clean, kind="gaussian_blur", severity=severity).numpy()
+    # Rounded to bytes, and float32 against float64 where a value lies half-way.
+    assert np.abs(found - wanted).max() < 0.5001
+
+
+def test_corrupt_contrast_by_hand_and_per_channel():
+    clean = torch.tensor([[0, 100], [200, 100]], dtype=torch.uint8).view(1, 1, 2, 2)
+    assert corrupt(clean, kind="contrast", severity=1).flatten().tolist() == [25, 100, 175, 100]
+    assert corrupt(clean, kind="contrast", severity=5).flatten().tolist() == [85, 100, 115, 100]
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_corrupt_is_the_same_by_seed_leaves_its_argument_and_grows_with_severity(kind):
+    clean = images(n=50, height=16, width=16)
+    kept = clean.clone()
+    worse = [corrupt(clean, kind=kind, severity=severity, seed=4) for severity in SEVERITIES]
+    assert clean.equal(kept)
+    assert worse[2].equal(corrupt(clean, kind=kind, severity=3, seed=4))
+    assert all(image.shape == clean.shape and image.dtype == torch.uint8 for image in worse)
+    change = [float((image.double() - clean).square().mean()) for image in worse]
+    assert change == sorted(change)
+    assert len(set(change)) == 5
+    assert worse[0].equal(corrupt(clean, kind=kind, severity=1, seed=5)) == (kind != "gaussian_noise")
+
+
+def test_corrupt_blocks_of_a_long_set_have_noise_of_their_own():
+    grey = torch.full((2500, 2, 2, 1), 128, dtype=torch.uint8)
+    noisy = corrupt(grey, kind="gaussian_noise", severity=5)
+    assert not noisy[:1000].equal(noisy[1000:2000])
+    assert float(noisy[2000:].float().std()) > 20
+
+
+def test_corrupt_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match=r"`images` must be uint8 \[N, H, W, channels\], got torch.float32"):
+        corrupt(images().float(), kind="contrast", severity=1)
+    with pytest.raises(ValueError, match="`severity` must be one of 1, 2, 3, 4, 5, got 6"):
+        corrupt(images(), kind="contrast", severity=6)
+    with pytest.raises(ValueError, match="unknown corruption 'gaussian_nose'. Did you mean 'gaussian_noise'"):
+        corrupt(images(), kind="gaussian_nose", severity=1)
+
+
+def test_shifted_sets_keep_labels_and_facts_and_drop_the_posterior():
+    test = load_mixture(n_train=4, n_test=20).test
+    found = shifted_sets(test, seed=1)
+    assert list(found) == [f"{kind}-{severity}" for kind in CORRUPTIONS for severity in SEVERITIES]
+    shifted = found["gaussian_noise-5"]
+    assert shifted.labels.equal(test.labels)
+    assert (shifted.mean, shifted.posterior) == (test.mean, None)
+    assert shifted.images.equal(corrupt(test.images, kind="gaussian_noise", severity=5, seed=1))
+    assert not shifted.images.equal(test.images)
