@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -12,13 +11,11 @@ from torch import nn
 
 from calibrant.backbones import BACKBONES
 from calibrant.core.lookup import lookup
-from calibrant.data import DATASETS, EMBEDDED, ON_DISK
+from calibrant.data import DATASETS, DEFAULT_ROOT, EMBEDDED, ON_DISK, is_path, load_path
 from calibrant.data.image_set import DataSet, ImageSet
 from calibrant.data.splits import split_indices
 from calibrant.engine.recipe import BackbonePart, DataPart
 
-# Where `calibrant data fetch` puts sets, and where they are looked for.
-DEFAULT_ROOT = Path("~/.cache/calibrant/data").expanduser()
 # Of the memory that is free, the share that images may take; the network and its activations need the rest.
 _SHARE = 0.5
 
@@ -34,9 +31,11 @@ class RunData:
 
 
 def load_data(part: DataPart) -> DataSet:
-    """Read the data set that a recipe names."""
+    """Read the data set that a recipe names, by its name or its path."""
     if part.name in EMBEDDED:
         return EMBEDDED[part.name]()
+    if part.name not in ON_DISK and is_path(part.name):
+        return load_path(part.name)
     lookup(dict.fromkeys(DATASETS), part.name, kind="data set")
     return ON_DISK[part.name](part.root or DEFAULT_ROOT)
 
