@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from scipy.stats import beta as beta_distribution
@@ -68,3 +70,16 @@ def test_kde_ece_of_bad_options_raises() -> None:
         kde_ece_penalty(logits, labels, bandwidth=0)
     with pytest.raises(ValueError, match=r"kde_ece_penalty: `norm` must be 1 or 2, got 0"):
         kde_ece_penalty(logits, labels, norm=0)  # type: ignore[arg-type]
+
+
+def test_kde_ece_at_a_confidence_of_one_evaluates_the_kernel_next_to_it() -> None:
+    # A logit gap of 1e4; at the confidence it says, all weight would go to the second sample.
+    logits = torch.tensor([[1e4, 0.0], [math.log(9), 0.0], [math.log(4), 0.0]], dtype=torch.float64)
+    confidence, correct, b = [1.0, 0.9, 0.8], [1.0, 1.0, 0.0], 0.5
+    total = 0.0
+    for i in range(3):
+        at = min(confidence[i], 1 - 1e-6)
+        k = [0.0 if j == i else float(beta_distribution.pdf(at, c / b + 1, (1 - c) / b + 1)) for j, c in enumerate(confidence)]
+        total += abs(sum(w * a for w, a in zip(k, correct, strict=True)) / sum(k) - confidence[i]) / 3
+    value = kde_ece_penalty(logits, torch.tensor([0, 0, 1]), bandwidth=b)
+    assert value.item() == pytest.approx(total, rel=1e-9)
