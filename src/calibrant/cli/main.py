@@ -10,7 +10,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from calibrant.cli.data import data_app
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of predictions: .npz, .csv, .parquet or .pt.")]
 
 
@@ -58,7 +61,7 @@ def measure(
 @app.command()
 def train(
     recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it.")] = None,
-    data: Annotated[str | None, typer.Option(metavar="NAME", help="Data set: cifar10, cifar100, digits, mixture …")] = None,
+    data: Annotated[str | None, typer.Option(metavar="NAME", help="Data set (`calibrant data list`), or a path.")] = None,
     method: Annotated[str | None, typer.Option(metavar="NAME", help="Method: ce, focal, flgamma-sece, ce+ts …")] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Backbone, or package.module:factory.")] = None,
     epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training set.")] = None,
