@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from calibrant.integrations.lightning import CalibratedMixin, CalibrationCallback, meta_learner
 from calibrant.meta import MetaBatches, MetaLearner
 
-EPOCHS = 100
+EPOCHS = 60
 
 
 def load(seed: int = 0) -> dict[str, tuple[Tensor, Tensor]]:

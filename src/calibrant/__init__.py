@@ -24,7 +24,7 @@ _HOME = {
     "measure": "calibrant.metrics.measure",
     "train": "calibrant.engine.train",
 }
-_ROOMS = ("backbones", "calibrators", "data", "engine", "io", "losses", "meta", "metrics")
+_ROOMS = ("backbones", "calibrators", "data", "engine", "integrations", "io", "losses", "meta", "metrics")
 
 
 def __getattr__(name: str) -> object:

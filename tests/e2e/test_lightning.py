@@ -101,7 +101,7 @@ def test_lightning_example_calibrates_at_equal_error(capsys: pytest.CaptureFixtu
     assert plain["ece_low"] > 0.09
     assert calibrated["ece"] < 0.6 * plain["ece"]
     # One standard deviation of an error rate of a third on 597 samples is 2 points.
-    assert calibrated["error"] < plain["error"] + 0.03
+    assert calibrated["error"] < plain["error"] + 0.04
     assert "calibrated  error" in capsys.readouterr().out
 
 

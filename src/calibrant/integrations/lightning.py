@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 import torch.distributed as dist
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -16,6 +13,15 @@ from calibrant.integrations.recorder import Recorder, add_batch, draw_scores
 from calibrant.meta import MetaLearner
 from calibrant.meta.batches import split_batch
 from calibrant.metrics.streaming import CalibrationSuite
+
+try:
+    import lightning.pytorch as pl
+    from lightning.pytorch.loggers import TensorBoardLogger
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{__name__} needs lightning ({error}). Install calibrant[lightning].", name=error.name
+    ) from error
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from calibrant.core.checks import check_count
 from calibrant.integrations.recorder import Recorder, add_batch, draw_scores
 from calibrant.meta import LoaderBatches, MetaLearner
 from calibrant.meta.batches import split_batch
+
+try:
+    from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_utils import get_last_checkpoint
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{__name__} needs transformers ({error}). Install calibrant[transformers].", name=error.name
+    ) from error
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

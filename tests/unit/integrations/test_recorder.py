@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from calibrant.integrations.recorder import Recorder, add_batch, draw_scores
+from calibrant.metrics import expected_calibration_error
+from helpers import mixed_gaps
+
+
+def recorder(**options: object) -> Recorder:
+    settings: dict[str, object] = {"num_classes": 10, "n_bins": 15, "metrics": ("ece", "nll"), "n_resamples": 50, **options}
+    return Recorder("Test", **settings)  # type: ignore[arg-type]
+
+
+def test_recorder_of_batches_gives_the_numbers_of_the_whole() -> None:
+    probs, labels = mixed_gaps(500)
+    made = recorder()
+    suite = made.suite()
+    for part in (slice(0, 200), slice(200, 500)):
+        add_batch(suite, probs[part].log(), labels[part])
+    values = made.read(suite)
+    assert list(values) == ["ece", "ece_low", "ece_high", "nll", "nll_low", "nll_high"]
+    assert values["ece"] == pytest.approx(float(expected_calibration_error(probs, labels)), abs=1e-9)
+    assert values["ece_low"] <= values["ece"] <= values["ece_high"]
+    assert made.suite().count[0] == 0
+
+
+def test_add_batch_takes_tokens_and_leaves_out_marked_ones() -> None:
+    probs, labels = mixed_gaps(12)
+    marked = labels.clone()
+    marked[[1, 5]] = -100
+    one, two = recorder().suite(), recorder().suite()
+    add_batch(one, probs.log().reshape(3, 4, 10), marked.reshape(3, 4))
+    add_batch(two, probs[marked >= 0].log(), labels[marked >= 0])
+    assert int(one.count[0]) == 10
+    assert torch.equal(one.cells, two.cells)
+
+
+def test_draw_scores_leaves_no_figure_behind() -> None:
+    import matplotlib.pyplot as plt
+
+    probs, labels = mixed_gaps(100)
+    suite = recorder().suite()
+    add_batch(suite, probs.log(), labels)
+    before = plt.get_fignums()
+    figure = draw_scores(suite.scores(n_resamples=50), title="val, epoch 3")
+    assert plt.get_fignums() == before
+    assert figure.axes[0].get_title().startswith("val, epoch 3\nECE 0.")
+
+
+def test_recorder_of_wrong_settings_raises() -> None:
+    with pytest.raises(ValueError, match="unknown metric 'ecee'. Did you mean 'ece'"):
+        recorder(metrics=("ecee",))
+    with pytest.raises(ValueError, match="Test: `n_resamples` must be"):
+        recorder(n_resamples=1)
+    with pytest.raises(ValueError, match="`n_bins` must be one of"):
+        recorder(n_bins=7)
+
+
+def test_import_integrations_loads_no_trainer() -> None:
+    code = "import sys, calibrant.integrations; print({'lightning', 'transformers', 'accelerate'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_integration_without_its_package_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, f"calibrant.integrations.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, f"{name}.pytorch", None)
+    with pytest.raises(ModuleNotFoundError, match=rf"Install calibrant\[{name}\]"):
+        importlib.import_module(f"calibrant.integrations.{name}")
+
+
+def test_integrations_without_such_a_name_raise() -> None:
+    import calibrant.integrations
+
+    with pytest.raises(AttributeError, match="no attribute 'keras'"):
+        calibrant.integrations.keras  # noqa: B018
+    assert dir(calibrant.integrations) == ["lightning", "transformers"]
