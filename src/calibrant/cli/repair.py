@@ -22,6 +22,7 @@ from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Paired, Scores
 from calibrant.io import load_predictions, save_predictions
+from calibrant.io.predictions import FORMATS
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
 
@@ -56,6 +57,7 @@ def repair_file(fit_path: Path, path: Path, options: Options) -> None:
     ``after`` as in ``calibrant measure --json``, ``paired`` (after minus before) and, for several methods, ``ranking``.
     """
     calibrator = lookup(ALL_CALIBRATORS, options.method, kind="method")()
+    _check_out(options.out)
     fit_data, given = load_predictions(fit_path), load_predictions(path)
     refuse_test_split(fit_data, where=str(fit_path))
     if fit_data.num_classes != given.num_classes:
@@ -74,6 +76,14 @@ def repair_file(fit_path: Path, path: Path, options: Options) -> None:
         print(_to_json(done, options))
     else:
         _show(done, fit_data, options)
+
+
+def _check_out(out: Path) -> None:
+    """Raise before a long fit if its result could not be written."""
+    if out.suffix.lower() not in FORMATS:
+        raise ValueError(f"{out}: the file name must end in {', '.join(FORMATS)}, got {out.suffix or 'no ending'!r}.")
+    if not out.resolve().parent.is_dir():
+        raise FileNotFoundError(f"{out}: the folder {out.parent} must exist before a file is written to it. Create it first.")
 
 
 def _compare(calibrator: Calibrator, given: Predictions, repaired: Predictions, path: Path, options: Options) -> Repair:
