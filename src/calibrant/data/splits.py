@@ -63,7 +63,7 @@ def held_out_rows(labels: Tensor, *, share: float = 0.2, seed: int = 0) -> tuple
 
     Example:
         >>> [rows.tolist() for rows in held_out_rows(torch.tensor([0, 0, 1, 1, 2]), share=0.5)]
-        [[0, 3, 4], [1, 2]]
+        [[1, 2, 4], [0, 3]]
     """
     generator = torch.Generator().manual_seed(seed)
     held = torch.zeros(len(labels), dtype=torch.bool)
