@@ -76,9 +76,13 @@ def test_accumulated_parts_reach_a_trainers_backward_as_shares() -> None:
 
 
 def test_full_lookahead_under_a_trainers_autocast_equals_the_learners_own() -> None:
+    def objective(logits: Tensor, labels: Tensor) -> Tensor:
+        # A matrix product, which autocast would take in bfloat16.
+        return (logits @ logits.T).square().mean()
+
     found = []
     for own in (True, False):
-        learner = make(network(), lookahead="full", amp=torch.bfloat16 if own else None)
+        learner = make(network(), lookahead="full", objective=objective, amp=torch.bfloat16 if own else None)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not own):
             found.append(learner.step(X, Y, X_META, Y_META))
     assert found[1].meta_value is not None
