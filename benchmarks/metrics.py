@@ -153,7 +153,7 @@ def main() -> int:
     expected(repeats)
     classwise(5)
     smooth(5)
-    kernels(5, quick=arguments.quick)
+    kernels(repeats, quick=arguments.quick)
     whole(quick=arguments.quick)
     print(f"{sum(KEPT)} of {len(KEPT)} promises kept")
     return 0 if all(KEPT) else 1

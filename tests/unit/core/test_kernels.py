@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from calibrant.core import kernels
 from calibrant.core.kernels import gaussian_exponents, gaussian_weights, laplace_pair_sum
 
 
@@ -79,6 +80,25 @@ def test_laplace_pair_sum_ties_have_no_slope_between_them(scale):
     (ours,) = torch.autograd.grad(laplace_pair_sum(x, left, right, scale=scale), x)
     (all_pairs,) = torch.autograd.grad(_pairs(x, left, right, scale), x)
     torch.testing.assert_close(ours, all_pairs, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("scale", [0.4, 1e-4])
+def test_laplace_pair_sum_derivatives_with_some_ties_equal_those_of_both_orders(monkeypatch, same, scale):
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randint(25, (40,), generator=generator).double() / 25).requires_grad_()
+    left, right = torch.randn(2, 3, 40, generator=generator, dtype=torch.float64)
+
+    def derivatives():
+        first = left * x
+        value = laplace_pair_sum(x, first, first if same else right, scale=scale)
+        slope = torch.autograd.grad(value.square().sum(), x, create_graph=True)[0]
+        return [slope.detach(), torch.autograd.grad(slope.square().sum(), x)[0]]
+
+    quick = derivatives()
+    monkeypatch.setattr(kernels, "_order_on_cpu", lambda x: None)
+    for one, other in zip(quick, derivatives(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-10, atol=1e-10 * float(other.abs().max()))
 
 
 def test_laplace_pair_sum_compiled_fullgraph_equals_eager():
