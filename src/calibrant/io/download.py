@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 
-_CHUNK = 1 << 18
+_BLOCK = 1 << 18
 # A connection that breaks is taken up again at once; so many times in a row without a new byte, and it is given up.
 _ATTEMPTS = 3
 _AGAIN = "Run the same command again to go on where it stopped."
@@ -105,8 +105,8 @@ def _fill(handle: FileIO, url: str, *, size: int, told: Callable[[int], None], t
             elif error.code < 500:
                 raise ConnectionError(f"{url}: must be there, got the answer {error.code} ({error.reason}).") from None
             reason = f"the answer {error.code} ({error.reason})"
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            reason = str(getattr(error, "reason", error)) or type(error).__name__
+        except ConnectionError as error:
+            reason = str(error)
         arrived = handle.seek(0, os.SEEK_END)
         # Only more than ever before is progress: a server that makes us start again must not keep us for ever.
         failures, most = (0, arrived) if arrived > most else (failures + 1, most)
@@ -120,20 +120,32 @@ def _fill(handle: FileIO, url: str, *, size: int, told: Callable[[int], None], t
 def _transfer(handle: FileIO, url: str, *, size: int, told: Callable[[int], None], timeout: float) -> None:
     """Ask once for what is missing and append what comes."""
     have = handle.seek(0, os.SEEK_END)
+    # One byte more than wanted tells a longer file, and a server without end fills no disk.
+    for place, block in _receive(url, have=have, most=size + 1, timeout=timeout):
+        if place != have:  # the server knows no ranges
+            _empty(handle, told)
+        handle.write(block)
+        have = place + len(block)
+        told(len(block))
+
+
+def _receive(url: str, *, have: int, most: int, timeout: float) -> Iterator[tuple[int, bytes]]:
+    """Yield blocks and their places in the file, from ``have`` on if the server can; any failure is a ``ConnectionError``."""
     request = urllib.request.Request(url, headers={"User-Agent": "calibrant"})
     if have:
         request.add_header("Range", f"bytes={have}-")
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        if have and not resumed:
-            _empty(handle, told)
-            have = 0
-        # One byte more than wanted tells a longer file, and a server without end fills no disk. `read1` hands over what has
-        # come; `read` would wait for a whole chunk and lose it if the connection breaks meanwhile.
-        while have <= size and (block := answer.read1(min(_CHUNK, size + 1 - have))):
-            handle.write(block)
-            have += len(block)
-            told(len(block))
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+            place = have if resumed else 0
+            # `read1` hands over what has come; `read` would wait for a whole block and lose it if the connection breaks.
+            while place < most and (block := answer.read1(min(_BLOCK, most - place))):
+                yield place, block
+                place += len(block)
+    except urllib.error.HTTPError:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionError(str(getattr(error, "reason", "") or error) or type(error).__name__) from None
 
 
 def _empty(handle: FileIO, told: Callable[[int], None]) -> None:
@@ -171,6 +183,6 @@ def _one_sentence(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.strerror is None or isinstance(error, urllib.error.URLError):
+        if error.strerror is None:
             raise
         raise type(error)(f"{path}: cannot be written ({error.strerror}). Choose another folder or make room.") from None

@@ -2,6 +2,7 @@ import hashlib
 import os
 import random
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -238,6 +239,29 @@ def test_download_unwritable_place_is_one_sentence(server, tmp_path):
     (tmp_path / "taken").write_text("a file, not a folder")
     with pytest.raises(OSError, match=r"cannot be written \(.*\). Choose another folder or make room"):
         get(server, tmp_path / "taken" / "file.bin")
+
+
+def test_download_full_disk_is_one_sentence_and_keeps_the_part(server, tmp_path, monkeypatch):
+    def fill_up(handle, *_, **__):
+        handle.write(CONTENT[:500])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_transfer", fill_up)
+        with pytest.raises(OSError, match=r"cannot be written \(No space left on device\)"):
+            get(server, tmp_path / "file.bin")
+    assert (tmp_path / "file.bin.part").read_bytes() == CONTENT[:500]
+    assert get(server, tmp_path / "file.bin").read_bytes() == CONTENT
+    assert server.asked == ["bytes=500-"]
+
+
+def test_download_line_that_breaks_while_reading_is_no_fault_of_the_disk(server, tmp_path, monkeypatch):
+    def break_off(*_, **__):
+        raise ssl.SSLError(1, "bad record")
+
+    monkeypatch.setattr(module.urllib.request, "urlopen", break_off)
+    with pytest.raises(ConnectionError, match=r"got 0 of them \(.*bad record.*\). Run the same command again"):
+        get(server, tmp_path / "file.bin")
 
 
 def test_download_killed_in_the_middle_goes_on_where_it_was(server, tmp_path):
