@@ -61,8 +61,9 @@ def measure(
         Chuang and Lai, Statistica Sinica 10, 2000 (intervals); Bröcker and Smith, Weather and Forecasting 22, 2007 (p-value).
     """
     where = "measure"
-    if not isinstance(predictions, Predictions):
-        got = type(predictions).__name__
+    given: object = predictions
+    if not isinstance(given, Predictions):
+        got = type(given).__name__
         raise ValueError(f"{where}: `predictions` must be a `Predictions`, got {got}. Make one of `probs` and `labels`.")
     check_count(n_bins, where=where, name="n_bins")
     check_count(n_resamples, where=where, name="n_resamples", least=2)
