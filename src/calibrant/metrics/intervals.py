@@ -25,6 +25,7 @@ from calibrant.metrics.worlds import (
     worlds_by_embedding,
     worlds_by_largest_gap,
     worlds_by_mean_gap,
+    worlds_of_even_gaps,
     worlds_of_few_gaps,
 )
 
@@ -82,11 +83,16 @@ def binned_intervals(
 ) -> dict[str, Range]:
     """Intervals of ECE and MCE, of levels within bins."""
     bins = merge_bins(levels)
+    families = {"ece": (worlds_by_mean_gap, worlds_of_even_gaps), "mce": (worlds_by_largest_gap,)}
     found = {}
     for key in keys:
-        worlds = (worlds_by_mean_gap if key == "ece" else worlds_by_largest_gap)(bins, bins.bin_index)
-        data = draw_from(worlds, bins, n_resamples=n_resamples, rng=rng)
-        found[key] = _invert(bins, worlds, data, BATCHED[key], null=null if key == "ece" else None)
+        parts = []
+        for family in families[key]:
+            worlds = family(bins, bins.bin_index)
+            data = draw_from(worlds, bins, n_resamples=n_resamples, rng=rng)
+            parts.append(_invert(bins, worlds, data, BATCHED[key], null=null if key == "ece" else None))
+        # The second family is there for what the first overlooks where data are few: smaller errors.
+        found[key] = Range(min(part.low for part in parts), parts[0].high)
     return found
 
 

@@ -117,6 +117,20 @@ def worlds_by_largest_gap(levels: Levels, pieces: Tensor, *, count: int = WORLDS
     return torch.cat([(levels.confidence - cut[:, given.piece]).clamp(0, 1), _push_to(steps, levels, given)])
 
 
+def worlds_of_even_gaps(levels: Levels, pieces: Tensor, *, count: int = WORLDS) -> Tensor:
+    """True accuracy per level in worlds with the same gap everywhere ``[S, G]``, the calibrated one first.
+
+    Of few examples, most at confidences near 1, a gap there is hardly seen, but makes errors likelier and chance larger than
+    in a calibrated model. Gaps go to the side of over-confidence if the data do on the whole. Arguments and result as of
+    `worlds_by_mean_gap`.
+    """
+    given = _pieces_of(levels, pieces)
+    side = 1.0 if float(given.weight @ given.gap) >= 0 else -1.0
+    most = float(given.weight @ given.gap.abs()) + 4 * given.noise
+    gaps = side * most * torch.linspace(0, 1, count, dtype=torch.float64).unsqueeze(1)
+    return (levels.confidence - gaps).clamp(0, 1)
+
+
 def worlds_of_few_gaps(levels: Levels, pieces: Tensor, *, count: int = WORLDS) -> Tensor:
     """True accuracy per level in worlds with ever more of the observed gaps ``[S, G]``, the calibrated one first.
 

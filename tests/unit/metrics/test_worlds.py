@@ -15,11 +15,12 @@ from calibrant.metrics.worlds import (
     worlds_by_embedding,
     worlds_by_largest_gap,
     worlds_by_mean_gap,
+    worlds_of_even_gaps,
     worlds_of_few_gaps,
 )
 from helpers import mixed_gaps
 
-FAMILIES = [worlds_by_mean_gap, worlds_by_largest_gap, worlds_by_embedding, worlds_of_few_gaps]
+FAMILIES = [worlds_by_mean_gap, worlds_by_largest_gap, worlds_by_embedding, worlds_of_few_gaps, worlds_of_even_gaps]
 
 
 def some_bins(n: int = 3000) -> Levels:
@@ -48,6 +49,7 @@ def test_worlds_begin_calibrated_and_are_possible(family: object) -> None:
         (worlds_by_largest_gap, batched_mce),
         (worlds_by_embedding, batched_mmce),
         (worlds_of_few_gaps, batched_ece),
+        (worlds_of_even_gaps, batched_ece),
     ],
 )
 def test_worlds_true_error_rises_through_the_observed_one(family: object, metric: object) -> None:
@@ -91,6 +93,15 @@ def test_worlds_of_few_gaps_keep_the_clearest_in_full() -> None:
     torch.testing.assert_close(worlds[-1], levels.accuracy)
     assert torch.equal(worlds[kept], levels.accuracy.expand_as(worlds)[kept])
     assert bool((kept.sum(1).diff() >= 0).all())
+
+
+def test_worlds_of_even_gaps_go_where_the_data_go_on_the_whole() -> None:
+    levels = some_bins()
+    over = levels.confidence - worlds_of_even_gaps(levels, levels.bin_index)
+    torch.testing.assert_close(over[3], over[3, :1].expand(len(levels)))
+    mirrored = Levels(**{**vars(levels), "accuracy": (2 * levels.confidence - levels.accuracy).clamp(0, 1)})
+    under = levels.confidence - worlds_of_even_gaps(mirrored, levels.bin_index)
+    assert float(over[3, 0]) * float(under[3, 0]) < 0
 
 
 def test_draw_from_gives_shares_with_the_right_means() -> None:
