@@ -62,7 +62,7 @@ LOSSES: dict[str, Entry] = {
         inverse_focal_loss,
         InverseFocalLoss,
         source="none stated: gamma must be given",
-        reference="Wang, Feng and Zhang, NeurIPS 2021",
+        reference="Wang, Feng and Zhang, NeurIPS 2021, section 5.2",
         required={"gamma": 2.0},
     ),
     "dual_focal": Entry(
@@ -90,7 +90,7 @@ LOSSES: dict[str, Entry] = {
         mixup_loss,
         MixupLoss,
         source="cross-entropy as base, one lambda per batch: Zhang et al.'s released code",
-        reference="Zhang et al., ICLR 2018; Thulasidasan et al., NeurIPS 2019",
+        reference="Zhang et al., ICLR 2018, section 2; Thulasidasan et al., NeurIPS 2019",
         soft_targets=True,
     ),
 }
@@ -114,7 +114,7 @@ PENALTIES: dict[str, Entry] = {
         sece_penalty,
         SECE,
         source="ours: less biased on small batches; the paper has bandwidth 0.01 and soft accuracy",
-        reference="Wang and Golebiowski, TMLR 2024",
+        reference="Wang and Golebiowski, TMLR 2024, eqs. 6 to 8, with the ratio of eq. 13",
         kernel=True,
     ),
     "dece": Entry(
@@ -177,7 +177,7 @@ PENALTIES: dict[str, Entry] = {
         confidence_penalty,
         ConfidencePenalty,
         source="no hyper-parameter; weight 0.1 in the paper",
-        reference="Pereyra et al., ICLR workshop 2017",
+        reference="Pereyra et al., ICLR workshop 2017, section 3 (unnumbered)",
     ),
     "mbls": Entry(
         mbls_penalty,
@@ -190,7 +190,7 @@ PENALTIES: dict[str, Entry] = {
         cpc_penalty,
         CPC,
         source="weights 0.1 and 1 of the port in CALS (no released code)",
-        reference="Cheng and Vasconcelos, CVPR 2022",
+        reference="Cheng and Vasconcelos, CVPR 2022, eqs. 15 and 16",
     ),
     "acls": Entry(
         acls_penalty,

@@ -33,7 +33,8 @@ def confidence_penalty(logits: Tensor, labels: Tensor) -> Tensor:
         tensor(-1.3863)
 
     Reference:
-        Pereyra et al., "Regularizing neural networks by penalizing confident output distributions", ICLR workshop 2017.
+        Pereyra et al., "Regularizing neural networks by penalizing confident output distributions", ICLR workshop 2017,
+        section 3, where no formula has a number.
     """
     check_logits(logits, labels, where="confidence_penalty")
     return -probs_and_entropy(widen(logits))[1].mean()

@@ -35,7 +35,7 @@ def inverse_focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma) -> Tenso
 
     Reference:
         Wang, Feng and Zhang, "Rethinking Calibration of Deep Neural Networks: Do Not Be Afraid of Overconfidence",
-        NeurIPS 2021.
+        NeurIPS 2021, section 5.2.
     """
     check_logits(logits, labels, where="inverse_focal_loss")
     strength = check_gamma(gamma, logits, where="inverse_focal_loss")

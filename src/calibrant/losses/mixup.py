@@ -38,7 +38,7 @@ def mixup_inputs(
         (tensor(0.4963), tensor([1, 0]))
 
     Reference:
-        Zhang et al., ICLR 2018; for calibration Thulasidasan et al., NeurIPS 2019.
+        Zhang et al., ICLR 2018, section 2; for calibration Thulasidasan et al., NeurIPS 2019.
     """
     where = "mixup_inputs"
     if not inputs.is_floating_point():
@@ -86,7 +86,7 @@ def mixup_loss(
         tensor([0.6269])
 
     Reference:
-        Zhang et al., ICLR 2018, in the form of their released code.
+        Zhang et al., ICLR 2018, section 2, in the form of their released code.
     """
     _check_proportion(lam, logits)
     return lam * base(logits, labels_a) + (1 - lam) * base(logits, labels_b)

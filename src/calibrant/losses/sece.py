@@ -64,7 +64,8 @@ def sece_penalty(
         tensor(0.3808)
 
     Reference:
-        Wang and Golebiowski, "Towards unbiased calibration using meta-regularization", TMLR 2024.
+        Wang and Golebiowski, "Towards unbiased calibration using meta-regularization", TMLR 2024, eqs. 6 to 8, with the ratio
+        of eq. 13 for the smoothed accuracy.
     """
     where = "sece_penalty"
     check_logits(logits, labels, where=where)
