@@ -6,13 +6,19 @@ Sums of Gaussians over whole data sets, which need no gradient, are in `calibran
 from __future__ import annotations
 
 import math
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 from torch.nn.functional import pad
 
 from calibrant.core.checks import check_positive
+
+Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[Any]]"
 
 # Smallest scale for which exp(x / scale) on [0, 1], times sums of a million weights and their gradients, stays far from
 # overflow: exponents up to 40 in float32 (1e17 of 3e38), up to 300 in float64 (1e130 of 1e308).
@@ -59,25 +65,104 @@ def laplace_pair_sum(x: Tensor, left: Tensor, right: Tensor, *, scale: float) ->
     dtype = torch.promote_types(torch.promote_types(x.dtype, torch.promote_types(left.dtype, right.dtype)), torch.float32)
     x, left = x.to(dtype), left.to(dtype)
     right = left if same else right.to(dtype)
+    if same and left.ndim == 1 and _has_plain_values(x, left) and scale >= _SMALLEST_FACTORED[dtype]:
+        total: Tensor = _OwnPairSum.apply(x, left, scale)
+        return total
+    return _pair_sum_by_torch(x, left, right, scale=scale)
+
+
+def _pair_sum_by_torch(x: Tensor, left: Tensor, right: Tensor, *, scale: float) -> Tensor:
+    """The sum by differentiable operations alone."""
     # At a tie the slope of |x_i - x_j| would come out as +1 or -1 by the order of samples; the mean of both is its 0.
     found = _order_on_cpu(x)
     if found is not None:
         order, tied = found
-        total = _sorted_pair_sums(x, left, right, [order], scale=scale).squeeze(-1)
+        sums = _sorted_pair_sums(x, left, right, [order], scale=scale).squeeze(-1)
         if not x.requires_grad or tied[0].numel() == 0:
-            return total
+            return sums
         # Both orders agree on all but the tied points: half of what they differ by there makes the mean, at half the work.
-        return total + _sorted_pair_sums(x, left, right, tied, scale=scale).diff(dim=-1).squeeze(-1) / 2
+        return sums + _sorted_pair_sums(x, left, right, tied, scale=scale).diff(dim=-1).squeeze(-1) / 2
     orders = [torch.argsort(x.detach(), stable=True)]
     if x.requires_grad:
         orders.append(torch.argsort(x.detach(), descending=True, stable=True).flip(0))
     return _sorted_pair_sums(x, left, right, orders, scale=scale).mean(-1)
 
 
+def _has_plain_values(*tensors: Tensor) -> bool:
+    """Whether numpy may read the tensors: on the CPU, not while compiling, in a function transform or a forward-mode pass."""
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return False
+    return all(
+        t.device.type == "cpu" and type(t) in (Tensor, Parameter) and not is_functorch_wrapped_tensor(t) for t in tensors
+    )
+
+
+class _OwnPairSum(torch.autograd.Function):
+    """Sum over pairs of one weighting, and its gradients in closed form: half the time of recording and replaying torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, scale: float) -> Tensor:
+        """Return the sum ``[]``."""
+        points, values = x.detach().numpy(), weights.detach().numpy()
+        order = _sorting_order(points)
+        ranked, ranked_values = points[order], values[order]
+        growth = np.exp((ranked - 0.5) / scale)
+        below = np.cumsum(growth * ranked_values) / growth
+        ctx.save_for_backward(x, weights)
+        ctx.scale, ctx.sorted = scale, (order, ranked, ranked_values, growth, below)
+        total = 2 * np.dot(ranked_values, below) - np.dot(ranked_values, ranked_values)
+        return torch.tensor(total, dtype=x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Return the gradients by points and weights."""
+        x, weights = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # Somebody will differentiate the gradient: it is made of torch's own operations then. The weights may depend on x;
+            # views of both keep that path out of the partial derivative by x.
+            points, own = (t if t.requires_grad else t.clone().requires_grad_() for t in (x, weights))
+            points, own = points.view_as(points), own.view_as(own)
+            by_x, by_own = torch.autograd.grad(
+                _pair_sum_by_torch(points, own, own, scale=ctx.scale), (points, own), create_graph=True
+            )
+            return grad * by_x, grad * by_own, None
+        order, ranked, values, growth, below = ctx.sorted
+        above = np.cumsum((values / growth)[::-1])[::-1] * growth
+        # A point has no slope towards those it ties with: what lies above its group, less what lies below it.
+        first, last = _ends_of_ties(ranked)
+        slope = (above - below) if first is None else (above[first] - below[last])
+        by_x, by_weights = np.empty_like(values), np.empty_like(values)
+        by_x[order] = 2 / ctx.scale * values * slope
+        by_weights[order] = 2 * (below + above - values)
+        return grad * torch.from_numpy(by_x), grad * torch.from_numpy(by_weights), None
+
+
+def _sorting_order(points: Array) -> Array:
+    """Order that sorts points in [0, 1]: two passes of numpy's counting sort over 32 bits, a third of the time of comparing."""
+    with np.errstate(invalid="ignore"):
+        key = (points.clip(0, 1) * 4294967295.0).astype(np.uint32)
+    order = np.argsort((key & 0xFFFF).astype(np.uint16), kind="stable")
+    order = order[np.argsort((key >> 16).astype(np.uint16)[order], kind="stable")]
+    ranked = points[order]
+    # Points closer than 2^-32 may be the wrong way round.
+    return np.argsort(points) if (ranked[1:] < ranked[:-1]).any() else order
+
+
+def _ends_of_ties(ranked: Array) -> tuple[Array | None, Array | None]:
+    """First and last position of the group of equal values around every position; None where all values differ."""
+    equal = ranked[1:] == ranked[:-1]
+    if not equal.any():
+        return None, None
+    group = np.concatenate([[0], np.cumsum(~equal)])
+    starts = np.concatenate([[0], np.flatnonzero(~equal) + 1])
+    ends = np.append(starts[1:], len(ranked)) - 1
+    return starts[group], ends[group]
+
+
 def _order_on_cpu(x: Tensor) -> tuple[Tensor, list[Tensor]] | None:
     """Order that sorts ``x [N]``, and the tied points in this order and with every tie reversed; None where x has no values.
 
-    Looking for ties would wait for a device and break a graph. numpy sorts 10,000 points in half the time of torch.
+    Looking for ties would wait for a device and break a graph. numpy sorts 10,000 points in a fifth of torch's time.
     """
     if torch.compiler.is_compiling() or x.device.type != "cpu":
         return None
@@ -86,7 +171,7 @@ def _order_on_cpu(x: Tensor) -> tuple[Tensor, list[Tensor]] | None:
     except (RuntimeError, TypeError):
         # Fake tensors and tensors inside a function transform hold no values that could be read.
         return None
-    order = np.argsort(points)
+    order = _sorting_order(points)
     ranked = points[order]
     equal = ranked[1:] == ranked[:-1]
     place = np.flatnonzero(np.append(equal, False) | np.append(False, equal))

@@ -196,3 +196,27 @@ def test_gaussian_exponents_in_float32_and_under_autocast_are_exact_to_rounding(
         found = gaussian_exponents(x, bandwidth=0.05)
     # Squares of up to (1 / 0.05)² / 2 = 200 are rounded to 2^-24 of themselves.
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-11, 0.0])
+def test_laplace_pair_sum_gradient_in_closed_form_equals_the_recorded_one(spread):
+    # Points a billionth apart are closer than the counting sort can tell; equal ones have no slope between them.
+    generator = torch.Generator().manual_seed(0)
+    x = (0.4 + 0.2 * spread * torch.rand(300, generator=generator, dtype=torch.float64)).requires_grad_()
+    e = torch.randn(300, generator=generator, dtype=torch.float64).requires_grad_()
+    other = e * 1.0
+    closed, recorded = laplace_pair_sum(x, e, e, scale=0.4), laplace_pair_sum(x, e, other, scale=0.4)
+    torch.testing.assert_close(closed, recorded, rtol=1e-12, atol=1e-12)
+    for got, want in zip(torch.autograd.grad(closed, (x, e)), torch.autograd.grad(recorded, (x, e)), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_laplace_pair_sum_weights_that_depend_on_points_are_differentiated_twice():
+    x = torch.tensor([0.1, 0.45, 0.8], dtype=torch.float64, requires_grad=True)
+
+    def pair_sum(points):
+        residual = 1 - points
+        return laplace_pair_sum(points, residual, residual, scale=0.4)
+
+    assert torch.autograd.gradcheck(pair_sum, (x,))
+    assert torch.autograd.gradgradcheck(pair_sum, (x,))
