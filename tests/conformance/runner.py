@@ -1,4 +1,4 @@
-"""Run the conformance cases of ``metrics.json`` against any library.
+"""Run the conformance cases of ``metrics.json`` and ``objectives.json`` against any library.
 
     python tests/conformance/runner.py                    # calibrant
     python tests/conformance/runner.py --peer torchmetrics
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 Adapter = Mapping[str, Callable[..., float]]
-CASES = Path(__file__).with_name("metrics.json")
+CASES = [Path(__file__).with_name(name) for name in ("metrics.json", "objectives.json")]
 
 
 class Outcome(NamedTuple):
@@ -33,15 +33,15 @@ class Outcome(NamedTuple):
     detail: str
 
 
-def load_cases(path: Path = CASES) -> list[dict]:
-    """Return the cases of a file."""
-    return json.loads(path.read_text())["cases"]
+def load_cases() -> list[dict]:
+    """Return the cases of all files."""
+    return [case for path in CASES for case in json.loads(path.read_text())["cases"]]
 
 
 def arrays(case: dict) -> tuple[np.ndarray, np.ndarray]:
     """Return the arguments of a case as numpy arrays."""
     swapped = "swapped" in str(case["expect"].get("error"))
-    probs = np.array(case["probs"], dtype=np.int64 if swapped else np.float64)
+    probs = np.array(case.get("probs", case.get("logits")), dtype=np.int64 if swapped else np.float64)
     if "shape" in case:
         probs = probs.reshape(case["shape"])
     labels = np.array(case["labels"], dtype=np.float64 if swapped else np.int64)
@@ -63,6 +63,9 @@ def run_case(case: dict, adapter: Adapter) -> Outcome:
         return Outcome(case["id"], verdict, f"raised {type(error).__name__}: {error}")
     if "error" in expect:
         return Outcome(case["id"], "fail", f"gave {value:.6g} where an error was due")
+    if "above" in expect:
+        held = expect["above"] < value < float("inf")
+        return Outcome(case["id"], "pass" if held else "fail", f"gave {value:.9g}, should exceed {expect['above']:g}")
     if not abs(value - expect["value"]) <= expect["tolerance"]:
         return Outcome(case["id"], "fail", f"gave {value:.9g}, should be {expect['value']:.9g}")
     return Outcome(case["id"], "pass", f"{value:.9g}")
@@ -78,7 +81,7 @@ def calibrant_adapter() -> Adapter:
     def plain(function: Callable[..., float]) -> Callable[..., float]:
         return lambda probs, labels, n_bins: function(probs, labels)
 
-    return {
+    return objective_functions() | {
         "ece": binned(metrics.expected_calibration_error),
         "binary_ece": binned(metrics.binary_expected_calibration_error),
         "mce": binned(metrics.maximum_calibration_error),
@@ -87,6 +90,47 @@ def calibrant_adapter() -> Adapter:
         "classwise_ece": binned(metrics.classwise_calibration_error),
         "mmce": plain(metrics.maximum_mean_calibration_error),
         "brier": plain(metrics.brier_score),
+    }
+
+
+def objective_functions() -> dict[str, Callable[..., float]]:
+    """Our own objectives, temperature and streaming suite, as functions ``(logits, labels, n_bins) -> float``."""
+    import torch
+
+    from calibrant.calibrators.temperature import TemperatureScaling
+    from calibrant.losses import DCA, CrossEntropyLoss, mmce_penalty, weighted_mmce_penalty
+    from calibrant.metrics import CalibrationSuite
+
+    def ratio(above: Callable[..., torch.Tensor], below: Callable[..., torch.Tensor]) -> Callable[..., float]:
+        def call(logits: np.ndarray, labels: np.ndarray, n_bins: int) -> float:
+            z, y = torch.from_numpy(logits), torch.from_numpy(labels)
+            return float(above(z, y) / below(z, y))
+
+        return call
+
+    def added(weight: float) -> Callable[..., torch.Tensor]:
+        return lambda z, y: (CrossEntropyLoss() + weight * DCA())(z, y) - CrossEntropyLoss()(z, y)
+
+    def growth(logits: np.ndarray, labels: np.ndarray, n_bins: int) -> float:
+        suite = CalibrationSuite(num_classes=logits.shape[1], n_bins=n_bins)
+        sizes = []
+        for _ in range(50):
+            suite.update(logits=torch.from_numpy(logits), labels=torch.from_numpy(labels))
+            state = [getattr(suite, name) for name in suite._defaults]
+            parts = [t for item in state for t in (item if isinstance(item, list) else [item])]
+            sizes.append(sum(t.numel() * t.element_size() for t in parts))
+        return sizes[-1] / sizes[0]
+
+    def plain(function: Callable[..., torch.Tensor]) -> Callable[..., float]:
+        return lambda z, y, n_bins: float(function(torch.from_numpy(z), torch.from_numpy(y)))
+
+    return {
+        "weighted_mmce": plain(lambda z, y: weighted_mmce_penalty(z, y, normalization="paper")),
+        "mmce_penalty": plain(mmce_penalty),
+        "penalty_weight_ratio": ratio(added(2.0), added(1.0)),
+        "sum_over_mean": ratio(CrossEntropyLoss(reduction="sum") + 0.5 * DCA(), CrossEntropyLoss() + 0.5 * DCA()),
+        "temperature": lambda z, y, n_bins: float(TemperatureScaling().fit(z, y).temperature_),
+        "state_growth": growth,
     }
 
 

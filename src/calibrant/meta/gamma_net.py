@@ -58,7 +58,7 @@ def gamma_of(
         tensor([2.0000, 1.0002])
 
     Reference:
-        Wang and Golebiowski, TMLR 2024, equation 4.
+        Wang and Golebiowski, TMLR 2024, equations 4 and 5.
     """
     # Autocast would do the products in half precision, whose rounding a temperature of 0.01 magnifies a hundredfold.
     with torch.autocast(features.device.type, enabled=False):
