@@ -101,3 +101,11 @@ def test_paired_test_of_other_examples_raises() -> None:
         paired_test(first, first, n_bins=0)
     with pytest.raises(ValueError, match="`seed` must be a whole number >= 0, got -1"):
         paired_test(first, first, seed=-1)
+
+
+def test_paired_test_of_the_same_model_in_two_precisions_finds_nothing():
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(2000, 10, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial((logits / 2).softmax(1), 1, generator=generator).squeeze(1)
+    first, second = (Predictions(logits=scores, labels=labels) for scores in (logits, logits.float()))
+    assert all(test.p_value > 0.5 for test in paired_test(first, second, n_resamples=200).values())
