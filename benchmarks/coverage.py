@@ -2,7 +2,7 @@
 
 Data sets are drawn from worlds whose true scores are known: probabilities from a population of 40,000 predictions, labels from
 those probabilities with a planted gap between confidence and accuracy. Run as ``python benchmarks/coverage.py``
-(half an hour); the last rows of each table are bootstrap intervals of the ECE, for comparison.
+(an hour); the last rows of each table are bootstrap intervals of the ECE, for comparison.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def run(world: World, *, n: int, data_sets: int, n_resamples: int, seed: int) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-sets", type=int, default=200)
+    parser.add_argument("--data-sets", type=int, default=300)
     parser.add_argument("--resamples", type=int, default=300)
     parser.add_argument("--n", type=int, nargs="+", default=[10_000, 1_000])
     parser.add_argument("--json", help="also write one JSON line per world to this file")

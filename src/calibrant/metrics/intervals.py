@@ -53,7 +53,7 @@ def score_intervals(
         values: The scores. Resamples know confidence by levels only, and smECE by its definition; intervals are stretched by
             the ratio of the value given here to that of the levels.
         null: ECE of calibrated data ``[R]`` (`calibrant.metrics.null_distribution`), so that the interval of the ECE begins
-            above zero exactly if no more than 5 % of those reach the observed ECE.
+            above zero exactly if its p-value is at most 0.05.
         n_resamples: Number of resamples.
         rng: Source of randomness.
 

@@ -262,7 +262,9 @@ def accepted_range(truth: Tensor, drawn: Tensor, observed: float, *, null: Tenso
     lower, upper = _quantiles(drawn, low_tail), _quantiles(drawn, 1 - (2 * _TAIL - low_tail))
     lower[0] = lower[0].clamp_max(observed)
     if null is not None:
-        upper[0] = torch.quantile(null, 1 - 2 * _TAIL)
+        # As a p-value (1 + number as large) / (1 + R) would have it: so few cannot reject where R is below 19.
+        rank = int(2 * _TAIL * (len(null) + 1) + 1e-9)
+        upper[0] = null.sort(descending=True).values[rank - 1] if rank else torch.inf
     lower, upper = lower.cummax(0).values, upper.cummax(0).values
     first = _position(upper, observed, int((upper < observed).sum()))
     last = max(first, _position(lower, observed, int((lower <= observed).sum())))

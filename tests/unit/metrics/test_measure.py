@@ -39,14 +39,13 @@ def test_measure_p_value_is_that_of_if_calibrated() -> None:
     assert scores.ece_if_calibrated == pytest.approx(if_calibrated(probs, labels, n_resamples=100, seed=3))
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_measure_ece_interval_begins_above_zero_where_p_is_below_5_percent(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_measure_ece_interval_begins_above_zero_where_p_is_at_most_5_percent(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(1000, 4, generator=generator, dtype=torch.float64)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
     scores = measure(Predictions(logits=(1 + 0.05 * seed) * logits, labels=labels), n_resamples=199)
-    p_value = scores.ece_if_calibrated.p_value
-    assert abs(p_value - 0.05) < 0.006 or (scores["ece"].low > 0) == (p_value < 0.05)
+    assert (scores["ece"].low > 0) == (scores.ece_if_calibrated.p_value <= 0.05)
 
 
 def test_measure_repeats_with_its_seed_only() -> None:

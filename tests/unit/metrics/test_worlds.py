@@ -164,6 +164,22 @@ def test_accepted_range_uses_the_null_given_for_the_calibrated_world() -> None:
     assert accepted_range(truth, drawn, 3.0, null=torch.full((100,), 2.5).double())[0] > 0
 
 
+@pytest.mark.parametrize(("observed", "begins_at_zero"), [(0.945, True), (0.955, False)])
+def test_accepted_range_null_rejects_where_the_p_value_does(observed: float, begins_at_zero: bool) -> None:
+    # Of 99 values 0.01 ... 0.99, five reach 0.945, p = 6 / 100, and four 0.955, p = 5 / 100.
+    truth = torch.linspace(0, 1, 41, dtype=torch.float64)
+    drawn = normal_worlds(truth, torch.full((41,), 0.5), spread=0.05)
+    null = torch.arange(1, 100, dtype=torch.float64) / 100
+    assert (accepted_range(truth, drawn, observed, null=null)[0] == 0) is begins_at_zero
+
+
+def test_accepted_range_null_of_few_values_rejects_nothing() -> None:
+    truth = torch.linspace(0, 1, 41, dtype=torch.float64)
+    drawn = normal_worlds(truth, torch.full((41,), 0.5), spread=0.05)
+    assert accepted_range(truth, drawn, 0.9, null=torch.zeros(18, dtype=torch.float64))[0] == 0
+    assert accepted_range(truth, drawn, 0.9, null=torch.zeros(19, dtype=torch.float64))[0] > 0
+
+
 def test_accepted_range_value_that_is_often_zero_still_has_an_upper_end() -> None:
     # A debiased error is cut off at 0: seeing 0 excludes only worlds in which that is rare.
     truth = torch.linspace(0, 10, 41, dtype=torch.float64)
