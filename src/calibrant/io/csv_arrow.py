@@ -31,7 +31,7 @@ def read_table(path: Path, header: Header) -> dict[str, Column]:
             # A quoted cell that spans lines may have met the border of a block; allowing for it costs speed, so second.
             table = pacsv.read_csv(path, read, _parse_options(header, newlines=True), convert)
     except pa.ArrowInvalid as error:
-        raise _explain(error, path, header) from None
+        raise _explain(_first_error(error, path, header, convert), path, header) from None
     return _to_columns(table, path)
 
 
@@ -56,7 +56,7 @@ def iter_tables(path: Path, header: Header, *, batch_rows: int, columns: Sequenc
                     waiting = table.slice(whole).to_batches()
                     rows -= whole
     except pa.ArrowInvalid as error:
-        raise _explain(error, path, header) from None
+        raise _explain(_first_error(error, path, header, convert), path, header) from None
     if rows:
         yield _to_columns(pa.Table.from_batches(waiting), path)
 
@@ -103,6 +103,23 @@ def _to_columns(table: Any, path: Path) -> dict[str, Column]:
         if values is not None:
             columns[name] = values
     return columns
+
+
+def _first_error(error: Exception, path: Path, header: Header, convert: Any) -> Exception:
+    """The error of the leftmost bad column: columns are read at the same time, so which one is met first is chance."""
+    import pyarrow as pa
+    import pyarrow.csv as pacsv
+
+    if "conversion error" not in str(error):
+        return error
+    read = pacsv.ReadOptions(column_names=header.names, skip_rows=1, block_size=_BLOCK_BYTES, use_threads=False)
+    try:
+        with pacsv.open_csv(path, read, _parse_options(header, newlines=True), convert) as reader:
+            for _ in reader:
+                pass
+    except pa.ArrowInvalid as first:
+        error = first
+    return error
 
 
 def _explain(error: Exception, path: Path, header: Header) -> ValueError:
