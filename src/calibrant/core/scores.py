@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from calibrant.core.lookup import lookup
 from calibrant.core.records import Bins
@@ -115,6 +117,33 @@ class Scores:
         """Return `to_dict` as strict JSON text: a value that is not a number is written as null."""
         return json.dumps(_without_nan(self.to_dict()), indent=indent, allow_nan=False)
 
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], *, bins: Bins | None = None, n_bins: int = 15) -> Scores:
+        """Return the scores that `to_dict` wrote.
+
+        Args:
+            data: What ``calibrant measure --json`` wrote of one file; a null is read as nan.
+            bins: Content of the reliability diagram, which that schema leaves out; without it there are no bins.
+            n_bins: Bins of the binned metrics, where ``bins`` is not given.
+
+        Raises ``ValueError`` naming the key that is missing or malformed.
+        """
+        none = torch.empty(0, dtype=torch.float64)
+        try:
+            return Scores(
+                n=int(data["n"]),
+                num_classes=int(data["num_classes"]),
+                n_bins=n_bins if bins is None else len(bins.count),
+                metrics={key: Estimate(**_with_nan(found)) for key, found in data["metrics"].items()},
+                ece_if_calibrated=IfCalibrated(**_with_nan(data["ece_if_calibrated"])),
+                bins=Bins(none, none, none, none) if bins is None else bins,
+                classes=tuple(ClassScore(**_with_nan(found)) for found in data.get("classes", ())),
+                slices={name: Scores.from_dict(part, n_bins=n_bins) for name, part in data.get("slices", {}).items()},
+                file=data.get("file"),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"Scores.from_dict: `data` must be what `calibrant measure --json` writes, but {error}.") from None
+
     def __str__(self) -> str:
         wide = max(len(key) for key in self.metrics)
         lines = [f"{self.n} examples, {self.num_classes} classes, {self.n_bins} bins"]
@@ -124,6 +153,10 @@ class Scores:
             f"  a calibrated model would show ece {null.mean:.4f} (95th percentile {null.p95:.4f}); p = {null.p_value:.3g}"
         )
         return "\n".join(lines)
+
+
+def _with_nan(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: float("nan") if value is None else value for key, value in found.items()}
 
 
 def _without_nan(value: object) -> object:

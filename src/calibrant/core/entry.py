@@ -1,0 +1,69 @@
+"""The record of one row of a comparison: a run, or somebody's predictions, as tables, figures and pages see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from calibrant.core.records import Predictions
+from calibrant.core.scores import Scores
+
+
+@dataclass(frozen=True)
+class BinSweep:
+    """The binned errors of one set of predictions against the number of bins.
+
+    Attributes:
+        n_bins: Numbers of bins, rising.
+        ece: ECE for each.
+        mce: MCE for each.
+    """
+
+    n_bins: tuple[int, ...]
+    ece: tuple[float, ...]
+    mce: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a comparison.
+
+    Entries with the same ``data``, ``model``, ``method``, ``preset`` and ``epochs`` are the seeds of one row.
+
+    Attributes:
+        data: Name of the data set.
+        method: Name of the method, or what somebody's predictions are to be called.
+        scores: What `calibrant.measure` says of the test predictions.
+        preset: Settings of the method, ``"default"`` or ``"paper"``; None where that means nothing.
+        model: Name of the network, or None if unknown.
+        epochs: Length of training, or None if unknown.
+        seed: Seed of the run, or None if unknown.
+        test: The test predictions; None where only numbers were kept. Methods with a gamma have it in the column ``gamma``.
+        history: One mapping an epoch, with the keys of ``history.jsonl``; a value is None where the epoch was not evaluated.
+        best_epoch: Epoch that the predictions come from.
+        sweep: Binned errors against the number of bins, where they were computed.
+        temperature: What ``+ts`` divided the logits by.
+        facts: Where it comes from: ``command``, ``machine``, ``versions``, ``seconds``, ``examples``, ``note``, where known.
+        folder: Where it was read from.
+    """
+
+    data: str
+    method: str
+    scores: Scores
+    preset: str | None = None
+    model: str | None = None
+    epochs: int | None = None
+    seed: int | None = None
+    test: Predictions | None = field(default=None, repr=False, compare=False)
+    history: tuple[Mapping[str, float | int | None], ...] = field(default=(), repr=False)
+    best_epoch: int | None = None
+    sweep: BinSweep | None = field(default=None, repr=False)
+    temperature: float | None = None
+    facts: Mapping[str, object] = field(default_factory=dict, repr=False)
+    folder: str | None = None
+
+    def curve(self, key: str) -> tuple[list[int], list[float]]:
+        """Epochs, from 1, at which ``key`` was evaluated, and its values there."""
+        values = ((epoch, line.get(key)) for epoch, line in enumerate(self.history, 1))
+        known = [(epoch, float(value)) for epoch, value in values if value is not None]
+        return [epoch for epoch, _ in known], [value for _, value in known]

@@ -1,0 +1,1 @@
+"""Figures and pages, drawn from records. Nothing here trains or fits."""
