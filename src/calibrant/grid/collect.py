@@ -1,0 +1,263 @@
+"""From what lies on disk to the rows of a comparison: run folders, files of predictions, and records of results."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calibrant.core.entry import Entry
+from calibrant.core.records import Predictions, Split
+from calibrant.core.scores import Scores
+from calibrant.core.summary import summarize_with_top
+from calibrant.data import is_path
+from calibrant.engine.folder import is_finished
+from calibrant.engine.recipe import Recipe, load_recipe, to_dict
+from calibrant.io.predictions import load_predictions
+from calibrant.metrics.measure import measure
+from calibrant.metrics.values import bins_of_summary, values_of_top
+
+# How far below a folder its runs are looked for.
+_DEPTH = 3
+_N_BINS = 15
+_TEST = "test.npz"
+_OPTIONS = {"data.name": "--data", "method.name": "--method", "backbone.name": "--model", "train.epochs": "--epochs"}
+_OPTIONS |= {"seed": "--seed", "method.preset": "--preset", "backbone.init": "--init"}
+_SEED = re.compile(r"(?:(?P<name>.+?)[-_.])?seed[-_]?(?P<seed>\d+)")
+
+
+class FoundRuns(NamedTuple):
+    """The run folders below a folder, in the order of their paths.
+
+    Attributes:
+        finished: Those that can be read.
+        unfinished: Those that are still going on, or were interrupted.
+    """
+
+    finished: tuple[Path, ...]
+    unfinished: tuple[Path, ...]
+
+
+def find_runs(path: str | Path) -> FoundRuns:
+    """Find the run folders at ``path`` and up to three levels below it; what lies inside a run folder is not looked at."""
+    found = sorted(place for place in _places(Path(path)) if _is_run(place))
+    done = tuple(place for place in found if is_finished(place))
+    return FoundRuns(done, tuple(place for place in found if place not in done))
+
+
+def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
+    """Read the rows of a comparison that ``path`` holds.
+
+    Args:
+        path: A run folder; a folder of run folders, of ``.npz`` predictions or of records, up to three levels deep; a file of
+            predictions (``.npz``, ``.csv``, ``.parquet``, ``.pt``); or the record of a result (``.json``). Runs that are not
+            finished are left out; `find_runs` names them. Predictions are called by their file's name without its ending; where
+            it ends in ``seed3`` they are that seed's, and a file called just ``seed3`` or ``test`` is named after its folder.
+        data: Name of the data set of predictions whose file cannot say it; "?" if not given.
+
+    Returns:
+        The entries in the order of their paths. Raises ``ValueError`` or ``OSError`` with one sentence if there are none.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "mine-seed3.npz"
+        >>> Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20).save(file)
+        >>> entry = load_entries(file, data="coins")[0]
+        >>> entry.data, entry.method, entry.seed, entry.scores["error"].value
+        ('coins', 'mine', 3, 0.5)
+    """
+    given = Path(path)
+    if given.is_file():
+        return [_read_record(given) if given.suffix.lower() == ".json" else load_predictions_entry(given, data=data)]
+    if not given.exists():
+        raise FileNotFoundError(f"{path}: must be a run folder, a folder of them or a file of predictions, got nothing there.")
+    runs = find_runs(given)
+    entries = [load_run_entry(folder) for folder in runs.finished]
+    for file in _loose_files(given):
+        if file.suffix.lower() == ".json":
+            entries += [_read_record(file)] if is_record(file) else []
+        elif _is_test(predictions := load_predictions(file)):
+            entries.append(_entry_of_predictions(predictions, file, data=data))
+    if not entries:
+        got = f"{len(runs.unfinished)} that are not finished" if runs.unfinished else "none"
+        raise ValueError(f"{path}: must hold finished runs, predictions (.npz) or records of results, got {got}.")
+    return entries
+
+
+def load_run_entry(folder: str | Path) -> Entry:
+    """Read a finished run as a row: its ``metrics.json`` where that is what ``test.npz`` measures, else measured anew."""
+    path = Path(folder)
+    if not is_finished(path):
+        raise ValueError(f"{path}: must be the folder of a finished run, got none. Go on with it with `--resume`.")
+    recipe = load_recipe(path / "recipe.toml")
+    facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    test = load_predictions(path / _TEST)
+    lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    return Entry(
+        data=data_label(recipe.data.name),
+        method=recipe.method.name,
+        scores=_scores(test, path / "metrics.json"),
+        preset=recipe.method.preset,
+        model=recipe.backbone.name,
+        epochs=recipe.train.epochs,
+        seed=recipe.seed,
+        test=test,
+        history=tuple(json.loads(line) for line in lines),
+        best_epoch=facts.get("best_epoch"),
+        temperature=facts.get("temperature"),
+        facts=_run_facts(recipe, facts),
+        folder=str(path),
+    )
+
+
+def load_predictions_entry(path: str | Path, *, data: str | None = None) -> Entry:
+    """Read a file of somebody's test predictions as a row, named after the file; see `load_entries`."""
+    predictions = load_predictions(path)
+    if not _is_test(predictions):
+        assert predictions.split is not None
+        got = predictions.split.value
+        raise ValueError(f"{path}: must hold predictions on test data to be compared, got those of the {got} split.")
+    return _entry_of_predictions(predictions, Path(path), data=data)
+
+
+def is_record(path: str | Path) -> bool:
+    """Whether a JSON file is the record of a result, as those in ``results/``."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"data", "method", "metrics"} <= set(found)
+
+
+def data_label(name: str) -> str:
+    """What a data set is called in a table: its name, or that of its folder or file.
+
+    Example:
+        >>> data_label("cifar10"), data_label("photos/birds.npz")
+        ('cifar10', 'birds')
+    """
+    if not is_path(name):
+        return name
+    given = Path(name).expanduser()
+    return given.stem if given.suffix.lower() == ".npz" else given.resolve().name
+
+
+def command_of(recipe: Recipe) -> str:
+    """Return the command that trains by ``recipe``, with what differs from the defaults.
+
+    Example:
+        >>> from calibrant.engine.recipe import override
+        >>> command_of(override(Recipe(), {"method.name": "ce", "optim.lr": "0.2"}))
+        'calibrant train --method ce --set optim.lr=0.2'
+    """
+    usual, words = dict(_flat(to_dict(Recipe()))), ["calibrant", "train"]
+    for key, value in _flat(to_dict(recipe)):
+        if key in usual and usual[key] == value:
+            continue
+        said = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        words += [_OPTIONS[key], said] if key in _OPTIONS else ["--set", f"{key}={said}"]
+    return shlex.join(words)
+
+
+def _entry_of_predictions(predictions: Predictions, path: Path, *, data: str | None) -> Entry:
+    found = _SEED.fullmatch(path.stem)
+    name, seed = (found["name"], int(found["seed"])) if found else (path.stem, None)
+    if name is None or name == "test":
+        name = path.resolve().parent.name
+    scores = measure(predictions, n_bins=_N_BINS, file=path.name)
+    return Entry(data=data or "?", method=name, scores=scores, seed=seed, test=predictions, folder=str(path))
+
+
+def _scores(test: Predictions, file: Path) -> Scores:
+    """What ``file`` says of ``test``, if it does: it may have been written by another version, or for other predictions."""
+    summary, top = summarize_with_top(test, n_bins=_N_BINS)
+    values = values_of_top(summary, top)
+    try:
+        found = Scores.from_dict(json.loads(file.read_text(encoding="utf-8")), bins=bins_of_summary(summary))
+    except (OSError, ValueError):
+        return measure(test, n_bins=_N_BINS, file=_TEST)
+    same = found.n == len(test) and found.num_classes == test.num_classes and set(found.metrics) == set(values)
+    if same and all(_agree(found.metrics[key].value, value) for key, value in values.items()):
+        return found
+    return measure(test, n_bins=_N_BINS, file=_TEST)
+
+
+def _agree(first: float, second: float) -> bool:
+    # A file keeps all digits of a float64; another machine's or thread's order of adding up changes the last few. What is
+    # not finite is written as null.
+    if not (math.isfinite(first) and math.isfinite(second)):
+        return math.isfinite(first) == math.isfinite(second)
+    return math.isclose(first, second, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def _run_facts(recipe: Recipe, facts: Mapping[str, Any]) -> dict[str, object]:
+    device, processes = str(facts.get("device", "?")), facts.get("processes", 1)
+    known: dict[str, object] = {
+        "command": command_of(recipe),
+        "machine": device if device.startswith("cpu") else f"{processes}x {device}",
+        "versions": {name: facts[name] for name in ("calibrant", "torch", "python") if name in facts},
+    }
+    return known | {name: facts[name] for name in ("seconds", "examples", "commit") if facts.get(name) is not None}
+
+
+def _read_record(path: Path) -> Entry:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: must be the record of a result, got: {error}.") from None
+    if not is_record(path):
+        raise ValueError(f"{path}: must be the record of a result, with `data`, `method` and `metrics`, got another JSON file.")
+    names = ("command", "machine", "versions", "seconds", "examples", "note")
+    return Entry(
+        data=found["data"],
+        method=found["method"],
+        scores=Scores.from_dict(found["metrics"]),
+        preset=found.get("preset"),
+        model=found.get("model"),
+        epochs=found.get("epochs"),
+        seed=found.get("seed"),
+        best_epoch=found.get("best_epoch"),
+        temperature=found.get("temperature"),
+        facts={name: found[name] for name in names if name in found},
+        folder=str(path),
+    )
+
+
+def _is_run(place: Path) -> bool:
+    return (place / "recipe.toml").is_file()
+
+
+def _is_test(predictions: Predictions) -> bool:
+    return predictions.split in (None, Split.TEST)
+
+
+def _places(top: Path) -> Iterator[Path]:
+    """``top`` and the folders below it, as deep as is looked; those inside a run are not entered, nor hidden ones."""
+    level = [top] if top.is_dir() else []
+    for _ in range(_DEPTH + 1):
+        yield from level
+        level = [
+            below
+            for place in level
+            if not _is_run(place)
+            for below in sorted(place.iterdir())
+            if below.is_dir() and not below.name.startswith(".")
+        ]
+
+
+def _loose_files(top: Path) -> list[Path]:
+    # Only predictions as .npz: a folder may hold tables of its own, written as .csv.
+    outside = (place for place in _places(top) if not _is_run(place))
+    return sorted(file for place in outside for file in place.iterdir() if file.suffix.lower() in (".npz", ".json"))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
