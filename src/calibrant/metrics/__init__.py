@@ -45,6 +45,7 @@ from calibrant.metrics.kernel import (
 from calibrant.metrics.ranking import area_under_risk_coverage, failure_detection_auroc
 from calibrant.metrics.scores import brier_score, error_rate, negative_log_likelihood, signed_calibration_gap
 from calibrant.metrics.smooth import smooth_calibration_error
+from calibrant.metrics.sweep import bin_sweep
 
 if TYPE_CHECKING:
     from calibrant.metrics.null import if_calibrated, null_distribution
@@ -134,6 +135,7 @@ __all__ = [
     "adaptive_calibration_error",
     "area_under_risk_coverage",
     "average_calibration_error",
+    "bin_sweep",
     "binary_adaptive_calibration_error",
     "binary_expected_calibration_error",
     "binary_maximum_calibration_error",
