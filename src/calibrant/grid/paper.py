@@ -1,0 +1,213 @@
+"""The numbers of the paper's tables, as data, with what is known to be wrong with them. Our own results are not here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from calibrant.core.lookup import lookup
+
+# Metrics that the paper prints as they are; all others are printed in per cent.
+_PLAIN = {"nll"}
+
+
+class PaperValue(NamedTuple):
+    """A printed number, in the unit of `calibrant.measure` (a fraction where the paper prints per cent).
+
+    Attributes:
+        mean: The value, a mean over runs where there is a spread.
+        std: Its standard deviation over runs, where it is printed.
+    """
+
+    mean: float
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One row of a table.
+
+    Attributes:
+        method: Our name of the method.
+        label: What the paper calls it.
+        model: Our name of the network, or None where the paper does not say.
+        values: Metric → number.
+    """
+
+    method: str
+    label: str
+    model: str | None
+    values: Mapping[str, PaperValue]
+
+
+class PaperNote(NamedTuple):
+    """Something known about printed numbers: what to keep in mind, or what is wrong.
+
+    Attributes:
+        text: What is known.
+        table: The table it is about.
+        data: The data set, or None for all.
+        methods: The methods, or none for all.
+        metric: The metric, or None for all.
+    """
+
+    text: str
+    table: str
+    data: str | None = None
+    methods: tuple[str, ...] = ()
+    metric: str | None = None
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table.
+
+    Attributes:
+        name: ``"table1"`` to ``"table5"``.
+        title: What it shows.
+        rows: Data set → its rows in the printed order.
+        model: The network, where it is one.
+        epochs: Length of training, where it is one.
+        seeds: Runs behind each row, as the paper says.
+        bold: Data set → metric → methods printed in bold.
+    """
+
+    name: str
+    title: str
+    rows: Mapping[str, tuple[PaperRow, ...]]
+    model: str | None = None
+    epochs: int | None = None
+    seeds: int | None = None
+    bold: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Every method of the table once, in the printed order."""
+        return tuple(dict.fromkeys(row.method for rows in self.rows.values() for row in rows))
+
+    def row(self, data: str, method: str) -> PaperRow | None:
+        """The first row of a method on a data set, or None."""
+        return next((row for row in self.rows.get(data, ()) if row.method == method), None)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """All tables of the paper.
+
+    Attributes:
+        reference: Authors, title, where and when.
+        url: Where it can be read.
+        labels: Our name of a method → what the paper calls it.
+        tables: Name → table.
+        claims: What the text says about differences between rows, in points of per cent.
+        notes: What is known about printed numbers.
+    """
+
+    reference: str
+    url: str
+    labels: Mapping[str, str]
+    tables: Mapping[str, PaperTable]
+    claims: tuple[Mapping[str, Any], ...]
+    notes: tuple[PaperNote, ...]
+
+
+@cache
+def load_paper() -> Paper:
+    """Read the paper's numbers; the file is part of the package.
+
+    Example:
+        >>> table = load_paper().tables["table1"]
+        >>> table.row("cifar10", "flgamma-sece").values["ece"]
+        PaperValue(mean=0.02138, std=0.00819)
+
+    Reference:
+        Wang and Golebiowski, TMLR 2024, tables 1 to 5.
+    """
+    found = json.loads(files("calibrant.grid").joinpath("paper.json").read_text(encoding="utf-8"))
+    labels: dict[str, str] = found["labels"]
+    return Paper(
+        reference=f"{found['authors']}: {found['title']}. {found['venue']}.",
+        url=found["url"],
+        labels=labels,
+        tables={name: _table(name, table, labels) for name, table in found["tables"].items()},
+        claims=tuple(found["claims"]),
+        notes=tuple(
+            PaperNote(n["note"], n["table"], n.get("data"), tuple(n.get("methods", ())), n.get("metric"))
+            for n in found["notes"]
+        ),
+    )
+
+
+def paper_table(name: str) -> PaperTable:
+    """Return a table by its name; an unknown one is answered with the nearest."""
+    return lookup(load_paper().tables, name, kind="table of the paper")
+
+
+def paper_row(data: str, method: str, *, model: str | None) -> PaperRow | None:
+    """Return what the paper found for a method on a data set with a network, or None where it has nothing.
+
+    Example:
+        >>> paper_row("cifar10", "ce", model="densenet100").values["error"].mean
+        0.05354
+        >>> paper_row("digits", "ce", model="resnet18")
+    """
+    for name in ("table1", "table2", "table4"):
+        table = load_paper().tables[name]
+        row = table.row(data, method) if table.model == model else None
+        if row is not None:
+            return row
+    return None
+
+
+def notes_about(table: str, *, data: str | None = None, methods: tuple[str, ...] = ()) -> list[PaperNote]:
+    """Return the notes that concern a table, some data sets and some methods of it.
+
+    Args:
+        table: Name of the table.
+        data: A data set, or None for all.
+        methods: Methods that are shown, or none for all.
+    """
+    return [
+        note
+        for note in load_paper().notes
+        if note.table == table
+        and (data is None or note.data in (None, data))
+        and (not methods or not note.methods or set(methods) & set(note.methods))
+    ]
+
+
+def _table(name: str, found: Mapping[str, Any], labels: Mapping[str, str]) -> PaperTable:
+    model = found.get("model")
+    return PaperTable(
+        name=name,
+        title=found["title"],
+        rows={data: tuple(_rows(rows, labels, model)) for data, rows in found["values"].items()},
+        model=model,
+        epochs=found.get("epochs"),
+        seeds=found.get("seeds"),
+        bold={d: {k: tuple(v) for k, v in marks.items()} for d, marks in found.get("bold", {}).items()},
+    )
+
+
+def _rows(found: Mapping[str, Any] | list[Any], labels: Mapping[str, str], model: str | None) -> list[PaperRow]:
+    # A method may have several rows only in the table that lists other papers' networks, which is a list for this reason.
+    listed = [{"method": m, "model": model, **v} for m, v in found.items()] if isinstance(found, Mapping) else found
+    return [
+        PaperRow(
+            method=row["method"],
+            label=labels[row["method"]],
+            model=row["model"],
+            values={key: _value(key, value) for key, value in row.items() if key not in ("method", "model")},
+        )
+        for row in listed
+    ]
+
+
+def _value(metric: str, printed: float | list[float]) -> PaperValue:
+    numbers = printed if isinstance(printed, list) else [printed]
+    # Dividing by 100 would leave 0.048119999...; one more digit than is printed is enough.
+    return PaperValue(*(number if metric in _PLAIN else round(number / 100, 7) for number in numbers))

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import pytest
+
+from calibrant.backbones import BACKBONES
+from calibrant.data import DATASETS
+from calibrant.engine.methods import METHODS, split_name
+from calibrant.grid.paper import PaperValue, load_paper, notes_about, paper_row, paper_table
+from calibrant.metrics import METRICS
+
+SIX = ("error", "nll", "ece", "mce", "ace", "classwise_ece")
+
+
+def test_paper_value_is_in_the_unit_of_measure() -> None:
+    row = paper_table("table1").row("cifar10", "ce")
+    assert row is not None
+    assert row.values["error"] == PaperValue(0.04812, 0.00122)
+    assert row.values["nll"] == PaperValue(0.335, 0.01)
+    assert row.values["classwise_ece"] == PaperValue(0.00848, 0.00023)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "methods"),
+    [
+        ("table1", "cifar10", 12),
+        ("table1", "cifar100", 12),
+        ("table1", "tiny-imagenet", 10),
+        ("table2", "cifar10", 2),
+        ("table2", "cifar100", 2),
+        ("table3", "cifar10", 12),
+        ("table3", "cifar100", 10),
+        ("table4", "cifar10", 5),
+        ("table5", "cifar10", 7),
+        ("table5", "cifar100", 7),
+        ("table5", "tiny-imagenet", 7),
+    ],
+)
+def test_paper_table_has_every_printed_row(name: str, data: str, methods: int) -> None:
+    table = paper_table(name)
+    rows = table.rows[data]
+    assert len(rows) == methods
+    columns = {"table3": ("ece", "error"), "table5": ("error", "ece")}.get(name, SIX)
+    for row in rows:
+        assert tuple(row.values) == columns
+        assert all((value.std is None) == (name in ("table3", "table5")) for value in row.values.values())
+
+
+def test_paper_names_are_those_of_the_catalogue() -> None:
+    paper = load_paper()
+    for table in paper.tables.values():
+        assert set(table.rows) <= set(DATASETS)
+        assert {split_name(method)[0] for method in table.methods} <= set(METHODS)
+        models = {row.model for rows in table.rows.values() for row in rows} - {None}
+        assert models <= set(BACKBONES)
+        assert {key for rows in table.rows.values() for row in rows for key in row.values} <= set(METRICS)
+    assert set(paper.labels) == {method for table in paper.tables.values() for method in table.methods}
+
+
+def differences() -> dict[tuple[str, str, str], tuple[float, float]]:
+    """Cells of Table 5 that are not the difference of Table 1's means: (printed, by Table 1), in per cent."""
+    first, fifth, found = paper_table("table1"), paper_table("table5"), {}
+    for data, rows in fifth.rows.items():
+        base = first.row(data, "ce")
+        for row in rows:
+            source = first.row(data, row.method)
+            assert base is not None
+            assert source is not None
+            for key, value in row.values.items():
+                expected = source.values[key].mean - base.values[key].mean
+                # Both were rounded to three digits of per cent.
+                if abs(value.mean - expected) > 0.6e-5:
+                    found[data, row.method, key] = (round(100 * value.mean, 3), round(100 * expected, 3))
+    return found
+
+
+def test_table5_is_the_difference_of_table1_but_for_one_cell() -> None:
+    assert differences() == {("cifar100", "ce-dece", "error"): (-0.164, 0.836)}
+    assert [n.text for n in notes_about("table5", data="cifar100", methods=("ce-dece",)) if n.metric == "error"]
+
+
+def test_table2_repeats_the_rows_of_table1() -> None:
+    first, second = paper_table("table1"), paper_table("table2")
+    for data in second.rows:
+        one, two = first.row(data, "flgamma-sece"), second.row(data, "flgamma-sece")
+        assert one is not None
+        assert one == two
+
+
+def test_table3_rounds_the_row_of_table1() -> None:
+    for data, rows in paper_table("table3").rows.items():
+        row = paper_row(data, "flgamma-sece", model="resnet18")
+        assert row is not None
+        assert rows[-1].method == "flgamma-sece"
+        for key, value in rows[-1].values.items():
+            assert value.mean == pytest.approx(row.values[key].mean, abs=0.5001e-4)
+
+
+def test_bold_of_table1_is_the_lowest_but_where_a_note_says_so() -> None:
+    table, wrong = paper_table("table1"), set()
+    assert table.bold is not None
+    for data, rows in table.rows.items():
+        for key in SIX:
+            least = min(row.values[key].mean for row in rows)
+            best = {row.method for row in rows if row.values[key].mean == least}
+            if best != set(table.bold[data][key]):
+                wrong.add((data, key))
+    noted = {(n.data, n.metric) for n in load_paper().notes if n.table == "table1" and n.text.startswith("Bold")}
+    assert wrong == noted
+    assert len(wrong) == 5
+
+
+def indivisible(table: str, data: str) -> set[str]:
+    """Methods whose mean error cannot be one of five runs on 10,000 images: a multiple of 0.002 %, rounded to 0.001 %."""
+    steps = {row.method: row.values["error"].mean * 50_000 for row in paper_table(table).rows[data]}
+    return {method for method, step in steps.items() if abs(step - round(step)) > 0.26}
+
+
+@pytest.mark.parametrize(("table", "data"), [("table1", "tiny-imagenet"), ("table4", "cifar10")])
+def test_errors_that_five_runs_cannot_give_are_noted(table: str, data: str) -> None:
+    noted = [n for n in load_paper().notes if (n.table, n.data, n.metric) == (table, data, "error")]
+    assert indivisible(table, data) == set(noted[0].methods)
+
+
+def test_errors_of_cifar_agree_with_five_runs() -> None:
+    assert not indivisible("table1", "cifar10") | indivisible("table1", "cifar100")
+
+
+def test_claims_of_the_text_follow_from_table1_but_for_ece() -> None:
+    first, means = paper_table("table1"), {}
+    for claim in load_paper().claims:
+        key = claim["metric"]
+        gains = {}
+        for data in first.rows:
+            base, ours = first.row(data, "ce-dece"), first.row(data, "flgamma-sece")
+            assert base is not None
+            assert ours is not None
+            gains[data] = 100 * (base.values[key].mean - ours.values[key].mean)
+        for data in set(claim["points"]) - {"mean"}:
+            assert claim["points"][data] == pytest.approx(gains[data], abs=0.0051)
+        means[key] = (claim["points"]["mean"], round(sum(gains.values()) / 3, 3), "note" in claim)
+    assert means == {"mce": (14.37, 14.372, False), "ace": (3.917, 3.917, False), "ece": (4.198, 4.079, True)}
+
+
+def test_paper_row_of_another_network_or_set_is_none() -> None:
+    found = paper_row("cifar10", "flgamma", model="resnet18")
+    assert found is not None
+    assert found.values["mce"] == PaperValue(0.46172, 0.2824)
+    assert paper_row("cifar10", "ce", model="resnet50") is None
+    assert paper_row("cifar10", "adafocal", model="resnet50") is None
+    assert paper_row("mixture", "ce", model="resnet18") is None
+
+
+def test_paper_table_unknown_name_lists_them() -> None:
+    with pytest.raises(ValueError, match="unknown table of the paper 'table6'"):
+        paper_table("table6")
+
+
+def test_notes_about_names_what_concerns_the_rows_shown() -> None:
+    texts = [note.text for note in notes_about("table1", data="cifar10", methods=("ce", "ce+ts"))]
+    assert any("Temperature scaling" in text for text in texts)
+    assert not any("FLSD" in text for text in texts)
