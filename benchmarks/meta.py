@@ -13,6 +13,7 @@ of double backward, and less memory, for the full look-ahead.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import statistics
 import sys
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from calibrant.backbones.resnet import BasicBlock, ResNet, resnet18
+from calibrant.engine.graph import capture_step
 from calibrant.losses import focal_loss
 from calibrant.meta import MetaLearner, hypergradient
 from calibrant.meta.bn import meta_mode, norms_of, untracked
@@ -112,16 +114,8 @@ def double_backward(case: Case) -> Callable[[], None]:
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
     """Record the step as a CUDA graph, so that the device's time is measured and not Python's."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+    # A learning rate of zero leaves no state that would have to be put back after the warm-up.
+    return capture_step(step, state=[])
 
 
 def now(device: str) -> float:
@@ -166,6 +160,8 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--eager", action="store_true", help="do not capture CUDA graphs")
     args = parser.parse_args()
+    # A fault inside the driver says nothing of where it came from.
+    faulthandler.enable()
     args.amp = args.amp or ("bf16" if args.device == "cuda" else "none")
     args.repeat = args.repeat or (10 if args.device == "cuda" else 1)
     if args.device == "cpu":

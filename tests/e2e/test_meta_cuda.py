@@ -47,6 +47,11 @@ def warm(step: Callable[[], Tensor]) -> None:
     torch.cuda.current_stream().wait_stream(side)
 
 
+def moved(values: dict[str, Tensor], start: dict[str, Tensor]) -> float:
+    """Distance of all ``values`` from ``start`` together."""
+    return float(torch.stack([(values[name] - start[name]).norm() for name in start]).norm())
+
+
 @pytest.mark.parametrize("amp", [None, torch.bfloat16])
 @pytest.mark.parametrize("lookahead", ["head", "full"])
 def test_step_cuda_graph_replays_the_step(lookahead: str, amp: torch.dtype | None) -> None:
@@ -55,26 +60,30 @@ def test_step_cuda_graph_replays_the_step(lookahead: str, amp: torch.dtype | Non
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
+    # What the step read while it was recorded and has dropped since goes back to the driver: a replay must not miss it.
+    torch.cuda.empty_cache()
     for _ in range(4):
         graph.replay()
     twin, expected, plain = build(lookahead, amp)
+    first = build(lookahead, amp)
     warm(plain)
     for _ in range(4):
         plain()
     torch.cuda.synchronize()
-    tolerance = 1e-3 if amp is None else 3e-2
-    for name, value in expected.hyper.items():
-        assert float((value - init_of(lookahead)[name]).abs().max()) > 0
-        torch.testing.assert_close(learner.hyper[name], value, rtol=tolerance, atol=tolerance * float(value.abs().max()))
-    for name, value in twin.named_parameters():
-        found = dict(model.named_parameters())[name]
-        torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance * float(value.detach().abs().max()))
+    hyper = learner.hyper, expected.hyper, first[1].hyper
+    weights = values_of(model), values_of(twin), values_of(first[0])
+    for found, wanted, start in (hyper, weights):
+        # One step of seven left out, or taken twice, would be a tenth of the way or more.
+        assert moved(wanted, start) > 0
+        assert moved(found, wanted) < 0.05 * moved(wanted, start)
 
 
-def init_of(lookahead: str) -> dict[str, Tensor]:
-    return build(lookahead, None)[1].hyper
+def values_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in model.named_parameters()}
 
 
+# PyTorch says once that this mode is a prototype.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_step_cuda_waits_for_nothing() -> None:
     _, _, step = build("head", torch.bfloat16)
     warm(step)

@@ -36,8 +36,12 @@ class Watch:
     warned: frozenset[str] = frozenset()
 
     def add(self, moved: Tensor, values: Mapping[str, Tensor]) -> Watch:
-        """Return the watch after one more meta update; nothing is read from the device."""
-        total = moved if self.moved is None else self.moved + moved
+        """Return the watch after one more meta update; nothing is read from the device.
+
+        The sum stays in its place: a captured step that read it from a tensor dropped here would read freed memory when
+        it is replayed.
+        """
+        total = moved.clone() if self.moved is None else self.moved.add_(moved)
         return replace(self, updates=self.updates + 1, moved=total, values=values)
 
     def look(self, regularizer: Regularizer) -> Watch:
