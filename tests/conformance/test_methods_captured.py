@@ -1,0 +1,43 @@
+"""The step of every method can be recorded as a CUDA graph once and replayed over all epochs."""
+
+import pytest
+
+from calibrant.engine.assemble import assemble
+from calibrant.engine.methods import METHODS
+from calibrant.engine.recipe import Recipe, override
+from tracing import trace_step
+
+TINY = {
+    "data.name": "mixture",
+    "backbone.name": "mlp",
+    "train.batch_size": "50",
+    "train.device": "cpu",
+    "data.meta": "100",
+}
+PAPER = ["flgamma-sece", "ce-dece"]
+
+
+@pytest.mark.parametrize("method", [*METHODS, *(f"{name} of the paper" for name in PAPER)])
+def test_method_step_is_one_program_over_tensors_that_stay(method):
+    name, _, paper = method.partition(" of the ")
+    recipe = override(Recipe(), TINY | {"method.name": name, "method.preset": paper or "default"})
+    parts = assemble(recipe).parts
+    places = {key: value.data_ptr() for key, value in parts.step.state().items()}
+    steps = {"plain": parts.plain, "meta": parts.meta} if parts.objective.has_meta else {"plain": parts.plain}
+    programs = {key: [] for key in steps}
+    for epoch in (0, 1, 6):
+        parts.objective.begin_epoch(epoch)
+        parts.step.batches.begin_epoch(epoch, kept=parts.objective.kept())
+        for key, run in steps.items():
+            trace = trace_step(run)
+            # On the CPU one pair sum goes by way of numpy.
+            assert [op for op in trace.lost if op != "aten.lift_fresh.default"] == []
+            # And Adam's step count is a number there, so that only the operations of a meta step can be compared.
+            programs[key].append(trace.program if key == "plain" else [(op, shapes) for op, _, shapes in trace.program])
+        outputs = parts.val.run(parts.model, parts.eval_forward, precision="float32")
+        parts.objective.end_epoch(outputs.logits, parts.val.labels)
+    for found in programs.values():
+        assert len(found[0]) > 30
+        assert found == [found[0]] * 3
+    # What a checkpoint restores, and a captured step reads, lies where it lay.
+    assert {key: value.data_ptr() for key, value in parts.step.state().items()} == places
