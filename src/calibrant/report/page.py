@@ -1,0 +1,175 @@
+"""One self-contained HTML page from records; what it computes from them is in its neighbours. Writing it is left to the caller.
+
+Figures for papers are drawn elsewhere in this room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from calibrant import __version__
+from calibrant.core.entry import Entry
+from calibrant.core.summary import summarize_with_top
+from calibrant.report.page_bins import REGION_EDGES, examine_stops, mean_confidences, regions_of, risk_curve, slider_stops
+from calibrant.report.page_classes import class_names_of, class_view, confident_mistakes
+from calibrant.report.page_content import Candidate, Examined, Repaired, calibrator_label
+from calibrant.report.page_embed import embed_json, script_hash
+from calibrant.report.page_runs import Group, group_entries, run_rows, runs_view
+from calibrant.report.page_tables import calibrator_rows, key_figures, metric_rows
+from calibrant.report.page_verdict import Verdict, give_runs_verdict, give_verdict
+
+_SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "main.js")
+
+
+def render_page(
+    examined: Examined | None = None,
+    *,
+    repaired: Repaired | None = None,
+    entries: Sequence[Entry] = (),
+    title: str | None = None,
+    n_resamples: int = 1000,
+    seed: int = 0,
+) -> str:
+    """Make the HTML page of one set of predictions, of runs, or of both.
+
+    The page needs no network and no second file; names from the user's files are escaped, and only its own scripts may run.
+
+    Args:
+        examined: Predictions and their scores; None for a page of runs only.
+        repaired: What a repair did for them.
+        entries: Runs to compare, of any data sets; those that differ only in their seed make one row.
+        title: Title of the page; made from the file or the data sets by default.
+        n_resamples: Resamples behind what a calibrated model would show for each number of bins; as in `calibrant.measure`.
+        seed: Their seed; as in `calibrant.measure`.
+
+    Returns:
+        The page. Raises ``ValueError`` if there is nothing to show.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> predictions = Predictions(probs=[[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]] * 40, labels=[0, 1, 1] * 40)
+        >>> page = render_page(Examined(predictions, measure(predictions)), title="Coins")
+        >>> page.startswith("<!doctype html>"), "<title>Coins</title>" in page
+        (True, True)
+    """
+    if examined is None and not entries:
+        raise ValueError("render_page: `examined` or `entries` must be given, got neither.")
+    if repaired is not None and examined is None:
+        raise ValueError("render_page: `examined` must be given with `repaired`, got only the latter.")
+    groups = group_entries(entries)
+    verdict = _runs_verdict(groups) if examined is None else give_verdict(examined, repaired)
+    data: dict[str, object] = {"runs": runs_view(groups), "predictions": None}
+    view: dict[str, object] = {"title": title or _title(examined, groups), "verdict": verdict, "version": __version__}
+    view["examined"] = view["repaired"] = None
+    if examined is not None:
+        data["predictions"] = _predictions_data(examined, repaired, n_resamples=n_resamples, seed=seed)
+        view |= _predictions_view(examined, repaired)
+    if groups:
+        view["run_columns"], view["run_rows"] = run_rows(groups)
+        view["places"] = list(dict.fromkeys(group.place for group in groups))
+    view["has_runs"] = bool(groups)
+    view["has_curves"] = any(entry.history for entry in entries)
+    view["has_gamma"] = any(entry.test is not None and "gamma" in entry.test.columns for entry in entries)
+    return _fill(view, data)
+
+
+def _fill(view: dict[str, object], data: dict[str, object]) -> str:
+    environment = Environment(
+        loader=PackageLoader("calibrant.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style, theme, *parts = (environment.loader.get_source(environment, n)[0] for n in ("style.css", "theme.js", *_SCRIPTS))  # type: ignore[union-attr]
+    script = '"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n"
+    return environment.get_template("page.html").render(
+        style=style,
+        theme=theme,
+        script=script,
+        policy=f"'{script_hash(theme)}' '{script_hash(script)}'",
+        style_policy=f"'{script_hash(style)}'",
+        data=embed_json(data),
+        **view,
+    )
+
+
+def _predictions_data(examined: Examined, repaired: Repaired | None, *, n_resamples: int, seed: int) -> dict[str, object]:
+    """What the scripts draw from."""
+    n_bins = examined.scores.n_bins
+    stops = slider_stops(n_bins)
+    sides = [examined] if repaired is None or repaired.name == "none" else [examined, repaired.after]
+    return {
+        "stops": stops,
+        "stop": stops.index(n_bins),
+        "classBins": n_bins,
+        "regions": REGION_EDGES,
+        "names": class_names_of(examined.predictions),
+        "sides": [_side(side, stops=stops, n_resamples=n_resamples, seed=seed) for side in sides],
+        "calibrators": []
+        if repaired is None
+        else [_dot(entry, repaired.name) for entry in repaired.candidates if entry.scores],
+    }
+
+
+def _side(examined: Examined, *, stops: list[int], n_resamples: int, seed: int) -> dict[str, object]:
+    predictions = examined.predictions
+    summary, top = summarize_with_top(predictions, n_bins=examined.scores.n_bins)
+    right, wrong = mean_confidences(top)
+    scores = examined.scores
+    return {
+        "n": summary.n,
+        "error": scores["error"].value,
+        "aurc": scores["aurc"].value,
+        "confidence": 1 - scores["error"].value + scores["signed_gap"].value,
+        "sureRight": right,
+        "sureWrong": wrong,
+        "bins": examine_stops(summary, top, stops=stops, n_resamples=n_resamples, seed=seed),
+        "regions": regions_of(top, scale=summary.effective_n / summary.weight),
+        "risk": risk_curve(top),
+        "classes": class_view(summary, predictions),
+    }
+
+
+def _dot(candidate: Candidate, chosen: str) -> dict[str, object]:
+    assert candidate.scores is not None
+    ece, nll = candidate.scores["ece"], candidate.scores["nll"]
+    name = calibrator_label(candidate.name)
+    return {
+        "name": name,
+        "ece": list(ece),
+        "nll": list(nll),
+        "chosen": candidate.name == chosen,
+        "idle": candidate.name == "none",
+    }
+
+
+def _predictions_view(examined: Examined, repaired: Repaired | None) -> dict[str, object]:
+    """What the template writes."""
+    after = None if repaired is None or repaired.name == "none" else repaired.after.predictions
+    return {
+        "examined": examined,
+        "repaired": repaired,
+        "has_after": after is not None,
+        "repair_label": "" if repaired is None else calibrator_label(repaired.name),
+        "figures": key_figures(examined, repaired),
+        "metrics": metric_rows(examined, None if after is None else repaired),
+        "calibrators": [] if repaired is None else calibrator_rows(repaired),
+        "mistakes": confident_mistakes(examined.predictions, after),
+    }
+
+
+def _title(examined: Examined | None, groups: Sequence[Group]) -> str:
+    if examined is not None:
+        return Path(examined.scores.file).name if examined.scores.file else "Predictions"
+    return ", ".join(dict.fromkeys(group.place for group in groups))
+
+
+def _runs_verdict(groups: Sequence[Group]) -> Verdict:
+    places = list(dict.fromkeys(group.place for group in groups))
+    first = [group for group in groups if group.place == places[0]]
+    rows = [(g.label, sum(g.values("error")) / len(g.entries), sum(g.values("ece")) / len(g.entries)) for g in first]
+    return give_runs_verdict(rows, n_runs=sum(len(group.entries) for group in groups), data=places)

@@ -1,0 +1,80 @@
+"""What a page is made from: what was measured, and what a repair did. Runs come as `calibrant.core.entry.Entry`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from calibrant.core.records import Predictions
+from calibrant.core.scores import Estimate, Paired, Scores
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Predictions and what `calibrant.measure` says of them.
+
+    Attributes:
+        predictions: The predictions.
+        scores: Their scores.
+    """
+
+    predictions: Predictions = field(repr=False)
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One calibrator among those tried.
+
+    Attributes:
+        name: Its name in `CALIBRATORS`, or "none" for doing nothing.
+        held_out: Mean negative log-likelihood in the cross-validation on the fit data; nan if unknown.
+        gain: What that gains on doing nothing, with its interval; None if unknown.
+        scores: What its predictions for the test data score, fitted on all fit data; None if it could not be fitted.
+        preserves_accuracy: Whether it never changes a prediction.
+        failure: Why it could not be fitted, or None.
+    """
+
+    name: str
+    held_out: float
+    gain: Estimate | None
+    scores: Scores | None
+    preserves_accuracy: bool
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair was and did.
+
+    Attributes:
+        name: Name of the calibrator that was applied; "none" if doing nothing was best.
+        after: The repaired predictions and their scores.
+        paired: Test of after minus before, by metric.
+        n_fit: Number of examples the calibrator was fitted on.
+        fit_file: File they came from, or None.
+        temperature: What the logits were divided by, for calibrators that do.
+        preserves_accuracy: Whether no prediction can have changed.
+        advice: What choosing the calibrator found, in a sentence; empty where it was given.
+        candidates: All calibrators that were tried, best first; empty where one was given.
+    """
+
+    name: str
+    after: Examined
+    paired: Mapping[str, Paired]
+    n_fit: int
+    fit_file: str | None = None
+    temperature: float | None = None
+    preserves_accuracy: bool = False
+    advice: str = ""
+    candidates: tuple[Candidate, ...] = ()
+
+
+def calibrator_label(name: str) -> str:
+    """Return how a calibrator is called in prose.
+
+    Example:
+        >>> calibrator_label("ensemble_temperature"), calibrator_label("none")
+        ('ensemble temperature', 'doing nothing')
+    """
+    return "doing nothing" if name == "none" else name.replace("_", " ")

@@ -1,0 +1,166 @@
+"""The verdict at the top of a page: what was found, in words that need no knowledge of calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from calibrant.core.scores import Estimate, Scores
+from calibrant.core.words import SIGNIFICANT, count_examples, direction, is_miscalibrated, write_p
+from calibrant.report.page_content import Examined, Repaired, calibrator_label
+
+# Below this many examples a verdict says that they are few.
+_FEW = 200
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said at the top.
+
+    Attributes:
+        headline: A few words.
+        sentences: What stands behind them, a paragraph each.
+        tone: "over", "under", "both" or "good": decides the mark beside it.
+    """
+
+    headline: str
+    sentences: tuple[str, ...]
+    tone: str
+
+
+def give_verdict(examined: Examined, repaired: Repaired | None) -> Verdict:
+    """Say what was found of predictions, and what a repair did for them.
+
+    Args:
+        examined: The predictions and their scores.
+        repaired: What a repair did, or None if there was none.
+
+    Returns:
+        The verdict.
+    """
+    scores = examined.scores
+    tone = {"over-confident": "over", "under-confident": "under", "both": "both"}.get(direction(scores), "good")
+    sentences = [_finding(scores), *_caution(scores), _repair(scores, repaired)]
+    return Verdict(_headline(scores, tone), tuple(filter(None, sentences)), tone)
+
+
+def _headline(scores: Scores, tone: str) -> str:
+    if tone in ("over", "under"):
+        return f"{tone.capitalize()}-confident by {_points(abs(scores['signed_gap'].value))}"
+    if tone == "both":
+        return f"Over-confident here, under-confident there: off by {_points(scores['ece'].value)}"
+    if scores.n < _FEW:
+        return "Too few examples to see an error"
+    return "Not distinguishable from calibrated"
+
+
+def _finding(scores: Scores) -> str:
+    null, ece, gap = scores.ece_if_calibrated, scores["ece"], scores["signed_gap"]
+    accuracy = 1 - scores["error"].value
+    sure = f"The model is {_percent(accuracy + gap.value)} sure on average and {_percent(accuracy)} right"
+    if not is_miscalibrated(scores):
+        return (
+            f"{sure}. Its calibration error (ECE) of {_percent(ece.value)} is what chance alone shows: a perfectly calibrated "
+            f"model of this size would show {_percent(null.mean)} on average and rarely more than {_percent(null.p95)} "
+            f"({write_p(null.p_value)})."
+        )
+    mixed = "; it is too sure in some places and not sure enough in others"
+    by = f": a gap of {_points(abs(gap.value))} (95 % interval {_interval(_absolute(gap))})"
+    return (
+        f"{sure}{by if direction(scores) != 'both' else mixed}. Its calibration error (ECE) is {_percent(ece.value)} "
+        f"(95 % interval {_interval(ece)}); a perfectly calibrated model of this size would show {_percent(null.mean)}."
+    )
+
+
+def _caution(scores: Scores) -> list[str]:
+    """What a reader should not conclude."""
+    if is_miscalibrated(scores):
+        few = f"These are only {count_examples(scores.n)}: the direction is clear, the size of the error is not."
+        return [few] if scores.n < _FEW else []
+    if scores.n < _FEW:
+        return [
+            f"With {count_examples(scores.n)} nothing smaller than {_percent(scores.ece_if_calibrated.p95)} could have been "
+            "seen. Measure more before relying on it."
+        ]
+    return [f"An error of up to {_percent(scores['ece'].high)} cannot be excluded."]
+
+
+def _repair(before: Scores, repaired: Repaired | None) -> str:
+    if repaired is None:
+        return ""
+    on = f"{count_examples(repaired.n_fit)}{f' of {repaired.fit_file}' if repaired.fit_file else ''}"
+    if repaired.name == "none":
+        tried = f"Of {len(repaired.candidates) - 1} repairs tried" if len(repaired.candidates) > 1 else "Of the repairs tried"
+        return f"{tried} on {on} none was clearly better than doing nothing: the probabilities are left as they are."
+    after, test = repaired.after.scores, repaired.paired["ece"]
+    name = calibrator_label(repaired.name)
+    is_plain = repaired.name == "temperature" and repaired.temperature is not None
+    what = f"Temperature {repaired.temperature:.2f}" if is_plain else f"{name.capitalize()} calibration"
+    # A calibrator named "… binning" or "… isotonic" is a kind of calibration, whatever its name.
+    what, to = f"{what}, fitted on {on},", _percent(after["ece"].value)
+    clear = test.p_value < SIGNIFICANT
+    if clear and test.difference < 0:
+        left = "" if is_miscalibrated(after) else ", which can no longer be told from calibrated"
+        return f"{what} brings it to {to}{left}; {_error_change(before, repaired)}."
+    if clear:
+        return (
+            f"{what} makes it worse here: {to} ({write_p(test.p_value)}). The examples it was fitted on seem to differ from "
+            "these; do not use it."
+        )
+    return f"{what} changes it to {to}, a difference that chance explains ({write_p(test.p_value)}): no repair is needed."
+
+
+def _error_change(before: Scores, repaired: Repaired) -> str:
+    old, new = before["error"].value, repaired.after.scores["error"].value
+    if old == new:
+        return f"the error rate stays at {_percent(old)}"
+    return f"the error rate goes from {_percent(old)} to {_percent(new)}"
+
+
+def give_runs_verdict(rows: Sequence[tuple[str, float, float]], *, n_runs: int, data: Sequence[str]) -> Verdict:
+    """Say what comparing runs found.
+
+    Args:
+        rows: Label, mean error and mean ECE of each method; of one data set, if there are several the first one's.
+        n_runs: Number of runs in all.
+        data: Names of the data sets.
+
+    Returns:
+        The verdict.
+    """
+    runs = "1 run" if n_runs == 1 else f"{n_runs} runs"
+    several = f"{len(rows)} methods" if len(rows) > 1 else rows[0][0]
+    where = data[0] if len(data) == 1 else f"{len(data)} data sets"
+    best, accurate = min(rows, key=lambda row: row[2]), min(rows, key=lambda row: row[1])
+    if len(rows) == 1:
+        text = f"On {data[0]} it has an error of {_percent(best[1])} and a calibration error (ECE) of {_percent(best[2])}."
+    elif best[0] == accurate[0]:
+        text = (
+            f"On {data[0]}, {best[0]} has both the least calibration error (ECE {_percent(best[2])}) and the least error "
+            f"({_percent(best[1])})."
+        )
+    else:
+        text = (
+            f"On {data[0]}, {best[0]} has the least calibration error (ECE {_percent(best[2])}, error {_percent(best[1])}); "
+            f"{accurate[0]} errs least ({_percent(accurate[1])}, ECE {_percent(accurate[2])})."
+        )
+    return Verdict(f"{several} on {where}, {runs}", (text,), "runs")
+
+
+def _absolute(estimate: Estimate) -> Estimate:
+    value, low, high = estimate
+    return estimate if value >= 0 else Estimate(-value, -high, -low)
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:.1f} points"
+
+
+def _percent(value: float) -> str:
+    """Two digits for small numbers, where they matter, else one."""
+    return f"{100 * value:.{2 if abs(value) < 0.1 else 1}f} %"
+
+
+def _interval(estimate: Estimate) -> str:
+    digits = 2 if abs(estimate.value) < 0.1 else 1
+    return f"{100 * estimate.low:.{digits}f} to {100 * estimate.high:.{digits}f}"
