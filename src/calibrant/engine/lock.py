@@ -23,8 +23,13 @@ class FolderLock:
         self._handle = None
 
 
-def lock_folder(path: Path) -> FolderLock:
-    """Take a folder for this process; raises ``ValueError`` if another one has it. Systems without such locks have none."""
+def lock_folder(path: Path, *, where: str = "train") -> FolderLock:
+    """Take a folder for this process; raises ``ValueError`` if another one has it. Systems without such locks have none.
+
+    Args:
+        path: The folder.
+        where: What the message begins with.
+    """
     try:
         import fcntl
 
@@ -35,7 +40,7 @@ def lock_folder(path: Path) -> FolderLock:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise ValueError(f"train: {path} is being written by another process. Wait for it, or name another folder.") from None
+        raise ValueError(f"{where}: {path} is being written by another process. Wait for it, or name another folder.") from None
     except OSError:
         # Some network file systems know no locks.
         os.close(handle)

@@ -124,6 +124,15 @@ def load_predictions_entry(path: str | Path, *, data: str | None = None) -> Entr
     return _entry_of_predictions(predictions, Path(path), data=data)
 
 
+def test_numbers(folder: str | Path) -> dict[str, float | None]:
+    """Return test error and ECE of a finished run, as its ``metrics.json`` says; empty where it does not."""
+    try:
+        found = json.loads((Path(folder) / "metrics.json").read_text(encoding="utf-8"))["metrics"]
+        return {key: found[key]["value"] for key in ("error", "ece")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 def is_record(path: str | Path) -> bool:
     """Whether a JSON file is the record of a result, as those in ``results/``."""
     try:

@@ -1,0 +1,189 @@
+"""The grid as data: one cell for every data set, method and seed, checked before anything starts. Running it is elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from calibrant.backbones import BACKBONES
+from calibrant.core.lookup import lookup
+from calibrant.data import EMBEDDED, SOURCES
+from calibrant.data.sources import is_there
+from calibrant.engine.limits import check_recipe
+from calibrant.engine.methods import METHODS, Facts, make_plan, split_name
+from calibrant.engine.recipe import Recipe, load_recipe, override
+from calibrant.engine.run import check_same_run
+from calibrant.engine.setup import load_data
+from calibrant.grid.collect import data_label
+
+# The embedded sets are too small for the paper's network and 350 epochs; these are used where nothing else is said.
+SMALL = {"digits": {"backbone.name": "convnet", "train.epochs": 30}, "mixture": {"backbone.name": "mlp", "train.epochs": 60}}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid.
+
+    Attributes:
+        name: Its name, which is that of its folder.
+        recipe: What is run.
+        base: Name of the cell whose run it is made of without training (``+ts``), or None.
+        shown: Whether it belongs to the table; a base run that nobody asked for does not.
+    """
+
+    name: str
+    recipe: Recipe
+    base: str | None = None
+    shown: bool = True
+
+    @property
+    def data(self) -> str:
+        """What the data set is called in tables."""
+        return data_label(self.recipe.data.name)
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return self.recipe.method.name
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.recipe.seed
+
+
+def plan_cells(
+    data: Sequence[str],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    recipe: Recipe | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> tuple[Cell, ...]:
+    """Lay out a grid: seed by seed, so that a table of the first seeds is complete early.
+
+    Args:
+        data: Names or paths of data sets.
+        methods: Names of methods; one with ``+ts`` is made of the run without, which is added where it is missing.
+        seeds: Seeds.
+        recipe: What the runs have in common; the paper's protocol by default.
+        settings: Dotted key of the recipe → value for all runs, or, as ``METHOD:KEY``, for those of one method.
+
+    Returns:
+        The cells, each base before what is made of it. Raises ``ValueError`` with one sentence if a name is unknown, a value
+        cannot be, or two data sets would have the same name.
+
+    Example:
+        >>> cells = plan_cells(["digits"], ["ce+ts", "focal"], [0])
+        >>> [(cell.name, cell.shown) for cell in cells]
+        [('digits-convnet-ce-seed0', False), ('digits-convnet-ce+ts-seed0', True), ('digits-convnet-focal-seed0', True)]
+    """
+    _check_axes(data, methods, seeds)
+    common, own = _split_settings(settings or {}, methods)
+    cells: dict[str, Cell] = {}
+    for name in data:
+        start = override(recipe or Recipe(), {"data.name": name} | _small(name, recipe) | common)
+        for seed in seeds:
+            for method in methods:
+                base, scaled = split_name(method)
+                changed = override(start, {"seed": seed, "method.name": base} | own.get(base, {}))
+                _check(changed)
+                trained = Cell(cell_name(changed), changed, shown=base in methods)
+                cells.setdefault(trained.name, trained)
+                if scaled:
+                    after = replace(changed, method=replace(changed.method, name=method))
+                    cells[cell_name(after)] = Cell(cell_name(after), after, base=trained.name)
+    return tuple(cells.values())
+
+
+def cell_name(recipe: Recipe) -> str:
+    """Return the name of a run: ``DATA-MODEL-METHOD-seedN``, with ``-paper`` behind the method for that preset."""
+    method = recipe.method.name + ("" if recipe.method.preset == "default" else f"-{recipe.method.preset}")
+    words = (data_label(recipe.data.name), recipe.backbone.name.rpartition(":")[2], method, f"seed{recipe.seed}")
+    return re.sub(r"[^\w.+-]", "-", "-".join(words))
+
+
+def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
+    """Return seeds: a number of them counts from 0, a list, or text with commas, is taken as it is.
+
+    Example:
+        >>> parse_seeds(3), parse_seeds("0,3,7"), parse_seeds("5,")
+        ([0, 1, 2], [0, 3, 7], [5])
+    """
+    try:
+        if isinstance(seeds, str):
+            parts = [int(part) for part in seeds.split(",") if part.strip()]
+            found = parts if "," in seeds else list(range(parts[0]))
+        else:
+            found = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    except (ValueError, TypeError, IndexError):
+        found = []
+    if not found or min(found) < 0:
+        raise ValueError(f"compare: `seeds` must be how many, as 5, or a list of numbers >= 0, as 0,3,7, got {seeds!r}.")
+    return list(dict.fromkeys(found))
+
+
+def check_folders(cells: Sequence[Cell], runs: Path) -> None:
+    """Raise ``ValueError`` if a folder below ``runs`` holds a run by another recipe than its cell's."""
+    for cell in cells:
+        file = runs / cell.name / "recipe.toml"
+        if file.exists():
+            try:
+                check_same_run(load_recipe(file), cell.recipe, where=str(file.parent))
+            except ValueError as error:
+                raise ValueError(str(error).replace("train:", "compare:", 1)) from None
+
+
+def _check_axes(data: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> None:
+    for what, values in (("data", data), ("methods", methods), ("seeds", seeds)):
+        if not values:
+            raise ValueError(f"compare: `{what}` must hold at least one, got none.")
+    for method in methods:
+        lookup(METHODS, split_name(method)[0], kind="method")
+    labels: dict[str, str] = {}
+    for name in data:
+        other = labels.setdefault(data_label(name), name)
+        if other != name:
+            raise ValueError(f"compare: the last part of paths must differ, by which data are called, got {other} and {name}.")
+
+
+def _split_settings(
+    settings: Mapping[str, object], methods: Sequence[str]
+) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
+    """Part the settings of all runs from those of one method."""
+    common: dict[str, object] = {}
+    own: dict[str, dict[str, object]] = {}
+    bases = dict.fromkeys(split_name(method)[0] for method in methods)
+    for key, value in settings.items():
+        method, colon, rest = key.rpartition(":")
+        if key in ("seed", "data.name", "method.name"):
+            raise ValueError(f"compare: `{key}` is what the grid varies. Use `--seeds`, `--data` and `--methods`.")
+        if not colon:
+            common[key] = value
+        else:
+            lookup(bases, method, kind="method of this grid")
+            own.setdefault(method, {})[rest] = value
+    return common, own
+
+
+def _small(name: str, recipe: Recipe | None) -> dict[str, object]:
+    return dict(SMALL.get(name, {})) if recipe is None else {}
+
+
+def _check(recipe: Recipe) -> None:
+    """Raise with one sentence where the engine would, once it came to this run."""
+    check_recipe(recipe)
+    make_plan(recipe.method.name, recipe.method.options, Facts(1, recipe.train.reduction, recipe.method.preset))
+    if ":" not in recipe.backbone.name:
+        lookup(BACKBONES, recipe.backbone.name, kind="backbone")
+
+
+def check_data(cells: Sequence[Cell]) -> None:
+    """Raise with one sentence if a data set of the grid is not there."""
+    for part in {cell.recipe.data.name: cell.recipe.data for cell in cells}.values():
+        there = part.name in EMBEDDED or (part.name in SOURCES and is_there(part.name, root=part.root))
+        if not there and not Path(part.name).expanduser().exists():
+            # Nothing is there to be read: what is left is the loader's own sentence.
+            load_data(part)

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from calibrant.grid.local import Place, make_places, visible_gpus
+from calibrant.grid.plan import plan_cells
+from calibrant.grid.schedule import Board, Event, Stage, Task, run_cells
+
+GRID = plan_cells(["digits"], ["ce", "ce+ts", "focal"], [0, 1], settings={"train.epochs": 10})
+
+
+class Fake:
+    """Runs ``room`` cells at a time in no time; ``script`` says what becomes of a cell, by its method and try."""
+
+    def __init__(self, room: int, script: Callable[[str, int], Event | None] = lambda name, tries: None) -> None:
+        self.room, self.script = room, script
+        self.given: list[Task] = []
+        self.running: list[str] = []
+        self.tries: dict[str, int] = {}
+        self.closed = 0
+        self.most = 0
+
+    def free(self) -> int:
+        return self.room - len(self.running)
+
+    def submit(self, task: Task) -> None:
+        self.given.append(task)
+        self.running.append(task.cell.name)
+        self.tries[task.cell.name] = self.tries.get(task.cell.name, 0) + 1
+        self.most = max(self.most, len(self.running))
+
+    def poll(self, seconds: float) -> list[Event]:
+        name = self.running.pop(0)
+        return [self.script(name, self.tries[name]) or Event(name, "done", numbers={"error": 0.1})]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def run(board: Board, executor: Fake, **options) -> None:
+    run_cells(board, executor, runs=Path("runs"), logs=Path("logs"), **options)
+
+
+def order(executor: Fake) -> list[str]:
+    return [task.cell.name.removeprefix("digits-convnet-") for task in executor.given]
+
+
+def fail(name: str, again: bool = True) -> Event:
+    return Event(name, "failed", text="it broke", again=again)
+
+
+@pytest.mark.parametrize("room", [1, 2, 9])
+def test_run_cells_starts_a_scaled_run_only_after_its_base(room: int) -> None:
+    board, executor = Board(GRID), Fake(room)
+    run(board, executor)
+    assert board.count(Stage.DONE) == len(GRID) == len(executor.given)
+    assert executor.most <= room
+    for seed in (0, 1):
+        assert order(executor).index(f"ce-seed{seed}") < order(executor).index(f"ce+ts-seed{seed}")
+    assert executor.closed == 1
+    scaled = next(task for task in executor.given if task.base is not None)
+    assert scaled.base == Path("runs", "digits-convnet-ce-seed0")
+    assert scaled.folder == Path("runs", "digits-convnet-ce+ts-seed0")
+
+
+def test_run_cells_leaves_what_is_done_alone() -> None:
+    board, executor = Board(GRID), Fake(2)
+    for name in ("digits-convnet-ce-seed0", "digits-convnet-focal-seed1"):
+        board.states[name].stage = Stage.DONE
+    run(board, executor)
+    assert order(executor) == ["ce+ts-seed0", "focal-seed0", "ce-seed1", "ce+ts-seed1"]
+
+
+def test_run_cells_tries_again_and_goes_on() -> None:
+    board = Board(GRID)
+    executor = Fake(1, lambda name, tries: fail(name) if "focal-seed0" in name and tries == 1 else None)
+    run(board, executor, retries=1)
+    assert board.count(Stage.DONE) == len(GRID)
+    assert order(executor).count("focal-seed0") == 2
+
+
+@pytest.mark.parametrize(("retries", "again", "tries"), [(0, True, 1), (2, True, 3), (2, False, 1)])
+def test_run_cells_gives_up_after_its_tries_and_takes_along_what_is_made_of_it(retries: int, again: bool, tries: int) -> None:
+    board = Board(GRID)
+    executor = Fake(2, lambda name, tries: fail(name, again) if name == "digits-convnet-ce-seed1" else None)
+    run(board, executor, retries=retries)
+    assert order(executor).count("ce-seed1") == tries
+    assert order(executor).count("ce+ts-seed1") == 0
+    failed = {name: state.text for name, state in board.states.items() if state.stage is Stage.FAILED}
+    assert failed == {
+        "digits-convnet-ce-seed1": "it broke",
+        "digits-convnet-ce+ts-seed1": "digits-convnet-ce-seed1, which it is made of, failed",
+    }
+    assert board.count(Stage.DONE) == 4
+    assert board.states["digits-convnet-ce-seed1"].log == Path("logs", "digits-convnet-ce-seed1.log")
+
+
+def test_run_cells_closes_the_executor_when_interrupted() -> None:
+    executor = Fake(1)
+
+    def watch(board: Board, event: Event | None) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Board(GRID), executor, watch=watch)
+    assert executor.closed == 1
+
+
+def test_board_estimates_the_rest_from_epochs_of_the_same_method() -> None:
+    now = [0.0]
+    board = Board(GRID, clock=lambda: now[0])
+    assert board.seconds_left() is None
+    ce, focal = (board.states[f"digits-convnet-{method}-seed0"] for method in ("ce", "focal"))
+    for state in (ce, focal):
+        board.start(state)
+        board.note(Event(state.cell.name, "step", epochs=1.0), retries=0)
+    assert board.seconds_left() is None
+    now[0] = 6.0
+    board.note(Event(ce.cell.name, "step", epochs=4.0), retries=0)  # 2 s an epoch
+    board.note(Event(focal.cell.name, "step", epochs=7.0), retries=0)  # 1 s an epoch
+    board.slots = 2
+    # 6 and 3 epochs of the running ones, 10 of each of the second seed; what is only scaled takes no time.
+    assert board.seconds_left() == (6 * 2 + 3 * 1 + 10 * 2 + 10 * 1) / 2
+    for name in list(board.states):
+        board.note(Event(name, "done"), retries=0)
+    assert board.seconds_left() == 0
+
+
+def test_board_times_a_resumed_run_by_what_it_has_done_since() -> None:
+    now = [100.0]
+    board = Board(GRID[:1], clock=lambda: now[0])
+    (state,) = board.states.values()
+    board.start(state)
+    board.note(Event(state.cell.name, "step", epochs=8.0), retries=0)
+    now[0] = 103.0
+    board.note(Event(state.cell.name, "step", epochs=9.0, numbers={"val_error": 0.2}), retries=0)
+    assert state.seconds == 3.0
+    assert board.seconds_left() == 3.0
+    assert state.numbers == {"val_error": 0.2}
+
+
+def test_make_places_on_the_cpu_are_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.grid.local.usable_cores", lambda: 6)
+    assert make_places(device="cpu", jobs=None, threads=1) == [Place(None, 6, 6)]
+    assert make_places(device="cpu", jobs=None, threads=4) == [Place(None, 1, 1)]
+    assert make_places(device="cpu", jobs=9, threads=1) == [Place(None, 9, 9)]
+
+
+def test_make_places_on_gpus_begin_with_one_run_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.grid.local.usable_cores", lambda: 16)
+    monkeypatch.setattr("calibrant.grid.local.visible_gpus", lambda device: ["0", "3"])
+    assert make_places(device="auto", jobs=None, threads=1) == [Place("0", 1, 4), Place("3", 1, 4)]
+    assert make_places(device="auto", jobs=5, threads=1) == [Place("0", 3, 3), Place("3", 2, 2)]
+    assert make_places(device="auto", jobs=1, threads=1) == [Place("0", 1, 1)]
+
+
+def test_visible_gpus_respect_what_the_caller_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert visible_gpus("auto") == visible_gpus("cuda") == ["4", "6"]
+    assert visible_gpus("cuda:1") == ["6"]
+    assert visible_gpus("cpu") == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert visible_gpus("auto") == ["0", "1"]
+    with pytest.raises(ValueError, match="`train.device` must be one of 2 CUDA devices"):
+        visible_gpus("cuda:2")
+
+
+def test_place_takes_one_more_run_once_all_there_are_known_and_it_fits() -> None:
+    place = Place("0", 1, 3)
+    place.measured("a", 10, 12, running=["a"])
+    assert place.limit == 1  # 12 is less than 10 and its margin
+    place.measured("a", 10, 13, running=["a"])
+    assert place.limit == 2
+    place.measured("a", 10, 90, running=["a", "b"])
+    assert place.limit == 2  # what b needs is not known yet
+    place.measured("b", 20, 26, running=["a", "b"])
+    assert place.limit == 3
+    place.measured("c", 10, 900, running=["a", "b", "c"])
+    assert place.limit == 3
+
+
+def test_place_that_overflowed_never_takes_so_many_again() -> None:
+    place = Place("0", 3, 4)
+    place.overflowed(running=2)
+    place.measured("a", 1, 100, running=["a", "b"])
+    assert place.limit == 2
+    place.overflowed(running=0)
+    assert place.limit == 1
