@@ -95,6 +95,8 @@ class AutoCalibrator(Calibrator):
         best_: The fitted calibrator; an `Identity` if doing nothing is best.
         best_name_: Its name in the ranking.
         advice_: What was found, in a sentence.
+        settled_: Name → calibrator, with the hyper-parameters that were chosen for it, of every method that could be tried; only
+            the best is fitted. Not kept in files.
 
     Example:
         >>> from calibrant.data.synthetic import synthetic_predictions
@@ -110,6 +112,7 @@ class AutoCalibrator(Calibrator):
     best_: Calibrator
     best_name_: str
     advice_: str
+    settled_: Mapping[str, Calibrator]
 
     def __init__(
         self,
@@ -164,6 +167,7 @@ class AutoCalibrator(Calibrator):
                 failures[name] = str(error)
             if self._progress is not None:
                 self._progress(name, done, len(names))
+        self.settled_ = {name: calibrator for name, calibrator in settled.items() if name not in failures}
         self.ranking_ = rank(held, failures, data.weights)
         self.best_name_ = choose(held, data.weights, ["none", *names])
         self.best_ = Identity() if self.best_name_ == "none" else settled[self.best_name_]
