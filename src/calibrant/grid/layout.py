@@ -1,0 +1,167 @@
+"""The records of a table: columns, cells, lines and sections, before they become Markdown, LaTeX, CSV or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from calibrant.grid.significance import SIGNIFICANT
+
+DIGITS = 3
+Info = Literal["preset", "epochs", "seeds", "calibrated"]
+INFO_NAMES: dict[Info, str] = {"preset": "Preset", "epochs": "Epochs", "seeds": "Seeds", "calibrated": "p if calibrated"}
+_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of numbers.
+
+    Attributes:
+        key: Its key in the cells of a line.
+        name: What stands above it, without the unit.
+        metric: The metric, a key of `Scores`.
+        percent: Whether it is shown in per cent.
+        group: What stands above several neighbours together.
+    """
+
+    key: str
+    name: str
+    metric: str
+    percent: bool = True
+    group: str = ""
+
+    @property
+    def heading(self) -> str:
+        """Name and unit."""
+        return f"{self.name} (%)" if self.percent else self.name
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number over runs, in the unit of `calibrant.measure`.
+
+    Attributes:
+        mean: Its mean.
+        std: Standard deviation over runs, of two or more.
+        values: The number of every run, where known.
+        best: Whether no row that it may be compared with has a lower one, as printed.
+        p_value: Of the difference to the first row, corrected; None where nothing was tested.
+        over: What that test sampled, "seeds" or "examples".
+    """
+
+    mean: float
+    std: float | None = None
+    values: tuple[float, ...] = ()
+    best: bool = False
+    p_value: float | None = None
+    over: Literal["seeds", "examples"] | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether it differs from the first row significantly."""
+        return self.p_value is not None and self.p_value < SIGNIFICANT
+
+    def shown(self, column: Column) -> tuple[str, str | None]:
+        """Mean and standard deviation as printed."""
+        scale = 100 if column.percent else 1
+        mean = f"{scale * self.mean:.{DIGITS}f}"
+        # What rounds to zero has no sign.
+        mean = mean.removeprefix("-") if float(mean) == 0 else mean
+        return mean, None if self.std is None else f"{scale * self.std:.{DIGITS}f}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table.
+
+    Attributes:
+        label: What stands in front.
+        method: Name of the method.
+        cells: Column key → number; a column without one is shown empty.
+        kind: Whether it is "ours", printed in the "paper", or a "difference" of two of our lines.
+        preset: Preset of the method, where it means something.
+        epochs: Length of training, where known.
+        model: The network, where known.
+        runs: Number of runs behind it, or None if unknown.
+        seeds: Their seeds, where known.
+        settings: Further recipe keys, as ``key=value``.
+        calibrated_p: Of every run, how probable so large an ECE is for a calibrated model.
+    """
+
+    label: str
+    method: str
+    cells: Mapping[str, Cell]
+    kind: Literal["ours", "paper", "difference"] = "ours"
+    preset: str | None = None
+    epochs: int | None = None
+    model: str | None = None
+    runs: int | None = None
+    seeds: tuple[int, ...] = ()
+    settings: tuple[str, ...] = ()
+    calibrated_p: tuple[float, ...] = ()
+
+    def info(self, name: Info) -> str:
+        """What stands in one of the columns that describe the line."""
+        if name == "calibrated":
+            return _calibrated(self.calibrated_p)
+        found = {"preset": self.preset, "epochs": self.epochs, "seeds": self.runs}[name]
+        return "–" if found is None else str(found)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Lines about one data set and network; ``title`` stands above them."""
+
+    title: str
+    lines: tuple[Line, ...]
+    data: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A whole table.
+
+    Attributes:
+        name: For file names and references, as ``table1``.
+        title: What it shows.
+        columns: Its columns of numbers.
+        sections: Its parts, one after the other.
+        info: Columns that describe the lines, before the numbers.
+        notes: Sentences that belong to it: what was averaged, tested, marked.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    sections: tuple[Section, ...]
+    info: tuple[Info, ...] = ("seeds",)
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """All lines of all sections."""
+        return tuple(line for section in self.sections for line in section.lines)
+
+
+def data_name(data: str) -> str:
+    """What a data set is called in print.
+
+    Example:
+        >>> data_name("cifar100"), data_name("birds")
+        ('CIFAR-100', 'birds')
+    """
+    return _NAMES.get(data, data)
+
+
+def _calibrated(p_values: tuple[float, ...]) -> str:
+    if not p_values:
+        return "–"
+    least = min(p_values)
+    shown = f"{least:.3f}" if least >= 0.001 else "< 0.001"
+    if len(p_values) == 1:
+        return shown
+    passed = sum(value > SIGNIFICANT for value in p_values)
+    return f"{passed}/{len(p_values)} (≥ {shown})" if least >= 0.001 else f"{passed}/{len(p_values)}"

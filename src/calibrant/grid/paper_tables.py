@@ -1,0 +1,220 @@
+"""The paper's five tables, made of one's own runs. The paper's numbers are in `paper`; any other table is in `tables`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from calibrant.core.entry import Entry
+from calibrant.core.lookup import lookup
+from calibrant.grid.layout import Cell, Column, Line, Section, Table, data_name
+from calibrant.grid.paper import load_paper, paper_table
+from calibrant.grid.rows import Row, comparable, group_rows
+from calibrant.grid.significance import Difference, compare_rows, holm
+from calibrant.grid.tables import (
+    SIX,
+    Style,
+    build_table,
+    by_section,
+    common_settings,
+    finish_table,
+    line_of,
+    paper_line,
+)
+
+# Method, preset, epochs, network and settings: one line of Table 5, over several data sets.
+_Setting = tuple[str, str | None, int | None, str | None, tuple[str, ...]]
+
+
+def make_paper_table(
+    name: str,
+    entries: Iterable[Entry],
+    *,
+    paper: bool = False,
+    calibrated: bool = False,
+    test: bool = True,
+    any_model: bool = False,
+) -> Table:
+    """Make one of the paper's tables of the runs that belong to it, in the paper's order and layout.
+
+    ``table1`` compares all methods by six metrics, ``table2`` shows what SECE adds to a learned gamma, ``table3`` holds recent
+    methods against gamma-Net by ECE and error, ``table4`` is Table 1 for DenseNet, ``table5`` shows differences to
+    cross-entropy.
+
+    Args:
+        name: ``"table1"`` to ``"table5"``.
+        entries: Runs; those of other methods and networks are left out.
+        paper: Put the paper's numbers below ours.
+        calibrated: Add the column of p-values of `Scores.ece_if_calibrated` (not in Table 5).
+        test: Whether to test differences.
+        any_model: Take runs of every network, not only the paper's.
+
+    Returns:
+        The table. Raises ``ValueError`` if the name is unknown or no run belongs to it.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
+        >>> runs = [Entry("cifar10", method, scores, model="resnet18", epochs=350) for method in ("flsd", "ce", "brier")]
+        >>> [line.label for line in make_paper_table("table1", runs, test=False).lines]
+        ['CE', 'FLSD']
+    """
+    order = {method: place for place, method in enumerate(_methods(name))}
+    kept = _belonging(name, entries, any_model=any_model)
+    if not kept:
+        model = paper_table(name).model
+        wanted = "" if any_model or model is None else f" with {model}"
+        raise ValueError(f"{name}: `entries` must hold runs of {', '.join(order)}{wanted}, got none.")
+    rows = sorted(group_rows(kept), key=lambda row: (_data_place(row.data), row.model or "", order[row.method]))
+    style = Style(paper=paper, calibrated=calibrated, test=test, labels="paper")
+    return lookup(_BUILDERS, name, kind="table of the paper")(name, rows, style)
+
+
+def make_paper_tables(
+    entries: Sequence[Entry], *, paper: bool = False, calibrated: bool = False, test: bool = True
+) -> dict[str, Table]:
+    """Make those of the paper's tables for which there are runs.
+
+    Table 2 takes both of its methods, Table 3 one that is not the paper's own, Table 5 cross-entropy and another.
+
+    Returns:
+        Name → table, in the paper's order.
+    """
+    found = {}
+    for name in load_paper().tables:
+        methods = {entry.method for entry in _belonging(name, entries)}
+        least = {
+            "table2": methods == {"flgamma", "flgamma-sece"},
+            "table3": bool(methods - {"flgamma-sece"}),
+            "table5": "ce" in methods and len(methods) > 1,
+        }
+        if methods and least.get(name, True):
+            found[name] = make_paper_table(name, entries, paper=paper, calibrated=calibrated, test=test)
+    return found
+
+
+def _methods(name: str) -> tuple[str, ...]:
+    printed = paper_table(name).methods
+    return ("ce", *printed) if name == "table5" else printed
+
+
+def _belonging(name: str, entries: Iterable[Entry], *, any_model: bool = False) -> list[Entry]:
+    methods, model = _methods(name), paper_table(name).model
+    return [e for e in entries if e.method in methods and (any_model or model is None or e.model in (model, None))]
+
+
+def _six_metrics(name: str, rows: Sequence[Row], style: Style) -> Table:
+    return build_table(rows, SIX, style, name=name, title=paper_table(name).title)
+
+
+def _gain(name: str, rows: Sequence[Row], style: Style) -> Table:
+    """Table 1 for two methods, and below them what the second gains."""
+    table = build_table(rows, SIX, style, name=name, title=paper_table(name).title)
+    groups = by_section(rows)
+    sections = []
+    for section in table.sections:
+        assert section.data is not None
+        part = groups[section.data, section.model]
+        with_sece = [row for row in part if row.method == "flgamma-sece"]
+        pairs = [(a, b) for b in with_sece for a in part if a.method == "flgamma" and _same_setting(a, b)]
+        gains = tuple(_gain_line(a, b, table.columns) for a, b in pairs)
+        sections.append(replace(section, lines=(*section.lines, *gains)))
+    return replace(table, sections=tuple(sections), notes=(*table.notes, "Gain: with SECE minus without; negative is better."))
+
+
+def _gain_line(first: Row, second: Row, columns: Sequence[Column]) -> Line:
+    found = compare_rows(first, second, [c.metric for c in columns], test=False)
+    cells = {c.key: Cell(found[c.metric].mean, found[c.metric].std) for c in columns if c.metric in found}
+    common = {difference.n for difference in found.values()}
+    return Line(
+        label="gain from SECE",
+        method=second.method,
+        cells=cells,
+        kind="difference",
+        preset=second.preset,
+        epochs=second.epochs,
+        model=second.model,
+        runs=max(common) or None,
+    )
+
+
+def _recent(name: str, rows: Sequence[Row], style: Style) -> Table:
+    """ECE and error alone; the paper's lines are other papers' numbers and are all shown, also where we have no run."""
+    source, keys = paper_table(name), ("ece", "error")
+    # There is no row that the others are measured by.
+    style = style._replace(test=False)
+    table = build_table(rows, keys, style._replace(paper=False), name=name, title=source.title)
+    if style.paper:
+        sections = tuple(replace(section, lines=_published(section, table.columns)) for section in table.sections)
+        table = finish_table(replace(table, sections=sections), style)
+    return table
+
+
+def _published(section: Section, columns: Sequence[Column]) -> tuple[Line, ...]:
+    source = paper_table("table3")
+    printed = source.rows.get(section.data or "", ())
+    lines: list[Line] = []
+    for method in dict.fromkeys([*source.methods, *(line.method for line in section.lines)]):
+        lines += [line for line in section.lines if line.method == method]
+        for row in printed:
+            if row.method == method:
+                network = f" [{row.model}]" if row.model else ""
+                lines.append(paper_line(row, table="table3", columns=columns, label=f"published: {row.label}{network}"))
+    return tuple(lines)
+
+
+def _differences(name: str, rows: Sequence[Row], style: Style) -> Table:
+    """A line for every method, two columns for every data set: what it changes against cross-entropy."""
+    data = list(dict.fromkeys(row.data for row in rows))
+    columns = tuple(
+        Column(f"{d}:{key}", f"Δ {label}", key, group=data_name(d))
+        for d in data
+        for key, label in (("error", "error"), ("ece", "ECE"))
+    )
+    table = Table(name, paper_table(name).title, columns, (Section("", _difference_lines(rows, columns, data, style)),))
+    if not any(line.kind == "difference" for line in table.lines):
+        raise ValueError(f"{name}: `entries` must hold a run of ce, and one of another method that it may be compared with.")
+    table = finish_table(table, style._replace(calibrated=False), base="CE")
+    return replace(table, notes=("Method minus CE, means over the seeds that both have; negative is better.", *table.notes[1:]))
+
+
+def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], data: Sequence[str], style: Style) -> tuple[Line, ...]:
+    found: dict[_Setting, dict[str, Difference]] = {}
+    first: dict[_Setting, Row] = {}
+    for row in rows:
+        base = next((r for r in rows if r.method == "ce" and comparable(r, row) and r.model == row.model), None)
+        if row.method == "ce" or base is None:
+            continue
+        key = (row.method, row.preset, row.epochs, row.model, row.settings)
+        first.setdefault(key, row)
+        tested = compare_rows(base, row, ["error", "ece"], test=style.test)
+        found.setdefault(key, {}).update({f"{row.data}:{metric}": difference for metric, difference in tested.items()})
+    keys = sorted(found, key=lambda key: paper_table("table5").methods.index(key[0]))
+    corrected = {c.key: holm([found[k][c.key].p_value if c.key in found[k] else None for k in keys]) for c in columns}
+    common, lines = common_settings(rows), []
+    for place, key in enumerate(keys):
+        cells = {c: Cell(d.mean, d.std, p_value=corrected[c][place], over=d.over) for c, d in found[key].items()}
+        line = line_of(first[key], (), style, common=common)
+        lines.append(replace(line, cells=cells, kind="difference", runs=max(d.n for d in found[key].values()) or None))
+        last = all(other[0] != key[0] for other in keys[place + 1 :])
+        lines += [_paper_differences(key[0], data)] if style.paper and last else []
+    return tuple(lines)
+
+
+def _paper_differences(method: str, data: Sequence[str]) -> Line:
+    source = paper_table("table5")
+    printed = {d: row for d in data if (row := source.row(d, method)) is not None}
+    cells = {f"{d}:{key}": Cell(*value) for d, row in printed.items() for key, value in row.values.items()}
+    return Line("in the paper", method, cells, "paper", epochs=source.epochs, model=source.model, runs=source.seeds)
+
+
+def _same_setting(first: Row, second: Row) -> bool:
+    return comparable(first, second) and first.preset == second.preset
+
+
+def _data_place(data: str) -> tuple[int, str]:
+    known = list(paper_table("table1").rows)
+    return (known.index(data), "") if data in known else (len(known), data)
+
+
+_BUILDERS = {"table1": _six_metrics, "table2": _gain, "table3": _recent, "table4": _six_metrics, "table5": _differences}

@@ -1,0 +1,184 @@
+"""Runs that differ in their seed alone are one row: grouping entries, and which rows may be compared. Tables are not here."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from calibrant.core.entry import Entry
+from calibrant.engine.methods import METHODS, Facts, MetaPlan, make_plan, split_name
+
+# Where, how fast and how often something is computed says nothing about what was trained.
+_NEUTRAL = {
+    "data.root",
+    "data.place",
+    "train.device",
+    "train.compile",
+    "train.graph",
+    "train.checkpoint_every_seconds",
+    "train.eval_every_epochs",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one method under one setting.
+
+    Attributes:
+        data: Name of the data set.
+        model: Name of the network, or None.
+        method: Name of the method.
+        preset: Its preset; None where it has none, or where that changes nothing.
+        epochs: Length of training, or None.
+        settings: Further recipe keys that differ from the defaults, as ``key=value``.
+        runs: Its entries, by seed.
+    """
+
+    data: str
+    model: str | None
+    method: str
+    preset: str | None
+    epochs: int | None
+    settings: tuple[str, ...]
+    runs: tuple[Entry, ...]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds that are known."""
+        return tuple(entry.seed for entry in self.runs if entry.seed is not None)
+
+    def values(self, metric: str) -> tuple[float, ...]:
+        """The metric of every run; none where a run lacks it."""
+        if not all(metric in entry.scores for entry in self.runs):
+            return ()
+        return tuple(entry.scores[metric].value for entry in self.runs)
+
+
+def group_rows(entries: Iterable[Entry]) -> list[Row]:
+    """Group entries that differ in their seed alone.
+
+    Methods without a meta part train the same under every preset, so their presets are one, unless that would put two runs of
+    one seed into a row.
+
+    Args:
+        entries: Runs, in any order.
+
+    Returns:
+        Rows in the order in which their first run is given. Raises ``ValueError`` if two runs have everything in common.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
+        >>> entries = [Entry("coins", method, scores, seed=seed) for seed in (1, 0) for method in ("ce", "focal")]
+        >>> [(row.method, row.seeds) for row in group_rows(entries)]
+        [('ce', (0, 1)), ('focal', (0, 1))]
+    """
+    given = list(entries)
+    merged = _group(given, merge=True)
+    if any(_repeated(runs) for runs in merged.values()):
+        merged = _group(given, merge=False)
+    for runs in merged.values():
+        twice = _repeated(runs)
+        if twice:
+            first, second = twice
+            raise ValueError(
+                f"tables: runs of one row must have different seeds, got seed {first.seed} of {first.method} on {first.data} "
+                f"twice ({first.folder or 'a record'} and {second.folder or 'a record'}). Leave one out."
+            )
+    return [Row(*key, runs=tuple(sorted(runs, key=lambda e: (e.seed is None, e.seed or 0)))) for key, runs in merged.items()]
+
+
+_Key = tuple[str, str | None, str, str | None, int | None, tuple[str, ...]]
+
+
+def _group(entries: Sequence[Entry], *, merge: bool) -> dict[_Key, list[Entry]]:
+    groups: dict[_Key, list[Entry]] = {}
+    for entry in entries:
+        preset = None if merge and not preset_matters(entry.method) else entry.preset
+        key = (entry.data, entry.model, entry.method, preset, entry.epochs, settings_of(entry))
+        groups.setdefault(key, []).append(entry)
+    return groups
+
+
+def _repeated(runs: Sequence[Entry]) -> tuple[Entry, Entry] | None:
+    seen: dict[int, Entry] = {}
+    for entry in runs:
+        if entry.seed is not None and entry.seed in seen:
+            return seen[entry.seed], entry
+        if entry.seed is not None:
+            seen[entry.seed] = entry
+    return None
+
+
+@cache
+def preset_matters(method: str) -> bool:
+    """Whether a method trains differently under the presets; a name that is no method's may.
+
+    Example:
+        >>> preset_matters("ce+ts"), preset_matters("flgamma-sece")
+        (False, True)
+    """
+    name = split_name(method)[0]
+    return name not in METHODS or isinstance(make_plan(name, {}, Facts(1, "sum")), MetaPlan)
+
+
+def settings_of(entry: Entry) -> tuple[str, ...]:
+    """What a run's command sets besides data, method, network, epochs and seed, without what changes only where it ran.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
+        >>> command = "calibrant train --method ce --set optim.lr=0.2 --set data.root=x"
+        >>> settings_of(Entry("coins", "ce", scores, facts={"command": command}))
+        ('optim.lr=0.2',)
+    """
+    command = entry.facts.get("command")
+    if not isinstance(command, str):
+        return ()
+    words = shlex.split(command)
+    found = [value for flag, value in zip(words, words[1:], strict=False) if flag == "--set"]
+    found += [f"backbone.init={value}" for flag, value in zip(words, words[1:], strict=False) if flag == "--init"]
+    return tuple(sorted(text for text in found if text.partition("=")[0] not in _NEUTRAL))
+
+
+def comparable(first: Row, second: Row) -> bool:
+    """Whether two rows may be held against each other: same data, network, epochs and settings but for the method's own.
+
+    Somebody's predictions, of which nothing is known, may be held against everything on the same data.
+
+    Example:
+        >>> known = Row("cifar10", "resnet18", "ce", None, 350, (), ())
+        >>> short = Row("cifar10", "resnet18", "focal", None, 20, (), ())
+        >>> theirs = Row("cifar10", None, "theirs", None, None, (), ())
+        >>> comparable(known, short), comparable(known, theirs)
+        (False, True)
+    """
+    if first.data != second.data:
+        return False
+    if is_foreign(first) or is_foreign(second):
+        return True
+    return (first.model, first.epochs, _shared(first)) == (second.model, second.epochs, _shared(second))
+
+
+def is_foreign(row: Row) -> bool:
+    """Whether a row is somebody's predictions: neither network nor length of training is known."""
+    return row.epochs is None and row.model is None
+
+
+def _shared(row: Row) -> tuple[str, ...]:
+    return tuple(text for text in row.settings if not text.startswith("method."))
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and, of two values or more, standard deviation (divided by n - 1).
+
+    Example:
+        >>> mean_and_std([1.0, 3.0]), mean_and_std([2.0])
+        ((2.0, 1.4142135623730951), (2.0, None))
+    """
+    mean = statistics.fmean(values)
+    finite = all(value - value == 0 for value in values)
+    return mean, statistics.stdev(values) if len(values) > 1 and finite else None

@@ -1,0 +1,214 @@
+"""Entries to tables: a comparison of any runs, with its best values, its tests, and the paper's numbers where asked for.
+
+How a table is written is in `markdown`, `latex` and `export`; the paper's own five tables are in `paper_tables`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from calibrant.core.entry import Entry
+from calibrant.grid.captions import notes_of
+from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, data_name
+from calibrant.grid.paper import PaperRow, load_paper, paper_row, paper_table
+from calibrant.grid.rows import Row, comparable, group_rows, is_foreign, mean_and_std
+from calibrant.grid.significance import Difference, compare_rows, holm
+
+# The columns of the paper's Table 1.
+METRIC_NAMES = {"error": "Error", "nll": "NLL", "ece": "ECE", "mce": "MCE", "ace": "ACE", "classwise_ece": "Classwise ECE"}
+SIX = tuple(METRIC_NAMES)
+_PLAIN = {"nll", "brier"}
+
+
+class Style(NamedTuple):
+    """What a table shows besides its numbers.
+
+    Attributes:
+        paper: Put the paper's numbers below ours.
+        calibrated: Add a column: how probable so large an ECE would be for a perfectly calibrated model.
+        test: Test the difference to the first row.
+        labels: Name methods as they are typed ("method") or as the "paper" does.
+        info: Columns that are shown in any case; epochs and preset are shown where they differ.
+    """
+
+    paper: bool = False
+    calibrated: bool = False
+    test: bool = True
+    labels: Literal["method", "paper"] = "method"
+    info: tuple[Info, ...] = ()
+
+
+def compare_table(
+    entries: Iterable[Entry],
+    *,
+    metrics: Sequence[str] = SIX,
+    paper: bool = False,
+    calibrated: bool = False,
+    test: bool = True,
+    name: str = "comparison",
+    title: str = "Comparison of methods on test data",
+) -> Table:
+    """Make the table of any runs: a section for every data set and network, a line for every method.
+
+    The best value of a column is marked among the rows that may be compared: same data, network and epochs (ties as printed are
+    all marked). Every row is tested against the first of its section; see `calibrant.grid.significance.compare_rows`.
+
+    Args:
+        entries: Runs and somebody's predictions; their order is that of the rows.
+        metrics: Keys of `Scores` to show.
+        paper: Put the paper's numbers below ours, where it has some for the same data, network and method.
+        calibrated: Add the column of p-values of `Scores.ece_if_calibrated`.
+        test: Whether to test differences; the paired bootstrap takes about a second a row.
+        name: For file names and references.
+        title: What the table shows.
+
+    Returns:
+        The table; `calibrant.grid.export.write_table` writes it. Raises ``ValueError`` if there are no entries.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
+        >>> table = compare_table([Entry("coins", "mine", scores)], metrics=("error", "ece"))
+        >>> table.sections[0].lines[0].cells["error"].mean
+        0.5
+    """
+    rows = group_rows(entries)
+    if not rows:
+        raise ValueError("compare_table: `entries` must hold at least one run, got none.")
+    style = Style(paper=paper, calibrated=calibrated, test=test)
+    return build_table(rows, metrics, style, name=name, title=title)
+
+
+def build_table(rows: Sequence[Row], metrics: Sequence[str], style: Style, *, name: str, title: str) -> Table:
+    """Lay out rows that are already grouped, a section for every data set and network."""
+    columns = tuple(metric_column(key) for key in metrics)
+    parts = [(data, model, _compared(part, columns, style)) for (data, model), part in by_section(rows).items()]
+    sections = tuple(
+        Section(_section_title(data, model), with_paper(lines, data, model, style), data, model) for data, model, lines in parts
+    )
+    return finish_table(Table(name, title, columns, sections), style)
+
+
+def finish_table(table: Table, style: Style, *, base: str = "the first row") -> Table:
+    """Add the columns that tell lines apart, and the notes; ``base`` is what lines are tested against."""
+    presets = {line.preset for line in table.lines} - {None}
+    epochs = {line.epochs for line in table.lines}
+    wanted: dict[Info, bool] = {
+        "preset": len(presets) > 1 or "preset" in style.info,
+        "epochs": len(epochs) > 1 or "epochs" in style.info,
+        "seeds": True,
+        "calibrated": style.calibrated,
+    }
+    table = replace(table, info=tuple(key for key, shown in wanted.items() if shown))
+    return replace(table, notes=notes_of(table, tested=style.test, base=base))
+
+
+def metric_column(key: str) -> Column:
+    """The column of a metric, in per cent unless it is no rate."""
+    return Column(key=key, name=METRIC_NAMES.get(key, key), metric=key, percent=key not in _PLAIN)
+
+
+def by_section(rows: Sequence[Row]) -> dict[tuple[str, str | None], list[Row]]:
+    """Rows by data set and network; a row of an unknown network joins the first one of its data."""
+    found: dict[tuple[str, str | None], list[Row]] = {}
+    for row in rows:
+        known = [other.model for other in rows if other.data == row.data and other.model is not None]
+        found.setdefault((row.data, row.model or (known[0] if known else None)), []).append(row)
+    return found
+
+
+def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequence[str] = ()) -> Line:
+    """One row as a line, nothing marked yet.
+
+    Args:
+        row: The row.
+        columns: Columns whose metric is taken from the row.
+        style: How methods are named.
+        common: Settings that all rows share, which the label need not say.
+    """
+    own = [text for text in row.settings if text not in common]
+    label = load_paper().labels.get(row.method, row.method) if style.labels == "paper" else row.method
+    cells = {c.key: Cell(*mean_and_std(values), values) for c in columns if (values := row.values(c.metric))}
+    return Line(
+        label=f"{label} ({', '.join(own)})" if own else label,
+        method=row.method,
+        cells=cells,
+        preset=row.preset,
+        epochs=row.epochs,
+        model=row.model,
+        runs=len(row.runs),
+        seeds=row.seeds,
+        settings=row.settings,
+        calibrated_p=tuple(entry.scores.ece_if_calibrated.p_value for entry in row.runs),
+    )
+
+
+def paper_line(row: PaperRow, *, table: str, columns: Sequence[Column], label: str = "in the paper") -> Line:
+    """One row of the paper as a line."""
+    source = paper_table(table)
+    cells = {c.key: Cell(*row.values[c.metric]) for c in columns if c.metric in row.values}
+    return Line(label, row.method, cells, "paper", epochs=source.epochs, model=row.model, runs=source.seeds)
+
+
+def with_paper(lines: Sequence[Line], data: str, model: str | None, style: Style) -> tuple[Line, ...]:
+    """Put the paper's line below the last line of its method."""
+    if not style.paper:
+        return tuple(lines)
+    found: list[Line] = []
+    for place, line in enumerate(lines):
+        found.append(line)
+        last = all(other.method != line.method for other in lines[place + 1 :])
+        row = paper_row(data, line.method, model=model) if last and line.kind == "ours" else None
+        if row is not None:
+            columns = [metric_column(key) for key in row.values]
+            found.append(paper_line(row, table="table4" if model == "densenet100" else "table1", columns=columns))
+    return tuple(found)
+
+
+def common_settings(rows: Sequence[Row]) -> list[str]:
+    """Settings that all rows of which something is known have."""
+    known = [row.settings for row in rows if row.epochs is not None]
+    return [text for text in known[0] if all(text in other for other in known)] if known else []
+
+
+def _compared(rows: Sequence[Row], columns: Sequence[Column], style: Style) -> list[Line]:
+    common = common_settings(rows)
+    lines = [line_of(row, columns, style, common=common) for row in rows]
+    for column in columns:
+        mark_best(lines, rows, column)
+    if style.test:
+        keys, first = [c.metric for c in columns], rows[0]
+        tests = [compare_rows(first, row, keys) if comparable(first, row) else {} for row in rows[1:]]
+        _mark_tests(lines, tests, columns)
+    return lines
+
+
+def mark_best(lines: list[Line], rows: Sequence[Row], column: Column) -> None:
+    """Mark the lines whose printed value no row that may be compared undercuts; a row without company is not the best.
+
+    Somebody's predictions alone are no company for a run: beating them says nothing about runs of the same length.
+    """
+    key = column.key
+    shown = [float(line.cells[key].shown(column)[0]) if key in line.cells else None for line in lines]
+    for place, line in enumerate(lines):
+        own, others = shown[place], [k for k, row in enumerate(rows) if k != place and comparable(rows[place], row)]
+        company = is_foreign(rows[place]) or any(not is_foreign(rows[k]) for k in others)
+        values = [value for k in others if (value := shown[k]) is not None]
+        if own is not None and company and values and own <= min(values):
+            lines[place] = replace(line, cells={**line.cells, key: replace(line.cells[key], best=True)})
+
+
+def _mark_tests(lines: list[Line], tests: Sequence[dict[str, Difference]], columns: Sequence[Column]) -> None:
+    for column in columns:
+        found = [test.get(column.metric) for test in tests]
+        corrected = holm([None if difference is None else difference.p_value for difference in found])
+        for place, (difference, p_value) in enumerate(zip(found, corrected, strict=True), 1):
+            if difference is not None and p_value is not None:
+                cell = replace(lines[place].cells[column.key], p_value=p_value, over=difference.over)
+                lines[place] = replace(lines[place], cells={**lines[place].cells, column.key: cell})
+
+
+def _section_title(data: str, model: str | None) -> str:
+    return data_name(data) if model is None else f"{data_name(data)}, {model}"

@@ -1,0 +1,54 @@
+"""Runs with made-up numbers, for the tests of tables and results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from calibrant.core.entry import Entry
+from calibrant.core.records import Bins, Predictions
+from calibrant.core.scores import Estimate, IfCalibrated, Scores
+
+NONE = torch.empty(0, dtype=torch.float64)
+
+
+def scores_of(metrics: Mapping[str, float], *, p_value: float = 0.5) -> Scores:
+    """Scores with these values and nothing else."""
+    return Scores(
+        n=10000,
+        num_classes=10,
+        n_bins=15,
+        metrics={key: Estimate(value, 0.9 * value, 1.1 * value) for key, value in metrics.items()},
+        ece_if_calibrated=IfCalibrated(0.002, 0.003, p_value),
+        bins=Bins(NONE, NONE, NONE, NONE),
+    )
+
+
+def run_of(
+    method: str,
+    error: float = 0.05,
+    ece: float = 0.04,
+    *,
+    data: str = "cifar10",
+    model: str | None = "resnet18",
+    epochs: int | None = 350,
+    seed: int | None = 0,
+    preset: str | None = "default",
+    p_value: float = 0.5,
+    test: Predictions | None = None,
+    command: str | None = None,
+) -> Entry:
+    """A run whose six metrics follow from error and ECE."""
+    metrics = {"error": error, "nll": 7 * error, "ece": ece, "mce": 5 * ece, "ace": ece, "classwise_ece": ece / 5}
+    return Entry(
+        data,
+        method,
+        scores_of(metrics, p_value=p_value),
+        preset=preset,
+        model=model,
+        epochs=epochs,
+        seed=seed,
+        test=test,
+        facts={} if command is None else {"command": command},
+    )

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from calibrant.grid.rows import Row, comparable, group_rows, mean_and_std, preset_matters, settings_of
+from made_up_runs import run_of
+
+
+def test_group_rows_joins_seeds_in_their_order() -> None:
+    runs = [run_of("ce", 0.06, seed=2), run_of("focal"), run_of("ce", 0.05, seed=0)]
+    rows = group_rows(runs)
+    assert [(row.method, row.seeds) for row in rows] == [("ce", (0, 2)), ("focal", (0,))]
+    assert rows[0].values("error") == (0.05, 0.06)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"data": "cifar100"},
+        {"model": "densenet100"},
+        {"epochs": 20},
+        {"preset": "paper"},
+        {"command": "calibrant train --set optim.lr=0.2"},
+    ],
+)
+def test_group_rows_keeps_different_settings_apart(other: dict[str, object]) -> None:
+    rows = group_rows([run_of("flgamma-sece", seed=0), run_of("flgamma-sece", seed=1, **other)])  # type: ignore[arg-type]
+    assert len(rows) == 2
+
+
+def test_group_rows_joins_presets_of_a_method_without_any() -> None:
+    rows = group_rows([run_of("ce", seed=0, preset="paper"), run_of("ce", seed=1, preset="default")])
+    assert [(row.preset, row.seeds) for row in rows] == [(None, (0, 1))]
+
+
+def test_group_rows_keeps_presets_apart_where_they_repeat_a_seed() -> None:
+    rows = group_rows([run_of("ce", seed=0, preset="paper"), run_of("ce", seed=0, preset="default")])
+    assert [row.preset for row in rows] == ["paper", "default"]
+
+
+def test_group_rows_same_run_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="must have different seeds, got seed 3 of ce on cifar10 twice"):
+        group_rows([run_of("ce", seed=3), run_of("ce", seed=3)])
+
+
+def test_group_rows_unknown_seeds_are_repeats() -> None:
+    rows = group_rows([run_of("theirs", seed=None, model=None, epochs=None) for _ in range(2)])
+    assert [(len(row.runs), row.seeds) for row in rows] == [(2, ())]
+
+
+def test_row_without_a_metric_has_no_values_of_it() -> None:
+    assert group_rows([run_of("ce")])[0].values("brier") == ()
+
+
+def test_preset_matters_only_where_something_is_learned_on_held_out_data() -> None:
+    assert [name for name in ("ce", "ce+ts", "mixup", "crl", "ce-dece", "flgamma") if preset_matters(name)] == [
+        "ce-dece",
+        "flgamma",
+    ]
+    assert preset_matters("somebody's own")
+
+
+def test_settings_of_leaves_out_where_and_how_often() -> None:
+    command = (
+        "calibrant train --method ce --set train.eval_every_epochs=5 --set data.root=/x --set method.options.every=8 "
+        "--init w.safetensors --set optim.lr=0.2"
+    )
+    assert settings_of(run_of("ce", command=command)) == (
+        "backbone.init=w.safetensors",
+        "method.options.every=8",
+        "optim.lr=0.2",
+    )
+    assert settings_of(run_of("ce")) == ()
+
+
+def row(**other: object) -> Row:
+    found: dict[str, object] = {"data": "cifar10", "model": "resnet18", "method": "ce", "preset": None, "epochs": 350}
+    return Row(**(found | {"settings": (), "runs": ()} | other))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ({"method": "focal", "preset": "paper"}, True),
+        ({"settings": ("method.options.every=8",)}, True),
+        ({"settings": ("optim.lr=0.2",)}, False),
+        ({"epochs": 349}, False),
+        ({"model": "densenet100"}, False),
+        ({"data": "cifar100"}, False),
+        ({"model": None, "epochs": None}, True),
+        ({"data": "cifar100", "model": None, "epochs": None}, False),
+    ],
+)
+def test_comparable_needs_same_data_network_epochs_and_settings(other: dict[str, object], expected: bool) -> None:
+    assert comparable(row(), row(**other)) is expected
+    assert comparable(row(**other), row()) is expected
+
+
+def test_mean_and_std_divides_by_one_less() -> None:
+    assert mean_and_std([1.0, 2.0, 6.0]) == (3.0, pytest.approx(math.sqrt(7.0)))
+    assert mean_and_std([1.0, math.inf]) == (math.inf, None)

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from calibrant.core.entry import Entry
+from calibrant.grid.export import CSV_COLUMNS, to_csv, to_json, write_table
+from calibrant.grid.latex import escape as latex_escape
+from calibrant.grid.latex import to_latex
+from calibrant.grid.layout import Cell, Column, Line, Table
+from calibrant.grid.markdown import escape as markdown_escape
+from calibrant.grid.markdown import to_markdown
+from calibrant.grid.paper_tables import make_paper_table, make_paper_tables
+from calibrant.grid.tables import compare_table
+from made_up_runs import run_of
+
+
+def bold(table: Table, key: str) -> list[str]:
+    return [line.label for line in table.lines if key in line.cells and line.cells[key].best]
+
+
+def line(table: Table, method: str, kind: str = "ours") -> Line:
+    return next(found for found in table.lines if (found.method, found.kind) == (method, kind))
+
+
+def test_compare_table_cell_is_mean_and_std_over_seeds() -> None:
+    table = compare_table([run_of("ce", 0.05, seed=0), run_of("ce", 0.052, seed=1), run_of("focal", seed=0)])
+    cell = line(table, "ce").cells["error"]
+    assert cell.mean == pytest.approx(0.051)
+    assert cell.std == pytest.approx(0.002 / 2**0.5)
+    assert cell.values == (0.05, 0.052)
+    assert line(table, "focal").cells["error"].std is None
+    assert [found.info("seeds") for found in table.lines] == ["2", "1"]
+
+
+def test_compare_table_ties_as_printed_are_all_bold() -> None:
+    runs = [run_of("ce", 0.05), run_of("focal", 0.0500001), run_of("flsd", 0.06)]
+    table = compare_table(runs)
+    assert bold(table, "error") == ["ce", "focal"]
+
+
+def test_compare_table_bold_only_among_equal_epochs() -> None:
+    runs = [run_of("ce", 0.05), run_of("focal", 0.06), run_of("flsd", 0.01, epochs=20)]
+    table = compare_table(runs)
+    assert bold(table, "error") == ["ce"]
+    assert table.info == ("epochs", "seeds")
+    assert any("same data, network, epochs" in note for note in table.notes)
+
+
+def test_compare_table_of_one_row_marks_nothing() -> None:
+    table = compare_table([run_of("ce")])
+    assert bold(table, "error") == []
+    assert table.notes == ("One run each.", "350 epochs.")
+
+
+def test_compare_table_takes_somebodys_predictions() -> None:
+    theirs = run_of("theirs", 0.01, model=None, epochs=None, seed=None, preset=None)
+    table = compare_table([run_of("ce", 0.05), run_of("focal", 0.06), theirs])
+    assert [section.title for section in table.sections] == ["CIFAR-10, resnet18"]
+    assert bold(table, "error") == ["theirs"]
+    found = line(table, "theirs")
+    assert [found.info(name) for name in table.info] == ["–", "1"]
+    assert "theirs" in to_markdown(table)
+
+
+def test_compare_table_run_is_not_best_for_beating_somebody_alone() -> None:
+    theirs = run_of("theirs", 0.9, 0.9, model=None, epochs=None, seed=None)
+    table = compare_table([run_of("ce", 0.05, epochs=20), theirs])
+    assert bold(table, "error") == []
+
+
+def test_compare_table_preset_is_a_column_only_where_it_differs() -> None:
+    one = compare_table([run_of("ce"), run_of("flgamma-sece")])
+    assert "preset" not in one.info
+    assert "Preset default." in one.notes
+    both = compare_table([run_of("ce"), run_of("flgamma-sece"), run_of("flgamma-sece", preset="paper")])
+    assert both.info == ("preset", "seeds")
+    assert [found.info("preset") for found in both.lines] == ["–", "default", "paper"]
+
+
+def test_compare_table_own_settings_are_in_the_label_common_ones_in_a_note() -> None:
+    command = "calibrant train --set train.batch_size=64"
+    runs = [run_of("ce", command=command), run_of("flgamma", command=f"{command} --set method.options.every=8")]
+    table = compare_table(runs)
+    assert [found.label for found in table.lines] == ["ce", "flgamma (method.options.every=8)"]
+    assert "Settings: train.batch_size=64." in table.notes
+
+
+def seeds(method: str, error: float, *, jitter: float = 0.001) -> list[Entry]:
+    return [run_of(method, error + jitter * s * (1 + (method != "ce") / 7), seed=s) for s in range(4)]
+
+
+def test_compare_table_marks_what_differs_from_the_first_row() -> None:
+    table = compare_table([*seeds("ce", 0.05), *seeds("focal", 0.08), *seeds("flsd", 0.05001)])
+    assert line(table, "focal").cells["error"].differs
+    assert line(table, "ce").cells["error"].p_value is None
+    assert [cell for cell in to_markdown(table).split("|") if "†" in cell and "8." in cell]
+    assert any("paired t-test over seeds" in note and "Holm" in note for note in table.notes)
+    assert not any(
+        cell.p_value for found in compare_table(seeds("ce", 0.05), test=False).lines for cell in found.cells.values()
+    )
+
+
+def test_compare_table_corrects_for_the_number_of_rows() -> None:
+    alone = compare_table([*seeds("ce", 0.05), *seeds("focal", 0.0515)])
+    many = compare_table([*seeds("ce", 0.05), *seeds("focal", 0.0515), *seeds("flsd", 0.05001), *seeds("mmce", 0.04999)])
+    first, second = (line(table, "focal").cells["error"].p_value for table in (alone, many))
+    assert first is not None
+    assert second == pytest.approx(3 * first)
+
+
+def test_compare_table_untested_differences_say_so() -> None:
+    table = compare_table([run_of("ce"), run_of("focal")])
+    assert any(note.startswith("Differences were not tested: that takes 3 common seeds") for note in table.notes)
+
+
+def test_compare_table_calibrated_column_counts_seeds() -> None:
+    runs = [run_of("ce", seed=s, p_value=p) for s, p in enumerate((0.2, 0.01, 0.3))]
+    table = compare_table([*runs, run_of("focal", p_value=0.412), run_of("flsd", p_value=0.0002)], calibrated=True)
+    assert [found.info("calibrated") for found in table.lines] == ["2/3 (≥ 0.010)", "0.412", "< 0.001"]
+    assert any("perfectly calibrated" in note for note in table.notes)
+
+
+def test_compare_table_paper_is_below_ours() -> None:
+    table = compare_table([run_of("ce"), run_of("brier"), run_of("focal")], paper=True)
+    assert [(found.method, found.kind) for found in table.lines] == [
+        ("ce", "ours"),
+        ("ce", "paper"),
+        ("brier", "ours"),
+        ("focal", "ours"),
+        ("focal", "paper"),
+    ]
+    printed = line(table, "ce", "paper")
+    assert (printed.cells["error"].mean, printed.runs, printed.epochs) == (0.04812, 5, 350)
+    assert "4.812 ± 0.122" in to_markdown(table)
+    assert any("Golebiowski" in note for note in table.notes)
+
+
+def test_compare_table_paper_epochs_are_shown_beside_a_short_run() -> None:
+    table = compare_table([run_of("ce", epochs=20)], paper=True)
+    assert [found.info("epochs") for found in table.lines] == ["20", "350"]
+    assert "epochs" in table.info
+
+
+def test_compare_table_paper_of_densenet_is_table4() -> None:
+    table = compare_table([run_of("ce", model="densenet100")], paper=True)
+    assert line(table, "ce", "paper").cells["error"].mean == 0.05354
+
+
+def test_compare_table_without_entries_is_refused() -> None:
+    with pytest.raises(ValueError, match="`entries` must hold at least one run"):
+        compare_table([])
+
+
+def test_cell_that_rounds_to_zero_has_no_sign() -> None:
+    assert Cell(-0.000001).shown(Column("e", "E", "e")) == ("0.000", None)
+    assert Cell(-0.0123, 0.004).shown(Column("e", "E", "e", percent=False)) == ("-0.012", "0.004")
+
+
+def test_table1_follows_the_order_of_the_paper() -> None:
+    runs = [run_of(method) for method in ("flgamma-sece", "ls-0.05", "ce+ts", "ce", "adafocal")]
+    runs += [run_of("ce", data="cifar100"), run_of("ce", model="densenet100")]
+    table = make_paper_table("table1", runs)
+    assert [section.title for section in table.sections] == ["CIFAR-10, resnet18", "CIFAR-100, resnet18"]
+    assert [found.label for found in table.sections[0].lines] == ["CE", "CE (TS)", "LS (0.05)", "FLγ-SECE"]
+    assert [column.key for column in table.columns] == ["error", "nll", "ece", "mce", "ace", "classwise_ece"]
+
+
+def test_table2_shows_the_gain_from_sece_over_common_seeds() -> None:
+    runs = [run_of("flgamma", 0.05, 0.02, seed=0), run_of("flgamma", 0.07, 0.03, seed=1)]
+    runs += [run_of("flgamma-sece", 0.05, 0.01, seed=0), run_of("flgamma-sece", 0.05, 0.012, seed=1)]
+    table = make_paper_table("table2", runs)
+    gain = table.lines[-1]
+    assert (gain.label, gain.kind, gain.runs) == ("gain from SECE", "difference", 2)
+    assert gain.cells["ece"].mean == pytest.approx(-0.014)
+    assert gain.cells["ece"].std == pytest.approx(0.008 / 2**0.5)
+
+
+def test_table2_compares_no_other_preset() -> None:
+    table = make_paper_table("table2", [run_of("flgamma", preset="paper"), run_of("flgamma-sece")])
+    assert [found.kind for found in table.lines] == ["ours", "ours"]
+
+
+def test_table3_lists_published_numbers_with_their_networks() -> None:
+    table = make_paper_table("table3", [run_of("adafocal", ece=0.006), run_of("ce")], paper=True)
+    assert [column.key for column in table.columns] == ["ece", "error"]
+    labels = [found.label for found in table.lines if found.method in ("adafocal", "dual-focal", "ce")]
+    assert labels == [
+        "published: Tao et al. 2023 (Dual Focal) [resnet50]",
+        "published: Tao et al. 2023 (Dual Focal) [resnet110]",
+        "Ghosh et al. 2022 (AdaFocal)",
+        "published: Ghosh et al. 2022 (AdaFocal) [resnet50]",
+        "published: Ghosh et al. 2022 (AdaFocal) [resnet50]",
+    ]
+    assert sum(found.kind == "paper" for found in table.lines) == 12
+
+
+def test_table4_is_densenet_alone() -> None:
+    table = make_paper_table("table4", [run_of("ce"), run_of("ce", 0.07, model="densenet100")], paper=True)
+    assert [found.cells["error"].mean for found in table.lines] == [0.07, 0.05354]
+    with pytest.raises(ValueError, match="table4: `entries` must hold runs of ce, .* with densenet100, got none"):
+        make_paper_table("table4", [run_of("ce")])
+    assert make_paper_table("table4", [run_of("ce")], any_model=True).lines[0].method == "ce"
+
+
+def test_table5_is_the_difference_to_cross_entropy_of_the_same_seeds() -> None:
+    runs = [run_of("ce", 0.05, 0.04, seed=0), run_of("ce", 0.06, 0.04, seed=1), run_of("ce", 0.9, 0.9, seed=2)]
+    runs += [run_of("focal", 0.052, 0.03, seed=0), run_of("focal", 0.066, 0.03, seed=1)]
+    runs += [run_of("ce", 0.25, 0.09, data="cifar100"), run_of("focal", 0.24, 0.05, data="cifar100")]
+    table = make_paper_table("table5", runs, paper=True)
+    assert [(c.key, c.group) for c in table.columns] == [
+        ("cifar10:error", "CIFAR-10"),
+        ("cifar10:ece", "CIFAR-10"),
+        ("cifar100:error", "CIFAR-100"),
+        ("cifar100:ece", "CIFAR-100"),
+    ]
+    ours, printed = table.lines
+    assert ours.label == "Focal"
+    assert ours.cells["cifar10:error"].mean == pytest.approx(0.004)
+    assert ours.cells["cifar10:error"].std == pytest.approx(0.004 / 2**0.5)
+    assert ours.cells["cifar100:ece"].mean == pytest.approx(-0.04)
+    assert printed.cells["cifar10:ece"].mean == -0.00863
+    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert [(row["data"], row["metric"], row["source"]) for row in rows[:3]] == [
+        ("cifar10", "error", "difference"),
+        ("cifar10", "ece", "difference"),
+        ("cifar100", "error", "difference"),
+    ]
+
+
+def test_table5_other_epochs_than_cross_entropy_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="table5: `entries` must hold a run of ce, and one of another method"):
+        make_paper_table("table5", [run_of("ce"), run_of("focal", epochs=20)])
+
+
+def test_make_paper_tables_makes_those_that_have_their_runs() -> None:
+    assert list(make_paper_tables([run_of("ce")])) == ["table1"]
+    assert list(make_paper_tables([run_of("ce"), run_of("flgamma"), run_of("flgamma-sece")])) == ["table1", "table2", "table5"]
+    assert list(make_paper_tables([run_of("mdca"), run_of("ce-dece", model="densenet100")])) == ["table3", "table4"]
+    assert make_paper_tables([run_of("brier")]) == {}
+
+
+def everything() -> Table:
+    runs = [*seeds("ce", 0.05), *seeds("focal", 0.08), run_of("flgamma-sece", preset="paper")]
+    runs += [run_of("50%_of & {mine}|~^\\#$", model=None, epochs=None), run_of("ce", data="cifar100")]
+    return compare_table(runs, paper=True, calibrated=True, title="Everything: 100% & more")
+
+
+def test_markdown_every_line_of_a_table_has_as_many_cells() -> None:
+    text = to_markdown(everything())
+    for block in text.split("\n\n"):
+        rows = [row for row in block.splitlines() if row.startswith("|")]
+        assert len({len(re.split(r"(?<!\\)\|", row)) for row in rows}) <= 1
+    assert "50%\\_of & {mine}\\|~^\\\\#$" in text
+    assert markdown_escape("a_b|c") == "a\\_b\\|c"
+
+
+def test_markdown_bold_and_mark_stand_around_the_number() -> None:
+    table = compare_table([*seeds("ce", 0.05), *seeds("focal", 0.02, jitter=0.0)])
+    row = next(row for row in to_markdown(table).splitlines() if row.startswith("| focal"))
+    assert "**2.000 ± 0.000**†" in row
+
+
+def balance(text: str) -> int:
+    """Opening minus closing braces, those that are printed left out."""
+    plain = text.replace("\\{", "").replace("\\}", "")
+    return plain.count("{") - plain.count("}")
+
+
+def test_latex_rows_are_whole_and_everything_is_escaped() -> None:
+    text = to_latex(everything())
+    body = text[text.index("\\toprule") : text.index("\\bottomrule")]
+    widths = set()
+    for row in body.splitlines():
+        if row.endswith("\\\\"):
+            spans = [int(n) for n in re.findall(r"\\multicolumn\{(\d+)\}", row)]
+            widths.add(len(re.findall(r"(?<!\\)&", row)) + 1 + sum(spans) - len(spans))
+    columns = re.search(r"\\begin\{tabular\}\{(l r*|lr*)\}", text)
+    assert columns is not None
+    assert widths == {len(columns[1])}
+    assert balance(text) == 0
+    assert all(balance(row) == 0 for row in text.splitlines())
+    assert len(re.findall(r"(?<!\\)\$", text)) % 2 == 0
+    assert text.count("\\begin{") == text.count("\\end{")
+    # A bare sign would end the line as a comment, or the document as an error; the first line is a comment on purpose.
+    assert not re.findall(r"(?<!\\)[%#]", text.split("\n", 1)[1])
+    assert text.isascii()
+    assert r"50\%\_of \& \{mine\}$|$\textasciitilde{}\textasciicircum{}\textbackslash{}\#\$" in text
+
+
+def test_latex_escape_sets_gamma_as_an_index() -> None:
+    assert latex_escape("FLγ-SECE ± 5%") == r"FL$_{\gamma}$-SECE $\pm$ 5\%"
+
+
+def test_csv_is_tidy_with_full_precision() -> None:
+    table = compare_table([run_of("ce", 1 / 3, seed=0), run_of("ce", 0.3, seed=1)], paper=True, calibrated=True)
+    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert list(rows[0]) == list(CSV_COLUMNS)
+    assert len(rows) == 6 + 1 + 6
+    first = rows[0]
+    assert (first["metric"], first["source"], first["seeds"], first["runs"]) == ("error", "ours", "0 1", "2")
+    assert [float(value) for value in first["values"].split()] == [1 / 3, 0.3]
+    assert float(first["mean"]) == (1 / 3 + 0.3) / 2
+    assert rows[6]["metric"] == "p_if_calibrated"
+    assert (rows[7]["source"], rows[7]["mean"], rows[7]["values"]) == ("paper", "0.04812", "")
+
+
+def test_json_holds_every_cell_and_is_strict() -> None:
+    runs = [run_of("ce"), run_of("focal", float("nan"))]
+    found = json.loads(to_json(compare_table(runs)), parse_constant=lambda name: pytest.fail(name))
+    section = found["sections"][0]
+    assert (section["data"], section["model"]) == ("cifar10", "resnet18")
+    assert section["lines"][0]["cells"]["ece"]["mean"] == 0.04
+    assert section["lines"][1]["cells"]["error"]["mean"] is None
+
+
+def test_write_table_writes_four_forms(tmp_path: Path) -> None:
+    files = write_table(compare_table([run_of("ce")], name="mine"), tmp_path / "new")
+    assert [file.name for file in files] == ["mine.md", "mine.tex", "mine.csv", "mine.json"]
+    assert all(file.stat().st_size > 100 for file in files)
