@@ -119,6 +119,31 @@ def repair(
 
 
 @app.command()
+def report(
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="Where to write the page.")],
+    file: Annotated[Path | None, typer.Argument(metavar="TEST", help="Test predictions; not needed with --run.")] = None,
+    fit: Annotated[Path | None, typer.Option(metavar="VAL", help="Held-out predictions to fit calibrators on.")] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Option("--run", metavar="FOLDER", help="A run, or a folder of runs; may be repeated.")
+    ] = None,
+    method: Annotated[str, typer.Option(metavar="NAME", help="Calibrator: auto tries all; temperature, isotonic …")] = "auto",
+    class_names: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line or JSON.")] = None,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
+    n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
+    resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap.")] = 0,
+) -> None:
+    """Write a report: one HTML file that opens anywhere, without network.
+
+    A verdict in plain words, the reliability diagram for any number of bins, classes, every metric with its interval; with
+    --fit what calibrators would bring, with --run the learning curves and the comparison of runs.
+    """
+    from calibrant.cli.report import Options, write_report
+
+    write_report(file, Options(out, fit, runs or [], method, class_names, title, n_bins, resamples, seed))
+
+
+@app.command()
 def demo(
     only_measure: Annotated[
         bool, typer.Option("--measure", help="Train nothing; measure a classifier of known true error.")

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from calibrant.calibrators import ALL_CALIBRATORS, AutoCalibrator, Calibrator
 from calibrant.calibrators.fit_data import refuse_test_split
+from calibrant.cli.destination import check_destination
 from calibrant.cli.page import _heading, show_prose
 from calibrant.cli.progress import progress_bar
 from calibrant.cli.ranking import ranking_table
@@ -57,7 +58,7 @@ def repair_file(fit_path: Path, path: Path, options: Options) -> None:
     ``after`` as in ``calibrant measure --json``, ``paired`` (after minus before) and, for several methods, ``ranking``.
     """
     calibrator = lookup(ALL_CALIBRATORS, options.method, kind="method")()
-    _check_out(options.out)
+    check_destination(options.out, FORMATS)
     fit_data, given = load_predictions(fit_path), load_predictions(path)
     refuse_test_split(fit_data, where=str(fit_path))
     if fit_data.num_classes != given.num_classes:
@@ -76,14 +77,6 @@ def repair_file(fit_path: Path, path: Path, options: Options) -> None:
         print(_to_json(done, options))
     else:
         _show(done, fit_data, options)
-
-
-def _check_out(out: Path) -> None:
-    """Raise before a long fit if its result could not be written."""
-    if out.suffix.lower() not in FORMATS:
-        raise ValueError(f"{out}: the file name must end in {', '.join(FORMATS)}, got {out.suffix or 'no ending'!r}.")
-    if not out.resolve().parent.is_dir():
-        raise FileNotFoundError(f"{out}: the folder {out.parent} must exist before a file is written to it. Create it first.")
 
 
 def _compare(calibrator: Calibrator, given: Predictions, repaired: Predictions, path: Path, options: Options) -> Repair:

@@ -1,0 +1,101 @@
+"""``calibrant report``: files and runs in, one HTML file out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from calibrant.calibrators import ALL_CALIBRATORS
+from calibrant.cli.destination import check_destination
+from calibrant.cli.page import show_prose
+from calibrant.cli.progress import progress_bar
+from calibrant.cli.request import check_names
+from calibrant.cli.tried import Precision, load_fit_data, repair_predictions
+from calibrant.core.entry import Entry
+from calibrant.core.lookup import lookup
+from calibrant.core.records import Predictions
+from calibrant.grid.collect import load_entries
+from calibrant.io import load_class_names, load_predictions
+from calibrant.io.atomic import atomic_writer
+from calibrant.report.page import render_page
+from calibrant.report.page_content import Examined
+from calibrant.report.page_verdict import give_verdict
+
+ENDINGS = (".html", ".htm")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command, as typed."""
+
+    out: Path
+    fit: Path | None = None
+    runs: Sequence[Path] = ()
+    method: str = "auto"
+    class_names: Path | None = None
+    title: str | None = None
+    n_bins: int = 15
+    resamples: int = 1000
+    seed: int = 0
+
+
+def write_report(test: Path | None, options: Options) -> None:
+    """Measure ``test``, repair it if there is something to fit on, read the runs, and write the page."""
+    check_destination(options.out, ENDINGS)
+    lookup(ALL_CALIBRATORS, options.method, kind="method")
+    if test is None and not options.runs:
+        raise ValueError("report: a file of predictions or `--run FOLDER` must be given, got neither.")
+    if test is None and options.fit is not None:
+        raise ValueError("report: `--fit` must come with a file of test predictions, got none. Name it before the options.")
+    precision = Precision(options.n_bins, options.resamples, options.seed)
+    examined, repaired = None, None
+    if test is not None:
+        predictions = _load(test, options)
+        fit_data = None if options.fit is None else load_fit_data(options.fit, test, predictions)
+        entries = _load_runs(options.runs)
+        with progress_bar(f"measuring {test.name}", None):
+            examined = Examined(predictions, precision.measure(predictions, file=str(test)))
+        if fit_data is not None and options.fit is not None:
+            repaired = repair_predictions(fit_data, examined, method=options.method, file=options.fit, precision=precision)
+    else:
+        entries = _load_runs(options.runs)
+    with progress_bar("drawing the page", None):
+        page = render_page(
+            examined,
+            repaired=repaired,
+            entries=entries,
+            title=options.title,
+            n_resamples=options.resamples,
+            seed=options.seed,
+        )
+    save_page(options.out, page)
+    console = Console(highlight=False)
+    if examined is not None:
+        verdict = give_verdict(examined, repaired)
+        show_prose(console, f"{verdict.headline}.", style="bold")
+        for sentence in verdict.sentences:
+            show_prose(console, sentence)
+    console.print(f"The report is in {options.out} ({options.out.stat().st_size / 1e6:.2f} MB).", soft_wrap=True)
+
+
+def save_page(out: Path, page: str) -> None:
+    """Write a page so that nobody ever sees half of it."""
+    with atomic_writer(out) as handle:
+        # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
+        handle.write(page.encode(errors="replace"))
+
+
+def _load(path: Path, options: Options) -> Predictions:
+    predictions = load_predictions(path)
+    if options.class_names is None:
+        return predictions
+    names = load_class_names(options.class_names)
+    check_names(path, names, predictions.num_classes)
+    return predictions.replace(class_names=names)
+
+
+def _load_runs(folders: Sequence[Path]) -> list[Entry]:
+    return [entry for folder in folders for entry in load_entries(folder)]

@@ -1,0 +1,122 @@
+"""A repair for a report: one calibrator fitted, or all of them tried, and what each does to the test data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from calibrant.calibrators import ALL_CALIBRATORS, AutoCalibrator, CalibrationWarning, Calibrator, Ranked, name_of
+from calibrant.calibrators.fit_data import refuse_test_split
+from calibrant.cli.progress import progress_bar
+from calibrant.core.checks import FitError
+from calibrant.core.lookup import lookup
+from calibrant.core.records import Predictions
+from calibrant.core.scores import Estimate, Scores
+from calibrant.io import load_predictions
+from calibrant.metrics.measure import measure
+from calibrant.metrics.paired import paired_test
+from calibrant.report.page_content import Candidate, Examined, Repaired
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How the intervals are made: bins, resamples and seed, as in ``calibrant measure``."""
+
+    n_bins: int
+    n_resamples: int
+    seed: int
+
+    def measure(self, predictions: Predictions, *, file: str | None = None) -> Scores:
+        """Measure predictions."""
+        return measure(predictions, n_bins=self.n_bins, n_resamples=self.n_resamples, seed=self.seed, file=file)
+
+
+def load_fit_data(path: Path, test_path: Path, test: Predictions) -> Predictions:
+    """Read the predictions to fit on; raise with one sentence if they are those of the test data or of other classes."""
+    if path.exists() and path.resolve() == test_path.resolve():
+        raise ValueError(
+            f"{path}: the file to fit on must not be the test file. Measured on the data it was fitted on, any repair looks "
+            "better than it is."
+        )
+    fit_data = load_predictions(path)
+    refuse_test_split(fit_data, where=str(path))
+    if fit_data.num_classes != test.num_classes:
+        raise ValueError(f"{path}: must have the {test.num_classes} classes of {test_path}, got {fit_data.num_classes}.")
+    return fit_data
+
+
+def repair_predictions(fit_data: Predictions, given: Examined, *, method: str, file: Path, precision: Precision) -> Repaired:
+    """Fit ``method`` on ``fit_data`` and say what it does to ``given``; with "auto", what every other method would do too."""
+    calibrator = lookup(ALL_CALIBRATORS, method, kind="method")()
+    total = calibrator.n_methods if isinstance(calibrator, AutoCalibrator) else None
+    try:
+        with progress_bar("trying calibrators" if total else "fitting", total) as advance:
+            if isinstance(calibrator, AutoCalibrator):
+                calibrator.on_progress(lambda name, done, of: advance(1))
+            calibrator.fit(fit_data)
+    except FitError as error:
+        raise ValueError(str(error)) from error
+    repaired = calibrator.apply(given.predictions)
+    best = calibrator.best_ if isinstance(calibrator, AutoCalibrator) else calibrator
+    with progress_bar("measuring the repair", None):
+        after = Examined(repaired, precision.measure(repaired))
+        paired = paired_test(
+            given.predictions,
+            repaired,
+            n_bins=precision.n_bins,
+            n_resamples=precision.n_resamples,
+            seed=precision.seed,
+        )
+    made = Repaired(
+        name=name_of(best),
+        after=after,
+        paired=paired,
+        n_fit=len(fit_data),
+        fit_file=file.name,
+        temperature=float(getattr(best, "temperature_", 1.0)) if "temperature" in best.learned else None,
+        preserves_accuracy=best.preserves_accuracy,
+    )
+    if isinstance(calibrator, AutoCalibrator):
+        tried = _try_all(calibrator, fit_data, given, after, precision)
+        made = replace(made, advice=calibrator.advice_, candidates=tried)
+    return made
+
+
+def _try_all(
+    auto: AutoCalibrator, fit_data: Predictions, given: Examined, after: Examined, precision: Precision
+) -> tuple[Candidate, ...]:
+    """Fit every method on all fit data and measure what it does to the test data."""
+    found = []
+    with progress_bar("measuring every calibrator", len(auto.ranking_)) as advance, _quietly():
+        for entry in auto.ranking_:
+            scores: Scores | None = None
+            calibrator = auto.settled_.get(entry.name)
+            if entry.name == auto.best_name_:
+                scores = after.scores
+            elif entry.name == "none":
+                scores = given.scores
+            elif calibrator is not None:
+                try:
+                    scores = precision.measure(calibrator.fit(fit_data).apply(given.predictions))
+                except FitError as error:
+                    entry = entry._replace(failure=str(error))
+            found.append(_candidate(entry, scores, calibrator))
+            advance(1)
+    return tuple(found)
+
+
+def _candidate(entry: Ranked, scores: Scores | None, calibrator: Calibrator | None) -> Candidate:
+    gain = None if entry.failure else Estimate(entry.gain, entry.gain_low, entry.gain_high)
+    keeps = entry.name == "none" or (calibrator is not None and calibrator.preserves_accuracy)
+    return Candidate(entry.name, entry.score, gain, scores, keeps, entry.failure)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the warnings of calibrators that nobody will use; the chosen one has given its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        yield
