@@ -72,7 +72,9 @@ def metric_rows(examined: Examined, repaired: Repaired | None) -> list[MetricRow
 
 
 def judge(key: str, test: Paired) -> str:
-    """Say in a word or two what a difference means: "better", "worse", "more sure", "less sure" or "unclear"."""
+    """Say in a word or two what a difference means: "better", "worse", "more sure", "less sure", "same" or "unclear"."""
+    if test.difference == 0:
+        return "same"
     if not test.p_value < SIGNIFICANT:
         return "unclear"
     if key == "signed_gap":
@@ -117,7 +119,7 @@ def key_figures(examined: Examined, repaired: Repaired | None) -> list[dict[str,
     notes = {
         "ece": f"{write_value(null.mean, '%')} if calibrated",
         "signed_gap": direction(scores),
-        "error": f"95 % interval {write_interval(scores['error'], '%')}",
+        "error": f"95% interval {write_interval(scores['error'], '%')}",
         "nll": "nats an example",
     }
     names = {"ece": "Calibration error (ECE)", "signed_gap": "Confidence − accuracy", "error": "Error rate"}

@@ -64,11 +64,15 @@ def _finding(scores: Scores) -> str:
             f"model of this size would show {_percent(null.mean)} on average and rarely more than {_percent(null.p95)} "
             f"({write_p(null.p_value)})."
         )
-    mixed = "; it is too sure in some places and not sure enough in others"
-    by = f": a gap of {_points(abs(gap.value))} (95 % interval {_interval(_absolute(gap))})"
+    null_text = f"a perfectly calibrated model of this size would show {_percent(null.mean)}"
+    if direction(scores) == "both":
+        return (
+            f"{sure}, but too sure in some places and not sure enough in others. Its calibration error (ECE) is "
+            f"{_percent(ece.value)}, 95% interval {_interval(ece)}; {null_text}."
+        )
     return (
-        f"{sure}{by if direction(scores) != 'both' else mixed}. Its calibration error (ECE) is {_percent(ece.value)} "
-        f"(95 % interval {_interval(ece)}); a perfectly calibrated model of this size would show {_percent(null.mean)}."
+        f"{sure}: {direction(scores)} by {_points(abs(gap.value))}, 95% interval {_interval(_absolute(gap))}. Its calibration "
+        f"error (ECE) is {_percent(ece.value)}; {null_text}."
     )
 
 
@@ -96,7 +100,6 @@ def _repair(before: Scores, repaired: Repaired | None) -> str:
     name = calibrator_label(repaired.name)
     is_plain = repaired.name == "temperature" and repaired.temperature is not None
     what = f"Temperature {repaired.temperature:.2f}" if is_plain else f"{name.capitalize()} calibration"
-    # A calibrator named "… binning" or "… isotonic" is a kind of calibration, whatever its name.
     what, to = f"{what}, fitted on {on},", _percent(after["ece"].value)
     clear = test.p_value < SIGNIFICANT
     if clear and test.difference < 0:
@@ -158,9 +161,9 @@ def _points(value: float) -> str:
 
 def _percent(value: float) -> str:
     """Two digits for small numbers, where they matter, else one."""
-    return f"{100 * value:.{2 if abs(value) < 0.1 else 1}f} %"
+    return f"{100 * value:.{2 if abs(value) < 0.1 else 1}f}%"
 
 
 def _interval(estimate: Estimate) -> str:
-    digits = 2 if abs(estimate.value) < 0.1 else 1
-    return f"{100 * estimate.low:.{digits}f} to {100 * estimate.high:.{digits}f}"
+    digits = 2 if estimate.high < 0.1 else 1
+    return f"{100 * estimate.low:.{digits}f} to {100 * estimate.high:.{digits}f}".replace("-", "−")

@@ -22,7 +22,7 @@ function drawBins(svg, width, { rows, bins, xTitle, yTitle, said, label }) {
   const largest = Math.max(...rows.map((row) => row.count));
   const total = rows.reduce((sum, row) => sum + row.count, 0);
   const shares = frame(svg, {
-    left, width: side, top: box.top + box.height + 26, height: below, x: [0, 1], y: [0, largest / total],
+    left, width: side, top: box.top + box.height + 30, height: below, x: [0, 1], y: [0, largest / total],
     xTicks: fifths, xText: (t) => percent(t, 0), xTitle, tightX: true,
   });
   shape("text", { class: "note", x: left, y: shares.top - 7 }, svg, `share of examples, at most ${percent(largest / total, 0)}`);
@@ -59,7 +59,7 @@ function drawBins(svg, width, { rows, bins, xTitle, yTitle, said, label }) {
         `${percent(row.index / bins, 0)} to ${percent((row.index + 1) / bins, 0)}`,
         `${count(row.count)} examples (${percent(share, 1)})`,
         `${said[0]} ${percent(row.confidence, 1)}`,
-        `${said[1]} ${percent(row.accuracy, 1)} (95 % interval ${percent(row.low, 1)} to ${percent(row.high, 1)})`,
+        `${said[1]} ${percent(row.accuracy, 1)} (95% interval ${percent(row.low, 1)} to ${percent(row.high, 1)})`,
         `${signed(row.gap)} points, ${over ? said[2] : said[3]}`,
       ],
     });
@@ -81,6 +81,9 @@ function drawReliability(svg, width) {
 
 // What the current bins add up to, and the same as a table.
 function tellBins() {
+  const [before, after] = ["before", byId("switch") ? byId("switch").querySelector("[value='1'] + span").textContent.toLowerCase() : ""];
+  for (const host of document.querySelectorAll(".says-shown")) host.textContent = after ? (state.side ? after : before) : "these predictions";
+  for (const host of document.querySelectorAll(".says-other")) host.textContent = state.side ? before : after;
   const view = currentBins();
   const bins = facts.stops[state.stop];
   byId("bins-number").textContent = bins;
@@ -114,11 +117,11 @@ function drawByBins(svg, width) {
   const sides = facts.sides;
   const most = Math.max(...sides.map((side) => Math.max(...side.bins.map((b) => Math.max(b.ece, b.p95)))));
   const top = niceCeil(100 * most, 4) / 100;
-  const digits = top < 0.04 ? 1 : 0;
+  const yTicks = niceTicks(0, top, 4);
   const plot = frame(svg, {
     left, top: 30, width: width - left - 14, height: 150, logX: true, x: [stops[0], stops[stops.length - 1]], y: [0, top],
     xTicks: [2, 5, 10, 20, 50, 100].filter((m) => m >= stops[0] && m <= stops[stops.length - 1]),
-    yTicks: niceTicks(0, top, 4), yText: (t) => percent(t, digits), xTitle: "number of bins", yTitle: "ECE",
+    yTicks, yText: percentTicks(yTicks), xTitle: "number of bins", yTitle: "ECE",
   });
   const side = currentSide();
   const line = (values, name) => shape("path", { class: name, d: path(values.map((v, k) => [plot.x(stops[k]), plot.y(v)])) }, svg);

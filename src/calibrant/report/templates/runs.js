@@ -70,14 +70,15 @@ function nothing(svg, text) {
 function drawLines(svg, width, series, { unit, xTitle, yTitle, logX, floor, label, height = 240, marks = true }) {
   if (!series.length) return nothing(svg, "No run shown here has this.");
   const left = 50;
-  const text = (value) => (unit === "%" ? percent(value, yRange[1] - yRange[0] < 0.05 ? 1 : 0) : `${+value.toPrecision(3)}`);
   const inBand = series.flatMap(([, , ys, spreads]) => ys.flatMap((v, k) => (spreads && spreads.length ? [v - spreads[k], v + spreads[k]] : [v])));
   const yRange = widen(extent(inBand), floor);
+  const yTicks = niceTicks(yRange[0], yRange[1], 5);
+  const text = unit === "%" ? percentTicks(yTicks) : (value) => `${+value.toPrecision(3)}`;
   const [from, to] = extent(series.flatMap(([, xs]) => xs));
   const xTicks = logX ? [5, 10, 20, 50, 100, 200, 500, 1000].filter((t) => t >= from && t <= to) : niceTicks(from, to, width < 420 ? 4 : 7);
   const plot = frame(svg, {
     left, top: 30, width: width - left - 16, height, logX, x: [from, to === from ? from + 1 : to], y: yRange, xTicks,
-    yTicks: niceTicks(yRange[0], yRange[1], 5), yText: text, xText: (t) => (unit === "share" ? percent(t, 0) : t), xTitle, yTitle,
+    yTicks, yText: text, xText: (t) => (xTitle === "confidence" ? percent(t, 0) : t), xTitle, yTitle,
     tightX: true,
   });
   const xText = (value) => (xTitle === "confidence" ? percent(value, 0) : value);
@@ -130,10 +131,11 @@ function drawTradeOff(svg, width) {
   const height = 280;
   const xs = widen(extent(all.flatMap((run) => run.points.map((p) => p[0]))), 0);
   const ys = widen(extent(all.flatMap((run) => run.points.map((p) => p[1]))), 0);
+  const xTicks = niceTicks(xs[0], xs[1], width < 420 ? 4 : 6);
+  const yTicks = niceTicks(ys[0], ys[1], 5);
   const plot = frame(svg, {
-    left, top: 30, width: width - left - 16, height, x: xs, y: ys, xGrid: true, xTicks: niceTicks(xs[0], xs[1], width < 420 ? 4 : 6),
-    xText: (t) => percent(t, xs[1] - xs[0] < 0.05 ? 1 : 0), yTicks: niceTicks(ys[0], ys[1], 5),
-    yText: (t) => percent(t, ys[1] - ys[0] < 0.05 ? 1 : 0), xTitle: "error rate", yTitle: "ECE",
+    left, top: 30, width: width - left - 16, height, x: xs, y: ys, xGrid: true, xTicks, xText: percentTicks(xTicks), yTicks,
+    yText: percentTicks(yTicks), xTitle: "error rate", yTitle: "ECE",
   });
   const items = [];
   for (const run of all) {

@@ -14,7 +14,8 @@ function drawHistogram(svg, width) {
   const bottom = sum(wrong) > 0 ? niceCeil(Math.max(...down), 3) : 0.1;
   const left = 46;
   const height = 270;
-  const ticks = [...niceTicks(0, top, 3), ...niceTicks(0, bottom, 3).slice(1).map((t) => -t)];
+  const upper = niceTicks(0, top, top > 2 * bottom ? 4 : 3);
+  const ticks = [...upper, ...upper.slice(1).filter((t) => t <= bottom + 1e-9).map((t) => -t)];
   const plot = frame(svg, {
     left, top: 30, width: width - left - 14, height, x: [0, 1], y: [-bottom, top], yTicks: ticks,
     yText: (t) => percent(Math.abs(t), 0), xTicks: [0, 0.2, 0.4, 0.6, 0.8, 1], xText: (t) => percent(t, 0),
@@ -110,7 +111,7 @@ function drawRisk(svg, width) {
   const left = 46;
   const plot = frame(svg, {
     left, top: 30, width: width - left - 16, height: 240, x: [0, 1], y: [0, most], yTicks: niceTicks(0, most, 4),
-    yText: (t) => percent(t, most < 0.04 ? 1 : 0), xTicks: [0, 0.2, 0.4, 0.6, 0.8, 1], xText: (t) => percent(t, 0),
+    yText: percentTicks(niceTicks(0, most, 4)), xTicks: [0, 0.2, 0.4, 0.6, 0.8, 1], xText: (t) => percent(t, 0),
     xTitle: "answered: the most confident share", yTitle: "error among them", tightX: true,
   });
   const clip = ([c, r]) => [plot.x(c), plot.y(Math.min(r, most))];
@@ -149,10 +150,11 @@ function drawCalibrators(svg, width) {
   const sorted = [...values].sort((a, b) => a - b);
   // One method that fails badly must not flatten the others.
   const most = Math.min(sorted[sorted.length - 1], Math.max(idle ? idle[key][2] : 0, sorted[Math.floor(sorted.length / 2)] * 2.5));
-  const text = (value) => (key === "ece" ? percent(value, most < 0.04 ? 1 : 0) : value.toFixed(2));
+  const ticks = niceTicks(low, most, width < 420 ? 3 : 5);
+  const text = key === "ece" ? percentTicks(ticks) : (value) => `${+value.toPrecision(4)}`;
   const plot = frame(svg, {
     left, top: 8, width: width - left - 24, height, x: [low, most + (most - low) * 0.04], y: [0, 1], xGrid: true,
-    xTicks: niceTicks(low, most, width < 420 ? 3 : 5), xText: text, xTitle: key === "ece" ? "ECE on the test data" : "negative log-likelihood on the test data",
+    xTicks: ticks, xText: text, xTitle: key === "ece" ? "ECE on the test data" : "negative log-likelihood on the test data",
   });
   if (idle) {
     shape("line", { class: "cursor", x1: plot.x(idle[key][0]), x2: plot.x(idle[key][0]), y1: plot.top, y2: plot.top + height }, svg);
@@ -173,7 +175,7 @@ function drawCalibrators(svg, width) {
     const write = (v) => (v === null ? "infinite" : key === "ece" ? percent(v) : v.toFixed(4));
     return {
       x: 0, width, y: y - row / 2, height: row,
-      lines: [entry.name, `${key === "ece" ? "ECE" : "NLL"} ${write(value)}`, `95 % interval ${write(from)} to ${write(to)}`],
+      lines: [entry.name, `${key === "ece" ? "ECE" : "NLL"} ${write(value)}`, `95% interval ${write(from)} to ${write(to)}`],
     };
   });
   explore(svg, items, "Calibrators on the test data.");

@@ -60,6 +60,12 @@ function niceTicks(from, to, parts) {
   return ticks;
 }
 
+// Ticks are written with as many digits as tell them apart.
+function percentTicks(ticks) {
+  const digits = [0, 1, 2, 3].find((d) => ticks.every((t) => Math.abs(100 * t - Number((100 * t).toFixed(d))) < 1e-6)) ?? 3;
+  return (tick) => percent(tick, digits);
+}
+
 function niceCeil(value, parts) {
   const step = niceStep(value || 1, parts);
   return Math.ceil(value / step - 1e-9) * step;
@@ -116,8 +122,8 @@ function frame(svg, box) {
   if (box.xTitle) {
     shape("text", { class: "title", x: left + width / 2, y: top + height + 36, "text-anchor": "middle" }, grid, box.xTitle);
   }
-  if (box.yTitle) shape("text", { class: "title", x: left - 36, y: top - 12, "text-anchor": "start" }, grid, box.yTitle);
-  return { x, y, ...box };
+  if (box.yTitle) shape("text", { class: "title", x: left - 36, y: top - 14, "text-anchor": "start" }, grid, box.yTitle);
+  return { ...box, x, y };
 }
 
 function path(points) {
