@@ -17,6 +17,7 @@ from calibrant.core.summary import summarize_with_top
 from calibrant.data import is_path
 from calibrant.engine.folder import is_finished
 from calibrant.engine.recipe import Recipe, load_recipe, to_dict
+from calibrant.grid.results import load_result
 from calibrant.io.predictions import load_predictions
 from calibrant.metrics.measure import measure
 from calibrant.metrics.values import bins_of_summary, values_of_top
@@ -72,14 +73,14 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
     """
     given = Path(path)
     if given.is_file():
-        return [_read_record(given) if given.suffix.lower() == ".json" else load_predictions_entry(given, data=data)]
+        return [load_result(given) if given.suffix.lower() == ".json" else load_predictions_entry(given, data=data)]
     if not given.exists():
         raise FileNotFoundError(f"{path}: must be a run folder, a folder of them or a file of predictions, got nothing there.")
     runs = find_runs(given)
     entries = [load_run_entry(folder) for folder in runs.finished]
     for file in _loose_files(given):
         if file.suffix.lower() == ".json":
-            entries += [_read_record(file)] if is_record(file) else []
+            entries += [load_result(file)] if is_record(file) else []
         elif _is_test(predictions := load_predictions(file)):
             entries.append(_entry_of_predictions(predictions, file, data=data))
     if not entries:
@@ -211,29 +212,6 @@ def _run_facts(recipe: Recipe, facts: Mapping[str, Any]) -> dict[str, object]:
         "versions": {name: facts[name] for name in ("calibrant", "torch", "python") if name in facts},
     }
     return known | {name: facts[name] for name in ("seconds", "examples", "commit") if facts.get(name) is not None}
-
-
-def _read_record(path: Path) -> Entry:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: must be the record of a result, got: {error}.") from None
-    if not is_record(path):
-        raise ValueError(f"{path}: must be the record of a result, with `data`, `method` and `metrics`, got another JSON file.")
-    names = ("command", "machine", "versions", "seconds", "examples", "note")
-    return Entry(
-        data=found["data"],
-        method=found["method"],
-        scores=Scores.from_dict(found["metrics"]),
-        preset=found.get("preset"),
-        model=found.get("model"),
-        epochs=found.get("epochs"),
-        seed=found.get("seed"),
-        best_epoch=found.get("best_epoch"),
-        temperature=found.get("temperature"),
-        facts={name: found[name] for name in names if name in found},
-        folder=str(path),
-    )
 
 
 def _is_run(place: Path) -> bool:

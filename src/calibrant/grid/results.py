@@ -1,0 +1,263 @@
+"""The record of one result: what is kept of a run once its folder is gone, as a small JSON file.
+
+A record says what was run, where and how, what was measured of its test predictions, as ``calibrant measure --json`` writes it,
+and enough to draw its reliability diagram, its learning curves and its robustness to binning. Predictions are not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calibrant.core.entry import BinSweep, Entry
+from calibrant.core.lookup import lookup
+from calibrant.core.records import Bins
+from calibrant.core.scores import Scores
+from calibrant.grid.rows import settings_of
+from calibrant.io.atomic import atomic_writer
+from calibrant.metrics.sweep import bin_sweep
+
+_FACTS = ("command", "machine", "versions", "commit", "seconds", "examples", "note")
+_WHAT = ("data", "method", "preset", "model", "epochs", "seed")
+_KEYS = (*_WHAT, "metrics", *_FACTS, "best_epoch", "temperature", "bins", "sweep", "history")
+# What the figures show of every epoch; speed and time say nothing about the result.
+_CURVES = ("train_loss", "val_error", "val_ece", "test_error", "test_ece", "gamma_mean", "gamma_std")
+# A schedule in steps has a few rates, a smooth one has as many as epochs and is not worth keeping.
+_MOST_RATES = 20
+_BIN_PARTS = ("edges", "count", "confidence", "accuracy")
+# A setting that names a place on one machine.
+_LOCAL = "data.root"
+
+
+def result_from_entry(entry: Entry) -> dict[str, Any]:
+    """Return the record of a run as plain data.
+
+    Args:
+        entry: A run. Bins and sweep are computed from its test predictions where they are missing.
+
+    Returns:
+        Keys ``data``, ``method``, ``preset``, ``model``, ``epochs``, ``seed``, ``metrics`` and, where known, ``command``,
+        ``machine``, ``versions``, ``commit``, ``seconds``, ``examples``, ``note``, ``best_epoch``, ``temperature``, ``bins``
+        (of the reliability diagram), ``sweep`` (ECE and MCE against the number of bins) and ``history`` (columns over the
+        epochs that were evaluated; ``lr`` as pairs of the epoch from which on it holds and the rate).
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20)
+        >>> record = result_from_entry(Entry("coins", "ce", measure(test), seed=0, test=test))
+        >>> record["metrics"]["metrics"]["error"]["value"], record["sweep"]["n_bins"][:3]
+        (0.5, [10, 15, 20])
+    """
+    record: dict[str, Any] = {name: getattr(entry, name) for name in _WHAT}
+    record["metrics"] = json.loads(entry.scores.to_json()) | {"file": None}
+    facts = {name: entry.facts[name] for name in _FACTS if entry.facts.get(name) is not None}
+    if isinstance(facts.get("command"), str):
+        facts["command"] = portable_command(str(facts["command"]))
+    record |= facts
+    note = _sparse_note(entry)
+    if note and "note" not in record:
+        record["note"] = note
+    optional = {
+        "best_epoch": entry.best_epoch,
+        "temperature": entry.temperature,
+        "bins": _plain_bins(entry.scores.bins),
+        "sweep": _plain_sweep(entry),
+        # The history of a run that was repaired afterwards is that of its base.
+        "history": None if entry.temperature is not None else _columns(entry.history),
+    }
+    return record | {key: value for key, value in optional.items() if value}
+
+
+def entry_from_result(record: Mapping[str, Any], *, where: str = "result") -> Entry:
+    """Read a record back; what it does not keep, the test predictions above all, is missing.
+
+    Args:
+        record: What `result_from_entry` returns.
+        where: Where it comes from, for messages.
+
+    Returns:
+        The run. Raises ``ValueError`` naming the key that is missing, unknown or malformed.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20)
+        >>> entry = entry_from_result(result_from_entry(Entry("coins", "ce", measure(test), seed=3, test=test)))
+        >>> entry.seed, entry.scores["ece"].value == measure(test)["ece"].value, entry.test
+        (3, True, None)
+    """
+    if not isinstance(record, Mapping):
+        raise ValueError(f"{where}: must be the record of a result, a JSON object, got {type(record).__name__}.")
+    for key in ("data", "method", "metrics"):
+        if key not in record:
+            raise ValueError(
+                f"{where}: must be the record of a result, with `data`, `method` and `metrics`, got one without `{key}`."
+            )
+    try:
+        for key in record:
+            lookup(dict.fromkeys(_KEYS), key, kind="key of a result")
+        bins, sweep = record.get("bins"), record.get("sweep")
+        return Entry(
+            **{name: record.get(name) for name in _WHAT},  # type: ignore[arg-type]
+            scores=Scores.from_dict(record["metrics"], bins=None if bins is None else _bins(bins)),
+            history=_epochs(record.get("history") or {}, total=record.get("epochs")),
+            best_epoch=record.get("best_epoch"),
+            temperature=record.get("temperature"),
+            sweep=None if sweep is None else BinSweep(*(tuple(sweep[key]) for key in ("n_bins", "ece", "mce"))),
+            facts={name: record[name] for name in _FACTS if name in record},
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        said = f"no `{error.args[0]}`" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise ValueError(f"{where}: must be the record of a result, but {said}.") from None
+
+
+def save_result(entry: Entry, folder: str | Path, *, note: str | None = None) -> Path:
+    """Write the record of a run as ``DATA-MODEL-METHOD-PRESET-seedN.json``.
+
+    Args:
+        entry: A run; see `result_from_entry`.
+        folder: Where to; made if need be. A record of the same run there is replaced, one of another length or other settings
+            is not.
+        note: What a reader must know besides.
+
+    Returns:
+        The file. Raises ``ValueError`` if its place is taken, ``OSError`` if it cannot be written.
+    """
+    place = Path(folder)
+    file = place / result_name(entry)
+    record = result_from_entry(entry) | ({} if note is None else {"note": note})
+    if file.exists():
+        _check_same(load_result(file), entry, file)
+    place.mkdir(parents=True, exist_ok=True)
+    with atomic_writer(file) as handle:
+        handle.write(f"{_dump(record)}\n".encode())
+    return file
+
+
+def load_result(path: str | Path) -> Entry:
+    """Read one record; raises ``ValueError`` or ``OSError`` with one sentence that names the file."""
+    file = Path(path)
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{file}: must be the record of a result, got nothing there.") from None
+    except (UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{file}: must be the record of a result, got: {error}.") from None
+    return replace(entry_from_result(found, where=str(file)), folder=str(file))
+
+
+def load_results(folder: str | Path) -> list[Entry]:
+    """Read all records of a folder, by name; raises ``ValueError`` if there are none."""
+    files = sorted(Path(folder).glob("*.json"))
+    if not files:
+        raise ValueError(f"{folder}: must be a folder with records of results, got none. `calibrant results add` makes them.")
+    return [load_result(file) for file in files]
+
+
+def result_name(entry: Entry) -> str:
+    """Name of a record's file.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
+        >>> result_name(Entry("cifar10", "ce+ts", scores, model="resnet18", preset="paper", seed=0))
+        'cifar10-resnet18-ce+ts-paper-seed0.json'
+    """
+    words = [entry.data, entry.model, entry.method, entry.preset, None if entry.seed is None else f"seed{entry.seed}"]
+    return re.sub(r"[^\w.+-]", "-", "-".join(word for word in words if word)) + ".json"
+
+
+def portable_command(command: str) -> str:
+    """Take out of a command what names a place on one machine.
+
+    Example:
+        >>> portable_command("calibrant train --method ce --set data.root=/mnt/sets --set optim.lr=0.2")
+        'calibrant train --method ce --set optim.lr=0.2'
+    """
+    words, kept = shlex.split(command), []
+    while words:
+        word = words.pop(0)
+        local = words and (word == "--data-root" or (word == "--set" and words[0].partition("=")[0] == _LOCAL))
+        kept += [] if local else [word]
+        words = words[1:] if local else words
+    return shlex.join(kept)
+
+
+def _check_same(found: Entry, entry: Entry, file: Path) -> None:
+    if (found.epochs, settings_of(found)) != (entry.epochs, settings_of(entry)):
+        there, here = (f"{e.epochs} epochs {' '.join(settings_of(e))}".strip() for e in (found, entry))
+        raise ValueError(
+            f"{file}: is the record of a run of {there}, and is not replaced by one of {here}. Use another folder."
+        )
+
+
+def _sparse_note(entry: Entry) -> str | None:
+    found = re.search(r"train\.eval_every_epochs=(\d+)", str(entry.facts.get("command", "")))
+    return f"validation looked at every {found[1]} epochs" if found and found[1] != "1" else None
+
+
+def _plain_bins(bins: Bins) -> dict[str, list[float]] | None:
+    if not len(bins.count):
+        return None
+    return {name: [_short(value, digits=10) for value in getattr(bins, name).double().tolist()] for name in _BIN_PARTS}
+
+
+def _bins(found: Mapping[str, Sequence[float]]) -> Bins:
+    return Bins(*(torch.tensor(found[name], dtype=torch.float64) for name in _BIN_PARTS))
+
+
+def _plain_sweep(entry: Entry) -> dict[str, list[Any]] | None:
+    sweep = entry.sweep or (None if entry.test is None else bin_sweep(entry.test))
+    if sweep is None:
+        return None
+    return {"n_bins": list(sweep.n_bins), "ece": [_short(v) for v in sweep.ece], "mce": [_short(v) for v in sweep.mce]}
+
+
+def _columns(history: Sequence[Mapping[str, float | int | None]]) -> dict[str, list[Any]]:
+    rows = [(epoch, line) for epoch, line in enumerate(history) if line.get("val_error") is not None]
+    if not rows:
+        return {}
+    found: dict[str, list[Any]] = {"epoch": [epoch for epoch, _ in rows]}
+    for name in _CURVES:
+        values = [line.get(name) for _, line in rows]
+        if any(value is not None for value in values):
+            found[name] = [None if value is None else _short(value) for value in values]
+    rates = [line.get("lr") for line in history]
+    steps = [[e, _short(rate)] for e, rate in enumerate(rates) if rate is not None and (e == 0 or rate != rates[e - 1])]
+    return found | ({"lr": steps} if 0 < len(steps) <= _MOST_RATES else {})
+
+
+def _epochs(columns: Mapping[str, Sequence[Any]], *, total: int | None) -> tuple[dict[str, float | int | None], ...]:
+    if not columns:
+        return ()
+    known = list(columns["epoch"])
+    lines: list[dict[str, float | int | None]] = [{"epoch": e} for e in range(max(total or 0, known[-1] + 1))]
+    for name, values in columns.items():
+        if name == "lr":
+            for first, rate in values:
+                for line in lines[first:]:
+                    line["lr"] = rate
+        elif name != "epoch":
+            for epoch, value in zip(known, values, strict=True):
+                lines[epoch][name] = value
+    return tuple(lines)
+
+
+def _short(value: float, *, digits: int = 6) -> float:
+    """Six digits are more than any figure shows; whole numbers stay whole."""
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() and abs(short) >= 2 else short
+
+
+def _dump(value: object, indent: int = 0) -> str:
+    """JSON with a line for every key, but lists in one line."""
+    if not isinstance(value, Mapping) or not value:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    inner = ",\n".join(f"{' ' * (indent + 1)}{json.dumps(key)}: {_dump(item, indent + 1)}" for key, item in value.items())
+    return f"{{\n{inner}\n{' ' * indent}}}"
