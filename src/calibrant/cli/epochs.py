@@ -14,7 +14,13 @@ from calibrant.engine.loop import EpochRecord
 from calibrant.engine.result import Run
 
 _BAR = 12
-_REASON = {"error": "lowest validation error", "nll": "lowest validation NLL", "last": "the last"}
+_REASON = {
+    "error": "lowest validation error",
+    "nll": "lowest validation NLL",
+    "error+nll": "lowest validation NLL near the lowest error",
+    "error+ece": "lowest validation ECE near the lowest error",
+    "last": "the last",
+}
 
 
 class EpochDisplay:

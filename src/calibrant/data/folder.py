@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from calibrant.core.checks import check_count
 from calibrant.data.image_set import DataSet, ImageSet
 from calibrant.data.pictures import ENDINGS, Picture, common_form, decode
 from calibrant.data.splits import held_out_rows
@@ -37,6 +38,8 @@ def load_folder(path: str | Path, *, size: int | None = None, seed: int = 0) -> 
         that names the file or folder at fault.
     """
     root = Path(path).expanduser()
+    if size is not None:
+        check_count(size, where="load_folder", name="size")
     if not root.is_dir():
         raise FileNotFoundError(f"{path}: must be a folder of class folders, got no folder. Check the path.")
     if (root / "train").is_dir():

@@ -21,20 +21,23 @@ def is_path(name: str) -> bool:
     return os.sep in name or "/" in name or name.lower().endswith(".npz") or Path(name).expanduser().is_dir()
 
 
-def load_path(path: str | Path) -> DataSet:
+def load_path(path: str | Path, *, size: int | None = None) -> DataSet:
     """Read an ``.npz`` of images, or a folder: of class folders, or of Tiny-ImageNet.
 
     Args:
         path: The file or folder.
+        size: Side of the squares that the pictures of class folders are resized to; other sets keep their size.
 
     Returns:
-        The set. Raises as `load_npz` and `load_folder`.
+        The set. Raises as `load_npz` and `load_folder`, and ``ValueError`` where a size is given for a set that has one.
     """
     given = Path(path).expanduser()
-    if given.suffix.lower() == ".npz" and not given.is_dir():
-        return load_npz(given)
-    if given.is_file():
+    arrays = given.suffix.lower() == ".npz" and not given.is_dir()
+    if given.is_file() and not arrays:
         raise ValueError(f"{path}: must be a folder of class folders or an .npz of images, got another file.")
-    if (given / "wnids.txt").is_file():
-        return load_tiny_imagenet(given)
-    return load_folder(given)
+    tiny = (given / "wnids.txt").is_file()
+    if size is not None and (arrays or tiny):
+        raise ValueError(f"{path}: `size` must be left out, got {size}; only pictures of class folders are resized.")
+    if arrays:
+        return load_npz(given)
+    return load_tiny_imagenet(given) if tiny else load_folder(given, size=size)

@@ -10,19 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
+from calibrant.engine.average import WeightAverage
 from calibrant.engine.batches import MetaBatches, TrainBatches
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import EvalSet
 from calibrant.engine.features import FeatureFunction, feature_function, find_head
 from calibrant.engine.hardware import Hardware, choose_hardware
 from calibrant.engine.limits import check_recipe
-from calibrant.engine.loop import LoopParts
+from calibrant.engine.loop import LoopParts, learning_rate
 from calibrant.engine.meta_objective import MetaObjective
-from calibrant.engine.methods import Facts, LossPlan, MetaPlan, Plan, make_plan
+from calibrant.engine.methods import make_plan
 from calibrant.engine.objectives import LossObjective, MixupObjective
 from calibrant.engine.optim import build_optimizer
+from calibrant.engine.plans import Facts, LossPlan, MetaPlan, Plan
 from calibrant.engine.recipe import Recipe
-from calibrant.engine.setup import RunData, build_backbone, divide, fits_on_device, load_data
+from calibrant.engine.schedule import cosine_rate
+from calibrant.engine.setup import RunData, augmented, build_backbone, divide, fits_on_device, load_data
 from calibrant.engine.step import TrainStep, steppers
 from calibrant.engine.weights import freeze, load_initial_weights
 from calibrant.meta.virtual import VirtualStep
@@ -50,8 +53,7 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
     probe = make_plan(part.name, part.options, Facts(1, train.reduction, part.preset))
     whole = load_data(recipe.data)
     data = divide(whole, recipe.data, seed=recipe.seed, with_meta=isinstance(probe, MetaPlan))
-    if not recipe.data.augment:
-        data = replace(data, train=replace(data.train, pad=0, flip=False))
+    data = replace(data, train=augmented(data.train, recipe.data))
     plan = make_plan(part.name, part.options, Facts(len(data.train), train.reduction, part.preset))
     steps = train.epochs * (len(data.train) // train.batch_size)
     hardware = choose_hardware(
@@ -108,6 +110,7 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
         precision=hardware.precision,
         clip_norm=recipe.train.clip_norm or None,
         group=group,
+        average=_average(recipe, model),
     )
     plain, meta = steppers(step, capture=hardware.captured)
     val, test = (
@@ -126,6 +129,17 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
         objective=objective,
         gamma=_gamma_rule(objective),
     )
+
+
+def _average(recipe: Recipe, model: nn.Module) -> WeightAverage | None:
+    train = recipe.train
+    if train.average == "no":
+        return None
+    exponential = train.average == "ema"
+    # The paper's last drop of the learning rate is at 250 of 350 epochs; what comes before it is too far from the end.
+    usual = 0 if exponential else round(train.epochs * 5 / 7)
+    first = usual if train.average_from_epoch is None else train.average_from_epoch
+    return WeightAverage(model, decay=train.average_decay if exponential else None, first_epoch=first)
 
 
 def _train_batches(scene: _Scene, *, resident: bool) -> TrainBatches:
@@ -178,7 +192,8 @@ def _meta_objective(
     generator = torch.Generator().manual_seed(recipe.seed)
     hyper = plan.regularizer.init(head.in_features, head.out_features, bias=head.bias is not None, generator=generator)
     hyper = {name: value.to(hardware.device, hardware.dtype) for name, value in hyper.items()}
-    meta_lr = settings.meta_lr or plan.regularizer.pace / float(plan.regularizer.speed(hyper))
+    meta_lr = settings.meta_lr or (plan.pace or plan.regularizer.pace) / float(plan.regularizer.speed(hyper))
+    schedule = _meta_schedule(recipe, plan, meta_lr)
     fixed = recipe.optim.lr if isinstance(settings.lookahead_lr, str) else settings.lookahead_lr
 
     def rate() -> float | Tensor:
@@ -186,7 +201,9 @@ def _meta_objective(
         return found
 
     def adam(values: list[Tensor]) -> Adam:
-        return Adam(values, lr=meta_lr, betas=settings.betas, eps=settings.eps, capturable=hardware.captured)
+        changes = schedule is not None and hardware.captured
+        lr: float | Tensor = torch.tensor(meta_lr, device=hardware.device) if changes else meta_lr
+        return Adam(values, lr=lr, betas=settings.betas, eps=settings.eps, capturable=hardware.captured)
 
     return MetaObjective(
         plan.regularizer,
@@ -205,8 +222,20 @@ def _meta_objective(
         frozen=plan.frozen,
         clip=settings.meta_clip,
         rate=rate if settings.lookahead_lr == "current" else None,
+        schedule=schedule,
         group=group,
     )
+
+
+def _meta_schedule(recipe: Recipe, plan: MetaPlan, meta_lr: float) -> Callable[[int], float] | None:
+    """Epoch → learning rate of the hyper-parameters; None where it stays."""
+    epochs, optim = recipe.train.epochs, recipe.optim
+    schedules: dict[str, Callable[[int], float] | None] = {
+        "constant": None,
+        "cosine": lambda epoch: cosine_rate(epoch, lr=meta_lr, epochs=epochs),
+        "network": lambda epoch: meta_lr * learning_rate(optim, epoch, epochs=epochs) / optim.lr,
+    }
+    return schedules[plan.meta_schedule]
 
 
 def _meta_batches(scene: _Scene, plan: MetaPlan, batches: TrainBatches) -> MetaBatches:

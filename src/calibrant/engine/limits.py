@@ -17,6 +17,7 @@ def check_recipe(recipe: Recipe) -> None:
         ("train.batch_size", train.batch_size),
         ("train.eval_every_epochs", train.eval_every_epochs),
         ("data.val", 1 if data.val is None else data.val),
+        ("data.size", 1 if data.size is None else data.size),
     ):
         if count < 1:
             raise ValueError(f"recipe: `{key}` must be a whole number >= 1, got {count}.")
@@ -27,11 +28,17 @@ def check_recipe(recipe: Recipe) -> None:
         ("optim.weight_decay", optim.weight_decay),
         ("optim.warmup_epochs", optim.warmup_epochs),
         ("data.meta", 0 if data.meta is None else data.meta),
+        ("data.pad", data.pad or 0),
+        ("train.average_from_epoch", train.average_from_epoch or 0),
     ):
         if not (math.isfinite(least) and least >= 0):
             raise ValueError(f"recipe: `{key}` must be a finite number >= 0, got {least}.")
     for key, positive in (("optim.lr", optim.lr), ("optim.decay", optim.decay)):
         if not (math.isfinite(positive) and positive > 0):
             raise ValueError(f"recipe: `{key}` must be a finite number > 0, got {positive}.")
+    if not data.augment and (data.pad is not None or data.flip is not None):
+        raise ValueError("recipe: `data.pad` and `data.flip` must be left out where `data.augment` is false, got one of them.")
+    if not 0 <= train.average_decay < 1:
+        raise ValueError(f"recipe: `train.average_decay` must lie in [0, 1), got {train.average_decay}.")
     if optim.nesterov and optim.momentum == 0:
         raise ValueError("recipe: `optim.nesterov` must come with `optim.momentum` > 0, got momentum 0.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
-import torch
 from torch import Tensor, nn
 
 from calibrant.engine.evaluate import EvalSet, epoch_scores
@@ -119,6 +119,8 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
     lr = learning_rate(recipe.optim, epoch, epochs=train.epochs)
     set_learning_rate(step.optimizer, lr)
     parts.objective.begin_epoch(epoch)
+    if step.average is not None:
+        step.average.begin_epoch(epoch)
     steps = step.batches.begin_epoch(epoch, kept=parts.objective.kept())
     step.loss_sum.zero_()
     begun = time.monotonic()
@@ -148,15 +150,17 @@ def _level_statistics(parts: LoopParts) -> None:
     group = parts.step.group
     if group.world_size > 1:
         seen = [buffer for buffer in parts.model.buffers() if buffer.is_floating_point()]
+        seen += [] if parts.step.average is None else parts.step.average.buffer_means
         group.add_up(seen)
         for buffer in seen:
             buffer /= group.world_size
 
 
 def _evaluate(parts: LoopParts) -> Mapping[str, float]:
-    precision = parts.step.precision
-    val = parts.val.run(parts.model, parts.eval_forward, precision=precision)
-    test = parts.test.run(parts.model, parts.eval_forward, precision=precision, gamma=parts.gamma)
+    precision, average = parts.step.precision, parts.step.average
+    with nullcontext() if average is None else average.applied():
+        val = parts.val.run(parts.model, parts.eval_forward, precision=precision)
+        test = parts.test.run(parts.model, parts.eval_forward, precision=precision, gamma=parts.gamma)
     parts.objective.end_epoch(val.logits, parts.val.labels)
     found: dict[str, float] = {}
     for name, outputs, labels in (("val", val, parts.val.labels), ("test", test, parts.test.labels)):
@@ -165,31 +169,3 @@ def _evaluate(parts: LoopParts) -> Mapping[str, float]:
     if test.gammas is not None:
         found |= {"gamma_mean": float(test.gammas.mean()), "gamma_std": float(test.gammas.std(correction=0))}
     return found
-
-
-class BestEpoch:
-    """Keeps the weights of the best epoch so far.
-
-    Args:
-        select: Validation number to compare: "error" (strictly lower wins, as in the paper), "nll", or "last".
-    """
-
-    def __init__(self, select: str) -> None:
-        self.select = select
-        self.value = math.inf
-        self.epoch = -1
-        self.weights: dict[str, Tensor] = {}
-
-    def offer(self, record: EpochRecord, weights: Mapping[str, Tensor]) -> bool:
-        """Take a copy of ``weights`` if the epoch is the best; return whether it is."""
-        value = {"error": record.val_error, "nll": record.val_nll, "last": -float(record.epoch)}[self.select]
-        if value is None or not value < self.value:
-            return False
-        self.value, self.epoch = value, record.epoch
-        if self.weights:
-            with torch.no_grad():
-                for name, tensor in weights.items():
-                    self.weights[name].copy_(tensor)
-        else:
-            self.weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
-        return True

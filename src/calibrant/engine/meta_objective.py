@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from calibrant.engine.batches import Batch, MetaBatches
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.features import FeatureFunction
-from calibrant.engine.optim import allocate_state
+from calibrant.engine.optim import allocate_state, set_learning_rate
 from calibrant.engine.step import Precision
 from calibrant.meta.bn import MetaBN, meta_mode
 from calibrant.meta.leak import leaked_gradients
@@ -42,6 +42,7 @@ class MetaObjective:
         frozen: Leave the hyper-parameters as they are.
         clip: Largest norm of the hypergradient, or None.
         rate: Gives the size of the virtual step at the time, where it follows the network's learning rate; else the step's own.
+        schedule: Epoch → learning rate of the hyper-parameters, or None where it stays as the optimizer was built.
         group: Processes that share batches; the look-ahead step and the held-out objective are those of the global ones.
     """
 
@@ -66,19 +67,22 @@ class MetaObjective:
         frozen: bool = False,
         clip: float | None = None,
         rate: Callable[[], float | Tensor] | None = None,
+        schedule: Callable[[int], float] | None = None,
         group: Group = ALONE_GROUP,
     ) -> None:
         self.has_meta = not frozen
         self.regularizer, self.objective, self.head, self.model = regularizer, objective, head, model
         self.forward, self.batches, self.step, self.reduction = forward, batches, step, reduction
         self.precision, self.meta_bn, self.leak, self.group = precision, meta_bn, leak, group
-        self._rate, self._clip = rate, clip
+        self._rate, self._clip, self._schedule = rate, clip, schedule
         self.hyper = {name: nn.Parameter(value) for name, value in hyper.items()}
         self.optimizer = allocate_state(optimizer(list(self.hyper.values())))
         self.value = torch.zeros((), device=head.weight.device)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw the epoch's meta batches."""
+        """Draw the epoch's meta batches and set the learning rate of the hyper-parameters."""
+        if self._schedule is not None:
+            set_learning_rate(self.optimizer, self._schedule(epoch))
         self.batches.begin_epoch(epoch)
 
     def end_epoch(self, logits: Tensor, labels: Tensor) -> None:

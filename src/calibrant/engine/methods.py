@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Literal, NamedTuple
-
-from torch import Tensor, nn
+from typing import Any, Literal, get_type_hints
 
 from calibrant.core.lookup import lookup
+from calibrant.engine.meta_methods import MetaMethod
+from calibrant.engine.plans import Facts, LossPlan, MetaPlan, Plan
+from calibrant.engine.values import read_value
 from calibrant.losses import (
     ACLS,
     CPC,
@@ -35,62 +35,8 @@ from calibrant.losses import (
     SoftAvUC,
     WeightedMMCE,
 )
-from calibrant.losses.base import Reduction
-from calibrant.meta.objectives import make_objective
-from calibrant.meta.presets import PRESETS, MetaSettings, settings_of
-from calibrant.meta.regularizers import Regularizer
-from calibrant.meta.virtual import MetaObjective
 
-
-class Facts(NamedTuple):
-    """What a method may need to know of the run.
-
-    Attributes:
-        num_train: Training examples.
-        reduction: How losses are reduced.
-        preset: Which preset the recipe names.
-    """
-
-    num_train: int
-    reduction: Reduction
-    preset: Literal["default", "paper"] = "default"
-
-
-@dataclass(frozen=True)
-class LossPlan:
-    """Train with a loss.
-
-    Attributes:
-        loss: The loss, reduced.
-        mixup_alpha: Parameter of mixup's Beta distribution, or None.
-        pruner: Drops training examples between epochs, or None.
-    """
-
-    loss: nn.Module
-    mixup_alpha: float | None = None
-    pruner: ConfidencePruner | None = None
-
-
-@dataclass(frozen=True)
-class MetaPlan:
-    """Train with a loss whose hyper-parameters are learned on held-out data.
-
-    Attributes:
-        regularizer: The loss.
-        objective: What is minimised on the meta batches.
-        settings: How the hyper-parameters are stepped.
-        meta_batch_size: Examples of a meta batch.
-        frozen: Never move the hyper-parameters.
-    """
-
-    regularizer: Regularizer
-    objective: MetaObjective
-    settings: MetaSettings
-    meta_batch_size: int
-    frozen: bool = False
-
-
-Plan = LossPlan | MetaPlan
+__all__ = ["METHODS", "Facts", "LossPlan", "MetaPlan", "Plan", "make_plan", "split_name"]
 
 
 def _ce(facts: Facts) -> Plan:
@@ -178,36 +124,6 @@ def _crl(facts: Facts, *, weight: float = 1.0) -> Plan:
     return LossPlan(CrossEntropyLoss(reduction=facts.reduction) + weight * CRL(num_samples=facts.num_train))
 
 
-def _meta(
-    facts: Facts,
-    *,
-    regularizer: str,
-    objective: str,
-    meta_batch_size: int | None = None,
-    bandwidth: float | None = None,
-    gamma_max: float | None = None,
-    **settings: object,
-) -> Plan:
-    preset = PRESETS[facts.preset]
-    build = lookup(preset.regularizers, regularizer, kind="regularizer")
-    chosen: Callable[..., Tensor] = make_objective(objective, variants=preset.objectives)
-    if bandwidth is not None:
-        chosen = partial(chosen, bandwidth=bandwidth)
-    # The published code draws 128 held-out samples a step; a calibration error of so few is mostly noise.
-    size = meta_batch_size or (128 if facts.preset == "paper" else 1024)
-    bound = {} if gamma_max is None else {"gamma_max": gamma_max}
-    return MetaPlan(build(**bound), chosen, settings_of(preset, settings), size)
-
-
-def _flgamma(facts: Facts, *, variant: Literal["val_ce", "val_fl", "frozen"] = "val_ce", **options: object) -> Plan:
-    # The paper's ablation does not say how gamma-Net learns without SECE; validation cross-entropy is the plainest reading.
-    # Joint training on the training loss is none: that loss falls with gamma, so gamma grows without bound.
-    objective = lookup({"val_ce": "nll", "val_fl": "focal", "frozen": "nll"}, variant, kind="variant of flgamma")
-    plan = _meta(facts, regularizer="gamma-focal", objective=objective, **options)  # type: ignore[arg-type]
-    assert isinstance(plan, MetaPlan)
-    return replace(plan, frozen=variant == "frozen")
-
-
 METHODS: dict[str, Callable[..., Plan]] = {
     "ce": _ce,
     "focal": _focal,
@@ -217,12 +133,14 @@ METHODS: dict[str, Callable[..., Plan]] = {
     "mixup": _mixup,
     "mmce": _mmce,
     "brier": _brier,
-    "ce-dece": partial(_meta, regularizer="unitwise-l2", objective="dece"),
-    "ce-sece": partial(_meta, regularizer="unitwise-l2", objective="sece"),
-    "flgamma-dece": partial(_meta, regularizer="gamma-focal", objective="dece"),
-    "flgamma-sece": partial(_meta, regularizer="gamma-focal", objective="sece"),
-    "flgamma-skce": partial(_meta, regularizer="gamma-focal", objective="skce"),
-    "flgamma": _flgamma,
+    "ce-dece": MetaMethod(regularizer="unitwise-l2", objective="dece"),
+    "ce-sece": MetaMethod(regularizer="unitwise-l2", objective="sece"),
+    "flgamma-dece": MetaMethod(regularizer="gamma-focal", objective="dece"),
+    "flgamma-sece": MetaMethod(regularizer="gamma-focal", objective="sece"),
+    "flgamma-skce": MetaMethod(regularizer="gamma-focal", objective="skce"),
+    # The paper's ablation does not say how gamma-Net learns without SECE; validation cross-entropy is the plainest reading.
+    # Joint training on the training loss is none: that loss falls with gamma, so gamma grows without bound.
+    "flgamma": MetaMethod("gamma-focal", "nll", {"val_ce": "nll", "val_fl": "focal", "frozen": "nll"}),
     "adafocal": _adafocal,
     "dual-focal": _dual_focal,
     "mbls": _mbls,
@@ -248,14 +166,17 @@ def split_name(name: str) -> tuple[str, bool]:
 def make_plan(name: str, options: Mapping[str, object], facts: Facts) -> Plan:
     """Look a method up and apply its options; an unknown name or option is answered with the nearest one."""
     method = lookup(METHODS, split_name(name)[0], kind="method")
-    parameters = inspect.signature(method).parameters.values()
-    known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"regularizer", "objective"}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        known |= {f.name for f in fields(MetaSettings)} | {"meta_batch_size", "bandwidth", "gamma_max"}
-        # The network's own step is the recipe's business, and a captured step looks ahead with the head.
-        known -= {"reduction", "clip", "lookahead"}
-    for option in options:
+    known = method.option_types(facts) if isinstance(method, MetaMethod) else _option_types(method)
+    read = {}
+    for option, value in options.items():
         if not known:
             raise ValueError(f"method {name!r} has no options, got `{option}`.")
-        lookup(dict.fromkeys(sorted(known)), option, kind=f"option of {name}")
-    return method(facts, **options)
+        read[option] = read_value(lookup(known, option, kind=f"option of {name}"), value, f"method.options.{option}")
+    return method(facts, **read)
+
+
+def _option_types(method: Callable[..., Plan]) -> dict[str, Any]:
+    """Name → type of the keyword arguments of a method's function, of which some may be given already."""
+    plain: Any = method.func if isinstance(method, partial) else method
+    hints = get_type_hints(plain)
+    return {p.name: hints[p.name] for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY}

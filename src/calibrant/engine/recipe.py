@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from calibrant.core.lookup import lookup
+from calibrant.engine.values import plain_value, read_value, toml_value
 
 
 @dataclass(frozen=True)
@@ -20,20 +20,29 @@ class DataPart:
     Attributes:
         name: Name of the set, or a path to a folder of class folders or an ``.npz``.
         root: Folder where the set lies; None for the usual place.
+        size: Side in pixels of the squares that the pictures of a folder are resized to; None for their own size, or the
+            median one where they differ.
         val: Validation examples (model selection, post-hoc calibration); None for a tenth of the training set.
         meta: Meta-validation examples; None for a tenth.
         same_data: Whether methods without a meta part leave it unused, so that all train on the same examples.
-        augment: Whether to crop and mirror as the set allows.
+        augment: Whether to crop and mirror.
+        pad: Pixels by which images are padded on each side for random crops; None for the set's own number.
+        flip: Whether to mirror half of the images; None for what suits the set.
         place: Whether images lie on the "device" or are sent from the "host" batch by batch; "auto" sends what does not fit.
+        shift: Whether to evaluate the finished network on corrupted copies of the test set too.
     """
 
     name: str = "cifar10"
     root: str | None = None
+    size: int | None = None
     val: int | None = None
     meta: int | None = None
     same_data: bool = False
     augment: bool = True
+    pad: int | None = None
+    flip: bool | None = None
     place: Literal["auto", "device", "host"] = "auto"
+    shift: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class MethodPart:
 
     name: str = "flgamma-sece"
     preset: Literal["default", "paper"] = "default"
-    options: Mapping[str, float | int | str | bool] = field(default_factory=dict)
+    options: Mapping[str, float | int | str | bool | tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,13 @@ class TrainPart:
         reduction: Whether the loss of a batch is summed or averaged.
         clip_norm: Largest norm of the gradient; 0 switches clipping off.
         precision: "bf16" autocast, "float32" or "float64"; "auto" is bf16 on a GPU that has it, else float32.
-        select: Which validation number picks the best epoch.
+        select: What of the validation part picks the best epoch: lowest "error" or "nll"; "error+nll" or "error+ece", the
+            lowest NLL or ECE among the epochs whose error is within one standard error of the lowest; or "last".
+        average: Whether predictions are those of averaged weights: "ema" forgets old ones exponentially, "uniform" weighs all
+            since ``average_from_epoch`` alike.
+        average_decay: Share of the average that a step keeps, for "ema".
+        average_from_epoch: Epoch from which on weights are averaged; None for the first ("ema") or for that of the last drop
+            of the paper's learning rate, 5/7 of all ("uniform").
         device: "auto", "cpu", "cuda" or "cuda:1".
         compile: Whether to compile the network; "auto" does on a GPU for runs long enough to repay it.
         graph: Whether to replay the step as a CUDA graph; "auto" does on a GPU that trains alone.
@@ -89,7 +104,10 @@ class TrainPart:
     reduction: Literal["sum", "mean"] = "sum"
     clip_norm: float = 2.0
     precision: Literal["auto", "bf16", "float32", "float64"] = "auto"
-    select: Literal["error", "nll", "last"] = "error"
+    select: Literal["error", "nll", "error+nll", "error+ece", "last"] = "error"
+    average: Literal["no", "ema", "uniform"] = "no"
+    average_decay: float = 0.999
+    average_from_epoch: int | None = None
     device: str = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
     graph: Literal["auto", "yes", "no"] = "auto"
@@ -193,40 +211,18 @@ def override(recipe: Recipe, settings: Mapping[str, object]) -> Recipe:
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as nested plain data, tuples as lists, None left out (TOML has no null)."""
-    return _plain(recipe)  # type: ignore[no-any-return]
+    return plain_value(recipe)  # type: ignore[no-any-return]
 
 
 def to_toml(recipe: Recipe) -> str:
     """Return the recipe as TOML text that `load_recipe` reads back to the same recipe."""
     values = to_dict(recipe)
-    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    lines = [f"{key} = {toml_value(value)}" for key, value in values.items() if not isinstance(value, dict)]
     for key, part in values.items():
         if isinstance(part, dict):
             lines += ["", f"[{key}]"]
-            lines += [f"{name} = {_toml(value)}" for name, value in part.items() if not isinstance(value, dict) or value]
+            lines += [f"{name} = {toml_value(value)}" for name, value in part.items() if not isinstance(value, dict) or value]
     return "\n".join(lines) + "\n"
-
-
-def _plain(value: object) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        pairs = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return {name: _plain(item) for name, item in pairs if item is not None}
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
-    return repr(value)
 
 
 def _build(kind: type, values: object, where: str) -> object:
@@ -239,62 +235,6 @@ def _build(kind: type, values: object, where: str) -> object:
         hint = lookup(known, key, kind=f"key of {where}")
         part = dataclasses.is_dataclass(hint)
         arguments[key] = (
-            _build(hint, value, key) if part else _read(hint, value, key if where == "recipe" else f"{where}.{key}")
+            _build(hint, value, key) if part else read_value(hint, value, key if where == "recipe" else f"{where}.{key}")
         )
     return kind(**arguments)
-
-
-def _read(hint: Any, value: object, key: str) -> object:
-    """Check ``value`` against a type hint; text, as it comes from a command line, is converted to it."""
-    origin = get_origin(hint)
-    if origin is Literal:
-        if value not in get_args(hint):
-            names = ", ".join(repr(name) for name in get_args(hint))
-            raise ValueError(f"recipe: `{key}` must be one of {names}, got {value!r}.")
-        return value
-    if origin in (Union, types.UnionType):
-        inner = [h for h in get_args(hint) if h is not type(None)]
-        return None if value is None or value in ("none", "None") else _read(inner[0], value, key)
-    if origin is tuple:
-        items = value.split(",") if isinstance(value, str) else value
-        if not isinstance(items, (list, tuple)):
-            raise ValueError(f"recipe: `{key}` must be a list, got {value!r}.")
-        return tuple(_read(get_args(hint)[0], item, key) for item in items)
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"recipe: `{key}` must be a table of options, got {value!r}.")
-        return {str(k): _guess(v) for k, v in value.items()}
-    return _scalar(hint, value, key)
-
-
-def _scalar(hint: type, value: object, key: str) -> object:
-    text = value.strip() if isinstance(value, str) else None
-    try:
-        if hint is bool:
-            if isinstance(value, bool):
-                return value
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[(text or "?").lower()]
-        if hint is int and not isinstance(value, bool) and (text is not None or float(value) == int(value)):  # type: ignore[arg-type, call-overload]
-            return int(text if text is not None else value)  # type: ignore[call-overload]
-        if hint is float and not isinstance(value, bool):
-            return float(text if text is not None else value)  # type: ignore[arg-type]
-        if hint is str and isinstance(value, str):
-            return value
-    except (ValueError, TypeError, KeyError):
-        pass
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    raise ValueError(f"recipe: `{key}` must be {kinds[hint]}, got {value!r}.")
-
-
-def _guess(value: object) -> object:
-    """Read an option given as text as the bool or number it looks like; options are checked by their method."""
-    if not isinstance(value, str):
-        return value
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value

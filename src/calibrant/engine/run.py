@@ -17,9 +17,10 @@ from calibrant.engine.assemble import Assembly, assemble
 from calibrant.engine.checkpoint import copy_state, load_checkpoint, restore_state, save_atomically
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import Outputs
-from calibrant.engine.loop import BestEpoch, EpochRecord, LoopParts, Tick, run_epoch
+from calibrant.engine.loop import EpochRecord, LoopParts, Tick, run_epoch
 from calibrant.engine.recipe import Recipe, load_recipe_text, to_dict, to_toml
 from calibrant.engine.result import Run
+from calibrant.engine.selection import BestEpoch
 
 Report = Callable[[EpochRecord], None]
 # Called once before the first epoch, with what was built and the epochs that a resumed run has behind it.
@@ -52,7 +53,7 @@ def run_recipe(
     """
     assembly = assemble(recipe, group=group)
     parts = assembly.parts
-    best = BestEpoch(recipe.train.select)
+    best = BestEpoch(recipe.train.select, n_val=len(assembly.data.val))
     history: list[EpochRecord] = []
     if resume and checkpoint is not None and group.share(checkpoint.exists()):
         history = _resume(checkpoint, assembly, best, recipe)
@@ -65,7 +66,7 @@ def run_recipe(
             _seed_epoch(recipe.seed, epoch, group)
             record = run_epoch(parts, recipe, epoch, started=started, tick=tick)
             history.append(record)
-            best.offer(record, _weights(parts))
+            best.offer(record, _weights(parts, averaged=True))
             due = time.monotonic() - saved >= recipe.train.checkpoint_every_seconds or epoch + 1 == recipe.train.epochs
             if checkpoint is not None and due and group.leads:
                 _save(checkpoint, parts, best, recipe, history)
@@ -85,16 +86,19 @@ def _seed_epoch(seed: int, epoch: int, group: Group) -> None:
     torch.manual_seed(((seed * 1_000_003 + epoch) * 65_537 + group.rank) % 2**63)
 
 
-def _weights(parts: LoopParts) -> dict[str, Tensor]:
-    """What a best epoch keeps: the network, and the hyper-parameters that belong to it."""
+def _weights(parts: LoopParts, *, averaged: bool = False) -> dict[str, Tensor]:
+    """What a best epoch keeps: the network, or the average of its weights, and the hyper-parameters that belong to it."""
     state = parts.step.state()
-    return {name: value for name, value in state.items() if name.startswith(("model.", "objective.hyper."))}
+    found = {name: value for name, value in state.items() if name.startswith(("model.", "objective.hyper."))}
+    if averaged and parts.step.average is not None:
+        found |= {f"model.{name}": mean for name, mean in parts.step.average.means.items()}
+    return found
 
 
 def _save(path: Path, parts: LoopParts, best: BestEpoch, recipe: Recipe, history: list[EpochRecord]) -> None:
     state = {
         "state": copy_state(parts.step.state()),
-        "best": {"value": best.value, "epoch": best.epoch, "weights": copy_state(best.weights)},
+        "best": [held | {"weights": copy_state(held["weights"])} for held in best.state()],
         "history": [record.to_dict() for record in history],
         "recipe": to_toml(recipe),
     }
@@ -106,8 +110,7 @@ def _resume(path: Path, assembly: Assembly, best: BestEpoch, recipe: Recipe) -> 
     found = group.share(load_checkpoint(path) if group.leads else {})
     check_same_run(load_recipe_text(found["recipe"], where=str(path)), recipe, where=str(path))
     restore_state(parts.step.state(), found["state"])
-    best.value, best.epoch = found["best"]["value"], found["best"]["epoch"]
-    best.weights = {name: value.to(parts.step.device) for name, value in found["best"]["weights"].items()}
+    best.restore(found["best"], like=_weights(parts))
     return [EpochRecord(**record) for record in found["history"]]
 
 
@@ -131,7 +134,7 @@ def _neutral(recipe: Recipe) -> Recipe:
         graph=defaults.train.graph,
         checkpoint_every_seconds=defaults.train.checkpoint_every_seconds,
     )
-    return replace(recipe, train=train, data=replace(recipe.data, root=None, place="auto"))
+    return replace(recipe, train=train, data=replace(recipe.data, root=None, place="auto", shift=False))
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
@@ -142,17 +145,17 @@ def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def _finish(assembly: Assembly, best: BestEpoch, recipe: Recipe, history: tuple[EpochRecord, ...]) -> Run:
-    parts = assembly.parts
-    restore_state(_weights(parts), best.weights)
+    parts, chosen = assembly.parts, best.best
+    restore_state(_weights(parts), chosen.weights)
     precision = assembly.hardware.precision
     val, test = (
         part.run(parts.model, parts.eval_forward, precision=precision, gamma=parts.gamma) for part in (parts.val, parts.test)
     )
-    hyper = {name.removeprefix("objective.hyper."): v.cpu() for name, v in best.weights.items() if "objective.hyper." in name}
+    hyper = {name.removeprefix("objective.hyper."): v.cpu() for name, v in chosen.weights.items() if "objective.hyper." in name}
     return Run(
         recipe=recipe,
         history=history,
-        best_epoch=best.epoch,
+        best_epoch=chosen.epoch,
         val=_predictions(val, assembly.data.val, Split.VAL),
         test=_predictions(test, assembly.data.test, Split.TEST),
         hyper=hyper,

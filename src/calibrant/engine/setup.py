@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -32,11 +32,13 @@ class RunData:
 
 def load_data(part: DataPart) -> DataSet:
     """Read the data set that a recipe names, by its name or its path."""
+    if part.name not in DATASETS and is_path(part.name):
+        return load_path(part.name, size=part.size)
+    lookup(dict.fromkeys(DATASETS), part.name, kind="data set")
+    if part.size is not None:
+        raise ValueError(f"train: `data.size` must be left out for {part.name}; only pictures of a folder are resized.")
     if part.name in EMBEDDED:
         return EMBEDDED[part.name]()
-    if part.name not in ON_DISK and is_path(part.name):
-        return load_path(part.name)
-    lookup(dict.fromkeys(DATASETS), part.name, kind="data set")
     return ON_DISK[part.name](part.root or DEFAULT_ROOT)
 
 
@@ -50,6 +52,14 @@ def divide(data: DataSet, part: DataPart, *, seed: int, with_meta: bool) -> RunD
     parts = split_indices(n, val=val, meta=meta, seed=seed, keep_meta_out=part.same_data, with_meta=with_meta)
     held = data.train.pick(parts.meta) if with_meta else None
     return RunData(data.train.pick(parts.train), data.train.pick(parts.val), held, data.test)
+
+
+def augmented(train: ImageSet, part: DataPart) -> ImageSet:
+    """Return the training part with crops and mirroring as a recipe says; the set's own where it says nothing."""
+    if not part.augment:
+        return replace(train, pad=0, flip=False)
+    pad, flip = train.pad if part.pad is None else part.pad, train.flip if part.flip is None else part.flip
+    return replace(train, pad=pad, flip=flip)
 
 
 def fits_on_device(data: RunData, part: DataPart, *, device: torch.device) -> bool:

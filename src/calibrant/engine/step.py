@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from calibrant.engine.average import WeightAverage
 from calibrant.engine.batches import Batch, TrainBatches
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.features import FeatureFunction
@@ -71,6 +72,7 @@ class TrainStep:
         precision: Arithmetic of the forward pass.
         clip_norm: Largest norm of the gradient, or None.
         group: Processes that share a batch.
+        average: Average of the weights to keep, or None.
     """
 
     def __init__(
@@ -84,9 +86,10 @@ class TrainStep:
         precision: Precision,
         clip_norm: float | None,
         group: Group = ALONE_GROUP,
+        average: WeightAverage | None = None,
     ) -> None:
         self.model, self.forward, self.batches, self.objective, self.optimizer = model, forward, batches, objective, optimizer
-        self.precision, self.clip_norm, self.group = precision, clip_norm, group
+        self.precision, self.clip_norm, self.group, self.average = precision, clip_norm, group, average
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -113,6 +116,8 @@ class TrainStep:
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.clip_norm, foreach=True)
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
         self.loss_sum += loss.detach()
 
     def state(self) -> dict[str, Tensor]:
@@ -123,6 +128,8 @@ class TrainStep:
             kept |= {f"optimizer.{names[value]}.{key}": entry for key, entry in entries.items() if isinstance(entry, Tensor)}
         kept |= {f"objective.{name}": value for name, value in self.objective.state().items()}
         kept |= {f"batches.{name}": value for name, value in self.batches.state().items()}
+        if self.average is not None:
+            kept |= {f"average.{name}": value for name, value in self.average.state().items()}
         return kept | {"loss_sum": self.loss_sum}
 
 

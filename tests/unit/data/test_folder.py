@@ -173,3 +173,14 @@ def test_is_path_and_load_path_tell_names_from_paths(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="must be a folder of class folders or an .npz of images, got another file"):
         load_path("./set.txt")
     assert module._TEST_NAMES[0] == "test"
+
+
+def test_load_path_size_is_for_pictures_of_class_folders_alone(tmp_path):
+    for name in ("a", "b"):
+        for number in range(2):
+            picture(tmp_path / "set" / name / f"{number}.png", 10 * number)
+    assert load_path(tmp_path / "set", size=3).train.size == (3, 3)
+    with pytest.raises(ValueError, match="`size` must be a whole number >= 1, got 0"):
+        load_path(tmp_path / "set", size=0)
+    with pytest.raises(ValueError, match="x.npz: `size` must be left out, got 3; only pictures of class folders are resized"):
+        load_path(tmp_path / "x.npz", size=3)

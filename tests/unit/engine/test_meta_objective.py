@@ -7,6 +7,7 @@ from calibrant.engine.loop import run_epoch
 from calibrant.engine.methods import Facts, make_plan
 from calibrant.engine.optim import set_learning_rate
 from calibrant.engine.recipe import Recipe, override
+from calibrant.losses import sece_penalty
 
 TINY = {
     "data.name": "mixture",
@@ -51,6 +52,89 @@ def test_meta_objective_clip_bounds_the_hypergradient():
     # The denominator of the factor has 1e-6 added to the norm, as in torch's own clipping.
     assert norms[0] > 1e-7
     assert norms[1] == pytest.approx(1e-9 * norms[0] / (norms[0] + 1e-6), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [("constant", [1.0] * 3), ("cosine", [1.0, 0.6113, 0.1883]), ("network", [1.0, 0.1, 0.01])]
+)
+def test_meta_objective_learning_rate_of_the_hyper_parameters_follows_its_schedule(chosen, expected):
+    parts, _ = parts_of(meta_schedule=chosen, meta_lr="2e-4")
+    rates = []
+    # The network's learning rate drops at 3/7 and 5/7 of seven epochs.
+    for epoch in (0, 3, 5):
+        parts.objective.begin_epoch(epoch)
+        rates.append(parts.objective.optimizer.param_groups[0]["lr"] / 2e-4)
+    assert rates == pytest.approx(expected, abs=1e-4)
+
+
+def test_meta_objective_pace_takes_the_place_of_the_regularizers_own():
+    usual, slow = (parts_of(**options)[0].objective for options in ({}, {"pace": "0.0026"}))
+    rates = [objective.optimizer.param_groups[0]["lr"] for objective in (usual, slow)]
+    assert rates[0] == pytest.approx(10 * rates[1])
+
+
+FACTS = Facts(num_train=10, reduction="sum")
+
+
+def test_method_options_reach_settings_regularizer_and_objective():
+    options = {
+        "meta_lr": "1e-4",
+        "betas": (0.9, 0.99),
+        "lookahead_lr": "current",
+        "every": 2.0,
+        "meta_clip": "none",
+        "meta_batch_size": 64,
+        "meta_schedule": "cosine",
+        "pace": 0.01,
+        "gamma_max": 5,
+        "gamma_init": 0.5,
+        "positive": "softplus",
+        "num_heads": 7,
+        "temperature": 0.1,
+        "bandwidth": 0.02,
+        "accuracy": "soft",
+        "detach_accuracy": "false",
+        "leave_one_out": True,
+        "sharpness": 50,
+    }
+    plan = make_plan("flgamma-sece", options, FACTS)
+    settings, loss = plan.settings, plan.regularizer
+    assert (settings.meta_lr, settings.betas, settings.lookahead_lr, settings.every) == (1e-4, (0.9, 0.99), "current", 2)
+    assert (settings.meta_clip, plan.meta_batch_size, plan.meta_schedule, plan.pace) == (None, 64, "cosine", 0.01)
+    assert (loss.gamma_max, loss.gamma_init, loss.positive, loss.num_heads, loss.temperature) == (5, 0.5, "softplus", 7, 0.1)
+    logits, labels = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3
+    expected = sece_penalty(logits, labels, bandwidth=0.02, accuracy="soft", leave_one_out=True, sharpness=50)
+    assert plan.objective(logits, labels) == expected
+    assert make_plan("flgamma-sece", {"gamma_max": "none"}, FACTS).regularizer.gamma_max is None
+    assert make_plan("ce-dece", {"nonnegative": False, "n_bins": 5}, FACTS).regularizer.nonnegative is False
+    assert make_plan("flgamma", {"variant": "frozen", "gamma_init": 2.0}, FACTS).frozen
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value", "message"),
+    [
+        ("flgamma-sece", "betas", "fast", "`method.options.betas` must be a number, got 'fast'"),
+        ("flgamma-sece", "betas", (0.5,), "`betas` must be two numbers"),
+        ("flgamma-sece", "gamma_max", "big", "`method.options.gamma_max` must be a number, got 'big'"),
+        ("flgamma-sece", "accuracy", "firm", "`method.options.accuracy` must be one of 'hard', 'soft', got 'firm'"),
+        (
+            "flgamma-sece",
+            "meta_schedule",
+            "step",
+            "`method.options.meta_schedule` must be one of 'constant', 'cosine', 'network'",
+        ),
+        ("flgamma-sece", "lookahead_lr", "now", "`method.options.lookahead_lr` must be a number, got 'now'"),
+        ("flgamma-sece", "pace", -1, "`method.options.pace` must be a finite number > 0, got -1"),
+        ("flgamma-sece", "n_bins", 5, "unknown option of flgamma-sece 'n_bins'"),
+        ("flgamma-dece", "bandwidth", 0.1, "unknown option of flgamma-dece 'bandwidth'"),
+        ("ce-sece", "gamma_max", 3, "unknown option of ce-sece 'gamma_max'"),
+        ("focal", "gamma", "large", "`method.options.gamma` must be a number, got 'large'"),
+        ("mmce", "normalization", "none", "`method.options.normalization` must be one of 'official', 'paper'"),
+    ],
+)
+def test_method_option_of_the_wrong_kind_is_one_sentence(method, option, value, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(method, {option: value}, FACTS)
 
 
 @pytest.mark.parametrize("option", ["reduction", "clip", "lookahead"])

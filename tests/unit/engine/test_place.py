@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 import torch
+from PIL import Image
 
 from calibrant.data import load_mixture
 from calibrant.engine.recipe import DataPart, Recipe, override
 from calibrant.engine.run import run_recipe
-from calibrant.engine.setup import divide, fits_on_device
+from calibrant.engine.setup import augmented, divide, fits_on_device, load_data
 
 SETTINGS = {
     "data.name": "mixture",
@@ -33,3 +36,26 @@ def test_fits_on_device_follows_the_recipe_and_the_free_memory(monkeypatch):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9))
         assert fits_on_device(data, DataPart(), device=cuda) is fits
         assert fits_on_device(data, DataPart(place="device"), device=cuda)
+
+
+def test_load_data_brings_pictures_of_a_folder_to_the_recipes_size(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            Image.new("RGB", (12, 10), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    assert load_data(DataPart(name=str(tmp_path))).train.size == (10, 12)
+    assert load_data(DataPart(name=str(tmp_path), size=8)).train.size == (8, 8)
+    with pytest.raises(ValueError, match="`data.size` must be left out for mixture; only pictures of a folder are resized"):
+        load_data(DataPart(name="mixture", size=8))
+
+
+def test_augmented_takes_the_recipes_crops_and_mirroring_over_the_sets_own():
+    train = replace(load_mixture(n_train=4, n_test=4).train, pad=2, flip=True)
+    for part, expected in (
+        (DataPart(), (2, True)),
+        (DataPart(augment=False), (0, False)),
+        (DataPart(pad=0), (0, True)),
+        (DataPart(pad=4, flip=False), (4, False)),
+    ):
+        found = augmented(train, part)
+        assert (found.pad, found.flip) == expected

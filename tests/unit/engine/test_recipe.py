@@ -25,11 +25,12 @@ def test_recipe_toml_round_trip_keeps_everything(tmp_path):
             "data.root": 'a "b" \\c',
             "optim.milestones_epochs": "3,6",
             "method.options.every": "8",
+            "method.options.betas": "0.5, 0.9",
             "data.same_data": "true",
         },
     )
     assert recipe.data.same_data is True
-    assert recipe.method.options == {"every": 8}
+    assert recipe.method.options == {"every": 8, "betas": (0.5, 0.9)}
     file = tmp_path / "recipe.toml"
     file.write_text(to_toml(recipe))
     assert load_recipe(file) == recipe

@@ -1,0 +1,81 @@
+"""Methods that learn hyper-parameters of their loss on held-out data, with everything about them that a recipe may set."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, get_type_hints
+
+from torch import Tensor
+
+from calibrant.core.checks import check_count, check_positive
+from calibrant.core.lookup import lookup
+from calibrant.engine.plans import Facts, MetaPlan, MetaSchedule, Plan
+from calibrant.meta.objectives import make_objective
+from calibrant.meta.presets import PRESETS, MetaSettings, settings_of
+
+# Of a run's own: the rest are options of the settings, of the regularizer and of the objective.
+_OWN = {"meta_batch_size": int | None, "meta_schedule": MetaSchedule, "pace": float | None}
+# The network's own step is the recipe's business, and a captured step looks ahead with the head.
+_REFUSED = ("reduction", "clip", "lookahead")
+
+
+@dataclass(frozen=True)
+class MetaMethod:
+    """A method of the catalogue: a learnable regularizer and the objective that steers it.
+
+    Attributes:
+        regularizer: Name of the regularizer.
+        objective: Name of the objective.
+        variants: Value of the option ``variant`` → objective in the place of the first one's; "frozen" learns nothing.
+    """
+
+    regularizer: str
+    objective: str
+    variants: Mapping[str, str] = field(default_factory=dict)
+
+    def option_types(self, facts: Facts) -> dict[str, Any]:
+        """Return name → type of every option."""
+        preset = PRESETS[facts.preset]
+        settings = {name: kind for name, kind in get_type_hints(MetaSettings).items() if name not in _REFUSED}
+        found = _OWN | settings | _keywords_of(lookup(preset.regularizers, self.regularizer, kind="regularizer"))
+        found |= _keywords_of(make_objective(self.objective, variants=preset.objectives))
+        return found | ({"variant": str} if self.variants else {})
+
+    def __call__(self, facts: Facts, **options: Any) -> Plan:
+        """Return the plan of a run."""
+        preset, variant = PRESETS[facts.preset], options.pop("variant", next(iter(self.variants), None))
+        name = self.objective if variant is None else lookup(self.variants, variant, kind="variant of flgamma")
+        build = lookup(preset.regularizers, self.regularizer, kind="regularizer")
+        objective: Callable[..., Tensor] = make_objective(name, variants=preset.objectives)
+        own, penalty, loss = (_take(options, known) for known in (_OWN, _keywords_of(objective), _keywords_of(build)))
+        # The published code draws 128 held-out samples a step; a calibration error of so few is mostly noise.
+        size = own.get("meta_batch_size") or (128 if facts.preset == "paper" else 1024)
+        check_count(size, where="train", name="method.options.meta_batch_size")
+        if own.get("pace") is not None:
+            check_positive(own["pace"], where="train", name="method.options.pace")
+        return MetaPlan(
+            build(**loss),
+            partial(objective, **penalty) if penalty else objective,
+            settings_of(preset, options),
+            size,
+            meta_schedule=own.get("meta_schedule", "constant"),
+            pace=own.get("pace"),
+            frozen=variant == "frozen",
+        )
+
+
+def _keywords_of(function: Callable[..., object]) -> dict[str, Any]:
+    """Name → type of the keyword arguments of a function, of a class, or of a partial one of either."""
+    plain: Any = function
+    while isinstance(plain, partial):
+        plain = plain.func
+    names = [p.name for p in inspect.signature(plain).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    hints = get_type_hints(plain.__init__ if inspect.isclass(plain) else plain)
+    return {name: hints[name] for name in names}
+
+
+def _take(options: dict[str, Any], known: Mapping[str, object]) -> dict[str, Any]:
+    return {name: options.pop(name) for name in list(options) if name in known}

@@ -1,0 +1,144 @@
+import pytest
+import torch
+from torch import nn
+
+from calibrant.engine.assemble import assemble
+from calibrant.engine.average import WeightAverage
+from calibrant.engine.loop import run_epoch
+from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.run import run_recipe
+from tracing import trace_step
+
+TINY = {
+    "data.name": "mixture",
+    "backbone.name": "mlp",
+    "method.name": "ce",
+    "train.batch_size": "200",
+    "train.epochs": "3",
+    "train.device": "cpu",
+    "train.select": "last",
+}
+
+
+def network(value=0.0):
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1))
+    return set_to(model, value)
+
+
+def set_to(model, value):
+    with torch.no_grad():
+        for entry in model.state_dict().values():
+            entry.fill_(value)
+    return model
+
+
+def averaged(model, values, **options):
+    average = WeightAverage(model, **options)
+    for epoch, value in enumerate(values):
+        average.begin_epoch(epoch)
+        set_to(model, value)
+        average.update()
+    return average
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # From 0 half-way to 2, from there half-way to 4, and half-way to 9.
+        ({"decay": 0.5}, 5.75),
+        ({"decay": None}, 5.0),
+        ({"decay": None, "first_epoch": 1}, 6.5),
+        ({"decay": 0.5, "first_epoch": 2}, 6.5),
+        ({"decay": None, "first_epoch": 9}, 9.0),
+        ({"decay": 0.9, "first_epoch": 9}, 9.0),
+    ],
+)
+def test_weight_average_by_hand(options, expected):
+    average = averaged(network(), [2.0, 4.0, 9.0], **options)
+    assert [float(value) for value in average.means.values()] == pytest.approx([expected] * 5)
+    # The count of batches is no weight.
+    assert set(average.means) == {"0.weight", "1.weight", "1.bias", "1.running_mean", "1.running_var"}
+    assert len(average.buffer_means) == 2
+
+
+def test_weight_average_takes_the_networks_place_for_a_while():
+    model = network()
+    average = averaged(model, [2.0, 4.0], decay=None)
+    place = model[0].weight.data_ptr()
+    with average.applied():
+        assert float(model[0].weight.detach()) == float(model[1].running_mean) == 3.0
+        assert model[0].weight.data_ptr() == place
+    assert float(model[0].weight.detach()) == float(model[1].running_mean) == 4.0
+
+
+def test_train_average_of_no_memory_is_the_network_itself():
+    plain = run_recipe(override(Recipe(), TINY))
+    same = run_recipe(override(Recipe(), TINY | {"train.average": "ema", "train.average_decay": "0"}))
+    assert same.test.logits.equal(plain.test.logits)
+    assert [r.train_loss for r in same.history] == [r.train_loss for r in plain.history]
+
+
+@pytest.mark.parametrize(("kind", "backbone"), [("ema", "mlp"), ("uniform", "convnet")])
+def test_train_average_is_that_of_the_weights_after_each_step(kind, backbone):
+    settings = TINY | {
+        "train.average": kind,
+        "backbone.name": backbone,
+        "train.average_decay": "0.9",
+        "train.average_from_epoch": "1",
+    }
+    settings |= {"data.val": "100", "data.meta": "1500", "data.same_data": "true"}
+    recipe = override(Recipe(), settings)
+    parts = assemble(recipe).parts
+    seen, original = [], parts.step.average.update
+
+    def watch():
+        original()
+        seen.append({name: value.detach().clone() for name, value in parts.model.state_dict().items()})
+
+    parts.step.average.update = watch
+    records = [run_epoch(parts, recipe, epoch, started=0.0) for epoch in range(3)]
+    steps = len(seen) // 3
+    for name, mean in parts.step.average.means.items():
+        values = torch.stack([state[name] for state in seen[steps:]]).double()
+        if kind == "uniform":
+            expected = values.mean(0)
+        else:
+            expected = seen[steps - 1][name].double()
+            for value in values:
+                expected = 0.9 * expected + 0.1 * value
+        torch.testing.assert_close(mean.double(), expected, rtol=1e-5, atol=1e-6)
+    run = run_recipe(recipe)
+    assert [r.train_loss for r in run.history] == [r.train_loss for r in records]
+    assert run.history[-1].test_nll == pytest.approx(records[-1].test_nll)
+    for name, mean in parts.step.average.means.items():
+        assert run.model.state_dict()[name].equal(mean)
+
+
+def test_train_average_interrupted_and_resumed_ends_with_the_same_weights(tmp_path):
+    settings = TINY | {"train.average": "uniform", "train.average_from_epoch": "0", "train.select": "error+nll"}
+    recipe = override(Recipe(), settings | {"train.checkpoint_every_seconds": "0"})
+
+    def stop(record):
+        if record.epoch == 1:
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        run_recipe(recipe, checkpoint=tmp_path / "state.pt", report=stop)
+    resumed = run_recipe(recipe, checkpoint=tmp_path / "state.pt", resume=True)
+    assert resumed.test.logits.equal(run_recipe(recipe).test.logits)
+
+
+@pytest.mark.parametrize("kind", ["ema", "uniform"])
+def test_train_step_with_an_average_can_be_captured(kind):
+    recipe = override(Recipe(), TINY | {"train.average": kind, "method.name": "flgamma-sece"})
+    parts = assemble(recipe).parts
+    places = {name: value.data_ptr() for name, value in parts.step.state().items()}
+    programs = []
+    for epoch in (0, 2):
+        parts.step.average.begin_epoch(epoch)
+        trace = trace_step(parts.plain)
+        assert trace.lost == []
+        programs.append(trace.program)
+    assert programs[0] == programs[1]
+    assert {name: value.data_ptr() for name, value in parts.step.state().items()} == places
+    assert sum(name.startswith("average.mean.") for name in places) == len(parts.step.average.means)

@@ -1,0 +1,62 @@
+import math
+
+import pytest
+import torch
+
+from calibrant.engine.loop import EpochRecord
+from calibrant.engine.selection import BestEpoch
+
+
+def chosen(select, epochs, *, n_val=100):
+    """Offer (error, nll, ece) of each epoch; return the epoch chosen and those whose weights are kept."""
+    best = BestEpoch(select, n_val=n_val)
+    for epoch, (error, nll, ece) in enumerate(epochs):
+        best.offer(EpochRecord(epoch, 0.1, 1.0, val_error=error, val_nll=nll, val_ece=ece), {"w": torch.tensor(float(epoch))})
+    assert [float(held.weights["w"]) for held in best.candidates] == [held.epoch for held in best.candidates]
+    return best.best.epoch, [held.epoch for held in best.candidates]
+
+
+# One standard error of 10 % over 100 examples is 3 points.
+EPOCHS = [(0.20, 0.1, 0.00), (0.10, 0.9, 0.08), (0.13, 0.5, 0.05), (0.14, 0.2, 0.01), (0.12, 0.5, 0.06), (0.10, 0.9, 0.08)]
+
+
+@pytest.mark.parametrize(
+    ("select", "expected", "kept"),
+    [
+        ("error", 1, [1]),
+        ("nll", 0, [0]),
+        ("last", 5, [5]),
+        # Epochs 0 and 3 are beyond 13 %; epoch 4 has the NLL of epoch 2 at a lower error.
+        ("error+nll", 4, [1, 4]),
+        ("error+ece", 2, [1, 2, 4]),
+    ],
+)
+def test_best_epoch_by_hand(select, expected, kept):
+    assert chosen(select, EPOCHS) == (expected, kept)
+
+
+def test_best_epoch_beyond_a_fallen_bound_is_dropped_though_it_led_before():
+    assert chosen("error+nll", [(0.30, 0.1, 0.0), (0.26, 0.5, 0.0)]) == (0, [0, 1])
+    assert chosen("error+nll", [(0.30, 0.1, 0.0), (0.26, 0.5, 0.0), (0.10, 0.9, 0.0)]) == (2, [2])
+
+
+def test_best_epoch_skips_epochs_without_evaluation_and_prefers_numbers():
+    best = BestEpoch("nll", n_val=10)
+    best.offer(EpochRecord(0, 0.1, 1.0, val_error=0.5, val_nll=math.nan, val_ece=0.1), {})
+    best.offer(EpochRecord(1, 0.1, 1.0), {})
+    assert best.best.epoch == 0
+    best.offer(EpochRecord(2, 0.1, 1.0, val_error=0.9, val_nll=9.0, val_ece=0.1), {})
+    assert (best.best.epoch, len(best.candidates)) == (2, 1)
+
+
+def test_best_epoch_copies_weights_and_goes_on_from_its_state():
+    best, weights = BestEpoch("error+ece", n_val=100), {"w": torch.zeros(2)}
+    for epoch, (error, nll, ece) in enumerate(EPOCHS[:3]):
+        weights["w"].fill_(epoch)
+        best.offer(EpochRecord(epoch, 0.1, 1.0, val_error=error, val_nll=nll, val_ece=ece), weights)
+    again = BestEpoch("error+ece", n_val=100)
+    again.restore(best.state(), like=weights)
+    assert again.best.epoch == best.best.epoch == 2
+    assert again.best.weights["w"].tolist() == [2.0, 2.0]
+    again.offer(EpochRecord(3, 0.1, 1.0, val_error=0.01, val_nll=1.0, val_ece=0.5), weights)
+    assert (again.best.epoch, best.best.epoch) == (3, 2)
