@@ -11,20 +11,22 @@ if TYPE_CHECKING:
     from calibrant import losses, meta, metrics
     from calibrant.core.records import Predictions, Split
     from calibrant.engine.train import train
+    from calibrant.grid.compare import compare
     from calibrant.meta import MetaLearner
     from calibrant.metrics.measure import measure
 
 __version__ = "0.1.0"
-__all__ = ["MetaLearner", "Predictions", "Split", "__version__", "losses", "measure", "meta", "metrics", "train"]
+__all__ = ["MetaLearner", "Predictions", "Split", "__version__", "compare", "losses", "measure", "meta", "metrics", "train"]
 
 _HOME = {
     "MetaLearner": "calibrant.meta",
     "Predictions": "calibrant.core.records",
     "Split": "calibrant.core.records",
+    "compare": "calibrant.grid.compare",
     "measure": "calibrant.metrics.measure",
     "train": "calibrant.engine.train",
 }
-_ROOMS = ("backbones", "calibrators", "data", "engine", "integrations", "io", "losses", "meta", "metrics")
+_ROOMS = ("backbones", "calibrators", "data", "engine", "grid", "integrations", "io", "losses", "meta", "metrics", "report")
 
 
 def __getattr__(name: str) -> object:

@@ -75,6 +75,7 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as optim.lr=0.2.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    shift: Annotated[bool, typer.Option("--shift", help="Evaluate on corrupted copies of the test set too.")] = False,
 ) -> None:
     """Train a calibrated classifier.
 
@@ -93,8 +94,51 @@ def train(
         "data.root": None if data_root is None else str(data_root),
         "train.device": device,
         "backbone.init": None if init is None else str(init),
+        "data.shift": shift or None,
     }
     train_model(recipe, options=options, settings=settings or [], out=out, resume=resume)
+
+
+@app.command()
+def compare(
+    methods: Annotated[str, typer.Option(metavar="A,B+ts,…", help="Methods; the first is what others are tested against.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs, tables, figures and the report go.")],
+    recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE.toml", help="What the runs have in common.")] = None,
+    data: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Data sets or paths, with commas or repeated.")] = None,
+    seeds: Annotated[str, typer.Option(metavar="N", help="How many seeds, from 0, or which: 0,3,7.")] = "1",
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Backbone, or package.module:factory.")] = None,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training set.")] = None,
+    preset: Annotated[str | None, typer.Option(metavar="NAME", help="Settings of the methods: default or paper.")] = None,
+    data_root: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the data sets lie.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:1.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe; METHOD:KEY=VALUE for one.")
+    ] = None,
+    add: Annotated[
+        list[Path] | None, typer.Option(metavar="PATH", help="Others' runs, predictions or records as further rows.")
+    ] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Put the paper's numbers below ours.")] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time (cores, or what fits on GPUs).")] = None,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of a run on the CPU.")] = 1,
+    retries: Annotated[int, typer.Option(min=0, metavar="N", help="Tries after a run was killed or ran out of memory.")] = 1,
+    on: Annotated[str, typer.Option(metavar="WHERE", help="local, or ray for a Ray cluster.")] = "local",
+    ray_address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A running Ray cluster (one is started).")] = None,
+) -> None:
+    """Compare methods: train each on every data set from every seed, and write tables, figures and a report.
+
+    Finished runs are not repeated and interrupted ones go on, so the same command again completes what is missing.
+    """
+    from calibrant.cli.compare import Options, compare_methods
+
+    keys = {
+        "backbone.name": model,
+        "train.epochs": epochs,
+        "method.preset": preset,
+        "data.root": None if data_root is None else str(data_root),
+        "train.device": device,
+    }
+    options = Options(out, seeds, jobs, threads, on, ray_address, retries, add or [], paper)
+    compare_methods(recipe, data=data or [], methods=methods, keys=keys, settings=settings or [], options=options)
 
 
 @app.command()

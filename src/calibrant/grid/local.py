@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import calibrant
 from calibrant.engine.recipe import to_dict
 from calibrant.grid.schedule import Event, Task
 
@@ -104,7 +103,7 @@ class _Worker:
     def __init__(self, place: Place, log: Path, answers: _Answers, threads: int) -> None:
         self.place, self.leaves = place, False
         self.task: Task | None = None
-        package = str(Path(calibrant.__file__).parents[1])
+        package = str(Path(__file__).parents[2])
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         environment = os.environ | limits | {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": place.gpu or ""}
         with log.open("ab") as errors:

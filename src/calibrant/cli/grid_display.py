@@ -1,0 +1,137 @@
+"""Showing a grid while it runs: all cells live where a person watches, one line for every run that ends where not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from calibrant.cli.epochs import duration_words
+from calibrant.cli.layout import Row, fit_table
+from calibrant.grid.schedule import Board, CellState, Event, Stage
+
+# Redrawing more often than this costs more than it shows.
+_PAUSE = 0.2
+_SIGNS = {Stage.WAITING: "waiting", Stage.RUNNING: "running", Stage.DONE: "done", Stage.FAILED: "failed"}
+
+
+class GridDisplay:
+    """Shows a board as it changes; its `watch` is what a grid is to be run with.
+
+    Args:
+        console: Where to; standard output by default.
+    """
+
+    def __init__(self, *, console: Console | None = None) -> None:
+        self.console = Console(highlight=False, soft_wrap=True) if console is None else console
+        self._live = Live(console=self.console, transient=True, auto_refresh=False) if self.console.is_terminal else None
+        self._drawn = 0.0
+        self.board: Board | None = None
+
+    def __enter__(self) -> GridDisplay:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def watch(self, board: Board, event: Event | None) -> None:
+        """Show what happened."""
+        first, self.board = self.board is None, board
+        ended = event is not None and event.kind != "step"
+        if self._live is not None:
+            now = time.monotonic()
+            if ended or now - self._drawn >= _PAUSE:
+                self._drawn = now
+                self._live.update(draw_board(board, width=self.console.width), refresh=True)
+            return
+        found = sum(state.found for state in board.states.values() if state.cell.shown)
+        if first and found:
+            self.console.print(f"{found} {'run was' if found == 1 else 'runs were'} finished before")
+        if event is not None and ended:
+            self.console.print(ended_words(board, board.states[event.name]))
+
+
+def draw_board(board: Board, *, width: int) -> RenderableType:
+    """Return the grid as tables, one for every data set: methods down, seeds across; above them how far it is."""
+    parts: list[RenderableType] = []
+    shown = [state for state in board.states.values() if state.cell.shown or state.stage in (Stage.RUNNING, Stage.FAILED)]
+    for data in dict.fromkeys(state.cell.data for state in shown):
+        states = [state for state in shown if state.cell.data == data]
+        table = _seed_table(data, states, width=width)
+        parts += [Text(), table]
+    # Above the tables, where a terminal that is too low for all of them does not cut it off.
+    return Group(Text(total_words(board)), *parts)
+
+
+def _seed_table(data: str, states: Sequence[CellState], *, width: int) -> Table:
+    seeds = list(dict.fromkeys(state.cell.seed for state in states))
+    methods = list(dict.fromkeys(state.cell.method for state in states))
+    by_place = {(state.cell.method, state.cell.seed): state for state in states}
+    rows: list[Row] = [[m, *(cell_text(by_place.get((m, seed))) for seed in seeds)] for m in methods]
+    table = fit_table((data, *(f"seed {seed}" for seed in seeds)), rows, width=width)
+    if table.__rich_measure__(Console(width=10_000), Console(width=10_000).options).minimum <= width:
+        return table
+    # No room for every seed: how many are how far.
+    rows = [[m, *_counts([state for state in states if state.cell.method == m])] for m in methods]
+    return fit_table((data, *_SIGNS.values()), rows, width=width, drop=(1,))
+
+
+def _counts(states: Sequence[CellState]) -> list[str]:
+    numbers = [sum(state.stage is stage for state in states) for stage in _SIGNS]
+    return [str(number) if number else "" for number in numbers]
+
+
+def cell_text(state: CellState | None) -> Text:
+    """Return what a cell shows: error and ECE of the test set at its end, epoch and validation error on its way."""
+    if state is None:
+        return Text("")
+    if state.stage is Stage.DONE:
+        return Text(score_words(state) or "done", style="dim" if state.found else "green")
+    if state.stage is Stage.FAILED:
+        return Text("failed", style="bold red")
+    if state.stage is Stage.WAITING:
+        return Text("once more", style="yellow") if state.tries else Text("·", style="dim")
+    if state.total == 0 or not state.epochs:
+        return Text("scaling" if state.total == 0 else "starting", style="cyan")
+    error = state.numbers.get("val_error")
+    said = "" if error is None else f" {100 * error:.1f}%"
+    return Text(f"{int(state.epochs)}/{state.total}{said}", style="cyan")
+
+
+def score_words(state: CellState) -> str:
+    """Return error and ECE in per cent, as ``4.52 / 1.20``."""
+    numbers = [state.numbers.get(key) for key in ("error", "ece")]
+    return " / ".join(f"{100 * number:.2f}" for number in numbers if number is not None)
+
+
+def total_words(board: Board) -> str:
+    """Say how far a grid is and how long the rest will take."""
+    words = [f"{board.count(Stage.DONE)}/{len(board.states)} runs done"]
+    for stage in (Stage.RUNNING, Stage.FAILED):
+        words += [f"{board.count(stage)} {stage}"] if board.count(stage) else []
+    words.append(f"{duration_words(board.clock() - board.started)} passed")
+    left = board.seconds_left()
+    words += [f"about {duration_words(left)} left"] if left else []
+    return ", ".join(words) + "; done cells show test error / ECE in %"
+
+
+def ended_words(board: Board, state: CellState) -> str:
+    """Say in one line what became of a run."""
+    done = board.count(Stage.DONE) + board.count(Stage.FAILED)
+    place = f"[{done}/{len(board.states)}] {state.cell.data} {state.cell.method} seed {state.cell.seed}"
+    if state.stage is Stage.WAITING:
+        return f"{place}: tried again, for {state.text}"
+    if state.stage is Stage.FAILED:
+        return f"{place}: failed, {state.text}"
+    numbers = {key: state.numbers.get(key) for key in ("error", "ece")}
+    said = ", ".join(f"{name} {100 * value:.2f}%" for name, value in numbers.items() if value is not None)
+    left = board.seconds_left()
+    return f"{place}: {said.replace('ece', 'ECE') or 'done'}{f', about {duration_words(left)} left' if left else ''}"

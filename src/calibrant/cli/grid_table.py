@@ -1,0 +1,57 @@
+"""A comparison's table in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from calibrant.cli.layout import Row, fit_table
+from calibrant.grid.captions import MARK
+from calibrant.grid.layout import INFO_NAMES, Cell, Column, Line, Table
+from calibrant.grid.significance import SIGNIFICANT
+
+# Left out first where a terminal is narrow; error and ECE stay.
+_DROP = ("p if calibrated", "Classwise ECE", "MCE", "ACE", "NLL", "Preset", "Epochs", "Seeds")
+
+
+def show_table(table: Table, *, console: Console) -> None:
+    """Print every section of a table, as wide as the terminal allows, and what its signs mean.
+
+    Args:
+        table: The table; its files hold what a narrow terminal has no room for.
+        console: Where to.
+    """
+    names = ["Method", *(INFO_NAMES[name] for name in table.info), *(_heading(column) for column in table.columns)]
+    drop = [place for word in _DROP for place, name in enumerate(names) if name.removesuffix(" %") == word]
+    for section in table.sections:
+        rows: list[Row] = [_row(table, line) for line in section.lines]
+        console.print()
+        console.print(Text(section.title, style="bold cyan"))
+        console.print(fit_table(names, rows, width=console.width, drop=drop))
+    console.print()
+    legend = ["mean ± standard deviation over seeds"] if any((line.runs or 0) > 1 for line in table.lines) else []
+    cells = [cell for line in table.lines for cell in line.cells.values()]
+    legend += ["bold: the lowest"] if any(cell.best for cell in cells) else []
+    legend += [f"{MARK}: differs from the first row, p < {SIGNIFICANT}"] if any(cell.differs for cell in cells) else []
+    if legend:
+        console.print(Text("; ".join(legend), style="dim"))
+
+
+def _heading(column: Column) -> str:
+    return " ".join(part for part in (column.group, column.name, "%" if column.percent else "") if part)
+
+
+def _row(table: Table, line: Line) -> list[str | Text]:
+    style = "dim" if line.kind == "paper" else ""
+    infos: list[str | Text] = [Text(line.info(name), style=style) for name in table.info]
+    return [Text(line.label, style=style), *infos, *(_cell(line.cells.get(c.key), c, style=style) for c in table.columns)]
+
+
+def _cell(cell: Cell | None, column: Column, *, style: str) -> Text:
+    if cell is None:
+        return Text("–", style="dim")
+    mean, std = cell.shown(column)
+    text = f"{float(mean):.{2 if column.percent else 3}f}" + (
+        "" if std is None else f" ± {float(std):.{2 if column.percent else 3}f}"
+    )
+    return Text(text + (MARK if cell.differs else ""), style="bold" if cell.best else style)

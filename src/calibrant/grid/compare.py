@@ -1,0 +1,178 @@
+"""`compare`: a grid of data, methods and seeds in; run folders, tables, figures and a report out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from calibrant.core.entry import Entry
+from calibrant.engine.folder import is_finished
+from calibrant.engine.lock import lock_folder
+from calibrant.engine.recipe import Recipe
+from calibrant.grid.collect import load_entries, load_run_entry, test_numbers
+from calibrant.grid.layout import Table
+from calibrant.grid.local import LocalExecutor
+from calibrant.grid.outputs import write_outputs
+from calibrant.grid.plan import Cell, check_data, check_folders, parse_seeds, plan_cells
+from calibrant.grid.schedule import Board, Executor, Stage, Watch, run_cells
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that could not be run.
+
+    Attributes:
+        name: Its name.
+        reason: Why, in one sentence.
+        log: What its run said, or None if it never began.
+    """
+
+    name: str
+    reason: str
+    log: Path | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of a grid.
+
+    Attributes:
+        folder: Where everything was written.
+        entries: Its rows: the grid's finished runs in its order, then what was added.
+        failures: What could not be run.
+        table: The comparison; None where nothing was finished.
+        files: What was written besides the runs.
+    """
+
+    folder: Path
+    entries: tuple[Entry, ...] = field(repr=False)
+    failures: tuple[Failure, ...]
+    table: Table | None = field(repr=False)
+    files: tuple[Path, ...] = field(repr=False)
+
+
+def compare(
+    data: str | Sequence[str],
+    *,
+    methods: str | Sequence[str],
+    out: str | Path,
+    seeds: int | str | Sequence[int] = 1,
+    recipe: Recipe | None = None,
+    settings: Mapping[str, object] | None = None,
+    jobs: int | None = None,
+    threads: int = 1,
+    on: str = "local",
+    ray_address: str | None = None,
+    retries: int = 1,
+    add: Sequence[str | Path] = (),
+    paper: bool = False,
+    watch: Watch | None = None,
+) -> Comparison:
+    """Train every method on every data set from every seed, and compare what they predict.
+
+    Every run has a folder of its own below ``out/runs``. Finished runs are not repeated, interrupted ones go on, and one that
+    fails does not stop the others. On the CPU the numbers do not depend on ``jobs``, nor on where the grid runs.
+
+    Args:
+        data: Names or paths of data sets, as a list or as text with commas.
+        methods: Names of methods; ``+ts`` behind one makes its run without training again. The first is what others are
+            tested against.
+        out: Folder for everything.
+        seeds: How many, from 0, or which.
+        recipe: What the runs have in common; the paper's protocol by default, on embedded data a small network and few epochs.
+        settings: Dotted keys of the recipe → value, ``{"train.epochs": 10}``; as ``METHOD:KEY`` for one method only.
+        jobs: Runs at a time; by default as many as there are cores, or as fit on the GPUs.
+        threads: Threads of a run on the CPU; another number rounds differently.
+        on: "local" for this machine, "ray" for a Ray cluster.
+        ray_address: Address of a running cluster; Ray is started on this machine if not given.
+        retries: How often a run that was killed, or failed for want of memory or disk, is tried again.
+        add: Other run folders, predictions or records to put below; see `calibrant.grid.collect.load_entries`.
+        paper: Put the paper's numbers below ours.
+        watch: Called with the board and what happened on it; see `calibrant.grid.schedule`.
+
+    Returns:
+        The comparison. Raises ``ValueError`` or ``OSError`` with one sentence, before anything is run, if a name is unknown,
+        data are missing, or a folder holds a run by another recipe.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> short = {"train.epochs": 1, "train.batch_size": 400}
+        >>> found = compare("mixture", methods="ce,ce+ts", out=mkdtemp(), settings=short, jobs=1)
+        >>> [(entry.method, entry.scores.n) for entry in found.entries], found.failures
+        ([('ce', 4000), ('ce+ts', 4000)], ())
+    """
+    folder = Path(out)
+    if jobs is not None and jobs < 1 or threads < 1 or retries < 0:
+        raise ValueError(f"compare: `jobs` and `threads` must be >= 1 and `retries` >= 0, got {jobs}, {threads} and {retries}.")
+    names, parts = split_names(data), split_names(methods)
+    cells = plan_cells(names, parts, parse_seeds(seeds), recipe=recipe, settings=settings)
+    check_folders(cells, folder / "runs")
+    added = [entry for path in add for entry in load_entries(path, data=names[0] if len(names) == 1 else None)]
+    board = _board(cells, folder / "runs")
+    if board.count(Stage.WAITING):
+        check_data([state.cell for state in board.states.values() if state.stage is Stage.WAITING])
+    start = _executor(cells, on=on, jobs=jobs, threads=threads, address=ray_address)
+    _make(folder)
+    if watch is not None:
+        watch(board, None)
+    with closing(lock_folder(folder, where="compare")):
+        if board.count(Stage.WAITING):
+            run_cells(board, start(), runs=folder / "runs", logs=folder / "logs", retries=retries, watch=watch)
+        return _finish(board, folder, added, methods=parts, paper=paper)
+
+
+def split_names(names: str | Sequence[str]) -> list[str]:
+    """Return names given as a list or as text with commas, each once."""
+    parts = names.split(",") if isinstance(names, str) else [part for name in names for part in str(name).split(",")]
+    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def _board(cells: Sequence[Cell], runs: Path) -> Board:
+    board = Board(cells)
+    for name, state in board.states.items():
+        if is_finished(runs / name):
+            state.stage, state.epochs, state.found = Stage.DONE, float(state.total), True
+            state.numbers = test_numbers(runs / name)
+    for state in board.states.values():
+        # A base run that nobody asked for, and nothing waits for, need not be there.
+        waited = [s for s in board.states.values() if s.cell.base == state.cell.name and s.stage is Stage.WAITING]
+        if not state.cell.shown and state.stage is Stage.WAITING and not waited:
+            state.stage, state.found = Stage.DONE, True
+    return board
+
+
+def _executor(cells: Sequence[Cell], *, on: str, jobs: int | None, threads: int, address: str | None) -> Callable[[], Executor]:
+    """Choose where to run; what is missing for it is said now, while processes are started when it is called."""
+    device = cells[0].recipe.train.device
+    if on == "ray":
+        from calibrant.grid.ray import RayExecutor, require_ray
+
+        require_ray()
+        return lambda: RayExecutor(device=device, jobs=jobs, threads=threads, address=address)
+    if on != "local":
+        raise ValueError(f"compare: `on` must be 'local' or 'ray', got {on!r}.")
+    return lambda: LocalExecutor(device=device, jobs=jobs, threads=threads)
+
+
+def _make(folder: Path) -> None:
+    try:
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise type(error)(
+            f"compare: the folder {folder} cannot be made ({error.strerror}). Choose another with `--out`."
+        ) from None
+
+
+def _finish(board: Board, folder: Path, added: Sequence[Entry], *, methods: Sequence[str], paper: bool) -> Comparison:
+    states = board.states.values()
+    done = [state for state in states if state.stage is Stage.DONE and state.cell.shown]
+    # Runs go seed by seed, rows as the methods were named: the first is what the others are tested against.
+    sets = list(dict.fromkeys(state.cell.data for state in states))
+    done.sort(key=lambda state: (sets.index(state.cell.data), methods.index(state.cell.method)))
+    entries = [load_run_entry(folder / "runs" / state.cell.name) for state in done]
+    failures = tuple(Failure(s.cell.name, s.text, s.log) for s in states if s.stage is Stage.FAILED)
+    entries += added
+    table, files = write_outputs(entries, folder, paper=paper) if entries else (None, ())
+    return Comparison(folder, tuple(entries), failures, table, tuple(files))

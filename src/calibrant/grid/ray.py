@@ -1,0 +1,248 @@
+"""Running cells on a Ray cluster, or on Ray started on this machine. Ray is loaded only where this module is used."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import secrets
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from calibrant.engine.recipe import to_dict
+from calibrant.grid.local import usable_cores
+from calibrant.grid.schedule import Event, Task
+from calibrant.grid.worker import run_task
+
+# What need not travel: the checkpoint of a run that goes on, and files half written.
+_LEFT = (".tmp", "state.pt")
+
+
+def require_ray() -> Any:
+    """Return the module `ray`; raises ``ImportError`` with one sentence if it is not installed."""
+    try:
+        import ray
+    except ImportError:
+        raise ImportError(
+            "compare: `on='ray'` must find Ray installed, got none. Install it with `pip install 'calibrant[ray]'`."
+        ) from None
+    return ray
+
+
+class RayExecutor:
+    """Runs every cell as a task of Ray.
+
+    Nodes that see the driver's folder write there. Others train in a folder of their own below ``~/.cache/calibrant/ray`` and
+    send the finished run folder back.
+
+    Args:
+        device: As in a recipe.
+        jobs: Cells at a time; by default what Ray has room for. Where there are GPUs and more jobs than those, they are shared.
+        threads: Threads of a cell, and the cores that Ray reserves for it.
+        address: Of a running cluster; None starts Ray on this machine, or uses the one that this program is connected to.
+    """
+
+    def __init__(self, *, device: str = "auto", jobs: int | None = None, threads: int = 1, address: str | None = None) -> None:
+        self._ray = require_ray()
+        self._threads = threads
+        self._logger = logging.getLogger("ray")
+        self._level = self._logger.level
+        self._own = not self._ray.is_initialized()
+        if self._own:
+            self._connect(address, jobs)
+        found = self._ray.cluster_resources()
+        gpus = 0.0 if device.startswith("cpu") else float(found.get("GPU", 0.0))
+        self._share = 0.0 if not gpus else 1.0 if jobs is None else min(1.0, gpus / jobs)
+        fitting = gpus if gpus else found.get("CPU", 1.0) // threads
+        # A cluster that grows on demand must see the demand.
+        self._room = jobs or (10_000 if address is not None else max(1, int(fitting)))
+        self._run = self._ray.remote(num_cpus=threads, num_gpus=self._share, max_retries=0)(run_remotely)
+        self._mail = self._ray.remote(num_cpus=0)(Mail).remote()
+        self._names: dict[Any, Task] = {}
+        self._mark: tuple[Path, str] | None = None
+
+    def free(self) -> int:
+        """How many more cells it would take now."""
+        return self._room - len(self._names)
+
+    def submit(self, task: Task) -> None:
+        """Start a cell."""
+        mark, text = self._mark_folder(task.folder.parent)
+        order = {
+            "name": task.cell.name,
+            "recipe": to_dict(task.cell.recipe),
+            "folder": str(task.folder.resolve()),
+            "base": None if task.base is None else str(task.base.resolve()),
+            "mark": (str(mark.resolve()), text),
+            "origin": f"{socket.gethostname()}:{task.folder.parent.resolve()}",
+            "where": os.getcwd(),
+            "threads": self._threads,
+            "gpu": self._share > 0,
+        }
+        base = {} if task.base is None else pack(task.base)
+        self._names[self._run.remote(order, base, self._mail)] = task
+
+    def poll(self, seconds: float) -> list[Event]:
+        """What happened since the last call."""
+        ready, _ = self._ray.wait(list(self._names), num_returns=len(self._names), timeout=seconds)
+        running = {task.cell.name for task in self._names.values()}
+        events = [
+            Event(said["name"], "step", epochs=said["epochs"], numbers=said["numbers"])
+            for said in self._ray.get(self._mail.take.remote())
+            if said["name"] in running
+        ]
+        return events + [self._collect(reference) for reference in ready]
+
+    def close(self) -> None:
+        """Stop everything that runs, at once, and leave the cluster."""
+        for reference in self._names:
+            self._ray.cancel(reference, force=True)
+        self._names = {}
+        self._ray.kill(self._mail)
+        if self._own:
+            self._ray.shutdown()
+        self._logger.setLevel(self._level)
+        if self._mark is not None:
+            self._mark[0].unlink(missing_ok=True)
+
+    def _connect(self, address: str | None, jobs: int | None) -> None:
+        # Ray tells its users about its own settings; a grid's display is no place for that.
+        self._logger.setLevel(logging.ERROR)
+        options: dict[str, Any] = {} if address is not None else {"num_cpus": (jobs or usable_cores()) * self._threads}
+        if address is None:
+            options["include_dashboard"] = False
+        try:
+            self._ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            self._logger.setLevel(self._level)
+            said = str(error).strip().splitlines()[0]
+            raise ValueError(f"compare: Ray must be reachable at {address or 'this machine'}, got: {said}") from None
+
+    def _mark_folder(self, runs: Path) -> tuple[Path, str]:
+        """A file by which a node knows that it sees the same folder as this machine."""
+        if self._mark is None:
+            runs.mkdir(parents=True, exist_ok=True)
+            text = secrets.token_hex(16)
+            self._mark = (runs / f".{text}.ray", text)
+            self._mark[0].write_text(text, encoding="utf-8")
+        return self._mark
+
+    def _collect(self, reference: Any) -> Event:
+        task = self._names.pop(reference)
+        try:
+            found = self._ray.get(reference)
+        except Exception as error:  # Ray wraps whatever happened to the process, and its own troubles
+            said = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return Event(task.cell.name, "failed", text=f"Ray: {said[0] if said else type(error).__name__}")
+        task.log.parent.mkdir(parents=True, exist_ok=True)
+        with task.log.open("a", encoding="utf-8") as log:
+            log.write(f"{task.cell.name}, on {found['node']}\n{found['log']}")
+        message = found["message"]
+        if message["kind"] == "failed":
+            return Event(task.cell.name, "failed", text=message["text"], again=message["again"])
+        unpack(found["files"], task.folder)
+        return Event(task.cell.name, "done", numbers=message["numbers"])
+
+
+class Mail:
+    """Keeps what tasks say until the driver asks for it."""
+
+    def __init__(self) -> None:
+        self._kept: list[dict[str, Any]] = []
+
+    def put(self, message: dict[str, Any]) -> None:
+        """Keep a message."""
+        self._kept.append(message)
+
+    def take(self) -> list[dict[str, Any]]:
+        """Hand out what was kept."""
+        kept, self._kept = self._kept, []
+        return kept
+
+
+def run_remotely(order: Mapping[str, Any], base: Mapping[str, bytes], mail: Any) -> dict[str, Any]:
+    """Run a cell on a node.
+
+    Args:
+        order: What to run, and how to know whether this node sees the driver's folder.
+        base: The files of the run that it is made of, for a node that does not.
+        mail: Actor to tell of progress.
+
+    Returns:
+        ``message``, the last word of `run_task`; ``log``, what it printed; ``node``; ``files``, the run folder's content from a
+        node that does not see the driver's, else empty.
+    """
+    if not order["gpu"]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import torch
+
+    torch.set_num_threads(order["threads"])
+    folder, source, shared = _places(order, base)
+    last: dict[str, Any] = {}
+
+    def send(message: dict[str, Any]) -> None:
+        if message["kind"] == "step":
+            mail.put.remote({"name": order["name"], **message})
+        else:
+            last.update(message)
+
+    said = io.StringIO()
+    with _inside(order["where"]), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        run_task({"recipe": order["recipe"], "folder": str(folder), "base": source}, send=send)
+    files: dict[str, bytes] = {}
+    if last["kind"] == "done" and not shared:
+        files = pack(folder)
+        for place in (folder, *([] if source is None else [Path(source)])):
+            shutil.rmtree(place, ignore_errors=True)
+    return {"message": last, "log": said.getvalue(), "node": socket.gethostname(), "files": files}
+
+
+def pack(folder: Path) -> dict[str, bytes]:
+    """Return the files of a run folder, name → content."""
+    return {
+        file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file() and not file.name.endswith(_LEFT)
+    }
+
+
+def unpack(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write files into a folder, the one that says that a run is finished last."""
+    for name in sorted(files, key=lambda name: name == "run.json"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f".{name}.tmp").write_bytes(files[name])
+        (folder / f".{name}.tmp").replace(folder / name)
+
+
+def _places(order: Mapping[str, Any], base: Mapping[str, bytes]) -> tuple[Path, str | None, bool]:
+    """Folder of the run, that of its base, and whether they are the driver's own."""
+    mark, text = order["mark"]
+    try:
+        shared = Path(mark).read_text(encoding="utf-8") == text
+    except OSError:
+        shared = False
+    if shared:
+        return Path(order["folder"]), order["base"], True
+    own = Path("~/.cache/calibrant/ray").expanduser() / f"{crc32(order['origin'].encode()):08x}"
+    if order["base"] is None:
+        return own / order["name"], None, False
+    source = own / Path(order["base"]).name
+    unpack(base, source)
+    return own / order["name"], str(source), False
+
+
+@contextlib.contextmanager
+def _inside(where: str) -> Iterator[None]:
+    """Work where the driver does, if there is such a folder here: data may be named by a relative path."""
+    before, arguments = os.getcwd(), sys.argv
+    if Path(where).is_dir():
+        os.chdir(where)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        sys.argv = arguments
