@@ -41,6 +41,7 @@ LAZY_EXCEPTIONS = {
     ("core/records.py", "save", "io"),
     ("calibrators", "load", "io"),
     ("calibrators", "save", "io"),
+    ("report/save.py", "save_figure", "io"),
 }
 FORBIDDEN_MODULES = {"utils", "util", "common", "misc", "helpers"}
 SECOND_SPELLINGS = {"num_bins", "nbins", "bins_num", "y_pred", "y_true", "target", "targets", "preds", "lamda", "n_classes"}

@@ -1,4 +1,7 @@
-"""The reliability diagram that a streaming metric draws of itself. Figures of reports live in another room."""
+"""The reliability diagram that a streaming metric draws of itself, and the bars that every such diagram is made of.
+
+Figures of comparisons live in `calibrant.report`; they use these bars.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-# From the palette of Okabe and Ito, told apart by all common kinds of colour vision; hatching tells the gaps apart in grey.
-_ACCURACY, _OVER, _UNDER, _GREY = "#56B4E9", "#D55E00", "#009E73", "0.55"
+# The palette of Okabe and Ito, told apart by all common kinds of colour vision, less its yellow, which is too light for lines
+# on white paper, and with a grey.
+PALETTE = {
+    "black": "#000000",
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+    "green": "#009E73",
+    "blue": "#0072B2",
+    "vermillion": "#D55E00",
+    "purple": "#CC79A7",
+    "grey": "#7F7F7F",
+}
+_ACCURACY, _OVER, _UNDER, _GREY = PALETTE["sky"], PALETTE["vermillion"], PALETTE["green"], "0.55"
+# Narrower bars than this many to the axis show neither outline nor hatching.
+_FEW = 50
 
 
 def draw_reliability(bins: Bins, *, title: str, ax: Axes | None = None) -> tuple[Figure | SubFigure | None, Axes]:
@@ -31,7 +47,7 @@ def draw_reliability(bins: Bins, *, title: str, ax: Axes | None = None) -> tuple
     if ax is None:
         _, ax = plt.subplots(figsize=(4.8, 5.8), layout="tight")
     below = make_axes_locatable(ax).append_axes("bottom", size="22%", pad=0.1, sharex=ax)
-    _draw_gaps(ax, bins)
+    draw_gap_bars(ax, bins)
     ax.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
     ax.set_title(title, fontsize=10)
     ax.tick_params(labelbottom=False)
@@ -42,13 +58,24 @@ def draw_reliability(bins: Bins, *, title: str, ax: Axes | None = None) -> tuple
     return ax.get_figure(), ax
 
 
-def _draw_gaps(ax: Axes, bins: Bins) -> None:
+def draw_gap_bars(ax: Axes, bins: Bins, *, outline: float = 0.8) -> None:
+    """Draw a bar of each filled bin's accuracy and, from its top to the mean confidence, a bar of the gap; and the diagonal.
+
+    A point of the diagonal at the mean confidence is where the accuracy of a calibrated model would be. The gap is positive,
+    and its bar stands on the accuracy's, where the accuracy is lower (over-confident); it hangs inside it where it is higher.
+
+    Args:
+        ax: Axes to draw in.
+        bins: Equal-width bins.
+        outline: Width of the bars' outlines in points, left out where there are more than 50 bins.
+    """
     filled = (bins.count > 0).numpy()
     left, width = bins.edges[:-1].numpy()[filled], bins.edges.diff().numpy()[filled]
     accuracy, gap = bins.accuracy.numpy()[filled], bins.gap.numpy()[filled]
-    # Outlines would cover everything where hundreds of bins are narrower than a few pixels.
-    line = 0.8 if len(bins.count) <= 50 else 0.0
+    few = len(bins.count) <= _FEW
+    line = outline if few else 0.0
     ax.bar(left, accuracy, width=width, align="edge", color=_ACCURACY, edgecolor="white", linewidth=line, label="accuracy")
+    # Hatching tells the gaps apart in grey.
     for name, color, hatch, shown in (
         ("gap: over-confident", _OVER, "////", gap > 0),
         ("gap: under-confident", _UNDER, "....", gap < 0),
@@ -60,9 +87,9 @@ def _draw_gaps(ax: Axes, bins: Bins) -> None:
                 width=width[shown],
                 bottom=accuracy[shown],
                 align="edge",
-                facecolor=(color, 0.25),
+                facecolor=(color, 0.25 if few else 0.6),
                 edgecolor=color,
-                hatch=hatch,
+                hatch=hatch if few else None,
                 linewidth=line,
                 label=name,
             )

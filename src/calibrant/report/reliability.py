@@ -1,0 +1,246 @@
+"""Reliability diagrams: a grid of methods, each with its gap bars, intervals and counts, captioned with its test error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import ascii_lowercase
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibrant.core.records import Bins
+from calibrant.metrics.binned import reliability_bins
+from calibrant.metrics.diagram import draw_gap_bars
+from calibrant.metrics.ordinary import rate_interval
+from calibrant.report.rows import Row
+from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, print_style
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_COLUMNS = 5
+_INTERVAL = "95% interval of the accuracy"
+
+
+@dataclass(frozen=True)
+class ReliabilityPanel:
+    """What one diagram shows.
+
+    Attributes:
+        label: The method.
+        error: Test error of the run.
+        ece: Its ECE over these bins.
+        bins: Count, mean confidence and accuracy of every bin.
+        intervals: For every bin, the ends of the 95 % interval of its accuracy (Wilson's), or None where it is empty. None
+            altogether where counts are not whole (weighted examples), for which the interval does not hold.
+    """
+
+    label: str
+    error: float
+    ece: float
+    bins: Bins
+    intervals: tuple[tuple[float, float] | None, ...] | None
+
+
+def prepare_reliability(rows: Sequence[Row], *, n_bins: int = 15, seed: int | None = None) -> list[ReliabilityPanel]:
+    """Bin the test predictions of one run of each row that has them.
+
+    Args:
+        rows: Rows of one data set.
+        n_bins: Number of equal-width bins.
+        seed: Which run of a row; its last one if it has none of this seed, or by default.
+
+    Returns:
+        One panel a row. Rows of which only numbers were kept are left out.
+    """
+    panels = []
+    for row in rows:
+        entry = row.run(seed)
+        if entry.test is None:
+            continue
+        bins = reliability_bins(entry.test.probs, entry.test.labels, n_bins=n_bins, weights=entry.test.weights)
+        error = float(1 - bins.weight @ bins.accuracy)
+        panels.append(ReliabilityPanel(row.label, error, float(bins.weight @ bins.gap.abs()), bins, _intervals(bins)))
+    return panels
+
+
+def _intervals(bins: Bins) -> tuple[tuple[float, float] | None, ...] | None:
+    counts = bins.count.tolist()
+    if any(count != round(count) for count in counts):
+        return None
+    return tuple(
+        tuple(rate_interval(rate, size=count)) if count else None  # type: ignore[misc]
+        for rate, count in zip(bins.accuracy.tolist(), counts, strict=True)
+    )
+
+
+def draw_reliability_grid(
+    panels: Sequence[ReliabilityPanel], *, title: str | None = None, columns: int = _MOST_COLUMNS
+) -> Figure:
+    r"""Draw reliability diagrams side by side, each above the counts of its bins.
+
+    Blue bars are the accuracy of a bin, hatched ones its gap to the mean confidence: standing on the accuracy, positive,
+    where that is lower than the confidence; hanging down from it, negative, where it is higher. Thin lines are 95 %
+    intervals of the accuracy, at the mean confidence of the bin: one that crosses the diagonal is no sign of an error.
+    The caption below each diagram gives the method and, in brackets, its test error.
+
+    Args:
+        panels: What to draw; see `prepare_reliability`.
+        title: Text above the figure.
+        columns: Diagrams in a row.
+
+    Returns:
+        A figure as wide as a page's text for five columns. Raises ``ValueError`` if there is no panel.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> from calibrant.core.entry import Entry
+        >>> from calibrant.report.rows import group_rows
+        >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]] * 40, labels=[0, 1, 1] * 40)
+        >>> rows = group_rows([Entry("coins", "ce", measure(test), test=test)])[0].rows
+        >>> figure = draw_reliability_grid(prepare_reliability(rows, n_bins=10))
+        >>> figure.axes[1].get_title()
+        'CE (33.33%)\nECE 33.33%'
+
+    Reference:
+        DeGroot and Fienberg, The Statistician 1983; the layout follows Wang and Golebiowski, TMLR 2024, figure 2.
+    """
+    from matplotlib.figure import Figure
+
+    if not panels:
+        raise ValueError("draw_reliability_grid: `panels` must hold at least one diagram, got none.")
+    sizes = _Sizes.of(panels, columns=columns, title=title is not None)
+    captions = _captions(panels, sizes.side)
+    most = max(float(panel.bins.count.max()) for panel in panels)
+    with print_style():
+        figure = Figure(figsize=(sizes.width, sizes.height))
+        for place, (panel, caption) in enumerate(zip(panels, captions, strict=True)):
+            upper = figure.add_axes(sizes.box(place))
+            lower = figure.add_axes(sizes.box(place, strip=True), sharex=upper)
+            _draw_panel(upper, panel)
+            _draw_counts(lower, panel.bins, most=most)
+            _tidy(upper, lower, first=place % sizes.columns == 0, most=most)
+            lower.set_title(caption, y=-(_TICKS + 1.2 * _LINE) / _STRIP, pad=0, va="top", fontsize=7.5, linespacing=1.15)
+        _draw_legend(figure, sizes)
+        if title is not None:
+            figure.text(0.5, 1 - 0.04 / sizes.height, title, ha="center", va="top", fontsize=8)
+    return figure
+
+
+# In inches: the strip of counts and its distance from the diagram; ticks with their numbers; a line of text; the margins.
+_STRIP, _APART, _TICKS, _LINE, _LEFT, _RIGHT, _BETWEEN, _ABOVE = 0.27, 0.06, 0.17, 0.13, 0.44, 0.08, 0.17, 0.1
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Where everything lies, in inches: all diagrams are squares of the same size, which automatic layouts do not grant."""
+
+    columns: int
+    rows: int
+    width: float
+    side: float
+    named: int
+    legend: float
+
+    @staticmethod
+    def of(panels: Sequence[ReliabilityPanel], *, columns: int, title: bool) -> _Sizes:
+        wide = min(columns, len(panels))
+        width = max(COLUMN_WIDTH, TEXT_WIDTH * wide / _MOST_COLUMNS)
+        side = (width - _LEFT - _RIGHT - (wide - 1) * _BETWEEN) / wide
+        named = 5 if width > 0.9 * TEXT_WIDTH else 2
+        return _Sizes(wide, -(-len(panels) // wide), width, side, named, 0.05 + (0.17 if title else 0.0))
+
+    @property
+    def head(self) -> float:
+        return self.legend + _LINE * 1.1 * -(-5 // self.named)
+
+    @property
+    def row(self) -> float:
+        return _ABOVE + self.side + _APART + _STRIP + _TICKS + 3.5 * _LINE
+
+    @property
+    def height(self) -> float:
+        return self.head + self.rows * self.row
+
+    def box(self, place: int, *, strip: bool = False) -> tuple[float, float, float, float]:
+        """Left, bottom, width and height of a diagram or its strip, as shares of the figure."""
+        left = _LEFT + (place % self.columns) * (self.side + _BETWEEN)
+        top = self.head + (place // self.columns) * self.row + _ABOVE + (self.side + _APART if strip else 0.0)
+        high = _STRIP if strip else self.side
+        return (left / self.width, 1 - (top + high) / self.height, self.side / self.width, high / self.height)
+
+
+def _captions(panels: Sequence[ReliabilityPanel], side: float) -> list[str]:
+    marks = [f"({letter}) " for letter in ascii_lowercase] if 1 < len(panels) <= len(ascii_lowercase) else [""] * len(panels)
+    # About 17 characters of 7.5 points to the inch; mathtext's markup takes no room.
+    longest = max(len(panel.label.replace(r"$_\gamma$", "y")) for panel in panels)
+    first, second = ("\n", ", ") if longest + len(marks[0]) + 9 > 17 * (side + _BETWEEN) else (" ", "\n")
+    return [
+        f"{mark}{panel.label}{first}({100 * panel.error:.2f}%){second}ECE {100 * panel.ece:.2f}%"
+        for mark, panel in zip(marks, panels, strict=False)
+    ]
+
+
+def _draw_panel(ax: Axes, panel: ReliabilityPanel) -> None:
+    bins = panel.bins
+    few = len(bins.count) <= 20
+    draw_gap_bars(ax, bins, outline=0.4 if few else 0.0)
+    if panel.intervals is None:
+        return
+    shown = [place for place, ends in enumerate(panel.intervals) if ends is not None]
+    low, high = np.array([panel.intervals[place] for place in shown]).T
+    if few:
+        ax.vlines(bins.confidence.numpy()[shown], low, high, color="black", linewidth=0.8, clip_on=False, label=_INTERVAL)
+    else:
+        # Lines would hide what they are about.
+        left, width = bins.edges.numpy()[shown], bins.edges.diff().numpy()[shown]
+        ax.bar(left, high - low, width=width, bottom=low, align="edge", color="black", alpha=0.18, linewidth=0, label=_INTERVAL)
+
+
+def _draw_counts(ax: Axes, bins: Bins, *, most: float) -> None:
+    filled = (bins.count > 0).numpy()
+    left, width, count = bins.edges[:-1].numpy(), bins.edges.diff().numpy(), bins.count.numpy()
+    ax.bar(left[filled], count[filled], width=width[filled], align="edge", color="0.55", linewidth=0)
+    # Logarithmic, because most examples of a good classifier lie in the last bin, and the worst gaps where there are few.
+    ax.set_yscale("log")
+    ax.set_ylim(0.5, 2 * most)
+
+
+def _tidy(upper: Axes, lower: Axes, *, first: bool, most: float) -> None:
+    from matplotlib.ticker import NullLocator
+
+    upper.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+    upper.set_yticklabels(("0", "0.5", "1"))
+    upper.tick_params(labelbottom=False, labelleft=first)
+    lower.set_xticklabels(("0", "0.5", "1"))
+    power = max(1, int(np.log10(most)))
+    lower.set_yticks((1, 10**power), ("1", f"$10^{power}$"))
+    lower.yaxis.set_minor_locator(NullLocator())
+    lower.tick_params(labelleft=first)
+    lower.set_xlabel("confidence", fontsize=7, labelpad=1)
+    if first:
+        upper.set_ylabel("accuracy", labelpad=2)
+        lower.set_ylabel("count", fontsize=7, labelpad=2)
+
+
+def _draw_legend(figure: Figure, sizes: _Sizes) -> None:
+    shown: dict[str, Artist] = {}
+    for ax in figure.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    order = sorted(shown, key=lambda label: (label == "perfect", label == _INTERVAL, label))
+    figure.legend(
+        [shown[label] for label in order],
+        order,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1 - sizes.legend / sizes.height),
+        ncols=sizes.named,
+        columnspacing=1.2,
+        handlelength=1.6,
+        borderpad=0,
+        borderaxespad=0,
+        labelspacing=0.3,
+    )

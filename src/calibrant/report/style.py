@@ -1,0 +1,199 @@
+"""How every figure looks: sizes for print, and one colour, marker and line style per method that all figures share."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from calibrant.metrics.diagram import PALETTE
+
+# Widths in inches of a column and of a page's text; every size below is in points at these widths, without scaling.
+COLUMN_WIDTH, TEXT_WIDTH = 3.3, 6.8
+
+_RC: dict[str, object] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that a figure looks the same on every machine
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.formatter.useoffset": False,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 4,
+    "hatch.linewidth": 0.4,
+    "grid.color": "0.88",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "pdf.fonttype": 42,  # TrueType: editable text, and accepted where Type 3 fonts are not
+    "ps.fonttype": 42,
+    "savefig.dpi": 300,
+}
+
+Dashes = str | tuple[float, tuple[float, ...]]
+
+_SOLID, _DASHED, _DASHDOT = "-", (0.0, (4.0, 1.6)), (0.0, (5.0, 1.4, 1.2, 1.4))
+_DASHDOTDOT, _DOTTED = (0.0, (5.0, 1.2, 1.0, 1.2, 1.0, 1.2)), (0.0, (1.0, 1.1))
+
+
+@dataclass(frozen=True)
+class Style:
+    """The look of a method: told apart by colour, and without colour by marker and line.
+
+    Attributes:
+        color: From the palette of Okabe and Ito, or grey.
+        marker: Shape of its points.
+        line: Dashes of its line.
+        filled: Whether its points are filled; those of a repaired (``+ts``) variant are not.
+    """
+
+    color: str
+    marker: str
+    line: Dashes
+    filled: bool = True
+
+    def line_options(self) -> dict[str, object]:
+        """Keyword arguments of a plotted line in this style."""
+        face = self.color if self.filled else "white"
+        return {"color": self.color, "linestyle": self.line, "markerfacecolor": face, **self._marker()}
+
+    def point_options(self) -> dict[str, object]:
+        """Keyword arguments of a single point in this style."""
+        return self.line_options() | {"linestyle": "none"}
+
+    def _marker(self) -> dict[str, object]:
+        return {"marker": self.marker, "markeredgecolor": self.color, "markeredgewidth": 0.8}
+
+
+def _table() -> dict[str, Style]:
+    # Methods of one line of this list never share a colour, those of one column never a marker.
+    black, green, sky, grey, blue, purple, orange, red = (
+        PALETTE[name] for name in ("black", "green", "sky", "grey", "blue", "purple", "orange", "vermillion")
+    )
+    colors = (black, green, sky, grey, blue, purple, orange, red)
+    rows: list[tuple[Dashes, str, tuple[str, ...]]] = [
+        (_SOLID, "osDvPX^*", ("ce", "focal", "ls-0.05", "mmce", "ce-dece", "ce-sece", "flgamma-dece", "flgamma-sece")),
+        (_DASHED, "d^hp<>8s", ("dual-focal", "flsd", "ls-0.1", "mixup", "adafocal", "brier", "flgamma-skce", "flgamma")),
+        (_DASHDOT, "sh<XDopv", ("ecp", "focal+sb-ece", "mbls", "mbls-0", "focal+s-avuc", "avuc", "mdca", "dca")),
+        (_DASHDOTDOT, "^>poh8dP", ("patra", "crl", "cpc", "acls", "", "", "", "")),
+    ]
+    table = {}
+    for line, markers, names in rows:
+        for name, color, marker in zip(names, colors, markers, strict=True):
+            table[name or f"free {color}"] = Style(color, marker, line)
+    return table
+
+
+_ALL = _table()
+METHOD_STYLES = {name: style for name, style in _ALL.items() if not name.startswith("free ")}
+_FREE = [style for name, style in _ALL.items() if name.startswith("free ")]
+
+_LABELS = {
+    "ce": "CE",
+    "focal": "Focal",
+    "flsd": "FLSD",
+    "ls-0.05": "LS-0.05",
+    "ls-0.1": "LS-0.1",
+    "mixup": "Mixup",
+    "mmce": "MMCE",
+    "brier": "Brier",
+    "ce-dece": "CE-DECE",
+    "ce-sece": "CE-SECE",
+    "flgamma-dece": r"FL$_\gamma$-DECE",
+    "flgamma-sece": r"FL$_\gamma$-SECE",
+    "flgamma-skce": r"FL$_\gamma$-SKCE",
+    "flgamma": r"FL$_\gamma$",
+    "adafocal": "AdaFocal",
+    "dual-focal": "Dual Focal",
+    "mbls": "MbLS",
+    "mbls-0": "MbLS (no margin)",
+    "ecp": "ECP",
+    "focal+sb-ece": "Focal+SB-ECE",
+    "focal+s-avuc": "Focal+S-AvUC",
+    "avuc": "AvUC",
+    "mdca": "MDCA",
+    "dca": "DCA",
+    "patra": "Huber-DCA",
+    "cpc": "CPC",
+    "acls": "ACLS",
+    "crl": "CRL",
+}
+
+
+def method_label(method: str) -> str:
+    r"""Return how a figure writes a method, in matplotlib's mathtext; a name that it does not know stays as it is.
+
+    Example:
+        >>> method_label("flgamma-sece"), method_label("ce+ts"), method_label("mine")
+        ('FL$_\\gamma$-SECE', 'CE (TS)', 'mine')
+    """
+    base = method.removesuffix("+ts")
+    label = _LABELS.get(base, base.replace("$", r"\$"))
+    return f"{label} (TS)" if base != method else label
+
+
+def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Style]:
+    """Give every ``(method, variant)`` its look.
+
+    A method of the catalogue always has the same colour and marker, a variant of it (``+ts``, or other settings) the same
+    colour with other dashes and an empty marker. Names that are not in the catalogue take what is free.
+
+    Args:
+        variants: Method and what tells its row from others of the same method ("" if nothing does).
+
+    Returns:
+        The styles. No two are the same while there are at most 32.
+
+    Example:
+        >>> styles = styles_of([("ce", ""), ("ce+ts", ""), ("mine", "")])
+        >>> [style.filled for style in styles.values()], len({style.color for style in styles.values()})
+        ([True, False, True], 2)
+    """
+    wanted = list(dict.fromkeys(variants))
+    chosen: dict[tuple[str, str], Style] = {}
+    known = [key for key in wanted if key[0].removesuffix("+ts") in METHOD_STYLES]
+    for key in [*known, *(key for key in wanted if key not in known)]:
+        chosen[key] = next((s for s in _candidates(*key) if s not in chosen.values()), _first(*key))
+    return {key: chosen[key] for key in wanted}
+
+
+def _first(method: str, variant: str) -> Style:
+    return next(_candidates(method, variant))
+
+
+def _candidates(method: str, variant: str) -> Iterator[Style]:
+    base = method.removesuffix("+ts")
+    if base in METHOD_STYLES:
+        home = [METHOD_STYLES[base]]
+    else:
+        # A stable start, so that somebody's row keeps its look when other rows come and go.
+        free = [*_FREE, *METHOD_STYLES.values()]
+        start = zlib.crc32(base.encode()) % len(_FREE)
+        home = [*free[start : len(_FREE)], *free[:start], *free[len(_FREE) :]]
+    changed = [replace(s, line=d, filled=False) for s in home for d in (_DOTTED, _DASHED, _DASHDOT, _SOLID) if d != s.line]
+    plain = base == method and variant in ("", "default")
+    yield from [*home, *changed] if plain else [*changed, *home]
+
+
+@contextmanager
+def print_style() -> Iterator[None]:
+    """Use these sizes and fonts inside the block, and whatever was set before after it."""
+    import matplotlib
+
+    with matplotlib.rc_context(_RC):  # type: ignore[arg-type]
+        yield

@@ -1,0 +1,75 @@
+"""Runs to draw figures of: small, quick to make, and with every number known."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from calibrant import Predictions
+from calibrant.core.entry import Entry
+from calibrant.core.records import Bins
+from calibrant.core.scores import Estimate, IfCalibrated, Scores
+from helpers import mixed_gaps
+
+
+def scores_of(error: float, ece: float) -> Scores:
+    """Scores that know an error and an ECE only."""
+    none = torch.empty(0, dtype=torch.float64)
+    values = {"error": error, "ece": ece}
+    return Scores(
+        n=100,
+        num_classes=10,
+        n_bins=15,
+        metrics={key: Estimate(value, value, value) for key, value in values.items()},
+        ece_if_calibrated=IfCalibrated(0.01, 0.02, 0.5),
+        bins=Bins(none, none, none, none),
+    )
+
+
+def history_of(ece: list[float | None], *, gamma: list[float] | None = None) -> tuple[dict[str, float | int | None], ...]:
+    """Epochs with these test ECEs, twice as large test errors, and a learning rate that drops after the second one."""
+    return tuple(
+        {
+            "epoch": epoch,
+            "lr": 0.1 if epoch < 2 else 0.01,
+            "test_ece": value,
+            "test_error": None if value is None else 2 * value,
+            "val_ece": None if value is None else value / 2,
+            "val_error": value,
+            "gamma_mean": None if gamma is None else gamma[epoch],
+            "gamma_std": None if gamma is None else gamma[epoch] / 10,
+        }
+        for epoch, value in enumerate(ece)
+    )
+
+
+def run_of(
+    method: str = "ce",
+    *,
+    seed: int | None = 0,
+    data: str = "digits",
+    model: str | None = "convnet",
+    preset: str | None = "default",
+    epochs: int | None = 3,
+    error: float = 0.1,
+    ece: float = 0.03,
+    curve: list[float | None] | None = None,
+    gamma: list[float] | None = None,
+    n: int = 200,
+    temperature: float | None = None,
+) -> Entry:
+    """A run whose test predictions have gaps of both signs; with a history if ``curve`` is given."""
+    probs, labels = mixed_gaps(n, 4, seed=0 if seed is None else seed)
+    columns = None if gamma is None else {"gamma": np.linspace(gamma[0], gamma[-1], n)}
+    return Entry(
+        data=data,
+        method=method,
+        scores=scores_of(error, ece),
+        preset=preset,
+        model=model,
+        epochs=epochs,
+        seed=seed,
+        test=Predictions(probs=probs, labels=labels, split="test", columns=columns),
+        history=() if curve is None else history_of(curve, gamma=gamma),
+        temperature=temperature,
+    )

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from calibrant.report.rows import group_rows
+from figure_data import run_of
+
+
+def test_group_rows_puts_seeds_together_by_rising_seed() -> None:
+    groups = group_rows([run_of("ce", seed=2), run_of("focal", seed=0), run_of("ce", seed=0), run_of("ce", seed=1)])
+    assert [(group.data, group.model) for group in groups] == [("digits", "convnet")]
+    assert [row.label for row in groups[0].rows] == ["CE", "Focal"]
+    assert [run.seed for run in groups[0].rows[0].runs] == [0, 1, 2]
+    assert groups[0].title == "digits, convnet"
+
+
+def test_group_rows_keeps_data_sets_and_networks_apart_in_one_look() -> None:
+    entries = [run_of("ce"), run_of("ce", data="cifar10", model="resnet18"), run_of("ce", model=None)]
+    groups = group_rows(entries)
+    assert [group.title for group in groups] == ["digits, convnet", "cifar10, resnet18", "digits"]
+    assert len({group.rows[0].style for group in groups}) == 1
+
+
+def test_group_rows_names_the_preset_where_a_method_has_two() -> None:
+    rows = group_rows([run_of("flgamma-sece"), run_of("flgamma-sece", preset="paper"), run_of("ce", preset="paper")])[0].rows
+    assert [row.label for row in rows] == [r"FL$_\gamma$-SECE", r"FL$_\gamma$-SECE (paper)", "CE"]
+    assert rows[0].style.filled
+    assert not rows[1].style.filled
+    assert rows[0].style.color == rows[1].style.color
+
+
+def test_group_rows_names_the_epochs_where_rows_differ_in_them() -> None:
+    # A shortened schedule must not pass for the full one.
+    rows = group_rows([run_of("ce", epochs=350), run_of("focal", epochs=8)])[0].rows
+    assert [row.label for row in rows] == ["CE (350 epochs)", "Focal (8 epochs)"]
+    rows = group_rows([run_of("ce", epochs=350), run_of("ce", epochs=8)])[0].rows
+    assert rows[0].style != rows[1].style
+
+
+def test_row_run_is_that_of_the_seed_or_the_last() -> None:
+    row = group_rows([run_of(seed=1), run_of(seed=4)])[0].rows[0]
+    assert row.run(1).seed == 1
+    assert row.run(7).seed == 4
+    assert row.run().seed == 4
+
+
+def test_group_rows_of_predictions_without_facts_works() -> None:
+    row = group_rows([run_of("mine", seed=None, model=None, preset=None, epochs=None)])[0].rows[0]
+    assert row.label == "mine"
+    assert row.run(3).seed is None
+
+
+def test_group_rows_of_nothing_raises() -> None:
+    with pytest.raises(ValueError, match="group_rows: `entries` must hold at least one run, got none"):
+        group_rows([])

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import matplotlib
+import pytest
+from matplotlib.colors import to_rgb
+
+from calibrant.engine.methods import METHODS
+from calibrant.report.style import METHOD_STYLES, method_label, print_style, styles_of
+
+
+def test_method_styles_cover_the_catalogue_and_differ() -> None:
+    assert set(METHOD_STYLES) == set(METHODS)
+    looks = [(style.color, style.marker) for style in METHOD_STYLES.values()]
+    assert len(set(looks)) == len(looks)
+    lines = [(style.color, style.line) for style in METHOD_STYLES.values()]
+    assert len(set(lines)) == len(lines)
+
+
+def test_methods_of_the_paper_differ_in_marker_and_line_without_colour() -> None:
+    names = ("ce", "focal", "flsd", "ls-0.05", "mixup", "mmce", "ce-dece", "ce-sece", "flgamma-dece", "flgamma-sece")
+    looks = {(METHOD_STYLES[name].marker, METHOD_STYLES[name].line) for name in names}
+    assert len(looks) == len(names)
+
+
+def test_styles_are_dark_enough_for_white_paper() -> None:
+    for style in METHOD_STYLES.values():
+        red, green, blue = to_rgb(style.color)
+        assert 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.7, style
+
+
+@pytest.mark.parametrize(
+    ("method", "label"),
+    [
+        ("ce", "CE"),
+        ("ce+ts", "CE (TS)"),
+        ("flgamma-sece", r"FL$_\gamma$-SECE"),
+        ("flgamma-sece+ts", r"FL$_\gamma$-SECE (TS)"),
+        ("somebody's", "somebody's"),
+        ("costs $5", r"costs \$5"),
+    ],
+)
+def test_method_label_is_that_of_the_paper_or_the_name(method: str, label: str) -> None:
+    assert method_label(method) == label
+
+
+def test_method_labels_of_the_catalogue_differ() -> None:
+    labels = [method_label(name) for name in METHODS]
+    assert len(set(labels)) == len(METHODS)
+    assert not set(labels) & set(METHODS)
+
+
+def test_styles_of_a_method_do_not_depend_on_the_others() -> None:
+    alone = styles_of([("flgamma-sece", "")])[("flgamma-sece", "")]
+    among = styles_of([(name, "") for name in METHODS])[("flgamma-sece", "")]
+    assert alone == among == METHOD_STYLES["flgamma-sece"]
+
+
+def test_styles_of_variants_keep_the_colour_and_change_the_line() -> None:
+    found = styles_of([("ce", ""), ("ce+ts", ""), ("ce", "paper")])
+    plain, repaired, paper = found.values()
+    assert plain == METHOD_STYLES["ce"]
+    assert plain.color == repaired.color == paper.color
+    assert len({plain.line, repaired.line, paper.line}) == 3
+    assert plain.filled
+    assert not repaired.filled
+
+
+def test_styles_of_unknown_names_are_free_ones_and_stable() -> None:
+    names = [("mine", ""), ("yours", ""), ("theirs", ""), *((name, "") for name in METHODS)]
+    found = styles_of(names)
+    assert list(found) == names
+    assert len(set(found.values())) == len(names)
+    assert styles_of([("mine", "")])[("mine", "")] not in METHOD_STYLES.values()
+    assert styles_of([("mine", "")])[("mine", "")] == found[("mine", "")]
+
+
+def test_styles_of_more_rows_than_looks_still_gives_each_one() -> None:
+    names = [(f"row {number}", "") for number in range(200)]
+    assert set(styles_of(names)) == set(names)
+
+
+def test_print_style_holds_inside_its_block_only() -> None:
+    before = matplotlib.rcParams["font.size"], matplotlib.rcParams["pdf.fonttype"]
+    with print_style():
+        assert matplotlib.rcParams["font.size"] == 8
+        assert matplotlib.rcParams["pdf.fonttype"] == 42
+    assert (matplotlib.rcParams["font.size"], matplotlib.rcParams["pdf.fonttype"]) == before

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import re
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
+
+from calibrant import Predictions
+from calibrant.core.entry import Entry
+from calibrant.core.records import Bins
+from calibrant.metrics import expected_calibration_error, reliability_bins
+from calibrant.metrics.ordinary import rate_interval
+from calibrant.report.reliability import ReliabilityPanel, draw_reliability_grid, prepare_reliability
+from calibrant.report.rows import group_rows
+from figure_data import run_of
+from helpers import mixed_gaps
+
+
+def by_hand(count: list[float], confidence: list[float], accuracy: list[float]) -> Bins:
+    edges = torch.linspace(0, 1, len(count) + 1, dtype=torch.float64)
+    return Bins(edges, *(torch.tensor(values, dtype=torch.float64) for values in (count, confidence, accuracy)))
+
+
+def bars(ax: Axes, label: str) -> list[tuple[float, float, float, float]]:
+    """Left, width, foot and height of the bars of one kind."""
+    found = [box for box in ax.containers if isinstance(box, BarContainer) and box.get_label() == label]
+    return [(p.get_x(), p.get_width(), p.get_y(), p.get_height()) for box in found for p in box.patches]
+
+
+# Empty; under-confident by 0.3; over-confident by 0.3; exact.
+BINS = by_hand([0, 4, 10, 2], [0.0, 0.45, 0.7, 1.0], [0.0, 0.75, 0.4, 1.0])
+PANEL = ReliabilityPanel("CE", 0.4567, 0.1234, BINS, (None, (0.3, 0.95), (0.17, 0.69), (0.34, 1.0)))
+
+
+def test_draw_reliability_bars_are_accuracy_and_signed_gap_of_the_record() -> None:
+    upper, lower = draw_reliability_grid([PANEL]).axes
+    np.testing.assert_allclose(
+        bars(upper, "accuracy"), [(0.25, 0.25, 0, 0.75), (0.5, 0.25, 0, 0.4), (0.75, 0.25, 0, 1.0)], atol=1e-12
+    )
+    # Positive, upwards from the accuracy to the confidence, where the accuracy is lower.
+    np.testing.assert_allclose(bars(upper, "gap: over-confident"), [(0.5, 0.25, 0.4, 0.3)], atol=1e-12)
+    np.testing.assert_allclose(bars(upper, "gap: under-confident"), [(0.25, 0.25, 0.75, -0.3)], atol=1e-12)
+    assert [bar[::3] for bar in bars(lower, "_container0")] == [(0.25, 4.0), (0.5, 10.0), (0.75, 2.0)]
+
+
+def test_draw_reliability_axes_are_confidence_and_accuracy_from_0_to_1() -> None:
+    upper, lower = draw_reliability_grid([PANEL]).axes
+    assert (upper.get_xlim(), upper.get_ylim()) == ((0, 1), (0, 1))
+    assert (upper.get_ylabel(), lower.get_xlabel(), lower.get_ylabel()) == ("accuracy", "confidence", "count")
+    assert lower.get_yscale() == "log"
+    assert lower.get_ylim()[0] < 1 < 10 < lower.get_ylim()[1]
+    diagonal = upper.get_lines()[0]
+    assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]
+    assert diagonal.get_linestyle() == "--"
+
+
+def test_draw_reliability_intervals_stand_at_the_mean_confidence() -> None:
+    upper = draw_reliability_grid([PANEL]).axes[0]
+    lines = upper.collections[0].get_segments()
+    assert [line.tolist() for line in lines] == [[[0.45, 0.3], [0.45, 0.95]], [[0.7, 0.17], [0.7, 0.69]], [[1, 0.34], [1, 1]]]
+
+
+def test_draw_reliability_many_bins_show_intervals_as_a_band() -> None:
+    panel = prepare_reliability(group_rows([run_of(n=500)])[0].rows, n_bins=100)[0]
+    upper = draw_reliability_grid([panel]).axes[0]
+    assert panel.intervals is not None
+    expected = [ends for ends in panel.intervals if ends is not None]
+    found = bars(upper, "95% interval of the accuracy")
+    np.testing.assert_allclose([(foot, foot + high) for _, _, foot, high in found], expected, atol=1e-12)
+    assert all(width == pytest.approx(0.01) for _, width, _, _ in found)
+
+
+@pytest.mark.parametrize("n_bins", [10, 20, 50, 100])
+def test_prepare_reliability_gives_the_bins_error_and_ece_of_the_run(n_bins: int) -> None:
+    entry = run_of(n=400)
+    panel = prepare_reliability(group_rows([entry])[0].rows, n_bins=n_bins)[0]
+    assert entry.test is not None
+    probs, labels = entry.test.probs, entry.test.labels
+    bins = reliability_bins(probs, labels, n_bins=n_bins)
+    assert len(panel.bins.count) == n_bins
+    assert torch.equal(panel.bins.accuracy, bins.accuracy)
+    assert panel.error == pytest.approx(float((probs.argmax(1) != labels).double().mean()), abs=1e-12)
+    assert panel.ece == pytest.approx(float(expected_calibration_error(probs, labels, n_bins=n_bins)), abs=1e-12)
+
+
+def test_prepare_reliability_intervals_are_wilsons() -> None:
+    panel = prepare_reliability(group_rows([run_of()])[0].rows, n_bins=10)[0]
+    assert panel.intervals is not None
+    for rate, count, ends in zip(panel.bins.accuracy.tolist(), panel.bins.count.tolist(), panel.intervals, strict=True):
+        assert ends == (tuple(rate_interval(rate, size=count)) if count else None)
+    # By hand: 8 of 10 right, z = 1.959964.
+    assert tuple(rate_interval(0.8, size=10)) == pytest.approx((0.490162, 0.943318), abs=1e-6)
+
+
+def test_prepare_reliability_of_weighted_examples_has_no_interval() -> None:
+    probs, labels = mixed_gaps(50, 4)
+    test = Predictions(probs=probs, labels=labels, weights=np.linspace(0.1, 1, 50))
+    panel = prepare_reliability(group_rows([Entry("digits", "ce", run_of().scores, test=test)])[0].rows)[0]
+    assert panel.intervals is None
+    assert not draw_reliability_grid([panel]).axes[0].collections
+
+
+def test_prepare_reliability_takes_the_run_of_the_seed_and_skips_bare_numbers() -> None:
+    bare = Entry("digits", "focal", run_of().scores, model="convnet", preset="default", epochs=3)
+    rows = group_rows([run_of(seed=0), run_of(seed=1), bare])[0].rows
+    first, last = prepare_reliability(rows, seed=0), prepare_reliability(rows)
+    assert [panel.label for panel in first] == ["CE"]
+    assert first[0].error != last[0].error
+
+
+def test_draw_reliability_captions_letter_the_methods_and_give_the_error() -> None:
+    labels = ["CE", "CE (TS)", "Focal", "FLSD", "LS-0.05", "MMCE", r"FL$_\gamma$-SECE"]
+    panels = [ReliabilityPanel(label, 0.1 + place / 100, 0.05, BINS, None) for place, label in enumerate(labels)]
+    figure = draw_reliability_grid(panels, title="digits, 4 bins")
+    captions = [ax.get_title() for ax in figure.axes[1::2]]
+    assert captions[0] == "(a) CE (10.00%)\nECE 5.00%"
+    assert captions[6] == "(g) FL$_\\gamma$-SECE (16.00%)\nECE 5.00%"
+    assert figure.texts[0].get_text() == "digits, 4 bins"
+
+
+def test_draw_reliability_grid_has_five_columns_of_equal_squares() -> None:
+    figure = draw_reliability_grid([PANEL] * 7)
+    assert figure.get_figwidth() == pytest.approx(6.8)
+    boxes = [ax.get_position() for ax in figure.axes[::2]]
+    size = figure.get_size_inches()
+    sides = np.array([(box.width * size[0], box.height * size[1]) for box in boxes])
+    assert np.ptp(sides) < 1e-9
+    assert len({round(box.x0, 6) for box in boxes}) == 5
+    assert len({round(box.y0, 6) for box in boxes}) == 2
+    assert boxes[5].x0 == pytest.approx(boxes[0].x0)
+
+
+@pytest.mark.parametrize("panels", [1, 2, 3, 5, 11])
+def test_draw_reliability_texts_meet_nothing(panels: int) -> None:
+    named = [ReliabilityPanel(r"FL$_\gamma$-SECE (paper)", 0.2378, 0.1234, BINS, None)] * panels
+    figure = draw_reliability_grid(named, title="cifar100, resnet18, 15 bins")
+    figure.draw_without_rendering()
+    captions = [ax.title.get_window_extent() for ax in figure.axes[1::2]]
+    drawn = [ax.get_window_extent() for ax in figure.axes]
+    legend = figure.legends[0].get_window_extent()
+    title = figure.texts[0].get_window_extent()
+    for place, caption in enumerate(captions):
+        assert not any(caption.overlaps(other) for other in [*captions[:place], *drawn, legend])
+    assert not legend.overlaps(title)
+    assert not any(legend.overlaps(ax) for ax in drawn)
+    page = figure.bbox
+    assert all(page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 for box in [*captions, legend, title])
+
+
+def test_draw_reliability_legend_names_each_thing_once() -> None:
+    figure = draw_reliability_grid([PANEL, PANEL])
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["accuracy", "gap: over-confident", "gap: under-confident", "95% interval of the accuracy", "perfect"]
+
+
+def test_draw_reliability_leaves_no_figure_behind() -> None:
+    before = plt.get_fignums()
+    assert draw_reliability_grid([PANEL]).canvas is not None
+    assert plt.get_fignums() == before
+
+
+def test_draw_reliability_of_nothing_raises() -> None:
+    with pytest.raises(ValueError, match=re.escape("draw_reliability_grid: `panels` must hold at least one diagram, got none")):
+        draw_reliability_grid([])

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.figure import Figure
+
+from calibrant.report.save import render_figure, save_figure
+from calibrant.report.style import print_style
+
+
+def plain_figure() -> Figure:
+    with print_style():
+        figure = Figure(figsize=(2, 1.5))
+        figure.subplots().set(title=r"FL$_\gamma$ over 3 seeds", xlabel="confidence")
+    return figure
+
+
+def test_save_figure_writes_png_at_300_dpi_and_pdf(tmp_path: Path) -> None:
+    png, pdf = save_figure(plain_figure(), tmp_path / "ls-0.05")
+    assert (png.name, pdf.name) == ("ls-0.05.png", "ls-0.05.pdf")
+    assert plt.imread(png).shape[:2] == (450, 600)
+    assert pdf.read_bytes().startswith(b"%PDF")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["ls-0.05.pdf", "ls-0.05.png"]
+
+
+def test_save_figure_pdf_embeds_truetype_fonts() -> None:
+    content = render_figure(plain_figure(), kind="pdf")
+    assert b"/FontFile2" in content
+    assert b"/Type3" not in content
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf"])
+def test_render_figure_twice_gives_the_same_bytes_without_a_date(kind: str) -> None:
+    first, second = (render_figure(plain_figure(), kind=kind) for _ in range(2))
+    assert first == second
+    assert b"CreationDate" not in first
+    assert matplotlib.__version__.encode() not in first
+
+
+def test_save_figure_leaves_no_global_state(tmp_path: Path) -> None:
+    before, opened = dict(matplotlib.rcParams), plt.get_fignums()
+    save_figure(plain_figure(), tmp_path / "figure")
+    assert dict(matplotlib.rcParams) == before
+    assert plt.get_fignums() == opened
+
+
+def test_save_figure_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "figure.png").write_bytes(b"old")
+    figure = plain_figure()
+
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(figure, "savefig", fail)
+    with pytest.raises(OSError, match="No space left"):
+        save_figure(figure, tmp_path / "figure")
+    assert (tmp_path / "figure.png").read_bytes() == b"old"
+
+
+def test_save_figure_into_no_folder_raises(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="must exist before a file is written"):
+        save_figure(plain_figure(), tmp_path / "missing" / "figure")
