@@ -31,6 +31,7 @@ class Options:
     retries: int = 1
     add: Sequence[Path] = ()
     paper: bool = False
+    figures: bool = True
 
 
 def compare_methods(
@@ -73,6 +74,7 @@ def compare_methods(
                 retries=options.retries,
                 add=options.add,
                 paper=options.paper,
+                figures=options.figures,
                 watch=display.watch,
             )
     except KeyboardInterrupt:
@@ -92,8 +94,9 @@ def _summarize(found: Comparison) -> None:
     console = Console(highlight=False)
     if found.table is not None:
         show_table(found.table, console=console)
-    names = ", ".join(file.relative_to(found.folder).as_posix() for file in found.files)
-    console.print(f"written to {found.folder}: runs/{f', {names}' if names else ''}", soft_wrap=True)
+    names = dict.fromkeys(file.relative_to(found.folder).parts[0] for file in found.files)
+    shown = ["runs/", *(f"{name}/" if (found.folder / name).is_dir() else name for name in names)]
+    console.print(f"written to {found.folder}: {', '.join(shown)}", soft_wrap=True)
     for failure in found.failures:
         said = "" if failure.log is None else f" (log: {failure.log})"
         print(f"calibrant: {failure.name} failed: {failure.reason}{said}", file=sys.stderr)

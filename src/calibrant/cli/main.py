@@ -118,6 +118,7 @@ def compare(
         list[Path] | None, typer.Option(metavar="PATH", help="Others' runs, predictions or records as further rows.")
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Put the paper's numbers below ours.")] = False,
+    figures: Annotated[bool, typer.Option(help="Whether to draw figures.")] = True,
     jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time (cores, or what fits on GPUs).")] = None,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of a run on the CPU.")] = 1,
     retries: Annotated[int, typer.Option(min=0, metavar="N", help="Tries after a run was killed or ran out of memory.")] = 1,
@@ -137,7 +138,7 @@ def compare(
         "data.root": None if data_root is None else str(data_root),
         "train.device": device,
     }
-    options = Options(out, seeds, jobs, threads, on, ray_address, retries, add or [], paper)
+    options = Options(out, seeds, jobs, threads, on, ray_address, retries, add or [], paper, figures)
     compare_methods(recipe, data=data or [], methods=methods, keys=keys, settings=settings or [], options=options)
 
 

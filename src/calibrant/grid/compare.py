@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from calibrant.core.entry import Entry
@@ -17,6 +18,8 @@ from calibrant.grid.local import LocalExecutor
 from calibrant.grid.outputs import write_outputs
 from calibrant.grid.plan import Cell, check_data, check_folders, parse_seeds, plan_cells
 from calibrant.grid.schedule import Board, Executor, Stage, Watch, run_cells
+
+Write = Callable[[Sequence[Entry], Path], tuple[Table, tuple[Path, ...]]]
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ def compare(
     retries: int = 1,
     add: Sequence[str | Path] = (),
     paper: bool = False,
+    figures: bool = True,
     watch: Watch | None = None,
 ) -> Comparison:
     """Train every method on every data set from every seed, and compare what they predict.
@@ -90,6 +94,7 @@ def compare(
         retries: How often a run that was killed, or failed for want of memory or disk, is tried again.
         add: Other run folders, predictions or records to put below; see `calibrant.grid.collect.load_entries`.
         paper: Put the paper's numbers below ours.
+        figures: Whether to draw figures, which takes some seconds.
         watch: Called with the board and what happened on it; see `calibrant.grid.schedule`.
 
     Returns:
@@ -99,7 +104,7 @@ def compare(
     Example:
         >>> from tempfile import mkdtemp
         >>> short = {"train.epochs": 1, "train.batch_size": 400}
-        >>> found = compare("mixture", methods="ce,ce+ts", out=mkdtemp(), settings=short, jobs=1)
+        >>> found = compare("mixture", methods="ce,ce+ts", out=mkdtemp(), settings=short, jobs=1, figures=False)
         >>> [(entry.method, entry.scores.n) for entry in found.entries], found.failures
         ([('ce', 4000), ('ce+ts', 4000)], ())
     """
@@ -120,7 +125,7 @@ def compare(
     with closing(lock_folder(folder, where="compare")):
         if board.count(Stage.WAITING):
             run_cells(board, start(), runs=folder / "runs", logs=folder / "logs", retries=retries, watch=watch)
-        return _finish(board, folder, added, methods=parts, paper=paper)
+        return _finish(board, folder, added, methods=parts, write=partial(write_outputs, paper=paper, figures=figures))
 
 
 def split_names(names: str | Sequence[str]) -> list[str]:
@@ -165,7 +170,7 @@ def _make(folder: Path) -> None:
         ) from None
 
 
-def _finish(board: Board, folder: Path, added: Sequence[Entry], *, methods: Sequence[str], paper: bool) -> Comparison:
+def _finish(board: Board, folder: Path, added: Sequence[Entry], *, methods: Sequence[str], write: Write) -> Comparison:
     states = board.states.values()
     done = [state for state in states if state.stage is Stage.DONE and state.cell.shown]
     # Runs go seed by seed, rows as the methods were named: the first is what the others are tested against.
@@ -174,5 +179,5 @@ def _finish(board: Board, folder: Path, added: Sequence[Entry], *, methods: Sequ
     entries = [load_run_entry(folder / "runs" / state.cell.name) for state in done]
     failures = tuple(Failure(s.cell.name, s.text, s.log) for s in states if s.stage is Stage.FAILED)
     entries += added
-    table, files = write_outputs(entries, folder, paper=paper) if entries else (None, ())
+    table, files = write(entries, folder) if entries else (None, ())
     return Comparison(folder, tuple(entries), failures, table, tuple(files))

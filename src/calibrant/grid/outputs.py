@@ -12,17 +12,22 @@ from calibrant.grid.tables import compare_table
 from calibrant.io.atomic import atomic_writer
 
 
-def write_outputs(entries: Sequence[Entry], folder: Path, *, paper: bool = False) -> tuple[Table, tuple[Path, ...]]:
+def write_outputs(
+    entries: Sequence[Entry], folder: Path, *, paper: bool = False, figures: bool = True
+) -> tuple[Table, tuple[Path, ...]]:
     """Write ``table.*`` (Markdown, LaTeX, CSV, JSON), ``figures/`` and ``report.html`` into a folder.
 
     Args:
         entries: The rows, in their order.
         folder: Where to; files of an older comparison are replaced.
         paper: Put the paper's numbers below ours.
+        figures: Whether to draw figures.
 
     Returns:
         The table, and the files.
     """
+    # matplotlib takes a while to load, and is not needed until the last run has ended.
+    from calibrant.report.figures import draw_all
     from calibrant.report.page import render_page
 
     table = compare_table(entries, paper=paper, calibrated=True, name="table")
@@ -31,4 +36,5 @@ def write_outputs(entries: Sequence[Entry], folder: Path, *, paper: bool = False
     with atomic_writer(page) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
         handle.write(render_page(entries=entries).encode(errors="replace"))
-    return table, (*files, page)
+    drawn = draw_all(entries, folder / "figures").files if figures else []
+    return table, (*files, page, *drawn)
