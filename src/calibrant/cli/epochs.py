@@ -9,6 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from calibrant.data.shift import CORRUPTIONS, SEVERITIES
 from calibrant.engine.evaluate import epoch_scores
 from calibrant.engine.loop import EpochRecord
 from calibrant.engine.result import Run
@@ -123,11 +124,23 @@ def duration_words(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def shift_table(run: Run) -> str:
+    """Return error and ECE under every corruption, a row for each, as text."""
+    lines = [f"{'under shift, error / ECE in %':30}" + "".join(f"{f'severity {severity}':>14}" for severity in SEVERITIES)]
+    for kind in CORRUPTIONS:
+        scores = [run.shift[f"{kind}-{severity}"] for severity in SEVERITIES]
+        cells = [f"{100 * found['error'].value:.2f} / {100 * found['ece'].value:.2f}" for found in scores]
+        lines.append(f"{kind:30}" + "".join(f"{cell:>14}" for cell in cells))
+    return "\n".join(lines)
+
+
 def write_summary(run: Run) -> None:
     """Say what came of a run."""
     scores = epoch_scores(run.test.logits, run.test.labels)
     chosen = f"epoch {run.best_epoch + 1} of {len(run.history)} ({_REASON[run.recipe.train.select]})"
     scaled = "" if run.temperature is None else f", logits divided by {run.temperature:.3f}"
     print(f"test error {100 * scores.error:.2f}%, ECE {100 * scores.ece:.2f}%, NLL {scores.nll:.4f} at {chosen}{scaled}")
+    if run.shift:
+        print(shift_table(run))
     if run.folder is not None:
         print(f"written to {run.folder}; look closer with `calibrant measure {run.folder / 'test.npz'}`")

@@ -2,7 +2,8 @@
 
 ``recipe.toml`` the resolved recipe · ``run.json`` versions, device, command, and whether it is finished · ``history.jsonl`` one
 line an epoch · TensorBoard events · ``state.pt`` the checkpoint, until the end · ``weights.safetensors``, ``val.npz``,
-``test.npz`` the best epoch · ``metrics.json`` what ``calibrant measure --json`` says of ``test.npz``.
+``test.npz`` the best epoch · ``metrics.json`` what ``calibrant measure --json`` says of ``test.npz`` · ``shift.json`` the same
+of corrupted copies of the test set, where asked for.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from calibrant.engine.recipe import BackbonePart, Recipe, load_recipe, to_toml
 from calibrant.engine.result import Run
 from calibrant.engine.run import check_same_run
 from calibrant.engine.setup import build_backbone
+from calibrant.engine.shift import load_shift, save_shift
 from calibrant.engine.weights import load_weights, save_weights
 from calibrant.io.atomic import atomic_writer
 from calibrant.io.predictions import load_predictions, save_predictions
@@ -126,6 +128,8 @@ class RunFolder:
         save_predictions(run.val, self.path / "val.npz")
         save_predictions(run.test, self.path / "test.npz")
         _write_text(self.path / "metrics.json", measure(run.test, file="test.npz").to_json(indent=2) + "\n")
+        if run.shift:
+            save_shift(self.path / "shift.json", run.shift)
         facts = _read_facts(self.path) | {
             "finished": _now(),
             "best_epoch": run.best_epoch,
@@ -181,6 +185,7 @@ def load_run(folder: str | Path) -> Run:
         network=partial(_network, recipe.backbone, facts["inputs"], path),
         temperature=facts.get("temperature"),
         folder=path,
+        shift=load_shift(path / "shift.json"),
     )
 
 

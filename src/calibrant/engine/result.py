@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from calibrant.core.records import Predictions
+from calibrant.core.scores import Scores
 from calibrant.engine.loop import EpochRecord
 from calibrant.engine.recipe import Recipe
 
@@ -28,6 +29,7 @@ class Run:
         network: Builds or returns the network; see `model`.
         temperature: What ``+ts`` divided the logits by, or None.
         folder: Where the run was written, or None.
+        shift: ``"gaussian_noise-1"`` … → scores on the corrupted test set, where they were asked for (`data.shift`).
     """
 
     recipe: Recipe
@@ -39,6 +41,7 @@ class Run:
     network: Callable[[], nn.Module] = field(repr=False)
     temperature: float | None = None
     folder: Path | None = None
+    shift: Mapping[str, Scores] = field(default_factory=dict, repr=False)
 
     @cached_property
     def model(self) -> nn.Module:

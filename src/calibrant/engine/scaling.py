@@ -27,7 +27,7 @@ def with_temperature(run: Run) -> Run:
     name = split_name(run.recipe.method.name)[0]
     recipe = replace(run.recipe, method=replace(run.recipe.method, name=f"{name}+ts"))
     val, test = (_scaled(part, temperature) for part in (run.val, run.test))
-    return replace(run, recipe=recipe, val=val, test=test, temperature=temperature, folder=None)
+    return replace(run, recipe=recipe, val=val, test=test, temperature=temperature, folder=None, shift={})
 
 
 def _scaled(predictions: Predictions, temperature: float) -> Predictions:

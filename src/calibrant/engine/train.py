@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from calibrant.engine.distributed import Group, joined_group
+from calibrant.engine.distributed import ALONE_GROUP, Group, joined_group
 from calibrant.engine.folder import RunFolder, is_finished, load_run
 from calibrant.engine.loop import EpochRecord, Tick
 from calibrant.engine.methods import split_name
@@ -13,6 +14,7 @@ from calibrant.engine.recipe import Recipe, load_recipe, recipe_of
 from calibrant.engine.result import Run
 from calibrant.engine.run import Report, run_recipe
 from calibrant.engine.scaling import with_temperature
+from calibrant.engine.shift import evaluate_shift, save_shift
 
 
 def train(
@@ -32,7 +34,8 @@ def train(
     Args:
         recipe: What to run: a `Recipe`, nested plain data, or the path of a TOML file.
         out: Run folder; None writes nothing.
-        resume: Go on with the run in ``out`` if there is one; a finished one is read and returned.
+        resume: Go on with the run in ``out`` if there is one; a finished one is read and returned (and evaluated under shift,
+            if that is asked for only now).
         report: Called with every epoch's record, in the first process.
         tick: Called after every step with the epoch, its steps done and all its steps, in the first process.
 
@@ -55,7 +58,7 @@ def train(
         if not group.leads:
             report = tick = None
         if out is None:
-            return _scaled(run_recipe(recipe, report=report, tick=tick, group=group))
+            return _completed(run_recipe(recipe, report=report, tick=tick, group=group), group)
         return _train_in_folder(recipe, Path(out), group, resume=resume, report=report, tick=tick)
 
 
@@ -70,7 +73,7 @@ def _train_in_folder(recipe: Recipe, out: Path, group: Group, *, resume: bool, r
 
     try:
         if group.share(is_finished(out)):
-            return group.share(load_run(out) if group.leads else None)  # type: ignore[return-value]
+            return group.share(_finished(recipe, out) if group.leads else None)  # type: ignore[return-value]
         run = run_recipe(
             recipe,
             checkpoint=out / "state.pt",
@@ -80,7 +83,7 @@ def _train_in_folder(recipe: Recipe, out: Path, group: Group, *, resume: bool, r
             tick=tick,
             group=group,
         )
-        run = _scaled(run)
+        run = _completed(run, group)
         return run if folder is None else folder.finish(run)
     finally:
         if folder is not None:
@@ -99,7 +102,7 @@ def scale_run(base: str | Path, *, out: str | Path, resume: bool = False) -> Run
         The run after temperature scaling. Raises ``ValueError`` if ``base`` holds no finished run.
     """
     found = load_run(base)
-    run = with_temperature(found)
+    run = _with_shift(with_temperature(found))
     folder = RunFolder(out, run.recipe, resume=resume)
     try:
         if is_finished(out):
@@ -110,5 +113,20 @@ def scale_run(base: str | Path, *, out: str | Path, resume: bool = False) -> Run
         folder.close()
 
 
-def _scaled(run: Run) -> Run:
-    return with_temperature(run) if split_name(run.recipe.method.name)[1] else run
+def _completed(run: Run, group: Group) -> Run:
+    """What is done once with a trained network: temperature scaling and evaluation under shift, where the recipe asks."""
+    return _with_shift(with_temperature(run) if split_name(run.recipe.method.name)[1] else run, group)
+
+
+def _with_shift(run: Run, group: Group = ALONE_GROUP) -> Run:
+    return replace(run, shift=evaluate_shift(run, group=group)) if run.recipe.data.shift else run
+
+
+def _finished(recipe: Recipe, out: Path) -> Run:
+    """Read a finished run; what it was not asked for at the time is added to its folder."""
+    run = load_run(out)
+    if recipe.data.shift and not run.shift:
+        # The recipe at hand says where the data lie and what to compute on; else the two are the same.
+        run = _with_shift(replace(run, recipe=recipe))
+        save_shift(out / "shift.json", run.shift)
+    return run

@@ -168,6 +168,10 @@ def test_tensorboard_events_hold_the_history_and_hide_what_was_run_twice(tmp_pat
         for epoch in range(first, last):
             board.add(EpochRecord(epoch, 0.1, 1.0 + epoch + 10 * first, val_error=0.5))
         board.close()
+        if first == 0:
+            # Files are read in the order of their names, which begin with the second; a resumed run begins in a later one.
+            (file,) = tmp_path.iterdir()
+            file.rename(tmp_path / "events.out.tfevents.0000000001.first")
     found = reading.EventAccumulator(str(tmp_path)).Reload()
     assert [(e.step, e.value) for e in found.Scalars("train/loss")] == [(0, 1.0), (1, 2.0), (2, 23.0), (3, 24.0)]
     assert set(found.Tags()["scalars"]) == {"train/loss", "val/error", "run/lr"}
