@@ -1,0 +1,152 @@
+"""A line per row: the mean over its seeds with a band of one standard deviation. Shared by all figures of such lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibrant.report.rows import Row
+from calibrant.report.style import TEXT_WIDTH, Style
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Band:
+    """A line with its spread.
+
+    Attributes:
+        label: What it is called.
+        style: How it is drawn.
+        x: Where its points lie, rising.
+        mean: Mean over the seeds at each point.
+        std: Standard deviation over the seeds (n - 1) at each point; None for a single seed.
+        seeds: Number of seeds.
+    """
+
+    label: str
+    style: Style
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...] | None
+    seeds: int
+
+
+def band_of(row: Row, curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Band | None:
+    """Take the mean and spread of one curve a run, at the points that all of them have; None where there is none.
+
+    Example:
+        >>> from calibrant.report.style import METHOD_STYLES
+        >>> band = band_of(Row("CE", METHOD_STYLES["ce"], ()), [([1, 2], [0.2, 0.1]), ([2, 3], [0.3, 0.1])])
+        >>> band.x, band.mean, round(band.std[0], 4), band.seeds
+        ((2,), (0.2,), 0.1414, 2)
+    """
+    tables = [dict(zip(x, y, strict=True)) for x, y in curves if len(x)]
+    if not tables:
+        return None
+    shared = sorted(set(tables[0]).intersection(*tables[1:]))
+    if not shared:
+        return None
+    values = np.array([[table[x] for x in shared] for table in tables])
+    std = tuple(values.std(0, ddof=1).tolist()) if len(tables) > 1 else None
+    return Band(row.label, row.style, tuple(shared), tuple(values.mean(0).tolist()), std, len(tables))
+
+
+def draw_bands(ax: Axes, bands: Sequence[Band], *, factor: float = 100.0) -> None:
+    """Draw lines and bands, their values times ``factor`` (in per cent, that is); markers are set apart from line to line."""
+    for place, band in enumerate(bands):
+        x, mean = np.array(band.x, dtype=float), factor * np.array(band.mean)
+        # About eight markers a line, of which those of different lines do not coincide.
+        every = max(1, math.ceil(len(x) / 8))
+        start = place * every // max(1, len(bands)) if len(x) > 16 else 0
+        options = band.style.line_options()
+        ax.plot(x, mean, markevery=(start, every), label=band.label, zorder=3, **options)  # type: ignore[arg-type]
+        if band.std is not None:
+            std = factor * np.array(band.std)
+            ax.fill_between(x, mean - std, mean + std, color=band.style.color, alpha=0.15, linewidth=0, zorder=2)
+
+
+def log_axis(ax: Axes, bands: Sequence[Band], *, factor: float = 100.0) -> None:
+    """Make the vertical axis logarithmic around ``bands``, with plain numbers at it; a value of zero falls below it."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    means = [factor * value for band in bands for value in band.mean if value > 0]
+    tops = [factor * (m + s) for band in bands for m, s in zip(band.mean, band.std or [0.0] * len(band.mean), strict=True)]
+    ax.set_yscale("log")
+    if means:
+        ax.set_ylim(min(means) / 1.15, max(tops) * 1.15)
+    ax.yaxis.set_major_locator(FixedLocator(log_ticks(*ax.get_ylim())))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.grid(axis="y")
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from ``low`` to ``high``: 1, 2, 5, 10 and so on, fewer if these are more than eight, more if under three.
+
+    Example:
+        >>> log_ticks(0.8, 60), log_ticks(4, 11)
+        ([1.0, 2.0, 5.0, 10.0, 20.0, 50.0], [5.0, 7.0, 10.0])
+    """
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found = []
+    for leading in ((1, 2, 5), (1, 3), (1,), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)):
+        ticks = [round(digit * 10.0**power, 12) for power in powers for digit in leading]
+        found.append([tick for tick in ticks if low <= tick <= high])
+    usual, *fewer, more, most = found
+    if len(usual) > 8:
+        return fewer[0] if len(fewer[0]) <= 8 else fewer[1]
+    return next((ticks for ticks in (usual, more) if len(ticks) >= 3), most)
+
+
+def seeds_note(bands: Sequence[Band]) -> str | None:
+    """Say what the bands are, in the words of a caption; None where no row has several seeds."""
+    counts = sorted({band.seeds for band in bands if band.std is not None})
+    if not counts:
+        return None
+    said = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"mean ± std over {said} seeds"
+
+
+def draw_shared_legend(figure: Figure, *, title: str | None) -> None:
+    """Put one legend above all axes of ``figure``, under its title; equal labels are named once."""
+    from matplotlib.lines import Line2D
+
+    shown: dict[str, Artist] = {}
+    for ax in figure.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    longest = max(len(label.replace(r"$_\gamma$", "y")) for label in shown)
+    # A legend's entry needs its text, at some 17 characters to the inch, and half an inch for the line and the space.
+    fitting = max(1, int((figure.get_figwidth() - 0.2) / (longest / 17 + 0.55)))
+    rows = math.ceil(len(shown) / fitting)
+    legend = figure.legend(
+        shown.values(),
+        shown.keys(),
+        loc="outside upper center",
+        ncols=math.ceil(len(shown) / rows),
+        title=title,
+        title_fontsize=8,
+        columnspacing=1.2,
+        borderpad=0.1,
+        labelspacing=0.3,
+    )
+    legend.get_title().set_multialignment("center")
+    for drawn in legend.legend_handles:
+        # Ten thousand faint points make a cloud; one of them alone would not be seen.
+        if isinstance(drawn, Line2D):
+            drawn.set(alpha=1.0, markersize=max(4.0, float(drawn.get_markersize())))
+
+
+def wide_figure(panels: int, *, height: float = 2.45) -> Figure:
+    """Return an empty figure as wide as a page's text for two panels, half as wide for one."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(TEXT_WIDTH * panels / 2, height), layout="constrained")

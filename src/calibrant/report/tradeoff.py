@@ -1,0 +1,230 @@
+"""The trade-off between error and calibration error, and the methods that no other one beats in both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibrant.report.bands import log_ticks
+from calibrant.report.placing import Box, place_labels
+from calibrant.report.rows import Row
+from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, print_style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
+
+# A label that begins within so many points of its point needs no line to it.
+_CLOSE = 9.0
+
+
+@dataclass(frozen=True)
+class TradeoffPoint:
+    """A row's place.
+
+    Attributes:
+        label: What it is called.
+        style: How it is drawn.
+        error: Mean test error over its seeds.
+        ece: Mean ECE over its seeds.
+        error_std: Standard deviation of the error over the seeds (n - 1); None for a single seed.
+        ece_std: That of the ECE.
+        seeds: Number of seeds.
+        best: Whether it is on the Pareto front: no other row is as good in both and better in one.
+    """
+
+    label: str
+    style: Style
+    error: float
+    ece: float
+    error_std: float | None
+    ece_std: float | None
+    seeds: int
+    best: bool
+
+
+def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
+    """Take error and ECE of all rows from their scores and find the Pareto front.
+
+    Args:
+        rows: Rows of one data set.
+
+    Returns:
+        One point a row.
+    """
+    values = [np.array([[run.scores["error"].value, run.scores["ece"].value] for run in row.runs]) for row in rows]
+    means = [value.mean(0) for value in values]
+    points = []
+    for row, value, mean in zip(rows, values, means, strict=True):
+        beaten = any((other <= mean).all() and (other < mean).any() for other in means)
+        spread = value.std(0, ddof=1) if len(value) > 1 else None
+        points.append(
+            TradeoffPoint(
+                label=row.label,
+                style=row.style,
+                error=float(mean[0]),
+                ece=float(mean[1]),
+                error_std=None if spread is None else float(spread[0]),
+                ece_std=None if spread is None else float(spread[1]),
+                seeds=len(value),
+                best=not beaten,
+            )
+        )
+    return points
+
+
+def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) -> Figure:
+    """Draw ECE against error in per cent, a labelled point a row, with the Pareto front.
+
+    Better is further left and further down. The stepped line joins the rows that no other row beats in both; what lies above
+    and to the right of it is beaten by one of them. Bars are standard deviations over seeds.
+
+    Args:
+        points: What to draw; see `prepare_tradeoff`.
+        title: Text above the figure.
+
+    Returns:
+        A figure as wide as a column for up to six points, wider for more. Raises ``ValueError`` if there is none.
+
+    Example:
+        >>> from calibrant.report.style import METHOD_STYLES
+        >>> place = dict(error_std=None, ece_std=None, seeds=1)
+        >>> first = TradeoffPoint("CE", METHOD_STYLES["ce"], 0.05, 0.04, best=True, **place)
+        >>> second = TradeoffPoint("Focal", METHOD_STYLES["focal"], 0.06, 0.03, best=True, **place)
+        >>> figure = draw_tradeoff([first, second])
+        >>> [text.get_text() for text in figure.axes[0].texts]
+        ['CE', 'Focal']
+
+    Reference:
+        Wang and Golebiowski, TMLR 2024, appendix (predictive-calibration trade-off).
+    """
+    from matplotlib.figure import Figure
+
+    if not points:
+        raise ValueError("draw_tradeoff: `points` must hold at least one row, got none.")
+    with print_style():
+        size = (COLUMN_WIDTH, 2.7) if len(points) <= 6 else (0.75 * TEXT_WIDTH, 3.4)
+        figure = Figure(figsize=size, layout="constrained")
+        ax = figure.subplots()
+        for point in points:
+            _draw_point(ax, point)
+        ax.set(xlabel="test error (%)", ylabel="test ECE (%)")
+        ax.margins(0.12)
+        _scale_ece(ax, points)
+        _draw_front(ax, points)
+        ax.grid()
+        ax.legend(loc="best", handlelength=1.8)
+        seeds = sorted({point.seeds for point in points if point.seeds > 1})
+        note = f"mean ± std over {seeds[0] if len(seeds) == 1 else f'{seeds[0]} to {seeds[-1]}'} seeds" if seeds else None
+        ax.set_title(", ".join(said for said in (title, note) if said))
+        _draw_labels(figure, ax, points)
+    return figure
+
+
+def _draw_point(ax: Axes, point: TradeoffPoint) -> None:
+    ax.errorbar(
+        100 * point.error,
+        100 * point.ece,
+        xerr=None if point.error_std is None else 100 * point.error_std,
+        yerr=None if point.ece_std is None else 100 * point.ece_std,
+        elinewidth=0.7,
+        capsize=1.5,
+        zorder=4,
+        **(point.style.point_options() | {"markersize": 6 if point.best else 4.5}),  # type: ignore[arg-type]
+    )
+
+
+def _scale_ece(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
+    """Make the axis of ECE logarithmic: methods differ in it by factors. It stays linear if some ECE is zero."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    low, high = min(point.ece for point in points), max(point.ece + (point.ece_std or 0.0) for point in points)
+    if low <= 0:
+        return
+    below = min(max(point.ece - (point.ece_std or 0.0), 0.6 * low) for point in points)
+    room = max((high / below) ** 0.1, 1.1)
+    ax.set_yscale("log")
+    ax.set_ylim(100 * below / room, 100 * high * room)
+    ax.yaxis.set_major_locator(FixedLocator(log_ticks(*ax.get_ylim())))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_locator(NullLocator())
+
+
+def _draw_front(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
+    front = sorted((100 * point.error, 100 * point.ece) for point in points if point.best)
+    (_, right), (_, top) = ax.get_xlim(), ax.get_ylim()
+    # To the edges of the figure and beyond: what is as bad as that in one is beaten by the ends of the front.
+    x, y = (np.array(values) for values in zip((front[0][0], 10 * top), *front, (10 * right, front[-1][1]), strict=True))
+    limits = ax.get_xlim(), ax.get_ylim()
+    ax.step(x, y, where="post", color="0.35", linewidth=0.9, linestyle="--", zorder=2, label="Pareto front")
+    ax.set(xlim=limits[0], ylim=limits[1])
+
+
+def _draw_labels(figure: Figure, ax: Axes, points: Sequence[TradeoffPoint]) -> None:
+    """Write every label where `place_labels` puts it, joined to its point by a thin line if that is not close."""
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # the places hold for this layout
+    scale = 72 / figure.dpi
+    texts = [
+        ax.annotate(
+            point.label,
+            xy=(100 * point.error, 100 * point.ece),
+            xytext=(0, 0),
+            textcoords="offset points",
+            ha="left",
+            va="bottom",
+            fontsize=7.5,
+            zorder=5,
+            color=_dark(point.style.color),
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "0.4", "shrinkA": 0, "shrinkB": 2},
+        )
+        for point in points
+    ]
+    extents = [Text.get_window_extent(text) for text in texts]
+    pixels = ax.transData.transform([text.xy for text in texts])
+    places = [(float(x) * scale, float(y) * scale) for x, y in pixels]
+    legend = ax.get_legend()
+    taken = [] if legend is None else [_box(legend.get_window_extent(), scale)]
+    boxes = place_labels(
+        places,
+        [(scale * extent.width + 1, scale * extent.height) for extent in extents],
+        inside=_box(ax.get_window_extent(), scale),
+        taken=[*taken, *_bars(ax, points, scale)],
+    )
+    for text, (x, y), box in zip(texts, places, boxes, strict=True):
+        text.set_position((box.left - x, box.bottom - y))
+        near = box.overlap(Box(x - _CLOSE, y - _CLOSE, x + _CLOSE, y + _CLOSE)) > 0
+        if near and text.arrow_patch is not None:
+            text.arrow_patch.set_visible(False)
+
+
+def _bars(ax: Axes, points: Sequence[TradeoffPoint], scale: float) -> list[Box]:
+    """The error bars and the front, as boxes that labels keep away from."""
+    boxes = []
+    for point in points:
+        for across, up in ((point.error_std or 0.0, 0.0), (0.0, point.ece_std or 0.0)):
+            ends = [(100 * (point.error + s * across), 100 * (point.ece + s * up)) for s in (-1, 1)]
+            (left, bottom), (right, top) = scale * ax.transData.transform(ends)
+            boxes.append(Box(left - 1, bottom - 1, right + 1, top + 1))
+    front = scale * ax.transData.transform(ax.get_lines()[-1].get_xydata())
+    for (left, top), (right, bottom) in zip(front, front[1:], strict=False):
+        boxes += [Box(left - 1, top - 1, right + 1, top + 1), Box(right - 1, bottom - 1, right + 1, top + 1)]
+    return boxes
+
+
+def _dark(color: str) -> tuple[float, float, float]:
+    """The colour, dark enough for text on white."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(color)
+    return 0.6 * red, 0.6 * green, 0.6 * blue
+
+
+def _box(extent: Bbox, scale: float) -> Box:
+    return Box(*(scale * float(side) for side in extent.extents))

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+
+from calibrant.report.bands import Band, band_of, log_ticks, seeds_note
+from calibrant.report.curves import LearningCurves, draw_curves, prepare_curves
+from calibrant.report.rows import Row, group_rows
+from calibrant.report.style import METHOD_STYLES
+from figure_data import run_of
+
+CE = METHOD_STYLES["ce"]
+
+
+def two_methods() -> LearningCurves:
+    entries = [
+        run_of("ce", seed=0, curve=[0.2, None, 0.04]),
+        run_of("ce", seed=1, curve=[0.4, 0.1, 0.06]),
+        run_of("focal", seed=0, curve=[0.3, 0.2, 0.02]),
+    ]
+    found = prepare_curves(group_rows(entries)[0].rows)
+    assert found is not None
+    return found
+
+
+def test_prepare_curves_takes_mean_and_spread_over_seeds_at_shared_epochs() -> None:
+    curves = two_methods()
+    first, second = curves.ece
+    # The first seed was not evaluated in its second epoch.
+    assert first.x == (1, 3)
+    assert first.mean == pytest.approx((0.3, 0.05))
+    assert first.std == pytest.approx((np.sqrt(0.02), np.sqrt(0.0002)))
+    assert (second.x, second.mean, second.std) == ((1, 2, 3), (0.3, 0.2, 0.02), None)
+    assert curves.error[1].mean == pytest.approx((0.6, 0.4, 0.04))
+
+
+def test_prepare_curves_finds_where_the_learning_rate_drops() -> None:
+    # 0.1, 0.1, 0.01: the third epoch is the first at a tenth.
+    assert two_methods().drops == (3,)
+
+
+def test_prepare_curves_of_validation_reads_the_other_column() -> None:
+    found = prepare_curves(group_rows([run_of(curve=[0.2, 0.1])])[0].rows, split="val")
+    assert found is not None
+    assert found.ece[0].mean == (0.1, 0.05)
+
+
+def test_prepare_curves_leaves_out_repaired_runs_and_those_without_history() -> None:
+    entries = [run_of("ce", curve=[0.2]), run_of("ce+ts", curve=[0.2], temperature=1.5), run_of("focal")]
+    found = prepare_curves(group_rows(entries)[0].rows)
+    assert found is not None
+    assert [band.label for band in found.ece] == ["CE"]
+    assert prepare_curves(group_rows(entries[1:])[0].rows) is None
+
+
+def test_draw_curves_lines_are_the_means_in_per_cent() -> None:
+    left, right = draw_curves(two_methods()).axes
+    lines = {line.get_label(): line for line in left.get_lines()}
+    np.testing.assert_allclose(lines["CE"].get_xydata(), [(1, 30), (3, 5)])
+    np.testing.assert_allclose(lines["Focal"].get_xydata(), [(1, 30), (2, 20), (3, 2)])
+    np.testing.assert_allclose(right.get_lines()[1].get_ydata(), [60, 40, 4])
+    assert lines["CE"].get_color() == CE.color
+    assert lines["CE"].get_marker() == CE.marker
+
+
+def test_draw_curves_band_is_one_standard_deviation() -> None:
+    left = draw_curves(two_methods()).axes[0]
+    bands = [found for found in left.collections if isinstance(found, PolyCollection)]
+    assert len(bands) == 1
+    corners = bands[0].get_paths()[0].vertices
+    at_one = corners[np.isclose(corners[:, 0], 1)][:, 1]
+    assert (at_one.min(), at_one.max()) == pytest.approx((30 - 100 * np.sqrt(0.02), 30 + 100 * np.sqrt(0.02)))
+
+
+def test_draw_curves_axes_are_named_logarithmic_and_hold_everything() -> None:
+    left, right = draw_curves(two_methods()).axes
+    assert (left.get_xlabel(), left.get_ylabel()) == ("epoch", "test ECE (%)")
+    assert (right.get_xlabel(), right.get_ylabel()) == ("epoch", "test error (%)")
+    assert left.get_yscale() == "log"
+    low, high = left.get_ylim()
+    assert low < 2
+    assert high > 30 + 100 * np.sqrt(0.02)
+    # The drop lies between the second and the third epoch.
+    assert [line.get_xdata()[0] for line in left.get_lines() if line.get_linestyle() == ":"] == [2.5]
+
+
+def test_draw_curves_of_validation_says_so() -> None:
+    found = prepare_curves(group_rows([run_of(curve=[0.2, 0.1])])[0].rows, split="val")
+    assert found is not None
+    assert draw_curves(found).axes[0].get_ylabel() == "validation ECE (%)"
+
+
+def test_draw_curves_legend_says_what_the_bands_are() -> None:
+    legend = draw_curves(two_methods(), title="digits").legends[0]
+    assert legend.get_title().get_text() == "digits, mean ± std over 2 seeds"
+    assert [text.get_text() for text in legend.get_texts()] == ["CE", "Focal"]
+
+
+def test_draw_curves_of_an_ece_of_zero_keeps_the_axis() -> None:
+    found = prepare_curves(group_rows([run_of(curve=[0.1, 0.0, 0.05])])[0].rows)
+    assert found is not None
+    low, high = draw_curves(found).axes[0].get_ylim()
+    assert (low, high) == pytest.approx((5 / 1.15, 10 * 1.15))
+
+
+def test_band_of_curves_without_a_shared_point_is_none() -> None:
+    row = Row("CE", CE, ())
+    assert band_of(row, [([1], [0.1]), ([2], [0.2])]) is None
+    assert band_of(row, [([], [])]) is None
+    # A run that has no curve does not take that of the others away.
+    found = band_of(row, [([], []), ([2], [0.2])])
+    assert found is not None
+    assert (found.x, found.seeds) == ((2,), 1)
+
+
+def test_seeds_note_counts_rows_of_several_seeds_only() -> None:
+    def band(seeds: int) -> Band:
+        return Band("CE", CE, (1,), (0.1,), None if seeds == 1 else (0.01,), seeds)
+
+    assert seeds_note([band(1)]) is None
+    assert seeds_note([band(1), band(3)]) == "mean ± std over 3 seeds"
+    assert seeds_note([band(5), band(3)]) == "mean ± std over 3 to 5 seeds"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.8, 60, [1, 2, 5, 10, 20, 50]),
+        (4, 11, [5, 7, 10]),
+        (4.8, 5.2, [5]),
+        (0.001, 90, [0.001, 0.01, 0.1, 1, 10]),
+        (0.04, 90, [0.1, 0.3, 1, 3, 10, 30]),
+    ],
+)
+def test_log_ticks_are_round_and_neither_few_nor_many(low: float, high: float, ticks: list[float]) -> None:
+    assert log_ticks(low, high) == pytest.approx(ticks)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from calibrant.core.entry import Entry
+from calibrant.report.figures import FIGURES, Options, draw_all
+from calibrant.report.rows import group_rows
+from figure_data import run_of
+
+
+@pytest.fixture
+def empty_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the files without drawing into them, which takes most of the time; `save_figure` has tests of its own."""
+    monkeypatch.setattr("calibrant.report.save.render_figure", lambda figure, *, kind: b"")
+
+
+def names(done: list[Path]) -> set[str]:
+    return {file.name for file in done if file.suffix == ".png"}
+
+
+def test_draw_all_writes_every_figure_that_the_runs_allow(tmp_path: Path) -> None:
+    curve: list[float | None] = [0.3, 0.2, 0.1]
+    entries = [
+        run_of("ce", curve=curve),
+        run_of("ce+ts", curve=curve, temperature=1.3),
+        run_of("flgamma-sece", curve=curve, gamma=[1.0, 1.2, 1.6]),
+    ]
+    done = draw_all(entries, tmp_path / "new" / "figures", n_bins=(10,))
+    assert names(done.files) == {
+        "reliability-digits-convnet-10bins.png",
+        "curves-digits-convnet.png",
+        "gamma-epochs-digits-convnet.png",
+        "gamma-confidence-digits-convnet.png",
+        "robustness-digits-convnet.png",
+        "tradeoff-digits-convnet.png",
+    }
+    assert len(done.files) == 2 * len(names(done.files))
+    assert all(file.stat().st_size > 1000 for file in done.files)
+    assert done.skipped == {"curves-digits-convnet": "leaves out CE (TS): needs a history of training"}
+
+
+@pytest.mark.usefixtures("empty_files")
+def test_draw_all_of_somebodys_predictions_says_what_is_missing(tmp_path: Path) -> None:
+    mine = run_of("mine", data="my data/v2", model=None, preset=None, epochs=None, seed=None)
+    done = draw_all([mine], tmp_path, n_bins=(10,))
+    assert names(done.files) == {"reliability-my_data_v2-10bins.png", "robustness-my_data_v2.png"}
+    assert done.skipped == {
+        "curves-my_data_v2": "needs a history of training",
+        "gamma-epochs-my_data_v2": "needs a gamma in its history",
+        "gamma-confidence-my_data_v2": "needs test predictions with a column `gamma`",
+        "tradeoff-my_data_v2": "needs two rows or more",
+    }
+
+
+@pytest.mark.usefixtures("empty_files")
+def test_draw_all_of_bare_numbers_draws_the_tradeoff_alone(tmp_path: Path) -> None:
+    # Two equal rows: their place is one, and so are the ends of the axes that hold them.
+    entries = [replace(run_of(method), test=None) for method in ("ce", "focal")]
+    done = draw_all(entries, tmp_path)
+    assert names(done.files) == {"tradeoff-digits-convnet.png"}
+    assert done.skipped["reliability-digits-convnet"] == "needs test predictions"
+
+
+@pytest.mark.usefixtures("empty_files")
+def test_draw_all_makes_a_set_for_each_data_set_and_network(tmp_path: Path) -> None:
+    entries = [replace(run_of(method, data=data), test=None) for data in ("digits", "cifar10") for method in ("ce", "focal")]
+    done = draw_all(entries, tmp_path)
+    assert names(done.files) == {"tradeoff-digits-convnet.png", "tradeoff-cifar10-convnet.png"}
+
+
+def test_figures_of_a_single_run_name_the_seed() -> None:
+    group = group_rows([run_of(seed=0), run_of(seed=3)])[0]
+    ((more, figure),) = FIGURES["reliability"].draw(group, Options(n_bins=(20,)))
+    assert more == "-20bins"
+    assert figure.texts[0].get_text() == "digits, convnet, seed 3, 20 bins"
+    ((_, figure),) = FIGURES["reliability"].draw(group, Options(n_bins=(20,), seed=0))
+    assert figure.texts[0].get_text() == "digits, convnet, seed 0, 20 bins"
+
+
+def test_curves_without_test_columns_fall_back_to_validation() -> None:
+    entry = run_of(curve=[0.3, 0.2])
+    kept = tuple({key: value for key, value in line.items() if not key.startswith("test")} for line in entry.history)
+    ((_, figure),) = FIGURES["curves"].draw(group_rows([replace(entry, history=kept)])[0], Options())
+    assert figure.axes[0].get_ylabel() == "validation ECE (%)"
+
+
+def test_a_method_has_one_colour_in_all_figures() -> None:
+    curve: list[float | None] = [0.3, 0.2, 0.1]
+    entries: list[Entry] = [run_of(method, curve=curve) for method in ("ce", "focal", "mine")]
+    group = group_rows(entries)[0]
+    found: dict[str, set[object]] = {}
+    for kind in ("curves", "robustness"):
+        ((_, figure),) = FIGURES[kind].draw(group, Options())
+        for line in figure.axes[0].get_lines():
+            found.setdefault(str(line.get_label()), set()).add((line.get_color(), line.get_marker()))
+    ((_, figure),) = FIGURES["tradeoff"].draw(group, Options())
+    for text, points in zip(figure.axes[0].texts, figure.axes[0].containers, strict=True):
+        found[text.get_text()].add((points[0].get_color(), points[0].get_marker()))
+    assert [len(found[label]) for label in ("CE", "Focal", "mine")] == [1, 1, 1]
+
+
+def test_draw_all_of_wrong_arguments_raises(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="draw_all: `n_bins` must be a whole number >= 1, got 0"):
+        draw_all([run_of()], tmp_path, n_bins=(0,))
+    with pytest.raises(ValueError, match="`entries` must hold at least one run, got none"):
+        draw_all([], tmp_path)

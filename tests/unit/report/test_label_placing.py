@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from calibrant.report.placing import Box, place_labels
+
+PAGE = Box(0, 0, 300, 200)
+
+
+def test_place_labels_of_a_lone_point_is_to_its_right() -> None:
+    (box,) = place_labels([(100, 100)], [(40, 8)], inside=PAGE)
+    assert box == Box(105, 96, 145, 104)
+
+
+def test_place_labels_near_the_edge_stays_inside() -> None:
+    (box,) = place_labels([(295, 195)], [(40, 8)], inside=PAGE)
+    assert box.right <= 300
+    assert box.top <= 200
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_place_labels_of_a_crowd_do_not_meet(seed: int) -> None:
+    draw = random.Random(seed)
+    points = [(draw.uniform(80, 200), draw.uniform(50, 150)) for _ in range(14)]
+    boxes = place_labels(points, [(40, 8)] * 14, inside=PAGE)
+    assert all(one.overlap(two) == 0 for one, two in itertools.combinations(boxes, 2))
+    assert all(box.left >= 0 and box.bottom >= 0 and box.right <= 300 and box.top <= 200 for box in boxes)
+
+
+def test_place_labels_of_one_place_for_three_do_not_meet() -> None:
+    boxes = place_labels([(100, 100)] * 3, [(40, 8)] * 3, inside=PAGE)
+    assert all(one.overlap(two) == 0 for one, two in itertools.combinations(boxes, 2))
+
+
+def test_place_labels_keeps_off_what_is_taken() -> None:
+    taken = Box(103, 90, 160, 110)
+    (box,) = place_labels([(100, 100)], [(40, 8)], inside=PAGE, taken=[taken])
+    assert box.overlap(taken) == 0
+
+
+def test_place_labels_is_nearest_to_its_own_point() -> None:
+    points = [(100.0, 100.0), (112.0, 100.0)]
+    first, second = place_labels(points, [(30, 8)] * 2, inside=PAGE)
+    assert first.nearest(points[0]) != points[1]
+    assert second.left >= 112
+
+
+def test_box_overlap_is_the_shared_area() -> None:
+    assert Box(0, 0, 4, 4).overlap(Box(2, 3, 9, 9)) == 2
+    assert Box(0, 0, 4, 4).overlap(Box(4, 0, 9, 9)) == 0
+    assert Box(0, 0, 4, 2).middle == (2, 1)
+    assert Box(0, 0, 4, 2).nearest((9, 1)) == (4, 1)
+
+
+def test_place_labels_of_nothing_is_nothing() -> None:
+    assert place_labels([], [], inside=PAGE) == []
