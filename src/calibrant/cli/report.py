@@ -20,9 +20,8 @@ from calibrant.core.records import Predictions
 from calibrant.grid.collect import load_entries
 from calibrant.io import load_class_names, load_predictions
 from calibrant.io.atomic import atomic_writer
-from calibrant.report.page import render_page
+from calibrant.report.page import render_page, verdict_of
 from calibrant.report.page_content import Examined
-from calibrant.report.page_verdict import give_verdict
 
 ENDINGS = (".html", ".htm")
 
@@ -73,11 +72,10 @@ def write_report(test: Path | None, options: Options) -> None:
         )
     save_page(options.out, page)
     console = Console(highlight=False)
-    if examined is not None:
-        verdict = give_verdict(examined, repaired)
-        show_prose(console, f"{verdict.headline}.", style="bold")
-        for sentence in verdict.sentences:
-            show_prose(console, sentence)
+    verdict = verdict_of(examined, repaired=repaired, entries=entries)
+    show_prose(console, f"{verdict.headline}.", style="bold")
+    for sentence in verdict.sentences:
+        show_prose(console, sentence)
     console.print(f"The report is in {options.out} ({options.out.stat().st_size / 1e6:.2f} MB).", soft_wrap=True)
 
 

@@ -60,7 +60,7 @@ def render_page(
     if repaired is not None and examined is None:
         raise ValueError("render_page: `examined` must be given with `repaired`, got only the latter.")
     groups = group_entries(entries)
-    verdict = _runs_verdict(groups) if examined is None else give_verdict(examined, repaired)
+    verdict = verdict_of(examined, repaired=repaired, entries=entries)
     data: dict[str, object] = {"runs": runs_view(groups), "predictions": None}
     view: dict[str, object] = {"title": title or _title(examined, groups), "verdict": verdict, "version": __version__}
     view["examined"] = view["repaired"] = None
@@ -108,6 +108,7 @@ def _predictions_data(examined: Examined, repaired: Repaired | None, *, n_resamp
         "classBins": n_bins,
         "regions": REGION_EDGES,
         "names": class_names_of(examined.predictions),
+        "named": examined.predictions.class_names is not None,
         "sides": [_side(side, stops=stops, n_resamples=n_resamples, seed=seed) for side in sides],
         "calibrators": []
         if repaired is None
@@ -168,7 +169,11 @@ def _title(examined: Examined | None, groups: Sequence[Group]) -> str:
     return ", ".join(dict.fromkeys(group.place for group in groups))
 
 
-def _runs_verdict(groups: Sequence[Group]) -> Verdict:
+def verdict_of(examined: Examined | None = None, *, repaired: Repaired | None = None, entries: Sequence[Entry] = ()) -> Verdict:
+    """Return what stands at the top of the page of these records; see `render_page`."""
+    if examined is not None:
+        return give_verdict(examined, repaired)
+    groups = group_entries(entries)
     places = list(dict.fromkeys(group.place for group in groups))
     first = [group for group in groups if group.place == places[0]]
     rows = [(g.label, sum(g.values("error")) / len(g.entries), sum(g.values("ece")) / len(g.entries)) for g in first]

@@ -23,7 +23,7 @@ function drawBins(svg, width, { rows, bins, xTitle, yTitle, said, label }) {
   const total = rows.reduce((sum, row) => sum + row.count, 0);
   const shares = frame(svg, {
     left, width: side, top: box.top + box.height + 30, height: below, x: [0, 1], y: [0, largest / total],
-    xTicks: fifths, xText: (t) => percent(t, 0), xTitle, tightX: true,
+    xTicks: shareTicks(width), xText: (t) => percent(t, 0), xTitle,
   });
   shape("text", { class: "note", x: left, y: shares.top - 7 }, svg, `share of examples, at most ${percent(largest / total, 0)}`);
   const space = Math.min(1.5, (side / bins) * 0.12);

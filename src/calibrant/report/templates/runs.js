@@ -74,12 +74,14 @@ function drawLines(svg, width, series, { unit, xTitle, yTitle, logX, floor, labe
   const yRange = widen(extent(inBand), floor);
   const yTicks = niceTicks(yRange[0], yRange[1], 5);
   const text = unit === "%" ? percentTicks(yTicks) : (value) => `${+value.toPrecision(3)}`;
-  const [from, to] = extent(series.flatMap(([, xs]) => xs));
-  const xTicks = logX ? [5, 10, 20, 50, 100, 200, 500, 1000].filter((t) => t >= from && t <= to) : niceTicks(from, to, width < 420 ? 4 : 7);
+  const [from, last] = extent(series.flatMap(([, xs]) => xs));
+  const to = xTitle === "confidence" ? 1 : last;
+  const decades = width < 420 ? [10, 30, 100, 300, 1000] : [5, 10, 20, 50, 100, 200, 500, 1000];
+  const even = niceTicks(from, to, width < 420 ? 4 : 7).filter((t) => xTitle !== "epoch" || Number.isInteger(t));
+  const xTicks = logX ? decades.filter((t) => t >= from && t <= to) : even;
   const plot = frame(svg, {
     left, top: 30, width: width - left - 16, height, logX, x: [from, to === from ? from + 1 : to], y: yRange, xTicks,
     yTicks, yText: text, xText: (t) => (xTitle === "confidence" ? percent(t, 0) : t), xTitle, yTitle,
-    tightX: true,
   });
   const xText = (value) => (xTitle === "confidence" ? percent(value, 0) : value);
   for (const [run, xs, ys, spreads] of series) {

@@ -18,8 +18,8 @@ function drawHistogram(svg, width) {
   const ticks = [...upper, ...upper.slice(1).filter((t) => t <= bottom + 1e-9).map((t) => -t)];
   const plot = frame(svg, {
     left, top: 30, width: width - left - 14, height, x: [0, 1], y: [-bottom, top], yTicks: ticks,
-    yText: (t) => percent(Math.abs(t), 0), xTicks: [0, 0.2, 0.4, 0.6, 0.8, 1], xText: (t) => percent(t, 0),
-    xTitle: "confidence", yTitle: "share of its group", tightX: true,
+    yText: (t) => percent(Math.abs(t), 0), xTicks: shareTicks(width), xText: (t) => percent(t, 0),
+    xTitle: "confidence", yTitle: "share of its group",
   });
   const wide = plot.width / HISTOGRAM_BINS - 2;
   const items = [];
@@ -62,7 +62,7 @@ function drawRegions(svg, width) {
   const height = row * (edges.length - 1);
   const plot = frame(svg, {
     left, top: 34, width: width - left - 52, height, x: [-most, most], y: [0, 1], xGrid: true,
-    xTicks: niceTicks(-most, most, width < 420 ? 4 : 6), xText: (t) => signed(t, most < 0.04 ? 1 : 0), xTitle: "confidence − accuracy, in points",
+    xTicks: niceTicks(-most, most, width < 420 ? 4 : 6), xText: (t) => (t ? signed(t, most < 0.04 ? 1 : 0) : "0"), xTitle: "confidence − accuracy, in points",
   });
   shape("text", { class: "note strong", x: plot.x(0) - 10, y: 20, "text-anchor": "end" }, svg, "◂ not sure enough");
   shape("text", { class: "note strong", x: plot.x(0) + 10, y: 20 }, svg, "too sure ▸");
@@ -111,8 +111,8 @@ function drawRisk(svg, width) {
   const left = 46;
   const plot = frame(svg, {
     left, top: 30, width: width - left - 16, height: 240, x: [0, 1], y: [0, most], yTicks: niceTicks(0, most, 4),
-    yText: percentTicks(niceTicks(0, most, 4)), xTicks: [0, 0.2, 0.4, 0.6, 0.8, 1], xText: (t) => percent(t, 0),
-    xTitle: "answered: the most confident share", yTitle: "error among them", tightX: true,
+    yText: percentTicks(niceTicks(0, most, 4)), xTicks: shareTicks(width), xText: (t) => percent(t, 0),
+    xTitle: "answered: the most confident share", yTitle: "error among them",
   });
   const clip = ([c, r]) => [plot.x(c), plot.y(Math.min(r, most))];
   const ideal = pairs.map(([c]) => [c, Math.max(0, 1 - (1 - error) / c)]);

@@ -66,6 +66,11 @@ function percentTicks(ticks) {
   return (tick) => percent(tick, digits);
 }
 
+// Ticks of a share from 0 to 1; fewer where there is little room.
+function shareTicks(width) {
+  return width < 420 ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.2, 0.4, 0.6, 0.8, 1];
+}
+
 function niceCeil(value, parts) {
   const step = niceStep(value || 1, parts);
   return Math.ceil(value / step - 1e-9) * step;
@@ -115,8 +120,9 @@ function frame(svg, box) {
   }
   for (const tick of box.xTicks || []) {
     if (box.xGrid) shape("line", { x1: x(tick), x2: x(tick), y1: top, y2: top + height }, grid);
-    const end = box.tightX && tick === box.xTicks[box.xTicks.length - 1] ? "end" : "middle";
-    shape("text", { x: x(tick), y: top + height + 17, "text-anchor": end }, grid, box.xText ? box.xText(tick) : tick);
+    const isLast = x(tick) > left + width - 14;
+    const text = { x: x(tick) + (isLast ? 12 : 0), y: top + height + 17, "text-anchor": isLast ? "end" : "middle" };
+    shape("text", text, grid, box.xText ? box.xText(tick) : tick);
   }
   shape("line", { class: "axis", x1: left, x2: left + width, y1: top + height, y2: top + height }, grid);
   if (box.xTitle) {

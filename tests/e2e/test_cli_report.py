@@ -1,0 +1,150 @@
+"""``calibrant report`` from files to a page, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from calibrant.calibrators import CALIBRATORS
+from calibrant.cli import main
+from calibrant.data.synthetic import synthetic_predictions
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    shown = warnings.showwarning
+    with pytest.raises(SystemExit) as ended:
+        main.run([str(argument) for argument in arguments])
+    warnings.showwarning = shown
+    out, err = capsys.readouterr()
+    return int(str(ended.value.code)), out, err
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Over-confident predictions to report on and to fit on."""
+    place = tmp_path_factory.mktemp("report")
+    for name, seed, split in (("val", 0, "val"), ("test", 1, "test")):
+        synthetic_predictions(1000, 4, temperature=2.4, seed=seed, split=split)[0].save(place / f"{name}.npz")
+    return place
+
+
+def value_in(page: str, key: str, column: str) -> str:
+    row = re.search(rf'<tr[^>]*data-metric="{key}">(.*?)</tr>', page, flags=re.DOTALL)
+    assert row is not None, key
+    found = re.search(rf'class="{column}">([^<]*)<', row[1])
+    assert found is not None, key
+    return found[1]
+
+
+def test_report_without_fit_says_what_measure_says(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    code, text, err = run(capsys, "report", folder / "test.npz", "--out", out, "--n-bins", 10, "--resamples", 40)
+    assert code == 0, err
+    assert "Over-confident by" in text
+    assert "report.html" in text
+    _, measured, _ = run(capsys, "measure", folder / "test.npz", "--json", "--n-bins", 10, "--resamples", 40)
+    metrics = json.loads(measured)["metrics"]
+    page = out.read_text()
+    for key in ("error", "ece", "mce", "ace", "sece", "smece", "classwise_ece", "aurc"):
+        assert value_in(page, key, "before") == f"{100 * metrics[key]['value']:.2f}%", key
+    assert value_in(page, "nll", "before") == f"{metrics['nll']['value']:.4f}"
+    assert 'id="switch"' not in page
+
+
+def test_report_with_fit_ranks_calibrators_and_measures_each_on_the_test_data(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {name: CALIBRATORS[name] for name in ("temperature", "platt", "histogram")}
+    monkeypatch.setattr("calibrant.calibrators.auto.candidates", lambda: few)
+    out = tmp_path / "report.html"
+    code, text, err = run(capsys, "report", folder / "test.npz", "--fit", folder / "val.npz", "--out", out, "--resamples", 40)
+    assert code == 0, err
+    assert "Temperature 2." in text
+    page = out.read_text()
+    assert re.findall(r'<tr class="chosen" data-calibrator="([^"]*)"', page) == ["temperature"]
+    assert set(re.findall(r'data-calibrator="([^"]*)"', page)) == {"temperature", "platt", "histogram", "doing nothing"}
+    _, repaired, _ = run(
+        capsys,
+        *("repair", folder / "val.npz", folder / "test.npz", "--method", "platt", "--out", tmp_path / "r.npz"),
+        *("--json", "--resamples", 40),
+    )
+    row = re.search(r'data-calibrator="platt">(.*?)</tr>', page, flags=re.DOTALL)
+    assert row is not None
+    after = json.loads(repaired)["after"]["metrics"]
+    assert f"<td>{100 * after['ece']['value']:.2f}%" in row[1]
+    assert f"<td>{after['nll']['value']:.4f}</td>" in row[1]
+
+
+def test_report_with_one_method_shows_before_and_after_as_repair_does(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    out, names = tmp_path / "report.html", tmp_path / "names.txt"
+    names.write_text("cat\ndog\n<i>bird</i>\ntruck\n")
+    files = ("--fit", folder / "val.npz", "--out", out, "--class-names", names, "--title", "My model")
+    code, _, err = run(capsys, "report", folder / "test.npz", *files, "--method", "temperature", "--resamples", 40)
+    assert code == 0, err
+    _, repaired, _ = run(
+        capsys,
+        *("repair", folder / "val.npz", folder / "test.npz", "--method", "temperature", "--out", tmp_path / "r.npz"),
+        *("--json", "--resamples", 40),
+    )
+    found = json.loads(repaired)
+    page = out.read_text()
+    for side in ("before", "after"):
+        assert value_in(page, "ece", side) == f"{100 * found[side]['metrics']['ece']['value']:.2f}%"
+    assert "<title>My model</title>" in page
+    assert "<i>bird</i>" not in page
+    assert 'id="calibrators"' not in page
+
+
+def test_report_of_files_as_runs_compares_them(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        synthetic_predictions(300, 4, temperature=1.0, seed=seed)[0].save(tmp_path / f"mine-seed{seed}.npz")
+    out = tmp_path / "runs.html"
+    code, text, err = run(capsys, "report", "--run", tmp_path, "--run", folder / "test.npz", "--out", out)
+    assert code == 0, err
+    assert "2 methods" in text
+    page = out.read_text()
+    assert 'id="runs"' in page
+    assert 'id="reliability"' not in page
+    assert '<th scope="row">mine</th><td>2</td>' in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("missing.npz", "--out", "r.html"), "missing.npz"),
+        (("test.npz", "--out", "nowhere/r.html"), "must exist before a file is written to it"),
+        (("test.npz", "--out", "r.txt"), "must end in .html, .htm, got '.txt'"),
+        (("test.npz", "--fit", "test.npz", "--out", "r.html"), "the file to fit on must not be the test file"),
+        (("val.npz", "--fit", "test.npz", "--out", "r.html"), "must not be marked as test data"),
+        (("test.npz", "--fit", "three.npz", "--out", "r.html"), "three.npz: must have the 4 classes of test.npz, got 3"),
+        (("test.npz", "--method", "temprature", "--out", "r.html"), "Did you mean 'temperature'"),
+        (("test.npz", "--class-names", "few.txt", "--out", "r.html"), "`class_names` must hold C = 4 names, got 2"),
+        (("test.npz", "--run", "nothing", "--out", "r.html"), "nothing: must be a run folder"),
+        (("--out", "r.html"), "a file of predictions or `--run FOLDER` must be given"),
+        (("--fit", "val.npz", "--run", "x", "--out", "r.html"), "`--fit` must come with a file of test predictions"),
+    ],
+)
+def test_report_bad_input_is_one_sentence_and_code_2(
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    for name in ("test.npz", "val.npz"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    synthetic_predictions(50, 3, split="val")[0].save(tmp_path / "three.npz")
+    (tmp_path / "few.txt").write_text("cat\ndog\n")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, "report", *arguments)
+    assert code == 2, err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "r.html").exists()

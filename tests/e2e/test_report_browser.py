@@ -1,0 +1,304 @@
+"""The report in a real browser: what a reader sees, and what happens when they use it. Skipped where there is no Chromium."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from calibrant import Predictions, measure
+from calibrant.calibrators import CALIBRATORS
+from calibrant.core.entry import Entry
+from calibrant.core.scores import Estimate
+from calibrant.core.summary import summarize
+from calibrant.data.synthetic import synthetic_predictions
+from calibrant.metrics import expected_calibration_error, maximum_calibration_error, reliability_bins
+from calibrant.metrics.paired import paired_test
+from calibrant.report.page import render_page
+from calibrant.report.page_bins import slider_stops
+from calibrant.report.page_content import Candidate, Examined, Repaired
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `test` installs")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which `make browser` installs")
+
+NAMES = (
+    "<img src=x onerror=window.broken=1>",
+    "</script><script>window.broken=2</script>",
+    "<!--<script>",
+    "plain",
+    'a "quoted" & long name that does not fit into its column',
+)
+N_BINS = 15
+# Loading a page on a busy machine may take long; nothing here waits that long unless it is broken.
+PATIENCE_MS = 90_000
+
+
+def before() -> Predictions:
+    return synthetic_predictions(900, 5, temperature=2.2, class_names=NAMES)[0]
+
+
+def repaired_by(name: str) -> Predictions:
+    fit_data, _ = synthetic_predictions(900, 5, temperature=2.2, seed=1, split="val")
+    return CALIBRATORS[name]().fit(fit_data).apply(before())
+
+
+def made_runs() -> list[Entry]:
+    entries = []
+    for method, shift in (("ce", 0.0), ("flgamma-sece", -0.02)):
+        for seed in (0, 1):
+            test, _ = synthetic_predictions(200, 5, temperature=2.0, seed=seed)
+            gamma = torch.linspace(0.5, 2, 200).numpy()
+            if "gamma" in method:
+                test = Predictions(logits=test.logits, labels=test.labels, columns={"gamma": gamma})
+            history = tuple(
+                {
+                    "test_ece": 0.2 / epoch + shift,
+                    "test_error": 0.3,
+                    "gamma_mean": 1.0 if "gamma" in method else None,
+                    "gamma_std": 0.1,
+                }
+                for epoch in range(1, 6)
+            )
+            scores = measure(test, n_resamples=20)
+            entries.append(Entry("digits", method, scores, seed=seed, test=test, history=history, best_epoch=4))
+    return entries
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with everything in it."""
+    test, after = before(), repaired_by("temperature")
+    examined = Examined(test, measure(test, n_resamples=40, file="test.npz"))
+    later = Examined(after, measure(after, n_resamples=40))
+    tried = tuple(
+        Candidate(name, 0.5, Estimate(0.1, 0.0, 0.2), measure(repaired_by(name), n_resamples=20), True)
+        for name in ("temperature", "histogram")
+    )
+    tried += (Candidate("none", 0.9, None, examined.scores, True),)
+    paired = paired_test(test, after, n_resamples=40)
+    repaired = Repaired("temperature", later, paired, 900, "val.npz", 2.2, True, "it is best.", tried)
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    file.write_text(render_page(examined, repaired=repaired, entries=made_runs(), n_resamples=40), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE_MS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def opened(browser: Any, report: Path) -> Iterator[Any]:
+    """The page in a window of its own; at the end nothing may have been complained about or asked of the network."""
+    context = browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme="light")
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    complaints: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(report.as_uri())
+    page.locator("html[data-ready=yes]").wait_for(state="attached")
+    yield page
+    assert complaints == []
+    assert {url for url in requests if not url.startswith("data:")} == {report.as_uri()}
+    context.close()
+
+
+def drawn_accuracies(page: Any, chart: str) -> dict[int, float]:
+    """What the heights of the bars say, by bin."""
+    found = page.evaluate(
+        """id => {
+            const group = document.querySelector(`#${id} g.bars`);
+            return [...group.querySelectorAll("rect.accuracy")].map((bar) =>
+                [bar.dataset.bin, bar.getAttribute("height") / group.dataset.height]);
+        }""",
+        chart,
+    )
+    return {int(index): float(share) for index, share in found}
+
+
+def expected_accuracies(predictions: Predictions, n_bins: int) -> dict[int, float]:
+    bins = reliability_bins(predictions.probs, predictions.labels, n_bins=n_bins)
+    return {m: float(bins.accuracy[m]) for m in range(n_bins) if bins.count[m] > 0}
+
+
+def slide_to(page: Any, n_bins: int) -> None:
+    page.locator("#bins").fill(str(slider_stops(N_BINS).index(n_bins)))
+    sync_api.expect(page.locator("#bins-number")).to_have_text(str(n_bins))
+
+
+def percent(value: object) -> str:
+    return f"{100 * float(str(value)):.2f}%"
+
+
+@pytest.mark.parametrize("n_bins", [2, 15, 30, 100])
+def test_slider_draws_the_bars_and_numbers_of_as_many_bins(opened: Any, n_bins: int) -> None:
+    slide_to(opened, n_bins)
+    test = before()
+    # Shares are embedded in ten-thousandths.
+    assert drawn_accuracies(opened, "reliability-chart") == pytest.approx(expected_accuracies(test, n_bins), abs=1e-4)
+    ece = expected_calibration_error(test.probs, test.labels, n_bins=n_bins)
+    mce = maximum_calibration_error(test.probs, test.labels, n_bins=n_bins)
+    sync_api.expect(opened.locator("#bins-ece")).to_have_text(percent(ece.item()))
+    sync_api.expect(opened.locator("#bins-mce")).to_have_text(percent(mce.item()))
+
+
+def test_slider_moves_by_arrow_keys(opened: Any) -> None:
+    opened.locator("#bins").focus()
+    opened.keyboard.press("ArrowRight")
+    sync_api.expect(opened.locator("#bins-number")).to_have_text("16")
+    assert opened.locator("#bins").get_attribute("aria-valuetext") == "16 bins"
+    opened.keyboard.press("Home")
+    sync_api.expect(opened.locator("#bins-number")).to_have_text("2")
+    assert set(drawn_accuracies(opened, "reliability-chart")) == set(expected_accuracies(before(), 2))
+
+
+def test_switch_shows_the_repaired_predictions_and_back(opened: Any) -> None:
+    after = repaired_by("temperature")
+    opened.locator("#switch label").last.click()
+    assert drawn_accuracies(opened, "reliability-chart") == pytest.approx(expected_accuracies(after, N_BINS), abs=1e-4)
+    ece = expected_calibration_error(after.probs, after.labels, n_bins=N_BINS)
+    sync_api.expect(opened.locator("#bins-ece")).to_have_text(percent(ece.item()))
+    opened.keyboard.press("ArrowLeft")
+    sync_api.expect(opened.locator("input[name=side][value='0']")).to_be_checked()
+    assert drawn_accuracies(opened, "reliability-chart") == pytest.approx(expected_accuracies(before(), N_BINS), abs=1e-4)
+
+
+def test_class_picker_draws_the_class(opened: Any) -> None:
+    bins = summarize(before(), n_bins=N_BINS).class_bins
+    for k in (3, 1):
+        opened.locator("#class-picker").select_option(str(k))
+        sync_api.expect(opened.locator("#class-name")).to_have_text(NAMES[k])
+        expected = {m: float(bins.correct[k, m] / bins.weight[k, m]) for m in range(N_BINS) if float(bins.weight[k, m]) > 0}
+        assert drawn_accuracies(opened, "class-chart") == pytest.approx(expected, abs=1e-4)
+
+
+def test_class_list_is_ranked_filtered_and_picks(opened: Any) -> None:
+    ranked = [entry.name for entry in measure(before(), by_class=True, n_resamples=20).classes]
+    assert opened.locator("#class-list .name").all_inner_texts() == ranked
+    opened.locator("#class-filter").fill("PLAI")
+    sync_api.expect(opened.locator("#class-list button")).to_have_count(1)
+    opened.locator("#class-filter").press("Tab")
+    opened.keyboard.press("Enter")
+    sync_api.expect(opened.locator("#class-name")).to_have_text("plain")
+    assert opened.locator("#class-picker").input_value() == "3"
+    opened.locator("#class-filter").fill("no such class")
+    sync_api.expect(opened.locator("#class-none")).to_be_visible()
+
+
+def test_names_with_markup_are_shown_and_do_not_run(opened: Any) -> None:
+    for k in (0, 1, 2):
+        opened.locator("#class-picker").select_option(str(k))
+        sync_api.expect(opened.locator("#class-name")).to_have_text(NAMES[k])
+    assert opened.evaluate("window.broken === undefined")
+    assert opened.locator("main img").count() == 0
+
+
+def test_charts_are_read_by_arrow_keys(opened: Any) -> None:
+    for chart in (
+        "reliability-chart",
+        "by-bins",
+        "regions",
+        "histogram",
+        "risk",
+        "class-chart",
+        "calibrator-chart",
+        "trade-off",
+        "curves",
+    ):
+        opened.locator(f"#{chart} svg").focus()
+        opened.keyboard.press("ArrowRight")
+        sync_api.expect(opened.locator("#tip")).to_be_visible()
+        assert opened.locator("#live").inner_text() != "", chart
+        opened.keyboard.press("Escape")
+        sync_api.expect(opened.locator("#tip")).to_be_hidden()
+
+
+def test_pointer_over_a_bar_tells_its_bin(opened: Any) -> None:
+    bins = reliability_bins(before().probs, before().labels, n_bins=N_BINS)
+    opened.locator("#reliability-chart .target").last.hover()
+    tip = opened.locator("#tip")
+    sync_api.expect(tip).to_contain_text(f"confidence {100 * float(bins.confidence[-1]):.1f}%")
+    sync_api.expect(tip).to_contain_text(f"accuracy {100 * float(bins.accuracy[-1]):.1f}%")
+
+
+def test_every_control_is_reached_by_tab_and_has_a_name(opened: Any) -> None:
+    nameless = opened.evaluate(
+        """() => [...document.querySelectorAll("input, select, button")].filter((control) =>
+            !(control.labels && control.labels.length) && !control.getAttribute("aria-label") && !control.textContent.trim()
+        ).map((control) => control.outerHTML)"""
+    )
+    assert nameless == []
+    opened.locator("body").press("Tab")
+    assert opened.evaluate("document.activeElement.className") == "skip"
+    opened.keyboard.press("Tab")
+    assert opened.evaluate("document.activeElement.id") == "theme"
+    assert opened.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_theme_follows_the_system_and_the_button(opened: Any) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = opened.evaluate(ground)
+    opened.emulate_media(color_scheme="dark")
+    dark = opened.evaluate(ground)
+    assert light != dark
+    opened.locator("#theme").click()
+    assert opened.evaluate(ground) == light
+    opened.reload()
+    opened.locator("html[data-ready=yes]").wait_for(state="attached")
+    assert opened.evaluate(ground) == light
+
+
+def test_phone_shows_everything_without_scrolling_sideways(opened: Any) -> None:
+    opened.set_viewport_size({"width": 360, "height": 740})
+    opened.wait_for_function("document.querySelector('#reliability-chart svg').getBoundingClientRect().right <= 360")
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 360
+    sync_api.expect(opened.locator("#switch")).to_be_visible()
+
+
+def test_print_hides_controls_keeps_charts_and_colours(opened: Any) -> None:
+    opened.emulate_media(media="print", color_scheme="dark")
+    sync_api.expect(opened.locator("#toolbar")).to_be_hidden()
+    sync_api.expect(opened.locator("#bins")).to_be_hidden()
+    sync_api.expect(opened.locator("#reliability-chart svg")).to_be_visible()
+    assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert opened.evaluate("getComputedStyle(document.querySelector('rect.accuracy')).printColorAdjust") == "exact"
+    printed = opened.pdf(format="A4", print_background=True)
+    assert printed.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) >= 3
+
+
+def test_runs_are_drawn_hidden_and_changed(opened: Any) -> None:
+    sync_api.expect(opened.locator("#curves path.line")).to_have_count(2)
+    # Only one of the two methods has a gamma.
+    sync_api.expect(opened.locator("#gamma path.line")).to_have_count(1)
+    sync_api.expect(opened.locator("#gamma-confidence path.line")).to_have_count(1)
+    sync_api.expect(opened.locator("#trade-off path.mark:not(.faint)")).to_have_count(2)
+    sync_api.expect(opened.locator("#trade-off path.mark.faint")).to_have_count(4)
+    opened.get_by_label("flgamma-sece").uncheck()
+    sync_api.expect(opened.locator("#curves path.line")).to_have_count(1)
+    sync_api.expect(opened.locator("#gamma")).to_contain_text("No run shown here has this")
+    opened.locator("#curve-key").select_option("train_loss")
+    sync_api.expect(opened.locator("#curves")).to_contain_text("No run shown here has this")
+    opened.locator("#sweep-key").select_option("mce")
+    sync_api.expect(opened.locator("#sweep")).to_contain_text("MCE")
+    assert opened.locator("#run-legend input:checked").count() == 1
+
+
+def test_calibrators_are_drawn_by_either_score(opened: Any) -> None:
+    sync_api.expect(opened.locator("#calibrator-chart circle.dot")).to_have_count(3)
+    sync_api.expect(opened.locator("#calibrator-chart circle.chosen")).to_have_count(1)
+    opened.locator("#calibrator-metric").select_option("nll")
+    sync_api.expect(opened.locator("#calibrator-chart")).to_contain_text("negative log-likelihood")
+    assert opened.locator("#calibrator-chart circle.dot").count() == 3

@@ -1,0 +1,198 @@
+"""The page as text: self-contained, escaped, complete, and saying what ``calibrant measure`` says."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from calibrant import Predictions, measure
+from calibrant.calibrators import TemperatureScaling
+from calibrant.core.words import metric_of, write_interval, write_value
+from calibrant.data.synthetic import synthetic_predictions
+from calibrant.metrics.paired import paired_test
+from calibrant.report import page as page_module
+from calibrant.report.page import render_page, verdict_of
+from calibrant.report.page_content import Candidate, Examined, Repaired
+from calibrant.report.page_embed import embed_json, script_hash
+
+NAMES = ("<b>bold</b>", "</script><script>alert(1)</script>", "<!-- note", 'quote " & co')
+
+
+@cache
+def examined() -> Examined:
+    test, _ = synthetic_predictions(400, 4, temperature=2.4, class_names=NAMES)
+    return Examined(test, measure(test, n_resamples=50, file="folder/test & co.npz"))
+
+
+@cache
+def repaired() -> Repaired:
+    fit_data, _ = synthetic_predictions(400, 4, temperature=2.4, seed=1, split="val")
+    given = examined()
+    scaler = TemperatureScaling().fit(fit_data)
+    after = scaler.apply(given.predictions)
+    scores = measure(after, n_resamples=50)
+    tried = (Candidate("temperature", 0.5, None, scores, True), Candidate("none", 0.9, None, given.scores, True))
+    paired = paired_test(given.predictions, after, n_resamples=50)
+    return Repaired(
+        "temperature", Examined(after, scores), paired, 400, "val.npz", scaler.temperature_, True, "it is best.", tried
+    )
+
+
+@cache
+def page(*, with_repair: bool = True) -> str:
+    return render_page(examined(), repaired=repaired() if with_repair else None, n_resamples=50)
+
+
+def data_of(text: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    assert isinstance(data, dict)
+    return data
+
+
+def test_page_asks_for_nothing_outside_itself() -> None:
+    text = page()
+    assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text) == []
+    assert re.findall(r'<(?:link|img|script|iframe)[^>]+(?:src|href)="(?!data:)', text) == []
+    assert "@import" not in text
+    assert "default-src 'none'" in text
+    assert len(text) < 400_000
+
+
+def test_page_lets_only_its_own_scripts_and_styles_run() -> None:
+    text = page()
+    scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, flags=re.DOTALL)
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert len(scripts) == 2
+    for part in (*scripts, style):
+        assert f"'{script_hash(part)}'" in policy
+    assert "unsafe" not in policy
+
+
+def test_page_escapes_names_in_markup_and_in_data() -> None:
+    text = page()
+    for name in NAMES:
+        if html.escape(name) != name and "<" in name:
+            assert name not in text
+    assert "<title>test &amp; co.npz</title>" in text
+    data = data_of(text)["predictions"]
+    assert isinstance(data, dict)
+    assert data["names"] == list(NAMES)
+
+
+def test_page_shows_every_metric_as_measure_writes_it() -> None:
+    text = page()
+    for scores, column in ((examined().scores, "before"), (repaired().after.scores, "after")):
+        for key in scores:
+            row = re.search(rf'<tr[^>]*data-metric="{key}">(.*?)</tr>', text, flags=re.DOTALL)
+            assert row is not None, key
+            unit, signed = metric_of(key).unit, key == "signed_gap"
+            value, interval = (
+                write_value(scores[key].value, unit, signed=signed),
+                write_interval(scores[key], unit, signed=signed),
+            )
+            assert f'<span class="{column}">{value}</span><small>{interval}</small>' in row[1], key
+
+
+def test_page_holds_both_sides_of_the_switch_or_one() -> None:
+    both, one = (data_of(page(with_repair=choice))["predictions"] for choice in (True, False))
+    assert isinstance(both, dict)
+    assert isinstance(one, dict)
+    assert (len(both["sides"]), len(one["sides"])) == (2, 1)
+    at = both["stops"].index(15)
+    assert both["stop"] == at
+    assert both["sides"][0]["bins"][at]["ece"] == examined().scores["ece"].value
+    assert both["sides"][1]["bins"][at]["ece"] == repaired().after.scores["ece"].value
+    assert 'id="switch"' in page()
+    assert 'id="switch"' not in page(with_repair=False)
+    assert 'id="calibrators"' not in page(with_repair=False)
+
+
+def test_page_where_doing_nothing_is_best_has_no_switch_but_the_calibrators() -> None:
+    given = repaired()
+    idle = Repaired("none", examined(), given.paired, 400, "val.npz", candidates=given.candidates)
+    text = render_page(examined(), repaired=idle, n_resamples=20)
+    assert 'id="switch"' not in text
+    assert 'data-calibrator="temperature"' in text
+    assert "none was clearly better than doing nothing" in text
+
+
+def test_page_of_one_example_two_classes_and_no_mistake_is_made() -> None:
+    single = Predictions(probs=[[0.9, 0.1]], labels=[0])
+    text = render_page(Examined(single, measure(single, n_resamples=20)), n_resamples=20)
+    assert "Too few examples" in text
+    assert 'id="mistakes"' not in text
+
+
+def test_page_of_infinite_surprise_stays_valid() -> None:
+    sure = Predictions(probs=[[1.0, 0.0], [0.0, 1.0], [0.6, 0.4]] * 5, labels=[0, 0, 1] * 5)
+    text = render_page(Examined(sure, measure(sure, n_resamples=20)), n_resamples=20)
+    assert data_of(text)["predictions"] is not None
+    assert '<span class="before">inf</span>' in text
+
+
+def test_page_of_a_thousand_classes_stays_small() -> None:
+    test, _ = synthetic_predictions(2000, 1000, temperature=2.0)
+    text = render_page(Examined(test, measure(test, n_resamples=20)), n_resamples=20)
+    assert len(text) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "render_page: `examined` or `entries` must be given, got neither"),
+        ({"repaired": True}, "render_page: `examined` or `entries` must be given"),
+    ],
+)
+def test_page_of_nothing_is_refused(arguments: dict[str, bool], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        render_page(repaired=repaired() if arguments else None)
+
+
+def test_verdict_of_is_what_the_page_says() -> None:
+    verdict = verdict_of(examined(), repaired=repaired())
+    assert f'<h1 id="verdict">{html.escape(verdict.headline)}</h1>' in page()
+
+
+def test_embed_json_gives_back_what_was_put_in() -> None:
+    data = {"a": ["</script>", "<!--", "&amp;", "\u2028", "\U0001f600", "\ud800"], "b": [1.5, None, True], "c": float("inf")}
+    text = embed_json(data)
+    assert not set("<>&") & set(text)
+    assert text.isascii()
+    assert json.loads(text) == data | {"c": None}
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, two: str) -> float:
+    low, high = sorted((luminance(one), luminance(two)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1, 2, 3])
+def test_colours_of_text_stand_out_from_the_paper(theme: int) -> None:
+    style = (Path(page_module.__file__).parent / "templates" / "style.css").read_text()
+    blocks = [
+        dict(re.findall(r"--([a-z0-9]+(?:-[a-z]+)?): (#[0-9a-f]{6})", part))
+        for part in re.findall(r":root[^{]*\{([^}]*)\}", style)
+    ]
+    colours = blocks[theme]
+    assert len(blocks) == 4
+    # 4.5 to 1 is what WCAG 2 asks of text.
+    for name in ("ink", "soft", "faint", "accent", "over", "under", "good", "both", "strong"):
+        for ground in ("paper", "raised"):
+            assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
+    # 3 to 1 is what it asks of lines and marks.
+    for name in (f"hue{k}" for k in range(8)):
+        assert contrast(colours[name], colours["paper"]) >= 3, name

@@ -1,0 +1,178 @@
+"""What a page says in words, for every kind of finding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from calibrant import Predictions
+from calibrant.core.records import Bins
+from calibrant.core.scores import Estimate, IfCalibrated, Paired, Scores
+from calibrant.report.page_content import Candidate, Examined, Repaired
+from calibrant.report.page_tables import calibrator_rows, judge, key_figures, metric_rows
+from calibrant.report.page_verdict import give_runs_verdict, give_verdict
+
+KEYS = ("error", "nll", "brier", "ece", "mce", "aurc", "signed_gap")
+NONE = torch.empty(0)
+
+
+def made(*, ece: float = 0.041, gap: float = 0.041, p_value: float = 0.001, n: int = 10_000, error: float = 0.2) -> Examined:
+    values = dict.fromkeys(KEYS, 0.3) | {"error": error, "ece": ece, "signed_gap": gap}
+    metrics = {key: Estimate(value, value - 0.005, value + 0.005) for key, value in values.items()}
+    predictions = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0])
+    return Examined(
+        predictions,
+        Scores(n, 2, 15, metrics, IfCalibrated(0.006, 0.009, p_value), Bins(NONE, NONE, NONE, NONE), file="a/t.npz"),
+    )
+
+
+def repair(
+    before: Examined,
+    *,
+    ece: float = 0.009,
+    p_value: float = 0.001,
+    name: str = "temperature",
+    after_p: float = 0.4,
+    error: float = 0.2,
+) -> Repaired:
+    after = made(ece=ece, gap=0.001, p_value=after_p, error=error)
+    paired = {
+        key: Paired(after.scores[key].value - before.scores[key].value, -0.1, 0.1, p_value if key == "ece" else 0.5)
+        for key in KEYS
+    }
+    tried = tuple(Candidate(other, 0.5, None, after.scores, True) for other in ("temperature", "vector", "none"))
+    return Repaired(name, after, paired, 5000, "val.npz", 1.9 if "temp" in name else None, True, "", tried)
+
+
+def test_verdict_over_confident_says_by_how_much_and_what_repair_brings() -> None:
+    before = made()
+    verdict = give_verdict(before, repair(before))
+    assert verdict.headline == "Over-confident by 4.1 points"
+    assert verdict.tone == "over"
+    assert verdict.sentences == (
+        "The model is 84.1% sure on average and 80.0% right: over-confident by 4.1 points, 95% interval 3.60 to 4.60. Its "
+        "calibration error (ECE) is 4.10%; a perfectly calibrated model of this size would show 0.60%.",
+        "Temperature 1.90, fitted on 5,000 examples of val.npz, brings it to 0.90%, which can no longer be told from "
+        "calibrated; the error rate stays at 20.0%.",
+    )
+
+
+def test_verdict_under_confident_gives_the_size_without_sign() -> None:
+    verdict = give_verdict(made(gap=-0.05, ece=0.05), None)
+    assert verdict.headline == "Under-confident by 5.0 points"
+    assert verdict.tone == "under"
+    assert (
+        "75.0% sure on average and 80.0% right: under-confident by 5.0 points, 95% interval 4.50 to 5.50"
+        in verdict.sentences[0]
+    )
+    assert len(verdict.sentences) == 1
+
+
+def test_verdict_of_gaps_in_both_directions_names_both() -> None:
+    verdict = give_verdict(made(gap=0.001, ece=0.04), None)
+    assert verdict.headline == "Over-confident here, under-confident there: off by 4.0 points"
+    assert verdict.tone == "both"
+    assert "ECE) is 4.00%, 95% interval 3.50 to 4.50" in verdict.sentences[0]
+
+
+def test_verdict_calibrated_does_not_claim_proof() -> None:
+    verdict = give_verdict(made(ece=0.007, gap=0.001, p_value=0.31), None)
+    assert verdict.headline == "Not distinguishable from calibrated"
+    assert verdict.tone == "good"
+    assert "is what chance alone shows" in verdict.sentences[0]
+    assert "p = 0.31" in verdict.sentences[0]
+    assert verdict.sentences[1] == "An error of up to 1.20% cannot be excluded."
+
+
+@pytest.mark.parametrize(
+    ("p_value", "headline", "caution"),
+    [
+        (0.5, "Too few examples to see an error", "With 40 examples nothing smaller than 0.90% could have been seen."),
+        (0.001, "Over-confident by 4.1 points", "These are only 40 examples: the direction is clear"),
+    ],
+)
+def test_verdict_of_few_examples_says_so(p_value: float, headline: str, caution: str) -> None:
+    verdict = give_verdict(made(n=40, p_value=p_value), None)
+    assert verdict.headline == headline
+    assert verdict.sentences[1].startswith(caution)
+
+
+def test_verdict_of_a_repair_that_does_not_help_says_so() -> None:
+    before = made()
+    sentence = give_verdict(before, repair(before, ece=0.039, p_value=0.4)).sentences[-1]
+    assert "changes it to 3.90%, a difference that chance explains (p = 0.40)" in sentence
+
+
+def test_verdict_of_a_repair_that_harms_warns() -> None:
+    before = made()
+    sentence = give_verdict(before, repair(before, ece=0.08, name="isotonic")).sentences[-1]
+    assert sentence.startswith("Isotonic calibration, fitted on 5,000 examples of val.npz, makes it worse here: 8.00%")
+    assert sentence.endswith("do not use it.")
+
+
+def test_verdict_of_doing_nothing_counts_what_was_tried() -> None:
+    before = made(ece=0.007, gap=0.001, p_value=0.31)
+    sentence = give_verdict(before, repair(before, name="none")).sentences[-1]
+    assert sentence.startswith("Of 2 repairs tried on 5,000 examples of val.npz none was clearly better than doing nothing")
+
+
+def test_verdict_of_a_repair_that_changes_predictions_gives_both_errors() -> None:
+    before = made()
+    sentence = give_verdict(before, repair(before, name="vector", error=0.19, after_p=0.01)).sentences[-1]
+    assert sentence.endswith("brings it to 0.90%; the error rate goes from 20.0% to 19.0%.")
+
+
+def test_runs_verdict_names_the_best_or_the_two_bests() -> None:
+    same = give_runs_verdict([("ce", 0.1, 0.05), ("focal", 0.09, 0.02)], n_runs=4, data=["digits"])
+    assert same.headline == "2 methods on digits, 4 runs"
+    assert "focal has both the least calibration error (ECE 2.00%) and the least error (9.00%)" in same.sentences[0]
+    apart = give_runs_verdict([("ce", 0.08, 0.05), ("focal", 0.09, 0.02)], n_runs=4, data=["digits", "cifar10"])
+    assert apart.headline == "2 methods on 2 data sets, 4 runs"
+    assert "focal has the least calibration error" in apart.sentences[0]
+    assert "ce errs least (8.00%, ECE 5.00%)" in apart.sentences[0]
+    assert give_runs_verdict([("ce", 0.1, 0.05)], n_runs=1, data=["digits"]).headline == "ce on digits, 1 run"
+
+
+def test_metric_rows_write_values_as_measure_does() -> None:
+    before = made()
+    rows = {row.key: row for row in metric_rows(before, repair(before))}
+    assert (rows["ece"].before, rows["ece"].before_interval) == ("4.10%", "3.60 – 4.60")
+    assert (rows["ece"].after, rows["ece"].change, rows["ece"].judgement) == ("0.90%", "−3.20%", "better")
+    assert (rows["nll"].before, rows["nll"].judgement) == ("0.3000", "same")
+    assert list(rows) == ["error", "nll", "brier", "aurc", "ece", "mce", "signed_gap"]
+    assert rows["ece"].starts_group
+    assert metric_rows(before, None)[0].after == ""
+
+
+def test_judge_of_differences() -> None:
+    assert judge("ece", Paired(-0.1, -0.2, 0.0, 0.2)) == "unclear"
+    assert judge("nll", Paired(0.1, 0.05, 0.2, 0.001)) == "worse"
+    assert judge("signed_gap", Paired(-0.1, -0.2, -0.05, 0.001)) == "less sure"
+    assert judge("signed_gap", Paired(0.1, 0.05, 0.2, 0.001)) == "more sure"
+
+
+def test_calibrator_rows_mark_the_chosen_and_the_failed() -> None:
+    before = made()
+    failed = Candidate("matrix", float("nan"), None, None, False, "no minimum")
+    gained = Candidate("vector", 0.51, Estimate(0.2, 0.1, 0.3), before.scores, False)
+    given = repair(before)
+    rows = calibrator_rows(Repaired("vector", given.after, given.paired, 10, candidates=(gained, failed, given.candidates[-1])))
+    assert [(row.name, row.chosen, row.failure) for row in rows] == [
+        ("vector", True, ""),
+        ("matrix", False, "no minimum"),
+        ("doing nothing", False, ""),
+    ]
+    assert (rows[0].gain, rows[0].gain_interval, rows[0].ece) == ("+0.2000", "+0.1000 – +0.3000", "4.10%")
+    assert rows[2].gain == ""
+
+
+def test_key_figures_show_after_only_where_it_differs() -> None:
+    before = made()
+    figures = {figure["key"]: figure for figure in key_figures(before, repair(before))}
+    assert (figures["ece"]["value"], figures["ece"]["after"], figures["ece"]["note"]) == (
+        "4.10%",
+        "0.90%",
+        "0.60% if calibrated",
+    )
+    assert figures["error"]["after"] == ""
+    assert key_figures(before, repair(before, name="none"))[0]["after"] == ""
