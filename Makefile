@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Idle OpenMP threads that spin instead of sleeping make a busy machine several times slower.
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: demo test lint types unit bench-metrics bench-losses bench-meta format clean
+.PHONY: demo test browser lint types unit bench-metrics bench-losses bench-meta format clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +24,15 @@ demo: $(VENV)/.base
 	$(BIN)/calibrant demo
 
 test: lint types unit
+
+# A browser for the tests of the report, where the system has none. Needs root or sudo for that; without, the tests that need it
+# are skipped and say so.
+AS_ROOT = $(shell test "$$(id -u)" = 0 && echo env || { sudo -n true 2>/dev/null && echo sudo; })
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name && exit 0; done; \
+	if command -v apt-get >/dev/null && test -n "$(AS_ROOT)" && $(AS_ROOT) apt-get update -q \
+		&& $(AS_ROOT) apt-get install -qy --no-install-recommends chromium fonts-dejavu-core; then command -v chromium; \
+	else echo "No browser can be installed here: the tests that need one will be skipped."; fi
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks examples
