@@ -22,7 +22,7 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 # Most confidences of a good classifier lie within a hundredth of 1, so that the axis is stretched there; 1 itself lies where
 # 1 - 0.0001 would lie on a logarithmic axis of the missing part.
 _SMALLEST = 1e-4
-_TICKS = (0.2, 0.5, 0.8, 0.9, 0.97, 0.99, 0.997, 0.999, 1.0)
+_TICKS = (0.5, 0.9, 0.99, 0.999, 1.0)
 # Length on that axis, and least number of examples, of one point of a running mean.
 _STEP, _LEAST_GROUP = 0.2, 5
 
@@ -216,7 +216,8 @@ def _stretch_axis(ax: Axes, least: float) -> None:
 
 def _draw_points(ax: Axes, panel: GammaPanel) -> None:
     # Wrong predictions are few, so that they are drawn over the right ones, and larger.
-    looks = ((True, "right", PALETTE["sky"], ".", 1.5, 0.3), (False, "wrong", PALETTE["vermillion"], "x", 2.5, 0.6))
+    faint = float(np.clip(1500 / len(panel.gamma), 0.15, 0.7))
+    looks = ((True, "right", PALETTE["sky"], ".", 1.5, faint), (False, "wrong", PALETTE["vermillion"], "x", 2.5, 0.6))
     for right, name, color, marker, size, alpha in looks:
         chosen = panel.correct == right
         ax.plot(

@@ -80,28 +80,21 @@ class Style:
         return {"marker": self.marker, "markeredgecolor": self.color, "markeredgewidth": 0.8}
 
 
-def _table() -> dict[str, Style]:
-    # Methods of one line of this list never share a colour, those of one column never a marker.
-    black, green, sky, grey, blue, purple, orange, red = (
-        PALETTE[name] for name in ("black", "green", "sky", "grey", "blue", "purple", "orange", "vermillion")
-    )
-    colors = (black, green, sky, grey, blue, purple, orange, red)
-    rows: list[tuple[Dashes, str, tuple[str, ...]]] = [
-        (_SOLID, "osDvPX^*", ("ce", "focal", "ls-0.05", "mmce", "ce-dece", "ce-sece", "flgamma-dece", "flgamma-sece")),
-        (_DASHED, "d^hp<>8s", ("dual-focal", "flsd", "ls-0.1", "mixup", "adafocal", "brier", "flgamma-skce", "flgamma")),
-        (_DASHDOT, "sh<XDopv", ("ecp", "focal+sb-ece", "mbls", "mbls-0", "focal+s-avuc", "avuc", "mdca", "dca")),
-        (_DASHDOTDOT, "^>poh8dP", ("patra", "crl", "cpc", "acls", "", "", "", "")),
-    ]
-    table = {}
-    for line, markers, names in rows:
-        for name, color, marker in zip(names, colors, markers, strict=True):
-            table[name or f"free {color}"] = Style(color, marker, line)
-    return table
-
-
-_ALL = _table()
-METHOD_STYLES = {name: style for name, style in _ALL.items() if not name.startswith("free ")}
-_FREE = [style for name, style in _ALL.items() if name.startswith("free ")]
+# By colour: method, marker, line. No two of a colour share either, and those that papers compare most share no pair of both
+# whatever their colours. An empty name is free for rows that are not in the catalogue.
+_LOOKS: dict[str, tuple[tuple[str, str, Dashes], ...]] = {
+    "black": (("ce", "o", _SOLID), ("dual-focal", "d", _DASHED), ("ecp", "s", _DASHDOT), ("patra", "^", _DASHDOTDOT)),
+    "green": (("focal", "s", _SOLID), ("flsd", "^", _DASHED), ("focal+sb-ece", "h", _DASHDOT), ("crl", ">", _DASHDOTDOT)),
+    "sky": (("ls-0.05", "D", _SOLID), ("ls-0.1", "h", _DASHED), ("mbls", "<", _DASHDOT), ("cpc", "p", _DASHDOTDOT)),
+    "grey": (("mmce", "v", _DASHDOT), ("mixup", "p", _DASHED), ("mbls-0", "X", _SOLID), ("acls", "o", _DASHDOTDOT)),
+    "blue": (("ce-dece", "P", _DASHDOT), ("adafocal", "<", _DASHED), ("focal+s-avuc", "D", _SOLID), ("", "h", _DASHDOTDOT)),
+    "purple": (("ce-sece", "X", _DASHED), ("brier", ">", _SOLID), ("avuc", "o", _DASHDOT), ("", "8", _DASHDOTDOT)),
+    "orange": (("flgamma-dece", "^", _DASHDOT), ("flgamma-skce", "8", _SOLID), ("mdca", "p", _DASHED), ("", "d", _DASHDOTDOT)),
+    "vermillion": (("flgamma-sece", "*", _SOLID), ("flgamma", "s", _DASHED), ("dca", "v", _DASHDOT), ("", "P", _DASHDOTDOT)),
+}
+_ALL = [(name, Style(PALETTE[color], marker, line)) for color, looks in _LOOKS.items() for name, marker, line in looks]
+METHOD_STYLES = {name: style for name, style in _ALL if name}
+_FREE = [style for name, style in _ALL if not name]
 
 _LABELS = {
     "ce": "CE",

@@ -96,6 +96,18 @@ def test_draw_gamma_confidence_of_several_methods_titles_each() -> None:
     assert figure.legends[0].get_title().get_text() == "digits"
 
 
+@pytest.mark.parametrize("panels", [1, 2, 3])
+def test_draw_gamma_confidence_numbers_at_the_axis_do_not_meet(panels: int) -> None:
+    confidence = np.array([0.2, 0.9, 1.0])
+    panel = GammaPanel("a", confidence, np.array([2.0, 1.0, 1.0]), np.array([False, True, True]), {})
+    figure = draw_gamma_confidence([panel] * panels)
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        boxes = [label.get_window_extent() for label in ax.get_xticklabels()]
+        assert len(boxes) == 5
+        assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+
+
 def test_running_mean_leaves_out_groups_of_less_than_five() -> None:
     x, y = running_mean(np.array([0.5] * 4 + [0.99] * 5), np.ones(9))
     assert x == pytest.approx([0.99])
