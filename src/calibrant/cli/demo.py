@@ -11,8 +11,8 @@ from rich.console import Console
 from calibrant.cli.page import show_prose, show_scores
 from calibrant.cli.reading import measure_file
 from calibrant.cli.request import Request
-from calibrant.cli.words import write_interval, write_value
 from calibrant.core.records import Predictions
+from calibrant.core.words import write_interval, write_value
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.io import save_predictions
 

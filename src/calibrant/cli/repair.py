@@ -17,11 +17,11 @@ from calibrant.cli.page import _heading, show_prose
 from calibrant.cli.progress import progress_bar
 from calibrant.cli.ranking import ranking_table
 from calibrant.cli.tables import comparison_table, paired_table
-from calibrant.cli.words import verdict
 from calibrant.core.checks import FitError
 from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Paired, Scores
+from calibrant.core.words import verdict
 from calibrant.io import load_predictions, save_predictions
 from calibrant.io.predictions import FORMATS
 from calibrant.metrics.measure import measure

@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from calibrant.cli.layout import Row, fit_table, total_width
-from calibrant.cli.words import METRICS, SIGNIFICANT, direction, metric_of, write_interval, write_p, write_value
 from calibrant.core.records import Bins
 from calibrant.core.scores import ClassScore, Paired, Scores
+from calibrant.core.words import METRICS, SIGNIFICANT, direction, metric_of, write_interval, write_p, write_value
 
 # Terminals at least this wide get a column that explains every metric.
 _WIDE = 104

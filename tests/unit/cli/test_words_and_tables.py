@@ -14,9 +14,9 @@ from calibrant.cli.layout import fit_table, total_width
 from calibrant.cli.page import short_names, show_comparison, show_scores
 from calibrant.cli.request import Measured
 from calibrant.cli.tables import bins_table, classes_table, comparison_table, paired_table, parts_table, scores_table
-from calibrant.cli.words import METRICS, direction, verdict, worst_slice, write_interval, write_p, write_value
 from calibrant.core.records import Bins, Split
 from calibrant.core.scores import ClassScore, Estimate, IfCalibrated, Paired, Scores
+from calibrant.core.words import METRICS, direction, verdict, worst_slice, write_interval, write_p, write_value
 
 
 def made_scores(*, ece: float = 0.05, gap: float = 0.04, width: float = 0.01, p_value: float = 0.0001, n: int = 1000) -> Scores:
