@@ -228,6 +228,7 @@ def test_charts_are_read_by_arrow_keys(opened: Any) -> None:
 def test_pointer_over_a_bar_tells_its_bin(opened: Any) -> None:
     bins = reliability_bins(before().probs, before().labels, n_bins=N_BINS)
     opened.locator("#reliability-chart .target").last.hover()
+    assert float(bins.count[-1]) > 0
     tip = opened.locator("#tip")
     sync_api.expect(tip).to_contain_text(f"confidence {100 * float(bins.confidence[-1]):.1f}%")
     sync_api.expect(tip).to_contain_text(f"accuracy {100 * float(bins.accuracy[-1]):.1f}%")

@@ -12,6 +12,8 @@ from calibrant.core.binning import equal_width_index
 from calibrant.core.entry import Entry
 from calibrant.core.words import metric_of, write_interval, write_value
 from calibrant.metrics.sweep import bin_sweep
+from calibrant.report.rows import group_rows
+from calibrant.report.style import method_label
 
 CURVES = ("val_error", "val_ece", "val_nll", "test_error", "test_ece", "test_nll", "train_loss", "gamma_mean", "gamma_std")
 _COLUMNS = ("error", "nll", "brier", "ece", "mce", "ace", "classwise_ece")
@@ -40,22 +42,14 @@ class Group:
 
 
 def group_entries(entries: Sequence[Entry]) -> list[Group]:
-    """Put the seeds of each row together, in the order in which the rows come."""
-    rows: dict[tuple[object, ...], list[Entry]] = {}
-    for entry in entries:
-        rows.setdefault((entry.data, entry.model, entry.method, entry.preset, entry.epochs), []).append(entry)
-    places = {key: " · ".join(str(part) for part in key[:2] if part) for key in rows}
-    groups = []
-    for key, found in rows.items():
-        rivals = [other for other in rows if places[other] == places[key] and other[2] == key[2]]
-        label = str(key[2])
-        # The settings are named only where they tell two rows of one method apart.
-        if len({other[3] for other in rivals}) > 1 and key[3]:
-            label += f" ({key[3]})"
-        if len({other[4] for other in rivals}) > 1 and key[4]:
-            label += f", {key[4]} epochs"
-        groups.append(Group(label, places[key], tuple(found)))
-    return groups
+    """Put the seeds of each row together, in the order in which the rows come; labels are those of figures, as plain text."""
+    found = []
+    for group in group_rows(entries) if entries else ():
+        place = " · ".join(filter(None, (group.data, group.model)))
+        for row in group.rows:
+            method = row.runs[0].method
+            found.append(Group(method + row.label.removeprefix(method_label(method)), place, row.runs))
+    return found
 
 
 def runs_view(groups: Sequence[Group]) -> list[dict[str, object]]:
@@ -64,8 +58,7 @@ def runs_view(groups: Sequence[Group]) -> list[dict[str, object]]:
         {
             "label": group.label,
             "place": group.place,
-            "points": [[_digits(e.scores["error"].value), _digits(e.scores["ece"].value)] for e in group.entries],
-            "seeds": ["" if entry.seed is None else str(entry.seed) for entry in group.entries],
+            "points": _points(group),
             "curves": {key: curve for key in CURVES if (curve := _mean_curve(group.entries, key))},
             "best": [entry.best_epoch + 1 for entry in group.entries if entry.best_epoch is not None],
             "gamma": _gamma_by_confidence(group.entries),
@@ -73,6 +66,12 @@ def runs_view(groups: Sequence[Group]) -> list[dict[str, object]]:
         }
         for group in groups
     ]
+
+
+def _points(group: Group) -> list[list[float]]:
+    """Error and ECE of every run that has both."""
+    pairs = zip(group.values("error"), group.values("ece"), strict=True)
+    return [[_digits(error), _digits(ece)] for error, ece in pairs if math.isfinite(error + ece)]
 
 
 def run_rows(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, object]]]:

@@ -36,16 +36,16 @@ def test_group_entries_puts_seeds_together_and_names_only_what_differs() -> None
         entry("ce", 0, preset="default", epochs=10, model="convnet"),
         entry("ce", 1, preset="default", epochs=10, model="convnet"),
         entry("ce", 0, preset="paper", epochs=10, model="convnet"),
-        entry("focal", 0, preset="default", epochs=10, model="convnet"),
-        entry("focal", 0, preset="default", epochs=20, model="convnet"),
+        entry("flgamma-sece", 0, preset="default", epochs=10, model="convnet"),
+        entry("flgamma-sece", 0, preset="default", epochs=20, model="convnet"),
         entry("ce", 0, data="cifar10"),
     ]
     groups = group_entries(many)
     assert [(group.label, group.place, len(group.entries)) for group in groups] == [
-        ("ce (default)", "digits · convnet", 2),
-        ("ce (paper)", "digits · convnet", 1),
-        ("focal, 10 epochs", "digits · convnet", 1),
-        ("focal, 20 epochs", "digits · convnet", 1),
+        ("ce (10 epochs)", "digits · convnet", 2),
+        ("ce (paper, 10 epochs)", "digits · convnet", 1),
+        ("flgamma-sece (10 epochs)", "digits · convnet", 1),
+        ("flgamma-sece (20 epochs)", "digits · convnet", 1),
         ("ce", "cifar10", 1),
     ]
 
