@@ -345,25 +345,6 @@ def test_calibrator_gives_back_numpy_for_numpy_and_the_same_values(name: str) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_calibrator_wrapped_model_survives_export(name: str) -> None:
-    logits, labels = over_confident(400)
-    found = make(name).fit(logits, labels)
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 4)
-    inputs = 5 * torch.randn(9, 3)
-    wrapped = found.wrap(model, dtype=torch.float64).eval()
-    expected = found.log_probs(model(inputs).detach())
-    with torch.no_grad():
-        torch.testing.assert_close(wrapped(inputs), expected)
-    assert [key for key in wrapped.state_dict() if key.startswith("calibration.")]
-    single = found.wrap(model).eval()
-    program = torch.export.export(single, (inputs,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    with torch.no_grad():
-        torch.testing.assert_close(program.module()(inputs[:5]), single(inputs[:5]))
-    single.load_state_dict(program.state_dict)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_calibrator_constructor_takes_keywords_with_defaults_only(name: str) -> None:
     with pytest.raises(TypeError):
         CALIBRATORS[name](1.0)  # type: ignore[call-arg]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.calibrators.base import Calibrator, Learned
-from calibrant.calibrators.fit_data import CalibrationWarning, FitData
+from calibrant.calibrators.fit_data import CalibrationWarning, FitData, warn_about
 from calibrant.calibrators.folds import split_folds
 from calibrant.calibrators.identity import Identity
 from calibrant.core.checks import FitError, check_count
@@ -95,8 +95,8 @@ class AutoCalibrator(Calibrator):
         best_: The fitted calibrator; an `Identity` if doing nothing is best.
         best_name_: Its name in the ranking.
         advice_: What was found, in a sentence.
-        settled_: Name → calibrator, with the hyper-parameters that were chosen for it, of every method that could be tried; only
-            the best is fitted. Not kept in files.
+        settled_: Name → calibrator, with the hyper-parameters that were chosen for it, of every method that could be tried;
+            only the best is fitted. Not kept in files.
 
     Example:
         >>> from calibrant.data.synthetic import synthetic_predictions
@@ -149,31 +149,41 @@ class AutoCalibrator(Calibrator):
     def _learn(self, data: FitData) -> None:
         if len(data) < self.n_folds:
             raise FitError(f"AutoCalibrator.fit: needs at least {self.n_folds} examples for its folds, got {len(data)}.")
+        held, failures = self._try_methods(data)
+        self.ranking_ = rank(held, failures, data.weights)
+        self.best_name_ = choose(held, data.weights, ["none", *self.settled_])
+        self.best_ = Identity() if self.best_name_ == "none" else self.settled_[self.best_name_]
+        warn_about(
+            data,
+            fewest=self.best_.fewest_samples(data.num_classes),
+            needs_every_class=self.best_.needs_every_class,
+            where=f"{type(self.best_).__name__}.fit",
+        )
+        self.best_._learn(data)
+        self.advice_ = advise(self.ranking_, self.best_name_, self.score)
+        self.num_classes_ = data.num_classes
+
+    def _try_methods(self, data: FitData) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Held-out scores ``[N]`` of every method that could be fitted, and why the others could not."""
         table = candidates()
         names = [name for name in table if self.methods is None or name in self.methods]
         folds = split_folds(data, n_folds=self.n_folds, seed=self.seed)
-        idle = SCORES[self.score](data.logits.double().log_softmax(1), data.labels)
-        held: dict[str, Tensor] = {"none": idle}
+        held = {"none": SCORES[self.score](data.logits.double().log_softmax(1), data.labels)}
         failures: dict[str, str] = {}
-        settled: dict[str, Calibrator] = {}
+        self.settled_ = {}
         for done, name in enumerate(names, 1):
             try:
                 with warnings.catch_warnings():
                     # A fold is smaller than the data: the warnings that count are those of the last fit.
                     warnings.simplefilter("ignore", CalibrationWarning)
-                    settled[name] = table[name]().settle(data)
-                    held[name] = self._held_out(settled[name], data, folds)
+                    calibrator = table[name]().settle(data)
+                    held[name] = self._held_out(calibrator, data, folds)
+                    self.settled_[name] = calibrator
             except FitError as error:
                 failures[name] = str(error)
             if self._progress is not None:
                 self._progress(name, done, len(names))
-        self.settled_ = {name: calibrator for name, calibrator in settled.items() if name not in failures}
-        self.ranking_ = rank(held, failures, data.weights)
-        self.best_name_ = choose(held, data.weights, ["none", *names])
-        self.best_ = Identity() if self.best_name_ == "none" else settled[self.best_name_]
-        self.best_._learn(data)
-        self.advice_ = advise(self.ranking_, self.best_name_, self.score)
-        self.num_classes_ = data.num_classes
+        return held, failures
 
     def _held_out(self, calibrator: Calibrator, data: FitData, folds: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Score of every example ``[N]`` under a fit that has not seen it."""
@@ -192,8 +202,8 @@ class AutoCalibrator(Calibrator):
         """Apply the best calibrator; no guard rails."""
         return self.best_.log_probs(logits)
 
-    def as_layer(self, *, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """Return the best calibrator as a module."""
+    def as_layer(self, *, dtype: torch.dtype | None = None) -> nn.Module:
+        """Return the best calibrator as a module; ``dtype`` as in `wrap`."""
         self._check_fitted("AutoCalibrator.as_layer")
         return self.best_.as_layer(dtype=dtype)
 

@@ -22,6 +22,7 @@ from calibrant.calibrators.fit_data import (
     warn_if_seen,
 )
 from calibrant.calibrators.layer import CalibratedModel, CalibrationLayer
+from calibrant.calibrators.log_space import keep_top
 from calibrant.core.checks import ArrayLike, check_logit_values, to_tensor
 from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
@@ -47,6 +48,8 @@ class Calibrator(ABC):
     transform: ClassVar[Callable[..., Tensor]]
     # Whether classes are treated apart, so that a class without examples is left in the dark.
     needs_every_class: ClassVar[bool] = True
+    # Precision of `wrap`. Tables of probabilities need float64, where 1 - 1e-9 is not yet 1: networks are often that sure.
+    layer_dtype: ClassVar[torch.dtype] = torch.float32
 
     num_classes_: int
     _seen: Tensor | None = None
@@ -158,14 +161,21 @@ class Calibrator(ABC):
         """Apply the repair to checked ``logits [N, C]``, some rows at a time in float64; no guard rails."""
         learned = {name: value.to(logits.device) for name, value in self.learned_values().items()}
         rows = chunk_rows(int(logits.shape[-1]))
-        parts = [type(self).transform(part.double(), **learned) for part in logits.split(rows)]
+        parts = []
+        for part in logits.double().split(rows):
+            found = type(self).transform(part, **learned)
+            parts.append(keep_top(found, part) if self._keeps_top else found)
         return torch.cat(parts) if parts else logits.double()
+
+    @property
+    def _keeps_top(self) -> bool:
+        return self.preserves_accuracy and bool(self.learned)
 
     def learned_values(self) -> dict[str, Tensor]:
         """Return what was learned as float64 tensors, by the names of ``learned``."""
         return {name: torch.as_tensor(getattr(self, f"{name}_"), dtype=torch.float64) for name in self.learned}
 
-    def wrap(self, model: nn.Module, *, dtype: torch.dtype = torch.float32) -> nn.Module:
+    def wrap(self, model: nn.Module, *, dtype: torch.dtype | None = None) -> nn.Module:
         """Return a module that runs ``model`` and calibrates its logits.
 
         Its output are calibrated *log*-probabilities: logits again, whose softmax is their exponential, so that code written
@@ -173,7 +183,9 @@ class Calibrator(ABC):
 
         Args:
             model: Network that returns logits ``[B, C]`` or ``[B, C, ...]``.
-            dtype: Precision in which the logits are repaired.
+            dtype: Precision of what was learned and of the result. By default the result has that of the logits (float32 for
+                half precision), and what was learned is held in float32, or in float64 where it is a table of probabilities;
+                a device without float64 needs ``dtype=torch.float32``.
 
         Returns:
             The module; put it into evaluation mode before use, as any network.
@@ -181,10 +193,16 @@ class Calibrator(ABC):
         self._check_fitted(f"{type(self).__name__}.wrap")
         return CalibratedModel(model, self.as_layer(dtype=dtype))
 
-    def as_layer(self, *, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """Return the repair alone as a module from logits to calibrated log-probabilities."""
+    def as_layer(self, *, dtype: torch.dtype | None = None) -> nn.Module:
+        """Return the repair alone as a module from logits to calibrated log-probabilities; ``dtype`` as in `wrap`."""
         self._check_fitted(f"{type(self).__name__}.as_layer")
-        return CalibrationLayer(type(self).transform, self.learned_values(), dtype=dtype)
+        return CalibrationLayer(
+            type(self).transform,
+            self.learned_values(),
+            dtype=dtype or self.layer_dtype,
+            out_dtype=dtype,
+            keeps_top=self._keeps_top,
+        )
 
     def get_params(self, deep: bool = True) -> dict[str, object]:
         """Return the hyper-parameters, name → value (``deep`` is scikit-learn's and changes nothing)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from calibrant.calibrators.base import Calibrator, Learned
 from calibrant.calibrators.fit_data import FitData
 from calibrant.calibrators.log_space import floor_logits, normalise
 from calibrant.calibrators.one_vs_rest import Question, Vector, lines_log_probs, questions
-from calibrant.calibrators.piecewise import PAD, by_rows, interpolate_rows, pad_rows
+from calibrant.calibrators.piecewise import PAD, interpolate_rows, pad_rows
 
 # More than the 1e-9 of the published code, which rounding swallows where two probabilities differ by less than 1e-7.
 JOINT_MIXED_IN = 1e-6
@@ -51,6 +52,7 @@ class IsotonicCalibration(Calibrator):
 
     learned: ClassVar[tuple[str, ...]] = ("knots", "values")
     transform = staticmethod(lines_log_probs)
+    layer_dtype: ClassVar[torch.dtype] = torch.float64
 
     knots_: Tensor
     values_: Tensor
@@ -77,10 +79,9 @@ def joint_log_probs(logits: Tensor, knots: Tensor, values: Tensor) -> Tensor:
         tensor([[0.7500, 0.2500]])
     """
     log_probs = floor_logits(logits).log_softmax(-1)
-    flat = by_rows(log_probs).reshape(1, -1)
-    mapped = interpolate_rows(flat.exp(), knots.unsqueeze(0), values.unsqueeze(0))
-    mixed = torch.logaddexp(mapped.clamp(min=0).log(), flat + torch.log(flat.new_tensor(JOINT_MIXED_IN)))
-    return normalise(mixed.reshape(log_probs.shape[-1], -1).T.reshape(log_probs.shape))
+    row = torch.zeros(1, dtype=torch.long, device=logits.device)
+    mapped = interpolate_rows(log_probs.exp(), knots.unsqueeze(0), values.unsqueeze(0), row)
+    return normalise(torch.logaddexp(mapped.clamp(min=0).log(), log_probs + math.log(JOINT_MIXED_IN)))
 
 
 class OrderPreservingIsotonic(Calibrator):
@@ -100,6 +101,7 @@ class OrderPreservingIsotonic(Calibrator):
     preserves_accuracy: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ("knots", "values")
     transform = staticmethod(joint_log_probs)
+    layer_dtype: ClassVar[torch.dtype] = torch.float64
     needs_every_class: ClassVar[bool] = False
 
     knots_: Tensor

@@ -7,18 +7,22 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from calibrant.calibrators.log_space import keep_top
+
 
 class CalibrationLayer(nn.Module):
     """Maps logits ``[B, C]`` (or dense ``[B, C, ...]``) to calibrated log-probabilities of the same shape.
 
     What was learned is held in buffers, so it is part of the ``state_dict`` and follows ``.to(device)``, but no optimiser
-    changes it. Logits are computed in the dtype of the buffers.
+    changes it. Computed in the precision of the buffers, or that of the logits if it is higher.
 
     Args:
         transform: Pure function ``(logits [..., C], **learned) -> log-probabilities [..., C]``.
         learned: Arguments of ``transform`` besides the logits.
         dtype: Precision of the buffers.
+        out_dtype: Precision of the result; that of the logits, float32 for half precision, if None.
         classes_last: Whether classes are the last axis of the logits instead of the second.
+        keeps_top: Whether the top class must stay whatever the rounding.
     """
 
     def __init__(
@@ -27,10 +31,14 @@ class CalibrationLayer(nn.Module):
         learned: Mapping[str, Tensor],
         *,
         dtype: torch.dtype = torch.float32,
+        out_dtype: torch.dtype | None = None,
         classes_last: bool = False,
+        keeps_top: bool = False,
     ) -> None:
         super().__init__()
         self._classes_last = classes_last
+        self._keeps_top = keeps_top
+        self._out_dtype = out_dtype
         self._transform = transform
         self._names = tuple(learned)
         for name, value in learned.items():
@@ -39,10 +47,14 @@ class CalibrationLayer(nn.Module):
     def forward(self, logits: Tensor) -> Tensor:
         """Return calibrated log-probabilities, shaped as the logits."""
         learned = {name: self.get_buffer(name) for name in self._names}
-        wide = logits.to(next(iter(learned.values())).dtype) if learned else logits
-        if logits.ndim <= 2 or self._classes_last:
-            return self._transform(wide, **learned)
-        return self._transform(wide.movedim(1, -1), **learned).movedim(-1, 1)
+        held = next(iter(learned.values())).dtype if learned else torch.float32
+        wide = logits.to(torch.promote_types(held, logits.dtype))
+        dense = logits.ndim > 2 and not self._classes_last
+        wide = wide.movedim(1, -1) if dense else wide
+        found = self._transform(wide, **learned)
+        found = keep_top(found, wide) if self._keeps_top else found
+        single = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
+        return (found.movedim(-1, 1) if dense else found).to(self._out_dtype or single)
 
 
 class CalibratedModel(nn.Module):

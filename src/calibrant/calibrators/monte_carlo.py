@@ -143,7 +143,13 @@ class MonteCarloTemperatureScaling(Calibrator):
         """Apply the temperature to checked logits and average; no guard rails."""
         return monte_carlo_log_probs(logits.double(), self.temperature_)
 
-    def as_layer(self, *, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """Return a module from logits ``[S, B, C]`` (or ``[B, C]``) to calibrated log-probabilities ``[B, C]``."""
+    def as_layer(self, *, dtype: torch.dtype | None = None) -> nn.Module:
+        """Return a module from logits ``[S, B, C]`` (or ``[B, C]``) to log-probabilities ``[B, C]``; ``dtype`` as in `wrap`."""
         self._check_fitted("MonteCarloTemperatureScaling.as_layer")
-        return CalibrationLayer(monte_carlo_log_probs, self.learned_values(), dtype=dtype, classes_last=True)
+        return CalibrationLayer(
+            monte_carlo_log_probs,
+            self.learned_values(),
+            dtype=dtype or self.layer_dtype,
+            out_dtype=dtype,
+            classes_last=True,
+        )

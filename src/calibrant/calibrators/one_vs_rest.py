@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrant.calibrators.base import Calibrator, Learned
 from calibrant.calibrators.fit_data import FitData
 from calibrant.calibrators.log_space import floor_logits, join_one_vs_rest
-from calibrant.calibrators.piecewise import PAD, by_rows, interpolate_rows, lookup_rows, pad_rows
+from calibrant.calibrators.piecewise import PAD, interpolate_rows, lookup_rows, own_row, pad_rows
 
 Vector = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -49,8 +49,7 @@ def lines_log_probs(logits: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     """
     log_probs = floor_logits(logits).log_softmax(-1)
     chosen = asked(log_probs, knots.shape[0])
-    mapped = interpolate_rows(by_rows(chosen.exp()), knots, values).T.reshape(chosen.shape)
-    return join_one_vs_rest(mapped, log_probs)
+    return join_one_vs_rest(interpolate_rows(chosen.exp(), knots, values, own_row(chosen)), log_probs)
 
 
 def steps_log_probs(logits: Tensor, edges: Tensor, values: Tensor) -> Tensor:
@@ -63,8 +62,7 @@ def steps_log_probs(logits: Tensor, edges: Tensor, values: Tensor) -> Tensor:
     """
     log_probs = floor_logits(logits).log_softmax(-1)
     chosen = asked(log_probs, edges.shape[0])
-    mapped = lookup_rows(by_rows(chosen.exp()), edges, values).T.reshape(chosen.shape)
-    return join_one_vs_rest(mapped, log_probs)
+    return join_one_vs_rest(lookup_rows(chosen.exp(), edges, values, own_row(chosen)), log_probs)
 
 
 class StepCalibrator(Calibrator):
@@ -77,6 +75,7 @@ class StepCalibrator(Calibrator):
 
     learned: ClassVar[tuple[str, ...]] = ("edges", "values")
     transform = staticmethod(steps_log_probs)
+    layer_dtype: ClassVar[torch.dtype] = torch.float64
 
     edges_: Tensor
     values_: Tensor

@@ -36,9 +36,9 @@ def spline_log_probs(logits: Tensor, knots: Tensor, values: Tensor) -> Tensor:
         tensor([[0.7000, 0.3000]])
     """
     log_probs = floor_logits(logits).log_softmax(-1)
-    confidence = log_probs.amax(-1).exp()
-    mapped = interpolate_rows(confidence.reshape(1, -1), knots.unsqueeze(0), values.unsqueeze(0))
-    return replace_confidence(log_probs, mapped.reshape(confidence.shape))
+    row = torch.zeros(1, dtype=torch.long, device=logits.device)
+    mapped = interpolate_rows(log_probs.amax(-1).exp(), knots.unsqueeze(0), values.unsqueeze(0), row)
+    return replace_confidence(log_probs, mapped)
 
 
 def recalibrate(confidence: Vector, correct: Vector, weights: Vector, *, n_knots: int) -> tuple[Vector, Vector]:
@@ -92,6 +92,7 @@ class SplineCalibration(Calibrator):
     preserves_accuracy: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ("knots", "values")
     transform = staticmethod(spline_log_probs)
+    layer_dtype: ClassVar[torch.dtype] = torch.float64
     needs_every_class: ClassVar[bool] = False
 
     knots_: Tensor

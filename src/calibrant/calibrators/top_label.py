@@ -35,11 +35,8 @@ def top_label_log_probs(logits: Tensor, edges: Tensor, values: Tensor) -> Tensor
                 [0.1000, 0.9000]])
     """
     log_probs = floor_logits(logits).log_softmax(-1)
-    flat = log_probs.reshape(-1, log_probs.shape[-1])
-    confidence, top = flat.max(-1)
-    every = lookup_rows(confidence.exp().unsqueeze(0).expand(edges.shape[0], -1), edges, values)
-    mapped = every.gather(0, top.unsqueeze(0)).squeeze(0)
-    return replace_confidence(flat, mapped).reshape(log_probs.shape)
+    confidence, top = log_probs.max(-1)
+    return replace_confidence(log_probs, lookup_rows(confidence.exp(), edges, values, top))
 
 
 class TopLabelBinning(Calibrator):
@@ -63,6 +60,7 @@ class TopLabelBinning(Calibrator):
     preserves_accuracy: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ("edges", "values")
     transform = staticmethod(top_label_log_probs)
+    layer_dtype: ClassVar[torch.dtype] = torch.float64
     needs_every_class: ClassVar[bool] = False
 
     edges_: Tensor

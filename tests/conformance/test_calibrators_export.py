@@ -1,0 +1,153 @@
+"""What every calibrator of the table must keep as part of a network: same numbers wrapped, exported, and run by ONNX."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from calibrant.calibrators import ALL_CALIBRATORS, CALIBRATORS, CalibrationWarning, Calibrator
+from calibrant.data.synthetic import synthetic_predictions
+
+# One penalty and few steps: the form of the map is the same.
+QUICK: dict[str, dict[str, object]] = {name: {"spreads": (0.1,), "max_iter": 30} for name in ("dirichlet", "matrix")}
+NAMES = [name for name in ALL_CALIBRATORS if name != "auto"]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        yield
+
+
+def fitted(name: str, num_classes: int = 4) -> Calibrator:
+    given, _ = synthetic_predictions(600, num_classes, temperature=2.0, hardness=0.5, split="val")
+    return ALL_CALIBRATORS[name](**QUICK.get(name, {})).fit(given)
+
+
+def network(num_classes: int = 4) -> nn.Module:
+    """A network of one layer whose logits spread over some twenty units."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Linear(3, num_classes).eval()
+
+
+def inputs(n: int, seed: int = 0) -> Tensor:
+    return 5 * torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def run_by_onnx(model: nn.Module, batches: list[Tensor]) -> list[list[np.ndarray]]:
+    """What ONNX Runtime makes of the exported ``model``, for batches of sizes that the export has not seen."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    with warnings.catch_warnings():
+        # The exporter's own: it uses what other libraries have deprecated.
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            model, (inputs(9),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},), verbose=False
+        )
+    assert program is not None
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = runtime.InferenceSession(program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return [session.run(None, {name: batch.numpy()}) for batch in batches]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calibrator_wrapped_model_survives_export(name: str) -> None:
+    found, model, given = fitted(name), network(), inputs(9)
+    exact = found.wrap(model, dtype=torch.float64).eval()
+    with torch.no_grad():
+        logits = model(given)
+        torch.testing.assert_close(exact(given), found.log_probs(logits))
+    wrapped = found.wrap(model).eval()
+    learned = [key for key in wrapped.state_dict() if key.startswith("calibration.")]
+    assert learned == [f"calibration.{key}" for key in found.learned]
+    program = torch.export.export(wrapped, (given,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    with torch.no_grad():
+        assert wrapped(given).dtype == torch.float32
+        torch.testing.assert_close(program.module()(given[:5]), wrapped(given[:5]))
+        torch.testing.assert_close(program.module()(given).exp(), found.predict_proba(logits), atol=1e-6, rtol=0)
+    wrapped.load_state_dict(program.state_dict)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calibrator_wrapped_model_gives_the_same_in_onnx(name: str) -> None:
+    found, model = fitted(name), network()
+    batches = [inputs(n, seed=n) for n in (1, 5, 40)]
+    for batch, (log_probs,) in zip(batches, run_by_onnx(found.wrap(model).eval(), batches), strict=True):
+        assert log_probs.dtype == np.float32
+        expected = found.predict_proba(model(batch).detach().numpy())
+        np.testing.assert_allclose(np.exp(log_probs), expected, atol=1e-5, rtol=0)
+
+
+class Side(nn.Module):
+    """Several networks on the same input."""
+
+    def __init__(self, models: list[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, given: Tensor) -> tuple[Tensor, ...]:
+        return tuple(model(given) for model in self.models)
+
+
+def test_calibrators_by_class_of_two_classes_give_the_same_in_onnx() -> None:
+    # These ask one question then, not one a class. One export for all: half of its time does not depend on the model.
+    names = ("platt", "beta", "isotonic", "histogram", "bbq")
+    found, model, batch = [fitted(name, 2) for name in names], network(2), inputs(7, seed=7)
+    (results,) = run_by_onnx(Side([calibrator.wrap(model) for calibrator in found]).eval(), [batch])
+    for calibrator, log_probs in zip(found, results, strict=True):
+        expected = calibrator.predict_proba(model(batch).detach().numpy())
+        np.testing.assert_allclose(np.exp(log_probs), expected, atol=1e-5, rtol=0)
+
+
+def sure(n: int, seed: int, *, scale: float) -> tuple[Tensor, Tensor]:
+    """Single-precision logits of a network that is often sure to 1 - 1e-9 and more, and labels."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, 10, generator=generator, dtype=torch.float64)
+    lead = (9 + 5 * torch.randn(n, 1, generator=generator, dtype=torch.float64)).abs()
+    logits = logits.scatter_add(1, torch.randint(10, (n, 1), generator=generator), lead)
+    labels = torch.multinomial((logits / 1.8).softmax(1), 1, generator=generator).squeeze(1)
+    return (scale * logits).float(), labels
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_calibrator_wrapped_is_that_of_predict_proba_where_single_precision_is_saturated(name: str, scale: float) -> None:
+    found = ALL_CALIBRATORS[name](**QUICK.get(name, {})).fit(*sure(2000, 0, scale=scale))
+    fresh, _ = sure(1000, 1, scale=scale)
+    wrapped = found.wrap(nn.Identity())(fresh).exp()
+    assert wrapped.dtype == torch.float32
+    torch.testing.assert_close(wrapped, found.predict_proba(fresh), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if ALL_CALIBRATORS[name].preserves_accuracy])
+@pytest.mark.parametrize("random_labels", [False, True])
+def test_calibrator_that_preserves_accuracy_keeps_every_top_class_in_single_precision(name: str, random_labels: bool) -> None:
+    logits, labels = sure(3000, 0, scale=1.0)
+    # Labels that logits say nothing about flatten everything: a temperature of 100,000, a mixture that is all uniform.
+    labels = torch.randint(10, (3000,), generator=torch.Generator().manual_seed(2)) if random_labels else labels
+    found = ALL_CALIBRATORS[name]().fit(logits, labels)
+    fresh, _ = sure(3000, 1, scale=1.0)
+    for probs in (found.predict_proba(fresh), found.wrap(nn.Identity())(fresh), found.predict_log_proba(fresh)):
+        assert probs.dtype == torch.float32
+        assert torch.equal(probs.argmax(1), fresh.argmax(1))
+
+
+@pytest.mark.parametrize("name", [name for name in CALIBRATORS if name != "mc_temperature"])
+def test_calibrator_wrapped_dense_model_calibrates_every_place(name: str) -> None:
+    found = fitted(name)
+    dense = 3 * torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(0))
+    layer = found.as_layer()
+    assert layer(dense).shape == dense.shape
+    torch.testing.assert_close(layer(dense).exp(), found.predict_proba(dense), atol=1e-6, rtol=0)
+    half = layer(dense.half())
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half.exp().sum(1), torch.ones(2, 3, 5))
