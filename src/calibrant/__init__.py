@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from calibrant import losses, meta, metrics
+    from calibrant.calibrators.repair import repair
     from calibrant.core.records import Predictions, Split
     from calibrant.engine.train import train
     from calibrant.grid.compare import compare
@@ -16,7 +17,19 @@ if TYPE_CHECKING:
     from calibrant.metrics.measure import measure
 
 __version__ = "0.1.0"
-__all__ = ["MetaLearner", "Predictions", "Split", "__version__", "compare", "losses", "measure", "meta", "metrics", "train"]
+__all__ = [
+    "MetaLearner",
+    "Predictions",
+    "Split",
+    "__version__",
+    "compare",
+    "losses",
+    "measure",
+    "meta",
+    "metrics",
+    "repair",
+    "train",
+]
 
 _HOME = {
     "MetaLearner": "calibrant.meta",
@@ -24,6 +37,7 @@ _HOME = {
     "Split": "calibrant.core.records",
     "compare": "calibrant.grid.compare",
     "measure": "calibrant.metrics.measure",
+    "repair": "calibrant.calibrators.repair",
     "train": "calibrant.engine.train",
 }
 _ROOMS = ("backbones", "calibrators", "data", "engine", "grid", "integrations", "io", "losses", "meta", "metrics", "report")

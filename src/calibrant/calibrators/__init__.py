@@ -15,6 +15,7 @@ from calibrant.calibrators.isotonic import IsotonicCalibration, OrderPreservingI
 from calibrant.calibrators.matrix import DirichletCalibration, MatrixScaling
 from calibrant.calibrators.monte_carlo import MonteCarloTemperatureScaling
 from calibrant.calibrators.platt import BetaCalibration, PlattScaling
+from calibrant.calibrators.repair import Repaired
 from calibrant.calibrators.spline import SplineCalibration
 from calibrant.calibrators.temperature import TemperatureScaling
 from calibrant.calibrators.top_label import TopLabelBinning
@@ -69,6 +70,7 @@ __all__ = [
     "OrderPreservingIsotonic",
     "PlattScaling",
     "Ranked",
+    "Repaired",
     "SplineCalibration",
     "TemperatureScaling",
     "TopLabelBinning",

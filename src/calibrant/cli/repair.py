@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from calibrant.calibrators import ALL_CALIBRATORS, AutoCalibrator, Calibrator
+from calibrant.calibrators import AutoCalibrator, Calibrator, Repaired
 from calibrant.calibrators.fit_data import refuse_test_split
+from calibrant.calibrators.repair import calibrator_of, measure_repair
 from calibrant.cli.destination import check_destination
 from calibrant.cli.page import _heading, show_prose
 from calibrant.cli.progress import progress_bar
 from calibrant.cli.ranking import ranking_table
 from calibrant.cli.tables import comparison_table, paired_table
-from calibrant.core.checks import FitError
-from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
-from calibrant.core.scores import Paired, Scores
 from calibrant.core.words import verdict
 from calibrant.io import load_predictions, save_predictions
 from calibrant.io.predictions import FORMATS
-from calibrant.metrics.measure import measure
-from calibrant.metrics.paired import paired_test
 
 
 @dataclass(frozen=True)
@@ -41,36 +37,24 @@ class Options:
     seed: int
 
 
-@dataclass(frozen=True)
-class Repair:
-    """What a repair was and did: the fitted calibrator, scores before and after, and the test of their difference."""
-
-    calibrator: Calibrator
-    before: Scores
-    after: Scores
-    paired: Mapping[str, Paired]
-
-
 def repair_file(fit_path: Path, path: Path, options: Options) -> None:
     """Fit on ``fit_path``, repair ``path``, write the repaired predictions and print what changed.
 
     With ``--json`` one object is printed: ``method``, ``chosen``, ``learned`` (without what is large), ``before`` and
     ``after`` as in ``calibrant measure --json``, ``paired`` (after minus before) and, for several methods, ``ranking``.
     """
-    calibrator = lookup(ALL_CALIBRATORS, options.method, kind="method")()
-    check_destination(options.out, FORMATS)
+    calibrator = calibrator_of(options.method)
+    _check_out(options, inputs=(fit_path, path))
     fit_data, given = load_predictions(fit_path), load_predictions(path)
     refuse_test_split(fit_data, where=str(fit_path))
     if fit_data.num_classes != given.num_classes:
         raise ValueError(f"{path}: must have the {fit_data.num_classes} classes of {fit_path}, got {given.num_classes}.")
-    try:
-        with _progress(calibrator):
-            calibrator.fit(fit_data)
-    except FitError as error:
-        raise ValueError(str(error)) from error
-    repaired = calibrator.apply(given)
-    done = _compare(calibrator, given, repaired, path, options)
-    save_predictions(repaired, options.out)
+    with _progress(calibrator):
+        calibrator.fit(fit_data)
+    with progress_bar("measuring before and after", None):
+        done = measure_repair(calibrator, given, n_bins=options.n_bins, n_resamples=options.resamples, seed=options.seed)
+    done = replace(done, before=replace(done.before, file=str(path)), after=replace(done.after, file=str(options.out)))
+    save_predictions(done.predictions, options.out)
     if options.calibrator is not None:
         calibrator.save(options.calibrator)
     if options.as_json:
@@ -79,13 +63,14 @@ def repair_file(fit_path: Path, path: Path, options: Options) -> None:
         _show(done, fit_data, options)
 
 
-def _compare(calibrator: Calibrator, given: Predictions, repaired: Predictions, path: Path, options: Options) -> Repair:
-    n_bins, n_resamples, seed = options.n_bins, options.resamples, options.seed
-    with progress_bar("measuring before and after", None):
-        before = measure(given, n_bins=n_bins, n_resamples=n_resamples, seed=seed, file=str(path))
-        after = measure(repaired, n_bins=n_bins, n_resamples=n_resamples, seed=seed, file=str(options.out))
-        paired = paired_test(given, repaired, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
-    return Repair(calibrator, before, after, paired)
+def _check_out(options: Options, *, inputs: tuple[Path, ...]) -> None:
+    """Raise before a long fit if its result could not be written, or would replace what it is made from."""
+    check_destination(options.out, FORMATS)
+    if options.calibrator is not None:
+        check_destination(options.calibrator, (".json",))
+    for path in (options.out, options.calibrator):
+        if path is not None and any(path.exists() and given.exists() and path.samefile(given) for given in inputs):
+            raise ValueError(f"{path}: the result must not replace the predictions it is made from. Give it another name.")
 
 
 @contextmanager
@@ -97,10 +82,10 @@ def _progress(calibrator: Calibrator) -> Iterator[None]:
         yield
 
 
-def _show(done: Repair, fit_data: Predictions, options: Options) -> None:
+def _show(done: Repaired, fit_data: Predictions, options: Options) -> None:
     console = Console(highlight=False)
     _heading(console, "Repair", f"fitted on {len(fit_data):,} examples, applied to {done.before.n:,} others")
-    show_prose(console, describe(done.calibrator), style="bold")
+    show_prose(console, done.advice, style="bold")
     if isinstance(done.calibrator, AutoCalibrator):
         console.print()
         auto = done.calibrator
@@ -115,25 +100,7 @@ def _show(done: Repair, fit_data: Predictions, options: Options) -> None:
     console.print(f"\nThe repaired predictions are in {options.out}.\n", soft_wrap=True)
 
 
-def describe(calibrator: Calibrator) -> str:
-    """Say in a sentence what was fitted."""
-    if isinstance(calibrator, AutoCalibrator):
-        inner = calibrator.best_
-        number = f" Its temperature is {float(getattr(inner, 'temperature_', 1.0)):.3f}." if _has_temperature(inner) else ""
-        return f"{calibrator.advice_}{number}"
-    if _has_temperature(calibrator):
-        temperature = float(getattr(calibrator, "temperature_", 1.0))
-        what = "was over-confident" if temperature > 1 else "was under-confident"
-        return f"The logits are divided by a temperature of {temperature:.3f}: by its own measure the model {what}."
-    kept = "predictions stay as they are" if calibrator.preserves_accuracy else "some predictions may change"
-    return f"{type(calibrator).__name__} was fitted; {kept}."
-
-
-def _has_temperature(calibrator: Calibrator) -> bool:
-    return "temperature" in calibrator.learned
-
-
-def _to_json(done: Repair, options: Options) -> str:
+def _to_json(done: Repaired, options: Options) -> str:
     calibrator, chosen = done.calibrator, options.method
     data: dict[str, object] = {"method": options.method, "out": str(options.out)}
     if isinstance(calibrator, AutoCalibrator):

@@ -1,0 +1,146 @@
+"""Repairing predictions in one call: fit a calibrator on some, apply it to others, and measure what that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from calibrant.calibrators.auto import AutoCalibrator
+from calibrant.calibrators.base import Calibrator
+from calibrant.core.lookup import lookup
+from calibrant.core.records import Predictions
+from calibrant.core.scores import Paired, Scores
+from calibrant.metrics.measure import measure
+from calibrant.metrics.paired import paired_test
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair was and did.
+
+    Attributes:
+        calibrator: The fitted calibrator; ``wrap(model)`` makes it part of the network, ``save(path)`` keeps it.
+        predictions: The repaired predictions.
+        before: Scores of the predictions as they were given.
+        after: Scores of the repaired ones.
+        paired: Key → difference (after minus before) on the same examples, with interval and p-value.
+    """
+
+    calibrator: Calibrator
+    predictions: Predictions
+    before: Scores
+    after: Scores
+    paired: Mapping[str, Paired]
+
+    @property
+    def fitted(self) -> Calibrator:
+        """The calibrator that is applied: of an `AutoCalibrator` the one it chose."""
+        return self.calibrator.best_ if isinstance(self.calibrator, AutoCalibrator) else self.calibrator
+
+    @property
+    def advice(self) -> str:
+        """What was fitted, in a sentence."""
+        return describe(self.calibrator)
+
+    def __str__(self) -> str:
+        lines = [self.advice]
+        for key in ("ece", "nll", "error"):
+            old, new, test = self.before[key], self.after[key], self.paired[key]
+            change = f"p = {test.p_value:.2g}" if test.difference else "unchanged"
+            lines.append(
+                f"  {key:<6} {old.value:.4f} [{old.low:.4f}, {old.high:.4f}] -> "
+                f"{new.value:.4f} [{new.low:.4f}, {new.high:.4f}], {change}"
+            )
+        return "\n".join(lines)
+
+
+def repair(
+    fit: Predictions,
+    predictions: Predictions,
+    *,
+    method: str | Calibrator = "auto",
+    n_bins: int = 15,
+    n_resamples: int = 1000,
+    seed: int = 0,
+) -> Repaired:
+    """Fit a calibrator on some predictions, apply it to others, and measure those before and after.
+
+    Args:
+        fit: Predictions to fit on, which must not be marked as test data.
+        predictions: Predictions to repair, of the same model on other examples.
+        method: Name from `calibrant.calibrators.ALL_CALIBRATORS` ("auto" tries all by cross-validation), or a calibrator.
+        n_bins: Bins of the binned metrics.
+        n_resamples: Resamples behind the intervals and the paired test.
+        seed: Of those resamples.
+
+    Returns:
+        The repaired predictions, the fitted calibrator, and the scores before and after. Raises ``ValueError`` on wrong input,
+        `calibrant.core.checks.FitError` if the fit fails; warns with `CalibrationWarning` where the result is doubtful.
+
+    Example:
+        >>> from calibrant.data.synthetic import synthetic_predictions
+        >>> val, _ = synthetic_predictions(2000, 5, temperature=2.0, split="val")
+        >>> test, _ = synthetic_predictions(2000, 5, temperature=2.0, seed=1, split="test")
+        >>> done = repair(val, test, method="temperature", n_resamples=100)
+        >>> done.after["ece"].value < done.before["ece"].value, done.after["error"].value == done.before["error"].value
+        (True, True)
+    """
+    where = "repair"
+    for name, given in (("fit", fit), ("predictions", predictions)):
+        check_predictions(given, name=name, where=where)
+    if fit.num_classes != predictions.num_classes:
+        raise ValueError(
+            f"{where}: `predictions` must have the C = {fit.num_classes} classes of `fit`, got {predictions.num_classes}."
+        )
+    return measure_repair(calibrator_of(method).fit(fit), predictions, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
+
+
+def check_predictions(given: object, *, name: str, where: str) -> None:
+    """Raise unless ``given`` is a `Predictions`."""
+    if not isinstance(given, Predictions):
+        raise ValueError(
+            f"{where}: `{name}` must be a `Predictions`, got {type(given).__name__}. Make one of `logits` and `labels`."
+        )
+
+
+def calibrator_of(method: str | Calibrator) -> Calibrator:
+    """Return a new calibrator of the name ``method``, or ``method`` itself if it is one."""
+    from calibrant.calibrators import ALL_CALIBRATORS
+
+    return method if isinstance(method, Calibrator) else lookup(ALL_CALIBRATORS, method, kind="method")()
+
+
+def measure_repair(
+    calibrator: Calibrator, predictions: Predictions, *, n_bins: int = 15, n_resamples: int = 1000, seed: int = 0
+) -> Repaired:
+    """Apply a fitted calibrator to ``predictions`` and measure what that changes; arguments as those of `repair`."""
+    repaired = calibrator.apply(predictions)
+    before, after = (measure(given, n_bins=n_bins, n_resamples=n_resamples, seed=seed) for given in (predictions, repaired))
+    paired = paired_test(predictions, repaired, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
+    return Repaired(calibrator, repaired, before, after, paired)
+
+
+def describe(calibrator: Calibrator) -> str:
+    """Say in a sentence what was fitted.
+
+    Example:
+        >>> from calibrant.calibrators import TemperatureScaling
+        >>> calibrator = TemperatureScaling()
+        >>> calibrator.temperature_ = 1.9
+        >>> describe(calibrator)
+        'The logits are divided by a temperature of 1.900: by its own measure the model was over-confident.'
+    """
+    if isinstance(calibrator, AutoCalibrator):
+        found = _temperature(calibrator.best_)
+        return calibrator.advice_ + ("" if found is None else f" Its temperature is {found:.3f}.")
+    temperature = _temperature(calibrator)
+    if temperature is None:
+        kept = "predictions stay as they are" if calibrator.preserves_accuracy else "some predictions may change"
+        return f"{type(calibrator).__name__} was fitted; {kept}."
+    what = "over-confident" if temperature > 1 else "under-confident"
+    return f"The logits are divided by a temperature of {temperature:.3f}: by its own measure the model was {what}."
+
+
+def _temperature(calibrator: Calibrator) -> float | None:
+    """The temperature, if that is all that was learned."""
+    return float(getattr(calibrator, "temperature_", 1.0)) if calibrator.learned == ("temperature",) else None
