@@ -50,8 +50,8 @@ def _row(table: Table, line: Line) -> list[str | Text]:
 def _cell(cell: Cell | None, column: Column, *, style: str) -> Text:
     if cell is None:
         return Text("–", style="dim")
-    mean, std = cell.shown(column)
-    text = f"{float(mean):.{2 if column.percent else 3}f}" + (
-        "" if std is None else f" ± {float(std):.{2 if column.percent else 3}f}"
-    )
+    # A digit less than in the files, so that six columns find room.
+    scale, digits = (100, 2) if column.percent else (1, 3)
+    spread = "" if cell.std is None else f" ± {scale * cell.std:.{digits}f}"
+    text = f"{scale * cell.mean:.{digits}f}{spread}"
     return Text(text + (MARK if cell.differs else ""), style="bold" if cell.best else style)

@@ -14,7 +14,7 @@ from calibrant.engine.lock import lock_folder
 from calibrant.engine.recipe import Recipe
 from calibrant.grid.collect import load_entries, load_run_entry, test_numbers
 from calibrant.grid.layout import Table
-from calibrant.grid.local import LocalExecutor
+from calibrant.grid.local import LocalExecutor, visible_gpus
 from calibrant.grid.outputs import write_outputs
 from calibrant.grid.plan import Cell, check_data, check_folders, parse_seeds, plan_cells
 from calibrant.grid.schedule import Board, Executor, Stage, Watch, run_cells
@@ -73,6 +73,7 @@ def compare(
     paper: bool = False,
     figures: bool = True,
     watch: Watch | None = None,
+    write: Write | None = None,
 ) -> Comparison:
     """Train every method on every data set from every seed, and compare what they predict.
 
@@ -96,6 +97,7 @@ def compare(
         paper: Put the paper's numbers below ours.
         figures: Whether to draw figures, which takes some seconds.
         watch: Called with the board and what happened on it; see `calibrant.grid.schedule`.
+        write: Writes tables, figures and report of the entries into the folder, in place of `write_outputs`.
 
     Returns:
         The comparison. Raises ``ValueError`` or ``OSError`` with one sentence, before anything is run, if a name is unknown,
@@ -125,7 +127,8 @@ def compare(
     with closing(lock_folder(folder, where="compare")):
         if board.count(Stage.WAITING):
             run_cells(board, start(), runs=folder / "runs", logs=folder / "logs", retries=retries, watch=watch)
-        return _finish(board, folder, added, methods=parts, write=partial(write_outputs, paper=paper, figures=figures))
+        usual = partial(write_outputs, paper=paper, figures=figures)
+        return _finish(board, folder, added, methods=parts, write=write or usual)
 
 
 def split_names(names: str | Sequence[str]) -> list[str]:
@@ -158,6 +161,7 @@ def _executor(cells: Sequence[Cell], *, on: str, jobs: int | None, threads: int,
         return lambda: RayExecutor(device=device, jobs=jobs, threads=threads, address=address)
     if on != "local":
         raise ValueError(f"compare: `on` must be 'local' or 'ray', got {on!r}.")
+    visible_gpus(device)
     return lambda: LocalExecutor(device=device, jobs=jobs, threads=threads)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from calibrant.engine.hardware import choose_hardware
 from calibrant.engine.recipe import to_dict
 from calibrant.grid.schedule import Event, Task
 
@@ -35,7 +36,10 @@ def visible_gpus(device: str) -> list[str]:
     """Return the GPUs that ``device`` of a recipe allows, as ``CUDA_VISIBLE_DEVICES`` names them; none for the CPU."""
     import torch
 
-    if device.startswith("cpu") or not torch.cuda.is_available():
+    there = torch.cuda.is_available()
+    if not there or not (device == "auto" or device.startswith("cuda")):
+        # Raises for what is no device, or not there; where CUDA is, asking so would take memory of a GPU.
+        choose_hardware(device=device)
         return []
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     every = named or [str(k) for k in range(torch.cuda.device_count())]

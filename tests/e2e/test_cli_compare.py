@@ -1,0 +1,185 @@
+"""``calibrant compare`` from the outside: the same table however it is run, interrupted or killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import calibrant
+from calibrant.cli import main
+from calibrant.grid.collect import load_entries
+
+TINY = ("--data", "mixture", "--epochs", "3", "--set", "train.batch_size=200", "--set", "train.checkpoint_every_seconds=0")
+GRID = ("--methods", "ce,ce+ts,focal", "--seeds", "2")
+TABLES = ("table.md", "table.tex", "table.csv", "table.json")
+PATIENCE = 300
+
+
+def start(*arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "calibrant", "compare", *TINY, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
+def until_first_run(process: subprocess.Popen[str]) -> None:
+    """Read what the command says until one run has ended; others are then under way."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("[1/"):
+            return
+    raise AssertionError(finish(process))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A grid that was run in one go, two runs at a time."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    code, out, err = finish(start(*GRID, "--jobs", "2", "--out", str(folder)))
+    assert code == 0, err
+    assert "[6/6]" in out
+    return folder
+
+
+def tables(folder: Path) -> list[str]:
+    return [(folder / name).read_text() for name in TABLES]
+
+
+def test_compare_leaves_runs_tables_figures_and_a_report(whole: Path) -> None:
+    assert sorted(folder.name for folder in (whole / "runs").iterdir()) == [
+        f"mixture-mlp-{method}-seed{seed}" for method in ("ce+ts", "ce", "focal") for seed in (0, 1)
+    ]
+    table = json.loads((whole / "table.json").read_text())
+    (section,) = table["sections"]
+    assert [(line["method"], line["runs"]) for line in section["lines"]] == [("ce", 2), ("ce+ts", 2), ("focal", 2)]
+    entries = [entry for entry in load_entries(whole) if entry.method == "focal"]
+    mean = sum(entry.scores["ece"].value for entry in entries) / 2
+    assert section["lines"][2]["cells"]["ece"]["mean"] == pytest.approx(mean, rel=1e-12)
+    assert (whole / "report.html").read_text().startswith("<!doctype html>")
+    assert {file.suffix for file in (whole / "figures").iterdir()} == {".png", ".pdf"}
+
+
+def test_compare_killed_and_run_again_gives_the_same_table(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    process = start(*GRID, "--jobs", "2", "--out", str(folder), "--no-figures")
+    until_first_run(process)
+    os.killpg(process.pid, signal.SIGKILL)
+    finish(process)
+    assert not (folder / "table.md").exists()
+    stamps = {place.name: (place / "run.json").read_text() for place in (folder / "runs").iterdir() if finished(place)}
+    assert 1 <= len(stamps) < 6
+    code, out, err = finish(start(*GRID, "--jobs", "1", "--out", str(folder), "--no-figures"))
+    assert code == 0, err
+    assert f"{len(stamps)} run" in out
+    assert tables(folder) == tables(whole)
+    for place in (folder / "runs").iterdir():
+        assert (place / "test.npz").read_bytes() == (whole / "runs" / place.name / "test.npz").read_bytes()
+    assert all((folder / "runs" / name / "run.json").read_text() == text for name, text in stamps.items())
+
+
+def finished(place: Path) -> bool:
+    file = place / "run.json"
+    return file.exists() and json.loads(file.read_text())["finished"] is not None
+
+
+def test_compare_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
+    process = start("--methods", "ce,focal", "--jobs", "1", "--out", str(tmp_path / "out"), "--no-figures")
+    until_first_run(process)
+    os.killpg(process.pid, signal.SIGINT)
+    code, _, err = finish(process)
+    assert code == 130
+    assert err == "calibrant: interrupted, 1 of 2 runs are finished. The same command goes on.\n"
+
+
+# A network whose process dies the first time it is built for `ce`, and which cannot be built at all for `focal`.
+NETWORK = """
+import os, signal, sys
+from pathlib import Path
+from calibrant.backbones import mlp
+
+def network(num_classes):
+    if "focal" in sys.argv:
+        print("what the log shows", flush=True)
+        raise RuntimeError("no such luck")
+    if not Path("died").exists():
+        Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return mlp(num_classes, num_inputs=64)
+"""
+
+
+def test_compare_goes_on_without_runs_that_fail_or_are_killed(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(NETWORK)
+    methods = "ce,focal,focal+ts,brier"
+    process = start("--methods", methods, "--model", "own:network", "--jobs", "1", "--out", "out", "--no-figures", cwd=tmp_path)
+    code, out, err = finish(process)
+    assert code == 1, err
+    assert "mixture ce seed 0: tried again, for its process was killed (SIGKILL)" in out
+    rows = [line["method"] for line in json.loads((tmp_path / "out" / "table.json").read_text())["sections"][0]["lines"]]
+    assert rows == ["ce", "brier"]
+    log = Path("out", "logs", "mixture-network-focal-seed0.log")
+    assert f"mixture-network-focal-seed0 failed: RuntimeError: no such luck (log: {log})" in err
+    assert "mixture-network-focal+ts-seed0 failed: mixture-network-focal-seed0, which it is made of, failed" in err
+    assert "what the log shows" in (tmp_path / log).read_text()
+
+
+def test_compare_in_python_reads_finished_runs_and_adds_others(whole: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs-seed0.npz"
+    load_entries(whole / "runs" / "mixture-mlp-ce-seed1")[0].test.save(theirs)
+    settings = {"train.epochs": 3, "train.batch_size": 200}
+    found = calibrant.compare(
+        "mixture", methods=["focal", "ce"], seeds=[1], out=whole, settings=settings, add=[theirs], figures=False
+    )
+    assert [(entry.method, entry.seed) for entry in found.entries] == [("focal", 1), ("ce", 1), ("theirs", 0)]
+    assert found.entries[1].scores["ece"].value == found.entries[2].scores["ece"].value
+    assert found.failures == ()
+    assert [line.label for line in found.table.lines] == ["focal", "ce", "theirs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--data", "mixture", "--methods", "ce,fokal"), "unknown method 'fokal'. Did you mean 'focal'?"),
+        (("--data", "cifar10", "--methods", "ce", "--data-root", "{tmp}"), "calibrant data fetch cifar10"),
+        (("--data", "mixture,digit", "--methods", "ce"), "unknown data set 'digit'. Did you mean 'digits'?"),
+        (("--methods", "ce"), "`--data` must name a data set"),
+        (("--data", "mixture", "--methods", "ce", "--seeds", "x"), "`seeds` must be how many"),
+        (("--data", "mixture", "--methods", "ce", "--set", "epochs=3"), "Did you mean 'train.epochs'?"),
+        (("--data", "mixture", "--methods", "ce", "--on", "moon"), "`on` must be 'local' or 'ray', got 'moon'"),
+        (("--data", "mixture", "--methods", "ce", "--add", "{tmp}/none.npz"), "got nothing there"),
+        (("--data", "mixture", "--methods", "ce", "--device", "cuda:x"), "`device` must be"),
+    ],
+)
+def test_compare_of_what_cannot_be_says_so_before_anything_starts(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word.replace("{tmp}", str(tmp_path)) for word in arguments]
+    with pytest.raises(SystemExit) as ended:
+        main.run(["compare", *given, "--out", str(tmp_path / "out")])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_compare_with_another_recipe_in_the_folder_names_what_differs(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.run(["compare", "--data", "mixture", "--methods", "ce", "--epochs", "9", "--out", str(whole)])
+    assert ended.value.code == 2
+    assert "`train.batch_size` is 200 there and 128 here. Use another folder" in capsys.readouterr().err

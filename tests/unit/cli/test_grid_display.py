@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from calibrant.cli.grid_display import GridDisplay, cell_text, draw_board, ended_words, total_words
+from calibrant.cli.grid_table import show_table
+from calibrant.grid.layout import Cell, Column, Line, Section, Table
+from calibrant.grid.plan import plan_cells
+from calibrant.grid.schedule import Board, Event, Stage
+
+ERROR, ECE = Column("error", "Error", "error"), Column("ece", "ECE", "ece")
+
+
+@pytest.fixture
+def board() -> Board:
+    now = [0.0]
+    made = Board(plan_cells(["digits"], ["ce", "focal+ts"], [0, 1, 2]), clock=lambda: now[0])
+
+    def note(name: str, kind: str, **what) -> None:
+        state = made.states[f"digits-convnet-{name}"]
+        if state.stage is Stage.WAITING:
+            made.start(state)
+        made.note(Event(state.cell.name, kind, **what), retries=1)
+
+    note("ce-seed0", "done", numbers={"error": 0.0452, "ece": 0.012})
+    note("ce-seed1", "step", epochs=2.0, numbers={"val_error": 0.125})
+    now[0] = 60.0
+    note("ce-seed1", "step", epochs=12.5)
+    note("focal-seed0", "failed", text="it broke", again=False)
+    note("focal-seed1", "failed", text="it was killed")
+    note("focal-seed2", "done")
+    made.start(made.states["digits-convnet-focal+ts-seed2"])
+    return made
+
+
+def drawn(board: Board, width: int) -> list[list[str]]:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(draw_board(board, width=width))
+    return [line.split() for line in stream.getvalue().splitlines()]
+
+
+def test_draw_board_shows_every_seed_of_every_method(board: Board) -> None:
+    lines = drawn(board, 100)
+    assert ["ce", "4.52", "/", "1.20", "12/30", "12.5%", "·"] in lines
+    assert ["focal+ts", "failed", "·", "scaling"] in lines
+    assert ["focal", "failed"] in lines  # a base that nobody asked for is shown once it fails
+    assert lines[0][:7] == ["2/9", "runs", "done,", "2", "running,", "2", "failed,"]
+
+
+def test_draw_board_without_room_for_seeds_counts_them(board: Board) -> None:
+    lines = drawn(board, 36)
+    assert ["digits", "running", "done", "failed"] in lines
+    assert ["ce", "1", "1"] in lines
+    assert max(sum(len(word) + 1 for word in line) for line in lines) <= 37
+
+
+def test_total_words_say_what_is_left(board: Board) -> None:
+    # 17.5 epochs of a running cell and 30 of another, and as many of one that is tried again: 60 / 10.5 s each, two at a time.
+    board.slots = 2
+    left = board.seconds_left()
+    assert left == pytest.approx((17.5 + 30 + 30) * 60 / 10.5 / 2)
+    assert total_words(board).startswith("2/9 runs done, 2 running, 2 failed, 1:00 passed, about 3:41 left")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ce-seed0", "[4/9] digits ce seed 0: error 4.52%, ECE 1.20%, about 7:23 left"),
+        ("focal-seed0", "[4/9] digits focal seed 0: failed, it broke"),
+        ("focal-seed1", "[4/9] digits focal seed 1: tried again, for it was killed"),
+    ],
+)
+def test_ended_words_say_what_became_of_a_run(board: Board, name: str, words: str) -> None:
+    assert ended_words(board, board.states[f"digits-convnet-{name}"]) == words
+
+
+def test_cell_text_of_a_run_that_waits_for_another_try_says_so(board: Board) -> None:
+    assert cell_text(board.states["digits-convnet-focal-seed1"]).plain == "once more"
+    assert cell_text(None).plain == ""
+
+
+def test_grid_display_without_a_terminal_writes_a_line_for_every_end(board: Board) -> None:
+    stream = io.StringIO()
+    board.states["digits-convnet-ce-seed0"].found = True
+    with GridDisplay(console=Console(file=stream, width=200)) as display:
+        display.watch(board, None)
+        display.watch(board, Event("digits-convnet-ce-seed1", "step", epochs=3.0))
+        display.watch(board, Event("digits-convnet-focal-seed0", "failed"))
+    assert stream.getvalue() == "1 run was finished before\n[4/9] digits focal seed 0: failed, it broke\n"
+
+
+def test_grid_display_on_a_terminal_draws_and_clears_the_grid(board: Board) -> None:
+    stream = io.StringIO()
+    with GridDisplay(console=Console(file=stream, width=100, force_terminal=True)) as display:
+        display.watch(board, Event("digits-convnet-ce-seed0", "done"))
+    assert "4.52 / 1.20" in stream.getvalue()
+    assert stream.getvalue().endswith("\x1b[2K")
+
+
+def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
+    lines = (
+        Line("ce", "ce", {"error": Cell(0.05, 0.01), "ece": Cell(0.04, 0.0012)}, runs=3),
+        Line(
+            "focal", "focal", {"error": Cell(0.04, 0.01, best=True), "ece": Cell(0.01, 0.001, best=True, p_value=0.01)}, runs=3
+        ),
+        Line("paper", "focal", {"ece": Cell(0.02)}, kind="paper"),
+    )
+    table = Table("table", "title", (ERROR, ECE), (Section("digits, convnet", lines),))
+    stream = io.StringIO()
+    show_table(table, console=Console(file=stream, width=60))
+    said = [line.split() for line in stream.getvalue().splitlines()]
+    assert ["ce", "3", "5.00", "±", "1.00", "4.00", "±", "0.12"] in said
+    assert ["focal", "3", "4.00", "±", "1.00", "1.00", "±", "0.10†"] in said
+    assert ["paper", "–", "–", "2.00"] in said
+    assert "bold: the lowest; †: differs from the first row, p < 0.05" in " ".join(stream.getvalue().split())
+    narrow = io.StringIO()
+    show_table(table, console=Console(file=narrow, width=36))
+    assert "Seeds" not in narrow.getvalue()
+    assert "ECE" in narrow.getvalue()

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from calibrant.engine.lock import lock_folder
+from calibrant.engine.recipe import to_dict
+from calibrant.grid import compare as module
+from calibrant.grid.compare import Failure, compare, split_names
+from calibrant.grid.local import last_line
+from calibrant.grid.schedule import Event, Task
+from calibrant.grid.worker import run_task
+
+SHORT = {"train.epochs": 1, "train.batch_size": 800, "train.device": "cpu"}
+
+
+class Here:
+    """Runs cells in this process, one after the other."""
+
+    given: list[str] = []
+
+    def __init__(self, **options: object) -> None:
+        self.tasks: list[Task] = []
+        self.given.clear()
+
+    def free(self) -> int:
+        return 1 - len(self.tasks)
+
+    def submit(self, task: Task) -> None:
+        self.tasks.append(task)
+        self.given.append(task.cell.name)
+
+    def poll(self, seconds: float) -> list[Event]:
+        task, said = self.tasks.pop(), []
+        base = None if task.base is None else str(task.base)
+        run_task({"recipe": to_dict(task.cell.recipe), "folder": str(task.folder), "base": base}, send=said.append)
+        last = said[-1]
+        return [
+            *(Event(task.cell.name, "step", epochs=step["epochs"], numbers=step["numbers"]) for step in said[:-1]),
+            Event(task.cell.name, last["kind"], numbers=last.get("numbers", {}), text=last.get("text", ""), again=False),
+        ]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LocalExecutor", Here)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+
+
+def run(out: Path, methods: str = "ce", **options):
+    return compare("mixture", methods=methods, out=out, figures=False, **({"settings": SHORT} | options))
+
+
+def test_compare_runs_a_base_that_is_not_asked_for_and_leaves_it_out_of_the_table(tmp_path: Path) -> None:
+    found = run(tmp_path, "focal+ts,ce")
+    assert Here.given == ["mixture-mlp-focal-seed0", "mixture-mlp-focal+ts-seed0", "mixture-mlp-ce-seed0"]
+    assert [entry.method for entry in found.entries] == ["focal+ts", "ce"]
+    assert found.entries[0].temperature is not None
+    assert [line.method for line in found.table.lines] == ["focal+ts", "ce"]
+    assert {file.name for file in found.files} == {"table.md", "table.tex", "table.csv", "table.json", "report.html"}
+    assert all(file.is_file() for file in found.files)
+    again = run(tmp_path, "ce,focal+ts,focal")
+    assert Here.given[3:] == []
+    assert [entry.method for entry in again.entries] == ["ce", "focal+ts", "focal"]
+
+
+def test_compare_does_not_train_a_base_again_that_only_a_finished_run_was_made_of(tmp_path: Path) -> None:
+    run(tmp_path, "ce+ts")
+    for file in (tmp_path / "runs" / "mixture-mlp-ce-seed0").iterdir():
+        file.unlink()
+    found = run(tmp_path, "ce+ts,brier")
+    assert Here.given == ["mixture-mlp-brier-seed0"]
+    assert [entry.method for entry in found.entries] == ["ce+ts", "brier"]
+
+
+def test_compare_reports_what_failed_and_compares_the_rest(tmp_path: Path) -> None:
+    settings = SHORT | {"focal:optim.lr": 1e30, "focal:train.clip_norm": 0}
+    found = run(tmp_path, "ce,focal,focal+ts", settings=settings)
+    assert [entry.method for entry in found.entries] == ["ce"]
+    first, second = found.failures
+    log = tmp_path / "logs" / "mixture-mlp-focal-seed0.log"
+    assert (first.name, first.log) == ("mixture-mlp-focal-seed0", log)
+    assert "the loss became nan in epoch 0" in first.reason
+    assert second == Failure("mixture-mlp-focal+ts-seed0", "mixture-mlp-focal-seed0, which it is made of, failed", None)
+
+
+def test_compare_of_nothing_but_failures_has_no_table(tmp_path: Path) -> None:
+    found = run(tmp_path, "ce", settings=SHORT | {"optim.lr": 1e30, "train.clip_norm": 0})
+    assert (found.entries, found.table, found.files) == ((), None, ())
+    assert len(found.failures) == 1
+
+
+def test_compare_puts_predictions_of_others_below_under_the_name_of_the_data(tmp_path: Path) -> None:
+    first = run(tmp_path)
+    theirs = tmp_path / "theirs.npz"
+    first.entries[0].test.save(theirs)
+    found = run(tmp_path, add=[theirs])
+    assert [(entry.data, entry.method) for entry in found.entries] == [("mixture", "ce"), ("mixture", "theirs")]
+    assert len(found.table.sections) == 1
+
+
+def test_compare_of_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    lock = lock_folder(tmp_path)
+    try:
+        with pytest.raises(ValueError, match="compare: .* is being written by another process"):
+            run(tmp_path)
+    finally:
+        lock.close()
+
+
+def test_compare_tells_the_watcher_what_is_there_and_what_happens(tmp_path: Path) -> None:
+    run(tmp_path)
+    seen: list[tuple[int, str | None]] = []
+
+    def watch(board, event) -> None:
+        seen.append((sum(state.found for state in board.states.values()), event and event.kind))
+
+    run(tmp_path, "ce,focal", watch=watch)
+    assert (seen[0], seen[-1]) == ((1, None), (1, "done"))
+    assert set(seen[1:-1]) == {(1, "step")}
+
+
+@pytest.mark.parametrize("bad", [{"jobs": 0}, {"threads": 0}, {"retries": -1}])
+def test_compare_of_impossible_numbers_is_refused(tmp_path: Path, bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="`jobs` and `threads` must be >= 1 and `retries` >= 0"):
+        run(tmp_path / "out", **bad)
+    assert not (tmp_path / "out").exists()
+
+
+def test_compare_on_a_device_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`device` must be 'auto', 'cpu'"):
+        run(tmp_path / "out", settings=SHORT | {"train.device": "gpu"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_split_names_of_lists_and_commas_are_each_once() -> None:
+    assert split_names("ce, focal,,ce") == split_names(["ce", "focal,ce"]) == ["ce", "focal"]
+
+
+def test_run_task_of_a_failure_says_whether_another_try_may_help(tmp_path: Path) -> None:
+    said: list[dict[str, object]] = []
+    recipe = {"data": {"name": "mixture"}, "backbone": {"name": "mlp"}, "train": {"epochs": 0, "device": "cpu"}}
+    run_task({"recipe": recipe, "folder": str(tmp_path / "a"), "base": None}, send=said.append)
+    run_task({"recipe": recipe, "folder": str(tmp_path / "b"), "base": str(tmp_path / "none")}, send=said.append)
+    file = tmp_path / "file"
+    file.write_text("")
+    fine = recipe | {"train": {"epochs": 1, "device": "cpu"}}
+    run_task({"recipe": fine, "folder": str(file / "x"), "base": None}, send=said.append)
+    assert [(message["kind"], message["again"]) for message in said] == [("failed", False), ("failed", False), ("failed", True)]
+    assert "`train.epochs` must be a whole number >= 1" in str(said[0]["text"])
+    assert "must be the folder of a run" in str(said[1]["text"])
+
+
+def test_run_task_records_the_command_that_repeats_the_run(tmp_path: Path) -> None:
+    run(tmp_path)
+    facts = json.loads((tmp_path / "runs" / "mixture-mlp-ce-seed0" / "run.json").read_text())
+    assert facts["command"][:6] == ["calibrant", "train", "--data", "mixture", "--model", "mlp"]
+
+
+@pytest.mark.parametrize(("text", "last"), [("x, now\n", ""), ("x, now\na\n\n  b \n\n", "b"), ("", "")])
+def test_last_line_of_a_log_is_the_last_that_says_something(tmp_path: Path, text: str, last: str) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(text)
+    assert last_line(log) == last
+    assert last_line(tmp_path / "none.log") == ""

@@ -1,0 +1,158 @@
+"""The executor of Ray against a stand-in for Ray; the real one is in the end-to-end tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from calibrant.grid import ray as module
+from calibrant.grid.plan import plan_cells
+from calibrant.grid.ray import RayExecutor
+from calibrant.grid.schedule import Event, Task
+
+(CELL,) = plan_cells(["mixture"], ["ce"], [0])
+
+
+class Reference(list[Any]):
+    """A result that can be a key."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
+class Remote:
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+    def remote(self, *arguments: Any) -> Any:
+        if isinstance(self.made, type):
+            actor = self.made(*arguments)
+            return type("Handle", (), {"put": Remote(actor.put), "take": Remote(actor.take)})()
+        try:
+            return Reference([self.made(*arguments)])
+        except Exception as error:
+            return Reference([error])
+
+
+class FakeRay(ModuleType):
+    """Runs a task when it is given and keeps its result, a list of one; a task that raises is a node that died."""
+
+    def __init__(self, **resources: float) -> None:
+        super().__init__("ray")
+        self.resources, self.asked, self.cancelled, self.down = resources, [], [], False
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+    def remote(self, **wanted: Any) -> Callable[[Any], Remote]:
+        self.asked.append(wanted)
+        return Remote
+
+    def wait(self, references: list[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        return references, []
+
+    def get(self, reference: list[Any]) -> Any:
+        if isinstance(reference[0] if reference else None, Exception):
+            raise reference[0]
+        return reference[0]
+
+    def cancel(self, reference: Any, *, force: bool) -> None:
+        self.cancelled.append(reference)
+
+    def kill(self, actor: Any) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        self.down = True
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRay]:
+    def make(**resources: float) -> FakeRay:
+        made = FakeRay(**resources)
+        monkeypatch.setitem(sys.modules, "ray", made)
+        return made
+
+    return make
+
+
+def task(folder: Path) -> Task:
+    return Task(CELL, folder / "runs" / CELL.name, None, folder / "logs" / "x.log")
+
+
+@pytest.mark.parametrize(
+    ("resources", "options", "room", "gpus"),
+    [
+        ({"CPU": 6.0}, {}, 6, 0.0),
+        ({"CPU": 6.0}, {"threads": 4}, 1, 0.0),
+        ({"CPU": 6.0}, {"jobs": 9}, 9, 0.0),
+        ({"CPU": 64.0, "GPU": 4.0}, {}, 4, 1.0),
+        ({"CPU": 64.0, "GPU": 4.0}, {"jobs": 16}, 16, 0.25),
+        ({"CPU": 64.0, "GPU": 4.0}, {"jobs": 2}, 2, 1.0),
+        ({"CPU": 64.0, "GPU": 4.0}, {"device": "cpu"}, 64, 0.0),
+    ],
+)
+def test_ray_executor_asks_for_what_a_cell_needs(fake, resources, options, room, gpus) -> None:
+    made = fake(**resources)
+    executor = RayExecutor(**options)
+    assert executor.free() == room
+    assert made.asked[0] == {"num_cpus": options.get("threads", 1), "num_gpus": gpus, "max_retries": 0}
+
+
+def test_ray_executor_tells_of_a_node_that_died_and_of_a_run_that_failed(fake, monkeypatch, tmp_path: Path) -> None:
+    fake(CPU=2.0)
+
+    def dies(order: Any, base: Any, mail: Any) -> Any:
+        raise RuntimeError("\nThe node died.\nA long trace.")
+
+    monkeypatch.setattr(module, "run_remotely", dies)
+    executor = RayExecutor()
+    executor.submit(task(tmp_path))
+    assert executor.free() == 1
+    assert executor.poll(0) == [Event(CELL.name, "failed", text="Ray: The node died.")]
+    assert executor.free() == 2
+
+    def fails(order: Any, base: Any, mail: Any) -> Any:
+        mail.put.remote({"name": CELL.name, "kind": "step", "epochs": 3.0, "numbers": {}})
+        mail.put.remote({"name": "another", "kind": "step", "epochs": 1.0, "numbers": {}})
+        return {"message": {"kind": "failed", "text": "why", "again": False}, "log": "said\n", "node": "n1", "files": {}}
+
+    monkeypatch.setattr(module, "run_remotely", fails)
+    executor = RayExecutor()
+    executor.submit(task(tmp_path))
+    assert executor.poll(0) == [
+        Event(CELL.name, "step", epochs=3.0),
+        Event(CELL.name, "failed", text="why", again=False),
+    ]
+    assert (tmp_path / "logs" / "x.log").read_text() == f"{CELL.name}, on n1\nsaid\n"
+
+
+def test_ray_executor_writes_what_a_node_sends_back_and_leaves_no_mark(fake, monkeypatch, tmp_path: Path) -> None:
+    made = fake(CPU=2.0)
+    seen: list[Any] = []
+
+    def works(order: Any, base: Any, mail: Any) -> Any:
+        seen.append((order, Path(order["mark"][0]).read_text()))
+        files = {"run.json": b"{}", "test.npz": b"x"}
+        return {"message": {"kind": "done", "numbers": {"error": 0.5}}, "log": "", "node": "n1", "files": files}
+
+    monkeypatch.setattr(module, "run_remotely", works)
+    executor = RayExecutor()
+    executor.submit(task(tmp_path))
+    (order, text), folder = seen[0], tmp_path / "runs" / CELL.name
+    assert text == order["mark"][1]
+    assert executor.poll(0) == [Event(CELL.name, "done", numbers={"error": 0.5})]
+    assert sorted(file.name for file in folder.iterdir()) == ["run.json", "test.npz"]
+    executor.submit(task(tmp_path))
+    executor.close()
+    assert len(made.cancelled) == 1
+    assert not made.down  # it was not started here
+    assert [file.name for file in (tmp_path / "runs").iterdir()] == [CELL.name]
