@@ -80,7 +80,7 @@ def compare_methods(
     except KeyboardInterrupt:
         print(f"calibrant: interrupted{_so_far(display)}. The same command goes on.", file=sys.stderr)
         raise typer.Exit(130) from None
-    _summarize(found)
+    summarize(found)
     if found.failures:
         raise typer.Exit(1)
 
@@ -90,7 +90,8 @@ def _so_far(display: GridDisplay) -> str:
     return "" if board is None else f", {board.count(Stage.DONE)} of {len(board.states)} runs are finished"
 
 
-def _summarize(found: Comparison) -> None:
+def summarize(found: Comparison) -> None:
+    """Print the table of a grid, what was written, and what failed."""
     console = Console(highlight=False)
     if found.table is not None:
         show_table(found.table, console=console)

@@ -19,6 +19,7 @@ from calibrant.grid.outputs import write_outputs
 from calibrant.grid.plan import Cell, check_data, check_folders, parse_seeds, plan_cells
 from calibrant.grid.schedule import Board, Executor, Stage, Watch, run_cells
 
+# Entries and a folder → the table of them, and the files that were written.
 Write = Callable[[Sequence[Entry], Path], tuple[Table, tuple[Path, ...]]]
 
 
@@ -72,6 +73,7 @@ def compare(
     add: Sequence[str | Path] = (),
     paper: bool = False,
     figures: bool = True,
+    write: Write | None = None,
     watch: Watch | None = None,
     write: Write | None = None,
 ) -> Comparison:
@@ -96,6 +98,7 @@ def compare(
         add: Other run folders, predictions or records to put below; see `calibrant.grid.collect.load_entries`.
         paper: Put the paper's numbers below ours.
         figures: Whether to draw figures, which takes some seconds.
+        write: Writes what is made of the entries into ``out``, in place of the usual table, figures and report.
         watch: Called with the board and what happened on it; see `calibrant.grid.schedule`.
         write: Writes tables, figures and report of the entries into the folder, in place of `write_outputs`.
 
@@ -120,6 +123,7 @@ def compare(
     board = _board(cells, folder / "runs")
     if board.count(Stage.WAITING):
         check_data([state.cell for state in board.states.values() if state.stage is Stage.WAITING])
+    usual = partial(write_outputs, paper=paper, figures=figures)
     start = _executor(cells, on=on, jobs=jobs, threads=threads, address=ray_address)
     _make(folder)
     if watch is not None:
