@@ -6,19 +6,14 @@ Sums of Gaussians over whole data sets, which need no gradient, are in `calibran
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.autograd import forward_ad
-from torch.nn import Parameter
 from torch.nn.functional import pad
 
 from calibrant.core.checks import check_positive
-
-Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[Any]]"
+from calibrant.core.closed_form import Array, Pull, closed_form
 
 # Smallest scale for which exp(x / scale) on [0, 1], times sums of a million weights and their gradients, stays far from
 # overflow: exponents up to 40 in float32 (1e17 of 3e38), up to 300 in float64 (1e130 of 1e308).
@@ -65,10 +60,19 @@ def laplace_pair_sum(x: Tensor, left: Tensor, right: Tensor, *, scale: float) ->
     dtype = torch.promote_types(torch.promote_types(x.dtype, torch.promote_types(left.dtype, right.dtype)), torch.float32)
     x, left = x.to(dtype), left.to(dtype)
     right = left if same else right.to(dtype)
-    if same and left.ndim == 1 and _has_plain_values(x, left) and scale >= _SMALLEST_FACTORED[dtype]:
-        total: Tensor = _OwnPairSum.apply(x, left, scale)
-        return total
+    if same and left.ndim == 1 and can_factor(scale, dtype):
+        return closed_form(
+            lambda x, own: _pair_sum_by_torch(x, own, own, scale=scale),
+            lambda x, own: pair_sum_by_numpy(x, own, scale=scale),
+            x,
+            left,
+        )
     return _pair_sum_by_torch(x, left, right, scale=scale)
+
+
+def can_factor(scale: float, dtype: torch.dtype) -> bool:
+    """Whether the kernel may be split into two factors without overflow, as `pair_sum_by_numpy` does."""
+    return scale >= _SMALLEST_FACTORED[dtype]
 
 
 def _pair_sum_by_torch(x: Tensor, left: Tensor, right: Tensor, *, scale: float) -> Tensor:
@@ -88,57 +92,33 @@ def _pair_sum_by_torch(x: Tensor, left: Tensor, right: Tensor, *, scale: float) 
     return _sorted_pair_sums(x, left, right, orders, scale=scale).mean(-1)
 
 
-def _has_plain_values(*tensors: Tensor) -> bool:
-    """Whether numpy may read the tensors: on the CPU, not while compiling, in a function transform or a forward-mode pass."""
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
-        return False
-    return all(
-        t.device.type == "cpu" and type(t) in (Tensor, Parameter) and not is_functorch_wrapped_tensor(t) for t in tensors
-    )
+def pair_sum_by_numpy(x: Array, weights: Array, *, scale: float) -> tuple[Array, Pull]:
+    """The sum of one weighting with itself, and its gradients by points ``x [N]`` and ``weights [N]``, in closed form."""
+    order = _sorting_order(x)
+    ranked, values = x[order], weights[order]
+    growth = np.exp((ranked - 0.5) / scale)
+    below = np.cumsum(growth * values) / growth
 
-
-class _OwnPairSum(torch.autograd.Function):
-    """Sum over pairs of one weighting, and its gradients in closed form: half the time of recording and replaying torch's."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, scale: float) -> Tensor:
-        """Return the sum ``[]``."""
-        points, values = x.detach().numpy(), weights.detach().numpy()
-        order = _sorting_order(points)
-        ranked, ranked_values = points[order], values[order]
-        growth = np.exp((ranked - 0.5) / scale)
-        below = np.cumsum(growth * ranked_values) / growth
-        ctx.save_for_backward(x, weights)
-        ctx.scale, ctx.sorted = scale, (order, ranked, ranked_values, growth, below)
-        total = 2 * np.dot(ranked_values, below) - np.dot(ranked_values, ranked_values)
-        return torch.tensor(total, dtype=x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Return the gradients by points and weights."""
-        x, weights = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # Somebody will differentiate the gradient: it is made of torch's own operations then. The weights may depend on x;
-            # views of both keep that path out of the partial derivative by x.
-            points, own = (t if t.requires_grad else t.clone().requires_grad_() for t in (x, weights))
-            points, own = points.view_as(points), own.view_as(own)
-            by_x, by_own = torch.autograd.grad(
-                _pair_sum_by_torch(points, own, own, scale=ctx.scale), (points, own), create_graph=True
-            )
-            return grad * by_x, grad * by_own, None
-        order, ranked, values, growth, below = ctx.sorted
+    def pull(grad: Array) -> tuple[Array, Array]:
         above = np.cumsum((values / growth)[::-1])[::-1] * growth
         # A point has no slope towards those it ties with: what lies above its group, less what lies below it.
         first, last = _ends_of_ties(ranked)
         slope = (above - below) if first is None else (above[first] - below[last])
         by_x, by_weights = np.empty_like(values), np.empty_like(values)
-        by_x[order] = 2 / ctx.scale * values * slope
-        by_weights[order] = 2 * (below + above - values)
-        return grad * torch.from_numpy(by_x), grad * torch.from_numpy(by_weights), None
+        by_x[order] = (2 / scale * grad) * values * slope
+        by_weights[order] = (2 * grad) * (below + above - values)
+        return by_x, by_weights
+
+    return np.asarray(2 * np.dot(values, below) - np.dot(values, values)), pull
 
 
 def _sorting_order(points: Array) -> Array:
-    """Order that sorts points in [0, 1]: two passes of numpy's counting sort over 32 bits, a third of the time of comparing."""
+    """Order that sorts points in [0, 1]: two passes of numpy's counting sort over 32 bits, a third of the time of comparing.
+
+    Of fewer than a thousand points comparing is the faster way.
+    """
+    if len(points) < 1024:
+        return np.argsort(points)
     with np.errstate(invalid="ignore"):
         key = (points.clip(0, 1) * 4294967295.0).astype(np.uint32)
     order = np.argsort((key & 0xFFFF).astype(np.uint16), kind="stable")
@@ -197,7 +177,7 @@ def _decayed_cumsum(x: Tensor, values: Tensor, *, scale: float) -> Tensor:
     """For ``x [O, N]``, rows sorted, and ``values [..., O, N]``: sum over j <= i of values_j exp(-(x_i - x_j) / scale)."""
     # PyTorch has no deterministic cumulative sum on CUDA; whoever asks for determinism gets the other way.
     exact_repeat = x.is_cuda and torch.are_deterministic_algorithms_enabled()
-    if scale >= _SMALLEST_FACTORED[x.dtype] and not exact_repeat:
+    if can_factor(scale, x.dtype) and not exact_repeat:
         growth = torch.exp((x - 0.5) / scale)
         # Both factors grow or fall with the sorted x, so every partial sum is dominated by its last terms: no cancellation.
         return torch.cumsum(growth * values, -1) / growth

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_logits, check_positive
+from calibrant.core.closed_form import Array, Result, closed_form
 from calibrant.losses.base import Penalty
 from calibrant.losses.confidence import probs_and_entropy, top_of
 from calibrant.losses.logprob import widen
+from calibrant.losses.rows import entropy_of_rows
 
 # In the authors' code of AvUC: added to the ratio and to its denominator.
 _RATIO_EPS = 1e-10
@@ -61,13 +65,45 @@ def avuc_penalty(logits: Tensor, labels: Tensor, *, threshold: float | Tensor = 
     check_logits(logits, labels, where=where)
     check_positive(beta, where=where, name="beta")
     scores = widen(logits)
-    probs, uncertainty = probs_and_entropy(scores)
-    confidence, correct = top_of(probs, labels)
-    certain = uncertainty.detach() <= threshold
-    squashed = uncertainty.tanh()
-    count = torch.where(correct > 0, confidence, 1 - confidence) * torch.where(certain, 1 - squashed, squashed)
-    good = torch.where(certain == (correct > 0), count, torch.zeros_like(count)).sum()
-    return -beta * torch.log(good / (count.sum() + _RATIO_EPS) + _RATIO_EPS)
+    limits = (threshold,) if isinstance(threshold, Tensor) else ()
+
+    def by_torch(scores: Tensor, labels: Tensor, threshold: float | Tensor = threshold) -> Tensor:
+        probs, uncertainty = probs_and_entropy(scores)
+        confidence, correct = top_of(probs, labels)
+        certain = uncertainty.detach() <= threshold
+        squashed = uncertainty.tanh()
+        count = torch.where(correct > 0, confidence, 1 - confidence) * torch.where(certain, 1 - squashed, squashed)
+        good = torch.where(certain == (correct > 0), count, torch.zeros_like(count)).sum()
+        return -beta * torch.log(good / (count.sum() + _RATIO_EPS) + _RATIO_EPS)
+
+    def by_numpy(scores: Array, labels: Array, threshold: Any = threshold) -> Result | None:
+        return _avuc_by_numpy(scores, labels, threshold, beta=beta)
+
+    return closed_form(by_torch, by_numpy, scores, labels, *limits)
+
+
+def _avuc_by_numpy(scores: Array, labels: Array, threshold: float | Array, *, beta: float) -> Result | None:
+    """The penalty, and its gradient in closed form; None for logits that are not finite."""
+    index = scores.argmax(1)
+    found = entropy_of_rows(scores, index)
+    if found is None:
+        return None
+    confidence, uncertainty, pull_rows = found
+    right, certain = index == labels, uncertainty <= threshold
+    squashed = np.tanh(uncertainty)
+    trust, doubt = np.where(right, confidence, 1 - confidence), np.where(certain, 1 - squashed, squashed)
+    count, good = trust * doubt, right == certain
+    total = count.sum() + _RATIO_EPS
+    ratio = (count * good).sum() / total
+
+    def pull(grad: Array) -> tuple[Array, ...]:
+        by_count = (-beta * grad / ((ratio + _RATIO_EPS) * total)) * (good - ratio)
+        by_confidence = by_count * np.where(right, doubt, -doubt)
+        slope = 1 - squashed * squashed
+        by_uncertainty = by_count * trust * np.where(certain, -slope, slope)
+        return (pull_rows(by_confidence, by_uncertainty),)
+
+    return np.asarray(-beta * np.log(ratio + _RATIO_EPS), scores.dtype), pull
 
 
 def avuc_threshold(logits: Tensor, labels: Tensor) -> Tensor:

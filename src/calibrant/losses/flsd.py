@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_logits
-from calibrant.losses.base import Loss, Reduction
-from calibrant.losses.focal import check_gamma, focal_from_log_odds
+from calibrant.core.closed_form import Array, Result, closed_form
+from calibrant.losses.base import Loss, Reduction, reduce_loss
+from calibrant.losses.focal import check_gamma, focal_by_numpy, focal_from_log_odds
 from calibrant.losses.logprob import true_class_log_odds, widen
 
 
@@ -43,17 +45,35 @@ def flsd_loss(
     Reference:
         Mukhoti et al., "Calibrating Deep Neural Networks using Focal Loss", NeurIPS 2020, section 5.
     """
+    steps = (threshold, gamma_below, gamma_above)
+    return _reduced_flsd(logits, labels, steps=steps, reduction="none")
+
+
+def _reduced_flsd(logits: Tensor, labels: Tensor, *, steps: tuple[float, float, float], reduction: Reduction) -> Tensor:
     where = "flsd_loss"
     check_logits(logits, labels, where=where)
+    threshold, below, above = steps
     if not 0 < threshold < 1:
         raise ValueError(f"{where}: `threshold` must lie in (0, 1), got {threshold!r}.")
-    for gamma in (gamma_below, gamma_above):
+    for gamma in (below, above):
         check_gamma(gamma, logits, where=where)
-    odds = true_class_log_odds(widen(logits), labels)
-    # p < threshold, said in log-odds.
-    improbable = odds.detach() > math.log((1 - threshold) / threshold)
-    gammas = torch.full_like(odds, gamma_above).masked_fill_(improbable, gamma_below)
-    return focal_from_log_odds(odds, gammas)
+
+    def by_torch(scores: Tensor, labels: Tensor) -> Tensor:
+        odds = true_class_log_odds(scores, labels)
+        # p < threshold, said in log-odds.
+        improbable = odds.detach() > math.log((1 - threshold) / threshold)
+        gammas = torch.full_like(odds, above).masked_fill_(improbable, below)
+        return reduce_loss(focal_from_log_odds(odds, gammas), reduction)
+
+    def gammas_of(p: Array) -> Array:
+        gammas = np.full_like(p, above)
+        gammas[p < threshold] = below
+        return gammas
+
+    def by_numpy(scores: Array, labels: Array) -> Result | None:
+        return focal_by_numpy(scores, labels, gammas_of, reduction=reduction)
+
+    return closed_form(by_torch, by_numpy, widen(logits), labels)
 
 
 def lambert_gamma(probability: float) -> float:
@@ -117,3 +137,9 @@ class FLSDLoss(Loss):
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of every sample, ``[B]``."""
         return flsd_loss(logits, labels, threshold=self.threshold, gamma_below=self.gamma_below, gamma_above=self.gamma_above)
+
+    def forward(self, logits: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
+        """Return the reduced loss of a batch."""
+        self._check_inputs(inputs)
+        steps = (self.threshold, self.gamma_below, self.gamma_above)
+        return _reduced_flsd(logits, labels, steps=steps, reduction=self.reduction)

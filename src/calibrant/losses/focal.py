@@ -6,7 +6,8 @@ Rules that choose gamma live beside it: `flsd`, `scheduled_focal`, `adafocal`.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from calibrant.core.checks import check_logits
-from calibrant.losses.base import Loss, Reduction
+from calibrant.core.closed_form import Array, Result, closed_form
+from calibrant.losses.base import Loss, Reduction, reduce_loss
 from calibrant.losses.logprob import minus_log_p, true_class_log_odds, widen
+from calibrant.losses.rows import exponentials, flat_positions, in_range, row_sums, scale_rows
 
 Gamma: TypeAlias = "float | Tensor"
 
@@ -47,8 +50,7 @@ def focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0) -> Tensor:
     Reference:
         Lin et al., ICCV 2017, eq. 4; for calibration Mukhoti et al., NeurIPS 2020.
     """
-    odds, strength = _odds_and_gamma(logits, labels, gamma, where="focal_loss")
-    return focal_from_log_odds(odds, strength)
+    return reduced_focal(logits, labels, gamma=gamma, reduction="none", where="focal_loss")
 
 
 def focal_gradient_weight(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0) -> Tensor:
@@ -78,7 +80,9 @@ def focal_gradient_weight(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0)
     Reference:
         Mukhoti et al., NeurIPS 2020, proposition 1.
     """
-    odds, strength = _odds_and_gamma(logits, labels, gamma, where="focal_gradient_weight")
+    check_logits(logits, labels, where="focal_gradient_weight")
+    strength = check_gamma(gamma, logits, where="focal_gradient_weight")
+    odds = true_class_log_odds(widen(logits), labels)
     # -p log p / (1 - p) = e^-t softplus(t); below t = -18 the product is 0 * inf, and log1p(x)/x = 1 - x/2 to 1e-16.
     bounded = odds.clamp(min=-18.0)
     direct = torch.exp(-bounded) * minus_log_p(bounded)
@@ -102,6 +106,34 @@ class FocalLoss(Loss):
         """Return the loss of every sample, ``[B]``."""
         return focal_loss(logits, labels, gamma=self.gamma)
 
+    def forward(self, logits: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
+        """Return the reduced loss of a batch."""
+        self._check_inputs(inputs)
+        return reduced_focal(logits, labels, gamma=self.gamma, reduction=self.reduction, where="focal_loss")
+
+
+def reduced_focal(logits: Tensor, labels: Tensor, *, gamma: Gamma, reduction: Reduction, where: str) -> Tensor:
+    """Focal loss of a batch, reduced in the same step: that alone is a fifth of the time of a small batch."""
+    check_logits(logits, labels, where=where)
+    strength = check_gamma(gamma, logits, where=where)
+    scores = widen(logits)
+
+    def by_torch(scores: Tensor, labels: Tensor, strength: Gamma = strength) -> Tensor:
+        return reduce_loss(focal_from_log_odds(true_class_log_odds(scores, labels), strength), reduction)
+
+    def by_numpy(scores: Array, labels: Array, strength: Any = strength) -> Result | None:
+        return focal_by_numpy(scores, labels, strength, reduction=reduction)
+
+    if isinstance(strength, Tensor):
+        return closed_form(
+            lambda scores, strength, labels: by_torch(scores, labels, strength),
+            lambda scores, strength, labels: by_numpy(scores, labels, strength),
+            scores,
+            strength,
+            labels,
+        )
+    return closed_form(by_torch, by_numpy, scores, labels)
+
 
 def focal_from_log_odds(odds: Tensor, gamma: Gamma) -> Tensor:
     """Focal loss ``[B]`` of samples whose log-odds against the true class are ``odds [B]``."""
@@ -119,7 +151,37 @@ def check_gamma(gamma: Gamma, logits: Tensor, *, where: str) -> Gamma:
     return gamma
 
 
-def _odds_and_gamma(logits: Tensor, labels: Tensor, gamma: Gamma, *, where: str) -> tuple[Tensor, Gamma]:
-    check_logits(logits, labels, where=where)
-    strength = check_gamma(gamma, logits, where=where)
-    return true_class_log_odds(widen(logits), labels), strength
+def focal_by_numpy(
+    scores: Array, labels: Array, gamma: Array | float | Callable[[Array], Array], *, reduction: Reduction
+) -> Result | None:
+    r"""Focal loss, and its gradients by ``scores [B, C]`` and gamma, in closed form; None for very large or small logits.
+
+    With :math:`r = (1 - p) / p` from one sum over the other classes nothing cancels: :math:`p = 1 / (1 + r)`,
+    :math:`1 - p = r p` and :math:`-\log p = \log(1 + r)`. A gamma that is a function is one of p ``[B]``, without gradient.
+    """
+    weights = exponentials(scores)
+    at, flat = flat_positions(labels, scores.shape[1]), weights.reshape(-1)
+    own = flat[at]
+    flat[at] = 0
+    others = row_sums(weights)
+    if not in_range(own, others):
+        return None
+    ratio = others / own
+    p = 1 / (1 + ratio)
+    rest = ratio * p
+    strength = gamma(p) if callable(gamma) else gamma
+    surprise, power = np.log1p(ratio), rest**strength
+    value = power * surprise
+    share = 1 / len(p) if reduction == "mean" else 1.0
+
+    def pull(grad: Array) -> tuple[Array, ...]:
+        shared = share * grad
+        slope = shared * power * (strength * p * surprise + rest)
+        scale_rows(weights, slope / others)
+        flat[at] = -slope
+        if not isinstance(gamma, np.ndarray):
+            return (weights,)
+        by_gamma = shared * value * np.log(rest)
+        return weights, by_gamma if gamma.ndim else np.asarray(np.add.reduce(by_gamma))
+
+    return value if reduction == "none" else np.asarray(np.add.reduce(value) * value.dtype.type(share)), pull

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_logits, check_positive
-from calibrant.core.kernels import laplace_pair_sum
+from calibrant.core.closed_form import Array, Result, closed_form
+from calibrant.core.kernels import can_factor, laplace_pair_sum, pair_sum_by_numpy
 from calibrant.losses.base import Penalty
-from calibrant.losses.confidence import confidence_and_correct
+from calibrant.losses.confidence import confidence_and_correct_by_torch
+from calibrant.losses.logprob import widen
+from calibrant.losses.rows import confidence_of_rows
 
 Normalization: TypeAlias = Literal["paper", "official"]
 # Under the root, as in the authors' code: the slope of the root at zero stays below 5e4.
@@ -52,9 +56,7 @@ def mmce_penalty(logits: Tensor, labels: Tensor, *, scale: float = 0.4, squared:
     where = "mmce_penalty"
     check_logits(logits, labels, where=where)
     check_positive(scale, where=where, name="scale")
-    confidence, correct = confidence_and_correct(logits, labels)
-    gap = (correct - confidence) / len(confidence)
-    return _root(laplace_pair_sum(confidence, gap, gap, scale=scale), squared=squared)
+    return _kernel_mean(widen(logits), labels, groups=0, scale=scale, squared=squared)
 
 
 def weighted_mmce_penalty(
@@ -106,20 +108,55 @@ def weighted_mmce_penalty(
     check_positive(scale, where=where, name="scale")
     if normalization not in ("paper", "official"):
         raise ValueError(f"{where}: `normalization` must be one of 'paper', 'official', got {normalization!r}.")
-    confidence, correct = confidence_and_correct(logits, labels)
-    right = correct.sum()
+    groups = 1 if normalization == "paper" else 2
+    return _kernel_mean(widen(logits), labels, groups=groups, scale=scale, squared=squared)
+
+
+def _kernel_mean(scores: Tensor, labels: Tensor, *, groups: int, scale: float, squared: bool) -> Tensor:
+    """Root of the sum over pairs of the gaps, each divided by the size of the batch or, ``groups`` times, of its group."""
+
+    def by_torch(scores: Tensor, labels: Tensor) -> Tensor:
+        confidence, correct = confidence_and_correct_by_torch(scores, labels)
+        right = correct.sum()
+        wrong = len(correct) - right
+        # An empty group has weight 0; its divisor only has to be something.
+        divisor = torch.where(correct > 0, right, wrong).clamp(min=1) ** groups if groups else len(correct)
+        value = (correct - confidence) / divisor
+        # The kernel is positive definite; rounding can still leave a sum of zero slightly below it.
+        square = laplace_pair_sum(confidence, value, value, scale=scale).clamp(min=0)
+        root = square if squared else torch.sqrt(square + _ROOT_EPS)
+        return root * (right * wrong > 0) if groups else root
+
+    def by_numpy(scores: Array, labels: Array) -> Result | None:
+        return _kernel_mean_by_numpy(scores, labels, groups=groups, scale=scale, squared=squared)
+
+    return closed_form(by_torch, by_numpy, scores, labels) if can_factor(scale, scores.dtype) else by_torch(scores, labels)
+
+
+def _kernel_mean_by_numpy(scores: Array, labels: Array, *, groups: int, scale: float, squared: bool) -> Result | None:
+    """As above, with the gradient in closed form, from the pairs back to the logits in one step."""
+    index = scores.argmax(1)
+    found = confidence_of_rows(scores, index)
+    if found is None:
+        return None
+    confidence, pull_confidence = found
+    number = scores.dtype.type
+    correct = index == labels
+    right = int(np.count_nonzero(correct))
     wrong = len(correct) - right
-    # An empty group has weight 0; its divisor only has to be something.
-    divisor = torch.where(correct > 0, right, wrong).clamp(min=1)
-    value = (correct - confidence) / (divisor if normalization == "paper" else divisor.square())
-    penalty = _root(laplace_pair_sum(confidence, value, value, scale=scale), squared=squared)
-    return penalty * (right * wrong > 0)
+    share: Any = number(1 / len(correct))
+    if groups:
+        share = np.where(correct, number(max(right, 1) ** -groups), number(max(wrong, 1) ** -groups))
+    total, pull_pairs = pair_sum_by_numpy(confidence, (correct - confidence) * share, scale=scale)
+    root = np.maximum(total, 0) if squared else np.sqrt(np.maximum(total, 0) + number(_ROOT_EPS))
+    counts = number(right * wrong > 0 or not groups)
 
+    def pull(grad: Array) -> tuple[Array]:
+        outer = grad * counts * (total >= 0)
+        by_confidence, by_value = pull_pairs(outer if squared else outer / (2 * root))
+        return (pull_confidence(by_confidence - by_value * share),)
 
-def _root(square: Tensor, *, squared: bool) -> Tensor:
-    # The kernel is positive definite; rounding can still leave a sum of zero slightly below it.
-    square = square.clamp(min=0)
-    return square if squared else torch.sqrt(square + _ROOT_EPS)
+    return np.asarray(root * counts), pull
 
 
 class MMCE(Penalty):

@@ -1,0 +1,116 @@
+"""Functions whose value and gradient are written out in numpy, for eager tensors on the CPU.
+
+On small batches PyTorch's price is the number of its operations, each recorded and each replayed; a closed form pays once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[Any]]"
+_PLAIN = (Tensor, Parameter)
+# From the gradient of the value to those of the first inputs; the others have none. Called at most once, so that it may write
+# into what it keeps.
+Pull: TypeAlias = Callable[[Array], tuple[Array, ...]]
+
+Result: TypeAlias = tuple[Array, Pull]
+
+
+def has_plain_values(*tensors: Tensor) -> bool:
+    """Whether numpy may read the tensors: on the CPU, not while compiling, in a function transform or a forward-mode pass."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    # A dispatch mode (fake tensors, tracing, counting operations) wants to see every operation.
+    if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    for tensor in tensors:
+        if not tensor.is_cpu or type(tensor) not in _PLAIN or is_functorch_wrapped_tensor(tensor):
+            return False
+    return True
+
+
+def closed_form(by_torch: Callable[..., Tensor], by_numpy: Callable[..., Result | None], *tensors: Tensor) -> Tensor:
+    """Evaluate ``by_numpy``, with its gradient, in place of ``by_torch``, which says the same in differentiable operations.
+
+    Where numpy may not read the tensors, or ``by_numpy`` declines, ``by_torch`` is evaluated. Derivatives of the gradient go
+    through it, too. What the closed form keeps for its gradient is let go with the first pass; a further pass over a
+    retained graph computes it again.
+
+    Args:
+        by_torch: From the tensors to the value.
+        by_numpy: From their arrays, which it must not write into, to the value and the function that pulls a gradient back;
+            None where the closed form cannot be used.
+        *tensors: The first in float32 or float64; those that are not floating have no gradient.
+
+    Returns:
+        The value.
+
+    Example:
+        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> y = closed_form(lambda x: x.square(), lambda x: (x * x, lambda grad: (2 * x * grad,)), x)
+        >>> torch.autograd.grad(y.sum(), x)
+        (tensor([2., 4.]),)
+    """
+    result = by_numpy(*_arrays(tensors)) if has_plain_values(*tensors) else None
+    if result is None:
+        return by_torch(*tensors)
+    value: Tensor = _ClosedForm.apply(by_torch, by_numpy, result, *tensors)
+    return value
+
+
+class _ClosedForm(torch.autograd.Function):
+    """The node of a closed form in autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, by_torch: object, by_numpy: object, result: Result, *tensors: Tensor) -> Tensor:
+        """Return the value; keep the way back."""
+        value, ctx.pull = result
+        ctx.by_torch, ctx.by_numpy = by_torch, by_numpy
+        ctx.save_for_backward(*tensors)
+        return torch.from_numpy(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients by all inputs."""
+        tensors = ctx.saved_tensors
+        outer = None if torch.is_grad_enabled() else _array_if_plain(grad)
+        if outer is None:
+            return (None, None, None, *_gradients_by_torch(ctx.by_torch, tensors, grad))
+        pull, ctx.pull = ctx.pull, None
+        if pull is None:
+            _, pull = ctx.by_numpy(*_arrays(tensors))
+        gradients = [torch.from_numpy(g) for g in pull(outer)]
+        return (None, None, None, *gradients, *[None] * (len(tensors) - len(gradients)))
+
+
+def _arrays(tensors: Sequence[Tensor]) -> list[Array]:
+    return [t.detach().numpy() for t in tensors]
+
+
+def _array_if_plain(grad: Tensor) -> Array | None:
+    if not has_plain_values(grad):
+        return None
+    try:
+        return grad.numpy()
+    except RuntimeError:
+        # `is_grads_batched=True` brings a batch of gradients in a form that only the attempt tells.
+        return None
+
+
+def _gradients_by_torch(by_torch: Callable[..., Tensor], tensors: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # One input may depend on another; views keep that path out of the partial derivatives.
+        inputs = [t.view_as(t) if t.requires_grad else t for t in tensors]
+        wanted = [t for t in inputs if t.requires_grad]
+        found = torch.autograd.grad(by_torch(*inputs), wanted, grad, create_graph=create_graph, allow_unused=True)
+    each = iter(found)
+    return tuple(next(each) if t.requires_grad else None for t in inputs)
