@@ -75,7 +75,6 @@ def compare(
     figures: bool = True,
     write: Write | None = None,
     watch: Watch | None = None,
-    write: Write | None = None,
 ) -> Comparison:
     """Train every method on every data set from every seed, and compare what they predict.
 
@@ -100,7 +99,6 @@ def compare(
         figures: Whether to draw figures, which takes some seconds.
         write: Writes what is made of the entries into ``out``, in place of the usual table, figures and report.
         watch: Called with the board and what happened on it; see `calibrant.grid.schedule`.
-        write: Writes tables, figures and report of the entries into the folder, in place of `write_outputs`.
 
     Returns:
         The comparison. Raises ``ValueError`` or ``OSError`` with one sentence, before anything is run, if a name is unknown,
@@ -123,7 +121,6 @@ def compare(
     board = _board(cells, folder / "runs")
     if board.count(Stage.WAITING):
         check_data([state.cell for state in board.states.values() if state.stage is Stage.WAITING])
-    usual = partial(write_outputs, paper=paper, figures=figures)
     start = _executor(cells, on=on, jobs=jobs, threads=threads, address=ray_address)
     _make(folder)
     if watch is not None:
