@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrant.report.rows import Row
-from calibrant.report.style import TEXT_WIDTH, Style
+from calibrant.report.style import TEXT_WIDTH, Style, seen_length
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -123,7 +123,7 @@ def draw_shared_legend(figure: Figure, *, title: str | None) -> None:
     for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             shown.setdefault(label, handle)
-    longest = max(len(label.replace(r"$_\gamma$", "y")) for label in shown)
+    longest = max(seen_length(label) for label in shown)
     # A legend's entry needs its text, at some 17 characters to the inch, and half an inch for the line and the space.
     fitting = max(1, int((figure.get_figwidth() - 0.2) / (longest / 17 + 0.55)))
     rows = math.ceil(len(shown) / fitting)

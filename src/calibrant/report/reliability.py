@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from calibrant.metrics.binned import reliability_bins
 from calibrant.metrics.diagram import draw_gap_bars
 from calibrant.metrics.ordinary import rate_interval
 from calibrant.report.rows import Row
-from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, print_style
+from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, fold_label, print_style, seen_length
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_COLUMNS = 5
+# Of 7.5 points, that fit on an inch.
+_CHARACTERS = 17
 _INTERVAL = "95% interval of the accuracy"
 
 
@@ -112,8 +114,9 @@ def draw_reliability_grid(
 
     if not panels:
         raise ValueError("draw_reliability_grid: `panels` must hold at least one diagram, got none.")
-    sizes = _Sizes.of(panels, columns=columns, title=title is not None)
-    captions = _captions(panels, sizes.side)
+    sizes = _Sizes.of(len(panels), columns=columns, title=title is not None)
+    captions = _captions(panels, sizes.side + _BETWEEN)
+    sizes = replace(sizes, lines=max(caption.count("\n") for caption in captions) + 1)
     most = max(float(panel.bins.count.max()) for panel in panels)
     with print_style():
         figure = Figure(figsize=(sizes.width, sizes.height))
@@ -144,14 +147,15 @@ class _Sizes:
     side: float
     named: int
     legend: float
+    lines: int = 2
 
     @staticmethod
-    def of(panels: Sequence[ReliabilityPanel], *, columns: int, title: bool) -> _Sizes:
-        wide = min(columns, len(panels))
+    def of(panels: int, *, columns: int, title: bool) -> _Sizes:
+        wide = min(columns, panels)
         width = max(COLUMN_WIDTH, TEXT_WIDTH * wide / _MOST_COLUMNS)
         side = (width - _LEFT - _RIGHT - (wide - 1) * _BETWEEN) / wide
         named = 5 if width > 0.9 * TEXT_WIDTH else 2
-        return _Sizes(wide, -(-len(panels) // wide), width, side, named, 0.05 + (0.17 if title else 0.0))
+        return _Sizes(wide, -(-panels // wide), width, side, named, 0.05 + (0.17 if title else 0.0))
 
     @property
     def head(self) -> float:
@@ -159,7 +163,7 @@ class _Sizes:
 
     @property
     def row(self) -> float:
-        return _ABOVE + self.side + _APART + _STRIP + _TICKS + 3.5 * _LINE
+        return _ABOVE + self.side + _APART + _STRIP + _TICKS + (1.5 + self.lines) * _LINE
 
     @property
     def height(self) -> float:
@@ -173,14 +177,15 @@ class _Sizes:
         return (left / self.width, 1 - (top + high) / self.height, self.side / self.width, high / self.height)
 
 
-def _captions(panels: Sequence[ReliabilityPanel], side: float) -> list[str]:
+def _captions(panels: Sequence[ReliabilityPanel], width: float) -> list[str]:
+    """Method, error and ECE in lines of at most ``width`` inches: the error beside the method if that fits everywhere."""
     marks = [f"({letter}) " for letter in ascii_lowercase] if 1 < len(panels) <= len(ascii_lowercase) else [""] * len(panels)
-    # About 17 characters of 7.5 points to the inch; mathtext's markup takes no room.
-    longest = max(len(panel.label.replace(r"$_\gamma$", "y")) for panel in panels)
-    first, second = ("\n", ", ") if longest + len(marks[0]) + 9 > 17 * (side + _BETWEEN) else (" ", "\n")
+    fitting = int(_CHARACTERS * width)
+    names = [mark + panel.label for mark, panel in zip(marks, panels, strict=False)]
+    first, second = (" ", "\n") if max(seen_length(name) for name in names) + 9 <= fitting else ("\n", ", ")
     return [
-        f"{mark}{panel.label}{first}({100 * panel.error:.2f}%){second}ECE {100 * panel.ece:.2f}%"
-        for mark, panel in zip(marks, panels, strict=False)
+        f"{fold_label(name, fitting)}{first}({100 * panel.error:.2f}%){second}ECE {100 * panel.ece:.2f}%"
+        for name, panel in zip(names, panels, strict=True)
     ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from calibrant.core.entry import Entry
-from calibrant.report.style import Style, method_label, styles_of
+from calibrant.report.style import Style, method_label, plain_text, styles_of
 
 Place = tuple[str, str | None]
 
@@ -56,7 +56,7 @@ class Group:
     @property
     def title(self) -> str:
         """What stands above its figures."""
-        return self.data if self.model is None else f"{self.data}, {self.model}"
+        return ", ".join(plain_text(name) for name in (self.data, self.model) if name is not None)
 
 
 def group_rows(entries: Sequence[Entry]) -> list[Group]:
@@ -98,7 +98,7 @@ def _variant(key: Key, keys: Sequence[Key]) -> str:
 
 def _label(key: Key, keys: Sequence[Key]) -> str:
     presets = {other.preset for other in keys if other.method == key.method}
-    said = [] if key.preset in (None, "default") or len(presets) == 1 else [str(key.preset)]
+    said = [] if key.preset in (None, "default") or len(presets) == 1 else [plain_text(str(key.preset))]
     if len({other.epochs for other in keys}) > 1 and key.epochs is not None:
         said.append(f"{key.epochs} epochs")
     return method_label(key.method) + (f" ({', '.join(said)})" if said else "")

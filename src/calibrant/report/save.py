@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,8 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
 def render_figure(figure: Figure, *, kind: str) -> bytes:
     """Return the content of a ``"png"`` or ``"pdf"`` file of ``figure``."""
     buffer = io.BytesIO()
-    with print_style():
+    with print_style(), warnings.catch_warnings():
+        # A name in letters that the font lacks is shown as boxes; the figure is no worse for the rest.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(buffer, format=kind, metadata=_METADATA[kind])
     return buffer.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -96,6 +97,8 @@ _ALL = [(name, Style(PALETTE[color], marker, line)) for color, looks in _LOOKS.i
 METHOD_STYLES = {name: style for name, style in _ALL if name}
 _FREE = [style for name, style in _ALL if not name]
 
+_GAMMA = r"$_\gamma$"
+_LONGEST = 40
 _LABELS = {
     "ce": "CE",
     "focal": "Focal",
@@ -136,8 +139,43 @@ def method_label(method: str) -> str:
         ('FL$_\\gamma$-SECE', 'CE (TS)', 'mine')
     """
     base = method.removesuffix("+ts")
-    label = _LABELS.get(base, base.replace("$", r"\$"))
+    label = _LABELS.get(base) or plain_text(base)
     return f"{label} (TS)" if base != method else label
+
+
+def plain_text(name: str) -> str:
+    r"""Return somebody's name for something as text that a figure shows as it is: on one line, not too long, no mathtext.
+
+    Example:
+        >>> plain_text("a\nb costs $5"), len(plain_text("x" * 100))
+        ('a b costs \\$5', 40)
+    """
+    # A name read from a file system may hold half a surrogate pair, which no font and no file format has.
+    said = " ".join(name.encode(errors="replace").decode().split())
+    if len(said) > _LONGEST:
+        said = f"{said[: _LONGEST - 13]}…{said[-12:]}"
+    return said.replace("$", r"\$")
+
+
+def seen_length(label: str) -> int:
+    r"""How many characters a label shows.
+
+    Example:
+        >>> seen_length(r"FL$_\gamma$-SECE")
+        8
+    """
+    return len(label.replace(_GAMMA, "y"))
+
+
+def fold_label(label: str, width: int) -> str:
+    r"""Break a label into lines of at most ``width`` characters, at spaces where there are any.
+
+    Example:
+        >>> fold_label("CE (paper, 350 epochs)", 12)
+        'CE (paper,\n350 epochs)'
+    """
+    # Mathtext is no place to break at, and takes less room than it is long.
+    return "\n".join(textwrap.wrap(label.replace(_GAMMA, "\0"), max(width, 4))).replace("\0", _GAMMA)
 
 
 def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Style]:

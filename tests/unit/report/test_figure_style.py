@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from calibrant.engine.methods import METHODS
-from calibrant.report.style import METHOD_STYLES, method_label, print_style, styles_of
+from calibrant.report.style import METHOD_STYLES, fold_label, method_label, plain_text, print_style, seen_length, styles_of
 
 
 def test_method_styles_cover_the_catalogue_and_differ() -> None:
@@ -41,6 +41,28 @@ def test_styles_are_dark_enough_for_white_paper() -> None:
 )
 def test_method_label_is_that_of_the_paper_or_the_name(method: str, label: str) -> None:
     assert method_label(method) == label
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("digits", "digits"),
+        ("two\nlines", "two lines"),
+        ("half \udc80 a pair", "half ? a pair"),
+        ("$x$", r"\$x\$"),
+        ("a" * 30 + "b" * 30, "a" * 27 + "…" + "b" * 12),
+    ],
+)
+def test_plain_text_of_a_strange_name_can_be_drawn(name: str, text: str) -> None:
+    assert plain_text(name) == text
+
+
+def test_fold_label_keeps_mathtext_whole() -> None:
+    label = r"FL$_\gamma$-SECE (paper)"
+    assert fold_label(label, 9) == "FL$_\\gamma$-SECE\n(paper)"
+    assert fold_label(label, 99) == label
+    assert fold_label("abcdefgh", 4) == "abcd\nefgh"
+    assert seen_length(label) == 16
 
 
 def test_method_labels_of_the_catalogue_differ() -> None:

@@ -134,9 +134,12 @@ def test_draw_reliability_grid_has_five_columns_of_equal_squares() -> None:
     assert boxes[5].x0 == pytest.approx(boxes[0].x0)
 
 
-@pytest.mark.parametrize("panels", [1, 2, 3, 5, 11])
-def test_draw_reliability_texts_meet_nothing(panels: int) -> None:
-    named = [ReliabilityPanel(r"FL$_\gamma$-SECE (paper)", 0.2378, 0.1234, BINS, None)] * panels
+@pytest.mark.parametrize(
+    "label", [r"FL$_\gamma$-SECE", r"FL$_\gamma$-SECE (paper, 350 epochs)", "my_best_ensemble_of_five_resnets_v2_last"]
+)
+@pytest.mark.parametrize("panels", [1, 2, 3, 11])
+def test_draw_reliability_texts_meet_nothing(panels: int, label: str) -> None:
+    named = [ReliabilityPanel(label, 0.2378, 0.1234, BINS, None)] * panels
     figure = draw_reliability_grid(named, title="cifar100, resnet18, 15 bins")
     figure.draw_without_rendering()
     captions = [ax.title.get_window_extent() for ax in figure.axes[1::2]]

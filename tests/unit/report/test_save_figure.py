@@ -63,3 +63,9 @@ def test_save_figure_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch:
 def test_save_figure_into_no_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="must exist before a file is written"):
         save_figure(plain_figure(), tmp_path / "missing" / "figure")
+
+
+def test_render_figure_of_letters_that_the_font_lacks_is_silent() -> None:
+    figure = plain_figure()
+    figure.axes[0].set_title("データ \U0001f600")
+    assert all(render_figure(figure, kind=kind) for kind in ("png", "pdf"))
