@@ -21,7 +21,7 @@ from calibrant.metrics import expected_calibration_error, maximum_calibration_er
 from calibrant.metrics.paired import paired_test
 from calibrant.report.page import render_page
 from calibrant.report.page_bins import slider_stops
-from calibrant.report.page_content import Candidate, Examined, Repaired
+from calibrant.report.page_content import Candidate, Examined, Repair
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `test` installs")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -82,7 +82,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     tried += (Candidate("none", 0.9, None, examined.scores, True),)
     paired = paired_test(test, after, n_resamples=40)
-    repaired = Repaired("temperature", later, paired, 900, "val.npz", 2.2, True, "it is best.", tried)
+    repaired = Repair("temperature", later, paired, 900, "val.npz", 2.2, True, "it is best.", tried)
     file = tmp_path_factory.mktemp("page") / "report.html"
     file.write_text(render_page(examined, repaired=repaired, entries=made_runs(), n_resamples=40), encoding="utf-8")
     return file

@@ -18,7 +18,7 @@ from calibrant.core.scores import Estimate, Scores
 from calibrant.io import load_predictions
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
-from calibrant.report.page_content import Candidate, Examined, Repaired
+from calibrant.report.page_content import Candidate, Examined, Repair
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def load_fit_data(path: Path, test_path: Path, test: Predictions) -> Predictions
     return fit_data
 
 
-def repair_predictions(fit_data: Predictions, given: Examined, *, method: str, file: Path, precision: Precision) -> Repaired:
+def repair_predictions(fit_data: Predictions, given: Examined, *, method: str, file: Path, precision: Precision) -> Repair:
     """Fit ``method`` on ``fit_data`` and say what it does to ``given``; with "auto", what every other method would do too."""
     calibrator = lookup(ALL_CALIBRATORS, method, kind="method")()
     total = calibrator.n_methods if isinstance(calibrator, AutoCalibrator) else None
@@ -70,7 +70,7 @@ def repair_predictions(fit_data: Predictions, given: Examined, *, method: str, f
             n_resamples=precision.n_resamples,
             seed=precision.seed,
         )
-    made = Repaired(
+    made = Repair(
         name=name_of(best),
         after=after,
         paired=paired,

@@ -15,7 +15,7 @@ from calibrant.core.entry import Entry
 from calibrant.core.summary import summarize_with_top
 from calibrant.report.page_bins import REGION_EDGES, examine_stops, mean_confidences, regions_of, risk_curve, slider_stops
 from calibrant.report.page_classes import class_names_of, class_view, confident_mistakes
-from calibrant.report.page_content import Candidate, Examined, Repaired, calibrator_label
+from calibrant.report.page_content import Candidate, Examined, Repair, calibrator_label
 from calibrant.report.page_embed import embed_json, script_hash
 from calibrant.report.page_runs import Group, group_entries, run_rows, runs_view
 from calibrant.report.page_tables import calibrator_rows, key_figures, metric_rows
@@ -27,7 +27,7 @@ _SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "m
 def render_page(
     examined: Examined | None = None,
     *,
-    repaired: Repaired | None = None,
+    repaired: Repair | None = None,
     entries: Sequence[Entry] = (),
     title: str | None = None,
     n_resamples: int = 1000,
@@ -97,7 +97,7 @@ def _fill(view: dict[str, object], data: dict[str, object]) -> str:
     )
 
 
-def _predictions_data(examined: Examined, repaired: Repaired | None, *, n_resamples: int, seed: int) -> dict[str, object]:
+def _predictions_data(examined: Examined, repaired: Repair | None, *, n_resamples: int, seed: int) -> dict[str, object]:
     """What the scripts draw from."""
     n_bins = examined.scores.n_bins
     stops = slider_stops(n_bins)
@@ -148,7 +148,7 @@ def _dot(candidate: Candidate, chosen: str) -> dict[str, object]:
     }
 
 
-def _predictions_view(examined: Examined, repaired: Repaired | None) -> dict[str, object]:
+def _predictions_view(examined: Examined, repaired: Repair | None) -> dict[str, object]:
     """What the template writes."""
     after = None if repaired is None or repaired.name == "none" else repaired.after.predictions
     return {
@@ -169,7 +169,7 @@ def _title(examined: Examined | None, groups: Sequence[Group]) -> str:
     return ", ".join(dict.fromkeys(group.place for group in groups))
 
 
-def verdict_of(examined: Examined | None = None, *, repaired: Repaired | None = None, entries: Sequence[Entry] = ()) -> Verdict:
+def verdict_of(examined: Examined | None = None, *, repaired: Repair | None = None, entries: Sequence[Entry] = ()) -> Verdict:
     """Return what stands at the top of the page of these records; see `render_page`."""
     if examined is not None:
         return give_verdict(examined, repaired)

@@ -44,7 +44,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Repaired:
+class Repair:
     """What a repair was and did.
 
     Attributes:

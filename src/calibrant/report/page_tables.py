@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from calibrant.core.scores import Paired
 from calibrant.core.words import METRICS, SIGNIFICANT, direction, metric_of, write_interval, write_p, write_value
-from calibrant.report.page_content import Candidate, Examined, Repaired, calibrator_label
+from calibrant.report.page_content import Candidate, Examined, Repair, calibrator_label
 
 # A line is drawn above these: top-label calibration, then other views of it.
 _NEW_GROUP = ("ece", "classwise_ece")
@@ -48,7 +48,7 @@ class CalibratorRow:
     failure: str = ""
 
 
-def metric_rows(examined: Examined, repaired: Repaired | None) -> list[MetricRow]:
+def metric_rows(examined: Examined, repaired: Repair | None) -> list[MetricRow]:
     """Every metric as ``calibrant measure`` writes it, before and after, with the paired test of the difference."""
     rows = []
     for key in ordered_keys(examined.scores):
@@ -88,7 +88,7 @@ def ordered_keys(keys: Iterable[str]) -> list[str]:
     return [key for key in METRICS if key in given] + [key for key in given if key not in METRICS]
 
 
-def calibrator_rows(repaired: Repaired) -> list[CalibratorRow]:
+def calibrator_rows(repaired: Repair) -> list[CalibratorRow]:
     """Every calibrator that was tried, best in the cross-validation first."""
     return [_calibrator_row(candidate, repaired.name) for candidate in repaired.candidates]
 
@@ -111,7 +111,7 @@ def _calibrator_row(candidate: Candidate, chosen: str) -> CalibratorRow:
     )
 
 
-def key_figures(examined: Examined, repaired: Repaired | None) -> list[dict[str, str]]:
+def key_figures(examined: Examined, repaired: Repair | None) -> list[dict[str, str]]:
     """The few numbers that stand large under the verdict: name, value, value after a repair, and a note."""
     scores = examined.scores
     after = None if repaired is None or repaired.name == "none" else repaired.after.scores

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from calibrant.core.scores import Estimate, Scores
 from calibrant.core.words import SIGNIFICANT, count_examples, direction, is_miscalibrated, write_p
-from calibrant.report.page_content import Examined, Repaired, calibrator_label
+from calibrant.report.page_content import Examined, Repair, calibrator_label
 
 # Below this many examples a verdict says that they are few.
 _FEW = 200
@@ -28,7 +28,7 @@ class Verdict:
     tone: str
 
 
-def give_verdict(examined: Examined, repaired: Repaired | None) -> Verdict:
+def give_verdict(examined: Examined, repaired: Repair | None) -> Verdict:
     """Say what was found of predictions, and what a repair did for them.
 
     Args:
@@ -89,7 +89,7 @@ def _caution(scores: Scores) -> list[str]:
     return [f"An error of up to {_percent(scores['ece'].high)} cannot be excluded."]
 
 
-def _repair(before: Scores, repaired: Repaired | None) -> str:
+def _repair(before: Scores, repaired: Repair | None) -> str:
     if repaired is None:
         return ""
     on = f"{count_examples(repaired.n_fit)}{f' of {repaired.fit_file}' if repaired.fit_file else ''}"
@@ -113,7 +113,7 @@ def _repair(before: Scores, repaired: Repaired | None) -> str:
     return f"{what} changes it to {to}, a difference that chance explains ({write_p(test.p_value)}): no repair is needed."
 
 
-def _error_change(before: Scores, repaired: Repaired) -> str:
+def _error_change(before: Scores, repaired: Repair) -> str:
     old, new = before["error"].value, repaired.after.scores["error"].value
     if old == new:
         return f"the error rate stays at {_percent(old)}"

@@ -17,7 +17,7 @@ from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics.paired import paired_test
 from calibrant.report import page as page_module
 from calibrant.report.page import render_page, verdict_of
-from calibrant.report.page_content import Candidate, Examined, Repaired
+from calibrant.report.page_content import Candidate, Examined, Repair
 from calibrant.report.page_embed import embed_json, script_hash
 
 NAMES = ("<b>bold</b>", "</script><script>alert(1)</script>", "<!-- note", 'quote " & co')
@@ -30,7 +30,7 @@ def examined() -> Examined:
 
 
 @cache
-def repaired() -> Repaired:
+def repaired() -> Repair:
     fit_data, _ = synthetic_predictions(400, 4, temperature=2.4, seed=1, split="val")
     given = examined()
     scaler = TemperatureScaling().fit(fit_data)
@@ -38,7 +38,7 @@ def repaired() -> Repaired:
     scores = measure(after, n_resamples=50)
     tried = (Candidate("temperature", 0.5, None, scores, True), Candidate("none", 0.9, None, given.scores, True))
     paired = paired_test(given.predictions, after, n_resamples=50)
-    return Repaired(
+    return Repair(
         "temperature", Examined(after, scores), paired, 400, "val.npz", scaler.temperature_, True, "it is best.", tried
     )
 
@@ -117,7 +117,7 @@ def test_page_holds_both_sides_of_the_switch_or_one() -> None:
 
 def test_page_where_doing_nothing_is_best_has_no_switch_but_the_calibrators() -> None:
     given = repaired()
-    idle = Repaired("none", examined(), given.paired, 400, "val.npz", candidates=given.candidates)
+    idle = Repair("none", examined(), given.paired, 400, "val.npz", candidates=given.candidates)
     text = render_page(examined(), repaired=idle, n_resamples=20)
     assert 'id="switch"' not in text
     assert 'data-calibrator="temperature"' in text

@@ -8,7 +8,7 @@ import torch
 from calibrant import Predictions
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Paired, Scores
-from calibrant.report.page_content import Candidate, Examined, Repaired
+from calibrant.report.page_content import Candidate, Examined, Repair
 from calibrant.report.page_tables import calibrator_rows, judge, key_figures, metric_rows
 from calibrant.report.page_verdict import give_runs_verdict, give_verdict
 
@@ -34,14 +34,14 @@ def repair(
     name: str = "temperature",
     after_p: float = 0.4,
     error: float = 0.2,
-) -> Repaired:
+) -> Repair:
     after = made(ece=ece, gap=0.001, p_value=after_p, error=error)
     paired = {
         key: Paired(after.scores[key].value - before.scores[key].value, -0.1, 0.1, p_value if key == "ece" else 0.5)
         for key in KEYS
     }
     tried = tuple(Candidate(other, 0.5, None, after.scores, True) for other in ("temperature", "vector", "none"))
-    return Repaired(name, after, paired, 5000, "val.npz", 1.9 if "temp" in name else None, True, "", tried)
+    return Repair(name, after, paired, 5000, "val.npz", 1.9 if "temp" in name else None, True, "", tried)
 
 
 def test_verdict_over_confident_says_by_how_much_and_what_repair_brings() -> None:
@@ -156,7 +156,7 @@ def test_calibrator_rows_mark_the_chosen_and_the_failed() -> None:
     failed = Candidate("matrix", float("nan"), None, None, False, "no minimum")
     gained = Candidate("vector", 0.51, Estimate(0.2, 0.1, 0.3), before.scores, False)
     given = repair(before)
-    rows = calibrator_rows(Repaired("vector", given.after, given.paired, 10, candidates=(gained, failed, given.candidates[-1])))
+    rows = calibrator_rows(Repair("vector", given.after, given.paired, 10, candidates=(gained, failed, given.candidates[-1])))
     assert [(row.name, row.chosen, row.failure) for row in rows] == [
         ("vector", True, ""),
         ("matrix", False, "no minimum"),

@@ -44,7 +44,9 @@ function drawHistogram(svg, width) {
     const x = plot.x(value);
     const ends = place === "start" ? [plot.top, plot.y(0)] : [plot.y(0), plot.top + height];
     shape("line", { class: "mean", x1: x, x2: x, y1: ends[0], y2: ends[1] }, svg);
-    shape("text", { class: "note strong", x: x - 6, y: level + 4, "text-anchor": "end" }, svg, `${percent(value, 1)} sure ${name}`);
+    const before = x - plot.left > 150;
+    const spot = { x: before ? x - 6 : x + 6, y: level + 4, "text-anchor": before ? "end" : "start" };
+    shape("text", { class: "note strong halo", ...spot }, svg, `${percent(value, 1)} sure ${name}`);
   }
   explore(svg, items, "Confidence when right and when wrong.");
   return plot.top + height + 46;
