@@ -142,6 +142,18 @@ class _Worker:
         except OSError:
             pass
 
+    def release(self) -> int:
+        """Wait for the end of a dismissed process, for some seconds, and give back what it held; return its code."""
+        try:
+            code = self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        self.thread.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -201,14 +213,7 @@ class LocalExecutor:
         for worker in self._workers:
             worker.dismiss()
         for worker in self._workers:
-            try:
-                worker.process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
-            worker.thread.join()
-            assert worker.process.stdout is not None
-            worker.process.stdout.close()
+            worker.release()
         self._workers = []
 
     def _running(self, place: Place) -> list[str]:
@@ -233,8 +238,8 @@ class LocalExecutor:
 
     def _bury(self, worker: _Worker) -> Event | None:
         """A process has ended: what it was at has failed."""
-        code = worker.process.wait()
         worker.dismiss()
+        code = worker.release()
         self._workers.remove(worker)
         if worker.task is None:
             return None
