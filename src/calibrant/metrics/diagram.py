@@ -67,12 +67,13 @@ def draw_gap_bars(ax: Axes, bins: Bins, *, outline: float = 0.8) -> None:
     Args:
         ax: Axes to draw in.
         bins: Equal-width bins.
-        outline: Width of the bars' outlines in points, left out where there are more than 50 bins.
+        outline: Width of the bars' outlines in points. Without, or with more than 50 bins, gaps are not hatched either: what
+            is narrower than the hatching shows none, and takes long to draw.
     """
     filled = (bins.count > 0).numpy()
     left, width = bins.edges[:-1].numpy()[filled], bins.edges.diff().numpy()[filled]
     accuracy, gap = bins.accuracy.numpy()[filled], bins.gap.numpy()[filled]
-    few = len(bins.count) <= _FEW
+    few = outline > 0 and len(bins.count) <= _FEW
     line = outline if few else 0.0
     ax.bar(left, accuracy, width=width, align="edge", color=_ACCURACY, edgecolor="white", linewidth=line, label="accuracy")
     # Hatching tells the gaps apart in grey.
