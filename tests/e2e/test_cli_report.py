@@ -114,6 +114,21 @@ def test_report_of_files_as_runs_compares_them(capsys: pytest.CaptureFixture[str
     assert '<th scope="row">mine</th><td>2</td>' in page
 
 
+def test_report_of_a_run_folder_is_about_its_test_predictions_and_the_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    made = ("--data", "mixture", "--model", "mlp", "--epochs", 1, "--device", "cpu")
+    folder, out = tmp_path / "run", tmp_path / "run.html"
+    code, _, err = run(capsys, "train", *made, "--out", folder)
+    assert code == 0, err
+    code, text, err = run(capsys, "report", folder, "--out", out, "--resamples", 40)
+    assert code == 0, err
+    page = out.read_text()
+    assert "<title>test.npz</title>" in page
+    assert 'id="reliability"' in page
+    assert 'id="curves"' in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -42,7 +42,13 @@ class Options:
 
 
 def write_report(test: Path | None, options: Options) -> None:
-    """Measure ``test``, repair it if there is something to fit on, read the runs, and write the page."""
+    """Measure ``test``, repair it if there is something to fit on, read the runs, and write the page.
+
+    The folder of a run may stand for its test predictions; the page is then about the run too.
+    """
+    if test is not None and (test / "test.npz").is_file():
+        options = replace(options, runs=[test, *options.runs])
+        test = test / "test.npz"
     check_destination(options.out, ENDINGS)
     lookup(ALL_CALIBRATORS, options.method, kind="method")
     if test is None and not options.runs:

@@ -166,7 +166,7 @@ def _predictions_view(examined: Examined, repaired: Repair | None) -> dict[str, 
 def _title(examined: Examined | None, groups: Sequence[Group]) -> str:
     if examined is not None:
         return Path(examined.scores.file).name if examined.scores.file else "Predictions"
-    return ", ".join(dict.fromkeys(group.place for group in groups))
+    return ", ".join(dict.fromkeys(group.place for group in groups if group.place)) or "Runs compared"
 
 
 def verdict_of(examined: Examined | None = None, *, repaired: Repair | None = None, entries: Sequence[Entry] = ()) -> Verdict:

@@ -20,6 +20,8 @@ _COLUMNS = ("error", "nll", "brier", "ece", "mce", "ace", "classwise_ece")
 # Points of a learning curve that are kept: more could not be told apart on a screen.
 _MOST_POINTS = 240
 _GAMMA_BINS = 20
+# Data set of predictions whose file cannot say it; see `calibrant.grid.collect`.
+_UNKNOWN = "?"
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Group:
 
     Attributes:
         label: What tells it from the other rows of its ``place``.
-        place: Data set and network.
+        place: Data set and network; empty if unknown.
         entries: Its runs.
     """
 
@@ -45,7 +47,7 @@ def group_entries(entries: Sequence[Entry]) -> list[Group]:
     """Put the seeds of each row together, in the order in which the rows come; labels are those of figures, as plain text."""
     found = []
     for group in group_rows(entries) if entries else ():
-        place = " · ".join(filter(None, (group.data, group.model)))
+        place = " · ".join(name for name in (group.data, group.model) if name and name != _UNKNOWN)
         for row in group.rows:
             method = row.runs[0].method
             found.append(Group(method + row.label.removeprefix(method_label(method)), place, row.runs))

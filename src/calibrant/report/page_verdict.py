@@ -126,28 +126,29 @@ def give_runs_verdict(rows: Sequence[tuple[str, float, float]], *, n_runs: int, 
     Args:
         rows: Label, mean error and mean ECE of each method; of one data set, if there are several the first one's.
         n_runs: Number of runs in all.
-        data: Names of the data sets.
+        data: Names of the data sets; an empty one is unknown.
 
     Returns:
         The verdict.
     """
     runs = "1 run" if n_runs == 1 else f"{n_runs} runs"
     several = f"{len(rows)} methods" if len(rows) > 1 else rows[0][0]
-    where = data[0] if len(data) == 1 else f"{len(data)} data sets"
+    where = f" on {len(data)} data sets" if len(data) > 1 else f" on {data[0]}" if data[0] else ""
+    on = f"On {data[0]}, " if data[0] else ""
     best, accurate = min(rows, key=lambda row: row[2]), min(rows, key=lambda row: row[1])
     if len(rows) == 1:
-        text = f"On {data[0]} it has an error of {_percent(best[1])} and a calibration error (ECE) of {_percent(best[2])}."
+        text = f"{on}it has an error of {_percent(best[1])} and a calibration error (ECE) of {_percent(best[2])}."
     elif best[0] == accurate[0]:
         text = (
-            f"On {data[0]}, {best[0]} has both the least calibration error (ECE {_percent(best[2])}) and the least error "
+            f"{on}{best[0]} has both the least calibration error (ECE {_percent(best[2])}) and the least error "
             f"({_percent(best[1])})."
         )
     else:
         text = (
-            f"On {data[0]}, {best[0]} has the least calibration error (ECE {_percent(best[2])}, error {_percent(best[1])}); "
+            f"{on}{best[0]} has the least calibration error (ECE {_percent(best[2])}, error {_percent(best[1])}); "
             f"{accurate[0]} errs least ({_percent(accurate[1])}, ECE {_percent(accurate[2])})."
         )
-    return Verdict(f"{several} on {where}, {runs}", (text,), "runs")
+    return Verdict(f"{several}{where}, {runs}", (text[0].upper() + text[1:] if not on else text,), "runs")
 
 
 def _absolute(estimate: Estimate) -> Estimate:
