@@ -6,6 +6,7 @@ import json
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,7 +115,16 @@ def test_repair_same_data_warns(capsys: pytest.CaptureFixture[str], folder: Path
     [
         (("--method", "temprature"), "unknown method 'temprature'. Did you mean 'temperature'"),
         (("--out", "missing/folder/r.npz", "--method", "temperature"), "must exist before a file is written"),
-        (("--out", "r.xyz", "--method", "temperature"), "r.xyz"),
+        (("--out", "r.xyz", "--method", "temperature"), "r.xyz: the file name must end in .npz"),
+        (("--out", ".", "--method", "temperature"), "the file name must end in .npz"),
+        (("--calibrator", "missing/c.json"), "missing/c.json: the folder missing must exist before a file is written"),
+        (("--calibrator", "c.txt"), "c.txt: the file name must end in .json"),
+        (("--resamples", "1"), "Invalid value for '--resamples'"),
+        (("--n-bins", "0"), "Invalid value for '--n-bins'"),
+        (("--seed", "-1"), "Invalid value for '--seed'"),
+        (("--metod", "temperature"), "No such option: --metod"),
+        (("--out",), "--out"),
+        (("third.npz",), "third.npz"),
     ],
 )
 def test_repair_bad_input_is_one_sentence_and_code_2(
@@ -130,6 +140,61 @@ def test_repair_bad_input_is_one_sentence_and_code_2(
     assert code == 2, err
     assert message in err
     assert err.count("\n") == 1
+
+
+def write_odd_files(place: Path) -> None:
+    """Files to fit on that cannot be fitted on, each for its own reason."""
+    some, labels = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 4
+    synthetic_predictions(3, 4, split="val")[0].save(place / "tiny.npz")
+    np.savez(place / "nan.npz", logits=np.full((5, 4), np.nan), labels=np.zeros(5, int))
+    np.savez(place / "unlabelled.npz", logits=some)
+    np.savez(place / "empty.npz", logits=np.zeros((0, 4)), labels=np.zeros(0, int))
+    np.savez(place / "range.npz", logits=some, labels=labels + 1)
+    np.savez(place / "nowhere.npz", logits=np.full((5, 4), -np.inf), labels=np.zeros(5, int))
+    np.savez(place / "objects.npz", logits=np.array([object()] * 3, dtype=object), labels=np.zeros(3, int))
+    np.savez(place / "huge.npz", logits=1e308 * np.sign(some), labels=labels)
+    np.savez(place / "weightless.npz", logits=some, labels=labels, weights=np.zeros(60))
+    (place / "junk.npz").write_bytes(b"not a zip")
+    (place / "other.csv").write_text("a,b\n1,2\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "message"),
+    [
+        ("missing.npz", "temperature", "missing.npz: there is no such file"),
+        ("tiny.npz", "auto", "AutoCalibrator.fit: needs at least 5 examples for its folds, got 3."),
+        ("nan.npz", "temperature", "`logits` must not hold NaN or +inf"),
+        ("unlabelled.npz", "temperature", "must hold `labels`"),
+        ("empty.npz", "temperature", "at least one example"),
+        ("range.npz", "temperature", "`labels` must lie in [0, 3], got 4"),
+        ("nowhere.npz", "temperature", "must have a finite entry in every row"),
+        ("objects.npz", "temperature", "it could run code"),
+        ("huge.npz", "temperature", "TemperatureScaling.fit: the temperature must settle within 200 steps"),
+        ("huge.npz", "beta", "BetaCalibration.fit: the fit must give finite numbers"),
+        ("weightless.npz", "temperature", "`weights` must have a positive sum"),
+        ("junk.npz", "temperature", "damaged or of another kind"),
+        ("other.csv", "temperature", "must hold `logits` or `probs`"),
+    ],
+)
+def test_repair_fit_on_an_odd_file_is_one_sentence_and_code_2(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, name: str, method: str, message: str
+) -> None:
+    write_odd_files(tmp_path)
+    out = tmp_path / "r.npz"
+    code, text, err = run(capsys, "repair", tmp_path / name, folder / "test.npz", "--out", out, "--method", method)
+    assert code == 2, err
+    assert message in err
+    assert err.count("\n") == 1
+    assert text == ""
+    assert not out.exists()
+
+
+def test_repair_over_its_own_input_is_refused(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    before = (folder / "test.npz").read_bytes()
+    code, _, err = repair(capsys, folder, folder / "test.npz", "--method", "temperature")
+    assert code == 2
+    assert "must not replace the predictions it is made from" in err
+    assert (folder / "test.npz").read_bytes() == before
 
 
 def test_repair_different_classes_are_named(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:

@@ -95,5 +95,5 @@ class AttendedTemperatureScaling(Calibrator):
 
         temperature, at_bound = least_in_log(loss, bounds=self.bounds)
         if at_bound:
-            warn_at_bound(temperature, self.bounds, where="AttendedTemperatureScaling.fit")
+            warn_at_bound(temperature, data, where="AttendedTemperatureScaling.fit")
         return {"temperature": temperature}

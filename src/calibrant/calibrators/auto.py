@@ -146,9 +146,11 @@ class AutoCalibrator(Calibrator):
         """Number of examples below which a fit warns."""
         return 100
 
-    def _learn(self, data: FitData) -> None:
+    def _check_enough(self, data: FitData) -> None:
         if len(data) < self.n_folds:
             raise FitError(f"AutoCalibrator.fit: needs at least {self.n_folds} examples for its folds, got {len(data)}.")
+
+    def _learn(self, data: FitData) -> None:
         held, failures = self._try_methods(data)
         self.ranking_ = rank(held, failures, data.weights)
         self.best_name_ = choose(held, data.weights, ["none", *self.settled_])
@@ -270,7 +272,9 @@ def advise(ranking: Sequence[Ranked], chosen: str, score: str) -> str:
     entry = next(item for item in ranking if item.name == chosen)
     what = {"nll": "negative log-likelihood", "brier": "Brier score"}[score]
     if chosen == "none":
-        rival = next(item for item in ranking if item.name != "none")
+        rival = next((item for item in ranking if item.name != "none" and item.failure is None), None)
+        if rival is None:
+            return "Doing nothing is all that is left: no method could be fitted."
         return (
             f"Doing nothing is best: no method improves the held-out {what} clearly (the nearest, {rival.name}, changes it by "
             f"{-rival.gain:+.4f})."

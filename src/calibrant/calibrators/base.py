@@ -23,7 +23,7 @@ from calibrant.calibrators.fit_data import (
 )
 from calibrant.calibrators.layer import CalibratedModel, CalibrationLayer
 from calibrant.calibrators.log_space import keep_top
-from calibrant.core.checks import ArrayLike, check_logit_values, to_tensor
+from calibrant.core.checks import ArrayLike, FitError, check_logit_values, to_tensor
 from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
 
@@ -70,13 +70,23 @@ class Calibrator(ABC):
         """
         where = f"{type(self).__name__}.fit"
         data = check_fit_input(logits, labels, weights, where=where)
+        self._check_enough(data)
         warn_about(data, fewest=self.fewest_samples(data.num_classes), needs_every_class=self.needs_every_class, where=where)
         self._learn(data)
         self._seen = marks_to_keep(data.logits)
         return self
 
+    def _check_enough(self, data: FitData) -> None:
+        """Raise ``FitError`` if nothing can be learned from so few examples; most methods learn from one."""
+        return
+
     def _learn(self, data: FitData) -> None:
-        for name, value in self._fit(data).items():
+        found = self._fit(data)
+        if not all(bool(torch.isfinite(torch.as_tensor(value)).all()) for value in found.values()):
+            raise FitError(
+                f"{type(self).__name__}.fit: the fit must give finite numbers, and did not. Look at the scale of the logits."
+            )
+        for name, value in found.items():
             setattr(self, f"{name}_", value)
         self.num_classes_ = data.num_classes
 

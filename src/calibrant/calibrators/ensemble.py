@@ -111,7 +111,7 @@ class EnsembleTemperatureScaling(Calibrator):
         where = "EnsembleTemperatureScaling.fit"
         temperature, at_bound = find_temperature(data, bounds=self.bounds, where=where)
         if at_bound:
-            warn_at_bound(temperature, self.bounds, where=where)
+            warn_at_bound(temperature, data, where=where)
         rows = data.labels.unsqueeze(1)
         own = [temperature_log_probs(data.logits.double(), t).gather(1, rows) for t in (temperature, 1.0)]
         flat = torch.full_like(own[0], -float(np.log(data.num_classes)))

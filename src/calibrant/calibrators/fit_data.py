@@ -28,6 +28,8 @@ _HASHED_COLUMNS = 16
 _LEAST_DISTINCT = 0.9
 # Share of the rows to be repaired that must have been seen in the fit before it is worth a warning.
 _LEAST_SHARED = 0.01
+# A method that asks for no more examples than this has few parameters.
+_FEW_FOR_ALL = 100
 
 
 class CalibrationWarning(UserWarning):
@@ -135,9 +137,11 @@ def warn(message: str) -> None:
 def warn_about(data: FitData, *, fewest: int, needs_every_class: bool, where: str) -> None:
     """Warn of too few examples and, where that matters, of classes without any."""
     if len(data) < fewest:
+        count = f"{len(data)} examples are" if len(data) > 1 else "one example is"
+        other = ", or a method with fewer parameters such as temperature scaling" if fewest > _FEW_FOR_ALL else ""
         warn(
-            f"{where}: {len(data)} examples are few for this method ({fewest} or more are advised with {data.num_classes} "
-            "classes). Use more validation data, or a method with fewer parameters such as temperature scaling."
+            f"{where}: {count} few for this method ({fewest} or more are advised with {data.num_classes} classes). "
+            f"Use more validation data{other}."
         )
     if needs_every_class:
         missing = (data.class_weight() == 0).nonzero().flatten().tolist()

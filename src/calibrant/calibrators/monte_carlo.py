@@ -125,7 +125,7 @@ class MonteCarloTemperatureScaling(Calibrator):
 
         temperature, at_bound = least_in_log(loss, bounds=self.bounds)
         if at_bound:
-            warn_at_bound(temperature, self.bounds, where="MonteCarloTemperatureScaling.fit")
+            warn_at_bound(temperature, data, where="MonteCarloTemperatureScaling.fit")
         return {"temperature": temperature}
 
     def _check_scores(self, scores: Tensor, *, where: str) -> None:

@@ -29,6 +29,7 @@ def least_in_log(loss: Callable[[float], float], *, bounds: tuple[float, float])
     best = int(np.nanargmin(values))
     around = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
     found = minimize_scalar(lambda at: loss(math.exp(at)), bounds=around, method="bounded", options={"xatol": 1e-9})
-    at = float(found.x) if found.fun <= values[best] else float(grid[best])
+    # Where the loss is flat down to a bound, as by rounding, the bound it is.
+    at = float(found.x) if found.fun < values[best] else float(grid[best])
     edge = [bound for bound, end in zip(bounds, (low, high), strict=True) if abs(at - end) < 1e-4]
     return (edge[0], True) if edge else (math.exp(at), False)

@@ -204,13 +204,11 @@ class TemperatureScaling(Calibrator):
         where = "TemperatureScaling.fit"
         if self.objective == "ece":
             temperature = find_temperature_by_ece(data, n_bins=self.n_bins)
-            bounds = (_GRID[0], _GRID[-1])
-            at_bound = temperature in bounds
+            at_bound = temperature in (_GRID[0], _GRID[-1])
         else:
-            bounds = self.bounds
-            temperature, at_bound = find_temperature(data, bounds=bounds, where=where)
+            temperature, at_bound = find_temperature(data, bounds=self.bounds, where=where)
         if at_bound:
-            warn_at_bound(temperature, bounds, where=where)
+            warn_at_bound(temperature, data, where=where)
         return {"temperature": temperature}
 
 
@@ -222,11 +220,14 @@ def check_bounds(bounds: tuple[float, float], *, where: str) -> None:
         check_positive(bound, where=where, name="bounds")
 
 
-def warn_at_bound(temperature: float, bounds: tuple[float, float], *, where: str) -> None:
-    """Warn that the temperature ended at a bound, and say what that means."""
-    why = (
-        "every prediction of the fit data is right, or nearly so, so that more confidence always looks better"
-        if temperature <= bounds[0] * (1 + 1e-6)
-        else "the logits say less about the labels than guessing does"
-    )
+def warn_at_bound(temperature: float, data: FitData, *, where: str) -> None:
+    """Warn that the temperature ended at a bound, and say what that means for the ``data`` of the fit."""
+    # Of several samples of logits the first will do, to say why.
+    logits = floor_logits(data.logits if data.logits.ndim == 2 else data.logits[0])
+    slope = nll_slope(FitData(logits, data.labels, data.weights), 0.0)
+    why = "the best one lies beyond it"
+    if slope.all_on_top:
+        why = "every prediction of the fit data is right, so that more confidence always looks better"
+    elif slope.first >= 0:
+        why = "the logits say less about the labels than guessing does"
     warn(f"{where}: the temperature ended at its bound {temperature:g}: {why}. Do not trust it; use more or other data.")

@@ -1,0 +1,150 @@
+"""Repairing in one call, and the guard rails that it runs into."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import calibrant
+from calibrant import Predictions
+from calibrant.calibrators import (
+    CALIBRATORS,
+    AutoCalibrator,
+    BetaCalibration,
+    CalibrationWarning,
+    Calibrator,
+    EnsembleTemperatureScaling,
+    Repaired,
+    TemperatureScaling,
+    VectorScaling,
+)
+from calibrant.calibrators.repair import describe, repair
+from calibrant.core.checks import FitError
+from calibrant.data.synthetic import synthetic_predictions
+from calibrant.metrics.measure import measure
+from calibrant.metrics.paired import paired_test
+
+FEW = {"n_resamples": 40}
+
+
+def predictions(seed: int, split: str, *, n: int = 1000, num_classes: int = 4) -> Predictions:
+    return synthetic_predictions(n, num_classes, temperature=2.4, hardness=0.5, seed=seed, split=split)[0]
+
+
+VAL, TEST = predictions(0, "val"), predictions(1, "test")
+
+
+def test_repair_by_name_is_fit_apply_and_measure() -> None:
+    done = repair(VAL, TEST, method="temperature", n_bins=10, n_resamples=40, seed=3)
+    expected = TemperatureScaling().fit(VAL)
+    assert isinstance(done, Repaired)
+    assert isinstance(done.calibrator, TemperatureScaling)
+    assert done.fitted is done.calibrator
+    assert done.calibrator.temperature_ == expected.temperature_
+    assert torch.equal(done.predictions.logits, expected.apply(TEST).logits)
+    assert done.predictions.split is TEST.split
+    assert done.before == measure(TEST, n_bins=10, n_resamples=40, seed=3)
+    assert done.after == measure(expected.apply(TEST), n_bins=10, n_resamples=40, seed=3)
+    assert done.paired == paired_test(TEST, expected.apply(TEST), n_bins=10, n_resamples=40, seed=3)
+    assert done.after["ece"].value < done.before["ece"].value / 2
+    assert "over-confident" in done.advice
+
+
+def test_repair_prints_before_and_after() -> None:
+    text = str(repair(VAL, TEST, method="temperature", **FEW))
+    assert text.splitlines()[0].startswith("The logits are divided by a temperature of 2.")
+    assert "ece    0." in text
+    assert "->" in text
+    assert text.splitlines()[-1].endswith("unchanged")
+
+
+def test_repair_takes_a_calibrator_and_says_what_auto_chose() -> None:
+    auto = AutoCalibrator(methods=("temperature", "histogram"))
+    done = calibrant.repair(VAL, TEST, method=auto, **FEW)
+    assert done.calibrator is auto
+    assert isinstance(done.fitted, TemperatureScaling)
+    assert done.advice == f"{auto.advice_} Its temperature is {done.fitted.temperature_:.3f}."
+
+
+def test_describe_of_a_mixture_does_not_speak_of_one_temperature() -> None:
+    assert describe(EnsembleTemperatureScaling()) == "EnsembleTemperatureScaling was fitted; predictions stay as they are."
+    assert describe(VectorScaling()) == "VectorScaling was fitted; some predictions may change."
+
+
+def test_repair_wrong_input_is_named() -> None:
+    with pytest.raises(ValueError, match=r"repair: `fit` must be a `Predictions`, got Tensor\. Make one"):
+        repair(VAL.logits, TEST)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="repair: `predictions` must be a `Predictions`, got list"):
+        repair(VAL, [1.0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"`predictions` must have the C = 4 classes of `fit`, got 3\."):
+        repair(VAL, predictions(1, "test", num_classes=3))
+    with pytest.raises(ValueError, match="unknown method 'temprature'. Did you mean 'temperature'"):
+        repair(VAL, TEST, method="temprature")
+
+
+@pytest.mark.parametrize("name", [*CALIBRATORS, "none", "auto"])
+def test_repair_fitted_on_test_data_is_refused_by_every_method(name: str) -> None:
+    with pytest.raises(ValueError, match="must not be marked as test data"):
+        repair(TEST, VAL, method=name)
+
+
+def test_repair_of_fit_data_warns() -> None:
+    half = torch.arange(500)
+    joined = Predictions(logits=torch.cat([VAL.logits[half], TEST.logits]), labels=torch.cat([VAL.labels[half], TEST.labels]))
+    with pytest.warns(CalibrationWarning, match="33 % of these examples were used to fit the calibrator"):
+        repair(VAL, joined, method="temperature", **FEW)
+
+
+def test_repair_of_other_data_does_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert repair(VAL, TEST, method="temperature", **FEW).paired["error"].difference == 0
+
+
+def test_fit_that_reaches_its_bound_warns_in_every_temperature_method() -> None:
+    logits = VAL.logits.double()
+    for name in ("temperature", "mc_temperature", "ensemble_temperature"):
+        with pytest.warns(CalibrationWarning, match=r"the temperature ended at its bound 0\.001"):
+            CALIBRATORS[name]().fit(logits, logits.argmax(1))
+    for name in ("temperature", "attended_temperature", "mc_temperature", "ensemble_temperature"):
+        # Its best temperature is 2.4.
+        with pytest.warns(CalibrationWarning, match=r"the temperature ended at its bound 1\.5: the best one lies beyond it"):
+            CALIBRATORS[name](bounds=(0.1, 1.5)).fit(VAL)
+
+
+def test_auto_warns_as_the_method_it_chooses() -> None:
+    kept = (VAL.labels != 2).nonzero().flatten()
+    given = Predictions(logits=3 * torch.tensor([0.2, 1.0, 1.0, 0.4]) * VAL.logits, labels=VAL.labels, split="val").subset(kept)
+    with pytest.warns(CalibrationWarning, match=r"VectorScaling\.fit: 1 of 4 classes have no example in the fit data \(2\)"):
+        auto = AutoCalibrator(methods=("vector",)).fit(given)
+    assert auto.best_name_ == "vector"
+
+
+def test_too_few_examples_advise_a_smaller_method_only_where_there_is_one() -> None:
+    def messages(method: Calibrator, labels: list[int]) -> str:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            method.fit(torch.eye(20)[labels], labels[::-1])
+        return " | ".join(str(entry.message) for entry in caught)
+
+    assert "one example is few for this method (50 or more are advised with 20 classes). Use more validation data." in messages(
+        TemperatureScaling(), [0]
+    )
+    assert "2 examples are few for this method (200 or more are advised with 20 classes). Use more validation data, or a" in (
+        messages(VectorScaling(), [0, 1])
+    )
+
+
+def test_fit_that_gives_no_finite_numbers_fails() -> None:
+    signs = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).sign()
+    labels = torch.arange(60) % 4
+    with pytest.raises(FitError, match=r"TemperatureScaling\.fit: the temperature must settle"):
+        TemperatureScaling().fit(1e308 * signs, labels)
+    with pytest.raises(FitError, match=r"BetaCalibration\.fit: the fit must give finite numbers, and did not"):
+        BetaCalibration().fit(1e308 * signs, labels)
+    with pytest.warns(CalibrationWarning, match="60 examples are few"):
+        auto = AutoCalibrator(methods=("temperature", "beta")).fit(1e308 * signs, labels)
+    assert auto.advice_ == "Doing nothing is all that is left: no method could be fitted."
+    assert all(entry.failure for entry in auto.ranking_ if entry.name != "none")
