@@ -151,8 +151,8 @@ def repair(
     calibrator: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write what was fitted (JSON).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")] = False,
     n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
-    resamples: Annotated[int, typer.Option(min=1, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap.")] = 0,
+    resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Repair predictions: fit a calibrator on VAL, apply it to TEST.
 
@@ -242,13 +242,19 @@ def _explain(error: Exception) -> int:
     if hasattr(error, "format_message"):  # what typer raises about arguments; its class has moved between versions
         said = error.format_message().rstrip(".")
         return _end(f"{said}{'' if said.endswith('?') else '.'} Run `calibrant --help` for what there is.", 2)
-    if isinstance(error, (ValueError, OSError, ImportError)):
+    if isinstance(error, (ValueError, OSError, ImportError)) or _is_failed_fit(error):
         return _end(str(error), 2)
     return _end(
         f"something went wrong inside calibrant ({type(error).__name__}: {error}). Please report it with what "
         "CALIBRANT_TRACEBACK=1 prints before the same command.",
         1,
     )
+
+
+def _is_failed_fit(error: Exception) -> bool:
+    # Whoever raised a FitError has loaded its module; loading it here would load torch to explain a mistyped option.
+    checks = sys.modules.get("calibrant.core.checks")
+    return checks is not None and isinstance(error, checks.FitError)
 
 
 def _end(sentence: str, code: int) -> int:
