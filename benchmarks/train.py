@@ -1,134 +1,226 @@
-"""Speed of the training engine: images per second over whole epochs, one JSON line a program.
+"""Speed of the training engine: one JSON line a program.
 
-    python benchmarks/train.py [--root DATA] [--device cuda] [--epochs 3] [--methods ce,flgamma-sece/128/1,flgamma-sece/1024/4]
+    python benchmarks/train.py --data-root DATA         # a GPU: whole epochs of CIFAR-10 with augmentation and evaluation
+    python benchmarks/train.py --device cpu             # single steps, and what they cost beside one of cross-entropy
 
-A method is ``name[/meta batch/every]``. Data are CIFAR-10 if ``--root`` holds it, else random bytes of the same size (the work
-is the same).
+A program is ``method[/meta batch/every]``, or ``plain``: `flgamma-sece` with a meta batch of 128 every step as it is usually
+written (`plain_loop.py`), measured in the same run for the ratio. Without ``--data-root`` the images are random bytes of the
+same size (the work is the same). With ``--check`` the command fails where a limit is missed: on a GPU images per second, the
+time to the first step and that of 350 epochs with an evaluation after each (the limits are for one H200); on the CPU the cost
+of a step.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import statistics
+import sys
+import tempfile
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
-from torch.optim import Adam
+from plain_loop import PlainLoop
 
-from calibrant.backbones import BACKBONES
-from calibrant.data.cifar import load_cifar10
-from calibrant.data.image_set import ImageSet
-from calibrant.engine.batches import MetaBatches, TrainBatches
-from calibrant.engine.features import feature_function, find_head
+from calibrant.engine.assemble import Assembly, assemble
 from calibrant.engine.hardware import choose_hardware
-from calibrant.engine.meta_objective import MetaObjective
-from calibrant.engine.objectives import LossObjective
-from calibrant.engine.optim import build_optimizer
-from calibrant.engine.step import TrainStep, steppers
-from calibrant.losses import CrossEntropyLoss
-from calibrant.losses.sece import sece_penalty
-from calibrant.meta.regularizers import GammaFocal
-from calibrant.meta.virtual import VirtualStep
+from calibrant.engine.loop import run_epoch
+from calibrant.engine.provenance import device_name
+from calibrant.engine.recipe import BackbonePart, DataPart, Recipe, override
+from calibrant.engine.setup import build_backbone, divide, load_data
+
+# Least images per second on one H200, and most seconds.
+LEAST_SPEED = {"ce": 45_000, "flgamma-sece/128/1": 32_000, "flgamma-sece/1024/4": 30_000}
+MOST_FIRST, MOST_350_EPOCHS = 40.0, 600.0
+# Most steps of cross-entropy that a step may cost on two CPU cores.
+MOST_COST = {"flgamma-sece/128/4": 1.2, "flgamma-sece/1024/4": 1.9}
 
 
-def random_set(n: int) -> ImageSet:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (n, 32, 32, 3), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(0, 10, (n,), generator=generator)
-    return ImageSet(images, labels, 10, (0.5,) * 3, (0.25,) * 3, pad=4, flip=True)
+class Program(NamedTuple):
+    """Something to be timed.
+
+    Attributes:
+        name: As asked for.
+        first_step: Seconds from nothing to the end of the first step.
+        steps: Takes that many steps and waits for them.
+        assembly: The engine's run, or None for the plain loop.
+    """
+
+    name: str
+    first_step: float
+    steps: Callable[[int], None]
+    assembly: Assembly | None
 
 
-def build(name: str, train: ImageSet, meta: ImageSet, args: argparse.Namespace):
-    hardware = choose_hardware(device=args.device, compiled=args.compile, precision=args.precision)
+def random_images(folder: Path, args: argparse.Namespace) -> str:
+    """Write bytes in the form of CIFAR-10; a fifth more than the examples, for validation and meta parts, and a test part."""
+    draw = np.random.default_rng(0)
+    counts = {"": args.examples * 5 // 4, "test_": args.examples // 4}
+    arrays = {f"{part}images": draw.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8) for part, n in counts.items()}
+    labels = {f"{part}labels": np.arange(n) % 10 for part, n in counts.items()}
+    np.savez(folder / "random.npz", **arrays, **labels)
+    return str(folder / "random.npz")
+
+
+def recipe_of(name: str, args: argparse.Namespace) -> Recipe:
+    method, *meta = name.split("/")
+    data = {"data.name": args.data, "data.flip": True, "data.val": args.examples // 8, "data.meta": args.examples // 8}
+    options = dict(zip(("method.options.meta_batch_size", "method.options.every"), meta, strict=False))
+    train = {f"train.{key}": getattr(args, key) for key in ("device", "precision", "compile", "graph", "batch_size")}
+    settings = data | options | train | {"backbone.name": args.model, "train.epochs": max(2, args.epochs)}
+    # All programs train on the same examples.
+    return override(Recipe(), settings | {"method.name": method, "data.same_data": True, "data.root": args.data_root})
+
+
+def build(name: str, args: argparse.Namespace) -> Program:
+    """Make a program ready and take its first step."""
+    begun = time.perf_counter()
+    if name == "plain":
+        loop = plain_loop(args)
+        loop.step()
+        return Program(name, time.perf_counter() - begun, lambda n: [loop.step() for _ in range(n)] and None, None)
+    assembly = assemble(recipe_of(name, args))
+    parts = assembly.parts
+
+    def steps(n: int) -> None:
+        for place in range(n):
+            (parts.meta if place % parts.meta_every == 0 else parts.plain)()
+        float(parts.step.loss_sum)
+
+    with assembly.hardware.active():
+        steps(1)
+    return Program(name, time.perf_counter() - begun, steps, assembly)
+
+
+def plain_loop(args: argparse.Namespace) -> PlainLoop:
+    part = DataPart(name=args.data, root=args.data_root, val=args.examples // 8, meta=args.examples // 8)
+    data = divide(load_data(part), part, seed=0, with_meta=True)
     torch.manual_seed(0)
-    model = BACKBONES[args.model](10).to(hardware.device, memory_format=torch.channels_last).train()
-    forward = feature_function(model)
-    if hardware.compiled:
-        forward = torch.compile(forward)
-    batches = TrainBatches(train, batch_size=args.batch, device=hardware.device, seed=0)
-    method, _, rest = name.partition("/")
-    every = 1
-    if method == "ce":
-        objective = LossObjective(CrossEntropyLoss(reduction="sum"))
-    else:
-        size, every = (int(v) for v in rest.split("/"))
-        _, head = find_head(model)
-        regularizer = GammaFocal()
-        hyper = {k: v.to(hardware.device) for k, v in regularizer.init(head.in_features, 10).items()}
-        steps = -(-batches.steps_per_epoch // every)
-        objective = MetaObjective(
-            regularizer,
-            lambda z, y: sece_penalty(z, y, bandwidth=0.05, accuracy="hard"),
-            hyper=hyper,
-            head=head,
-            model=model,
-            forward=forward,
-            batches=MetaBatches(meta, batch_size=size, steps_per_epoch=steps, device=hardware.device, seed=0),
-            step=VirtualStep(lr=0.1, reduction="mean"),
-            optimizer=lambda p: Adam(p, lr=6e-5, betas=(0.5, 0.9), eps=1e-12, capturable=hardware.device.type == "cuda"),
-            reduction="sum",
-            precision=hardware.precision,
-        )
-    optimizer = build_optimizer(model.parameters())
-    step = TrainStep(
-        model=model,
-        forward=forward,
-        batches=batches,
-        objective=objective,
-        optimizer=optimizer,
-        precision=hardware.precision,
-        clip_norm=2.0,
+    model = (
+        build_backbone(BackbonePart(name=args.model), data.train, seed=0).to(choose_hardware(device=args.device).device).train()
     )
-    return step, steppers(step, capture=hardware.captured and not args.eager), every
+    return PlainLoop(model, data.train, data.meta, batch_size=args.batch_size, meta_batch_size=128, workers=args.workers)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--root")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", default="auto")
-    parser.add_argument("--compile", default="yes")
-    parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--examples", type=int, default=40_000)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--methods", default="ce,flgamma-sece/128/1,flgamma-sece/1024/4")
-    args = parser.parse_args()
-    if args.root:
-        data = load_cifar10(args.root).train
-        train, meta = data.pick(range(args.examples)), data.pick(range(45_000, 50_000))
-    else:
-        train, meta = random_set(args.examples), random_set(5000)
-    for name in args.methods.split(","):
+def time_epochs(name: str, args: argparse.Namespace) -> dict[str, object]:
+    """Whole epochs with an evaluation of validation and test sets after each; of the plain loop, so many steps."""
+    program = build(name, args)
+    line: dict[str, object] = {"program": name, "first_step_seconds": round(program.first_step, 1)}
+    if program.assembly is None:
+        program.steps(min(10, args.plain_steps))
         begun = time.perf_counter()
-        step, (plain, with_meta), every = build(name, train, meta, args)
-        plain()
-        float(step.loss_sum)
-        first = time.perf_counter() - begun
-        speeds = []
+        program.steps(args.plain_steps)
+        return line | {"images_per_second": args.plain_steps * args.batch_size / (time.perf_counter() - begun)}
+    recipe, parts = recipe_of(name, args), program.assembly.parts
+    speeds, seconds = [], []
+    with program.assembly.hardware.active():
         for epoch in range(args.epochs):
             begun = time.perf_counter()
-            step.batches.begin_epoch(epoch)
-            if step.objective.has_meta:
-                step.objective.begin_epoch(epoch)
-            step.loss_sum.zero_()
-            for place in range(step.batches.steps_per_epoch):
-                (with_meta if place % every == 0 else plain)()
-            loss = float(step.loss_sum)
-            speeds.append(step.batches.steps_per_epoch * args.batch / (time.perf_counter() - begun))
-        line = {
-            "method": name,
-            "model": args.model,
-            "images_per_second": round(sorted(speeds)[len(speeds) // 2]),
-            "first_step_seconds": round(first, 1),
-            "loss": loss / (step.batches.steps_per_epoch * args.batch),
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-            "torch": torch.__version__,
-        }
-        print(json.dumps(line), flush=True)
-        torch._dynamo.reset()
+            record = run_epoch(parts, recipe, epoch, started=0.0)
+            seconds.append(time.perf_counter() - begun)
+            speeds.append(record.images_per_second)
+    whole = program.first_step + 350 * statistics.median(seconds)
+    line |= {"images_per_second": statistics.median(speeds), "epoch_seconds": round(statistics.median(seconds), 3)}
+    return line | {"seconds_for_350_epochs": round(whole), "val_error": record.val_error, "loss": record.train_loss}
+
+
+def time_steps(names: Sequence[str], args: argparse.Namespace) -> list[dict[str, object]]:
+    """Single steps in turns, by processor time, so that what else the machine does weighs on none."""
+    programs = [build(name, args) for name in names]
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(args.turns):
+        for program in programs:
+            begun = time.process_time()
+            # Four, so that one with a meta update every fourth step has its share.
+            program.steps(4)
+            times[program.name].append((time.process_time() - begun) / 4)
+    lines = []
+    for program in programs:
+        line: dict[str, object] = {"program": program.name, "first_step_seconds": round(program.first_step, 1)}
+        line["processor_seconds_per_step"] = round(statistics.median(times[program.name]), 4)
+        if "ce" in times:
+            costs = [own / ce for own, ce in zip(times[program.name], times["ce"], strict=True)]
+            line["steps_of_ce"] = round(statistics.median(costs), 3)
+        lines.append(line)
+    return lines
+
+
+def missed(line: dict[str, object]) -> list[str]:
+    """Limits that a line does not keep."""
+    name, found = str(line["program"]), []
+    if name in LEAST_SPEED and float(line.get("images_per_second", 1e9)) < LEAST_SPEED[name]:
+        found.append(f"{name}: {line['images_per_second']} < {LEAST_SPEED[name]} images/s")
+    if name != "plain" and "seconds_for_350_epochs" in line:
+        for key, most in (("first_step_seconds", MOST_FIRST), ("seconds_for_350_epochs", MOST_350_EPOCHS)):
+            found += [f"{name}: {key} {line[key]} > {most}"] if float(line[key]) > most else []
+    if name in MOST_COST and float(line.get("steps_of_ce", 0.0)) > MOST_COST[name]:
+        found.append(f"{name}: {line['steps_of_ce']} > {MOST_COST[name]} steps of ce")
+    return found
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root", help="where CIFAR-10 lies; random bytes if not given")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--compile", default=None, help="yes, no or auto; yes on a GPU")
+    parser.add_argument("--graph", default="auto")
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--examples", type=int, default=40_000, help="training examples, where they are random")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=5, help="of four steps each, on the CPU")
+    parser.add_argument("--plain-steps", type=int, default=150, help="steps of the plain loop on a GPU")
+    parser.add_argument("--workers", type=int, default=None, help="of the plain loop's loaders; 4 on a GPU")
+    parser.add_argument("--programs", help="with commas between them")
+    parser.add_argument("--whole-epochs", action="store_true", help="time whole epochs on the CPU too")
+    parser.add_argument("--check", action="store_true", help="fail where a limit is missed")
+    args = parser.parse_args(arguments)
+    args.cuda = choose_hardware(device=args.device).device.type == "cuda"
+    args.compile = args.compile or ("yes" if args.cuda else "no")
+    args.workers = (4 if args.cuda else 0) if args.workers is None else args.workers
+    usual = "plain,ce,flgamma-sece/128/1,flgamma-sece/1024/4" if args.cuda else "ce,flgamma-sece/128/4,flgamma-sece/1024/4"
+    args.programs = (args.programs or usual).split(",")
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return the exit code."""
+    args = parse(arguments)
+    device = device_name(choose_hardware(device=args.device).device)
+    facts = {"model": args.model, "batch_size": args.batch_size, "device": device, "torch": torch.__version__}
+    wrong: list[str] = []
+    speeds: dict[str, float] = {}
+
+    def report(line: dict[str, object]) -> None:
+        speed = line.get("images_per_second")
+        if isinstance(speed, float):
+            speeds[str(line["program"])] = speed
+            line["images_per_second"] = round(speed)
+            if "plain" in speeds:
+                line["times_plain"] = round(speed / speeds["plain"], 2)
+        wrong.extend(missed(line))
+        print(json.dumps(line | facts | {"data": "cifar10" if args.data_root else "random"}), flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        args.data = "cifar10" if args.data_root else random_images(Path(folder), args)
+        if args.cuda or args.whole_epochs:
+            for name in args.programs:
+                report(time_epochs(name, args))
+                gc.collect()
+                torch.compiler.reset()
+        else:
+            for line in time_steps(args.programs, args):
+                report(line)
+    for sentence in wrong:
+        print(f"missed: {sentence}", file=sys.stderr)
+    return 1 if wrong and args.check else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -98,9 +98,10 @@ def joined_group(device: str) -> Iterator[Group]:
     if cuda and local_rank >= torch.cuda.device_count():
         got = f"process {local_rank} on a machine with {torch.cuda.device_count()}"
         raise ValueError(f"train: every process must have a GPU of its own, got {got}. Lower `--nproc-per-node`.")
-    # NCCL sends from the current GPU, also what is no tensor.
-    with torch.cuda.device(local_rank) if cuda else nullcontext():
-        dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=world_size)
+    # NCCL sends from the current GPU, also what is no tensor; told of it, it connects now and not within the first step.
+    own = torch.device("cuda", local_rank) if cuda else None
+    with nullcontext() if own is None else torch.cuda.device(own):
+        dist.init_process_group("gloo" if own is None else "nccl", rank=rank, world_size=world_size, device_id=own)
         try:
             yield Group(rank, world_size, local_rank)
         finally:

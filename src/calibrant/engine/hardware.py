@@ -44,7 +44,8 @@ def choose_hardware(
         device: "auto" takes a CUDA device if there is one.
         precision: "auto" is bf16 on a CUDA device that has it, float32 elsewhere.
         compiled: "auto" compiles on CUDA where the run is long enough: compiling takes half a minute and makes a ResNet-18 step
-            about a fifth faster (0.5 ms of 2.8), so it pays from about 50,000 steps on.
+            about a fifth faster (0.5 ms of 2.8), so it pays from about 50,000 steps on. Not where several processes train
+            together: synchronised BatchNorm would break the network into as many pieces as it has layers.
         graph: "auto" captures the step on CUDA, unless several processes talk to each other within it.
         steps: Steps of the whole run.
         group: Processes that train together; each takes the GPU of its local rank.
@@ -66,7 +67,7 @@ def choose_hardware(
         chosen = _one_gpu(chosen, group)
     if precision == "auto":
         precision = "bf16" if cuda and torch.cuda.is_bf16_supported() else "float32"
-    compile_it = compiled == "yes" or (compiled == "auto" and cuda and steps >= 50_000)
+    compile_it = compiled == "yes" or (compiled == "auto" and cuda and steps >= 50_000 and group.world_size == 1)
     captured = cuda and (graph == "yes" or (graph == "auto" and group.world_size == 1))
     return Hardware(chosen, precision, compile_it, captured)
 

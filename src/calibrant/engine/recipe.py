@@ -93,7 +93,7 @@ class TrainPart:
         average_from_epoch: Epoch from which on weights are averaged; None for the first ("ema") or for that of the last drop
             of the paper's learning rate, 5/7 of all ("uniform").
         device: "auto", "cpu", "cuda" or "cuda:1".
-        compile: Whether to compile the network; "auto" does on a GPU for runs long enough to repay it.
+        compile: Whether to compile the network; "auto" does on a GPU that trains alone, for runs long enough to repay it.
         graph: Whether to replay the step as a CUDA graph; "auto" does on a GPU that trains alone.
         eval_every_epochs: Epochs between evaluations (the last is always evaluated).
         checkpoint_every_seconds: Seconds between checkpoints (the end is always saved).

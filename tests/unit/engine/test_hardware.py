@@ -31,9 +31,10 @@ def test_choose_hardware_several_processes_take_a_gpu_each_and_no_graph(monkeypa
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     alone = choose_hardware(steps=50_000)
     assert alone == (torch.device("cuda", 0), "bf16", True, True)
-    second = choose_hardware(steps=100, group=Group(rank=3, world_size=4, local_rank=1))
+    second = choose_hardware(steps=50_000, group=Group(rank=3, world_size=4, local_rank=1))
     assert second == (torch.device("cuda", 1), "bf16", False, False)
-    assert choose_hardware(graph="yes", group=Group(1, 2, 1)).captured
+    forced = choose_hardware(graph="yes", compiled="yes", group=Group(1, 2, 1))
+    assert (forced.captured, forced.compiled) == (True, True)
     assert not choose_hardware(graph="no").captured
     with pytest.raises(ValueError, match="`device` must be one of 2 CUDA devices, counted from 0, got cuda:5"):
         choose_hardware(device="cuda:5")
