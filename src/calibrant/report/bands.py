@@ -61,6 +61,8 @@ def band_of(row: Row, curves: Sequence[tuple[Sequence[float], Sequence[float]]])
 
 def draw_bands(ax: Axes, bands: Sequence[Band], *, factor: float = 100.0) -> None:
     """Draw lines and bands, their values times ``factor`` (in per cent, that is); markers are set apart from line to line."""
+    # Many bands over one another would hide the lines.
+    alpha = 0.15 if len(bands) <= 5 else 0.08
     for place, band in enumerate(bands):
         x, mean = np.array(band.x, dtype=float), factor * np.array(band.mean)
         # About eight markers a line, of which those of different lines do not coincide.
@@ -70,7 +72,7 @@ def draw_bands(ax: Axes, bands: Sequence[Band], *, factor: float = 100.0) -> Non
         ax.plot(x, mean, markevery=(start, every), label=band.label, zorder=3, **options)  # type: ignore[arg-type]
         if band.std is not None:
             std = factor * np.array(band.std)
-            ax.fill_between(x, mean - std, mean + std, color=band.style.color, alpha=0.15, linewidth=0, zorder=2)
+            ax.fill_between(x, mean - std, mean + std, color=band.style.color, alpha=alpha, linewidth=0, zorder=2)
 
 
 def log_axis(ax: Axes, bands: Sequence[Band], *, factor: float = 100.0) -> None:

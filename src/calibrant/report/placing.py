@@ -79,7 +79,7 @@ def place_labels(
                     break  # all that follow are further away
                 cost = distance + _cost_of_texts(box, points[index], labels, inside)
                 if cost < least:
-                    cost += _cost_of_marks(box, points[index], strange, [*taken, *spots])
+                    cost += _cost_of_marks(box, points[index], strange, spots) + sum(box.overlap(mark) for mark in taken)
                 if cost < least:
                     found[index], least = box, cost
         if found == before:
@@ -94,13 +94,13 @@ def _cost_of_texts(box: Box, point: Point, labels: Sequence[tuple[Point, Box]], 
     return 1000 * (outside + met) + 200 * crossed
 
 
-def _cost_of_marks(box: Box, point: Point, strange: Sequence[Box], marks: Sequence[Box]) -> float:
-    covered = sum(box.overlap(mark) for mark in marks)
+def _cost_of_marks(box: Box, point: Point, strange: Sequence[Box], spots: Sequence[Box]) -> float:
+    covered = sum(box.overlap(spot) for spot in spots)
     crossed = sum(_crosses(point, box, spot) for spot in strange)
     # A label nearer to another point would be taken for that one's.
     own = math.dist(point, box.nearest(point))
     doubtful = sum(math.dist(middle, box.nearest(middle)) < own for middle in (spot.middle for spot in strange))
-    return 3 * covered + 20 * crossed + 60 * doubtful
+    return 5 * covered + 100 * crossed + 60 * doubtful
 
 
 def _crosses(point: Point, label: Box, other: Box) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrant.core.checks import check_count
 from calibrant.core.records import Bins
 from calibrant.metrics.binned import reliability_bins
 from calibrant.metrics.diagram import draw_gap_bars
@@ -95,7 +96,7 @@ def draw_reliability_grid(
         columns: Diagrams in a row.
 
     Returns:
-        A figure as wide as a page's text for five columns. Raises ``ValueError`` if there is no panel.
+        A figure as wide as a page's text for five columns. Raises ``ValueError`` if there is no panel, or no column.
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -114,7 +115,10 @@ def draw_reliability_grid(
 
     if not panels:
         raise ValueError("draw_reliability_grid: `panels` must hold at least one diagram, got none.")
-    sizes = _Sizes.of(len(panels), columns=columns, title=title is not None)
+    check_count(columns, where="draw_reliability_grid", name="columns")
+    signs = {name for panel in panels for name, found in (("+", panel.bins.gap > 0), ("-", panel.bins.gap < 0)) if found.any()}
+    named = 2 + len(signs) + any(panel.intervals is not None for panel in panels)
+    sizes = _Sizes.of(len(panels), columns=columns, named=named, title=title is not None)
     captions = _captions(panels, sizes.side + _BETWEEN)
     sizes = replace(sizes, lines=max(caption.count("\n") for caption in captions) + 1)
     most = max(float(panel.bins.count.max()) for panel in panels)
@@ -145,21 +149,22 @@ class _Sizes:
     rows: int
     width: float
     side: float
-    named: int
+    beside: int
+    below: int
     legend: float
     lines: int = 2
 
     @staticmethod
-    def of(panels: int, *, columns: int, title: bool) -> _Sizes:
+    def of(panels: int, *, columns: int, named: int, title: bool) -> _Sizes:
         wide = min(columns, panels)
         width = max(COLUMN_WIDTH, TEXT_WIDTH * wide / _MOST_COLUMNS)
         side = (width - _LEFT - _RIGHT - (wide - 1) * _BETWEEN) / wide
-        named = 5 if width > 0.9 * TEXT_WIDTH else 2
-        return _Sizes(wide, -(-panels // wide), width, side, named, 0.05 + (0.17 if title else 0.0))
+        beside = named if width > 0.9 * TEXT_WIDTH else 2
+        return _Sizes(wide, -(-panels // wide), width, side, beside, -(-named // beside), 0.05 + (0.17 if title else 0.0))
 
     @property
     def head(self) -> float:
-        return self.legend + _LINE * 1.1 * -(-5 // self.named)
+        return self.legend + 1.1 * _LINE * self.below
 
     @property
     def row(self) -> float:
@@ -242,7 +247,7 @@ def _draw_legend(figure: Figure, sizes: _Sizes) -> None:
         order,
         loc="upper center",
         bbox_to_anchor=(0.5, 1 - sizes.legend / sizes.height),
-        ncols=sizes.named,
+        ncols=sizes.beside,
         columnspacing=1.2,
         handlelength=1.6,
         borderpad=0,

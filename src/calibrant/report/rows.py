@@ -77,28 +77,31 @@ def group_rows(entries: Sequence[Entry]) -> list[Group]:
     for entry in entries:
         rows = found.setdefault((entry.data, entry.model), {})
         rows.setdefault(Key(entry.method, entry.preset, entry.epochs), []).append(entry)
-    keys = list(dict.fromkeys(key for rows in found.values() for key in rows))
-    styles = styles_of((key.method, _variant(key, keys)) for key in keys)
+    styles = styles_of((key.method, _variant(key, [*rows])) for rows in found.values() for key in rows)
     return [
         Group(
             *place,
-            tuple(Row(_label(key, [*rows]), styles[key.method, _variant(key, keys)], _by_seed(rows[key])) for key in rows),
+            tuple(Row(_label(key, [*rows]), styles[key.method, _variant(key, [*rows])], _by_seed(rows[key])) for key in rows),
         )
         for place, rows in found.items()
     ]
 
 
 def _variant(key: Key, keys: Sequence[Key]) -> str:
-    """What tells ``key`` from others of the same method; nothing for the first length of the default preset."""
+    """What tells ``key`` from others of the same method in its group; nothing for the default preset, or the first length."""
     same = [other for other in keys if other.method == key.method]
-    lengths = list(dict.fromkeys(other.epochs for other in same))
-    preset = "" if key.preset in (None, "default") or len({other.preset for other in same}) == 1 else str(key.preset)
-    return preset if key.epochs == lengths[0] else f"{preset} {key.epochs}"
+    first = next(other.epochs for other in same if other.preset == key.preset)
+    return _preset(key, keys) + ("" if key.epochs == first else f" {key.epochs}")
+
+
+def _preset(key: Key, keys: Sequence[Key]) -> str:
+    """The preset, where another row of the group has the same method with another one, and it is not the default."""
+    alone = len({other.preset for other in keys if other.method == key.method}) == 1
+    return "" if alone or key.preset in (None, "default") else plain_text(str(key.preset))
 
 
 def _label(key: Key, keys: Sequence[Key]) -> str:
-    presets = {other.preset for other in keys if other.method == key.method}
-    said = [] if key.preset in (None, "default") or len(presets) == 1 else [plain_text(str(key.preset))]
+    said = [preset] if (preset := _preset(key, keys)) else []
     if len({other.epochs for other in keys}) > 1 and key.epochs is not None:
         said.append(f"{key.epochs} epochs")
     return method_label(key.method) + (f" ({', '.join(said)})" if said else "")

@@ -166,6 +166,7 @@ def _draw_front(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
 
 def _draw_labels(figure: Figure, ax: Axes, points: Sequence[TradeoffPoint]) -> None:
     """Write every label where `place_labels` puts it, joined to its point by a thin line if that is not close."""
+    from matplotlib.patheffects import withStroke
     from matplotlib.text import Text
 
     figure.draw_without_rendering()
@@ -182,6 +183,7 @@ def _draw_labels(figure: Figure, ax: Axes, points: Sequence[TradeoffPoint]) -> N
             fontsize=7.5,
             zorder=5,
             color=_dark(point.style.color),
+            path_effects=[withStroke(linewidth=1.5, foreground="white")],  # to be read across a line
             arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "0.4", "shrinkA": 0, "shrinkB": 2},
         )
         for point in points

@@ -169,3 +169,5 @@ def test_draw_reliability_leaves_no_figure_behind() -> None:
 def test_draw_reliability_of_nothing_raises() -> None:
     with pytest.raises(ValueError, match=re.escape("draw_reliability_grid: `panels` must hold at least one diagram, got none")):
         draw_reliability_grid([])
+    with pytest.raises(ValueError, match="`columns` must be a whole number >= 1, got 0"):
+        draw_reliability_grid([PANEL], columns=0)
