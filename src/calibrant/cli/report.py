@@ -8,14 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from calibrant.calibrators import ALL_CALIBRATORS
+from calibrant.calibrators.repair import calibrator_of
 from calibrant.cli.destination import check_destination
 from calibrant.cli.page import show_prose
 from calibrant.cli.progress import progress_bar
 from calibrant.cli.request import check_names
 from calibrant.cli.tried import Precision, load_fit_data, repair_predictions
 from calibrant.core.entry import Entry
-from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
 from calibrant.grid.collect import load_entries
 from calibrant.io import load_class_names, load_predictions
@@ -50,7 +49,7 @@ def write_report(test: Path | None, options: Options) -> None:
         options = replace(options, runs=[test, *options.runs])
         test = test / "test.npz"
     check_destination(options.out, ENDINGS)
-    lookup(ALL_CALIBRATORS, options.method, kind="method")
+    calibrator_of(options.method)  # a wrong name is told before anything is read
     if test is None and not options.runs:
         raise ValueError("report: a file of predictions or `--run FOLDER` must be given, got neither.")
     if test is None and options.fit is not None:

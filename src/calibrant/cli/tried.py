@@ -8,16 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from calibrant.calibrators import ALL_CALIBRATORS, AutoCalibrator, CalibrationWarning, Calibrator, Ranked, name_of
+from calibrant.calibrators import AutoCalibrator, CalibrationWarning, Calibrator, Ranked, name_of
 from calibrant.calibrators.fit_data import refuse_test_split
+from calibrant.calibrators.repair import calibrator_of, measure_repair
 from calibrant.cli.progress import progress_bar
 from calibrant.core.checks import FitError
-from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Estimate, Scores
 from calibrant.io import load_predictions
 from calibrant.metrics.measure import measure
-from calibrant.metrics.paired import paired_test
 from calibrant.report.page_content import Candidate, Examined, Repair
 
 
@@ -50,33 +49,28 @@ def load_fit_data(path: Path, test_path: Path, test: Predictions) -> Predictions
 
 def repair_predictions(fit_data: Predictions, given: Examined, *, method: str, file: Path, precision: Precision) -> Repair:
     """Fit ``method`` on ``fit_data`` and say what it does to ``given``; with "auto", what every other method would do too."""
-    calibrator = lookup(ALL_CALIBRATORS, method, kind="method")()
+    calibrator = calibrator_of(method)
     total = calibrator.n_methods if isinstance(calibrator, AutoCalibrator) else None
-    try:
-        with progress_bar("trying calibrators" if total else "fitting", total) as advance:
-            if isinstance(calibrator, AutoCalibrator):
-                calibrator.on_progress(lambda name, done, of: advance(1))
-            calibrator.fit(fit_data)
-    except FitError as error:
-        raise ValueError(str(error)) from error
-    repaired = calibrator.apply(given.predictions)
-    best = calibrator.best_ if isinstance(calibrator, AutoCalibrator) else calibrator
+    with progress_bar("trying calibrators" if total else "fitting", total) as advance:
+        if isinstance(calibrator, AutoCalibrator):
+            calibrator.on_progress(lambda name, done, of: advance(1))
+        calibrator.fit(fit_data)
     with progress_bar("measuring the repair", None):
-        after = Examined(repaired, precision.measure(repaired))
-        paired = paired_test(
+        done = measure_repair(
+            calibrator,
             given.predictions,
-            repaired,
             n_bins=precision.n_bins,
             n_resamples=precision.n_resamples,
             seed=precision.seed,
         )
+    best, after = done.fitted, Examined(done.predictions, done.after)
     made = Repair(
         name=name_of(best),
         after=after,
-        paired=paired,
+        paired=done.paired,
         n_fit=len(fit_data),
         fit_file=file.name,
-        temperature=float(getattr(best, "temperature_", 1.0)) if "temperature" in best.learned else None,
+        temperature=float(getattr(best, "temperature_", 1.0)) if best.learned == ("temperature",) else None,
         preserves_accuracy=best.preserves_accuracy,
     )
     if isinstance(calibrator, AutoCalibrator):
