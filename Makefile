@@ -28,10 +28,11 @@ test: lint types unit
 # A browser for the tests of the report, where the system has none. Needs root or sudo for that; without, the tests that need it
 # are skipped and say so.
 AS_ROOT = $(shell test "$$(id -u)" = 0 && echo env || { sudo -n true 2>/dev/null && echo sudo; })
+APT = $(AS_ROOT) DEBIAN_FRONTEND=noninteractive apt-get -qy -o Acquire::Retries=1 -o Acquire::http::Timeout=30
 browser:
 	@for name in chromium chromium-browser google-chrome; do command -v $$name && exit 0; done; \
-	if command -v apt-get >/dev/null && test -n "$(AS_ROOT)" && $(AS_ROOT) apt-get update -q \
-		&& $(AS_ROOT) apt-get install -qy --no-install-recommends chromium fonts-dejavu-core; then command -v chromium; \
+	if command -v apt-get >/dev/null && test -n "$(AS_ROOT)" && $(APT) update \
+		&& $(APT) install --no-install-recommends chromium fonts-dejavu-core; then command -v chromium; \
 	else echo "No browser can be installed here: the tests that need one will be skipped."; fi
 
 lint: $(VENV)/.dev
