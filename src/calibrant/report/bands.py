@@ -40,7 +40,7 @@ class Band:
 
 
 def band_of(row: Row, curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Band | None:
-    """Take the mean and spread of one curve a run, at the points that all of them have; None where there is none.
+    """Take the mean and spread of one curve a run, at the points where all have a finite value; None where there is none.
 
     Example:
         >>> from calibrant.report.style import METHOD_STYLES
@@ -48,7 +48,8 @@ def band_of(row: Row, curves: Sequence[tuple[Sequence[float], Sequence[float]]])
         >>> band.x, band.mean, round(band.std[0], 4), band.seeds
         ((2,), (0.2,), 0.1414, 2)
     """
-    tables = [dict(zip(x, y, strict=True)) for x, y in curves if len(x)]
+    tables = [{x: y for x, y in zip(*curve, strict=True) if math.isfinite(y)} for curve in curves]
+    tables = [table for table in tables if table]
     if not tables:
         return None
     shared = sorted(set(tables[0]).intersection(*tables[1:]))

@@ -153,8 +153,9 @@ def _robustness(group: Group, options: Options) -> Iterator[tuple[str, Figure]]:
 
 
 def _tradeoff(group: Group, options: Options) -> Iterator[tuple[str, Figure]]:
-    if len(group.rows) > 1:
-        yield "", draw_tradeoff(prepare_tradeoff(group.rows), title=group.title)
+    points = prepare_tradeoff(group.rows)
+    if len(points) > 1:
+        yield "", draw_tradeoff(points, title=group.title)
 
 
 def _title_of_run(group: Group, options: Options) -> str:
@@ -188,5 +189,5 @@ FIGURES: dict[str, FigureKind] = {
         "test predictions or errors by number of bins",
         lambda row: _has_test(row) or any(run.sweep is not None for run in row.runs),
     ),
-    "tradeoff": FigureKind(_tradeoff, "two rows or more", lambda row: True),
+    "tradeoff": FigureKind(_tradeoff, "two rows or more with an error and an ECE", lambda row: bool(prepare_tradeoff([row]))),
 }

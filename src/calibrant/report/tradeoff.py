@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox
 
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
 # A label that begins within so many points of its point needs no line to it.
 _CLOSE = 9.0
 
@@ -54,12 +56,12 @@ def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
         rows: Rows of one data set.
 
     Returns:
-        One point a row.
+        One point a row. Rows of which one of the two is not known are left out.
     """
-    values = [np.array([[run.scores["error"].value, run.scores["ece"].value] for run in row.runs]) for row in rows]
-    means = [value.mean(0) for value in values]
+    placed = [(row, value) for row in rows if len(value := _values(row))]
+    means = [value.mean(0) for _, value in placed]
     points = []
-    for row, value, mean in zip(rows, values, means, strict=True):
+    for (row, value), mean in zip(placed, means, strict=True):
         beaten = any((other <= mean).all() and (other < mean).any() for other in means)
         spread = value.std(0, ddof=1) if len(value) > 1 else None
         points.append(
@@ -75,6 +77,13 @@ def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
             )
         )
     return points
+
+
+def _values(row: Row) -> Array:
+    """Error and ECE of every run that has both ``[runs, 2]``."""
+    found = [[run.scores[key].value for key in ("error", "ece")] for run in row.runs if {"error", "ece"} <= set(run.scores)]
+    values: Array = np.array(found, dtype=np.float64).reshape(-1, 2)
+    return values[np.isfinite(values).all(1)]
 
 
 def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) -> Figure:

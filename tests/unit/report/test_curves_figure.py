@@ -108,6 +108,7 @@ def test_band_of_curves_without_a_shared_point_is_none() -> None:
     row = Row("CE", CE, ())
     assert band_of(row, [([1], [0.1]), ([2], [0.2])]) is None
     assert band_of(row, [([], [])]) is None
+    assert band_of(row, [([1], [float("nan")])]) is None
     # A run that has no curve does not take that of the others away.
     found = band_of(row, [([], []), ([2], [0.2])])
     assert found is not None

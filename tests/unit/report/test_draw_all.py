@@ -51,7 +51,7 @@ def test_draw_all_of_somebodys_predictions_says_what_is_missing(tmp_path: Path) 
         "curves-my_data_v2": "needs a history of training",
         "gamma-epochs-my_data_v2": "needs a gamma in its history",
         "gamma-confidence-my_data_v2": "needs test predictions with a column `gamma`",
-        "tradeoff-my_data_v2": "needs two rows or more",
+        "tradeoff-my_data_v2": "needs two rows or more with an error and an ECE",
     }
 
 

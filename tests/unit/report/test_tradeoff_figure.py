@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,12 @@ def test_prepare_tradeoff_front_holds_what_no_other_beats_in_both() -> None:
 def test_prepare_tradeoff_of_equal_rows_keeps_both() -> None:
     points = points_of({"ce": (5.0, 4.0), "focal": (5.0, 4.0), "flsd": (5.0, 4.1)})
     assert [point.best for point in points] == [True, True, False]
+
+
+def test_prepare_tradeoff_leaves_out_rows_without_a_number() -> None:
+    known, unknown, other = run_of("ce"), run_of("focal", ece=float("nan")), run_of("flsd")
+    bare = replace(other, scores=replace(other.scores, metrics={"error": other.scores["error"]}))
+    assert [point.label for point in prepare_tradeoff(group_rows([known, unknown, bare])[0].rows)] == ["CE"]
 
 
 def test_draw_tradeoff_points_lie_at_error_and_ece() -> None:
