@@ -63,7 +63,7 @@ def _common(table: Table, lines: Sequence[Line]) -> list[str]:
 def _tests(lines: Sequence[Line], *, sections: int, base: str) -> list[str]:
     cells = [cell for line in lines for cell in line.cells.values() if cell.p_value is not None]
     if not cells:
-        lacking = f"Differences were not tested: that takes {LEAST_SEEDS} common seeds, or the predictions of one."
+        lacking = f"Differences were not tested: that takes {LEAST_SEEDS} common seeds, or one run each with its predictions."
         return [lacking] if len(lines) > sections else []
     ways = {cell.over for cell in cells if cell.over is not None}
     how = ", or by ".join(_WAYS[over] for over in sorted(ways, reverse=True))

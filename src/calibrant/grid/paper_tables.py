@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from calibrant.core.entry import Entry
 from calibrant.core.lookup import lookup
-from calibrant.grid.layout import Cell, Column, Line, Section, Table, data_name
+from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, data_name
 from calibrant.grid.paper import load_paper, paper_table
 from calibrant.grid.rows import Row, comparable, group_rows
 from calibrant.grid.significance import Difference, compare_rows, holm
@@ -34,6 +34,7 @@ def make_paper_table(
     calibrated: bool = False,
     test: bool = True,
     any_model: bool = False,
+    info: tuple[Info, ...] = (),
 ) -> Table:
     """Make one of the paper's tables of the runs that belong to it, in the paper's order and layout.
 
@@ -48,6 +49,7 @@ def make_paper_table(
         calibrated: Add the column of p-values of `Scores.ece_if_calibrated` (not in Table 5).
         test: Whether to test differences.
         any_model: Take runs of every network, not only the paper's.
+        info: Columns that are shown in any case; epochs and preset are shown where they differ.
 
     Returns:
         The table. Raises ``ValueError`` if the name is unknown or no run belongs to it.
@@ -66,12 +68,17 @@ def make_paper_table(
         wanted = "" if any_model or model is None else f" with {model}"
         raise ValueError(f"{name}: `entries` must hold runs of {', '.join(order)}{wanted}, got none.")
     rows = sorted(group_rows(kept), key=lambda row: (_data_place(row.data), row.model or "", order[row.method]))
-    style = Style(paper=paper, calibrated=calibrated, test=test, labels="paper")
+    style = Style(paper=paper, calibrated=calibrated, test=test, labels="paper", info=info)
     return lookup(_BUILDERS, name, kind="table of the paper")(name, rows, style)
 
 
 def make_paper_tables(
-    entries: Sequence[Entry], *, paper: bool = False, calibrated: bool = False, test: bool = True
+    entries: Sequence[Entry],
+    *,
+    paper: bool = False,
+    calibrated: bool = False,
+    test: bool = True,
+    info: tuple[Info, ...] = (),
 ) -> dict[str, Table]:
     """Make those of the paper's tables for which there are runs.
 
@@ -82,14 +89,15 @@ def make_paper_tables(
     """
     found = {}
     for name in load_paper().tables:
-        methods = {entry.method for entry in _belonging(name, entries)}
+        kept = _belonging(name, entries)
+        methods = {entry.method for entry in kept}
         least = {
             "table2": methods == {"flgamma", "flgamma-sece"},
             "table3": bool(methods - {"flgamma-sece"}),
-            "table5": "ce" in methods and len(methods) > 1,
+            "table5": name == "table5" and any(_base_of(row, rows) for rows in (group_rows(kept),) for row in rows),
         }
         if methods and least.get(name, True):
-            found[name] = make_paper_table(name, entries, paper=paper, calibrated=calibrated, test=test)
+            found[name] = make_paper_table(name, entries, paper=paper, calibrated=calibrated, test=test, info=info)
     return found
 
 
@@ -182,8 +190,8 @@ def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], data: Sequ
     found: dict[_Setting, dict[str, Difference]] = {}
     first: dict[_Setting, Row] = {}
     for row in rows:
-        base = next((r for r in rows if r.method == "ce" and comparable(r, row) and r.model == row.model), None)
-        if row.method == "ce" or base is None:
+        base = _base_of(row, rows)
+        if base is None:
             continue
         key = (row.method, row.preset, row.epochs, row.model, row.settings)
         first.setdefault(key, row)
@@ -199,6 +207,13 @@ def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], data: Sequ
         last = all(other[0] != key[0] for other in keys[place + 1 :])
         lines += [_paper_differences(key[0], data)] if style.paper and last else []
     return tuple(lines)
+
+
+def _base_of(row: Row, rows: Sequence[Row]) -> Row | None:
+    """The row of cross-entropy that another may be compared with."""
+    if row.method == "ce":
+        return None
+    return next((r for r in rows if r.method == "ce" and comparable(r, row) and r.model == row.model), None)
 
 
 def _paper_differences(method: str, data: Sequence[str]) -> Line:

@@ -40,10 +40,10 @@ class Difference(NamedTuple):
 def compare_rows(first: Row, second: Row, metrics: Sequence[str], *, test: bool = True) -> dict[str, Difference]:
     """Difference of two rows in several metrics, tested.
 
-    With three or more seeds that both rows have, the differences per seed are tested against zero by Student's t. With fewer,
-    the networks of the first such seed (or the only runs, where no seeds are known) are tested on the same test examples by
+    With three or more seeds that both rows have, the differences per seed are tested against zero by Student's t. Where each
+    row is a single run, of the same seed or of an unknown one, the two networks are tested on the same test examples by
     `calibrant.metrics.paired.paired_test`, if both predictions are there. The first says something about the methods, the
-    second only about these two networks.
+    second only about these two networks. What lies between is not tested: two seeds tell too little.
 
     Args:
         first: The row to compare with.
@@ -55,7 +55,8 @@ def compare_rows(first: Row, second: Row, metrics: Sequence[str], *, test: bool 
         Metric → difference.
     """
     pairs = _pairs(first, second)
-    over_examples = _examples_test(pairs) if test and len(pairs) < LEAST_SEEDS else {}
+    alone = len(first.runs) == len(second.runs) == 1
+    over_examples = _examples_test(pairs) if test and alone else {}
     found = {}
     for key in metrics:
         ones, twos = first.values(key), second.values(key)

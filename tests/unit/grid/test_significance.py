@@ -75,6 +75,13 @@ def test_compare_rows_one_run_each_is_tested_on_its_examples() -> None:
     assert two([good], [bad], test=False)["ece"].p_value is None  # type: ignore[attr-defined]
 
 
+def test_compare_rows_two_seeds_are_not_tested() -> None:
+    first = [foreign("good", 0.9, seed=0), foreign("good", 0.88, seed=1)]
+    second = [foreign("bad", 0.6, seed=0), foreign("bad", 0.62, seed=1)]
+    found = two(first, second)["ece"]
+    assert (found.n, found.p_value) == (2, None)  # type: ignore[attr-defined]
+
+
 def test_compare_rows_other_examples_are_not_tested() -> None:
     found = two([foreign("good", 0.9)], [foreign("other", 0.6, n=200)])["ece"]
     assert found.p_value is None  # type: ignore[attr-defined]

@@ -1,0 +1,116 @@
+"""``calibrant reproduce``: one of the paper's experiments in, a forecast, then its runs, table, figures and report out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from calibrant.grid.reproduce import Reproduction
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="table1, table2, table3, table4, table5 or figures.")],
+    data: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Data sets, in place of the paper's.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="N", help="How many seeds, or which: 0,3,7 (5; figures 1).")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small version on embedded data, labelled as such.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where everything goes (reproduce/NAME).")] = None,
+    preset: Annotated[str, typer.Option(metavar="NAME", help="default (works best) or paper (most literal).")] = "default",
+    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time (cores, or what fits on GPUs).")] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:1.")] = None,
+    data_root: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the data sets lie.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as train.epochs=20.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be run and how long it takes; run nothing.")
+    ] = False,
+) -> None:
+    """Make one of the paper's tables, or its figures, with your own runs.
+
+    Says beforehand how long that takes on this machine. Finished runs are not repeated, so the same command goes on where it
+    stopped; the report has the paper's numbers below ours.
+    """
+    from calibrant.cli.train import parse_settings
+    from calibrant.grid.plan import check_data, check_folders
+    from calibrant.grid.reproduce import plan_reproduction
+
+    keys = {"train.device": device, "data.root": None if data_root is None else str(data_root)}
+    changes = {key: value for key, value in keys.items() if value is not None} | parse_settings(settings or [])
+    sets = [part.strip() for text in data or [] for part in text.split(",") if part.strip()]
+    plan = plan_reproduction(name, data=sets, seeds=seeds, quick=quick, preset=preset, settings=changes)
+    folder = Path("reproduce", f"{name}-quick" if quick else name) if out is None else out
+    left = plan.left(folder)
+    check_folders(plan.cells(), folder / "runs")
+    _say_plan(plan, folder, len(left))
+    try:
+        check_data(left)
+    except (OSError, ValueError) as error:
+        if not dry_run:
+            raise
+        print(" ".join(str(error).split()))
+    if left:
+        _say_forecast(plan, folder, jobs)
+    if not dry_run:
+        _run(plan, folder, jobs)
+
+
+def _say_plan(plan: Reproduction, folder: Path, left: int) -> None:
+    cells = plan.cells()
+    first = cells[0].recipe
+    size = f"{len(plan.data)} x {len(plan.methods)} x {len(plan.seeds)}"
+    print(f"{plan.name}: {plan.title}{' (quick version)' if plan.quick else ''}")
+    print(f"  data     {', '.join(plan.data)}")
+    print(f"  methods  {', '.join(plan.methods)}")
+    print(f"  seeds    {', '.join(map(str, plan.seeds))}")
+    networks = ", ".join(dict.fromkeys(cell.recipe.backbone.name for cell in cells))
+    print(f"  network  {networks}, {first.train.epochs} epochs, preset {first.method.preset}")
+    trained = sum(cell.base is None for cell in cells)
+    print(
+        f"  runs     {size} = {sum(cell.shown for cell in cells)}, of which {trained} are trained; {left} are left in {folder}"
+    )
+
+
+def _say_forecast(plan: Reproduction, folder: Path, jobs: int | None) -> None:
+    from calibrant.grid.estimate import forecast
+
+    def say(kind: str) -> None:
+        print(f"calibrant: timing a few steps: {kind}", file=sys.stderr)
+
+    found = forecast(plan.left(folder), jobs=jobs, report=say)
+    for speed in found.speeds:
+        print(f"  {speed.name}: {speed.train:,.0f} images/s, {write_time(speed.seconds)} a run, {speed.runs} left")
+    beside = f", {found.at_once} at a time" if found.at_once > 1 else ""
+    print(f"  time     {write_time(found.low)} to {write_time(found.high)} on {found.device}{beside}", flush=True)
+
+
+def _run(plan: Reproduction, folder: Path, jobs: int | None) -> None:
+    from calibrant.cli.compare import summarize
+    from calibrant.cli.grid_display import GridDisplay
+    from calibrant.grid.reproduce import run_reproduction
+
+    try:
+        with GridDisplay() as display:
+            found = run_reproduction(plan, out=folder, jobs=jobs, watch=display.watch)
+    except KeyboardInterrupt:
+        print("calibrant: interrupted. The same command goes on.", file=sys.stderr)
+        raise typer.Exit(130) from None
+    summarize(found)
+    if found.failures:
+        raise typer.Exit(1)
+
+
+def write_time(seconds: float) -> str:
+    """A duration in the unit that suits it.
+
+    Example:
+        >>> write_time(42), write_time(600), write_time(9000), write_time(400_000)
+        ('42 s', '10 min', '2.5 h', '4.6 days')
+    """
+    for unit, size, least, digits in (("days", 86_400, 172_800, 1), ("h", 3600, 5400, 1), ("min", 60, 100, 0)):
+        if seconds >= least:
+            return f"{seconds / size:.{digits}f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,257 @@
+"""How long a grid will take on this machine: a few real steps of each kind of run are timed, on made-up images.
+
+The data need not be there: images of the same size and number of classes train just as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from calibrant.data import EMBEDDED
+from calibrant.engine.hardware import choose_hardware
+from calibrant.engine.loop import EpochRecord
+from calibrant.engine.methods import Facts, MetaPlan, Plan, make_plan
+from calibrant.engine.provenance import device_name
+from calibrant.engine.recipe import DataPart, Recipe
+from calibrant.engine.run import run_recipe
+from calibrant.engine.setup import load_data
+from calibrant.grid.local import make_places
+from calibrant.grid.plan import Cell
+
+
+class Shape(NamedTuple):
+    """What decides how fast a data set trains: examples, pixels, channels and classes."""
+
+    train: int
+    test: int
+    size: tuple[int, int]
+    channels: int
+    num_classes: int
+
+
+# Sets that may not be there yet.
+_SHAPES = {
+    "cifar10": Shape(50_000, 10_000, (32, 32), 3, 10),
+    "cifar100": Shape(50_000, 10_000, (32, 32), 3, 100),
+    "tiny-imagenet": Shape(100_000, 10_000, (64, 64), 3, 200),
+    "mnist": Shape(60_000, 10_000, (28, 28), 1, 10),
+    "fashion-mnist": Shape(60_000, 10_000, (28, 28), 1, 10),
+}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast runs of one kind go.
+
+    Attributes:
+        name: What kind: data set, network, and whether it learns on held-out data.
+        train: Images a second in training.
+        test: Images a second in evaluation.
+        runs: Runs of this kind that are left to train.
+        seconds: What one of them takes.
+    """
+
+    name: str
+    train: float
+    test: float
+    runs: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """How long a grid will take.
+
+    Attributes:
+        low: Seconds, if all goes well.
+        high: Seconds, if not.
+        device: Where it was measured.
+        at_once: Runs at a time.
+        speeds: What was measured of each kind of run.
+    """
+
+    low: float
+    high: float
+    device: str
+    at_once: int
+    speeds: tuple[Speed, ...]
+
+
+class _Probe(NamedTuple):
+    """Steps to time, after as many to warm up; the part of a batch that each takes; images to evaluate, two batches if 0."""
+
+    steps: int
+    share: int
+    tested: int = 0
+
+
+# A batch costs a CPU in proportion to its size, so an eighth of one is enough; a GPU must be kept as busy as in the real run.
+_PROBES = {"cpu": _Probe(4, 8), "cuda": _Probe(100, 1)}
+# Compiling, which is left out of the probe, makes a long run on a GPU about a fifth faster; runs that share a machine disturb
+# each other. Measured on an H200: four runs on one GPU together are a fifth faster than in turn.
+_GAIN, _LOSS = 0.75, 1.35
+_TOO_SHORT = 0.2
+# Seconds of a run for starting, capturing or compiling, and measuring with intervals at its end; those of tables and figures.
+_AROUND, _AFTER = 5.0, 20.0
+
+
+def forecast(
+    cells: Sequence[Cell],
+    *,
+    jobs: int | None = None,
+    threads: int = 1,
+    report: Callable[[str], None] | None = None,
+) -> Forecast:
+    """Time a few steps of each kind of run and add up what a grid takes.
+
+    Args:
+        cells: The runs that are left; those made of others without training cost next to nothing.
+        jobs: Runs at a time; by default as many as `compare` would start.
+        threads: Threads of a run on the CPU.
+        report: Called with the kind of run that is timed next.
+
+    Returns:
+        A range: a run of the same kind may be faster when compiled and slower beside others.
+    """
+    kinds: dict[str, list[Recipe]] = {}
+    for cell in cells:
+        if cell.base is None:
+            kinds.setdefault(kind_of(cell.recipe), []).append(cell.recipe)
+    speeds = []
+    for name, recipes in kinds.items():
+        if report is not None:
+            report(name)
+        speeds.append(measure_speed(recipes[0], name=name, runs=len(recipes), threads=threads))
+    device = cells[0].recipe.train.device if cells else "auto"
+    places = make_places(device=device, jobs=jobs, threads=threads)
+    trained = sum(speed.runs for speed in speeds)
+    at_once = max(1, min(sum(place.most for place in places), trained))
+    # Runs on one GPU take turns; only further GPUs, or cores, work at the same time.
+    beside = max(1, min(len(places) if places[0].gpu is not None else at_once, trained))
+    total = sum(speed.runs * speed.seconds for speed in speeds)
+    longest = max((speed.seconds for speed in speeds), default=0.0)
+    spent = max(total / beside, longest)
+    hardware = choose_hardware(device=device)
+    return Forecast(_GAIN * spent, _LOSS * spent + _AFTER, device_name(hardware.device), at_once, tuple(speeds))
+
+
+def kind_of(recipe: Recipe) -> str:
+    """What kind of run a recipe is: those of one kind take equally long.
+
+    Example:
+        >>> from calibrant.engine.recipe import override
+        >>> kind_of(override(Recipe(), {"method.name": "focal"})), kind_of(Recipe())
+        ('cifar10, resnet18, a loss', 'cifar10, resnet18, learning on held-out data (default)')
+    """
+    family = f"learning on held-out data ({recipe.method.preset})" if isinstance(_plan(recipe), MetaPlan) else "a loss"
+    return f"{Path(recipe.data.name).name}, {recipe.backbone.name}, {family}"
+
+
+def measure_speed(recipe: Recipe, *, name: str = "", runs: int = 1, threads: int = 1) -> Speed:
+    """Train a few steps by a recipe on made-up images of its data's size, and say how long a whole run takes.
+
+    Args:
+        recipe: What is to be run.
+        name: What to call it.
+        runs: How many of its kind there are.
+        threads: Threads of a run on the CPU.
+    """
+    shape = shape_of(recipe.data)
+    left = _left_out(recipe, shape)
+    probe = _PROBES[choose_hardware(device=recipe.train.device).device.type]
+    timed = _time(recipe, shape, probe, threads=threads)
+    if timed.train_seconds + timed.test_seconds < _TOO_SHORT:
+        # So short an epoch is mostly overhead, which must be in the right proportion: take whole batches and the real test set.
+        steps = max(min(left.train // recipe.train.batch_size, 100), 1)
+        timed = _time(recipe, shape, _Probe(steps, 1, min(left.val + shape.test, 10_000)), threads=threads)
+    train, test = timed.trained / timed.train_seconds, timed.tested / timed.test_seconds
+    epoch = left.train / train + (left.val + shape.test) / test / recipe.train.eval_every_epochs
+    return Speed(name, train, test, runs, recipe.train.epochs * epoch + _AROUND)
+
+
+class _Timed(NamedTuple):
+    trained: int
+    train_seconds: float
+    tested: int
+    test_seconds: float
+
+
+def _time(recipe: Recipe, shape: Shape, probe: _Probe, *, threads: int) -> _Timed:
+    records: list[EpochRecord] = []
+    before = torch.get_num_threads()
+    with TemporaryDirectory() as folder:
+        short, tested = _short_recipe(recipe, shape, probe, Path(folder) / "images.npz")
+        try:
+            torch.set_num_threads(threads)
+            run_recipe(short, report=records.append)
+        finally:
+            torch.set_num_threads(before)
+    first, last = records
+    trained = probe.steps * short.train.batch_size
+    seconds = trained / (last.images_per_second or 1.0)
+    return _Timed(trained, seconds, tested, max((last.seconds or 0.0) - (first.seconds or 0.0) - seconds, 1e-4))
+
+
+def shape_of(part: DataPart) -> Shape:
+    """Sizes of a data set, read only where they are not known by name."""
+    if part.name in _SHAPES:
+        return _SHAPES[part.name]
+    data = EMBEDDED[part.name]() if part.name in EMBEDDED else load_data(part)
+    return Shape(len(data.train), len(data.test), data.train.size, data.train.channels, data.train.num_classes)
+
+
+def _plan(recipe: Recipe) -> Plan:
+    return make_plan(recipe.method.name, recipe.method.options, Facts(1, recipe.train.reduction, recipe.method.preset))
+
+
+class _Left(NamedTuple):
+    train: int
+    val: int
+
+
+def _left_out(recipe: Recipe, shape: Shape) -> _Left:
+    meta = isinstance(_plan(recipe), MetaPlan)
+    val = shape.train // 10 if recipe.data.val is None else recipe.data.val
+    held = (shape.train // 10 if recipe.data.meta is None else recipe.data.meta) if meta or recipe.data.same_data else 0
+    return _Left(shape.train - val - held, val)
+
+
+def _short_recipe(recipe: Recipe, shape: Shape, probe: _Probe, file: Path) -> tuple[Recipe, int]:
+    """Two epochs of a few steps: the first warms up. Also the number of images that each evaluation sees."""
+    batch = max(recipe.train.batch_size // probe.share, 2)
+    plan = _plan(recipe)
+    options = dict(recipe.method.options)
+    meta = 0
+    if isinstance(plan, MetaPlan):
+        meta = max(plan.meta_batch_size // probe.share, 2)
+        options["meta_batch_size"] = meta
+    val, test = (2 * batch, 2 * batch) if not probe.tested else (2, probe.tested - 2)
+    _save_images(file, shape, train=probe.steps * batch + val + 2 * meta, test=test)
+    short = replace(
+        recipe,
+        data=DataPart(name=str(file), val=val, meta=2 * meta, augment=recipe.data.augment),
+        method=replace(recipe.method, options=options),
+        train=replace(recipe.train, epochs=2, batch_size=batch, eval_every_epochs=1, compile="no", select="last"),
+    )
+    return short, val + test
+
+
+def _save_images(file: Path, shape: Shape, *, train: int, test: int) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (train + test, *shape.size, shape.channels), dtype=np.uint8)
+    labels = np.arange(train + test) % shape.num_classes
+    np.savez(
+        file,
+        images=images[:train],
+        labels=labels[:train],
+        test_images=images[train:],
+        test_labels=labels[train:],
+        class_names=np.array([str(k) for k in range(shape.num_classes)]),
+    )

@@ -1,0 +1,177 @@
+"""All results as one page of Markdown: the paper's tables made of them, the runs behind them, and their figures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from calibrant.core.entry import Entry
+from calibrant.grid.layout import Table, data_name
+from calibrant.grid.markdown import to_markdown
+from calibrant.grid.paper import load_paper
+from calibrant.grid.paper_tables import make_paper_tables
+from calibrant.grid.results import load_results, result_name
+from calibrant.grid.tables import compare_table
+from calibrant.io.atomic import atomic_writer
+
+# What stands below a figure, by how its file's name begins.
+_CAPTIONS = {
+    "robustness": "ECE and MCE against the number of bins.",
+    "curves": "ECE and error over the epochs.",
+    "gamma-epochs": "Mean and spread of gamma over the epochs.",
+    "tradeoff": "Error against ECE.",
+}
+
+
+def render_results(entries: Sequence[Entry], *, source: str, link: str, figures: Sequence[str] = ()) -> str:
+    """Write all results as Markdown, the paper's numbers beside them.
+
+    Args:
+        entries: Runs, as `calibrant.grid.results.load_results` reads them.
+        source: The folder they come from, as it is to be named.
+        link: The same, relative to the page.
+        figures: Paths of figures, relative to the page.
+
+    Returns:
+        The page; the same entries give the same text.
+    """
+    tables = make_paper_tables(entries, paper=True, calibrated=True, info=("preset", "epochs"))
+    shown = {
+        (section.data, section.model, line.method) for t in tables.values() for section in t.sections for line in section.lines
+    }
+    others = [entry for entry in entries if (entry.data, entry.model, entry.method) not in shown]
+    parts = [_head(entries, source)]
+    parts += [_table(table, f"Table {name.removeprefix('table')}: {table.title}") for name, table in tables.items()]
+    if others:
+        parts.append(_table(compare_table(others, calibrated=True), "Other runs"))
+    parts += [_figures(figures)] if figures else []
+    parts += [_runs(entries, link), _notes(tables)]
+    return "\n".join(parts)
+
+
+def write_results_page(folder: str | Path, *, out: str | Path, figures: str | Path | None = None) -> list[Path]:
+    """Write the page of all records of a folder, and its figures where asked for.
+
+    Args:
+        folder: Folder of records.
+        out: The page.
+        figures: Folder for the figures, as PNG; those of an earlier page there are replaced. None shows those that are there
+            in ``figures/`` beside the page.
+
+    Returns:
+        The page and the figures. Raises ``ValueError`` or ``OSError`` with one sentence if it cannot be.
+    """
+    entries, page = load_results(folder), Path(out)
+    drawn = sorted((page.parent / "figures").glob("*.png")) if figures is None else _draw(entries, Path(figures))
+    paths = [_relative(file, page.parent) for file in drawn]
+    text = render_results(entries, source=Path(folder).as_posix(), link=_relative(Path(folder), page.parent), figures=paths)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_writer(page) as handle:
+        handle.write(text.encode())
+    return [page, *([] if figures is None else drawn)]
+
+
+def _head(entries: Sequence[Entry], source: str) -> str:
+    machines = dict.fromkeys(str(entry.facts["machine"]) for entry in entries if "machine" in entry.facts)
+    seconds = sum(float(str(entry.facts.get("seconds", 0))) for entry in entries if entry.temperature is None)
+    count = f"{len(entries)} run{'' if len(entries) == 1 else 's'}"
+    paper = load_paper()
+    page = f"calibrant results render {source} --out docs/results.md --figures docs/figures"
+    return (
+        "# Results\n\n"
+        f"{count} on {', '.join(machines) or 'an unknown machine'}, {_duration(seconds)} of training, beside the numbers of "
+        f"[the paper]({paper.url}).\n"
+        "Epochs, preset and number of seeds stand in every row; a shorter run is never shown as a full one, and bold compares\n"
+        "only rows of the same length. Numbers are of the test set; nothing was chosen by it.\n"
+        "The command and the machine of every run stand below.\n\n"
+        f"This page is made from the records in `{source}/`; edit nothing here. After adding one:\n\n```\n{page}\n```\n"
+    )
+
+
+def _table(table: Table, title: str) -> str:
+    return to_markdown(replace(table, title=title), heading="##")
+
+
+def _figures(figures: Sequence[str]) -> str:
+    lines = ["## Figures\n"]
+    for path in figures:
+        kind = next((kind for kind in _CAPTIONS if Path(path).name.startswith(kind)), None)
+        words = Path(path).stem.removeprefix(f"{kind}-").split("-")
+        where = ", ".join([data_name(words[0]), *words[1:]])
+        caption = f"{where}. {_CAPTIONS[kind]}" if kind else where
+        lines.append(f"![{caption}]({path})\n\n{caption}\n")
+    return "\n".join(lines)
+
+
+def _runs(entries: Sequence[Entry], link: str) -> str:
+    lines = ["## Runs\n", "What every row was made of; the record holds all metrics with their 95 % intervals.\n"]
+    for entry in sorted(entries, key=result_name):
+        name = Path(entry.folder).name if entry.folder else result_name(entry)
+        lines.append(f"- [`{name}`]({link}/{name}): {'; '.join(_facts(entry))}.")
+        if "command" in entry.facts:
+            lines.append(f"  `{entry.facts['command']}`")
+    return "\n".join(lines) + "\n"
+
+
+def _facts(entry: Entry) -> list[str]:
+    facts = entry.facts
+    said = [f"{entry.epochs} epochs, seed {entry.seed}"]
+    if entry.best_epoch is not None:
+        said.append(f"taken from epoch {entry.best_epoch + 1}")
+    if entry.temperature is not None:
+        said.append(f"temperature {entry.temperature:.3f}")
+    if "machine" in facts:
+        time = f", {_duration(float(str(facts['seconds'])))}" if "seconds" in facts else ""
+        said.append(f"{facts['machine']}{time}")
+    for name in ("versions", "examples"):
+        found = facts.get(name)
+        if isinstance(found, dict):
+            said.append(
+                ", ".join(f"{key} {value:,}" if isinstance(value, int) else f"{key} {value}" for key, value in found.items())
+            )
+    return said + ([str(facts["note"])] if facts.get("note") else [])
+
+
+def _notes(tables: dict[str, Table]) -> str:
+    lines = [
+        "## About the paper's numbers\n",
+        "What was found in checking its tables against each other and against the text:\n",
+    ]
+    for note in load_paper().notes:
+        if note.table in tables:
+            where = [f"Table {note.table.removeprefix('table')}", *([data_name(note.data)] if note.data else [])]
+            about = ", ".join(load_paper().labels[method] for method in note.methods)
+            metric = {None: "", "mce": "MCE", "ece": "ECE", "nll": "NLL", "ace": "ACE"}.get(
+                note.metric, str(note.metric).replace("_", " ")
+            )
+            head = ", ".join(part for part in (*where, about, metric) if part)
+            lines.append(f"- {head}: {note.text}")
+    for claim in load_paper().claims:
+        if "note" in claim:
+            lines.append(f"- Text: “{claim['text']}” {claim['points']['mean']} points on average. {claim['note']}")
+    return "\n".join(lines) + "\n"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _draw(entries: Sequence[Entry], folder: Path) -> list[Path]:
+    from calibrant.report.figures import draw_all
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as place:
+        drawn = [file for file in draw_all(entries, place, n_bins=(15,)).files if file.suffix == ".png"]
+        for old in folder.glob("*.png"):
+            old.unlink()
+        return [Path(shutil.copyfile(file, folder / file.name)) for file in sorted(drawn)]
+
+
+def _relative(path: Path, start: Path) -> str:
+    return Path(os.path.relpath(path.resolve(), start.resolve())).as_posix()

@@ -1,0 +1,91 @@
+"""The commands ``reproduce`` and ``results`` from end to end; the grid's runs have processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from calibrant.cli.main import run
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command in an empty folder: exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    # What the command changes for its own process is put back.
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setenv("OMP_WAIT_POLICY", os.environ.get("OMP_WAIT_POLICY", "PASSIVE"))
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            run(list(arguments))
+        said = capsys.readouterr()
+        return int(str(left.value.code)), said.out, said.err
+
+    return command
+
+
+def test_reproduce_quick_forecasts_runs_and_reports_then_keeps_results(call: Call, tmp_path: Path) -> None:
+    short = ("--quick", "--seeds", "1", "--set", "train.epochs=2", "--set", "train.batch_size=200")
+    code, out, err = call("reproduce", "table2", *short, "--out", "here", "--device", "cpu")
+    assert code == 0, err
+    assert "table2: The calibration gain from SECE (quick version)" in out
+    assert "1 x 2 x 1 = 2, of which 2 are trained; 2 are left" in out
+    assert " to " in next(line for line in out.splitlines() if line.strip().startswith("time"))
+    assert "mixture (quick), mlp" in out
+    here = tmp_path / "here"
+    assert {"table2-quick.md", "table2-quick.tex", "report.html", "figures", "runs"} <= {p.name for p in here.iterdir()}
+    found = json.loads((here / "table2-quick.json").read_text())
+    assert [line["method"] for line in found["sections"][0]["lines"]] == ["flgamma", "flgamma-sece", "flgamma-sece"]
+
+    code, out, err = call("results", "add", "here/runs", "--to", "kept", "--note", "a test")
+    assert code == 0, err
+    record = json.loads((tmp_path / "kept" / "mixture-mlp-flgamma-default-seed0.json").read_text())
+    assert (record["epochs"], record["note"], record["data"]) == (2, "a test", "mixture")
+    assert "--set train.batch_size=200" in record["command"]
+    code, out, err = call("results", "render", "kept", "--out", "page/results.md")
+    assert code == 0, err
+    page = (tmp_path / "page" / "results.md").read_text()
+    assert "flgamma-sece" in page
+    assert "](../kept/mixture-mlp-flgamma-default-seed0.json)" in page
+
+
+def test_reproduce_dry_run_without_data_says_how_to_get_it_and_writes_nothing(call: Call, tmp_path: Path) -> None:
+    # A network small enough to be timed at once; the data are missing either way.
+    options = ("--data", "cifar10", "--data-root", "nowhere", "--device", "cpu", "--set", "backbone.name=mlp", "--out", "here")
+    code, out, err = call("reproduce", "table2", *options, "--dry-run")
+    assert code == 0, err
+    assert "1 x 2 x 5 = 10" in out
+    assert "calibrant data fetch cifar10" in out
+    assert "images/s" in out
+    assert list(tmp_path.iterdir()) == []
+    code, out, err = call("reproduce", "table2", *options)
+    assert code == 2
+    assert "calibrant data fetch cifar10" in err
+    assert len(err.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reproduce_unknown_name_is_answered_with_the_nearest(call: Call) -> None:
+    code, _, err = call("reproduce", "tabel1")
+    assert code == 2
+    assert "Did you mean 'table1'" in err
+
+
+def test_results_add_without_runs_is_one_sentence(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert call("results", "add", "empty") == (2, "", "calibrant: empty: must hold finished runs, got none.\n")
+    assert not (tmp_path / "results").exists()
+
+
+def test_results_alone_shows_its_commands(call: Call) -> None:
+    code, out, _ = call("results")
+    assert code == 0
+    assert "render" in out

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.data import DATASETS
+from calibrant.engine.recipe import DataPart, Recipe, override
+from calibrant.grid.estimate import forecast, kind_of, measure_speed, shape_of
+from calibrant.grid.plan import plan_cells
+
+SMALL = {"train.device": "cpu", "train.batch_size": 100, "train.epochs": 4}
+
+
+def test_kind_of_joins_losses_and_parts_presets() -> None:
+    names = ("ce", "focal", "mixup", "flgamma-sece", "ce-dece")
+    kinds = [kind_of(override(Recipe(), {"method.name": name})) for name in names]
+    assert kinds[0] == kinds[1] == kinds[2]
+    assert kinds[3] == kinds[4] != kinds[0]
+    assert kind_of(override(Recipe(), {"method.preset": "paper"})) != kinds[3]
+
+
+def test_shape_of_a_named_set_needs_no_files() -> None:
+    assert shape_of(DataPart("cifar100")).num_classes == 100
+    assert shape_of(DataPart("tiny-imagenet")) == (100_000, 10_000, (64, 64), 3, 200)
+    assert all(shape_of(DataPart(name)).train > 1000 for name in DATASETS)
+
+
+def test_shape_of_a_path_is_read(tmp_path: Path) -> None:
+    images = np.zeros((50, 8, 6, 3), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", images=images, labels=np.arange(50) % 5, test_images=images[:7], test_labels=np.arange(7) % 5)
+    assert shape_of(DataPart(str(tmp_path / "x.npz"))) == (50, 7, (8, 6), 3, 5)
+
+
+def test_measure_speed_scales_with_epochs() -> None:
+    threads = torch.get_num_threads()
+    cell = plan_cells(["mixture"], ["ce"], [0], settings=SMALL)[0]
+    speed = measure_speed(cell.recipe)
+    # 1,800 of the mixture's 2,000 images train, 200 and 4,000 are evaluated, in each of four epochs; five seconds around them.
+    expected = 4 * (1800 / speed.train + 4200 / speed.test) + 5
+    assert speed.seconds == pytest.approx(expected)
+    assert torch.get_num_threads() == threads
+
+
+def test_forecast_adds_up_kinds_and_leaves_out_repaired_runs() -> None:
+    cells = plan_cells(["mixture"], ["ce", "ce+ts", "focal", "flgamma"], [0, 1], settings=SMALL)
+    said: list[str] = []
+    found = forecast(cells, jobs=1, report=said.append)
+    assert [speed.runs for speed in found.speeds] == [4, 2]
+    assert said == [speed.name for speed in found.speeds]
+    total = sum(speed.runs * speed.seconds for speed in found.speeds)
+    assert found.low < total < found.high
+    assert found.at_once == 1
+    assert found.device.startswith("cpu")
+
+
+def test_forecast_of_jobs_side_by_side_is_shorter_but_no_shorter_than_one_run() -> None:
+    cells = plan_cells(["mixture"], ["ce"], [0, 1, 2, 3], settings=SMALL)
+    found = forecast(cells, jobs=16)
+    assert found.at_once == 4
+    assert found.low == pytest.approx(0.75 * found.speeds[0].seconds)
+
+
+def test_forecast_of_nothing_left_is_nothing() -> None:
+    assert forecast([]).speeds == ()

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import csv
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from calibrant.core.entry import Entry
+from calibrant.core.records import Predictions
+from calibrant.grid.paper import paper_table
+from calibrant.grid.reproduce import plan_reproduction, write_report
+from calibrant.metrics.measure import measure
+from calibrant.report.figures import Drawing
+from helpers import mixed_gaps
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "methods", "model", "seeds"),
+    [
+        ("table1", 3, 12, "resnet18", 5),
+        ("table2", 2, 2, "resnet18", 5),
+        ("table3", 2, 9, "resnet18", 5),
+        ("table4", 1, 5, "densenet100", 5),
+        ("table5", 3, 8, "resnet18", 5),
+        ("figures", 2, 10, "resnet18", 1),
+    ],
+)
+def test_plan_is_the_papers_grid_and_protocol(name: str, data: int, methods: int, model: str, seeds: int) -> None:
+    plan = plan_reproduction(name)
+    assert (len(plan.data), len(plan.methods), len(plan.seeds)) == (data, methods, seeds)
+    shown = [cell for cell in plan.cells() if cell.shown]
+    assert len(shown) == data * methods * seeds
+    for cell in shown:
+        recipe = cell.recipe
+        assert (recipe.backbone.name, recipe.train.epochs, recipe.train.batch_size) == (model, 350, 128)
+        assert (recipe.optim.lr, recipe.optim.momentum, recipe.optim.weight_decay) == (0.1, 0.9, 5e-4)
+        assert recipe.method.preset == "default"
+
+
+def test_plan_takes_data_seeds_preset_and_settings() -> None:
+    plan = plan_reproduction("table1", data=["cifar10"], seeds="3,7", preset="paper", settings={"train.device": "cpu"})
+    assert plan.seeds == (3, 7)
+    cells = plan.cells()
+    assert {cell.recipe.data.name for cell in cells} == {"cifar10"}
+    assert {cell.recipe.method.preset for cell in cells} == {"paper"}
+    assert {cell.recipe.train.device for cell in cells} == {"cpu"}
+    assert cells[0].base is None
+    assert cells[1].base == cells[0].name
+
+
+def test_plan_on_embedded_data_keeps_the_papers_protocol_unless_quick() -> None:
+    full = plan_reproduction("table2", data=["mixture"]).cells()[0].recipe
+    assert (full.backbone.name, full.train.epochs) == ("resnet18", 350)
+    quick = plan_reproduction("table2", quick=True)
+    recipe = quick.cells()[0].recipe
+    assert (quick.data, recipe.backbone.name, recipe.train.epochs) == (("mixture",), "mlp", 40)
+    short = plan_reproduction("table2", data=["cifar10"], quick=True).cells()[0].recipe
+    assert (short.backbone.name, short.train.epochs, short.train.batch_size) == ("resnet18", 20, 128)
+
+
+def test_plan_of_an_unknown_experiment_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="unknown experiment of the paper 'table11'. Did you mean 'table1'"):
+        plan_reproduction("table11")
+
+
+def test_plan_left_is_what_is_not_finished(tmp_path: Path) -> None:
+    plan = plan_reproduction("table2", quick=True, seeds=1)
+    first, second = plan.cells()
+    folder = tmp_path / "runs" / first.name
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"finished": None}))
+    assert plan.left(tmp_path) == (first, second)
+    (folder / "run.json").write_text(json.dumps({"finished": "now"}))
+    assert plan.left(tmp_path) == (second,)
+
+
+def entries(methods: tuple[str, ...], *, data: str) -> list[Entry]:
+    probs, labels = mixed_gaps(60, 4)
+    test = Predictions(probs=probs, labels=labels, split="test")
+    scores = measure(test, n_resamples=20)
+    return [Entry(data, m, scores, "default", "resnet18", 350, 0, test) for m in methods]
+
+
+def draw_names(drawn: list[object], entries: object, folder: Path, *, n_bins: object) -> Drawing:
+    """Stands for drawing, which takes seconds, where only what is asked of it matters."""
+    drawn.append(n_bins)
+    return Drawing([], {})
+
+
+def test_report_of_a_table_has_its_four_forms_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
+    plan = plan_reproduction("table2", data=["cifar10"], seeds=1)
+    table, files = write_report(plan, entries(plan.methods, data="cifar10"), tmp_path)
+    names = [file.relative_to(tmp_path).as_posix() for file in files]
+    assert names[:5] == ["table2.md", "table2.tex", "table2.csv", "table2.json", "report.html"]
+    assert all(file.stat().st_size > 0 for file in files)
+    assert [line.kind for line in table.lines].count("paper") == 2
+    assert "Table 2: The calibration gain from SECE" in (tmp_path / "report.html").read_text()
+
+
+def test_report_of_a_quick_version_says_so_everywhere_and_has_no_number_of_the_paper(tmp_path: Path) -> None:
+    plan = plan_reproduction("table1", data=["cifar10"], quick=True, seeds=1)
+    table, files = write_report(plan, entries(("ce", "focal"), data="cifar10"), tmp_path)
+    assert table.name == "table1-quick"
+    assert not [line for line in table.lines if line.kind == "paper"]
+    for file in files[:5]:
+        assert "quick" in file.read_text().lower(), file
+    figures = [file.name for file in files if file.parent.name == "figures"]
+    assert any(name.startswith("robustness-") for name in figures)
+    assert all("quick" in name for name in figures)
+    rows = list(csv.DictReader((tmp_path / "table1-quick.csv").read_text().splitlines()))
+    assert {row["data"] for row in rows} == {"cifar10 (quick)"}
+    assert "Nothing here can be held against the paper" in (tmp_path / "table1-quick.tex").read_text()
+
+
+def test_report_of_table5_without_cross_entropy_still_shows_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
+    plan = plan_reproduction("table5", data=["cifar10"], seeds=1)
+    table, _ = write_report(plan, entries(("focal", "flsd"), data="cifar10"), tmp_path)
+    assert [line.method for line in table.lines if line.kind == "ours"] == ["focal", "flsd"]
+
+
+def test_report_of_figures_has_the_bins_of_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[object] = []
+    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, drawn))
+    plan = plan_reproduction("figures", data=["cifar10"])
+    table, files = write_report(plan, entries(("ce",), data="cifar10"), tmp_path)
+    assert drawn == [(10, 20, 50, 100)]
+    assert table.name == "figures"
+    assert (tmp_path / "report.html") in files
+
+
+def test_plan_methods_are_the_rows_of_the_table() -> None:
+    for name in ("table1", "table2", "table3", "table4"):
+        assert plan_reproduction(name).methods == paper_table(name).methods
+    assert plan_reproduction("table5").methods == ("ce", *paper_table("table5").methods)
