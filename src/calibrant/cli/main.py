@@ -11,9 +11,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from calibrant.cli.data import data_app
+from calibrant.cli.reproduce import reproduce
+from calibrant.cli.results import results_app
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.add_typer(results_app, name="results")
+app.command()(reproduce)
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of predictions: .npz, .csv, .parquet or .pt.")]
 
 
