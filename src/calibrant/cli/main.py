@@ -17,7 +17,6 @@ from calibrant.cli.results import results_app
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(results_app, name="results")
-app.command()(reproduce)
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of predictions: .npz, .csv, .parquet or .pt.")]
 
 
@@ -144,6 +143,9 @@ def compare(
     }
     options = Options(out, seeds, jobs, threads, on, ray_address, retries, add or [], paper, figures)
     compare_methods(recipe, data=data or [], methods=methods, keys=keys, settings=settings or [], options=options)
+
+
+app.command()(reproduce)
 
 
 @app.command()
