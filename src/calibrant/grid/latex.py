@@ -7,6 +7,8 @@ from itertools import groupby
 from calibrant.grid.layout import INFO_NAMES, Cell, Column, Line, Section, Table
 
 _DAGGER = r"$^{\dagger}$"
+# Six metrics with their spread are wider than many a page; what fits keeps its size.
+_FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 _SIGNS = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -40,22 +42,23 @@ _SIGNS = {
 
 
 def to_latex(table: Table) -> str:
-    r"""Write a table as a LaTeX ``table`` environment; the document needs ``\usepackage{booktabs}``.
+    r"""Write a table as a LaTeX ``table`` environment; the document needs ``\usepackage{booktabs,graphicx}``.
 
     Args:
-        table: The table. Its notes become the caption, its name the label ``tab:NAME``.
+        table: The table. Its notes become the caption, its name the label ``tab:NAME``. It shrinks where it is too wide.
 
     Example:
         >>> from calibrant.grid.layout import Cell, Column, Line, Section, Table
         >>> line = Line("FLγ-SECE", "flgamma-sece", {"ece": Cell(0.0214, 0.0082, best=True)}, runs=5)
         >>> table = Table("t", "A 100% test", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,)),))
         >>> print(to_latex(table))
-        % needs \usepackage{booktabs}
+        % needs \usepackage{booktabs,graphicx}
         \begin{table}[htb]
         \centering
         \footnotesize
         \caption{A 100\% test.}
         \label{tab:t}
+        \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%
         \begin{tabular}{lrr}
         \toprule
         Method & Seeds & ECE (\%) \\
@@ -63,26 +66,27 @@ def to_latex(table: Table) -> str:
         \multicolumn{3}{c}{CIFAR-10} \\
         FL$_{\gamma}$-SECE & 5 & \textbf{2.140 $\pm$ 0.820} \\
         \bottomrule
-        \end{tabular}
+        \end{tabular}}
         \end{table}
         <BLANKLINE>
     """
     width = 1 + len(table.info) + len(table.columns)
     caption = " ".join([f"{table.title}.", *table.notes])
     lines = [
-        r"% needs \usepackage{booktabs}",
+        r"% needs \usepackage{booktabs,graphicx}",
         r"\begin{table}[htb]",
         r"\centering",
         r"\footnotesize",
         rf"\caption{{{escape(caption)}}}",
         rf"\label{{tab:{_label(table.name)}}}",
+        _FIT,
         rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
         r"\toprule",
         *_heads(table),
     ]
     for section in table.sections:
         lines += [r"\midrule", *_section(table, section, width)]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table}"]) + "\n"
 
 
 def escape(text: str) -> str:
