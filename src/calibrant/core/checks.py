@@ -102,7 +102,7 @@ def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bo
         _check_unusual_logits(logits, labels, where=where, soft_targets=soft_targets)
         if labels.is_floating_point():
             return
-    low, high = _range_if_free(labels, 0, 0)
+    low, high = range_if_free(labels, 0, 0)
     if low < 0 or high >= logits.shape[1]:
         hint = " They look one-based: pass `labels - 1`." if low >= 1 and high == logits.shape[1] else ""
         wrong = low if low < 0 else high
@@ -126,7 +126,7 @@ def _check_unusual_logits(logits: Tensor, labels: Tensor, *, where: str, soft_ta
     if soft_targets and labels.ndim == 2 and labels.is_floating_point():
         if labels.shape != logits.shape or logits.numel() == 0 or not logits.is_floating_point():
             raise ValueError(f"{where}: soft `labels` must be [B, C] as the logits {_say(logits)}, got {_say(labels)}.")
-        low, high = _range_if_free(labels, 0.0, 1.0)
+        low, high = range_if_free(labels, 0.0, 1.0)
         # Mixtures of one-hot rows may round to just outside.
         if not (low >= -1e-3 and high <= 1 + 1e-3):
             raise ValueError(f"{where}: soft `labels` must be probabilities in [0, 1], got {low:.4g} to {high:.4g}.")
@@ -141,7 +141,7 @@ def _check_unusual_logits(logits: Tensor, labels: Tensor, *, where: str, soft_ta
         raise ValueError(f"{where}: `labels` must be integer class indices, got {labels.dtype}. Pass `labels.long()`.")
 
 
-def _range_if_free(values: Tensor, low: float, high: float) -> tuple[float, float]:
+def range_if_free(values: Tensor, low: float, high: float) -> tuple[float, float]:
     """Least and largest of ``values``; ``low`` and ``high`` where they cannot be read, or not without a device sync."""
     if torch.compiler.is_compiling() or values.device.type != "cpu":
         return low, high

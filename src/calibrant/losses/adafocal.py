@@ -40,8 +40,9 @@ def adafocal_loss(logits: Tensor, labels: Tensor, *, gammas: Tensor, edges: Tens
         tensor([0.1733, 0.2387])
 
     Reference:
-        Ghosh, Schaaf and Gormley, "AdaFocal: Calibration-aware Adaptive Focal Loss", NeurIPS 2022. The released code adds
-        1e-20 to the base of the power and sums over the batch.
+        Ghosh, Schaaf and Gormley, "AdaFocal: Calibration-aware Adaptive Focal Loss", NeurIPS 2022; eq. 5 of the
+        earlier submission to ICLR 2022, which has no inverse branch yet. The released code adds 1e-20 to the base of the
+        power and sums over the batch.
     """
     where = "adafocal_loss"
     check_logits(logits, labels, where=where)
@@ -90,7 +91,8 @@ def adafocal_gammas(
         tensor([ 1.6487, -0.2000,  0.2000])
 
     Reference:
-        Ghosh, Schaaf and Gormley, NeurIPS 2022, algorithm 1; defaults of the released code.
+        Ghosh, Schaaf and Gormley, NeurIPS 2022 (algorithm 1 of the earlier submission to ICLR 2022); switch and
+        defaults of the released code.
     """
     moved = gammas * torch.exp(rate * gaps * torch.where(gammas > 0, 1.0, -1.0))
     switched = torch.where(moved.abs() < switch, torch.where(moved > 0, -switch, switch), moved)

@@ -183,7 +183,8 @@ class Entry:
         function: ``(logits, labels, *, ...) -> [B]`` (loss) or ``[]`` (penalty).
         module: Its facade; same hyper-parameters, same defaults.
         source: Where the default hyper-parameters come from.
-        reference: Authors, venue, year and, where known, equation.
+        reference: Authors, venue, year and, where the text could be checked, equation or section.
+        code: Repository, file and name of the authors' released code, or of what stands for it; empty if there is none.
         required: Hyper-parameters without a default, with a value to try (dual focal's gamma).
         soft_targets: Whether ``labels`` may be probabilities ``[B, C]``.
         twice: Whether it has a second derivative almost everywhere that is not merely zero.
@@ -194,6 +195,7 @@ class Entry:
     module: Callable[..., Objective]
     source: str
     reference: str
+    code: str = ""
     required: Mapping[str, object] = field(default_factory=dict)
     soft_targets: bool = False
     twice: bool = True

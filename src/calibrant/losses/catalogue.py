@@ -32,6 +32,8 @@ tensor(0.9598)
 - Nothing reads a value back from the device, so every objective compiles with `fullgraph=True` and fits into a CUDA graph.
 
 The docstring of each function has its formula, and where the released code of its authors departs from their paper.
+References name an equation, a section or an algorithm where the text of the paper could be checked; "as others cite it" marks
+a number taken from work that cites the paper. For the rest, the exact definition is in the file named as the authors' code.
 `calibrant.losses.LOSSES` and `PENALTIES`, from which this page is written, map the names to the entries.
 """
 
@@ -60,6 +62,7 @@ def _section(title: str, table: Mapping[str, Entry]) -> str:
             f"- `{entry.function.__name__}{_signature(entry)}`, module `{entry.module.__name__}`",
             f"- Defaults: {entry.source}",
             f"- Reference: {entry.reference}",
+            f"- Authors' code: {entry.code or 'none known'}",
             "",
         ]
         parts.append("\n".join(lines))

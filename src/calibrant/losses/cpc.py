@@ -41,7 +41,8 @@ def cpc_penalty(logits: Tensor, labels: Tensor, *, bdc_weight: float = 0.1, bec_
         tensor(0.5892)
 
     Reference:
-        Cheng and Vasconcelos, "Calibrating deep neural networks by pairwise constraints", CVPR 2022, eqs. 15 and 16.
+        Cheng and Vasconcelos, "Calibrating deep neural networks by pairwise constraints", CVPR 2022. Others
+        cite eqs. 15 and 16 for it.
     """
     for name, weight in (("bdc_weight", bdc_weight), ("bec_weight", bec_weight)):
         if not weight >= 0:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import check_count, check_logits
+from calibrant.core.checks import check_count, check_logits, range_if_free
 from calibrant.losses.base import Penalty
 from calibrant.losses.confidence import confidence_and_correct, probs_and_entropy
 from calibrant.losses.logprob import widen
@@ -43,13 +43,16 @@ def crl_penalty(logits: Tensor, labels: Tensor, correctness: Tensor, *, score: S
         tensor(0.5000)
 
     Reference:
-        Moon et al., "Confidence-aware learning for deep neural networks", ICML 2020.
+        Moon et al., "Confidence-aware learning for deep neural networks", ICML 2020, eq. 2.
     """
     where = "crl_penalty"
     check_logits(logits, labels, where=where)
     if correctness.shape != labels.shape or not correctness.is_floating_point():
         what = f"{correctness.dtype} {list(correctness.shape)}"
         raise ValueError(f"{where}: `correctness` must be floating [B] = {list(labels.shape)}, got {what}.")
+    low, high = range_if_free(correctness, 0.0, 1.0)
+    if not (low >= 0 and high <= 1):
+        raise ValueError(f"{where}: `correctness` must lie in [0, 1], got {low if not low >= 0 else high:.4g}.")
     certainty = _certainty(logits, labels, score=score, where=where)
     target = correctness.detach().to(certainty.dtype)
     lead = target - target.roll(-1)
@@ -105,6 +108,7 @@ class CRL(Penalty):
 
     def value(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> Tensor:
         """Return the penalty of the batch, ``[]``; ``indices [B]`` are the samples' positions in the training set."""
+        self._check_indices(indices, labels)
         return crl_penalty(logits, labels, self.correctness(indices), score=self.score)
 
     def correctness(self, indices: Tensor) -> Tensor:
@@ -115,6 +119,7 @@ class CRL(Penalty):
     @torch.no_grad()
     def update(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> None:
         """Count which samples of a batch were right; ``indices [B]`` must not repeat. No device synchronisation."""
+        self._check_indices(indices, labels)
         right = (logits.argmax(1) == labels).to(self.times_right.dtype)
         self.times_right.index_add_(0, indices, right)
 
@@ -122,3 +127,12 @@ class CRL(Penalty):
     def set_epoch(self, epoch: int) -> None:
         """Tell which epoch, counted from 0, is about to run: so many have ended."""
         self.epochs.fill_(epoch)
+
+    def _check_indices(self, indices: Tensor, labels: Tensor) -> None:
+        if indices.shape != labels.shape or indices.dtype not in (torch.int64, torch.int32):
+            what = f"{indices.dtype} {list(indices.shape)}"
+            raise ValueError(f"CRL: `indices` must be int64 or int32 [B] = {list(labels.shape)}, got {what}.")
+        low, high = range_if_free(indices, 0, 0)
+        if low < 0 or high >= self.num_samples:
+            wrong = low if low < 0 else high
+            raise ValueError(f"CRL: `indices` must lie in [0, num_samples) = [0, {self.num_samples}), got {wrong}.")

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrant.core.checks import check_logits
+from calibrant.core.checks import check_logits, range_if_free
 from calibrant.core.closed_form import Array, Result, closed_form
 from calibrant.losses.base import Loss, Reduction, reduce_loss
 from calibrant.losses.logprob import minus_log_p, true_class_log_odds, widen
@@ -145,6 +145,10 @@ def check_gamma(gamma: Gamma, logits: Tensor, *, where: str) -> Gamma:
     if isinstance(gamma, Tensor):
         if gamma.ndim and gamma.shape != logits.shape[:1]:
             raise ValueError(f"{where}: `gamma` must be a number, [] or [B] = [{len(logits)}], got {list(gamma.shape)}.")
+        low, high = range_if_free(gamma, 0.0, 0.0)
+        # Finite differences at gamma = 0, and steps of an optimiser, may go just below it.
+        if not (low >= -1e-3 and high < math.inf):
+            raise ValueError(f"{where}: `gamma` must be finite and >= 0, got {high if low >= -1e-3 else low:.4g}.")
         return gamma.to(widen(logits).dtype)
     if not isinstance(gamma, (int, float, np.number)) or not 0 <= gamma < math.inf:
         raise ValueError(f"{where}: `gamma` must be a finite number >= 0, got {gamma!r}.")

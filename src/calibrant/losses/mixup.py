@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from calibrant.core.checks import range_if_free
 from calibrant.losses.base import Loss, Objective, Reduction, WeightedSum
 from calibrant.losses.cross_entropy import CrossEntropyLoss, cross_entropy_loss
 
@@ -142,5 +143,8 @@ def _check_proportion(lam: Tensor | float, logits: Tensor) -> None:
     if isinstance(lam, Tensor):
         if lam.ndim and lam.shape != logits.shape[:1]:
             raise ValueError(f"mixup_loss: `lam` must be a number, [] or [B] = [{len(logits)}], got {list(lam.shape)}.")
+        low, high = range_if_free(lam, 0.0, 1.0)
+        if not (low >= 0 and high <= 1):
+            raise ValueError(f"mixup_loss: `lam` must lie in [0, 1], got {low if not low >= 0 else high:.4g}.")
     elif not 0 <= lam <= 1:
         raise ValueError(f"mixup_loss: `lam` must lie in [0, 1], got {lam!r}.")

@@ -51,7 +51,7 @@ def mmce_penalty(logits: Tensor, labels: Tensor, *, scale: float = 0.4, squared:
 
     Reference:
         Kumar, Sarawagi and Jain, "Trainable calibration measures for neural networks from kernel mean embeddings",
-        ICML 2018.
+        ICML 2018. Others cite eqs. 7 and 8 for it.
     """
     where = "mmce_penalty"
     check_logits(logits, labels, where=where)

@@ -89,3 +89,20 @@ def test_crl_of_bad_input_raises() -> None:
         crl_penalty(logits, labels, torch.zeros(24), score="top")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"CRL: `num_samples` must be a whole number >= 1, got 0"):
         CRL(num_samples=0)
+    with pytest.raises(ValueError, match=r"crl_penalty: `correctness` must lie in \[0, 1\], got 1.5"):
+        crl_penalty(logits, labels, torch.full((24,), 1.5))
+
+
+@pytest.mark.parametrize("use", ["call", "update"])
+def test_crl_module_refuses_indices_that_name_no_sample(use: str) -> None:
+    crl = CRL(num_samples=3)
+    logits, labels = torch.zeros(2, 2), torch.tensor([0, 1])
+    call = crl if use == "call" else crl.update
+    for indices, got in (([0, 3], "3"), ([-1, 2], "-1")):
+        with pytest.raises(ValueError, match=rf"CRL: `indices` must lie in \[0, num_samples\) = \[0, 3\), got {got}"):
+            call(logits, labels, indices=torch.tensor(indices))
+    with pytest.raises(ValueError, match=r"CRL: `indices` must be int64 or int32 \[B\] = \[2\], got torch.int64 \[3\]"):
+        call(logits, labels, indices=torch.arange(3))
+    with pytest.raises(ValueError, match=r"`indices` must be int64 or int32 \[B\] = \[2\], got torch.float32 \[2\]"):
+        call(logits, labels, indices=torch.zeros(2))
+    assert crl.times_right.tolist() == [0, 0, 0]

@@ -164,6 +164,13 @@ def test_focal_refuses_what_is_no_gamma(gamma: float) -> None:
         focal_loss(logits, labels, gamma=gamma)
 
 
+@pytest.mark.parametrize(("gamma", "got"), [([1.0, -0.5], "-0.5"), ([1.0, math.inf], "inf"), ([math.nan, 1.0], "nan")])
+def test_focal_refuses_a_tensor_that_holds_no_gammas(gamma: list[float], got: str) -> None:
+    logits, labels = (t[:2] for t in golden())
+    with pytest.raises(ValueError, match=rf"focal_loss: `gamma` must be finite and >= 0, got {got}"):
+        focal_loss(logits, labels, gamma=torch.tensor(gamma))
+
+
 def test_focal_refuses_gammas_of_another_shape() -> None:
     logits, labels = golden()
     with pytest.raises(ValueError, match=r"`gamma` must be a number, \[\] or \[B\] = \[24\], got \[24, 1\]"):

@@ -143,3 +143,6 @@ def test_mixup_loss_refuses_a_proportion_outside_0_to_1_or_of_another_shape() ->
         mixup_loss(logits, labels, labels, 1.5)
     with pytest.raises(ValueError, match=r"`lam` must be a number, \[\] or \[B\] = \[24\], got \[24, 1\]"):
         mixup_loss(logits, labels, labels, torch.rand(24, 1))
+    for lam, got in ((torch.tensor(1.5), "1.5"), (torch.linspace(-0.25, 1, 24), "-0.25"), (torch.tensor(math.nan), "nan")):
+        with pytest.raises(ValueError, match=rf"mixup_loss: `lam` must lie in \[0, 1\], got {got}"):
+            mixup_loss(logits, labels, labels, lam)
