@@ -59,7 +59,7 @@ function drawBins(svg, width, { rows, bins, xTitle, yTitle, said, label }) {
         `${percent(row.index / bins, 0)} to ${percent((row.index + 1) / bins, 0)}`,
         `${count(row.count)} examples (${percent(share, 1)})`,
         `${said[0]} ${percent(row.confidence, 1)}`,
-        `${said[1]} ${percent(row.accuracy, 1)} (95% interval ${percent(row.low, 1)} to ${percent(row.high, 1)})`,
+        `${said[1]} ${percent(row.accuracy, 1)} (${(100 * row.low).toFixed(1)} to ${(100 * row.high).toFixed(1)})`,
         `${signed(row.gap)} points, ${over ? said[2] : said[3]}`,
       ],
     });
