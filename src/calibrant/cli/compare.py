@@ -29,7 +29,7 @@ class Options:
     on: str = "local"
     ray_address: str | None = None
     retries: int = 1
-    add: Sequence[Path] = ()
+    add: Sequence[str] = ()
     paper: bool = False
     figures: bool = True
 

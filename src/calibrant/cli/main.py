@@ -118,7 +118,7 @@ def compare(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe; METHOD:KEY=VALUE for one.")
     ] = None,
     add: Annotated[
-        list[Path] | None, typer.Option(metavar="PATH", help="Others' runs, predictions or records as further rows.")
+        list[str] | None, typer.Option(metavar="[DATA=]PATH", help="Others' runs, predictions or records as rows.")
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Put the paper's numbers below ours.")] = False,
     figures: Annotated[bool, typer.Option(help="Whether to draw figures.")] = True,

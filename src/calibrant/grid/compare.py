@@ -9,14 +9,16 @@ from functools import partial
 from pathlib import Path
 
 from calibrant.core.entry import Entry
+from calibrant.core.scores import Scores
 from calibrant.engine.folder import is_finished
 from calibrant.engine.lock import lock_folder
 from calibrant.engine.recipe import Recipe
-from calibrant.grid.collect import load_entries, load_run_entry, test_numbers
+from calibrant.grid.collect import command_of, load_entries, load_run_entry, test_numbers
 from calibrant.grid.layout import Table
 from calibrant.grid.local import LocalExecutor, visible_gpus
 from calibrant.grid.outputs import write_outputs
 from calibrant.grid.plan import Cell, check_data, check_folders, parse_seeds, plan_cells
+from calibrant.grid.rows import group_rows
 from calibrant.grid.schedule import Board, Executor, Stage, Watch, run_cells
 
 # Entries and a folder → the table of them, and the files that were written.
@@ -94,7 +96,8 @@ def compare(
         on: "local" for this machine, "ray" for a Ray cluster.
         ray_address: Address of a running cluster; Ray is started on this machine if not given.
         retries: How often a run that was killed, or failed for want of memory or disk, is tried again.
-        add: Other run folders, predictions or records to put below; see `calibrant.grid.collect.load_entries`.
+        add: Other run folders, predictions or records to put below; see `calibrant.grid.collect.load_entries`. Predictions are
+            taken to be of the grid's data set; where it has several, ``"DATA=PATH"`` says of which.
         paper: Put the paper's numbers below ours.
         figures: Whether to draw figures, which takes some seconds.
         write: Writes what is made of the entries into ``out``, in place of the usual table, figures and report.
@@ -117,7 +120,7 @@ def compare(
     names, parts = split_names(data), split_names(methods)
     cells = plan_cells(names, parts, parse_seeds(seeds), recipe=recipe, settings=settings)
     check_folders(cells, folder / "runs")
-    added = [entry for path in add for entry in load_entries(path, data=names[0] if len(names) == 1 else None)]
+    added = load_added(add, cells, runs=folder / "runs")
     board = _board(cells, folder / "runs")
     if board.count(Stage.WAITING):
         check_data([state.cell for state in board.states.values() if state.stage is Stage.WAITING])
@@ -136,6 +139,47 @@ def split_names(names: str | Sequence[str]) -> list[str]:
     """Return names given as a list or as text with commas, each once."""
     parts = names.split(",") if isinstance(names, str) else [part for name in names for part in str(name).split(",")]
     return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path) -> list[Entry]:
+    """Read the rows that are to be put below those of a grid.
+
+    Args:
+        add: Paths, or ``DATA=PATH`` with one of the grid's data sets.
+        cells: The grid.
+        runs: Folder of its runs; those of its own cells are not added to themselves.
+
+    Returns:
+        The entries. Raises ``ValueError`` if one has everything in common with a run of the grid, seed included.
+    """
+    sets = list(dict.fromkeys(cell.data for cell in cells))
+    own = {(runs / cell.name).resolve() for cell in cells if cell.shown}
+    found: list[Entry] = []
+    for given in add:
+        name, equals, rest = str(given).partition("=")
+        named = bool(equals) and name in sets
+        data = name if named else sets[0] if len(sets) == 1 else None
+        entries = load_entries(rest if named else given, data=data)
+        found += [entry for entry in entries if entry.folder is None or Path(entry.folder).resolve() not in own]
+    if found:
+        # Nothing of a grid's run but its name is known yet; that is all that decides its row.
+        group_rows([*(_expected(cell, found[0].scores, runs) for cell in cells if cell.shown), *found])
+    return found
+
+
+def _expected(cell: Cell, scores: Scores, runs: Path) -> Entry:
+    recipe = cell.recipe
+    return Entry(
+        cell.data,
+        cell.method,
+        scores,
+        preset=recipe.method.preset,
+        model=recipe.backbone.name,
+        epochs=recipe.train.epochs,
+        seed=cell.seed,
+        facts={"command": command_of(recipe)},
+        folder=str(runs / cell.name),
+    )
 
 
 def _board(cells: Sequence[Cell], runs: Path) -> Board:

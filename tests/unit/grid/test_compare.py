@@ -9,8 +9,10 @@ import pytest
 from calibrant.engine.lock import lock_folder
 from calibrant.engine.recipe import to_dict
 from calibrant.grid import compare as module
-from calibrant.grid.compare import Failure, compare, split_names
+from calibrant.grid.collect import load_entries
+from calibrant.grid.compare import Failure, compare, load_added, split_names
 from calibrant.grid.local import last_line
+from calibrant.grid.plan import plan_cells
 from calibrant.grid.schedule import Event, Task
 from calibrant.grid.worker import run_task
 
@@ -103,6 +105,24 @@ def test_compare_puts_predictions_of_others_below_under_the_name_of_the_data(tmp
     found = run(tmp_path, add=[theirs])
     assert [(entry.data, entry.method) for entry in found.entries] == [("mixture", "ce"), ("mixture", "theirs")]
     assert len(found.table.sections) == 1
+
+
+def test_load_added_takes_the_data_that_is_named_and_leaves_the_grids_own_runs_out(tmp_path: Path) -> None:
+    run(tmp_path, "ce,focal")
+    cells = plan_cells(["mixture", "digits"], ["ce"], [0], settings=SHORT)
+    theirs = tmp_path / "theirs.npz"
+    load_entries(tmp_path / "runs")[0].test.save(theirs)
+    found = load_added([f"digits={theirs}", theirs, tmp_path / "runs"], cells, runs=tmp_path / "runs")
+    assert [(entry.data, entry.method) for entry in found] == [("digits", "theirs"), ("?", "theirs"), ("mixture", "focal")]
+
+
+def test_load_added_of_a_run_that_the_grid_has_too_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    run(tmp_path / "first")
+    Here.given.clear()
+    with pytest.raises(ValueError, match="runs of one row must have different seeds, got seed 0 of ce on mixture twice"):
+        run(tmp_path / "second", add=[tmp_path / "first" / "runs"])
+    assert Here.given == []
+    assert not (tmp_path / "second").exists()
 
 
 def test_compare_of_a_folder_in_use_is_refused(tmp_path: Path) -> None:

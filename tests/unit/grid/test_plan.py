@@ -37,7 +37,7 @@ def test_plan_cells_of_a_scaled_method_alone_hide_its_base() -> None:
 
 def test_plan_cells_on_embedded_data_are_small_unless_told_otherwise() -> None:
     (cell,) = plan_cells(["digits"], ["ce"], [0])
-    assert (cell.recipe.backbone.name, cell.recipe.train.epochs) == ("convnet", 30)
+    assert (cell.recipe.backbone.name, cell.recipe.train.epochs, cell.recipe.data.val) == ("convnet", 30, 300)
     (cell,) = plan_cells(["digits"], ["ce"], [0], settings={"train.epochs": "2", "backbone.name": "mlp"})
     assert (cell.recipe.backbone.name, cell.recipe.train.epochs) == ("mlp", 2)
     (cell,) = plan_cells(["digits"], ["ce"], [0], recipe=Recipe())
