@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from calibrant.core.entry import Entry
@@ -91,6 +91,12 @@ def group_rows(entries: Iterable[Entry]) -> list[Row]:
     return [Row(*key, runs=tuple(sorted(runs, key=lambda e: (e.seed is None, e.seed or 0)))) for key, runs in merged.items()]
 
 
+def join_presets(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries, presets taken off where `group_rows` puts several of them into one row."""
+    joined = {id(entry): row.preset for row in group_rows(entries) for entry in row.runs}
+    return [replace(entry, preset=joined[id(entry)]) for entry in entries]
+
+
 _Key = tuple[str, str | None, str, str | None, int | None, tuple[str, ...]]
 
 
@@ -138,7 +144,11 @@ def settings_of(entry: Entry) -> tuple[str, ...]:
     command = entry.facts.get("command")
     if not isinstance(command, str):
         return ()
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        # A record written by hand may say anything.
+        return ()
     found = [value for flag, value in zip(words, words[1:], strict=False) if flag == "--set"]
     found += [f"backbone.init={value}" for flag, value in zip(words, words[1:], strict=False) if flag == "--init"]
     return tuple(sorted(text for text in found if text.partition("=")[0] not in _NEUTRAL))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from calibrant.grid.rows import Row, comparable, group_rows, mean_and_std, preset_matters, settings_of
+from calibrant.grid.rows import Row, comparable, group_rows, join_presets, mean_and_std, preset_matters, settings_of
 from made_up_runs import run_of
 
 
@@ -40,6 +40,13 @@ def test_group_rows_keeps_presets_apart_where_they_repeat_a_seed() -> None:
     assert [row.preset for row in rows] == ["paper", "default"]
 
 
+def test_join_presets_takes_off_what_changes_nothing() -> None:
+    runs = [run_of("ce", seed=0, preset="paper"), run_of("flgamma", seed=0, preset="paper"), run_of("ce", seed=1)]
+    assert [entry.preset for entry in join_presets(runs)] == [None, "paper", None]
+    same = [run_of("ce", seed=0, preset="paper"), run_of("ce", seed=0)]
+    assert join_presets(same) == same
+
+
 def test_group_rows_same_run_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="must have different seeds, got seed 3 of ce on cifar10 twice"):
         group_rows([run_of("ce", seed=3), run_of("ce", seed=3)])
@@ -73,6 +80,7 @@ def test_settings_of_leaves_out_where_and_how_often() -> None:
         "optim.lr=0.2",
     )
     assert settings_of(run_of("ce")) == ()
+    assert settings_of(run_of("ce", command="don't know")) == ()
 
 
 def row(**other: object) -> Row:
