@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from calibrant import Predictions
 from calibrant.core.entry import Entry
 from calibrant.report.gamma import (
     GammaPanel,
@@ -75,6 +78,18 @@ def test_draw_gamma_confidence_means_are_those_of_the_record() -> None:
     lines = {line.get_label(): line for line in ax.get_lines()}
     np.testing.assert_allclose(lines["right, mean"].get_xydata(), [(0.5, 3), (0.99, 3)])
     np.testing.assert_allclose(lines["wrong, mean"].get_xydata(), [(0.5, 7)])
+
+
+def test_prepare_gamma_confidence_means_are_of_right_and_wrong_apart() -> None:
+    test = Predictions(
+        probs=[[0.75, 0.25]] * 10 + [[0.4, 0.6]] * 5,
+        labels=[0] * 5 + [1] * 5 + [1] * 5,
+        columns={"gamma": [1.0, 2.0, 3.0, 4.0, 5.0] + [7.0] * 5 + [9.0] * 5},
+    )
+    (panel,) = prepare_gamma_confidence(group_rows([replace(run_of("flgamma"), test=test)])[0].rows)
+    # Sure to 0.6 and 0.75 and right: gamma 9, and 3 on average; sure to 0.75 and wrong: 7.
+    np.testing.assert_allclose(np.transpose(panel.means[True]), [(0.6, 9), (0.75, 3)])
+    np.testing.assert_allclose(np.transpose(panel.means[False]), [(0.75, 7)])
 
 
 def test_draw_gamma_confidence_axes_reach_from_the_least_confidence_to_1() -> None:
