@@ -8,6 +8,7 @@ from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,8 @@ from calibrant.grid.schedule import Board, CellState, Event, Stage
 
 # Redrawing more often than this costs more than it shows.
 _PAUSE = 0.2
+# To measure tables without anything in their way.
+_WIDE = Console(width=10_000)
 _SIGNS = {Stage.WAITING: "waiting", Stage.RUNNING: "running", Stage.DONE: "done", Stage.FAILED: "failed"}
 
 
@@ -75,10 +78,12 @@ def _seed_table(data: str, states: Sequence[CellState], *, width: int) -> Table:
     seeds = list(dict.fromkeys(state.cell.seed for state in states))
     methods = list(dict.fromkeys(state.cell.method for state in states))
     by_place = {(state.cell.method, state.cell.seed): state for state in states}
-    rows: list[Row] = [[m, *(cell_text(by_place.get((m, seed))) for seed in seeds)] for m in methods]
-    table = fit_table((data, *(f"seed {seed}" for seed in seeds)), rows, width=width)
-    if table.__rich_measure__(Console(width=10_000), Console(width=10_000).options).minimum <= width:
-        return table
+    for with_time in (True, False):
+        cells = {place: cell_text(state, with_time=with_time) for place, state in by_place.items()}
+        rows: list[Row] = [[m, *(cells.get((m, seed), "") for seed in seeds)] for m in methods]
+        table = fit_table((data, *(f"seed {seed}" for seed in seeds)), rows, width=width)
+        if Measurement.get(_WIDE, _WIDE.options, table).minimum <= width:
+            return table
     # No room for every seed: how many are how far.
     rows = [[m, *_counts([state for state in states if state.cell.method == m])] for m in methods]
     return fit_table((data, *_SIGNS.values()), rows, width=width, drop=(1,))
@@ -89,10 +94,8 @@ def _counts(states: Sequence[CellState]) -> list[str]:
     return [str(number) if number else "" for number in numbers]
 
 
-def cell_text(state: CellState | None) -> Text:
-    """Return what a cell shows: error and ECE of the test set at its end, epoch and validation error on its way."""
-    if state is None:
-        return Text("")
+def cell_text(state: CellState, *, with_time: bool = False) -> Text:
+    """Return what a cell shows: error and ECE of the test set at its end; epoch, validation error and time left on its way."""
     if state.stage is Stage.DONE:
         return Text(score_words(state) or "done", style="dim" if state.found else "green")
     if state.stage is Stage.FAILED:
@@ -103,6 +106,8 @@ def cell_text(state: CellState | None) -> Text:
         return Text("scaling" if state.total == 0 else "starting", style="cyan")
     error = state.numbers.get("val_error")
     said = "" if error is None else f" {100 * error:.1f}%"
+    if with_time and state.seconds is not None:
+        said += f" {duration_words((state.total - state.epochs) * state.seconds)}"
     return Text(f"{int(state.epochs)}/{state.total}{said}", style="cyan")
 
 
