@@ -1,0 +1,136 @@
+"""Training on a GPU: captured steps do what called ones do, alone, with NCCL inside, and two processes do what one does."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from calibrant.engine.assemble import assemble
+from calibrant.engine.distributed import Group
+from calibrant.engine.loop import run_epoch
+from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.run import run_recipe
+from calibrant.engine.train import train
+from calibrant.meta.ddp import combine, gather
+from calibrant.meta.virtual import Exchange
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+TINY = {
+    "data.name": "mixture",
+    "backbone.name": "convnet",
+    "train.batch_size": "80",
+    "train.epochs": "2",
+    "train.device": "cuda",
+    "train.precision": "float64",
+    "train.compile": "no",
+    "train.select": "last",
+    "data.same_data": "true",
+}
+# Those that carry state from step to step, or from epoch to epoch.
+CASES = {
+    "ce": {},
+    "flgamma-sece": {"method.options.every": "2"},
+    "scheduled": {"method.name": "flgamma-sece", "method.options.meta_schedule": "cosine"},
+    "paper": {"method.name": "flgamma-sece", "method.preset": "paper"},
+    "ce-dece": {},
+    "mixup": {},
+    "crl": {},
+    "adafocal": {},
+    "patra": {"method.options.every": "1"},
+    "averaged": {"method.name": "ce", "train.average": "uniform", "train.average_from_epoch": "1"},
+    "adamw": {"method.name": "ce", "optim.name": "adamw", "optim.lr": "0.001"},
+}
+
+
+def recipe_of_case(case: str, **settings: str) -> Recipe:
+    return override(
+        Recipe(), TINY | {"method.name": case} | CASES[case] | {k.replace("__", "."): v for k, v in settings.items()}
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_train_cuda_captured_steps_do_what_called_ones_do(case: str) -> None:
+    runs = [run_recipe(recipe_of_case(case, train__graph=graph)) for graph in ("yes", "no")]
+    losses = torch.tensor([[record.train_loss for record in run.history] for run in runs])
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(runs[0].test.logits, runs[1].test.logits, rtol=1e-4, atol=1e-4)
+    for name, value in runs[1].hyper.items():
+        torch.testing.assert_close(runs[0].hyper[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_train_cuda_bf16_and_compiled_learns() -> None:
+    settings = {"train__precision": "bf16", "train__compile": "yes", "train__epochs": "3"}
+    run = run_recipe(recipe_of_case("flgamma-sece", **settings))
+    # At best 22 %.
+    assert run.history[-1].test_error < 0.4
+
+
+def test_train_cuda_images_sent_from_the_host_give_the_same_run() -> None:
+    runs = [run_recipe(recipe_of_case("flgamma-sece", data__place=place)) for place in ("device", "host")]
+    torch.testing.assert_close(runs[0].test.logits, runs[1].test.logits, rtol=1e-5, atol=1e-5)
+
+
+class Talking(Group):
+    """One process that sends everything through the process group all the same."""
+
+    @property
+    def exchange(self) -> Exchange:
+        return Exchange(combine, gather)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        return gather(tensor.contiguous())
+
+    def add_up(self, tensors: list[Tensor]) -> None:
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat)
+        with torch.no_grad():
+            for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="needs NCCL")
+@pytest.mark.parametrize("graph", ["no", "yes"])
+def test_train_cuda_nccl_within_the_step_changes_nothing(graph: str, tmp_path: Path) -> None:
+    own = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1, device_id=own)
+    try:
+        recipe = recipe_of_case("flgamma-sece", train__graph=graph)
+        parts = [assemble(recipe, group=group).parts for group in (Talking(), Group())]
+        for epoch in range(2):
+            records = [run_epoch(part, recipe, epoch, started=0.0) for part in parts]
+        assert records[0].test_nll == pytest.approx(records[1].test_nll, rel=1e-6)
+    finally:
+        dist.destroy_process_group()
+
+
+def work(rank: int, folder: str) -> None:
+    # NCCL wants a GPU for every process; gloo carries the same tensors, so that one GPU is enough.
+    os.environ["LOCAL_RANK"] = "0"
+    torch.cuda.set_device(0)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=120)
+    )
+    run = train(recipe_of_case("flgamma-sece"))
+    state = {name: value.cpu() for name, value in run.model.state_dict().items()}
+    torch.save({"state": state, "hyper": run.hyper, "logits": run.test.logits}, f"{folder}/rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_train_cuda_two_processes_with_synchronised_batchnorm_do_what_one_does(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2, join=True)
+    alone = run_recipe(recipe_of_case("flgamma-sece", train__graph="no"))
+    for rank in range(2):
+        found = torch.load(tmp_path / f"rank{rank}.pt")
+        torch.testing.assert_close(found["logits"], alone.test.logits, rtol=1e-6, atol=1e-6)
+        for name, value in alone.model.state_dict().items():
+            torch.testing.assert_close(found["state"][name], value.cpu(), rtol=1e-6, atol=1e-6)
+        for name, value in alone.hyper.items():
+            torch.testing.assert_close(found["hyper"][name], value, rtol=1e-6, atol=1e-8)
