@@ -76,8 +76,12 @@ def test_figures_of_a_single_run_name_the_seed() -> None:
     ((more, figure),) = FIGURES["reliability"].draw(group, Options(n_bins=(20,)))
     assert more == "-20bins"
     assert figure.texts[0].get_text() == "digits, convnet, seed 3, 20 bins"
-    ((_, figure),) = FIGURES["reliability"].draw(group, Options(n_bins=(20,), seed=0))
-    assert figure.texts[0].get_text() == "digits, convnet, seed 0, 20 bins"
+    ((_, other),) = FIGURES["reliability"].draw(group, Options(n_bins=(20,), seed=0))
+    assert other.texts[0].get_text() == "digits, convnet, seed 0, 20 bins"
+    for drawn, run in ((figure, group.rows[0].runs[1]), (other, group.rows[0].runs[0])):
+        assert run.test is not None
+        error = 100 * (1 - float(run.test.correct.double().mean()))
+        assert drawn.axes[1].get_title().startswith(f"CE ({error:.2f}%)")
 
 
 def test_curves_without_test_columns_fall_back_to_validation() -> None:
