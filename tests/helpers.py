@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import socket
+
 import torch
 from torch import Tensor
+
+
+def reserved_port() -> int:
+    """A port of the loopback interface that a server may take and that nobody else is given for a minute.
+
+    A port that was merely free a moment ago may be another test's by the time it is used. One whose last connection the server
+    has closed is kept by the system for those who name it.
+    """
+    with socket.socket() as server, socket.socket() as client:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        client.connect(server.getsockname())
+        accepted, _ = server.accept()
+        accepted.close()
+        return int(server.getsockname()[1])
 
 
 def golden() -> tuple[Tensor, Tensor]:

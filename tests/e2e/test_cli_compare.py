@@ -18,7 +18,7 @@ from calibrant.grid.collect import load_entries
 TINY = ("--data", "mixture", "--epochs", "3", "--set", "train.batch_size=200", "--set", "train.checkpoint_every_seconds=0")
 GRID = ("--methods", "ce,ce+ts,focal", "--seeds", "2")
 TABLES = ("table.md", "table.tex", "table.csv", "table.json")
-PATIENCE = 300
+PATIENCE = 900
 
 
 def start(*arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:

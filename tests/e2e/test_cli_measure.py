@@ -256,7 +256,7 @@ def test_measure_bad_input_ends_with_2_and_one_sentence(
 def test_measure_in_a_pipe_that_closes_says_nothing(folder: Path) -> None:
     command = f"{sys.executable} -m calibrant measure --resamples 20 --json {folder / 'first.npz'} | head -c 1"
     environment = {**os.environ, "NO_COLOR": "1", "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=600, env=environment)
     assert (done.stdout, done.stderr) == ("{", "")
 
 

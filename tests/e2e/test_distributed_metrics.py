@@ -11,7 +11,7 @@ from torch import Tensor
 
 from helpers import mixed_gaps
 
-LIMIT_S = 120
+LIMIT_S = 600
 # (examples of the first process, of the second): all kept, more than are kept, and one process without any.
 SHARES = {"few": (700, 1300), "many": (30_000, 41_000), "lopsided": (1500, 0)}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from calibrant.integrations.lightning import CalibratedMixin, CalibrationCallback, meta_learner
 from calibrant.meta import MetaBatches, MetaLearner
 from calibrant.metrics import expected_calibration_error
+from helpers import reserved_port
 
 PATH = Path(__file__).parents[2] / "examples" / "lightning_loop.py"
 pytestmark = [
@@ -298,10 +298,7 @@ def work(rank: int, folder: str, port: int) -> None:
 
 
 def test_two_processes_train_and_measure_as_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = torch.multiprocessing.spawn(work, args=(str(tmp_path), port), nprocs=2, join=False)
+    running = torch.multiprocessing.spawn(work, args=(str(tmp_path), reserved_port()), nprocs=2, join=False)
     expected = fit_half()
     while not running.join(timeout=120):
         pass

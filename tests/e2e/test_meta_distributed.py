@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from calibrant.meta import MetaLearner
 
-LIMIT_S = 120
+LIMIT_S = 600
 CASES = {
     "head": {"lookahead": "head"},
     "head-sum-clip": {"lookahead": "head", "lookahead_reduction": "sum", "lookahead_clip": 0.5, "objective": "dece"},

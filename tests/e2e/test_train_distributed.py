@@ -14,7 +14,7 @@ from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.run import run_recipe
 from calibrant.engine.train import train
 
-LIMIT_S = 120
+LIMIT_S = 600
 # Twenty steps: 1,600 training examples in batches of 80.
 TWENTY_STEPS = {
     "data.name": "mixture",

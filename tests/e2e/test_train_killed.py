@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,37 +44,54 @@ def lines_of(file):
     return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
+class Hold(torch.nn.Module):
+    """Hands its input on, but waits where the history of a run, named by the environment, has as many lines as it may."""
+
+    def forward(self, inputs):
+        history, _, most = os.environ.get("HOLD_AT", "").rpartition(":")
+        while history and lines_of(Path(history)) >= int(most):
+            time.sleep(0.05)
+        return inputs
+
+
+def held_net(num_classes):
+    layers = (Hold(), torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU())
+    return torch.nn.Sequential(*layers, torch.nn.Linear(32, num_classes))
+
+
 def start_and_kill(folder, recipe, *, after):
-    """Start the command, wait until it has begun to train and ``after`` seconds more, and kill it."""
-    # One thread, as in this process: sums of floating numbers depend on how they are split.
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "calibrant", "train", str(recipe), "--resume", "--out", str(folder)]
+    """Start the command, wait until it has begun to train and ``after`` seconds more, and kill it within four epochs."""
     history = folder / "history.jsonl"
     before = lines_of(history)
+    # One thread, as in this process: sums of floating numbers depend on how they are split.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    environment["HOLD_AT"] = f"{history}:{before + 4}"
+    command = [sys.executable, "-m", "calibrant", "train", str(recipe), "--resume", "--out", str(folder)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        limit = time.monotonic() + 120
+        limit = time.monotonic() + 600
         while lines_of(history) <= before and process.poll() is None and time.monotonic() < limit:
             time.sleep(0.002)
         time.sleep(after)
     finally:
         process.send_signal(signal.SIGKILL)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, said
 
 
 def test_train_killed_twice_at_random_moments_ends_with_the_same_weights(tmp_path):
-    whole = train(RECIPE)
+    recipe = override(RECIPE, {"backbone.name": "test_train_killed:held_net"})
+    whole = train(recipe)
     file, folder = tmp_path / "recipe.toml", tmp_path / "run"
-    file.write_text(to_toml(RECIPE))
+    file.write_text(to_toml(recipe))
     epoch_seconds = whole.history[-1].seconds / len(whole.history)
     moments = random.Random(0)
     reached = []
     for _ in range(2):
-        # This falls anywhere in an epoch or in the writing of files, and well before the end.
+        # This falls anywhere in an epoch or in the writing of files; should this process be late, the other waits.
         start_and_kill(folder, file, after=moments.uniform(0, 3 * epoch_seconds))
         reached.append(lines_of(folder / "history.jsonl"))
-    resumed = train(RECIPE, out=folder, resume=True)
+    resumed = train(recipe, out=folder, resume=True)
     assert 0 < reached[0] < reached[1] < 15
     assert_same(whole, resumed)
 

@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification, EvalPredicti
 from calibrant.integrations.transformers import STATE_FILE, CalibratedTrainer, CalibrationCallback
 from calibrant.meta import MetaLearner
 from calibrant.metrics import expected_calibration_error
+from helpers import reserved_port
 
 PATH = Path(__file__).parents[2] / "examples" / "transformers_loop.py"
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator is found.*")
@@ -288,10 +289,7 @@ def work(rank: int, folder: str, port: int) -> None:
 
 
 def test_two_processes_train_and_measure_as_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = torch.multiprocessing.spawn(work, args=(str(tmp_path), port), nprocs=2, join=False)
+    running = torch.multiprocessing.spawn(work, args=(str(tmp_path), reserved_port()), nprocs=2, join=False)
     expected = fit_half(str(tmp_path / "one"), 32)
     while not running.join(timeout=120):
         pass

@@ -27,7 +27,9 @@ class Served(ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.content, self.ranges, self.cut, self.status, self.pause, self.mute = CONTENT, True, [], None, 0.0, 0.0
+        self.content, self.ranges, self.cut, self.status, self.mute = CONTENT, True, [], None, 0.0
+        # What has been sent when the line goes dead, and until when.
+        self.dead_after, self.revived = None, threading.Event()
         self.asked = []
 
     def handle_error(self, *_):
@@ -59,7 +61,8 @@ class Handler(BaseHTTPRequestHandler):
         end = min(len(server.content), start + server.cut.pop(0)) if server.cut else len(server.content)
         for place in range(start, end, 10_000):
             self.wfile.write(server.content[place : min(end, place + 10_000)])
-            time.sleep(server.pause)
+            if server.dead_after and place + 10_000 >= server.dead_after:
+                server.revived.wait()
         self.close_connection = True
 
     def log_message(self, *_):
@@ -74,6 +77,7 @@ def serving():
     try:
         yield server
     finally:
+        server.revived.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -211,9 +215,34 @@ def test_download_nobody_answers_says_so(tmp_path):
         download([url], tmp_path / "file.bin", md5=MD5, size=10)
 
 
-def test_download_stalling_server_is_asked_for_the_rest(server, tmp_path):
-    server.content, server.pause = CONTENT[:40_000], 5.0
-    path = download([server.url], tmp_path / "file.bin", md5=hashlib.md5(server.content).hexdigest(), size=40_000, timeout=0.1)
+class Stalling:
+    """An answer that hands over 10,000 bytes and then times out, as a line that went dead does; no clock is involved."""
+
+    def __init__(self, answer):
+        self.answer, self.left = answer, 10_000
+
+    def __getattr__(self, name):
+        return getattr(self.answer, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return self.answer.__exit__(*error)
+
+    def read1(self, most):
+        if self.left == 0:
+            raise TimeoutError("timed out")
+        block = self.answer.read1(min(most, self.left))
+        self.left -= len(block)
+        return block
+
+
+def test_download_stalling_server_is_asked_for_the_rest(server, tmp_path, monkeypatch):
+    server.content = CONTENT[:40_000]
+    urlopen = module.urllib.request.urlopen
+    monkeypatch.setattr(module.urllib.request, "urlopen", lambda *given, **options: Stalling(urlopen(*given, **options)))
+    path = download([server.url], tmp_path / "file.bin", md5=hashlib.md5(server.content).hexdigest(), size=40_000)
     assert path.read_bytes() == CONTENT[:40_000]
     assert server.asked == [None, "bytes=10000-", "bytes=20000-", "bytes=30000-"]
 
@@ -265,20 +294,21 @@ def test_download_line_that_breaks_while_reading_is_no_fault_of_the_disk(server,
 
 
 def test_download_killed_in_the_middle_goes_on_where_it_was(server, tmp_path):
-    server.pause = 0.05
+    # The child waits for the rest until it is killed, however long that takes.
+    server.dead_after = 100_000
     code = (
         f"from calibrant.io.download import download\ndownload([{server.url!r}], 'file.bin', md5={MD5!r}, size={len(CONTENT)})"
     )
     part = tmp_path / "file.bin.part"
     child = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     have = part.stat().st_size
     assert 0 < have < len(CONTENT)
-    server.pause = 0.0
+    server.revived.set()
     path = get(server, tmp_path / "file.bin")
     assert server.asked[-1] == f"bytes={have}-"
     assert Path(path).read_bytes() == CONTENT

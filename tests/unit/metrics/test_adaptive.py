@@ -162,10 +162,10 @@ def test_sweep_error_is_the_adaptive_error_with_the_swept_number() -> None:
 
 def test_sweep_perfect_predictions_take_no_sweep() -> None:
     top = 0.5 + 0.5 * torch.rand(50_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    start = time.perf_counter()
+    start = time.process_time()
     value = float(sweep_calibration_error(torch.stack([top, 1 - top], 1), torch.zeros(50_000, dtype=torch.long)))
-    # Checking every number of bins would take a minute.
-    assert time.perf_counter() - start < 2
+    # Checking every number of bins would take a minute of processor time, and this takes milliseconds.
+    assert time.process_time() - start < 10
     assert value == pytest.approx(float((1 - top).mean()))
 
 
