@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,14 +18,44 @@ from calibrant.cli import main
 from calibrant.grid.collect import load_entries
 
 TINY = ("--data", "mixture", "--epochs", "3", "--set", "train.batch_size=200", "--set", "train.checkpoint_every_seconds=0")
-GRID = ("--methods", "ce,ce+ts,focal", "--seeds", "2")
+GRID = ("--methods", "ce,ce+ts,focal", "--seeds", "2", "--model", "own:waiting")
 TABLES = ("table.md", "table.tex", "table.csv", "table.json")
-PATIENCE = 900
+PATIENCE = 300
+# Networks of one's own, so that what happens does not depend on how fast the machine is. `waiting` stops in the second epoch of
+# `focal` until there is a file `go`. The process of `dying` dies the first time that it is built for `ce`, and it cannot be
+# built for `focal`.
+NETWORKS = """
+import os, signal, sys, time
+from pathlib import Path
+from calibrant.backbones import mlp
+
+def waiting(num_classes):
+    model, seen = mlp(num_classes, num_inputs=64), []
+
+    def wait(head, inputs):
+        seen.extend([1] if head.training else [])
+        while len(seen) > 10 and not Path("go").exists():
+            time.sleep(0.05)
+
+    if "focal" in sys.argv:
+        model.head.register_forward_pre_hook(wait)
+    return model
+
+def dying(num_classes):
+    if "focal" in sys.argv:
+        print("what the log shows", flush=True)
+        raise RuntimeError("no such luck")
+    if not Path("died").exists():
+        Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return mlp(num_classes, num_inputs=64)
+"""
 
 
-def start(*arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    (cwd / "own.py").write_text(NETWORKS)
     return subprocess.Popen(
-        [sys.executable, "-m", "calibrant", "compare", *TINY, *arguments],
+        [sys.executable, "-m", "calibrant", "compare", *TINY, *arguments, "--out", "out"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -37,23 +69,31 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def until_first_run(process: subprocess.Popen[str]) -> None:
-    """Read what the command says until one run has ended; others are then under way."""
+def read_until(process: subprocess.Popen[str], beginning: str) -> None:
+    """Read what the command says up to a line."""
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("[1/"):
+        if line.startswith(beginning):
             return
     raise AssertionError(finish(process))
+
+
+def wait_for(file: Path) -> None:
+    end = time.monotonic() + PATIENCE
+    while not file.exists():
+        assert time.monotonic() < end, file
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A grid that was run in one go, two runs at a time."""
-    folder = tmp_path_factory.mktemp("whole") / "out"
-    code, out, err = finish(start(*GRID, "--jobs", "2", "--out", str(folder)))
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "go").touch()
+    code, out, err = finish(start(*GRID, "--jobs", "2", cwd=folder))
     assert code == 0, err
     assert "[6/6]" in out
-    return folder
+    return folder / "out"
 
 
 def tables(folder: Path) -> list[str]:
@@ -62,7 +102,7 @@ def tables(folder: Path) -> list[str]:
 
 def test_compare_leaves_runs_tables_figures_and_a_report(whole: Path) -> None:
     assert sorted(folder.name for folder in (whole / "runs").iterdir()) == [
-        f"mixture-mlp-{method}-seed{seed}" for method in ("ce+ts", "ce", "focal") for seed in (0, 1)
+        f"mixture-waiting-{method}-seed{seed}" for method in ("ce+ts", "ce", "focal") for seed in (0, 1)
     ]
     table = json.loads((whole / "table.json").read_text())
     (section,) = table["sections"]
@@ -75,73 +115,61 @@ def test_compare_leaves_runs_tables_figures_and_a_report(whole: Path) -> None:
 
 
 def test_compare_killed_and_run_again_gives_the_same_table(whole: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    process = start(*GRID, "--jobs", "2", "--out", str(folder), "--no-figures")
-    until_first_run(process)
+    process = start(*GRID, "--jobs", "2", "--no-figures", cwd=tmp_path)
+    read_until(process, "[1/6]")
+    runs = tmp_path / "out" / "runs"
+    wait_for(runs / "mixture-waiting-focal-seed0" / "state.pt")
     os.killpg(process.pid, signal.SIGKILL)
     finish(process)
-    assert not (folder / "table.md").exists()
-    stamps = {place.name: (place / "run.json").read_text() for place in (folder / "runs").iterdir() if finished(place)}
-    assert 1 <= len(stamps) < 6
-    code, out, err = finish(start(*GRID, "--jobs", "1", "--out", str(folder), "--no-figures"))
+    stamps = {place.name: (place / "run.json").read_text() for place in runs.iterdir() if finished(place)}
+    # Both runs of `focal` wait, or would have.
+    assert 1 <= len(stamps) <= 4
+    (tmp_path / "go").touch()
+    code, out, err = finish(start(*GRID, "--jobs", "1", "--no-figures", cwd=tmp_path))
     assert code == 0, err
     assert f"{len(stamps)} run" in out
-    assert tables(folder) == tables(whole)
-    for place in (folder / "runs").iterdir():
+    assert tables(tmp_path / "out") == tables(whole)
+    for place in runs.iterdir():
         assert (place / "test.npz").read_bytes() == (whole / "runs" / place.name / "test.npz").read_bytes()
-    assert all((folder / "runs" / name / "run.json").read_text() == text for name, text in stamps.items())
+    assert all((runs / name / "run.json").read_text() == text for name, text in stamps.items())
+    assert facts(runs / "mixture-waiting-focal-seed0")["resumed_at_epochs"] == [1]
+
+
+def facts(place: Path) -> dict[str, Any]:
+    file = place / "run.json"
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def finished(place: Path) -> bool:
-    file = place / "run.json"
-    return file.exists() and json.loads(file.read_text())["finished"] is not None
+    return facts(place).get("finished") is not None
 
 
 def test_compare_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
-    process = start("--methods", "ce,focal", "--jobs", "1", "--out", str(tmp_path / "out"), "--no-figures")
-    until_first_run(process)
+    process = start("--methods", "ce,focal", "--model", "own:waiting", "--jobs", "1", "--no-figures", cwd=tmp_path)
+    read_until(process, "[1/2]")
     os.killpg(process.pid, signal.SIGINT)
     code, _, err = finish(process)
     assert code == 130
     assert err == "calibrant: interrupted, 1 of 2 runs are finished. The same command goes on.\n"
 
 
-# A network whose process dies the first time it is built for `ce`, and which cannot be built at all for `focal`.
-NETWORK = """
-import os, signal, sys
-from pathlib import Path
-from calibrant.backbones import mlp
-
-def network(num_classes):
-    if "focal" in sys.argv:
-        print("what the log shows", flush=True)
-        raise RuntimeError("no such luck")
-    if not Path("died").exists():
-        Path("died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return mlp(num_classes, num_inputs=64)
-"""
-
-
 def test_compare_goes_on_without_runs_that_fail_or_are_killed(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(NETWORK)
-    methods = "ce,focal,focal+ts,brier"
-    process = start("--methods", methods, "--model", "own:network", "--jobs", "1", "--out", "out", "--no-figures", cwd=tmp_path)
-    code, out, err = finish(process)
+    methods = ("--methods", "ce,focal,focal+ts,brier", "--model", "own:dying")
+    code, out, err = finish(start(*methods, "--jobs", "1", "--no-figures", cwd=tmp_path))
     assert code == 1, err
     assert "mixture ce seed 0: tried again, for its process was killed (SIGKILL)" in out
     rows = [line["method"] for line in json.loads((tmp_path / "out" / "table.json").read_text())["sections"][0]["lines"]]
     assert rows == ["ce", "brier"]
-    log = Path("out", "logs", "mixture-network-focal-seed0.log")
-    assert f"mixture-network-focal-seed0 failed: RuntimeError: no such luck (log: {log})" in err
-    assert "mixture-network-focal+ts-seed0 failed: mixture-network-focal-seed0, which it is made of, failed" in err
+    log = Path("out", "logs", "mixture-dying-focal-seed0.log")
+    assert f"mixture-dying-focal-seed0 failed: RuntimeError: no such luck (log: {log})" in err
+    assert "mixture-dying-focal+ts-seed0 failed: mixture-dying-focal-seed0, which it is made of, failed" in err
     assert "what the log shows" in (tmp_path / log).read_text()
 
 
 def test_compare_in_python_reads_finished_runs_and_adds_others(whole: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs-seed0.npz"
-    load_entries(whole / "runs" / "mixture-mlp-ce-seed1")[0].test.save(theirs)
-    settings = {"train.epochs": 3, "train.batch_size": 200}
+    load_entries(whole / "runs" / "mixture-waiting-ce-seed1")[0].test.save(theirs)
+    settings = {"train.epochs": 3, "train.batch_size": 200, "backbone.name": "own:waiting"}
     found = calibrant.compare(
         "mixture", methods=["focal", "ce"], seeds=[1], out=whole, settings=settings, add=[theirs], figures=False
     )
@@ -180,6 +208,6 @@ def test_compare_of_what_cannot_be_says_so_before_anything_starts(
 
 def test_compare_with_another_recipe_in_the_folder_names_what_differs(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main.run(["compare", "--data", "mixture", "--methods", "ce", "--epochs", "9", "--out", str(whole)])
+        main.run(["compare", "--data", "mixture", "--methods", "ce", "--model", "own:waiting", "--out", str(whole)])
     assert ended.value.code == 2
     assert "`train.batch_size` is 200 there and 128 here. Use another folder" in capsys.readouterr().err
