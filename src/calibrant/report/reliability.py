@@ -87,8 +87,9 @@ def draw_reliability_grid(
 
     Blue bars are the accuracy of a bin, hatched ones its gap to the mean confidence: standing on the accuracy, positive,
     where that is lower than the confidence; hanging down from it, negative, where it is higher. Thin lines are 95 %
-    intervals of the accuracy, at the mean confidence of the bin: one that crosses the diagonal is no sign of an error.
-    The caption below each diagram gives the method and, in brackets, its test error.
+    intervals of the accuracy, at the mean confidence of the bin: one that crosses the diagonal is no sign of an error. With
+    more than 20 bins they are a grey band, and nothing is hatched. The caption below each diagram gives the method, in
+    brackets its test error, and its ECE over these bins.
 
     Args:
         panels: What to draw; see `prepare_reliability`.
