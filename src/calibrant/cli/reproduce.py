@@ -107,10 +107,11 @@ def write_time(seconds: float) -> str:
     """A duration in the unit that suits it.
 
     Example:
-        >>> write_time(42), write_time(600), write_time(9000), write_time(400_000)
-        ('42 s', '10 min', '2.5 h', '4.6 days')
+        >>> write_time(42), write_time(600), write_time(9000), write_time(400_000), write_time(3e8)
+        ('42 s', '10 min', '2.5 h', '4.6 days', '9.5 years')
     """
-    for unit, size, least, digits in (("days", 86_400, 172_800, 1), ("h", 3600, 5400, 1), ("min", 60, 100, 0)):
+    units = (("years", 31_557_600, 63_115_200, 1), ("days", 86_400, 172_800, 1), ("h", 3600, 5400, 1), ("min", 60, 100, 0))
+    for unit, size, least, digits in units:
         if seconds >= least:
             return f"{seconds / size:.{digits}f} {unit}"
     return f"{seconds:.0f} s"

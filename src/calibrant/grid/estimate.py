@@ -124,11 +124,17 @@ def forecast(
     for cell in cells:
         if cell.base is None:
             kinds.setdefault(kind_of(cell.recipe), []).append(cell.recipe)
-    speeds = []
+    speeds: list[Speed] = []
+    alike: dict[tuple[object, ...], Speed] = {}
     for name, recipes in kinds.items():
-        if report is not None:
+        shape = shape_of(recipes[0].data)
+        # The number of classes hardly matters, so that sets of equal pictures are timed once.
+        key = (shape.size, shape.channels, recipes[0].train.batch_size, name.partition(", ")[2])
+        if key not in alike and report is not None:
             report(name)
-        speeds.append(measure_speed(recipes[0], name=name, runs=len(recipes), threads=threads))
+        speed = measure_speed(recipes[0], name=name, runs=len(recipes), threads=threads, known=alike.get(key))
+        alike[key] = speed
+        speeds.append(speed)
     device = cells[0].recipe.train.device if cells else "auto"
     places = make_places(device=device, jobs=jobs, threads=threads)
     trained = sum(speed.runs for speed in speeds)
@@ -154,7 +160,7 @@ def kind_of(recipe: Recipe) -> str:
     return f"{Path(recipe.data.name).name}, {recipe.backbone.name}, {family}"
 
 
-def measure_speed(recipe: Recipe, *, name: str = "", runs: int = 1, threads: int = 1) -> Speed:
+def measure_speed(recipe: Recipe, *, name: str = "", runs: int = 1, threads: int = 1, known: Speed | None = None) -> Speed:
     """Train a few steps by a recipe on made-up images of its data's size, and say how long a whole run takes.
 
     Args:
@@ -162,18 +168,24 @@ def measure_speed(recipe: Recipe, *, name: str = "", runs: int = 1, threads: int
         name: What to call it.
         runs: How many of its kind there are.
         threads: Threads of a run on the CPU.
+        known: What was measured of equal steps; then nothing is trained.
     """
     shape = shape_of(recipe.data)
     left = _left_out(recipe, shape)
+    train, test = (known.train, known.test) if known else _images_per_second(recipe, shape, left, threads=threads)
+    epoch = left.train / train + (left.val + shape.test) / test / recipe.train.eval_every_epochs
+    return Speed(name, train, test, runs, recipe.train.epochs * epoch + _AROUND)
+
+
+def _images_per_second(recipe: Recipe, shape: Shape, left: _Left, *, threads: int) -> tuple[float, float]:
+    """Speed of training and of evaluation."""
     probe = _PROBES[choose_hardware(device=recipe.train.device).device.type]
     timed = _time(recipe, shape, probe, threads=threads)
     if timed.train_seconds + timed.test_seconds < _TOO_SHORT:
         # So short an epoch is mostly overhead, which must be in the right proportion: take whole batches and the real test set.
         steps = max(min(left.train // recipe.train.batch_size, 100), 1)
         timed = _time(recipe, shape, _Probe(steps, 1, min(left.val + shape.test, 10_000)), threads=threads)
-    train, test = timed.trained / timed.train_seconds, timed.tested / timed.test_seconds
-    epoch = left.train / train + (left.val + shape.test) / test / recipe.train.eval_every_epochs
-    return Speed(name, train, test, runs, recipe.train.epochs * epoch + _AROUND)
+    return timed.trained / timed.train_seconds, timed.tested / timed.test_seconds
 
 
 class _Timed(NamedTuple):

@@ -63,5 +63,22 @@ def test_forecast_of_jobs_side_by_side_is_shorter_but_no_shorter_than_one_run() 
     assert found.low == pytest.approx(0.75 * found.speeds[0].seconds)
 
 
+def test_forecast_times_equal_pictures_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[str] = []
+
+    def images_per_second(recipe: Recipe, *rest: object, threads: int) -> tuple[float, float]:
+        timed.append(recipe.data.name)
+        return 100.0, 1000.0
+
+    monkeypatch.setattr("calibrant.grid.estimate._images_per_second", images_per_second)
+    cells = plan_cells(["cifar10", "cifar100", "tiny-imagenet"], ["ce", "flgamma"], [0], settings={"train.device": "cpu"})
+    found = forecast(cells, jobs=1)
+    assert timed == ["cifar10", "cifar10", "tiny-imagenet", "tiny-imagenet"]
+    # 45,000 images train without a meta part and 40,000 with one; 5,000 and 10,000 are evaluated.
+    assert [speed.seconds for speed in found.speeds[:2]] == [350 * (450 + 15) + 5, 350 * (400 + 15) + 5]
+    assert found.speeds[2].seconds == found.speeds[0].seconds
+    assert found.speeds[4].seconds == 350 * (900 + 20) + 5
+
+
 def test_forecast_of_nothing_left_is_nothing() -> None:
     assert forecast([]).speeds == ()
