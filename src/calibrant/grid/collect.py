@@ -57,7 +57,7 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
         path: A run folder; a folder of run folders, of ``.npz`` predictions or of records, up to three levels deep; a file of
             predictions (``.npz``, ``.csv``, ``.parquet``, ``.pt``); or the record of a result (``.json``). Runs that are not
             finished are left out; `find_runs` names them. Predictions are called by their file's name without its ending; where
-            it ends in ``seed3`` they are that seed's, and a file called just ``seed3`` or ``test`` is named after its folder.
+            it ends in ``seed3`` they are that seed's, and a file called just ``seed3`` or ``test`` is called by its folder.
         data: Name of the data set of predictions whose file cannot say it; "?" if not given.
 
     Returns:
@@ -174,12 +174,17 @@ def command_of(recipe: Recipe) -> str:
 
 
 def _entry_of_predictions(predictions: Predictions, path: Path, *, data: str | None) -> Entry:
-    found = _SEED.fullmatch(path.stem)
-    name, seed = (found["name"], int(found["seed"])) if found else (path.stem, None)
-    if name is None or name == "test":
-        name = path.resolve().parent.name
+    name, seed = _name_and_seed(path.stem)
+    if name in ("", "test"):
+        folder = path.resolve().parent.name
+        name, seed = (folder, seed) if seed is not None else _name_and_seed(folder)
     scores = measure(predictions, n_bins=_N_BINS, file=path.name)
     return Entry(data=data or "?", method=name, scores=scores, seed=seed, test=predictions, folder=str(path))
+
+
+def _name_and_seed(text: str) -> tuple[str, int | None]:
+    found = _SEED.fullmatch(text)
+    return (found["name"] or "", int(found["seed"])) if found else (text, None)
 
 
 def _scores(test: Predictions, file: Path) -> Scores:

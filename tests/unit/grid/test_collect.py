@@ -134,6 +134,14 @@ def test_load_entries_of_a_folder_of_predictions_are_its_seeds(tmp_path: Path) -
     assert found == [("other", 7), ("theirs", 0), ("theirs", 1), ("theirs", None)]
 
 
+def test_load_entries_of_test_predictions_are_called_by_their_folder_and_its_seed(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs-seed3"
+    folder.mkdir()
+    golden_predictions().save(folder / "test.npz")
+    (entry,) = load_entries(folder / "test.npz")
+    assert (entry.method, entry.seed) == ("theirs", 3)
+
+
 def test_load_entries_of_validation_predictions_is_refused(tmp_path: Path) -> None:
     golden_predictions("val").save(tmp_path / "mine.npz")
     with pytest.raises(ValueError, match="must hold predictions on test data to be compared, got those of the val split"):
