@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from calibrant import Predictions
 from calibrant.calibrators import AutoCalibrator, Calibrator, Identity, TemperatureScaling
@@ -18,7 +17,7 @@ from calibrant.calibrators.fit_data import FitData, check_fit_input
 from calibrant.calibrators.folds import split_folds
 from calibrant.core.checks import FitError
 from calibrant.data.synthetic import synthetic_predictions
-from calibrant.metrics import negative_log_likelihood
+from calibrant.metrics import expected_calibration_error, negative_log_likelihood
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
 from helpers import golden
@@ -217,11 +216,25 @@ def test_temperature_on_known_miscalibration_leaves_what_a_calibrated_model_show
     assert after["ece"].value < after.ece_if_calibrated.p95 * 1.2
 
 
-def test_auto_on_known_miscalibration_is_not_significantly_worse_than_temperature() -> None:
-    fit_data, test = true_ece_setting(1)
-    part: Tensor = torch.arange(3000)
-    auto = AutoCalibrator(methods=("temperature", "ensemble_temperature", "vector", "isotonic", "histogram"))
-    chosen = auto.fit(fit_data.subset(part)).apply(test)
-    plain = TemperatureScaling().fit(fit_data.subset(part)).apply(test)
-    difference = paired_test(plain, chosen, n_resamples=100)["nll"]
-    assert difference.difference <= 0 or difference.p_value > 0.05
+# All fourteen were tried on ten such data sets: temperature was chosen every time. These are the quick ones.
+KINDS = ("temperature", "ensemble_temperature", "spline", "top_label_binning", "histogram", "isotonic")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_auto_on_known_miscalibration_is_not_significantly_worse_than_temperature(seed: int) -> None:
+    fit_data, test = true_ece_setting(seed)
+    auto = AutoCalibrator(methods=KINDS).fit(fit_data)
+    chosen, plain = auto.apply(test), TemperatureScaling().fit(fit_data).apply(test)
+    difference = paired_test(plain, chosen, n_resamples=100)
+    for key in ("nll", "ece"):
+        assert difference[key].difference <= 0 or difference[key].p_value > 0.05, (key, auto.best_name_)
+    assert negative_log_likelihood(chosen) < negative_log_likelihood(test) - 0.1
+    assert expected_calibration_error(chosen.probs, chosen.labels) < 0.015
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_auto_on_calibrated_data_says_that_doing_nothing_is_best(seed: int) -> None:
+    given = over_confident(seed, "val").subset(torch.arange(5000))
+    auto = AutoCalibrator(methods=KINDS).fit(given.replace(logits=given.logits / 2.4))
+    assert auto.best_name_ == "none"
+    assert auto.advice_.startswith("Doing nothing is best: no method improves the held-out negative log-likelihood clearly")
