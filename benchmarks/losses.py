@@ -6,9 +6,11 @@ Batch 512, one thread, medians of interleaved runs: each round times every objec
 so that what else the machine does weighs on none. Exits with 1 if an objective exceeds its limit; the limits are meant for
 the CPU.
 
-The comparison with published forms is printed at batch 512 and, where that is not it, at the batch for which a factor of 10
-is promised. At 512 the published FLSD takes about 8 times cross-entropy's time, so nothing that computes a cross-entropy can
-be 10 times faster; the weighted MMCE, whose published form is quadratic, has not yet left its fixed costs behind.
+The comparison with published forms transcribes the code released with the papers: torrvision/focal_calibration,
+Losses/focal_loss_adaptive_gamma.py and Losses/mmce.py, and IntelLabs/AVUC, src/avuc_loss.py. It is printed at batch 512 and,
+where that is not it, at the batch from which on a factor of 10 is promised, with 10 and with 100 classes. At 512 the published
+FLSD takes 8.5 times (10 classes) and 12 times (100) as long as F.cross_entropy alone, which leaves no room for a factor of
+10. With 1,000 classes the exponentials, which both forms have to take, outweigh the loop: no factor is promised there.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ KERNEL_LIMIT = {100: 25.0}
 # A sum over pairs of classes: quadratic in C by definition.
 UNLIMITED = {"cpc"}
 LEAST_SPEEDUP = 10.0
-# Batch from which on an objective must be that much faster than its published form.
-SPEEDUP_BATCH = {"avuc": 512, "weighted_mmce": 2048, "flsd": 4096}
+# Batch from which on an objective must be that much faster than its published form, and the numbers of classes it holds for.
+SPEEDUP_BATCH = {"avuc": 512, "weighted_mmce": 512, "flsd": 2048}
+SPEEDUP_CLASSES = (10, 100)
 
 Timed = Callable[[Tensor, Tensor], Tensor]
 
@@ -123,7 +126,7 @@ def literal_flsd(logits: Tensor, labels: Tensor) -> Tensor:
         if number >= 0.5:
             gammas.append(3.0)
             continue
-        for edge in sorted(steps):
+        for edge in sorted(steps.keys()):
             if number < edge:
                 gammas.append(steps[edge])
                 break
@@ -211,26 +214,32 @@ def print_ratios(title: str, table: Mapping[str, Entry], ratios: Mapping[int, Ma
 
 def compare_literal(*, device: str, seconds: float) -> list[str]:
     """Print how much faster three objectives are than their published form; return those below the promised factor."""
-    table = {**LOSSES, **PENALTIES}
     slow = []
+    widths = {"literal": 9, "ce": 13, "ours": 9}
     head = f"{'published':>12}{'cross-entropy':>16}{'calibrant':>12}{'faster':>10}"
-    print(f"\n{'published forms, C = 10':<24}{'batch':>7}{head}   least")
-    for name, literal in LITERAL.items():
-        for batch in sorted({BATCH, SPEEDUP_BATCH[name]}):
-            logits, labels = draw(10, batch=batch, device=device)
-            ours = facade(table[name], batch=batch, device=device, **SAME_AS_PUBLISHED.get(name, {}))
-            torch.testing.assert_close(ours(logits, labels), literal(logits, labels), rtol=1e-4, atol=1e-6)
-            three: dict[str, Timed] = {"literal": literal, "ours": ours, "ce": F.cross_entropy}
-            timed = block_medians(three, logits, labels, seconds=seconds)
-            factor = timed["literal"] / timed["ours"]
-            promised = batch == SPEEDUP_BATCH[name]
-            late = promised and factor < LEAST_SPEEDUP
-            slow += [f"{name} against its published form"] if late else []
-            cells = (
-                f"{1e3 * timed['literal']:>9.3f} ms{1e3 * timed['ce']:>13.3f} ms{1e3 * timed['ours']:>9.3f} ms{factor:>8.1f} x"
-            )
-            print(f"{name:<24}{batch:>7}{cells}{'!' if late else ' '}  {f'{LEAST_SPEEDUP:g} x' if promised else 'none'}")
+    print(f"\n{'published forms':<24}{'C':>6}{'batch':>7}{head}   least")
+    for name in LITERAL:
+        for num_classes in CLASSES:
+            for batch in sorted({BATCH, SPEEDUP_BATCH[name]} if num_classes in SPEEDUP_CLASSES else {BATCH}):
+                promised = batch == SPEEDUP_BATCH[name] and num_classes in SPEEDUP_CLASSES
+                timed = time_literal(name, num_classes, batch=batch, device=device, seconds=seconds)
+                factor = timed["literal"] / timed["ours"]
+                late = promised and factor < LEAST_SPEEDUP
+                slow += [f"{name} against its published form at C = {num_classes}"] if late else []
+                cells = "".join(f"{1e3 * timed[key]:>{width}.3f} ms" for key, width in widths.items())
+                least = f"{LEAST_SPEEDUP:g} x" if promised else "none"
+                print(f"{name:<24}{num_classes:>6}{batch:>7}{cells}{factor:>8.1f} x{'!' if late else ' '}  {least}")
     return slow
+
+
+def time_literal(name: str, num_classes: int, *, batch: int, device: str, seconds: float) -> dict[str, float]:
+    """Seconds of the published form, of ours, which is checked to give the same value, and of cross-entropy."""
+    logits, labels = draw(num_classes, batch=batch, device=device)
+    entry = {**LOSSES, **PENALTIES}[name]
+    ours = facade(entry, batch=batch, device=device, **SAME_AS_PUBLISHED.get(name, {}))
+    literal = LITERAL[name]
+    torch.testing.assert_close(ours(logits, labels), literal(logits, labels), rtol=1e-4, atol=1e-6)
+    return block_medians({"literal": literal, "ours": ours, "ce": F.cross_entropy}, logits, labels, seconds=seconds)
 
 
 def main() -> int:

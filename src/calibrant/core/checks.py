@@ -89,11 +89,11 @@ def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "pro
         raise ValueError(f"{where}: `{kind}` must hold at least one example, got {list(scores.shape)}.")
 
 
-def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bool = False) -> None:
+def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bool = False, values: bool = True) -> None:
     """Check the arguments of a loss: ``logits [B, C]`` with ``labels [B]``, or with ``[B, C]`` if ``soft_targets``.
 
     Shape and dtype are always checked. The range of labels is looked at only where that is free of a device sync and can be
-    read at all: eager tensors on the CPU, not while compiling and not under ``vmap``.
+    read at all: eager tensors on the CPU, not while compiling and not under ``vmap``; and not if ``values`` is False.
     """
     for name, value in (("logits", logits), ("labels", labels)):
         if not isinstance(value, Tensor):
@@ -102,6 +102,8 @@ def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bo
         _check_unusual_logits(logits, labels, where=where, soft_targets=soft_targets)
         if labels.is_floating_point():
             return
+    if not values:
+        return
     low, high = range_if_free(labels, 0, 0)
     if low < 0 or high >= logits.shape[1]:
         hint = " They look one-based: pass `labels - 1`." if low >= 1 and high == logits.shape[1] else ""

@@ -96,12 +96,12 @@ def _arrays(tensors: Sequence[Tensor]) -> list[Array]:
 
 
 def _array_if_plain(grad: Tensor) -> Array | None:
-    if not has_plain_values(grad):
+    if type(grad) is not Tensor:
         return None
     try:
         return grad.numpy()
-    except RuntimeError:
-        # `is_grads_batched=True` brings a batch of gradients in a form that only the attempt tells.
+    except (RuntimeError, TypeError):
+        # A batch of gradients (`is_grads_batched=True`) holds no values that could be read.
         return None
 
 

@@ -14,7 +14,7 @@ from calibrant.core.closed_form import Array, Result, closed_form
 from calibrant.losses.base import Penalty
 from calibrant.losses.confidence import probs_and_entropy, top_of
 from calibrant.losses.logprob import widen
-from calibrant.losses.rows import entropy_of_rows
+from calibrant.losses.rows import entropy_of_rows, name_classes
 
 # In the authors' code of AvUC: added to the ratio and to its denominator.
 _RATIO_EPS = 1e-10
@@ -62,12 +62,14 @@ def avuc_penalty(logits: Tensor, labels: Tensor, *, threshold: float | Tensor = 
         Krishnan and Tickoo, "Improving model calibration with accuracy versus uncertainty optimization", NeurIPS 2020, eq. 3.
     """
     where = "avuc_penalty"
-    check_logits(logits, labels, where=where)
+    # The closed form looks at the labels itself, and leaves it to the other to speak of bad ones.
+    check_logits(logits, labels, where=where, values=False)
     check_positive(beta, where=where, name="beta")
     scores = widen(logits)
     limits = (threshold,) if isinstance(threshold, Tensor) else ()
 
     def by_torch(scores: Tensor, labels: Tensor, threshold: float | Tensor = threshold) -> Tensor:
+        check_logits(scores, labels, where=where)
         probs, uncertainty = probs_and_entropy(scores)
         confidence, correct = top_of(probs, labels)
         certain = uncertainty.detach() <= threshold
@@ -84,6 +86,8 @@ def avuc_penalty(logits: Tensor, labels: Tensor, *, threshold: float | Tensor = 
 
 def _avuc_by_numpy(scores: Array, labels: Array, threshold: float | Array, *, beta: float) -> Result | None:
     """The penalty, and its gradient in closed form; None for logits that are not finite."""
+    if not name_classes(labels, scores.shape[1]):
+        return None
     index = scores.argmax(1)
     found = entropy_of_rows(scores, index)
     if found is None:

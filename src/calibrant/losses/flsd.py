@@ -51,7 +51,8 @@ def flsd_loss(
 
 def _reduced_flsd(logits: Tensor, labels: Tensor, *, steps: tuple[float, float, float], reduction: Reduction) -> Tensor:
     where = "flsd_loss"
-    check_logits(logits, labels, where=where)
+    # The closed form looks at the labels itself, and leaves it to the other to speak of bad ones.
+    check_logits(logits, labels, where=where, values=False)
     threshold, below, above = steps
     if not 0 < threshold < 1:
         raise ValueError(f"{where}: `threshold` must lie in (0, 1), got {threshold!r}.")
@@ -59,6 +60,7 @@ def _reduced_flsd(logits: Tensor, labels: Tensor, *, steps: tuple[float, float, 
         check_gamma(gamma, logits, where=where)
 
     def by_torch(scores: Tensor, labels: Tensor) -> Tensor:
+        check_logits(scores, labels, where=where)
         odds = true_class_log_odds(scores, labels)
         # p < threshold, said in log-odds.
         improbable = odds.detach() > math.log((1 - threshold) / threshold)

@@ -18,7 +18,7 @@ from calibrant.core.checks import check_logits, range_if_free
 from calibrant.core.closed_form import Array, Result, closed_form
 from calibrant.losses.base import Loss, Reduction, reduce_loss
 from calibrant.losses.logprob import minus_log_p, true_class_log_odds, widen
-from calibrant.losses.rows import exponentials, flat_positions, in_range, row_sums, scale_rows
+from calibrant.losses.rows import exponentials, flat_positions, large_enough, name_classes, row_sums, scale_rows
 
 Gamma: TypeAlias = "float | Tensor"
 
@@ -114,11 +114,13 @@ class FocalLoss(Loss):
 
 def reduced_focal(logits: Tensor, labels: Tensor, *, gamma: Gamma, reduction: Reduction, where: str) -> Tensor:
     """Focal loss of a batch, reduced in the same step: that alone is a fifth of the time of a small batch."""
-    check_logits(logits, labels, where=where)
+    # The closed form looks at the labels itself, and leaves it to the other to speak of bad ones.
+    check_logits(logits, labels, where=where, values=False)
     strength = check_gamma(gamma, logits, where=where)
     scores = widen(logits)
 
     def by_torch(scores: Tensor, labels: Tensor, strength: Gamma = strength) -> Tensor:
+        check_logits(scores, labels, where=where)
         return reduce_loss(focal_from_log_odds(true_class_log_odds(scores, labels), strength), reduction)
 
     def by_numpy(scores: Array, labels: Array, strength: Any = strength) -> Result | None:
@@ -142,6 +144,8 @@ def focal_from_log_odds(odds: Tensor, gamma: Gamma) -> Tensor:
 
 def check_gamma(gamma: Gamma, logits: Tensor, *, where: str) -> Gamma:
     """Return ``gamma`` as a number or as a tensor of the precision computed in; raise if it cannot be one per sample."""
+    if type(gamma) is float and 0 <= gamma < math.inf:
+        return gamma
     if isinstance(gamma, Tensor):
         if gamma.ndim and gamma.shape != logits.shape[:1]:
             raise ValueError(f"{where}: `gamma` must be a number, [] or [B] = [{len(logits)}], got {list(gamma.shape)}.")
@@ -158,17 +162,21 @@ def check_gamma(gamma: Gamma, logits: Tensor, *, where: str) -> Gamma:
 def focal_by_numpy(
     scores: Array, labels: Array, gamma: Array | float | Callable[[Array], Array], *, reduction: Reduction
 ) -> Result | None:
-    r"""Focal loss, and its gradients by ``scores [B, C]`` and gamma, in closed form; None for very large or small logits.
+    r"""Focal loss, and its gradients by ``scores [B, C]`` and gamma, in closed form; None where it cannot be used.
 
     With :math:`r = (1 - p) / p` from one sum over the other classes nothing cancels: :math:`p = 1 / (1 + r)`,
     :math:`1 - p = r p` and :math:`-\log p = \log(1 + r)`. A gamma that is a function is one of p ``[B]``, without gradient.
     """
+    if not name_classes(labels, scores.shape[1]):
+        return None
     weights = exponentials(scores)
+    if weights is None:
+        return None
     at, flat = flat_positions(labels, scores.shape[1]), weights.reshape(-1)
     own = flat[at]
     flat[at] = 0
     others = row_sums(weights)
-    if not in_range(own, others):
+    if not (large_enough(own) and large_enough(others)):
         return None
     ratio = others / own
     p = 1 / (1 + ratio)

@@ -14,7 +14,7 @@ from calibrant.core.kernels import can_factor, laplace_pair_sum, pair_sum_by_num
 from calibrant.losses.base import Penalty
 from calibrant.losses.confidence import confidence_and_correct_by_torch
 from calibrant.losses.logprob import widen
-from calibrant.losses.rows import confidence_of_rows
+from calibrant.losses.rows import confidence_of_rows, name_classes
 
 Normalization: TypeAlias = Literal["paper", "official"]
 # Under the root, as in the authors' code: the slope of the root at zero stays below 5e4.
@@ -54,9 +54,9 @@ def mmce_penalty(logits: Tensor, labels: Tensor, *, scale: float = 0.4, squared:
         ICML 2018. Others cite eqs. 7 and 8 for it.
     """
     where = "mmce_penalty"
-    check_logits(logits, labels, where=where)
+    check_logits(logits, labels, where=where, values=False)
     check_positive(scale, where=where, name="scale")
-    return _kernel_mean(widen(logits), labels, groups=0, scale=scale, squared=squared)
+    return _kernel_mean(widen(logits), labels, groups=0, scale=scale, squared=squared, where=where)
 
 
 def weighted_mmce_penalty(
@@ -104,18 +104,20 @@ def weighted_mmce_penalty(
         Kumar, Sarawagi and Jain, ICML 2018, the weighted form.
     """
     where = "weighted_mmce_penalty"
-    check_logits(logits, labels, where=where)
+    check_logits(logits, labels, where=where, values=False)
     check_positive(scale, where=where, name="scale")
     if normalization not in ("paper", "official"):
         raise ValueError(f"{where}: `normalization` must be one of 'paper', 'official', got {normalization!r}.")
     groups = 1 if normalization == "paper" else 2
-    return _kernel_mean(widen(logits), labels, groups=groups, scale=scale, squared=squared)
+    return _kernel_mean(widen(logits), labels, groups=groups, scale=scale, squared=squared, where=where)
 
 
-def _kernel_mean(scores: Tensor, labels: Tensor, *, groups: int, scale: float, squared: bool) -> Tensor:
+def _kernel_mean(scores: Tensor, labels: Tensor, *, groups: int, scale: float, squared: bool, where: str) -> Tensor:
     """Root of the sum over pairs of the gaps, each divided by the size of the batch or, ``groups`` times, of its group."""
 
     def by_torch(scores: Tensor, labels: Tensor) -> Tensor:
+        # The closed form looks at the labels itself, and leaves it to this one to speak of bad ones.
+        check_logits(scores, labels, where=where)
         confidence, correct = confidence_and_correct_by_torch(scores, labels)
         right = correct.sum()
         wrong = len(correct) - right
@@ -135,6 +137,8 @@ def _kernel_mean(scores: Tensor, labels: Tensor, *, groups: int, scale: float, s
 
 def _kernel_mean_by_numpy(scores: Array, labels: Array, *, groups: int, scale: float, squared: bool) -> Result | None:
     """As above, with the gradient in closed form, from the pairs back to the logits in one step."""
+    if not name_classes(labels, scores.shape[1]):
+        return None
     index = scores.argmax(1)
     found = confidence_of_rows(scores, index)
     if found is None:

@@ -12,36 +12,55 @@ import torch
 
 from calibrant.core.closed_form import Array
 
-# Sums of exponentials between these are exact to rounding in float32, and so are ratios of two. Logits within +-34 are.
-_LEAST_SUM, _LARGEST_SUM = 1e-15, 1e15
+# Exponentials of logits up to this need no shift: sums of a million of them, and ratios of two sums, stay in float32.
+_LARGEST_LOGIT = 40.0
+# Smaller sums would leave the full precision of float32 in a ratio.
+_LEAST_SUM = 1e-15
 # From this size on torch shares the work among its threads.
 _THREADED = 65536
+# From this size on torch multiplies faster than numpy, in spite of its higher price for a call.
+_LONG = 16384
 
 
-def exponentials(scores: Array) -> Array:
-    """``exp(scores)``, new and contiguous: by numpy, in half of torch's time, unless torch has threads to share it among.
+def exponentials(scores: Array) -> Array | None:
+    """``exp(scores)``, new and contiguous; None where a score is too large for it (or NaN).
 
-    Not shifted by the largest score: ask `in_range` whether the sums are fit for use.
+    numpy takes half of torch's time, unless torch has threads to share the work among.
     """
+    if not np.maximum.reduce(scores, axis=None) < _LARGEST_LOGIT:
+        return None
     if scores.size < _THREADED or torch.get_num_threads() == 1:
-        with np.errstate(over="ignore"):
-            return np.exp(scores, order="C")
+        return np.exp(scores, order="C")
     return torch.from_numpy(scores).exp().contiguous().numpy()
 
 
-def in_range(*sums: Array) -> bool:
-    """Whether no sum of exponentials overflowed, or was rounded to few digits; False if one is NaN."""
-    return all(np.minimum.reduce(s) > _LEAST_SUM and np.maximum.reduce(s) < _LARGEST_SUM for s in sums)
+def large_enough(sums: Array) -> bool:
+    """Whether no sum of exponentials was rounded to few digits."""
+    return bool(np.minimum.reduce(sums) > _LEAST_SUM)
+
+
+def name_classes(labels: Array, num_classes: int) -> bool:
+    """Whether all labels lie in ``[0, num_classes)``."""
+    if labels.dtype == np.int64:
+        # Negative numbers are the largest ones without a sign, so one pass does.
+        labels = labels.view(np.uint64)
+    elif np.minimum.reduce(labels) < 0:
+        return False
+    return bool(np.maximum.reduce(labels) < num_classes)
 
 
 def row_sums(values: Array) -> Array:
-    """Sums ``[B]`` of ``values [B, C]``; numpy takes three times as long for short rows."""
-    return torch.from_numpy(values).sum(1).numpy()
+    """Sums ``[B]`` of ``values [B, C]``; ``values.sum(1)`` takes three times as long."""
+    sums: Array = np.einsum("ij->i", values)
+    return sums
 
 
 def scale_rows(values: Array, factors: Array) -> None:
     """Multiply every row of ``values [B, C]`` by one of ``factors [B]``, in place."""
-    torch.from_numpy(values).mul_(torch.from_numpy(factors).unsqueeze(1))
+    if values.size < _LONG:
+        values *= factors[:, None]
+    else:
+        torch.from_numpy(values).mul_(torch.from_numpy(factors).unsqueeze(1))
 
 
 def flat_positions(columns: Array, num_classes: int) -> Array:
@@ -55,10 +74,12 @@ def confidence_of_rows(scores: Array, index: Array) -> tuple[Array, Callable[[Ar
     None where the exponentials leave their range.
     """
     weights = exponentials(scores)
-    at, flat = flat_positions(index, scores.shape[1]), weights.reshape(-1)
-    total = row_sums(weights)
-    if not in_range(total):
+    if weights is None:
         return None
+    total = row_sums(weights)
+    if not large_enough(total):
+        return None
+    at, flat = flat_positions(index, scores.shape[1]), weights.reshape(-1)
     confidence = flat[at] / total
 
     def pull(grad: Array) -> Array:
@@ -79,10 +100,11 @@ def entropy_of_rows(scores: Array, index: Array) -> tuple[Array, Array, Callable
     lead = scores[np.arange(len(index)), index]
     gaps = (torch.from_numpy(scores) - torch.from_numpy(lead).unsqueeze(1)).contiguous().numpy()
     weights = exponentials(gaps)
+    if weights is None:
+        return None
     total = row_sums(weights)
-    with np.errstate(invalid="ignore"):
-        mean_gap = np.einsum("ij,ij->i", weights, gaps) / total
-    if not np.isfinite(mean_gap).all():
+    mean_gap = np.einsum("ij,ij->i", weights, gaps) / total
+    if not np.minimum.reduce(mean_gap) > -np.inf:
         return None
 
     def pull(by_probability: Array, by_entropy: Array) -> Array:

@@ -20,7 +20,7 @@ from calibrant.losses import (
     WeightedMMCE,
     focal_loss,
 )
-from calibrant.losses.rows import confidence_of_rows, entropy_of_rows, exponentials, in_range
+from calibrant.losses.rows import confidence_of_rows, entropy_of_rows, exponentials, large_enough, name_classes
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "focal": lambda: FocalLoss(gamma=2.5),
@@ -120,16 +120,26 @@ def test_focal_scalar_gamma_tensor_gets_the_sum_of_the_gradients_of_the_samples(
 def test_exponentials_are_contiguous_and_new() -> None:
     scores = np.zeros((3, 2), order="F")
     grown = exponentials(scores)
+    assert grown is not None
     assert grown.flags.c_contiguous
     assert grown.tolist() == [[1, 1]] * 3
     assert scores.tolist() == [[0, 0]] * 3
 
 
-def test_sums_in_range_are_neither_infinite_nor_tiny_nor_nan() -> None:
-    fine = np.array([1e-14, 1.0, 1e14])
-    assert in_range(fine, fine)
-    for bad in (0.0, 1e-16, 1e16, math.inf, math.nan):
-        assert not in_range(fine, np.array([1.0, bad]))
+def test_exponentials_of_large_logits_and_small_sums_are_declined() -> None:
+    for bad in (40.0, 1e4, math.inf, math.nan):
+        assert exponentials(np.array([[0.0, bad]])) is None
+    assert large_enough(np.array([1e-14, 1.0]))
+    for bad in (0.0, 1e-16, math.nan):
+        assert not large_enough(np.array([1.0, bad]))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int8, np.uint8])
+def test_labels_name_classes_only_within_their_range(dtype: type) -> None:
+    assert name_classes(np.array([0, 2], dtype), 3)
+    assert not name_classes(np.array([0, 3], dtype), 3)
+    if dtype is not np.uint8:
+        assert not name_classes(np.array([-1, 2], dtype), 3)
 
 
 def test_confidence_and_entropy_of_rows_by_hand() -> None:
