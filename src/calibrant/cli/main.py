@@ -33,7 +33,7 @@ def start(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say the version.")] = False,
 ) -> None:
-    """A classifier's confidence you can trust: measure how well it is calibrated."""
+    """A classifier's confidence you can trust: measure it, train for it, repair it, compare methods."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
