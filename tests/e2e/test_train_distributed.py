@@ -37,6 +37,7 @@ CASES = {
     # Sizes that two processes cannot share evenly.
     "adafocal": {"train.epochs": "2", "data.val": "201", "data.meta": "199"},
     "patra": {"train.epochs": "3", "method.options.every": "1"},
+    "averaged": {"method.name": "ce", "train.average": "ema", "train.average_decay": "0.8"},
 }
 
 
