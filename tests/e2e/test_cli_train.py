@@ -89,6 +89,10 @@ def test_cli_train_default_folder_is_named_after_the_run():
         (["--set", "data.pad=-1"], "`data.pad` must be a finite number >= 0, got -1"),
         (["--set", "data.augment=no", "--set", "data.flip=yes"], "must be left out where `data.augment` is false"),
         (["--set", "train.average=swa"], "`train.average` must be one of 'no', 'ema', 'uniform', got 'swa'"),
+        (
+            ["--epochs", "3", "--set", "train.average=ema", "--set", "train.average_from_epoch=3"],
+            "`train.average_from_epoch` must be below `train.epochs`, got 3 with 3 epochs: nothing would be averaged",
+        ),
         (["--set", "train.average_decay=1"], "`train.average_decay` must lie in [0, 1), got 1.0"),
         (["--set", "train.select=ece"], "`train.select` must be one of 'error', 'nll', 'error+nll', 'error+ece', 'last'"),
         (["--set", "method.options.betas=0.5,2"], "`betas` must be two numbers in [0, 1)"),

@@ -38,6 +38,11 @@ def check_recipe(recipe: Recipe) -> None:
             raise ValueError(f"recipe: `{key}` must be a finite number > 0, got {positive}.")
     if not data.augment and (data.pad is not None or data.flip is not None):
         raise ValueError("recipe: `data.pad` and `data.flip` must be left out where `data.augment` is false, got one of them.")
+    if train.average != "no" and (train.average_from_epoch or 0) >= train.epochs:
+        got = f"{train.average_from_epoch} with {train.epochs} epochs"
+        raise ValueError(
+            f"recipe: `train.average_from_epoch` must be below `train.epochs`, got {got}: nothing would be averaged."
+        )
     if not 0 <= train.average_decay < 1:
         raise ValueError(f"recipe: `train.average_decay` must lie in [0, 1), got {train.average_decay}.")
     if optim.nesterov and optim.momentum == 0:
