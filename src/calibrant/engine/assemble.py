@@ -137,7 +137,7 @@ def _average(recipe: Recipe, model: nn.Module) -> WeightAverage | None:
         return None
     exponential = train.average == "ema"
     # The paper's last drop of the learning rate is at 250 of 350 epochs; what comes before it is too far from the end.
-    usual = 0 if exponential else round(train.epochs * 5 / 7)
+    usual = 0 if exponential else train.epochs * 5 // 7
     first = usual if train.average_from_epoch is None else train.average_from_epoch
     return WeightAverage(model, decay=train.average_decay if exponential else None, first_epoch=first)
 
