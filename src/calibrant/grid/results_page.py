@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +19,11 @@ from calibrant.grid.results import load_results, result_name
 from calibrant.grid.rows import join_presets
 from calibrant.grid.tables import compare_table
 from calibrant.io.atomic import atomic_writer
+from calibrant.report.save import figure_stem
 
 # What stands below a figure, by how its file's name begins.
 _CAPTIONS = {
+    "reliability": "Reliability diagrams.",
     "robustness": "ECE and MCE against the number of bins.",
     "curves": "ECE and error over the epochs.",
     "gamma-epochs": "Mean and spread of gamma over the epochs.",
@@ -49,7 +52,7 @@ def render_results(entries: Sequence[Entry], *, source: str, link: str, figures:
     parts += [_table(table, f"Table {name.removeprefix('table')}: {table.title}") for name, table in tables.items()]
     if others:
         parts.append(_table(compare_table(others, calibrated=True), "Other runs"))
-    parts += [_figures(figures)] if figures else []
+    parts += [_figures(figures, entries)] if figures else []
     parts += [_runs(entries, link), _notes(tables)]
     return "\n".join(parts)
 
@@ -97,15 +100,25 @@ def _table(table: Table, title: str) -> str:
     return to_markdown(replace(table, title=title), heading="##")
 
 
-def _figures(figures: Sequence[str]) -> str:
+def _figures(figures: Sequence[str], entries: Sequence[Entry]) -> str:
+    places = dict.fromkeys((entry.data, entry.model) for entry in entries)
     lines = ["## Figures\n"]
     for path in figures:
-        kind = next((kind for kind in _CAPTIONS if Path(path).name.startswith(kind)), None)
-        words = Path(path).stem.removeprefix(f"{kind}-").split("-")
-        where = ", ".join([data_name(words[0]), *words[1:]])
-        caption = f"{where}. {_CAPTIONS[kind]}" if kind else where
+        caption = _caption(Path(path).stem, list(places))
         lines.append(f"![{caption}]({path})\n\n{caption}\n")
     return "\n".join(lines)
+
+
+def _caption(name: str, places: Sequence[tuple[str, str | None]]) -> str:
+    """What a figure shows, by the name of its file; names of data sets and networks may themselves hold dashes."""
+    for kind, text in _CAPTIONS.items():
+        for data, model in places:
+            stem = figure_stem(kind, data, model)
+            bins = re.fullmatch(r"(?:-(\d+)bins)?", name.removeprefix(stem)) if name.startswith(stem) else None
+            if bins is not None:
+                words = [data_name(data), *([model] if model else []), *([f"{bins[1]} bins"] if bins[1] else [])]
+                return f"{', '.join(words)}. {text}"
+    return name
 
 
 def _runs(entries: Sequence[Entry], link: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,10 +15,10 @@ from calibrant.report.gamma import (
     prepare_gamma_confidence,
     prepare_gamma_epochs,
 )
-from calibrant.report.reliability import draw_reliability_grid, prepare_reliability
+from calibrant.report.reliability import draw_reliability_grid, prepare_reliability, shows_reliability
 from calibrant.report.robustness import draw_robustness, prepare_robustness
 from calibrant.report.rows import Group, Row, group_rows
-from calibrant.report.save import save_figure
+from calibrant.report.save import figure_stem, save_figure
 from calibrant.report.tradeoff import draw_tradeoff, prepare_tradeoff
 
 if TYPE_CHECKING:
@@ -44,13 +43,14 @@ class FigureKind(NamedTuple):
     Attributes:
         draw: Gives the figures of a group, each with what is added to the name of its file; none if no row has the data.
         needs: What a row must have to be shown.
-        shows: Whether a row has it.
+        lacks: What of the figures a row is missing in, as text to put behind its name: empty where that is all of them; None
+            where it is in all.
         common: Whether most rows have it, so that one without is worth a word.
     """
 
     draw: Callable[[Group, Options], Iterator[tuple[str, Figure]]]
     needs: str
-    shows: Callable[[Row], bool]
+    lacks: Callable[[Row, Options], str | None]
     common: bool = True
 
 
@@ -104,20 +104,15 @@ def draw_all(
     skipped: dict[str, str] = {}
     for group in groups:
         for name, kind in FIGURES.items():
-            stem = _stem(name, group)
+            stem = figure_stem(name, group.data, group.model)
             drawn = [save_figure(figure, folder / f"{stem}{more}") for more, figure in kind.draw(group, options)]
             files += [file for pair in drawn for file in pair]
-            without = [row.label for row in group.rows if not kind.shows(row)]
+            without = [f"{row.label}{lacks}" for row in group.rows if (lacks := kind.lacks(row, options)) is not None]
             if not drawn:
                 skipped[stem] = f"needs {kind.needs}"
             elif without and kind.common:
                 skipped[stem] = f"leaves out {', '.join(without)}: needs {kind.needs}"
     return Drawing(files, skipped)
-
-
-def _stem(kind: str, group: Group) -> str:
-    parts = [kind, group.data, *([group.model] if group.model else [])]
-    return "-".join(re.sub(r"[^\w.+]+", "_", part) if place else part for place, part in enumerate(parts))
 
 
 def _reliability(group: Group, options: Options) -> Iterator[tuple[str, Figure]]:
@@ -164,8 +159,15 @@ def _title_of_run(group: Group, options: Options) -> str:
     return f"{group.title}{known}"
 
 
-def _has_test(row: Row) -> bool:
-    return any(run.test is not None for run in row.runs)
+def _unless(shows: Callable[[Row], bool]) -> Callable[[Row, Options], str | None]:
+    return lambda row, options: None if shows(row) else ""
+
+
+def _lacks_bins(row: Row, options: Options) -> str | None:
+    missing = [str(n) for n in options.n_bins if not shows_reliability(row, n_bins=n, seed=options.seed)]
+    if not missing:
+        return None
+    return "" if len(missing) == len(options.n_bins) else f" with {', '.join(missing)} bins"
 
 
 def _has_history(row: Row) -> bool:
@@ -173,21 +175,23 @@ def _has_history(row: Row) -> bool:
 
 
 FIGURES: dict[str, FigureKind] = {
-    "reliability": FigureKind(_reliability, "test predictions", _has_test),
-    "curves": FigureKind(_curves, "a history of training", _has_history),
+    "reliability": FigureKind(_reliability, "test predictions, or as many bins in its record", _lacks_bins),
+    "curves": FigureKind(_curves, "a history of training", _unless(_has_history)),
     "gamma-epochs": FigureKind(
-        _gamma_epochs, "a gamma in its history", lambda row: bool(row.runs[0].curve("gamma_mean")[0]), common=False
+        _gamma_epochs, "a gamma in its history", _unless(lambda row: bool(row.runs[0].curve("gamma_mean")[0])), common=False
     ),
     "gamma-confidence": FigureKind(
         _gamma_confidence,
         "test predictions with a column `gamma`",
-        lambda row: any(run.test is not None and "gamma" in run.test.columns for run in row.runs),
+        _unless(lambda row: any(run.test is not None and "gamma" in run.test.columns for run in row.runs)),
         common=False,
     ),
     "robustness": FigureKind(
         _robustness,
         "test predictions or errors by number of bins",
-        lambda row: _has_test(row) or any(run.sweep is not None for run in row.runs),
+        _unless(lambda row: any(run.test is not None or run.sweep is not None for run in row.runs)),
     ),
-    "tradeoff": FigureKind(_tradeoff, "two rows or more with an error and an ECE", lambda row: bool(prepare_tradeoff([row]))),
+    "tradeoff": FigureKind(
+        _tradeoff, "two rows or more with an error and an ECE", _unless(lambda row: bool(prepare_tradeoff([row])))
+    ),
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrant.core.checks import check_count
+from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.metrics.binned import reliability_bins
 from calibrant.metrics.diagram import draw_gap_bars
@@ -57,17 +58,37 @@ def prepare_reliability(rows: Sequence[Row], *, n_bins: int = 15, seed: int | No
         seed: Which run of a row; its last one if it has none of this seed, or by default.
 
     Returns:
-        One panel a row. Rows of which only numbers were kept are left out.
+        One panel a row. Of a run without predictions, as read from a record, the bins that were kept are shown; it is left out
+        where these are not ``n_bins`` of equal width.
     """
     panels = []
     for row in rows:
-        entry = row.run(seed)
-        if entry.test is None:
+        bins = _bins_of(row.run(seed), n_bins)
+        if bins is None:
             continue
-        bins = reliability_bins(entry.test.probs, entry.test.labels, n_bins=n_bins, weights=entry.test.weights)
         error = float(1 - bins.weight @ bins.accuracy)
         panels.append(ReliabilityPanel(row.label, error, float(bins.weight @ bins.gap.abs()), bins, _intervals(bins)))
     return panels
+
+
+def shows_reliability(row: Row, *, n_bins: int, seed: int | None = None) -> bool:
+    """Whether `prepare_reliability` has a panel for a row."""
+    entry = row.run(seed)
+    return entry.test is not None or _kept_bins(entry, n_bins) is not None
+
+
+def _bins_of(entry: Entry, n_bins: int) -> Bins | None:
+    if entry.test is None:
+        return _kept_bins(entry, n_bins)
+    return reliability_bins(entry.test.probs, entry.test.labels, n_bins=n_bins, weights=entry.test.weights)
+
+
+def _kept_bins(entry: Entry, n_bins: int) -> Bins | None:
+    bins = entry.scores.bins
+    if len(bins.count) != n_bins:
+        return None
+    # Records keep ten digits.
+    return bins if np.allclose(bins.edges.numpy(), np.linspace(0, 1, n_bins + 1), atol=1e-6) else None
 
 
 def _intervals(bins: Bins) -> tuple[tuple[float, float] | None, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,16 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
             handle.write(content)
         files.append(file)
     return files
+
+
+def figure_stem(kind: str, data: str, model: str | None) -> str:
+    """Return the name, without ending, of the file of a kind of figure about one data set and network.
+
+    Example:
+        >>> figure_stem("curves", "my data/v2", "own:net"), figure_stem("curves", "digits", None)
+        ('curves-my_data_v2-own_net', 'curves-digits')
+    """
+    return "-".join([kind, *(re.sub(r"[^\w.+]+", "_", part) for part in (data, model) if part)])
 
 
 def render_figure(figure: Figure, *, kind: str) -> bytes:

@@ -70,10 +70,20 @@ def test_write_results_page_draws_what_records_allow(tmp_path: Path) -> None:
     files = write_results_page(tmp_path / "kept", out=tmp_path / "docs" / "page.md", figures=figures)
     names = [file.name for file in files]
     assert names[0] == "page.md"
-    assert any(name.startswith("robustness-") for name in names)
+    assert {"robustness-cifar10-resnet18.png", "reliability-cifar10-resnet18-15bins.png"} <= set(names)
     assert not (figures / "old.png").exists()
     page = files[0].read_text(encoding="utf-8")
     assert f"![{'CIFAR-10, resnet18. ECE and MCE against the number of bins.'}](figures/{names[-1]})" in page
+    assert "![CIFAR-10, resnet18, 15 bins. Reliability diagrams." in page
     assert "](../kept/" in page
     again = write_results_page(tmp_path / "kept", out=tmp_path / "docs" / "page.md")
     assert again[0].read_text(encoding="utf-8") == page
+
+
+def test_captions_of_figures_name_data_and_network_as_the_tables_do() -> None:
+    entries = [replace(run_of("ce"), data="tiny-imagenet", model="densenet-bc-100"), run_of("ce")]
+    paths = ["figures/curves-tiny_imagenet-densenet_bc_100.png", "figures/tradeoff-cifar10-resnet18.png", "figures/mine.png"]
+    page = render_results(entries, source="results", link="x", figures=paths)
+    assert f"![Tiny-ImageNet, densenet-bc-100. ECE and error over the epochs.]({paths[0]})" in page
+    assert f"![CIFAR-10, resnet18. Error against ECE.]({paths[1]})" in page
+    assert f"![mine]({paths[2]})" in page

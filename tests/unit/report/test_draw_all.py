@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from calibrant.core.entry import Entry
+from calibrant.metrics import reliability_bins
 from calibrant.report.figures import FIGURES, Options, draw_all
 from calibrant.report.rows import group_rows
 from figure_data import run_of
@@ -61,7 +62,22 @@ def test_draw_all_of_bare_numbers_draws_the_tradeoff_alone(tmp_path: Path) -> No
     entries = [replace(run_of(method), test=None) for method in ("ce", "focal")]
     done = draw_all(entries, tmp_path)
     assert names(done.files) == {"tradeoff-digits-convnet.png"}
-    assert done.skipped["reliability-digits-convnet"] == "needs test predictions"
+    assert done.skipped["reliability-digits-convnet"] == "needs test predictions, or as many bins in its record"
+
+
+@pytest.mark.usefixtures("empty_files")
+def test_draw_all_of_a_record_draws_the_bins_that_it_keeps(tmp_path: Path) -> None:
+    run = run_of()
+    assert run.test is not None
+    bins = reliability_bins(run.test.probs, run.test.labels, n_bins=15)
+    record = replace(run, method="focal", test=None, scores=replace(run.scores, bins=bins))
+    done = draw_all([record], tmp_path / "alone", n_bins=(10, 15))
+    assert names(done.files) == {"reliability-digits-convnet-15bins.png"}
+    left_out = "leaves out Focal with 10 bins: needs test predictions, or as many bins in its record"
+    assert done.skipped["reliability-digits-convnet"] == left_out
+    both = draw_all([run, record], tmp_path / "both", n_bins=(10, 15))
+    assert {f"reliability-digits-convnet-{number}bins.png" for number in (10, 15)} <= names(both.files)
+    assert both.skipped["reliability-digits-convnet"] == left_out
 
 
 @pytest.mark.usefixtures("empty_files")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -14,7 +15,7 @@ from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.metrics import expected_calibration_error, reliability_bins
 from calibrant.metrics.ordinary import rate_interval
-from calibrant.report.reliability import ReliabilityPanel, draw_reliability_grid, prepare_reliability
+from calibrant.report.reliability import ReliabilityPanel, draw_reliability_grid, prepare_reliability, shows_reliability
 from calibrant.report.rows import group_rows
 from figure_data import run_of
 from helpers import mixed_gaps
@@ -110,6 +111,44 @@ def test_prepare_reliability_takes_the_run_of_the_seed_and_skips_bare_numbers() 
     first, last = prepare_reliability(rows, seed=0), prepare_reliability(rows)
     assert [panel.label for panel in first] == ["CE"]
     assert first[0].error != last[0].error
+
+
+def kept(entry: Entry, n_bins: int) -> Entry:
+    """What a record keeps of a run: scores with bins, no predictions."""
+    assert entry.test is not None
+    bins = reliability_bins(entry.test.probs, entry.test.labels, n_bins=n_bins)
+    return replace(entry, scores=replace(entry.scores, bins=bins, n_bins=n_bins), test=None)
+
+
+def test_prepare_reliability_without_predictions_takes_the_bins_that_were_kept() -> None:
+    whole = run_of(n=400)
+    (panel,) = prepare_reliability(group_rows([kept(whole, 15)])[0].rows, n_bins=15)
+    (expected,) = prepare_reliability(group_rows([whole])[0].rows, n_bins=15)
+    assert torch.equal(panel.bins.count, expected.bins.count)
+    assert torch.equal(panel.bins.accuracy, expected.bins.accuracy)
+    assert (panel.error, panel.ece, panel.intervals) == (expected.error, expected.ece, expected.intervals)
+
+
+def test_prepare_reliability_of_rounded_counts_still_has_intervals() -> None:
+    entry = kept(run_of(n=400), 15)
+    rough = replace(entry.scores.bins, accuracy=torch.round(entry.scores.bins.accuracy, decimals=10))
+    (panel,) = prepare_reliability(group_rows([replace(entry, scores=replace(entry.scores, bins=rough))])[0].rows)
+    assert panel.intervals is not None
+
+
+def test_prepare_reliability_without_predictions_draws_no_other_number_of_bins() -> None:
+    rows = group_rows([kept(run_of(), 15)])[0].rows
+    assert prepare_reliability(rows, n_bins=10) == []
+    assert not shows_reliability(rows[0], n_bins=10)
+    assert shows_reliability(rows[0], n_bins=15)
+    assert shows_reliability(group_rows([run_of()])[0].rows[0], n_bins=10)
+
+
+def test_prepare_reliability_does_not_take_bins_of_equal_mass_for_equal_width() -> None:
+    entry = kept(run_of(), 15)
+    edges = entry.scores.bins.edges**2
+    other = replace(entry, scores=replace(entry.scores, bins=replace(entry.scores.bins, edges=edges)))
+    assert prepare_reliability(group_rows([other])[0].rows, n_bins=15) == []
 
 
 def test_draw_reliability_captions_letter_the_methods_and_give_the_error() -> None:
