@@ -109,7 +109,7 @@ def pair_sum_by_numpy(x: Array, weights: Array, *, scale: float) -> tuple[Array,
         by_weights[order] = (2 * grad) * (below + above - values)
         return by_x, by_weights
 
-    return np.asarray(2 * np.dot(values, below) - np.dot(values, values)), pull
+    return np.asarray(np.dot(values, 2 * below - values)), pull
 
 
 def _sorting_order(points: Array) -> Array:
@@ -131,7 +131,7 @@ def _sorting_order(points: Array) -> Array:
 def _ends_of_ties(ranked: Array) -> tuple[Array | None, Array | None]:
     """First and last position of the group of equal values around every position; None where all values differ."""
     equal = ranked[1:] == ranked[:-1]
-    if not equal.any():
+    if not np.logical_or.reduce(equal):
         return None, None
     group = np.concatenate([[0], np.cumsum(~equal)])
     starts = np.concatenate([[0], np.flatnonzero(~equal) + 1])

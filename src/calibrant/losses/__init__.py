@@ -170,16 +170,16 @@ PENALTIES: dict[str, Entry] = {
     "dca": Entry(
         dca_penalty,
         DCA,
-        source="no hyper-parameter; weight 1 in the comparison of Hebbalaguppe et al.",
+        source="no hyper-parameter; weight 10 in the authors' code, 1 in the comparison of Hebbalaguppe et al.",
         reference="Liang et al., BMVC 2020",
-        code="FOURM-LAB/DCA, loss_fn.py",
+        code="FOURM-LAB/DCA, loss_fn.py, `cross_entropy_with_dca_loss`",
     ),
     "skce": Entry(
         skce_penalty,
         SKCE,
         source="bandwidth 0.1 is ours",
-        reference="Widmann, Lindsten and Zachariah, NeurIPS 2019",
-        code="devmotion/CalibrationErrors.jl, src/skce/unbiased.jl",
+        reference="Widmann, Lindsten and Zachariah, NeurIPS 2019, the estimator SKCE_uq",
+        code="devmotion/CalibrationErrors.jl, src/skce/unbiased.jl, `UnbiasedSKCE`",
         kernel=True,
     ),
     "kde_ece": Entry(

@@ -35,6 +35,29 @@ The docstring of each function has its formula, and where the released code of i
 References name an equation, a section or an algorithm where the text of the paper could be checked; "as others cite it" marks
 a number taken from work that cites the paper. For the rest, the exact definition is in the file named as the authors' code.
 `calibrant.losses.LOSSES` and `PENALTIES`, from which this page is written, map the names to the entries.
+
+## Speed
+
+`python benchmarks/losses.py` prints the time of every objective, forward and backward on one CPU thread, as a ratio to
+`F.cross_entropy`, and compares three with a transcription of the code released with their papers. Focal loss with its
+schedules, AvUC, MMCE and the confidence that most penalties start from have a closed form for eager CPU tensors: value and
+gradient in numpy, as one step of autograd. Everything else, second derivatives, compiled and device tensors, function
+transforms, runs on PyTorch's operations and agrees with it up to rounding.
+
+| batch 512 | classes | published | `F.cross_entropy` | here | faster |
+|---|---|---|---|---|---|
+| AvUC | 10 | 21.7 ms | 0.16 ms | 0.28 ms | 78 x |
+| AvUC | 100 | 20.1 ms | 0.11 ms | 0.33 ms | 62 x |
+| weighted MMCE | 10 | 4.4 ms | 0.16 ms | 0.25 ms | 18 x |
+| weighted MMCE | 100 | 3.9 ms | 0.12 ms | 0.32 ms | 12 x |
+| FLSD | 10 | 1.3 ms | 0.16 ms | 0.16 ms | 8 x |
+| FLSD | 100 | 1.4 ms | 0.12 ms | 0.21 ms | 6.5 x |
+
+FLSD reaches a factor of 10 from a batch of 1,024 on with 10 classes (13 x) and of 2,048 with 100 (13 x). At 512 it cannot: the
+published loop takes 8.5 (10 classes) or 12 (100) times as long as `F.cross_entropy` alone, and a tenth of it, 0.13 ms, is the
+time of one call of autograd (0.03 ms), the exponentials (0.025 ms with 100 classes) and some thirty operations on 512 numbers
+at 2 to 3 us each. With 1,000 classes the exponentials, which both forms have to take, outweigh the published loops: 24 x, 7 x
+and 3.5 x.
 """
 
 

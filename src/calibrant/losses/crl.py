@@ -28,6 +28,9 @@ def crl_penalty(logits: Tensor, labels: Tensor, correctness: Tensor, *, score: S
     ln C ("entropy") or the lead of the top probability over the second ("margin"). Batches have to be shuffled, since the
     pairs follow their order. The weight that goes with it is 1. The labels' part is played by ``correctness``.
 
+    In the paper s is the plain share of epochs in which a sample was right; the released code takes off the least count, as
+    `CRL` does. The paper scales the entropy to the range seen; the code divides it by ln C, as here.
+
     Args:
         logits: Scores ``[B, C]``. float16 and bfloat16 are computed, and returned, in float32.
         labels: Class indices ``[B]``; checked and otherwise unused.

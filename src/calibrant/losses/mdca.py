@@ -52,7 +52,8 @@ def dca_penalty(logits: Tensor, labels: Tensor) -> Tensor:
 
     .. math:: \mathrm{DCA} = \Bigl| \frac{1}{B} \sum_{i=1}^{B} c_i - \frac{1}{B} \sum_{i=1}^{B} a_i \Bigr| .
 
-    Correctness carries no gradient. Weight 1 in the comparison by Hebbalaguppe et al.
+    Correctness carries no gradient. The authors' released function adds it to cross-entropy with a weight of 10 by default;
+    the comparison by Hebbalaguppe et al. has 1.
 
     Args:
         logits: Scores ``[B, C]``. float16 and bfloat16 are computed, and returned, in float32.

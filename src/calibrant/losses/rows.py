@@ -22,13 +22,17 @@ _THREADED = 65536
 _LONG = 16384
 
 
-def exponentials(scores: Array) -> Array | None:
+def exponentials(scores: Array, *, largest: Array | None = None) -> Array | None:
     """``exp(scores)``, new and contiguous; None where a score is too large for it (or NaN).
 
-    numpy takes half of torch's time, unless torch has threads to share the work among.
+    The ``largest [B]`` score of each row, if at hand, is looked at instead of all.
     """
-    if not np.maximum.reduce(scores, axis=None) < _LARGEST_LOGIT:
-        return None
+    fit = np.maximum.reduce(scores if largest is None else largest, axis=None) < _LARGEST_LOGIT
+    return _exp(scores) if fit else None
+
+
+def _exp(scores: Array) -> Array:
+    # numpy takes half of torch's time, unless torch has threads to share the work among.
     if scores.size < _THREADED or torch.get_num_threads() == 1:
         return np.exp(scores, order="C")
     return torch.from_numpy(scores).exp().contiguous().numpy()
@@ -73,22 +77,22 @@ def confidence_of_rows(scores: Array, index: Array) -> tuple[Array, Callable[[Ar
 
     None where the exponentials leave their range.
     """
-    weights = exponentials(scores)
+    weights = exponentials(scores, largest=scores[np.arange(len(index)), index])
     if weights is None:
         return None
     total = row_sums(weights)
     if not large_enough(total):
         return None
     at, flat = flat_positions(index, scores.shape[1]), weights.reshape(-1)
-    confidence = flat[at] / total
+    own = flat[at]
 
     def pull(grad: Array) -> Array:
-        slope = grad * confidence
+        slope = grad * (own / total)
         scale_rows(weights, slope / -total)
         flat[at] += slope
         return weights
 
-    return confidence, pull
+    return own / total, pull
 
 
 def entropy_of_rows(scores: Array, index: Array) -> tuple[Array, Array, Callable[[Array, Array], Array]] | None:
@@ -98,10 +102,10 @@ def entropy_of_rows(scores: Array, index: Array) -> tuple[Array, Array, Callable
     cancels however small it is. None where a score is not finite.
     """
     lead = scores[np.arange(len(index)), index]
-    gaps = (torch.from_numpy(scores) - torch.from_numpy(lead).unsqueeze(1)).contiguous().numpy()
-    weights = exponentials(gaps)
-    if weights is None:
+    if not np.isfinite(lead).all():
         return None
+    gaps = (torch.from_numpy(scores) - torch.from_numpy(lead).unsqueeze(1)).contiguous().numpy()
+    weights = _exp(gaps)
     total = row_sums(weights)
     mean_gap = np.einsum("ij,ij->i", weights, gaps) / total
     if not np.minimum.reduce(mean_gap) > -np.inf:

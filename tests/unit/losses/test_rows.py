@@ -20,6 +20,7 @@ from calibrant.losses import (
     WeightedMMCE,
     focal_loss,
 )
+from calibrant.losses.confidence import confidence_and_correct
 from calibrant.losses.rows import confidence_of_rows, entropy_of_rows, exponentials, large_enough, name_classes
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
@@ -155,3 +156,15 @@ def test_confidence_and_entropy_of_rows_by_hand() -> None:
     assert top[1](np.ones(1)).tolist() == [pytest.approx([0.25, -0.125, -0.125])]
     assert confidence_of_rows(scores + 900, np.array([0])) is None
     assert entropy_of_rows(np.array([[0.0, -math.inf]]), np.array([0])) is None
+
+
+def test_closed_form_gradient_survives_writing_into_the_value() -> None:
+    logits, labels = draw(5, 3, torch.float64)
+    gammas = torch.linspace(0.5, 2.5, 5, dtype=torch.float64)
+    found = []
+    for in_place in (False, True):
+        leaf, strength = logits.clone().requires_grad_(), gammas.clone().requires_grad_()
+        value, (confidence, _) = focal_loss(leaf, labels, gamma=strength), confidence_and_correct(leaf, labels)
+        total = (value.mul_(3) if in_place else value * 3).sum() + (confidence.mul_(2) if in_place else confidence * 2).sum()
+        found.append(torch.autograd.grad(total, (leaf, strength)))
+    torch.testing.assert_close(found[0], found[1])
