@@ -13,9 +13,11 @@ from torch import Tensor
 
 from calibrant.engine.assemble import assemble
 from calibrant.engine.distributed import Group
+from calibrant.engine.folder import load_run
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.run import run_recipe
+from calibrant.engine.shift import evaluate_shift
 from calibrant.engine.train import train
 from calibrant.meta.ddp import combine, gather
 from calibrant.meta.virtual import Exchange
@@ -139,3 +141,17 @@ def test_train_cuda_two_processes_with_synchronised_batchnorm_do_what_one_does(t
             torch.testing.assert_close(found["state"][name], value.cpu(), rtol=1e-6, atol=1e-6)
         for name, value in alone.hyper.items():
             torch.testing.assert_close(found["hyper"][name], value, rtol=1e-6, atol=1e-8)
+
+
+def test_train_cuda_run_is_written_read_and_evaluated_under_shift(tmp_path: Path) -> None:
+    recipe = recipe_of_case("averaged", train__precision="bf16", data__shift="true")
+    run = train(recipe, out=tmp_path / "run")
+    loaded = load_run(tmp_path / "run")
+    assert loaded.test.logits.equal(run.test.logits)
+    for name, value in run.model.state_dict().items():
+        assert loaded.model.state_dict()[name].equal(value.cpu())
+    assert len(loaded.shift) == 15
+    again = evaluate_shift(loaded)
+    for name, scores in run.shift.items():
+        assert again[name]["nll"].value == pytest.approx(scores["nll"].value, rel=1e-3)
+    assert run.shift["contrast-5"]["error"].value > run.shift["contrast-1"]["error"].value
