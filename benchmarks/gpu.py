@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -36,9 +37,17 @@ class Ended(NamedTuple):
 def call(arguments: Sequence[str], *, limit: float) -> Ended:
     """Run Python with ``arguments`` in the folder of the project; a command that takes too long ends with 124."""
     begun = time.monotonic()
+    # The package need not be installed.
+    paths = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit,
+            env=os.environ | {"PYTHONPATH": paths},
         )
         code, text = done.returncode, done.stdout
     except subprocess.TimeoutExpired as error:
