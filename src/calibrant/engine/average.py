@@ -12,13 +12,14 @@ from torch import Tensor, nn
 class WeightAverage:
     r"""Average of weights and BatchNorm statistics over steps.
 
-    After every step the average becomes :math:`\theta + k\,(\bar\theta - \theta)`, with k the ``decay`` (exponential average)
-    or :math:`k = 1 - 1/t` at the t-th step (uniform average). Before ``first_epoch`` k = 0: it is the network itself. All of
-    it happens in tensors of fixed address without a look at the host, so a captured step can hold it.
+    After the t-th step the average becomes :math:`\theta + k\,(\bar\theta - \theta)` with :math:`k = 1 - 1/t` (uniform average),
+    or that but at most the ``decay`` (exponential average, which so never holds the weights that training began with). Before
+    ``first_epoch`` it is the network itself. All of it happens in tensors of fixed address without a look at the host, so a
+    captured step can hold it.
 
     Args:
         model: The network, its parameters and buffers where they will stay.
-        decay: k of an exponential average, in [0, 1); None for a uniform one.
+        decay: Most that k can be, in [0, 1), for an exponential average; None for a uniform one.
         first_epoch: Epoch from whose beginning on steps count.
 
     Reference:
@@ -43,7 +44,7 @@ class WeightAverage:
     def update(self) -> None:
         """Take in the weights after a step."""
         self._count += self._active
-        kept = 1 - 1 / self._count.clamp(min=1) if self._decay is None else self._decay * self._active
+        kept = (1 - 1 / self._count.clamp(min=1)).clamp(max=1.0 if self._decay is None else self._decay)
         means = list(self.means.values())
         torch._foreach_sub_(means, self._values)
         torch._foreach_mul_(means, kept)

@@ -44,11 +44,13 @@ def averaged(model, values, **options):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        # From 0 half-way to 2, from there half-way to 4, and half-way to 9.
-        ({"decay": 0.5}, 5.75),
+        # 2, from there half-way to 4, and from there half-way to 9.
+        ({"decay": 0.5}, 6.0),
+        ({"decay": 0.6}, 0.6 * 3 + 0.4 * 9),
+        ({"decay": 0.9}, 5.0),
         ({"decay": None}, 5.0),
         ({"decay": None, "first_epoch": 1}, 6.5),
-        ({"decay": 0.5, "first_epoch": 2}, 6.5),
+        ({"decay": 0.3, "first_epoch": 1}, 0.3 * 4 + 0.7 * 9),
         ({"decay": None, "first_epoch": 9}, 9.0),
         ({"decay": 0.9, "first_epoch": 9}, 9.0),
     ],
@@ -103,9 +105,10 @@ def test_train_average_is_that_of_the_weights_after_each_step(kind, backbone):
         if kind == "uniform":
             expected = values.mean(0)
         else:
-            expected = seen[steps - 1][name].double()
-            for value in values:
-                expected = 0.9 * expected + 0.1 * value
+            expected = values[0]
+            for t, value in enumerate(values[1:], 2):
+                kept = min(0.9, 1 - 1 / t)
+                expected = kept * expected + (1 - kept) * value
         torch.testing.assert_close(mean.double(), expected, rtol=1e-5, atol=1e-6)
     run = run_recipe(recipe)
     assert [r.train_loss for r in run.history] == [r.train_loss for r in records]
