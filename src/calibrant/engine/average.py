@@ -12,10 +12,10 @@ from torch import Tensor, nn
 class WeightAverage:
     r"""Average of weights and BatchNorm statistics over steps.
 
-    After the t-th step the average becomes :math:`\theta + k\,(\bar\theta - \theta)` with :math:`k = 1 - 1/t` (uniform average),
-    or that but at most the ``decay`` (exponential average, which so never holds the weights that training began with). Before
-    ``first_epoch`` it is the network itself. All of it happens in tensors of fixed address without a look at the host, so a
-    captured step can hold it.
+    After the t-th step the average becomes :math:`\theta + k\,(\bar\theta - \theta)`. For a uniform average
+    :math:`k = 1 - 1/t`; for an exponential one it is that but at most the ``decay``, so that the weights which training began
+    with are never in it. Before ``first_epoch`` it is the network itself. All of it happens in tensors of fixed address
+    without a look at the host, so a captured step can hold it.
 
     Args:
         model: The network, its parameters and buffers where they will stay.
