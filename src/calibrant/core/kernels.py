@@ -63,7 +63,7 @@ def laplace_pair_sum(x: Tensor, left: Tensor, right: Tensor, *, scale: float) ->
     if same and left.ndim == 1 and can_factor(scale, dtype):
         return closed_form(
             lambda x, own: _pair_sum_by_torch(x, own, own, scale=scale),
-            lambda x, own: pair_sum_by_numpy(x, own, scale=scale),
+            lambda x, own: pair_sum_by_numpy(x, own, scale=float(scale)),
             x,
             left,
         )

@@ -79,7 +79,7 @@ def avuc_penalty(logits: Tensor, labels: Tensor, *, threshold: float | Tensor = 
         return -beta * torch.log(good / (count.sum() + _RATIO_EPS) + _RATIO_EPS)
 
     def by_numpy(scores: Array, labels: Array, threshold: Any = threshold) -> Result | None:
-        return _avuc_by_numpy(scores, labels, threshold, beta=beta)
+        return _avuc_by_numpy(scores, labels, threshold, beta=float(beta))
 
     return closed_form(by_torch, by_numpy, scores, labels, *limits)
 

@@ -156,7 +156,8 @@ def check_gamma(gamma: Gamma, logits: Tensor, *, where: str) -> Gamma:
         return gamma.to(widen(logits).dtype)
     if not isinstance(gamma, (int, float, np.number)) or not 0 <= gamma < math.inf:
         raise ValueError(f"{where}: `gamma` must be a finite number >= 0, got {gamma!r}.")
-    return gamma
+    # A float64 of numpy would lift everything it meets to its precision.
+    return float(gamma)
 
 
 def focal_by_numpy(

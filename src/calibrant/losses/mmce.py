@@ -130,7 +130,7 @@ def _kernel_mean(scores: Tensor, labels: Tensor, *, groups: int, scale: float, s
         return root * (right * wrong > 0) if groups else root
 
     def by_numpy(scores: Array, labels: Array) -> Result | None:
-        return _kernel_mean_by_numpy(scores, labels, groups=groups, scale=scale, squared=squared)
+        return _kernel_mean_by_numpy(scores, labels, groups=groups, scale=float(scale), squared=squared)
 
     return closed_form(by_torch, by_numpy, scores, labels) if can_factor(scale, scores.dtype) else by_torch(scores, labels)
 

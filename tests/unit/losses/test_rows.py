@@ -168,3 +168,33 @@ def test_closed_form_gradient_survives_writing_into_the_value() -> None:
         total = (value.mul_(3) if in_place else value * 3).sum() + (confidence.mul_(2) if in_place else confidence * 2).sum()
         found.append(torch.autograd.grad(total, (leaf, strength)))
     torch.testing.assert_close(found[0], found[1])
+
+
+def test_closed_form_keeps_float32_whatever_numbers_its_hyper_parameters_are() -> None:
+    logits, labels = draw(8, 3, torch.float32)
+    wide = np.float64(1.5)
+    objectives = (
+        FocalLoss(gamma=wide),
+        FLSDLoss(gamma_below=wide, gamma_above=np.float64(0.5), threshold=np.float64(0.2)),
+        MMCE(scale=wide),
+        WeightedMMCE(scale=wide),
+        AvUC(beta=wide),
+    )
+    for objective in objectives:
+        value, gradient = value_and_gradient(objective, logits, labels)
+        assert (value.dtype, gradient.dtype) == (torch.float32, torch.float32)
+        with Seen():
+            torch.testing.assert_close((value, gradient), value_and_gradient(objective, logits, labels), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_closed_form_without_gradient_gives_the_same_value(name: str) -> None:
+    objective = OBJECTIVES[name]()
+    logits, labels = draw(8, 3, torch.float32)
+    expected = objective(logits.clone().requires_grad_(), labels)
+    with torch.inference_mode():
+        assert torch.equal(objective(logits.clone(), labels.clone()), expected)
+    with torch.no_grad():
+        value = objective(logits, labels)
+    assert torch.equal(value, expected)
+    assert not value.requires_grad
