@@ -22,6 +22,8 @@ from calibrant.io.predictions import load_predictions
 from calibrant.metrics.measure import measure
 from calibrant.metrics.values import bins_of_summary, values_of_top
 
+# The data set of predictions of which nothing is said.
+UNKNOWN = "?"
 # How far below a folder its runs are looked for.
 _DEPTH = 3
 _N_BINS = 15
@@ -157,16 +159,17 @@ def data_label(name: str) -> str:
 
 
 def command_of(recipe: Recipe) -> str:
-    """Return the command that trains by ``recipe``, with what differs from the defaults.
+    """Return the command that trains by ``recipe``, with what differs from the defaults, the place of the data left out.
 
     Example:
         >>> from calibrant.engine.recipe import override
-        >>> command_of(override(Recipe(), {"method.name": "ce", "optim.lr": "0.2"}))
+        >>> command_of(override(Recipe(), {"method.name": "ce", "optim.lr": "0.2", "data.root": "/data"}))
         'calibrant train --method ce --set optim.lr=0.2'
     """
     usual, words = dict(_flat(to_dict(Recipe()))), ["calibrant", "train"]
     for key, value in _flat(to_dict(recipe)):
-        if key in usual and usual[key] == value:
+        # Where the data lie is a matter of the machine.
+        if key == "data.root" or (key in usual and usual[key] == value):
             continue
         said = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         words += [_OPTIONS[key], said] if key in _OPTIONS else ["--set", f"{key}={said}"]
@@ -179,7 +182,7 @@ def _entry_of_predictions(predictions: Predictions, path: Path, *, data: str | N
         folder = path.resolve().parent.name
         name, seed = (folder, seed) if seed is not None else _name_and_seed(folder)
     scores = measure(predictions, n_bins=_N_BINS, file=path.name)
-    return Entry(data=data or "?", method=name, scores=scores, seed=seed, test=predictions, folder=str(path))
+    return Entry(data=data or UNKNOWN, method=name, scores=scores, seed=seed, test=predictions, folder=str(path))
 
 
 def _name_and_seed(text: str) -> tuple[str, int | None]:
