@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from browser import (
+    drawn_accuracies,
+    expected_accuracies,
+    launched_browser,
+    needs_chromium,
+    opened_page,
+    parts_without_numbers,
+    percent,
+    sync_api,
+)
 from calibrant import Predictions, measure
 from calibrant.calibrators import CALIBRATORS
-from calibrant.core.entry import Entry
 from calibrant.core.scores import Estimate
 from calibrant.core.summary import summarize
 from calibrant.data.synthetic import synthetic_predictions
@@ -22,10 +29,9 @@ from calibrant.metrics.paired import paired_test
 from calibrant.report.page import render_page
 from calibrant.report.page_bins import slider_stops
 from calibrant.report.page_content import Candidate, Examined, Repair
+from made_up_page_runs import made_runs
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `test` installs")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which `make browser` installs")
+pytestmark = needs_chromium
 
 NAMES = (
     "<img src=x onerror=window.broken=1>",
@@ -35,8 +41,6 @@ NAMES = (
     'a "quoted" & long name that does not fit into its column',
 )
 N_BINS = 15
-# Loading a page on a busy machine may take long; nothing here waits that long unless it is broken.
-PATIENCE_MS = 300_000
 
 
 def before() -> Predictions:
@@ -46,28 +50,6 @@ def before() -> Predictions:
 def repaired_by(name: str) -> Predictions:
     fit_data, _ = synthetic_predictions(900, 5, temperature=2.2, seed=1, split="val")
     return CALIBRATORS[name]().fit(fit_data).apply(before())
-
-
-def made_runs() -> list[Entry]:
-    entries = []
-    for method, shift in (("ce", 0.0), ("flgamma-sece", -0.02)):
-        for seed in (0, 1):
-            test, _ = synthetic_predictions(200, 5, temperature=2.0, seed=seed)
-            gamma = torch.linspace(0.5, 2, 200).numpy()
-            if "gamma" in method:
-                test = Predictions(logits=test.logits, labels=test.labels, columns={"gamma": gamma})
-            history = tuple(
-                {
-                    "test_ece": 0.2 / epoch + shift,
-                    "test_error": 0.3,
-                    "gamma_mean": 1.0 if "gamma" in method else None,
-                    "gamma_std": 0.1,
-                }
-                for epoch in range(1, 6)
-            )
-            scores = measure(test, n_resamples=20)
-            entries.append(Entry("digits", method, scores, seed=seed, test=test, history=history, best_epoch=4))
-    return entries
 
 
 @pytest.fixture(scope="module")
@@ -90,58 +72,19 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    # It has a limit of its own, of five seconds.
-    sync_api.expect.set_options(timeout=PATIENCE_MS)
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE_MS)
+    with launched_browser() as launched:
         yield launched
-        launched.close()
 
 
 @pytest.fixture
 def opened(browser: Any, report: Path) -> Iterator[Any]:
-    """The page in a window of its own; at the end nothing may have been complained about or asked of the network."""
-    context = browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme="light")
-    context.set_default_timeout(PATIENCE_MS)
-    page = context.new_page()
-    complaints: list[str] = []
-    requests: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: requests.append(request.url))
-    page.goto(report.as_uri())
-    page.locator("html[data-ready=yes]").wait_for(state="attached")
-    yield page
-    assert complaints == []
-    assert {url for url in requests if not url.startswith("data:")} == {report.as_uri()}
-    context.close()
-
-
-def drawn_accuracies(page: Any, chart: str) -> dict[int, float]:
-    """What the heights of the bars say, by bin."""
-    found = page.evaluate(
-        """id => {
-            const group = document.querySelector(`#${id} g.bars`);
-            return [...group.querySelectorAll("rect.accuracy")].map((bar) =>
-                [bar.dataset.bin, bar.getAttribute("height") / group.dataset.height]);
-        }""",
-        chart,
-    )
-    return {int(index): float(share) for index, share in found}
-
-
-def expected_accuracies(predictions: Predictions, n_bins: int) -> dict[int, float]:
-    bins = reliability_bins(predictions.probs, predictions.labels, n_bins=n_bins)
-    return {m: float(bins.accuracy[m]) for m in range(n_bins) if bins.count[m] > 0}
+    with opened_page(browser, report) as page:
+        yield page
 
 
 def slide_to(page: Any, n_bins: int) -> None:
     page.locator("#bins").fill(str(slider_stops(N_BINS).index(n_bins)))
     sync_api.expect(page.locator("#bins-number")).to_have_text(str(n_bins))
-
-
-def percent(value: object) -> str:
-    return f"{100 * float(str(value)):.2f}%"
 
 
 @pytest.mark.parametrize("n_bins", [2, 15, 30, 100])
@@ -217,7 +160,11 @@ def test_charts_are_read_by_arrow_keys(opened: Any) -> None:
         "class-chart",
         "calibrator-chart",
         "trade-off",
+        "sweep",
+        "grid",
         "curves",
+        "gamma",
+        "gamma-confidence",
     ):
         opened.locator(f"#{chart} svg").focus()
         opened.keyboard.press("ArrowRight")
@@ -287,21 +234,8 @@ def test_print_hides_controls_keeps_charts_and_colours(opened: Any) -> None:
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) >= 3
 
 
-def test_runs_are_drawn_hidden_and_changed(opened: Any) -> None:
-    sync_api.expect(opened.locator("#curves path.line")).to_have_count(2)
-    # Only one of the two methods has a gamma.
-    sync_api.expect(opened.locator("#gamma path.line")).to_have_count(1)
-    sync_api.expect(opened.locator("#gamma-confidence path.line")).to_have_count(1)
-    sync_api.expect(opened.locator("#trade-off path.mark:not(.faint)")).to_have_count(2)
-    sync_api.expect(opened.locator("#trade-off path.mark.faint")).to_have_count(4)
-    opened.get_by_label("flgamma-sece").uncheck()
-    sync_api.expect(opened.locator("#curves path.line")).to_have_count(1)
-    sync_api.expect(opened.locator("#gamma")).to_contain_text("No run shown here has this")
-    opened.locator("#curve-key").select_option("train_loss")
-    sync_api.expect(opened.locator("#curves")).to_contain_text("No run shown here has this")
-    opened.locator("#sweep-key").select_option("mce")
-    sync_api.expect(opened.locator("#sweep")).to_contain_text("MCE")
-    assert opened.locator("#run-legend input:checked").count() == 1
+def test_no_chart_is_drawn_with_what_is_no_number(opened: Any) -> None:
+    assert parts_without_numbers(opened) == []
 
 
 def test_calibrators_are_drawn_by_either_score(opened: Any) -> None:

@@ -51,10 +51,18 @@ def prepare_curves(rows: Sequence[Row], *, split: Literal["test", "val"] = "test
     }
     if not found["ece"] and not found["error"]:
         return None
-    return LearningCurves(split, found["ece"], found["error"], _drops(trained[0].runs[0]))
+    return LearningCurves(split, found["ece"], found["error"], learning_rate_drops(trained[0].runs[0]))
 
 
-def _drops(entry: Entry) -> tuple[int, ...]:
+def learning_rate_drops(entry: Entry) -> tuple[int, ...]:
+    """Epochs, from 1, from which on the learning rate is at most half of what it was.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]))
+        >>> learning_rate_drops(Entry("coins", "ce", scores, history=({"lr": 0.1}, {"lr": 0.1}, {"lr": 0.01})))
+        (3,)
+    """
     epochs, rates = entry.curve("lr")
     return tuple(epoch for epoch, before, now in zip(epochs[1:], rates, rates[1:], strict=False) if now <= before / 2)
 

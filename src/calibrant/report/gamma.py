@@ -36,9 +36,12 @@ class GammaEpochs:
 
 
 def prepare_gamma_epochs(rows: Sequence[Row]) -> GammaEpochs | None:
-    """Read gamma's curves of all rows that have them; both are means over the seeds. None if no row has any."""
+    """Read gamma's curves of all rows that have them; both are means over the seeds. None if no row has any.
+
+    Rows that were repaired afterwards (``+ts``) would repeat the curve of their network before; they are left out.
+    """
     mean, std = [], []
-    for row in rows:
+    for row in (row for row in rows if all(run.temperature is None for run in row.runs)):
         first = band_of(row, [run.curve("gamma_mean") for run in row.runs])
         second = band_of(row, [run.curve("gamma_std") for run in row.runs])
         if first is not None and second is not None and first.x == second.x:

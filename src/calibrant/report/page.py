@@ -5,7 +5,7 @@ Figures for papers are drawn elsewhere in this room.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -14,14 +14,15 @@ from calibrant import __version__
 from calibrant.core.entry import Entry
 from calibrant.core.summary import summarize_with_top
 from calibrant.report.page_bins import REGION_EDGES, examine_stops, mean_confidences, regions_of, risk_curve, slider_stops
+from calibrant.report.page_charts import CURVES, GRID_STOPS, runs_view
 from calibrant.report.page_classes import class_names_of, class_view, confident_mistakes
 from calibrant.report.page_content import Candidate, Examined, Repair, calibrator_label
 from calibrant.report.page_embed import embed_json, script_hash
-from calibrant.report.page_runs import Group, group_entries, run_rows, runs_view
+from calibrant.report.page_runs import Group, group_entries, run_rows
 from calibrant.report.page_tables import calibrator_rows, key_figures, metric_rows
 from calibrant.report.page_verdict import Verdict, give_runs_verdict, give_verdict
 
-_SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "main.js")
+_SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "marks.js", "lines.js", "panels.js", "runs.js", "main.js")
 
 
 def render_page(
@@ -61,19 +62,28 @@ def render_page(
         raise ValueError("render_page: `examined` must be given with `repaired`, got only the latter.")
     groups = group_entries(entries)
     verdict = verdict_of(examined, repaired=repaired, entries=entries)
-    data: dict[str, object] = {"runs": runs_view(groups), "predictions": None}
+    charts = runs_view(groups)
+    data: dict[str, object] = {"runs": charts, "gridStops": GRID_STOPS, "predictions": None}
     view: dict[str, object] = {"title": title or _title(examined, groups), "verdict": verdict, "version": __version__}
     view["examined"] = view["repaired"] = None
     if examined is not None:
         data["predictions"] = _predictions_data(examined, repaired, n_resamples=n_resamples, seed=seed)
         view |= _predictions_view(examined, repaired)
-    if groups:
-        view["run_columns"], view["run_rows"] = run_rows(groups)
-        view["places"] = list(dict.fromkeys(group.place for group in groups))
-    view["has_runs"] = bool(groups)
-    view["has_curves"] = any(entry.history for entry in entries)
-    view["has_gamma"] = any(entry.test is not None and "gamma" in entry.test.columns for entry in entries)
-    return _fill(view, data)
+    return _fill(view | _runs_view(groups, charts), data)
+
+
+def _runs_view(groups: Sequence[Group], charts: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """What the template writes of runs, and which of their charts there is anything to draw in."""
+    view: dict[str, object] = {"has_runs": bool(groups), "places": list(dict.fromkeys(group.place for group in groups))}
+    view["run_columns"], view["run_rows"] = run_rows(groups)
+    for key in ("points", "sweep", "gamma", "dots", "diagram"):
+        view[f"has_{key}"] = any(chart[key] for chart in charts)
+    curves = [chart["curves"] for chart in charts]
+    view["curve_names"] = {key: name for key, name in CURVES.items() if any(isinstance(c, dict) and key in c for c in curves)}
+    # A single chart of dots leaves room for the other chart of gammas.
+    view["gammas_beside"] = bool(view["has_gamma"]) and sum(bool(chart["dots"]) for chart in charts) == 1
+    view["has_seeds"] = any(len(group.entries) > 1 for group in groups)
+    return view
 
 
 def _fill(view: dict[str, object], data: dict[str, object]) -> str:
@@ -175,6 +185,5 @@ def verdict_of(examined: Examined | None = None, *, repaired: Repair | None = No
         return give_verdict(examined, repaired)
     groups = group_entries(entries)
     places = list(dict.fromkeys(group.place for group in groups))
-    first = [group for group in groups if group.place == places[0]]
-    rows = [(g.label, sum(g.values("error")) / len(g.entries), sum(g.values("ece")) / len(g.entries)) for g in first]
-    return give_runs_verdict(rows, n_runs=sum(len(group.entries) for group in groups), data=places)
+    rows = [(group.label, group.mean("error"), group.mean("ece")) for group in groups if group.place == places[0]]
+    return give_runs_verdict(rows, n_runs=len(entries), data=places)

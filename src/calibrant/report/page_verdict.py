@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -124,7 +125,8 @@ def give_runs_verdict(rows: Sequence[tuple[str, float, float]], *, n_runs: int, 
     """Say what comparing runs found.
 
     Args:
-        rows: Label, mean error and mean ECE of each method; of one data set, if there are several the first one's.
+        rows: Label, mean error and mean ECE of each method; of one data set, if there are several the first one's. A number
+            that is not known is nan.
         n_runs: Number of runs in all.
         data: Names of the data sets; an empty one is unknown.
 
@@ -135,7 +137,10 @@ def give_runs_verdict(rows: Sequence[tuple[str, float, float]], *, n_runs: int, 
     several = f"{len(rows)} methods" if len(rows) > 1 else rows[0][0]
     where = f" on {len(data)} data sets" if len(data) > 1 else f" on {data[0]}" if data[0] else ""
     on = f"On {data[0]}, " if data[0] else ""
-    best, accurate = min(rows, key=lambda row: row[2]), min(rows, key=lambda row: row[1])
+    known = [row for row in rows if math.isfinite(row[1] + row[2])]
+    if not known:
+        return Verdict(f"{several}{where}, {runs}", ("No run has both an error and a calibration error (ECE).",), "runs")
+    best, accurate = min(known, key=lambda row: (row[2], row[1])), min(known, key=lambda row: (row[1], row[2]))
     if len(rows) == 1:
         text = f"{on}it has an error of {_percent(best[1])} and a calibration error (ECE) of {_percent(best[2])}."
     elif best[0] == accurate[0]:

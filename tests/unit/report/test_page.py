@@ -14,6 +14,7 @@ from calibrant import Predictions, measure
 from calibrant.calibrators import TemperatureScaling
 from calibrant.core.words import metric_of, write_interval, write_value
 from calibrant.data.synthetic import synthetic_predictions
+from calibrant.metrics.diagram import PALETTE
 from calibrant.metrics.paired import paired_test
 from calibrant.report import page as page_module
 from calibrant.report.page import render_page, verdict_of
@@ -194,5 +195,5 @@ def test_colours_of_text_stand_out_from_the_paper(theme: int) -> None:
         for ground in ("paper", "raised"):
             assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
     # 3 to 1 is what it asks of lines and marks.
-    for name in (f"hue{k}" for k in range(8)):
-        assert contrast(colours[name], colours["paper"]) >= 3, name
+    for name in PALETTE:
+        assert contrast(colours[f"hue-{name}"], colours["paper"]) >= 3, name

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
-from calibrant import Predictions
-from calibrant.core.entry import BinSweep, Entry
+from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Scores
-from calibrant.metrics.sweep import bin_sweep
-from calibrant.report.page_runs import group_entries, run_rows, runs_view
-from helpers import mixed_gaps
+from calibrant.report.page import verdict_of
+from calibrant.report.page_runs import group_entries, run_rows
 
 NONE = torch.empty(0)
 
@@ -61,51 +61,30 @@ def test_run_rows_give_mean_and_deviation_or_the_interval_of_one_run() -> None:
     assert cells[1][0] == {"value": "30.00%", "spread": "29.00 – 31.00", "is_best": False}
 
 
-def test_runs_view_averages_curves_over_the_seeds_that_have_the_epoch() -> None:
-    first = ({"test_ece": 0.1, "gamma_mean": None}, {"test_ece": None}, {"test_ece": 0.4})
-    second = ({"test_ece": 0.3}, {"test_ece": None})
-    (view,) = runs_view(group_entries([entry("ce", 0, history=first, best_epoch=2), entry("ce", 1, history=second)]))
-    curves = view["curves"]
-    assert isinstance(curves, dict)
-    assert list(curves) == ["test_ece"]
-    epochs, means, spreads = curves["test_ece"]
-    assert epochs == [1, 3]
-    assert means == pytest.approx([0.2, 0.4])
-    assert spreads == pytest.approx([0.141421, 0.0], abs=1e-5)
-    assert view["best"] == [3]
-    assert view["points"] == [[0.1, 0.05], [0.1, 0.05]]
+def test_run_rows_leave_cells_of_unknown_metrics_empty_and_take_no_best_from_them() -> None:
+    bare = dataclasses.replace(
+        entry("bare"), scores=dataclasses.replace(scores(0.2, 0.1), metrics={"nll": Estimate(0.1, 0, 1)})
+    )
+    wild = entry("wild", error=math.nan)
+    names, rows = run_rows(group_entries([bare, wild, entry("ce"), entry("ce", 1)]))
+    errors = [row["cells"][names.index("Error")] for row in rows if isinstance(row["cells"], list)]
+    assert errors[0] == {"value": "", "spread": "", "is_best": False}
+    # Of one finite value there is no least.
+    assert [cell["is_best"] for cell in errors] == [False, False, False]
 
 
-def test_runs_view_thins_long_curves_and_keeps_the_last_epoch() -> None:
-    history = tuple({"train_loss": 1 / (k + 1)} for k in range(1000))
-    (view,) = runs_view(group_entries([entry("ce", history=history)]))
-    curves = view["curves"]
-    assert isinstance(curves, dict)
-    epochs, means, spreads = curves["train_loss"]
-    assert len(epochs) == len(means) <= 240
-    assert epochs[-1] == 1000
-    assert spreads == []
+def test_groups_give_means_over_the_runs_that_have_the_metric() -> None:
+    without = dataclasses.replace(scores(0.2, 0.1), metrics={"error": Estimate(0.3, 0, 1)})
+    (group,) = group_entries([entry("ce", error=0.1), dataclasses.replace(entry("ce", 1), scores=without)])
+    assert group.mean("error") == pytest.approx(0.2)
+    assert group.mean("ece") == pytest.approx(0.05)
+    assert math.isnan(group.mean("aurc"))
 
 
-def test_runs_view_takes_the_sweep_given_or_computes_it() -> None:
-    probs, labels = mixed_gaps(200)
-    predictions = Predictions(probs=probs, labels=labels)
-    known = BinSweep((10, 20), (0.1, 0.2), (0.3, 0.4))
-    views = runs_view(group_entries([entry("given", sweep=known), entry("computed", test=predictions), entry("bare")]))
-    assert views[0]["sweep"] == {"n": [10, 20], "ece": [0.1, 0.2], "mce": [0.3, 0.4]}
-    expected = bin_sweep(predictions)
-    found = views[1]["sweep"]
-    assert isinstance(found, dict)
-    assert found["n"] == list(expected.n_bins)
-    assert found["ece"] == pytest.approx(expected.ece, rel=1e-5)
-    assert views[2]["sweep"] == {}
-
-
-def test_runs_view_bins_gamma_by_confidence() -> None:
-    probs = [[0.62, 0.38], [0.63, 0.37], [0.99, 0.01]]
-    test = Predictions(probs=probs, labels=[0, 0, 0], columns={"gamma": [1.0, 3.0, 0.5]})
-    (view,) = runs_view(group_entries([entry("flgamma", test=test)]))
-    gamma = view["gamma"]
-    assert isinstance(gamma, list)
-    assert gamma[0] == pytest.approx([0.625, 0.99])
-    assert gamma[1:] == [[2.0, 0.5], [1.0, 0.0], [2, 1]]
+def test_verdict_of_runs_names_one_where_errors_tie_and_says_when_nothing_is_known() -> None:
+    tie = verdict_of(entries=[entry("ce", ece=0.06), entry("ce+ts", ece=0.03)])
+    assert tie.sentences == ("On digits, ce+ts has both the least calibration error (ECE 3.00%) and the least error (10.0%).",)
+    bare = dataclasses.replace(entry("bare"), scores=dataclasses.replace(scores(0.2, 0.1), metrics={}))
+    verdict = verdict_of(entries=[bare, dataclasses.replace(bare, seed=1)])
+    assert verdict.headline == "bare on digits, 2 runs"
+    assert verdict.sentences == ("No run has both an error and a calibration error (ECE).",)

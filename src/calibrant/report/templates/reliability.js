@@ -11,6 +11,39 @@ function currentBins() {
   return currentSide().bins[state.stop];
 }
 
+const SLIM = 4.5; // bars narrower than this have neither hatching, outline nor whisker
+
+function spaceOf(plot, bins) {
+  return Math.min(1.5, (plot.width / bins) * 0.12);
+}
+
+// One bar of accuracy, its gap to the confidence, and its whisker.
+function drawBar(parent, plot, row, bins) {
+  const space = spaceOf(plot, bins);
+  const x = plot.x(row.index / bins) + space;
+  const wide = plot.x((row.index + 1) / bins) - plot.x(row.index / bins) - 2 * space;
+  const top = plot.y(row.accuracy);
+  shape("rect", {
+    class: `accuracy${wide < SLIM ? " slim" : ""}`, x, y: top, width: wide, height: plot.top + plot.height - top, "data-bin": row.index, "data-count": row.count,
+  }, parent);
+  const gap = { x, width: wide, y: plot.y(Math.max(row.confidence, row.accuracy)), "data-bin": row.index };
+  gap.height = Math.abs(plot.y(row.confidence) - top);
+  shape("rect", { class: `gap ${row.gap > 0 ? "over" : "under"}${wide < SLIM ? " slim" : ""}`, ...gap }, parent);
+  shape("line", { class: "confidence", x1: x, x2: x + wide, y1: plot.y(row.confidence), y2: plot.y(row.confidence) }, parent);
+  // Lines would hide bars so narrow; the figures shade the interval there too.
+  if (wide < SLIM) {
+    shape("rect", { class: "interval", x, width: wide, y: plot.y(row.high), height: plot.y(row.low) - plot.y(row.high) }, parent);
+    return { x, wide, top, gapTop: Math.min(top, gap.y) };
+  }
+  const middle = x + wide / 2;
+  shape("line", { class: "whisker", x1: middle, x2: middle, y1: plot.y(row.low), y2: plot.y(row.high) }, parent);
+  const cap = Math.min(4, wide / 3);
+  for (const end of [row.low, row.high]) {
+    shape("line", { class: "whisker", x1: middle - cap, x2: middle + cap, y1: plot.y(end), y2: plot.y(end) }, parent);
+  }
+  return { x, wide, top, gapTop: Math.min(top, gap.y) };
+}
+
 // Accuracy bars with their gap to the confidence, whiskers, the diagonal, and below it the share of examples.
 function drawBins(svg, width, { rows, bins, xTitle, yTitle, said, label }) {
   const left = 46;
@@ -26,41 +59,24 @@ function drawBins(svg, width, { rows, bins, xTitle, yTitle, said, label }) {
     xTicks: shareTicks(width), xText: (t) => percent(t, 0), xTitle,
   });
   shape("text", { class: "note", x: left, y: shares.top - 7 }, svg, `share of examples, at most ${percent(largest / total, 0)}`);
-  const space = Math.min(1.5, (side / bins) * 0.12);
+  const space = spaceOf(plot, bins);
   const items = [];
   const bars = shape("g", { class: "bars", "data-top": box.top, "data-height": box.height }, svg);
   for (const row of rows) {
-    const x = plot.x(row.index / bins) + space;
-    const wide = plot.x((row.index + 1) / bins) - plot.x(row.index / bins) - 2 * space;
-    const top = plot.y(row.accuracy);
-    shape("rect", {
-      class: "accuracy", x, y: top, width: wide, height: box.top + box.height - top,
-      "data-bin": row.index, "data-count": row.count,
-    }, bars);
-    const over = row.gap > 0;
-    const gap = { x, width: wide, y: plot.y(Math.max(row.confidence, row.accuracy)), "data-bin": row.index };
-    gap.height = Math.abs(plot.y(row.confidence) - top);
-    shape("rect", { class: `gap ${over ? "over" : "under"}`, ...gap }, bars);
-    shape("line", { class: "confidence", x1: x, x2: x + wide, y1: plot.y(row.confidence), y2: plot.y(row.confidence) }, bars);
-    const middle = x + wide / 2;
-    shape("line", { class: "whisker", x1: middle, x2: middle, y1: plot.y(row.low), y2: plot.y(row.high) }, bars);
-    const cap = Math.min(4, wide / 3);
-    for (const end of [row.low, row.high]) {
-      shape("line", { class: "whisker", x1: middle - cap, x2: middle + cap, y1: plot.y(end), y2: plot.y(end) }, bars);
-    }
+    const { x, wide, top, gapTop } = drawBar(bars, plot, row, bins);
     const share = row.count / total;
     shape("rect", {
       class: "share", x, width: wide, y: shares.y(share), height: shares.top + shares.height - shares.y(share),
     }, bars);
     items.push({
       x: x - space, y: box.top, width: wide + 2 * space, height: shares.top + shares.height - box.top,
-      anchor: Math.max(0, Math.min(top, gap.y) - box.top),
+      anchor: Math.max(0, gapTop - box.top),
       lines: [
         `${percent(row.index / bins, 0)} to ${percent((row.index + 1) / bins, 0)}`,
         `${count(row.count)} examples (${percent(share, 1)})`,
         `${said[0]} ${percent(row.confidence, 1)}`,
         `${said[1]} ${percent(row.accuracy, 1)} (${(100 * row.low).toFixed(1)} to ${(100 * row.high).toFixed(1)})`,
-        `${signed(row.gap)} points, ${over ? said[2] : said[3]}`,
+        `${signed(row.gap)} points, ${row.gap > 0 ? said[2] : said[3]}`,
       ],
     });
   }

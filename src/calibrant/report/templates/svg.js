@@ -112,7 +112,8 @@ function frame(svg, box) {
   const { left, top, width, height } = box;
   const makeX = box.logX ? logarithmic : linear;
   const x = makeX(box.x[0], box.x[1], left, left + width);
-  const y = linear(box.y[0], box.y[1], top + height, top);
+  // What lies below a logarithmic axis, as zero does, is drawn at its foot.
+  const y = box.logY ? (value) => logarithmic(box.y[0], box.y[1], top + height, top)(Math.max(value, box.y[0])) : linear(box.y[0], box.y[1], top + height, top);
   const grid = shape("g", { class: "grid", "aria-hidden": "true" }, svg);
   for (const tick of box.yTicks || []) {
     shape("line", { x1: left, x2: left + width, y1: y(tick), y2: y(tick) }, grid);

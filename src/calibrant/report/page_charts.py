@@ -1,0 +1,172 @@
+"""What the charts of runs are drawn from: the records of the figures, as plain values and small enough to embed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from calibrant.core.binning import equal_width_bins, norm_of_bins, reduce_top_label
+from calibrant.core.entry import Entry
+from calibrant.metrics.diagram import PALETTE
+from calibrant.report.bands import Band, band_of
+from calibrant.report.curves import learning_rate_drops
+from calibrant.report.gamma import GammaPanel, prepare_gamma_confidence, prepare_gamma_epochs
+from calibrant.report.page_bins import bin_rows
+from calibrant.report.page_runs import Group
+from calibrant.report.robustness import prepare_robustness
+from calibrant.report.style import Style
+from calibrant.report.tradeoff import prepare_tradeoff
+
+# What a learning curve can show, and how the page calls it; the first one that a run has is shown first.
+CURVES = {
+    "test_ece": "test ECE",
+    "test_error": "test error",
+    "test_nll": "test NLL",
+    "val_ece": "validation ECE",
+    "val_error": "validation error",
+    "val_nll": "validation NLL",
+    "train_loss": "training loss",
+}
+# Numbers of bins of the diagrams side by side, between which a reader can choose.
+GRID_STOPS = (10, 15, 20, 30, 40, 50, 75, 100)
+# Points of a learning curve that are kept: more could not be told apart on a screen.
+_MOST_POINTS = 240
+# Dots of right, and of wrong, predictions in a chart of gammas.
+_MOST_DOTS = 400
+# Of a line on the page; dashes are written as multiples of it.
+_LINE_WIDTH = 2.2
+_COLOURS = {value: name for name, value in PALETTE.items()}
+
+
+def runs_view(groups: Sequence[Group]) -> list[dict[str, object]]:
+    """Everything the charts of runs are drawn from, a mapping for each group.
+
+    Its numbers are those of the figures: means over seeds at the points that all of them have, no learning curves for rows
+    that were repaired afterwards, and diagrams and gammas of the last seed.
+    """
+    front = _front(groups)
+    return [
+        {
+            "label": group.label,
+            "place": group.place,
+            "look": look_of(group.row.style),
+            "points": _points(group.entries),
+            "front": place in front,
+            "curves": _curves(group),
+            "drops": _drops(group),
+            "gamma": _gamma_epochs(group),
+            "dots": _gamma_dots(group),
+            "sweep": _sweep(group),
+            "diagram": _diagram(group.row.run()),
+        }
+        for place, group in enumerate(groups)
+    ]
+
+
+def look_of(style: Style) -> dict[str, object]:
+    """Write the look that figures give a row as the page does: name of its colour, letter of its marker, dashes, filled or not.
+
+    Example:
+        >>> from calibrant.report.style import METHOD_STYLES
+        >>> look_of(METHOD_STYLES["flsd"])
+        {'hue': 'green', 'marker': '^', 'dash': '8.8 3.5', 'filled': True}
+    """
+    dashes = () if isinstance(style.line, str) else style.line[1]
+    dash = " ".join(f"{_LINE_WIDTH * length:.1f}" for length in dashes)
+    return {"hue": _COLOURS[style.color], "marker": style.marker, "dash": dash, "filled": style.filled}
+
+
+def _front(groups: Sequence[Group]) -> set[int]:
+    """Which groups are on the Pareto front of error and ECE of their place."""
+    found: set[int] = set()
+    for place in {group.place for group in groups}:
+        known = [k for k, group in enumerate(groups) if group.place == place and _points(group.entries)]
+        points = prepare_tradeoff([groups[k].row for k in known])
+        found |= {k for k, point in zip(known, points, strict=True) if point.best}
+    return found
+
+
+def _points(entries: Sequence[Entry]) -> list[list[float]]:
+    """Error and ECE of every run that has both."""
+    both = [[entry.scores[key].value for key in ("error", "ece") if key in entry.scores] for entry in entries]
+    return [[_digits(value) for value in pair] for pair in both if len(pair) == 2 and math.isfinite(sum(pair))]
+
+
+def _is_repaired(group: Group) -> bool:
+    """Whether the histories are those of networks before a repair, and so not the row's own."""
+    return any(entry.temperature is not None for entry in group.entries)
+
+
+def _curves(group: Group) -> dict[str, list[list[float]]]:
+    if _is_repaired(group):
+        return {}
+    bands = {key: band_of(group.row, [entry.curve(key) for entry in group.entries]) for key in CURVES}
+    return {key: _columns(band, band.std) for key, band in bands.items() if band is not None}
+
+
+def _drops(group: Group) -> list[int]:
+    return [] if _is_repaired(group) else list(learning_rate_drops(group.entries[0]))
+
+
+def _gamma_epochs(group: Group) -> list[list[float]]:
+    """Epochs, mean of gamma over the test examples, and its spread over them."""
+    gamma = prepare_gamma_epochs([group.row])
+    return [] if gamma is None else _columns(gamma.mean[0], gamma.std[0].mean)
+
+
+def _sweep(group: Group) -> dict[str, list[list[float]]]:
+    """ECE and MCE against the number of bins: numbers, means over seeds, and their spread."""
+    found = prepare_robustness([group.row])
+    if found is None:
+        return {}
+    return {name: _columns(band, band.std) for name, band in (("ece", found.ece[0]), ("mce", found.mce[0]))}
+
+
+def _columns(band: Band, spread: Sequence[float] | None) -> list[list[float]]:
+    """Places, means and spreads (empty where there are none) of at most so many points; the last one is always there."""
+    step = max(math.ceil(len(band.x) / _MOST_POINTS), 1)
+    columns = (band.x, band.mean, spread or ())
+    return [[_digits(value) for value in reversed(column[::-1][::step])] for column in columns]
+
+
+def _gamma_dots(group: Group) -> dict[str, list[list[float]]]:
+    """Confidence and gamma, of right and of wrong predictions: some examples, and the running means of all."""
+    panels = prepare_gamma_confidence([group.row])
+    if not panels or len(panels[0].gamma) == 0:
+        return {}
+    panel = panels[0]
+    found: dict[str, list[list[float]]] = {}
+    for right, name in ((True, "right"), (False, "wrong")):
+        found[name] = _some(panel, right=right)
+        found[f"{name}Mean"] = [[_digits(value) for value in part.tolist()] for part in panel.means[right]]
+    return found
+
+
+def _some(panel: GammaPanel, *, right: bool) -> list[list[float]]:
+    chosen = np.flatnonzero(panel.correct == right)
+    # Evenly by confidence, so that sparse regions are not lost.
+    chosen = chosen[np.argsort(panel.confidence[chosen], kind="stable")]
+    chosen = chosen[np.unique(np.linspace(0, len(chosen) - 1, min(len(chosen), _MOST_DOTS)).round().astype(int))]
+    return [[_digits(value) for value in part[chosen].tolist()] for part in (panel.confidence, panel.gamma)]
+
+
+def _diagram(entry: Entry) -> dict[str, object]:
+    """Error of one run, and for every number of bins the ECE and the rows of `bin_rows`."""
+    if entry.test is None:
+        return {}
+    top = reduce_top_label(entry.test.probs, entry.test.labels, entry.test.weights)
+    total = float(len(top.confidence)) if top.weights is None else float(top.weights.sum())
+    effective = total if top.weights is None else total**2 / float((top.weights**2).sum())
+    stops: list[dict[str, object]] = []
+    for n_bins in GRID_STOPS:
+        bins = equal_width_bins(top, n_bins=n_bins)
+        stops.append({"ece": float(norm_of_bins(bins)), "rows": bin_rows(bins, scale=effective / total)})
+    error = float(1 - bins.weight @ bins.accuracy)
+    return {"error": error, "stops": stops}
+
+
+def _digits(value: float) -> float:
+    """Six significant digits, which are more than a chart can show."""
+    return float(f"{value:.6g}")

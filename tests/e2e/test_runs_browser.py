@@ -1,0 +1,146 @@
+"""The charts of runs in a real browser: they show what the figures show. Skipped where there is no Chromium."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser import (
+    drawn_accuracies,
+    expected_accuracies,
+    launched_browser,
+    needs_chromium,
+    opened_page,
+    parts_without_numbers,
+    percent,
+    sync_api,
+)
+from calibrant.data.synthetic import synthetic_predictions
+from calibrant.metrics import expected_calibration_error
+from calibrant.metrics.diagram import PALETTE
+from calibrant.report.gamma import prepare_gamma_confidence
+from calibrant.report.page import render_page
+from calibrant.report.page_charts import GRID_STOPS
+from calibrant.report.rows import group_rows
+from calibrant.report.tradeoff import prepare_tradeoff
+from made_up_page_runs import made_runs
+
+pytestmark = needs_chromium
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("page") / "runs.html"
+    file.write_text(render_page(entries=made_runs()), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched_browser() as launched:
+        yield launched
+
+
+@pytest.fixture
+def opened(browser: Any, report: Path) -> Iterator[Any]:
+    with opened_page(browser, report) as page:
+        yield page
+
+
+def test_no_chart_of_runs_is_drawn_with_what_is_no_number(opened: Any) -> None:
+    assert opened.locator("svg.chart").count() == 6
+    assert parts_without_numbers(opened) == []
+
+
+def test_runs_are_drawn_hidden_and_changed(opened: Any) -> None:
+    # The repaired row has no curve of its own.
+    sync_api.expect(opened.locator("#curves path.line")).to_have_count(2)
+    # Only one of the methods has a gamma.
+    sync_api.expect(opened.locator("#gamma path.line")).to_have_count(1)
+    # Of focal only the error is known.
+    sync_api.expect(opened.locator("#trade-off path.mark:not(.faint)")).to_have_count(3)
+    sync_api.expect(opened.locator("#trade-off path.mark.faint")).to_have_count(4)
+    sync_api.expect(opened.locator("#sweep path.line")).to_have_count(3)
+    opened.get_by_label("flgamma-sece").uncheck()
+    sync_api.expect(opened.locator("#curves path.line")).to_have_count(1)
+    sync_api.expect(opened.locator("#gamma")).to_contain_text("No run shown here has this")
+    sync_api.expect(opened.locator("#gamma-confidence")).to_contain_text("No run shown here has this")
+    opened.locator("#sweep-key").select_option("mce")
+    sync_api.expect(opened.locator("#sweep")).to_contain_text("MCE")
+    for name in ("ce", "ce+ts"):
+        opened.get_by_label(name, exact=True).uncheck()
+    sync_api.expect(opened.locator("#trade-off")).to_contain_text("No run shown here has both")
+    sync_api.expect(opened.locator("#grid")).to_contain_text("No run shown here has its predictions")
+    assert opened.locator("#run-legend input:checked").count() == 1
+
+
+def middle_of(page: Any, selector: str) -> tuple[float, float]:
+    place = re.fullmatch(r"translate\(([\d.]+) ([\d.]+)\)", page.locator(selector).get_attribute("transform"))
+    assert place is not None
+    return float(place[1]), float(place[2])
+
+
+def test_trade_off_has_the_pareto_front_and_the_looks_of_the_figures(opened: Any) -> None:
+    points = prepare_tradeoff(group_rows(made_runs())[0].rows)
+    front = sorted((point.error, point.ece, point.style.marker) for point in points if point.best)
+    corners = re.findall(r"([\d.]+) ([\d.]+)", opened.locator("#trade-off path.front").get_attribute("d"))
+    # It starts above the first, has a corner between two, and ends beside the last.
+    assert len(corners) == 2 * len(front) + 1
+    hues = {style: name for name, style in PALETTE.items()}
+    for point in points:
+        look = f"{hues[point.style.color]}{'' if point.style.filled else '.open'}"
+        x, y = middle_of(opened, f"#trade-off path.mark.{look}:not(.faint){'' if not point.style.filled else ':not(.open)'}")
+        on_front = any(abs(float(a) - x) + abs(float(b) - y) < 0.3 for a, b in corners)
+        assert on_front == point.best, point.label
+    sync_api.expect(opened.locator("#trade-off text.label")).to_have_count(3)
+    # A repaired row has its method's colour, other dashes and an empty mark.
+    keys = opened.locator("#run-legend .key")
+    sync_api.expect(keys.filter(has_text=re.compile("^ce$")).locator("line.black")).to_have_attribute("stroke-dasharray", "")
+    sync_api.expect(keys.filter(has_text=re.compile(r"^ce\+ts$")).locator("path.mark.black.open")).to_have_count(1)
+    sync_api.expect(keys.filter(has_text="flgamma-sece").locator("path.mark.vermillion")).to_have_count(1)
+
+
+def test_learning_curves_are_logarithmic_unless_switched(opened: Any) -> None:
+    line = opened.locator("#curves path.line").first
+
+    def heights() -> list[float]:
+        return [float(y) for _, y in re.findall(r"([\d.]+) ([\d.]+)", line.get_attribute("d"))]
+
+    values = [0.2 / epoch**2 for epoch in range(1, 6)]
+    places = heights()
+    scale = (places[4] - places[0]) / (math.log(values[0]) - math.log(values[4]))
+    drawn = [(place - places[0]) / scale for place in places]
+    assert drawn == pytest.approx([math.log(values[0] / value) for value in values], abs=0.01)
+    sync_api.expect(opened.locator("#curves line.drop")).to_have_count(1)
+    opened.locator("#curve-log").uncheck()
+    places = heights()
+    shares = [(place - places[0]) / (places[4] - places[0]) for place in places]
+    assert shares == pytest.approx([(values[0] - value) / (values[0] - values[4]) for value in values], abs=0.01)
+
+
+@pytest.mark.parametrize("n_bins", [10, 15, 100])
+def test_grid_slider_draws_the_bars_of_every_method(opened: Any, n_bins: int) -> None:
+    opened.locator("#grid-bins").fill(str(GRID_STOPS.index(n_bins)))
+    sync_api.expect(opened.locator("#grid-bins-number")).to_have_text(str(n_bins))
+    assert opened.locator("#grid g.bars").count() == 3
+    # Both seeds of `ce` have predictions; the last one is shown.
+    test, _ = synthetic_predictions(200, 5, temperature=2.0, seed=1)
+    assert drawn_accuracies(opened, "grid") == pytest.approx(expected_accuracies(test, n_bins), abs=1e-4)
+    ece = expected_calibration_error(test.probs, test.labels, n_bins=n_bins)
+    error = 1 - float(test.correct.double().mean())
+    sync_api.expect(opened.locator("#grid")).to_contain_text(f"error {percent(error)} · ECE {percent(ece.item())}")
+
+
+def test_gamma_against_confidence_tells_right_from_wrong(opened: Any) -> None:
+    (panel,) = prepare_gamma_confidence(group_rows(made_runs())[0].rows)
+    dots = {
+        name: opened.locator(f"#gamma-confidence path.dots.{name}").get_attribute("d").count("M") for name in ("right", "wrong")
+    }
+    assert dots == {"right": int(panel.correct.sum()), "wrong": int((~panel.correct).sum())}
+    for right, name in ((True, "right"), (False, "wrong")):
+        sync_api.expect(opened.locator(f"#gamma-confidence circle.mean-dot.{name}")).to_have_count(len(panel.means[right][0]))
