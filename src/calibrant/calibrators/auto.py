@@ -279,7 +279,7 @@ def advise(ranking: Sequence[Ranked], chosen: str, score: str) -> str:
             f"Doing nothing is best: no method improves the held-out {what} clearly (the nearest, {rival.name}, changes it by "
             f"{-rival.gain:+.4f})."
         )
-    interval = f"95 % interval {entry.gain_low:.4f} to {entry.gain_high:.4f}"
+    interval = f"95% interval {entry.gain_low:.4f} to {entry.gain_high:.4f}"
     lead = ranking[0]
     if lead.name == chosen:
         return f"{chosen} is best: it lowers the held-out {what} by {entry.gain:.4f} ({interval})."

@@ -111,6 +111,7 @@ def test_rank_failed_methods_come_last_with_their_reason() -> None:
 def test_advise_names_the_leader_that_is_not_clearly_better() -> None:
     held = {"none": torch.ones(3).double(), "a": torch.zeros(3).double(), "b": torch.full((3,), 0.1).double()}
     said = advise(rank(held, {}, torch.ones(3).double()), "b", "nll")
+    assert "(95% interval " in said
     assert said.startswith("b is enough")
     assert "and a, with the least, is not clearly better" in said
 
