@@ -13,7 +13,7 @@ from calibrant.core.scores import Scores
 from calibrant.engine.folder import is_finished
 from calibrant.engine.lock import lock_folder
 from calibrant.engine.recipe import Recipe
-from calibrant.grid.collect import command_of, load_entries, load_run_entry, test_numbers
+from calibrant.grid.collect import UNKNOWN, command_of, load_entries, load_run_entry, test_numbers
 from calibrant.grid.layout import Table
 from calibrant.grid.local import LocalExecutor, visible_gpus
 from calibrant.grid.outputs import write_outputs
@@ -160,6 +160,11 @@ def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path) 
         named = bool(equals) and name in sets
         data = name if named else sets[0] if len(sets) == 1 else None
         entries = load_entries(rest if named else given, data=data)
+        if any(entry.data == UNKNOWN for entry in entries):
+            raise ValueError(
+                f"compare: `add` must say of which data set {given} is where there are several, got no name. "
+                f"Write `{sets[0]}={given}`, or another of {', '.join(sets)}."
+            )
         found += [entry for entry in entries if entry.folder is None or Path(entry.folder).resolve() not in own]
     if found:
         # Nothing of a grid's run but its name is known yet; that is all that decides its row.

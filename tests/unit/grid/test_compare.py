@@ -112,8 +112,10 @@ def test_load_added_takes_the_data_that_is_named_and_leaves_the_grids_own_runs_o
     cells = plan_cells(["mixture", "digits"], ["ce"], [0], settings=SHORT)
     theirs = tmp_path / "theirs.npz"
     load_entries(tmp_path / "runs")[0].test.save(theirs)
-    found = load_added([f"digits={theirs}", theirs, tmp_path / "runs"], cells, runs=tmp_path / "runs")
-    assert [(entry.data, entry.method) for entry in found] == [("digits", "theirs"), ("?", "theirs"), ("mixture", "focal")]
+    found = load_added([f"digits={theirs}", tmp_path / "runs"], cells, runs=tmp_path / "runs")
+    assert [(entry.data, entry.method) for entry in found] == [("digits", "theirs"), ("mixture", "focal")]
+    with pytest.raises(ValueError, match=r"`add` must say of which data set .*theirs.npz is.*`mixture=.*theirs.npz`"):
+        load_added([theirs], cells, runs=tmp_path / "runs")
 
 
 def test_load_added_of_a_run_that_the_grid_has_too_is_refused_before_anything_starts(tmp_path: Path) -> None:
