@@ -5,6 +5,7 @@ The data need not be there: images of the same size and number of classes train 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,8 +99,11 @@ _PROBES = {"cpu": _Probe(4, 8), "cuda": _Probe(100, 1)}
 # each other. Measured on an H200: four runs on one GPU together are a fifth faster than in turn.
 _GAIN, _LOSS = 0.75, 1.35
 _TOO_SHORT = 0.2
-# Seconds of a run for starting, capturing or compiling, and measuring with intervals at its end; those of tables and figures.
-_AROUND, _AFTER = 5.0, 20.0
+# Seconds of CPU, on an otherwise idle machine. Loading torch, once for every process that runs cells; around the epochs of a
+# run: its files, capturing or compiling on a GPU, measuring with intervals; making and measuring a run of another (+ts).
+_LOADING, _AROUND, _MADE = 5.0, {"cpu": 1.5, "cuda": 5.0}, 0.6
+# In the end: tables and figures of a data set, and what each of their rows adds.
+_SET, _ROW = 5.0, 0.7
 
 
 def forecast(
@@ -112,14 +116,49 @@ def forecast(
     """Time a few steps of each kind of run and add up what a grid takes.
 
     Args:
-        cells: The runs that are left; those made of others without training cost next to nothing.
+        cells: The runs that are left; those made of others without training cost only their measuring.
         jobs: Runs at a time; by default as many as `compare` would start.
         threads: Threads of a run on the CPU.
         report: Called with the kind of run that is timed next.
 
     Returns:
-        A range: a run of the same kind may be faster when compiled and slower beside others.
+        A range: a run of the same kind may be faster when compiled and slower beside others. How busy the machine is while
+        steps are timed counts for what is not timed, too: loading, measuring, tables and figures.
     """
+    device = cells[0].recipe.train.device if cells else "auto"
+    place = choose_hardware(device=device).device
+    wall, cpu = time.perf_counter(), time.process_time()
+    speeds = _time_kinds(cells, threads=threads, report=report)
+    # Steps on a GPU are waited for, whoever else uses the cores.
+    load = 1.0 if place.type == "cuda" else slowed_by(time.perf_counter() - wall, time.process_time() - cpu)
+    speeds = [replace(speed, seconds=speed.seconds + (load - 1) * _AROUND[place.type]) for speed in speeds]
+    places = make_places(device=device, jobs=jobs, threads=threads)
+    trained = sum(speed.runs for speed in speeds)
+    at_once = max(1, min(sum(place.most for place in places), trained))
+    # Runs on one GPU take turns; only further GPUs, or cores, work at the same time.
+    beside = max(1, min(len(places) if places[0].gpu is not None else at_once, trained))
+    total = sum(speed.runs * speed.seconds for speed in speeds) + load * _MADE * (len(cells) - trained)
+    spent = max(total / beside, max((speed.seconds for speed in speeds), default=0.0))
+    rest = load * (_LOADING + _after(cells)) if cells else 0.0
+    return Forecast(_GAIN * spent + rest, _LOSS * spent + 2 * rest, device_name(place), at_once, tuple(speeds))
+
+
+def slowed_by(wall: float, cpu: float) -> float:
+    """How many times longer than alone work takes beside what else the machine does, by the time and CPU time of some.
+
+    Example:
+        >>> slowed_by(3.0, 1.5), slowed_by(1.0, 1.1), slowed_by(0.1, 0.001)
+        (2.0, 1.0, 1.0)
+    """
+    return max(1.0, wall / cpu) if cpu >= _TOO_SHORT else 1.0
+
+
+def _after(cells: Sequence[Cell]) -> float:
+    rows = {(cell.data, cell.method) for cell in cells}
+    return _SET * len({data for data, _ in rows}) + _ROW * len(rows)
+
+
+def _time_kinds(cells: Sequence[Cell], *, threads: int, report: Callable[[str], None] | None) -> list[Speed]:
     kinds: dict[str, list[Recipe]] = {}
     for cell in cells:
         if cell.base is None:
@@ -135,17 +174,7 @@ def forecast(
         speed = measure_speed(recipes[0], name=name, runs=len(recipes), threads=threads, known=alike.get(key))
         alike[key] = speed
         speeds.append(speed)
-    device = cells[0].recipe.train.device if cells else "auto"
-    places = make_places(device=device, jobs=jobs, threads=threads)
-    trained = sum(speed.runs for speed in speeds)
-    at_once = max(1, min(sum(place.most for place in places), trained))
-    # Runs on one GPU take turns; only further GPUs, or cores, work at the same time.
-    beside = max(1, min(len(places) if places[0].gpu is not None else at_once, trained))
-    total = sum(speed.runs * speed.seconds for speed in speeds)
-    longest = max((speed.seconds for speed in speeds), default=0.0)
-    spent = max(total / beside, longest)
-    hardware = choose_hardware(device=device)
-    return Forecast(_GAIN * spent, _LOSS * spent + _AFTER, device_name(hardware.device), at_once, tuple(speeds))
+    return speeds
 
 
 def kind_of(recipe: Recipe) -> str:
@@ -174,7 +203,8 @@ def measure_speed(recipe: Recipe, *, name: str = "", runs: int = 1, threads: int
     left = _left_out(recipe, shape)
     train, test = (known.train, known.test) if known else _images_per_second(recipe, shape, left, threads=threads)
     epoch = left.train / train + (left.val + shape.test) / test / recipe.train.eval_every_epochs
-    return Speed(name, train, test, runs, recipe.train.epochs * epoch + _AROUND)
+    around = _AROUND[choose_hardware(device=recipe.train.device).device.type]
+    return Speed(name, train, test, runs, recipe.train.epochs * epoch + around)
 
 
 def _images_per_second(recipe: Recipe, shape: Shape, left: _Left, *, threads: int) -> tuple[float, float]:
