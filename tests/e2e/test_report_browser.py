@@ -218,6 +218,29 @@ def test_phone_shows_everything_without_scrolling_sideways(opened: Any) -> None:
     sync_api.expect(opened.locator("#switch")).to_be_visible()
 
 
+def test_phone_cuts_off_no_text_of_a_chart(opened: Any) -> None:
+    opened.set_viewport_size({"width": 360, "height": 740})
+    for chart in ("calibrator-chart", "regions", "reliability-chart", "histogram", "trade-off", "grid"):
+        sync_api.expect(opened.locator(f"#{chart} svg")).to_have_attribute("width", re.compile(r"^[1-3]\d\d$"))
+    outside = opened.evaluate(
+        """() => [...document.querySelectorAll("svg.chart text")].filter((text) => {
+            const { left, right } = text.getBoundingClientRect();
+            return left < 0 || right > 360;
+        }).map((text) => text.textContent)"""
+    )
+    assert outside == []
+
+
+def test_page_of_three_examples_tells_each_share_once(browser: Any, tmp_path: Path) -> None:
+    few = Predictions(probs=[[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], labels=[0, 1, 0])
+    file = tmp_path / "few.html"
+    file.write_text(render_page(Examined(few, measure(few, n_resamples=20)), n_resamples=20), encoding="utf-8")
+    with opened_page(browser, file) as page:
+        assert page.locator("#risk-text th").all_inner_texts() == ["100%", "67%"]
+        assert parts_without_numbers(page) == []
+        assert "unsure" in page.locator("section.hero").get_attribute("class")
+
+
 def test_print_hides_controls_keeps_charts_and_colours(opened: Any) -> None:
     opened.emulate_media(media="print", color_scheme="dark")
     # The width of an A4 sheet between its margins.

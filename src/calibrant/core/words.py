@@ -53,7 +53,8 @@ def write_value(value: float, unit: str, *, signed: bool = False) -> str:
         return "inf" if value == math.inf else "n/a"
     sign = "+" if signed else ""
     text = f"{100 * value:{sign}.2f}%" if unit == "%" else f"{value:{sign}.4f}"
-    return text.replace("-", "−")
+    # What rounds to nothing has no direction.
+    return text.replace("-", "−") if any(digit in text for digit in "123456789") else text.lstrip("+-")
 
 
 def write_interval(estimate: Estimate | Paired, unit: str, *, signed: bool = False) -> str:

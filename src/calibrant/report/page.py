@@ -80,6 +80,8 @@ def _runs_view(groups: Sequence[Group], charts: Sequence[Mapping[str, object]]) 
         view[f"has_{key}"] = any(chart[key] for chart in charts)
     curves = [chart["curves"] for chart in charts]
     view["curve_names"] = {key: name for key, name in CURVES.items() if any(isinstance(c, dict) and key in c for c in curves)}
+    # One point has nobody to trade with.
+    view["has_points"] = sum(bool(chart["points"]) for chart in charts) > 1
     # A single chart of dots leaves room for the other chart of gammas.
     view["gammas_beside"] = bool(view["has_gamma"]) and sum(bool(chart["dots"]) for chart in charts) == 1
     view["has_seeds"] = any(len(group.entries) > 1 for group in groups)

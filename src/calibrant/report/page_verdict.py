@@ -21,7 +21,7 @@ class Verdict:
     Attributes:
         headline: A few words.
         sentences: What stands behind them, a paragraph each.
-        tone: "over", "under", "both" or "good": decides the mark beside it.
+        tone: "over", "under", "both", "good" or "unsure", and "runs" for a comparison: decides the colour.
     """
 
     headline: str
@@ -41,6 +41,7 @@ def give_verdict(examined: Examined, repaired: Repair | None) -> Verdict:
     """
     scores = examined.scores
     tone = {"over-confident": "over", "under-confident": "under", "both": "both"}.get(direction(scores), "good")
+    tone = "unsure" if tone == "good" and scores.n < _FEW else tone
     sentences = [_finding(scores), *_caution(scores), _repair(scores, repaired)]
     return Verdict(_headline(scores, tone), tuple(filter(None, sentences)), tone)
 

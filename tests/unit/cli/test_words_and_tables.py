@@ -44,6 +44,9 @@ def test_write_value_in_per_cent_or_plain() -> None:
     assert write_value(0.12345, "%") == "12.35%"
     assert write_value(-0.02, "%", signed=True) == "−2.00%"
     assert write_value(0.02, "%", signed=True) == "+2.00%"
+    # What rounds to nothing has no direction.
+    assert [write_value(value, "%", signed=True) for value in (0.0, -0.0, -0.00001, 0.00001)] == ["0.00%"] * 4
+    assert write_value(-0.00001, "nats") == "0.0000"
     assert write_value(1.23456, "nats") == "1.2346"
     assert write_value(math.inf, "nats") == "inf"
     assert write_value(math.nan, "%") == "n/a"

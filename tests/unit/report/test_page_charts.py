@@ -189,6 +189,10 @@ def test_page_offers_only_charts_and_curves_that_some_run_has() -> None:
     page = render_page(entries=[entry("flgamma", history=history)])
     assert '<option value="val_ece">validation ECE</option><option value="train_loss">training loss</option>' in page
     assert 'value="test_ece"' not in page
+    # One row has nothing to be compared or chosen.
+    assert 'id="trade-off"' not in page
+    assert 'id="run-legend"' not in page
+    assert 'id="trade-off"' in render_page(entries=[entry("ce"), entry("focal")])
     # Gamma's history is there without predictions.
     assert 'id="gamma"' in page
     assert 'id="gamma-confidence"' not in page

@@ -85,15 +85,21 @@ def test_verdict_calibrated_does_not_claim_proof() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p_value", "headline", "caution"),
+    ("p_value", "headline", "tone", "caution"),
     [
-        (0.5, "Too few examples to see an error", "With 40 examples nothing smaller than 0.90% could have been seen."),
-        (0.001, "Over-confident by 4.1 points", "These are only 40 examples: the direction is clear"),
+        (
+            0.5,
+            "Too few examples to see an error",
+            "unsure",
+            "With 40 examples nothing smaller than 0.90% could have been seen.",
+        ),
+        (0.001, "Over-confident by 4.1 points", "over", "These are only 40 examples: the direction is clear"),
     ],
 )
-def test_verdict_of_few_examples_says_so(p_value: float, headline: str, caution: str) -> None:
+def test_verdict_of_few_examples_says_so(p_value: float, headline: str, tone: str, caution: str) -> None:
     verdict = give_verdict(made(n=40, p_value=p_value), None)
-    assert verdict.headline == headline
+    # What cannot be seen is not shown in the colour of what is good.
+    assert (verdict.headline, verdict.tone) == (headline, tone)
     assert verdict.sentences[1].startswith(caution)
 
 

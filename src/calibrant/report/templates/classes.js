@@ -47,7 +47,7 @@ function tellClass() {
   const classes = classSide();
   const k = state.klass;
   byId("class-picker").value = k;
-  byId("class-name").textContent = facts.named ? facts.names[k] : `Class ${facts.names[k]}`;
+  byId("class-name").textContent = facts.named && !/^\d+$/.test(facts.names[k]) ? facts.names[k] : `Class ${facts.names[k]}`;
   const held = classes.count[k];
   const often = classes.gap[k] >= 0 ? "more often" : "less often";
   const gap = `${Math.abs(100 * classes.gap[k]).toFixed(2)} points ${often}`;

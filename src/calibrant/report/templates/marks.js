@@ -55,6 +55,7 @@ function mark(parent, run, x, y, size, extra) {
 
 function legend() {
   const host = byId("run-legend");
+  if (!host) return;
   host.textContent = "";
   for (const run of placedRuns()) {
     const label = element("label", { class: "key" }, host);

@@ -130,7 +130,8 @@ function drawRisk(svg, width) {
   }));
   explore(svg, items, "Risk-coverage curve.");
   byId("risk-text").textContent = "";
-  const told = [1, 0.9, 0.8, 0.5].map((c) => pairs.reduce((a, b) => (Math.abs(b[0] - c) < Math.abs(a[0] - c) ? b : a)));
+  // A few examples have not all of these shares, and none is told twice.
+  const told = new Set([1, 0.9, 0.8, 0.5].map((c) => pairs.reduce((a, b) => (Math.abs(b[0] - c) < Math.abs(a[0] - c) ? b : a))));
   for (const [c, r] of told) {
     const line = element("tr", {}, byId("risk-text"));
     element("th", { scope: "row" }, line, percent(c, 0));
@@ -143,7 +144,7 @@ function drawRisk(svg, width) {
 function drawCalibrators(svg, width) {
   const key = byId("calibrator-metric").value;
   const all = facts.calibrators;
-  const left = Math.min(170, width * 0.36);
+  const left = Math.min(170, Math.max(width * 0.36, 148));
   const row = 27;
   const height = row * all.length;
   const idle = all.find((entry) => entry.idle);
