@@ -21,6 +21,7 @@ from calibrant.metrics.worlds import (
     WORLDS,
     accepted_range,
     draw_from,
+    draw_labels,
     draw_right,
     worlds_by_embedding,
     worlds_by_largest_gap,
@@ -102,7 +103,7 @@ def _mass_intervals(
     """Intervals of the errors over equal-mass bins or kernels, from two families of worlds."""
     debiased, in_truth = (partial(batched_debiased, size=size) for size in (levels.size, math.inf))
     # Whether an interval begins at zero is the calibrated world's to say, so more is drawn from that one.
-    calibrated = draw_from(levels.confidence.unsqueeze(0), levels, n_resamples=_MORE * n_resamples, rng=rng)
+    calibrated = draw_labels(levels.confidence.unsqueeze(0), levels, n_resamples=_MORE * n_resamples, rng=rng)
     plans: list[tuple[Callable[[Levels, Tensor], Tensor], dict[str, Metric]]] = [
         (worlds_by_mean_gap, {**{key: BATCHED[key] for key in _BY_MASS}, "ece_debiased": debiased}),
         (worlds_by_embedding, {"mmce": BATCHED["mmce"]}),
@@ -110,7 +111,7 @@ def _mass_intervals(
     found = {}
     for family, metrics in plans:
         worlds = family(levels, levels.mass_index)
-        data = draw_from(worlds, levels, n_resamples=n_resamples, rng=rng)
+        data = draw_labels(worlds, levels, n_resamples=n_resamples, rng=rng)
         for key, metric in metrics.items():
             truly = in_truth if key == "ece_debiased" else metric
             null = metric(levels, *calibrated)

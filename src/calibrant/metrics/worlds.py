@@ -244,6 +244,20 @@ def draw_right(levels: Levels, accuracy: Tensor, *, n_resamples: int, rng: np.ra
     return torch.from_numpy(count), torch.from_numpy(right).double()
 
 
+def draw_labels(worlds: Tensor, levels: Levels, *, n_resamples: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draw whether examples at the observed confidences are right, in each world; arguments and result as of `draw_from`.
+
+    Levels are cut where equal-mass bins begin. With confidences drawn anew the cuts would fall inside levels, whose examples
+    would be shared out evenly instead of by chance: an equal-mass error would come out 3 % too small.
+    """
+    mass, hits = [], []
+    for world in worlds:
+        count, right = draw_right(levels, world, n_resamples=n_resamples, rng=rng)
+        mass.append(count.expand_as(right) / levels.size)
+        hits.append(right / levels.size)
+    return torch.cat(mass), torch.cat(hits)
+
+
 def accepted_range(truth: Tensor, drawn: Tensor, observed: float, *, null: Tensor | None = None) -> tuple[float, float]:
     """Smallest and largest true value among the worlds that could have given the observed value.
 
