@@ -164,4 +164,4 @@ def _calibrated(p_values: tuple[float, ...]) -> str:
     if len(p_values) == 1:
         return shown
     passed = sum(value > SIGNIFICANT for value in p_values)
-    return f"{passed}/{len(p_values)} (≥ {shown})" if least >= 0.001 else f"{passed}/{len(p_values)}"
+    return f"{passed}/{len(p_values)} (≥ {shown})" if least >= 0.001 else f"{passed}/{len(p_values)} ({shown})"

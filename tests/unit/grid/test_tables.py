@@ -121,8 +121,10 @@ def test_compare_table_untested_differences_say_so() -> None:
 
 def test_compare_table_calibrated_column_counts_seeds() -> None:
     runs = [run_of("ce", seed=s, p_value=p) for s, p in enumerate((0.2, 0.01, 0.3))]
-    table = compare_table([*runs, run_of("focal", p_value=0.412), run_of("flsd", p_value=0.0002)], calibrated=True)
-    assert [found.info("calibrated") for found in table.lines] == ["2/3 (≥ 0.010)", "0.412", "< 0.001"]
+    some = [run_of("mmce", seed=s, p_value=p) for s, p in enumerate((0.2, 0.0004))]
+    table = compare_table([*runs, run_of("focal", p_value=0.412), run_of("flsd", p_value=0.0002), *some], calibrated=True)
+    shown = [found.info("calibrated") for found in table.lines]
+    assert shown == ["2/3 (≥ 0.010)", "0.412", "< 0.001", "1/2 (< 0.001)"]
     assert any("perfectly calibrated" in note for note in table.notes)
 
 
