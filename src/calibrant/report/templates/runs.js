@@ -46,11 +46,14 @@ function drawTradeOff(svg, width) {
   const left = 50;
   const height = 300;
   const xs = widen(extent(all.flatMap((run) => run.points.map((p) => p[0]))), 0);
-  const ys = widen(extent(all.flatMap((run) => run.points.map((p) => p[1]))), 0);
+  const errors = extent(all.flatMap((run) => run.points.map((p) => p[1])));
+  // As in the figures, unless an error is zero.
+  const logY = errors[0] > 0;
+  const ys = logY ? [errors[0] / 1.25, errors[1] * 1.25] : widen(errors, 0);
   const xTicks = niceTicks(xs[0], xs[1], width < 420 ? 4 : 6);
-  const yTicks = niceTicks(ys[0], ys[1], 5);
+  const yTicks = logY ? logTicks(ys) : niceTicks(ys[0], ys[1], 5);
   const plot = frame(svg, {
-    left, top: 30, width: width - left - 16, height, x: xs, y: ys, xGrid: true, xTicks, xText: percentTicks(xTicks), yTicks,
+    left, top: 30, width: width - left - 16, height, logY, x: xs, y: ys, xGrid: true, xTicks, xText: percentTicks(xTicks), yTicks,
     yText: percentTicks(yTicks), xTitle: "error rate", yTitle: "ECE",
   });
   drawFront(svg, plot, all);
