@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
@@ -28,11 +27,14 @@ def has_plain_values(*tensors: Tensor) -> bool:
     """Whether numpy may read the tensors: on the CPU, not while compiling, in a function transform or a forward-mode pass."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
+    # A transform wants every operation of the function, though these tensors may not be what it transforms.
+    if torch._C._are_functorch_transforms_active():
+        return False
     # A dispatch mode (fake tensors, tracing, counting operations) wants to see every operation.
     if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack() > 0:
         return False
     for tensor in tensors:
-        if not tensor.is_cpu or type(tensor) not in _PLAIN or is_functorch_wrapped_tensor(tensor):
+        if not tensor.is_cpu or type(tensor) not in _PLAIN or tensor.is_neg():
             return False
     return True
 
@@ -40,9 +42,9 @@ def has_plain_values(*tensors: Tensor) -> bool:
 def closed_form(by_torch: Callable[..., Tensor], by_numpy: Callable[..., Result | None], *tensors: Tensor) -> Tensor:
     """Evaluate ``by_numpy``, with its gradient, in place of ``by_torch``, which says the same in differentiable operations.
 
-    Where numpy may not read the tensors, or ``by_numpy`` declines, ``by_torch`` is evaluated. Derivatives of the gradient go
-    through it, too. What the closed form keeps for its gradient is let go with the first pass; a further pass over a
-    retained graph computes it again.
+    Where numpy may not read the tensors, or ``by_numpy`` declines, ``by_torch`` is evaluated; so it is where the caller has
+    told numpy to raise (``numpy.seterr``) and it does. Derivatives of the gradient go through it, too. What the closed form
+    keeps for its gradient is let go with the first pass; a further pass over a retained graph computes it again.
 
     Args:
         by_torch: From the tensors to the value.
@@ -59,7 +61,10 @@ def closed_form(by_torch: Callable[..., Tensor], by_numpy: Callable[..., Result 
         >>> torch.autograd.grad(y.sum(), x)
         (tensor([2., 4.]),)
     """
-    result = by_numpy(*_arrays(tensors)) if has_plain_values(*tensors) else None
+    try:
+        result = by_numpy(*_arrays(tensors)) if has_plain_values(*tensors) else None
+    except FloatingPointError:
+        result = None
     if result is None:
         return by_torch(*tensors)
     value: Tensor = _ClosedForm.apply(by_torch, by_numpy, result, *tensors)
@@ -85,9 +90,12 @@ class _ClosedForm(torch.autograd.Function):
         if outer is None:
             return (None, None, None, *_gradients_by_torch(ctx.by_torch, tensors, grad))
         pull, ctx.pull = ctx.pull, None
-        if pull is None:
-            _, pull = ctx.by_numpy(*_arrays(tensors))
-        gradients = [torch.from_numpy(g) for g in pull(outer)]
+        try:
+            if pull is None:
+                _, pull = ctx.by_numpy(*_arrays(tensors))
+            gradients = [torch.from_numpy(g) for g in pull(outer)]
+        except FloatingPointError:
+            return (None, None, None, *_gradients_by_torch(ctx.by_torch, tensors, grad))
         return (None, None, None, *gradients, *[None] * (len(tensors) - len(gradients)))
 
 

@@ -66,7 +66,8 @@ def avuc_penalty(logits: Tensor, labels: Tensor, *, threshold: float | Tensor = 
     check_logits(logits, labels, where=where, values=False)
     check_positive(beta, where=where, name="beta")
     scores = widen(logits)
-    limits = (threshold,) if isinstance(threshold, Tensor) else ()
+    # In the precision of what it is compared with; numpy has no bfloat16, which the module may have been moved to.
+    limits = (threshold.to(scores.dtype),) if isinstance(threshold, Tensor) else ()
 
     def by_torch(scores: Tensor, labels: Tensor, threshold: float | Tensor = threshold) -> Tensor:
         check_logits(scores, labels, where=where)

@@ -194,8 +194,8 @@ def focal_by_numpy(
         flat[at] = -slope
         if not isinstance(gamma, np.ndarray):
             return (weights,)
-        # Not from `value`: the caller may have written into it.
-        by_gamma = shared * power * surprise * np.log(rest)
+        # Not from `value`: the caller may have written into it. log(1 - p) not from `rest`, which rounds to 1 where p is small.
+        by_gamma = shared * power * surprise * -np.log1p(own / others)
         return weights, by_gamma if gamma.ndim else np.asarray(np.add.reduce(by_gamma))
 
     return value if reduction == "none" else np.asarray(np.add.reduce(value) * value.dtype.type(share)), pull

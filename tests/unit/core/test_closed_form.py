@@ -119,15 +119,47 @@ def test_closed_form_runs_under_transforms_forward_mode_and_batched_gradients() 
     torch.testing.assert_close(batched, weights.unsqueeze(1) * gradient)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_closed_form_of_constants_runs_inside_a_transform_of_something_else() -> None:
+    x, y = (t.detach() for t in draw())
+    expected, one = by_torch(x, y), torch.ones((), dtype=torch.float64)
+
+    def scaled(factor: Tensor) -> Tensor:
+        return factor * closed_form(by_torch, by_numpy, x, y)
+
+    torch.testing.assert_close(torch.func.grad(scaled)(one), expected)
+    torch.testing.assert_close(torch.func.vmap(scaled)(torch.stack([one, 2 * one])), torch.stack([expected, 2 * expected]))
+    torch.testing.assert_close(torch.func.jvp(scaled, (one,), (one,))[1], expected)
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_closed_form_leaves_the_work_to_torch_where_numpy_is_told_to_raise(retain: bool) -> None:
+    x = torch.tensor([-800.0, 0.0], dtype=torch.float64, requires_grad=True)  # exp(-800) is below float64's least number
+    y = torch.ones(2, dtype=torch.float64)
+    with np.errstate(all="raise"):
+        closed_form(by_torch, by_numpy, x, y).backward()
+    torch.testing.assert_close(x.grad, torch.tensor([0.0, 1.0], dtype=torch.float64))
+    # The value may come from numpy and only its gradient underflow.
+    z = torch.tensor([-700.0, 0.0], dtype=torch.float64, requires_grad=True)
+    value = closed_form(by_torch, by_numpy, z, y)
+    with np.errstate(all="raise"):
+        value.backward(torch.tensor(1e-30, dtype=torch.float64), retain_graph=retain)
+        if retain:
+            value.backward(torch.tensor(1e-30, dtype=torch.float64))
+    torch.testing.assert_close(z.grad, torch.tensor([0.0, 1e-30 * (1 + retain)], dtype=torch.float64), atol=0, rtol=1e-12)
+
+
 def test_plain_values_are_those_of_eager_tensors_on_the_cpu() -> None:
     x = torch.zeros(2)
     assert has_plain_values(x, nn.Parameter(x))
     assert not has_plain_values(x, torch.zeros(2, device="meta"))
+    assert not has_plain_values(torch.complex(x, x).conj().imag)  # a view that negates what it reads
     assert not has_plain_values(x, torch.zeros(2).as_subclass(type("Own", (Tensor,), {})))
     seen: list[bool] = []
     torch.func.vmap(lambda row: seen.append(has_plain_values(row)) or row)(x)
+    torch.func.vmap(lambda row: seen.append(has_plain_values(x)) or row)(x)
     with FlopCounterMode(display=False):
         seen.append(has_plain_values(x))
     with torch.autograd.forward_ad.dual_level():
         seen.append(has_plain_values(x))
-    assert seen == [False, False, False]
+    assert seen == [False] * 4

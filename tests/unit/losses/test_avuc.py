@@ -27,6 +27,12 @@ def test_avuc_counts_by_hand() -> None:
     assert avuc_penalty(logits, labels, threshold=0.5, beta=1).item() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_avuc_module_moved_to_another_precision_gives_the_same(dtype: torch.dtype) -> None:
+    logits, labels = golden()
+    assert AvUC(threshold=0.5).to(dtype)(logits, labels).item() == AvUC(threshold=0.5)(logits, labels).item()
+
+
 def test_avuc_is_zero_where_the_right_are_certain_and_the_wrong_are_not() -> None:
     logits, labels = with_confidence([0.99, 0.98, 0.51], [1, 1, 0])
     assert avuc_penalty(logits, labels, threshold=0.5).item() == pytest.approx(0, abs=1e-9)

@@ -142,6 +142,16 @@ def test_focal_per_sample_gamma_equals_one_call_per_gamma() -> None:
     torch.testing.assert_close(focal_loss(logits, labels, gamma=gammas), single)
 
 
+def test_focal_gamma_gradient_in_float32_is_exact_where_the_true_class_is_improbable() -> None:
+    # dL/dgamma = -(1-p)^gamma log(p) log(1-p) goes with p; 1 - p itself is rounded to 1 below 6e-8.
+    gaps = torch.tensor([5.0, 17.0, 25.0, 34.0])
+    logits, labels = torch.stack([gaps, torch.zeros(4)], 1), torch.ones(4, dtype=torch.int64)
+    gamma = torch.full((4,), 2.0, requires_grad=True)
+    focal_loss(logits, labels, gamma=gamma).sum().backward()
+    p = torch.sigmoid(-gaps.double())
+    torch.testing.assert_close(gamma.grad, (-((1 - p) ** 2) * p.log() * torch.log1p(-p)).float(), atol=0, rtol=1e-5)
+
+
 def test_focal_keeps_the_precision_of_its_logits_whatever_gammas_is() -> None:
     logits, labels = golden()
     assert focal_loss(logits.float(), labels, gamma=torch.ones(24, dtype=torch.float64)).dtype == torch.float32
