@@ -27,14 +27,17 @@ def write_outputs(
         The table, and the files.
     """
     # matplotlib takes a while to load, and is not needed until the last run has ended.
+    from calibrant.grid.page_table import to_page_table
     from calibrant.report.figures import draw_all
     from calibrant.report.page import render_page
 
     table = compare_table(entries, paper=paper, calibrated=True, name="table")
     files = write_table(table, folder)
+    # The page has a table of its own, without the paper's numbers.
+    shown = [to_page_table(table)] if paper else []
     page = folder / "report.html"
     with atomic_writer(page) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
-        handle.write(render_page(entries=entries).encode(errors="replace"))
+        handle.write(render_page(entries=entries, tables=shown).encode(errors="replace"))
     drawn = draw_all(entries, folder / "figures").files if figures else []
     return table, (*files, page, *drawn)

@@ -163,6 +163,7 @@ def write_report(plan: Reproduction, entries: Sequence[Entry], folder: Path) -> 
     Returns:
         The table, and the files.
     """
+    from calibrant.grid.page_table import to_page_table
     from calibrant.report.figures import draw_all
     from calibrant.report.page import render_page
 
@@ -172,7 +173,7 @@ def write_report(plan: Reproduction, entries: Sequence[Entry], folder: Path) -> 
     title = f"{_heading(plan)}, quick version" if plan.quick else _heading(plan)
     page = folder / "report.html"
     with atomic_writer(page) as handle:
-        handle.write(render_page(entries=shown, title=title).encode(errors="replace"))
+        handle.write(render_page(entries=shown, tables=[to_page_table(table)], title=title).encode(errors="replace"))
     drawn = draw_all(shown, folder / "figures", n_bins=_BINS if plan.name == "figures" else (15,))
     return table, (*files, page, *drawn.files)
 

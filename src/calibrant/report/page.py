@@ -16,7 +16,7 @@ from calibrant.core.summary import summarize_with_top
 from calibrant.report.page_bins import REGION_EDGES, examine_stops, mean_confidences, regions_of, risk_curve, slider_stops
 from calibrant.report.page_charts import CURVES, GRID_STOPS, runs_view
 from calibrant.report.page_classes import class_names_of, class_view, confident_mistakes
-from calibrant.report.page_content import Candidate, Examined, Repair, calibrator_label
+from calibrant.report.page_content import Candidate, Examined, FinishedTable, Repair, calibrator_label
 from calibrant.report.page_embed import embed_json, script_hash
 from calibrant.report.page_runs import Group, group_entries, run_rows
 from calibrant.report.page_tables import calibrator_rows, key_figures, metric_rows
@@ -30,6 +30,7 @@ def render_page(
     *,
     repaired: Repair | None = None,
     entries: Sequence[Entry] = (),
+    tables: Sequence[FinishedTable] = (),
     title: str | None = None,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -42,6 +43,7 @@ def render_page(
         examined: Predictions and their scores; None for a page of runs only.
         repaired: What a repair did for them.
         entries: Runs to compare, of any data sets; those that differ only in their seed make one row.
+        tables: Finished tables to show before the runs.
         title: Title of the page; made from the file or the data sets by default.
         n_resamples: Resamples behind what a calibrated model would show for each number of bins; as in `calibrant.measure`.
         seed: Their seed; as in `calibrant.measure`.
@@ -66,6 +68,7 @@ def render_page(
     data: dict[str, object] = {"runs": charts, "gridStops": GRID_STOPS, "predictions": None}
     view: dict[str, object] = {"title": title or _title(examined, groups), "verdict": verdict, "version": __version__}
     view["examined"] = view["repaired"] = None
+    view["tables"] = tables
     if examined is not None:
         data["predictions"] = _predictions_data(examined, repaired, n_resamples=n_resamples, seed=seed)
         view |= _predictions_view(examined, repaired)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Estimate, Paired, Scores
@@ -68,6 +69,36 @@ class Repair:
     preserves_accuracy: bool = False
     advice: str = ""
     candidates: tuple[Candidate, ...] = ()
+
+
+class TableRow(NamedTuple):
+    """A row of a finished table.
+
+    Attributes:
+        label: What stands first.
+        cells: Text of the others, and whether it is the best of its column.
+        is_quoted: Whether its numbers are somebody else's, from print.
+    """
+
+    label: str
+    cells: tuple[tuple[str, bool], ...]
+    is_quoted: bool = False
+
+
+class FinishedTable(NamedTuple):
+    """A table whose numbers are written already, to be shown as it is.
+
+    Attributes:
+        title: What stands above.
+        heads: Names of all columns.
+        parts: Rows under a title of their own; an empty one is not shown.
+        notes: Sentences below.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    parts: tuple[tuple[str, tuple[TableRow, ...]], ...]
+    notes: tuple[str, ...] = ()
 
 
 def calibrator_label(name: str) -> str:

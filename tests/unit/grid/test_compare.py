@@ -12,9 +12,11 @@ from calibrant.grid import compare as module
 from calibrant.grid.collect import load_entries
 from calibrant.grid.compare import Failure, compare, load_added, split_names
 from calibrant.grid.local import last_line
+from calibrant.grid.outputs import write_outputs
 from calibrant.grid.plan import plan_cells
 from calibrant.grid.schedule import Event, Task
 from calibrant.grid.worker import run_task
+from made_up_runs import run_of
 
 SHORT = {"train.epochs": 1, "train.batch_size": 800, "train.device": "cpu"}
 
@@ -191,3 +193,11 @@ def test_last_line_of_a_log_is_the_last_that_says_something(tmp_path: Path, text
     log.write_text(text)
     assert last_line(log) == last
     assert last_line(tmp_path / "none.log") == ""
+
+
+def test_write_outputs_with_the_paper_shows_its_numbers_on_the_page_too(tmp_path: Path) -> None:
+    for paper in (False, True):
+        write_outputs([run_of("ce"), run_of("focal")], tmp_path, paper=paper, figures=False)
+        page = (tmp_path / "report.html").read_text()
+        assert ("4.056 ± 0.092" in page) is paper
+        assert (">in the paper</th>" in page) is paper

@@ -97,7 +97,11 @@ def test_report_of_a_table_has_its_four_forms_and_page(tmp_path: Path, monkeypat
     assert names[:5] == ["table2.md", "table2.tex", "table2.csv", "table2.json", "report.html"]
     assert all(file.stat().st_size > 0 for file in files)
     assert [line.kind for line in table.lines].count("paper") == 2
-    assert "Table 2: The calibration gain from SECE" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "Table 2: The calibration gain from SECE" in page
+    # The paper's numbers stand below ours, in its own words.
+    assert ">gain from SECE</th>" in page
+    assert ">2.138 ± 0.819</td>" in page
 
 
 def test_report_of_a_quick_version_says_so_everywhere_and_has_no_number_of_the_paper(tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""A table as the page of a report shows it."""
+
+from __future__ import annotations
+
+from calibrant.grid.captions import MARK
+from calibrant.grid.layout import INFO_NAMES, Line, Table
+from calibrant.grid.markdown import EMPTY
+from calibrant.report.page_content import FinishedTable, TableRow
+
+
+def to_page_table(table: Table) -> FinishedTable:
+    """Write the numbers of a table as text: mean ± standard deviation, marked where they differ from the first row.
+
+    Example:
+        >>> from calibrant.grid.layout import Cell, Column, Line, Section, Table
+        >>> line = Line("CE", "ce", {"ece": Cell(0.0418, best=True)}, runs=1)
+        >>> table = Table("t", "One row", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,)),))
+        >>> found = to_page_table(table)
+        >>> found.heads, found.parts[0][1][0].cells
+        (('Method', 'Seeds', 'ECE (%)'), (('1', False), ('4.180', True)))
+    """
+    heads = ("Method", *(INFO_NAMES[name] for name in table.info), *(f"{c.group} {c.heading}".strip() for c in table.columns))
+    parts = tuple((section.title, tuple(_row(table, line) for line in section.lines)) for section in table.sections)
+    return FinishedTable(table.title, heads, parts, table.notes)
+
+
+def _row(table: Table, line: Line) -> TableRow:
+    cells = [(line.info(name), False) for name in table.info]
+    for column in table.columns:
+        cell = line.cells.get(column.key)
+        if cell is None:
+            cells.append((EMPTY, False))
+            continue
+        mean, std = cell.shown(column)
+        text = mean if std is None else f"{mean} ± {std}"
+        cells.append((text + (MARK if cell.differs else ""), cell.best))
+    return TableRow(line.label, tuple(cells), line.kind == "paper")
