@@ -26,7 +26,9 @@ def launched_browser() -> Iterator[Any]:
     # It has a limit of its own, of five seconds.
     sync_api.expect.set_options(timeout=PATIENCE_MS)
     with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE_MS)
+        # In containers the shared memory is often too small for a page.
+        args = ["--no-sandbox", "--disable-dev-shm-usage"]
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=args, timeout=PATIENCE_MS)
         yield launched
         launched.close()
 
