@@ -125,7 +125,10 @@ def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
     except (ValueError, TypeError, IndexError):
         found = []
     if not found or min(found) < 0:
-        raise ValueError(f"compare: `seeds` must be how many, as 5, or a list of numbers >= 0, as 0,3,7, got {seeds!r}.")
+        raise ValueError(
+            f"compare: `seeds` must be how many, as 5, or a list of numbers >= 0, as 0,3,7, got {seeds!r}. "
+            "A comma makes one number a list: `7,` is seed 7 alone."
+        )
     return list(dict.fromkeys(found))
 
 

@@ -86,9 +86,13 @@ def test_parse_seeds_counts_or_takes_a_list(given, found) -> None:
     assert parse_seeds(given) == found
 
 
+def test_parse_seeds_with_a_comma_takes_one_seed_alone() -> None:
+    assert parse_seeds("7,") == [7]
+
+
 @pytest.mark.parametrize("given", [0, "", "-1,2", "a", [], "1.5", [-1]])
 def test_parse_seeds_of_something_else_is_refused(given) -> None:
-    with pytest.raises(ValueError, match="`seeds` must be how many, as 5, or a list of numbers >= 0"):
+    with pytest.raises(ValueError, match="`seeds` must be how many, as 5, or a list of numbers >= 0.*`7,` is seed 7 alone"):
         parse_seeds(given)
 
 
