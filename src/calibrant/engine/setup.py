@@ -58,6 +58,12 @@ def augmented(train: ImageSet, part: DataPart) -> ImageSet:
     """Return the training part with crops and mirroring as a recipe says; the set's own where it says nothing."""
     if not part.augment:
         return replace(train, pad=0, flip=False)
+    if part.pad and part.pad >= min(train.size):
+        height, width = train.size
+        raise ValueError(
+            f"train: `data.pad` must be less than the side of the images, {height} x {width} pixels, got {part.pad}. "
+            "Crops would miss them."
+        )
     pad, flip = train.pad if part.pad is None else part.pad, train.flip if part.flip is None else part.flip
     return replace(train, pad=pad, flip=flip)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
@@ -38,7 +39,9 @@ def read_value(hint: Any, value: object, key: str) -> object:
     if origin is Literal:
         if value not in get_args(hint):
             names = ", ".join(repr(name) for name in get_args(hint))
-            raise ValueError(f"recipe: `{key}` must be one of {names}, got {value!r}.")
+            near = difflib.get_close_matches(str(value), [str(name) for name in get_args(hint)], n=1, cutoff=0.5)
+            remedy = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"recipe: `{key}` must be one of {names}, got {value!r}.{remedy}")
         return value
     if origin in (Union, types.UnionType):
         inner = [h for h in get_args(hint) if h is not type(None)]
