@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import warnings
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -79,3 +81,15 @@ def hard_gaps(n: int = 200, num_classes: int = 4, *, dtype: torch.dtype = torch.
         changed, torch.where(right, predicted, (predicted + 1 + row % (num_classes - 1)) % num_classes), labels
     )
     return probs.to(dtype), labels
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Run ``calibrant`` in this process; return its exit code, output and errors."""
+    from calibrant.cli import main
+
+    shown = warnings.showwarning
+    with pytest.raises(SystemExit) as ended:
+        main.run([str(argument) for argument in arguments])
+    warnings.showwarning = shown
+    out, err = capsys.readouterr()
+    return int(str(ended.value.code)), out, err

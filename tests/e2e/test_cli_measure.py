@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,10 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.cli import main, reading
+from calibrant.cli import reading
 from calibrant.data.synthetic import synthetic_predictions
 from helpers import golden
+from helpers import run_command as run
 
 KEYS = {
     *("error", "nll", "brier", "ece", "mce", "ace", "classwise_ece", "sece", "smece", "mmce", "ece_debiased", "signed_gap"),
@@ -28,15 +28,6 @@ KEYS = {
 
 def strict(constant: str) -> None:
     raise ValueError(f"not strict JSON: {constant}")
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    shown = warnings.showwarning
-    with pytest.raises(SystemExit) as ended:
-        main.run([str(argument) for argument in arguments])
-    warnings.showwarning = shown
-    out, err = capsys.readouterr()
-    return int(str(ended.value.code)), out, err
 
 
 def measure_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> object:

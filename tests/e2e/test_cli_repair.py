@@ -12,17 +12,8 @@ import torch
 
 from calibrant import Predictions
 from calibrant.calibrators import Calibrator, TemperatureScaling
-from calibrant.cli import main
 from calibrant.data.synthetic import synthetic_predictions
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    shown = warnings.showwarning
-    with pytest.raises(SystemExit) as ended:
-        main.run([str(argument) for argument in arguments])
-    warnings.showwarning = shown
-    out, err = capsys.readouterr()
-    return int(str(ended.value.code)), out, err
+from helpers import run_command as run
 
 
 @pytest.fixture(scope="module")

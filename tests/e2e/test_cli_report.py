@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from pathlib import Path
 
 import pytest
 
 from calibrant.calibrators import CALIBRATORS
-from calibrant.cli import main
 from calibrant.data.synthetic import synthetic_predictions
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    shown = warnings.showwarning
-    with pytest.raises(SystemExit) as ended:
-        main.run([str(argument) for argument in arguments])
-    warnings.showwarning = shown
-    out, err = capsys.readouterr()
-    return int(str(ended.value.code)), out, err
+from helpers import run_command as run
 
 
 @pytest.fixture(scope="module")
