@@ -18,7 +18,7 @@ from calibrant.report.page_charts import CURVES, GRID_STOPS, runs_view
 from calibrant.report.page_classes import class_names_of, class_view, confident_mistakes
 from calibrant.report.page_content import Candidate, Examined, FinishedTable, Repair, calibrator_label
 from calibrant.report.page_embed import embed_json, script_hash
-from calibrant.report.page_runs import Group, group_entries, run_rows
+from calibrant.report.page_runs import Group, group_entries, labels_within_chance, run_rows
 from calibrant.report.page_tables import calibrator_rows, key_figures, metric_rows
 from calibrant.report.page_verdict import Verdict, give_runs_verdict, give_verdict
 
@@ -190,5 +190,6 @@ def verdict_of(examined: Examined | None = None, *, repaired: Repair | None = No
         return give_verdict(examined, repaired)
     groups = group_entries(entries)
     places = list(dict.fromkeys(group.place for group in groups))
-    rows = [(group.label, group.mean("error"), group.mean("ece")) for group in groups if group.place == places[0]]
-    return give_runs_verdict(rows, n_runs=len(entries), data=places)
+    here = [group for group in groups if group.place == places[0]]
+    rows = [(group.label, group.mean("error"), group.mean("ece")) for group in here]
+    return give_runs_verdict(rows, n_runs=len(entries), data=places, near=labels_within_chance(here, "ece"))

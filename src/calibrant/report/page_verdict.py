@@ -122,7 +122,9 @@ def _error_change(before: Scores, repaired: Repair) -> str:
     return f"the error rate goes from {_percent(old)} to {_percent(new)}"
 
 
-def give_runs_verdict(rows: Sequence[tuple[str, float, float]], *, n_runs: int, data: Sequence[str]) -> Verdict:
+def give_runs_verdict(
+    rows: Sequence[tuple[str, float, float]], *, n_runs: int, data: Sequence[str], near: Sequence[str] = ()
+) -> Verdict:
     """Say what comparing runs found.
 
     Args:
@@ -130,6 +132,7 @@ def give_runs_verdict(rows: Sequence[tuple[str, float, float]], *, n_runs: int, 
             that is not known is nan.
         n_runs: Number of runs in all.
         data: Names of the data sets; an empty one is unknown.
+        near: Labels of the rows whose ECE these runs do not tell from the least one.
 
     Returns:
         The verdict.
@@ -154,7 +157,11 @@ def give_runs_verdict(rows: Sequence[tuple[str, float, float]], *, n_runs: int, 
             f"{on}{best[0]} has the least calibration error (ECE {_percent(best[2])}, error {_percent(best[1])}); "
             f"{accurate[0]} errs least ({_percent(accurate[1])}, ECE {_percent(accurate[2])})."
         )
-    return Verdict(f"{several}{where}, {runs}", (text[0].upper() + text[1:] if not on else text,), "runs")
+    sentences = [text if on else text[0].upper() + text[1:]]
+    if near:
+        names = ", ".join(near[:-1]) + " and " + near[-1] if len(near) > 1 else near[0]
+        sentences.append(f"These runs do not tell the ECE of {names} from the least: the difference is within chance.")
+    return Verdict(f"{several}{where}, {runs}", tuple(sentences), "runs")
 
 
 def _absolute(estimate: Estimate) -> Estimate:

@@ -14,7 +14,7 @@ from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Scores
 from calibrant.report.page import verdict_of
-from calibrant.report.page_runs import group_entries, run_rows
+from calibrant.report.page_runs import group_entries, labels_within_chance, run_rows
 
 NONE = torch.empty(0)
 
@@ -48,6 +48,25 @@ def test_group_entries_puts_seeds_together_and_names_only_what_differs() -> None
         ("flgamma-sece (20 epochs)", "digits · convnet", 1),
         ("ce", "cifar10", 1),
     ]
+
+
+def seeds(method: str, *eces: float) -> list[Entry]:
+    return [entry(method, seed, ece=ece) for seed, ece in enumerate(eces)]
+
+
+def test_labels_within_chance_take_two_standard_errors_over_seeds() -> None:
+    # Each row has a variance of 1e-4 over two seeds, so a difference has a standard error of 0.01.
+    apart = math.sqrt(0.5e-4)
+    means = {"ce": 0.05, "focal": 0.069, "mmce": 0.071}
+    runs = [run for method, mean in means.items() for run in seeds(method, mean - apart, mean + apart)]
+    assert labels_within_chance(group_entries(runs), "ece") == ["focal"]
+
+
+def test_labels_within_chance_take_the_intervals_of_single_runs() -> None:
+    # Every interval reaches 0.01 to both sides.
+    groups = group_entries([entry("ce", ece=0.03), entry("focal", ece=0.049), entry("mmce", ece=0.051)])
+    assert labels_within_chance(groups, "ece") == ["focal"]
+    assert labels_within_chance([], "ece") == []
 
 
 def test_run_rows_give_mean_and_deviation_or_the_interval_of_one_run() -> None:

@@ -142,6 +142,14 @@ def test_runs_verdict_names_the_best_or_the_two_bests() -> None:
     assert give_runs_verdict([("ce", 0.1, 0.05)], n_runs=1, data=["digits"]).headline == "ce on digits, 1 run"
 
 
+def test_runs_verdict_says_what_chance_may_have_made() -> None:
+    rows = [("ce", 0.1, 0.05), ("focal", 0.09, 0.02), ("mmce", 0.1, 0.03)]
+    two = give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce", "ce"])
+    assert two.sentences[1] == "These runs do not tell the ECE of mmce and ce from the least: the difference is within chance."
+    assert "the ECE of mmce from" in give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce"]).sentences[1]
+    assert len(give_runs_verdict(rows, n_runs=9, data=["digits"]).sentences) == 1
+
+
 def test_metric_rows_write_values_as_measure_does() -> None:
     before = made()
     rows = {row.key: row for row in metric_rows(before, repair(before))}
