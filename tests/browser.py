@@ -1,4 +1,4 @@
-"""A page in a real browser, and what is drawn in it; importing this skips the tests where playwright is missing."""
+"""A page in a real browser, and what is drawn in it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright import sync_api
 
 from calibrant import Predictions
 from calibrant.metrics import reliability_bins
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `test` installs")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which `make browser` installs")
 # Loading a page on a busy machine may take long; nothing here waits that long unless it is broken.

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 # The tests' tensors are small, and several workers share the machine: handing some twenty numbers to a second thread makes a
 # gradient check ten times slower.
 torch.set_num_threads(1)
 
-# The same examples every time, kept nowhere, and no limit that a busy machine could miss.
-settings.register_profile(
-    "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("repeatable")
+# The tests that need a GPU run without it, on machines that have little installed.
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    # The same examples every time, kept nowhere, and no limit that a busy machine could miss.
+    settings.register_profile(
+        "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what is marked `cuda` where there is no such device."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 def seed_everything() -> None:

@@ -7,12 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from calibrant.data.synthetic import synthetic_predictions
-
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
 
 # Runs the command and reports the peak of its own resident memory in KiB (`getrusage` would report at least the parent's).
 MEASURE = """

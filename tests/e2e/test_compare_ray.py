@@ -38,7 +38,6 @@ def same(first: Path, second: Path) -> bool:
 
 
 def test_compare_on_ray_gives_the_numbers_of_this_machine(runs: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
     settings = [word for key, value in TINY.items() for word in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", *COMMAND, *settings, "--on", "ray", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)

@@ -13,7 +13,6 @@ from calibrant.meta import MetaLearner
 
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     # PyTorch gives advice about every GPU (precision, prototypes, streams); ours are no `UserWarning`.
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]

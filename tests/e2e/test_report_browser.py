@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from browser import (
     drawn_accuracies,
     expected_accuracies,
-    launched_browser,
     needs_chromium,
     opened_page,
     parts_without_numbers,
@@ -68,18 +66,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "report.html"
     file.write_text(render_page(examined, repaired=repaired, entries=made_runs(), n_resamples=40), encoding="utf-8")
     return file
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched_browser() as launched:
-        yield launched
-
-
-@pytest.fixture
-def opened(browser: Any, report: Path) -> Iterator[Any]:
-    with opened_page(browser, report) as page:
-        yield page
 
 
 def slide_to(page: Any, n_bins: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 from browser import (
     drawn_accuracies,
     expected_accuracies,
-    launched_browser,
     needs_chromium,
-    opened_page,
     parts_without_numbers,
     percent,
     sync_api,
@@ -38,18 +35,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "runs.html"
     file.write_text(render_page(entries=made_runs()), encoding="utf-8")
     return file
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched_browser() as launched:
-        yield launched
-
-
-@pytest.fixture
-def opened(browser: Any, report: Path) -> Iterator[Any]:
-    with opened_page(browser, report) as page:
-        yield page
 
 
 def test_no_chart_of_runs_is_drawn_with_what_is_no_number(opened: Any) -> None:

@@ -24,7 +24,6 @@ from calibrant.meta.virtual import Exchange
 
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     # PyTorch gives advice about every GPU (precision, prototypes, streams); ours are no `UserWarning`.
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
@@ -102,7 +101,6 @@ class Talking(Group):
                 tensor.copy_(part.view_as(tensor))
 
 
-@pytest.mark.skipif(not dist.is_nccl_available(), reason="needs NCCL")
 @pytest.mark.parametrize("graph", ["no", "yes"])
 def test_train_cuda_nccl_within_the_step_changes_nothing(graph: str, tmp_path: Path) -> None:
     own = torch.device("cuda", torch.cuda.current_device())

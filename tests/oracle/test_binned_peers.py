@@ -17,10 +17,10 @@ from helpers import hard_gaps, mixed_gaps
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    calibration = pytest.importorskip("calibration")
-    netcal = pytest.importorskip("netcal.metrics")
-    relplot = pytest.importorskip("relplot.metrics")
-    torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
+    import calibration
+    import netcal.metrics as netcal
+    import relplot.metrics as relplot
+    import torchmetrics.functional.classification as torchmetrics
     from sklearn.calibration import calibration_curve
 
 # Everything is float64 on both sides except torchmetrics, which rounds to float32 first.

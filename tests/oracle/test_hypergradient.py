@@ -150,7 +150,7 @@ def test_head_hypergradient_equals_central_differences(name, clip):
 def test_head_hypergradient_equals_torchopt():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torchopt = pytest.importorskip("torchopt")
+        import torchopt
     numbers, regularizer = Numbers(), GammaFocal()
     hyper = {name: value.requires_grad_() for name, value in numbers.hyper(regularizer).items()}
     head = nn.Linear(7, 5, dtype=DOUBLE)

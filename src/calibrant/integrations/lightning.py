@@ -234,17 +234,7 @@ class CalibrationCallback(pl.Callback):
         """Add a batch."""
         add_batch(self._suites[dataloader_idx], *self.extract(outputs, batch))
 
-    def on_test_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Add a batch."""
-        add_batch(self._suites[dataloader_idx], *self.extract(outputs, batch))
+    on_test_batch_end = on_validation_batch_end
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log what was measured."""

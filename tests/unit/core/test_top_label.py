@@ -90,7 +90,6 @@ def test_check_input_leaves_its_arguments_alone() -> None:
     assert torch.equal(labels, before[1])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.cuda
 def test_check_input_cuda_probs_take_labels_from_anywhere() -> None:
     probs, labels = mixed_gaps(200, dtype=torch.float32)

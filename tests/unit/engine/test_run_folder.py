@@ -162,7 +162,8 @@ def test_train_without_tensorboard_writes_everything_else(tmp_path, monkeypatch)
 
 
 def test_tensorboard_events_hold_the_history_and_hide_what_was_run_twice(tmp_path):
-    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator as reading
+
     for first, last in ((0, 3), (2, 4)):
         board = board_module.open_board(tmp_path, first_epoch=first)
         for epoch in range(first, last):

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from calibrant import Predictions
 from calibrant.io import iter_prediction_batches, load_class_names, load_predictions, save_predictions, survey_predictions
 
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
 ENDINGS = ("npz", "csv", "parquet", "pt")
 EYE = np.eye(2)
 

@@ -174,7 +174,7 @@ def test_pt_by_hand_with_lists_and_bfloat16(tmp_path: Path) -> None:
 
 
 def test_parquet_with_list_category_decimal_and_missing_cells(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pa.table(

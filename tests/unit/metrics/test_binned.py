@@ -233,7 +233,6 @@ def test_metrics_leave_their_arguments_alone() -> None:
     assert torch.equal(probs, before)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.cuda
 @pytest.mark.parametrize("metric", METRICS)
 def test_cuda_input_gives_the_same_number_on_the_cpu(metric: Metric) -> None:

@@ -251,7 +251,6 @@ def test_classwise_what_is_no_norm_raises(metric: Metric) -> None:
         metric(PROBS, LABELS, p=0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.cuda
 @pytest.mark.parametrize("metric", [*METRICS, class_calibration_errors])
 def test_cuda_input_gives_the_same_number_on_the_cpu(metric: Metric) -> None:

@@ -303,7 +303,6 @@ def test_reset_inside_inference_mode_can_be_updated_outside() -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_suite_on_cuda_equals_the_one_on_the_cpu(dtype: torch.dtype) -> None:
     probs, labels = mixed_gaps(5000, 4, dtype=dtype)

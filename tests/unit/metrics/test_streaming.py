@@ -166,7 +166,8 @@ def test_scores_are_those_of_measuring_the_predictions() -> None:
 
 
 def test_plot_draws_the_reliability_diagram(monkeypatch: pytest.MonkeyPatch) -> None:
-    plt = pytest.importorskip("matplotlib.pyplot")
+    from matplotlib import pyplot as plt
+
     plt.switch_backend("Agg")
     suite = filled()
     figure, ax = suite.plot()
