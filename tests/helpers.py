@@ -7,7 +7,8 @@ import warnings
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 
 def reserved_port() -> int:
@@ -93,3 +94,19 @@ def run_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple
     warnings.showwarning = shown
     out, err = capsys.readouterr()
     return int(str(ended.value.code)), out, err
+
+
+def convolve_contiguously(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let convolutions give gradients in the contiguous layout, whatever that of the weights, as cuDNN does in float64."""
+
+    def forward(self: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        plain = torch.contiguous_format
+        x, weight = x.contiguous(memory_format=plain), weight.contiguous(memory_format=plain)
+        return F.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+    monkeypatch.setattr(nn.Conv2d, "_conv_forward", forward)
+
+
+def layout(tensor: Tensor) -> tuple[torch.dtype, list[int]]:
+    """What fused optimizers want alike in parameter, gradient and state: type, and strides where a dimension has any."""
+    return tensor.dtype, [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]

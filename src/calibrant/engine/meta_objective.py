@@ -15,7 +15,7 @@ from calibrant.engine.features import FeatureFunction
 from calibrant.engine.optim import allocate_state, set_learning_rate
 from calibrant.engine.step import Precision
 from calibrant.meta.bn import MetaBN, meta_mode
-from calibrant.meta.leak import leaked_gradients
+from calibrant.meta.leak import leaked_gradients, own_gradient
 from calibrant.meta.lookahead import head_hypergradient
 from calibrant.meta.regularizers import Regularizer
 from calibrant.meta.virtual import Batch as Seen
@@ -122,7 +122,7 @@ class MetaObjective:
         )
         factor = None if self._clip is None else clip_factor(found.norm(), self._clip)
         for name, value in self.hyper.items():
-            value.grad = found.grads[name] if factor is None else factor * found.grads[name]
+            value.grad = own_gradient(found.grads[name] if factor is None else factor * found.grads[name], value)
         self.optimizer.step()
         with torch.no_grad():
             for name, allowed in self.regularizer.project(self.hyper).items():

@@ -54,4 +54,21 @@ def leaked_gradients(
     meta_logits = F.linear(meta_features.to(head["weight"].dtype), virtual["weight"], virtual.get("bias"))
     value = objective(meta_logits, meta_labels) * loss_scale
     grads = torch.autograd.grad(value, list(params.values()), retain_graph=True, allow_unused=True)
-    return {name: grad for name, grad in zip(params, grads, strict=True) if grad is not None}
+    return {name: own_gradient(grad, params[name]) for name, grad in zip(params, grads, strict=True) if grad is not None}
+
+
+def own_gradient(grad: Tensor, value: Tensor) -> Tensor:
+    """Copy what `torch.autograd.grad` returned, to be ``value.grad``: laid out as ``value`` and in memory of its own.
+
+    Autograd's own accumulation sees to both. A gradient may lie otherwise than its parameter (cuDNN knows no channels last in
+    float64; images may lie otherwise than weights): fused optimizers then raise on CUDA, and on the CPU step wrongly without a
+    word. And it may be one tensor for two parameters (``a + b``), to which a later backward pass would add twice.
+
+    Args:
+        grad: The gradient, strided or sparse.
+        value: Its parameter.
+
+    Returns:
+        The gradient with the strides and the type of ``value``; a sparse one stays as it lies.
+    """
+    return torch.empty_like(value).copy_(grad) if grad.layout == torch.strided else grad.clone()

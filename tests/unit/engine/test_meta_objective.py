@@ -8,6 +8,7 @@ from calibrant.engine.methods import Facts, make_plan
 from calibrant.engine.optim import set_learning_rate
 from calibrant.engine.recipe import Recipe, override
 from calibrant.losses import sece_penalty
+from helpers import convolve_contiguously, layout
 
 TINY = {
     "data.name": "mixture",
@@ -52,6 +53,22 @@ def test_meta_objective_clip_bounds_the_hypergradient():
     # The denominator of the factor has 1e-6 added to the norm, as in torch's own clipping.
     assert norms[0] > 1e-7
     assert norms[1] == pytest.approx(1e-9 * norms[0] / (norms[0] + 1e-6), rel=1e-3)
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_meta_objective_gradients_and_their_optimizers_state_lie_as_the_parameters(preset, monkeypatch):
+    convolve_contiguously(monkeypatch)
+    changed = {"backbone.name": "convnet", "method.preset": preset, "train.batch_size": "20", "train.precision": "float64"}
+    parts = assemble(override(Recipe(), TINY | changed)).parts
+    parts.meta()
+    kinds = {
+        "momentum_buffer": (parts.step.optimizer, dict(parts.model.named_parameters())),
+        "exp_avg": (parts.objective.optimizer, parts.objective.hyper),
+    }
+    for key, (optimizer, values) in kinds.items():
+        for name, value in values.items():
+            assert layout(value.grad) == layout(value), name
+            assert layout(optimizer.state[value][key]) == layout(value), name
 
 
 @pytest.mark.parametrize(
