@@ -44,7 +44,8 @@ CASES = {
     "ce": {},
     "flgamma-sece": {"method.options.every": "2"},
     "scheduled": {"method.name": "flgamma-sece", "method.options.meta_schedule": "cosine"},
-    "paper": {"method.name": "flgamma-sece", "method.preset": "paper"},
+    # At the usual learning rate this run is chaotic: what differs by 1e-14 differs by a tenth of a logit two epochs later.
+    "paper": {"method.name": "flgamma-sece", "method.preset": "paper", "optim.lr": "0.01"},
     "ce-dece": {},
     "mixup": {},
     "crl": {},
@@ -71,9 +72,10 @@ def test_train_cuda_captured_steps_do_what_called_ones_do(case: str) -> None:
         torch.testing.assert_close(runs[0].hyper[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_train_cuda_bf16_and_compiled_learns() -> None:
+@pytest.mark.parametrize("case", ["flgamma-sece", "paper"])
+def test_train_cuda_bf16_and_compiled_learns(case: str) -> None:
     settings = {"train__precision": "bf16", "train__compile": "yes", "train__epochs": "3"}
-    run = run_recipe(recipe_of_case("flgamma-sece", **settings))
+    run = run_recipe(recipe_of_case(case, **settings))
     # At best 22 %.
     assert run.history[-1].test_error < 0.4
 

@@ -15,7 +15,7 @@ from calibrant.engine.features import FeatureFunction
 from calibrant.engine.optim import allocate_state, set_learning_rate
 from calibrant.engine.step import Precision
 from calibrant.meta.bn import MetaBN, meta_mode
-from calibrant.meta.leak import leaked_gradients, own_gradient
+from calibrant.meta.leak import leaked_value, own_gradient
 from calibrant.meta.lookahead import head_hypergradient
 from calibrant.meta.regularizers import Regularizer
 from calibrant.meta.virtual import Batch as Seen
@@ -78,6 +78,7 @@ class MetaObjective:
         self.hyper = {name: nn.Parameter(value) for name, value in hyper.items()}
         self.optimizer = allocate_state(optimizer(list(self.hyper.values())))
         self.value = torch.zeros((), device=head.weight.device)
+        self._leaked: Tensor | None = None
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the epoch's meta batches and set the learning rate of the hyper-parameters."""
@@ -108,7 +109,7 @@ class MetaObjective:
                 seen, _ = self.forward(meta.images)
         seen = seen.float() if self.precision == "bf16" else seen
         if self.leak:
-            self._leak(Seen(features, logits, batch.labels), seen, meta.labels, step)
+            self._leaked = self._leak(Seen(features, logits, batch.labels), seen, meta.labels, step)
         found = head_hypergradient(
             self.regularizer,
             self.objective,
@@ -132,11 +133,14 @@ class MetaObjective:
     def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
         """Return the regularizer's loss ``[]`` with the hyper-parameters as constants, summed over one's own samples.
 
-        Samples are not gathered first: what a regularizer reads of the head would then be counted once a process.
+        Samples are not gathered first: what a regularizer reads of the head would then be counted once a process. After a meta
+        update that leaks, the gradient of what is returned has the leaked one in it, though the value has not.
         """
         fixed = {name: value.detach() for name, value in self.hyper.items()}
         values = self.regularizer.loss(fixed, features.detach(), logits, batch.labels, dict(self.head.named_parameters()))
-        return values.sum() if self.reduction == "sum" else values.mean() / self.group.world_size
+        total = values.sum() if self.reduction == "sum" else values.mean() / self.group.world_size
+        leaked, self._leaked = self._leaked, None
+        return total if leaked is None else total + (leaked - leaked.detach())
 
     def gamma(self, features: Tensor) -> Tensor:
         """Return the gamma of every sample ``[B]``, for regularizers that have one."""
@@ -154,20 +158,19 @@ class MetaObjective:
     def _head(self) -> dict[str, Tensor]:
         return {name: value.detach() for name, value in self.head.named_parameters()}
 
-    def _leak(self, seen: Seen, meta_features: Tensor, meta_labels: Tensor, step: VirtualStep) -> None:
-        params = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
-        gather, own = self.group.gather, set(self.head.parameters())
-        found = leaked_gradients(
+    def _leak(self, seen: Seen, meta_features: Tensor, meta_labels: Tensor, step: VirtualStep) -> Tensor:
+        """Value whose gradient leaks; it waits for that of the loss, so that one backward pass makes both."""
+        gather, share = self.group.gather, 1 / self.group.world_size
+        # Features are one's own part of the batch, but the head enters whole in every process: its gradient is divided, and
+        # by this sum its value is not rounded.
+        head = {name: value.detach() + share * (value - value.detach()) for name, value in self.head.named_parameters()}
+        return leaked_value(
             self.regularizer,
             self.objective,
             self.hyper,
-            params=params,
-            head=dict(self.head.named_parameters()),
+            head=head,
             batch=Seen(*(gather(value) for value in seen)),
             meta_features=gather(meta_features),
             meta_labels=gather(meta_labels),
             step=step,
         )
-        for name, grad in found.items():
-            # Features are one's own part of the batch, but the head enters whole in every process.
-            params[name].grad = grad / self.group.world_size if params[name] in own else grad

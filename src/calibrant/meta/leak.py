@@ -12,48 +12,60 @@ from calibrant.meta.regularizers.base import Params, Regularizer
 from calibrant.meta.virtual import Batch, MetaObjective, VirtualStep, virtual_sgd
 
 
-def leaked_gradients(
+def leaked_value(
     regularizer: Regularizer,
     objective: MetaObjective,
     hyper: Mapping[str, Tensor],
     *,
-    params: Mapping[str, Tensor],
     head: Mapping[str, Tensor],
     batch: Batch,
     meta_features: Tensor,
     meta_labels: Tensor,
     step: VirtualStep,
-    loss_scale: float | Tensor = 1.0,
-) -> Params:
-    """Gradient of the meta objective, after a virtual step of the head, with respect to the network itself.
+) -> Tensor:
+    """Meta objective after a virtual step of the head, as a function of the network itself.
 
-    It reaches the network through the meta batch's features, through the head and, by second order, through the training batch
-    whose gradient made the virtual step. Late in training, when the training loss is nearly zero, it can be as large as the
-    training gradient: part of the calibration then comes from training on the held-out data directly.
+    Its gradient reaches the network through the meta batch's features, through the head and, by second order, through the
+    training batch whose gradient made the virtual step. Late in training, when the training loss is nearly zero, it can be as
+    large as the training gradient: part of the calibration then comes from training on the held-out data directly.
 
     Args:
         regularizer: The training loss.
         objective: ``(logits, labels) -> []`` on the meta batch.
-        hyper: Values of the hyper-parameters, held constant.
-        params: Parameters of the network.
-        head: The head's own parameters, among those.
-        batch: The training batch, features and logits with their graph (which is kept).
+        hyper: Values of the hyper-parameters, held constant; they may change before the gradient is asked for.
+        head: The head's own parameters.
+        batch: The training batch, features and logits with their graph.
         meta_features: Features of the meta batch, with their graph.
         meta_labels: ``[M]``.
         step: The virtual step.
+
+    Returns:
+        The value ``[]``, with its graph.
+    """
+    fixed = {name: value.detach().clone() for name, value in hyper.items()}
+    # Features from compiled code depend, for all that autograd knows, on every parameter, also on the head; the virtual step's
+    # gradient is not to run through that code, which cannot be differentiated twice.
+    own = {name: value.view_as(value) for name, value in head.items()}
+    logits = F.linear(batch.features.to(own["weight"].dtype), own["weight"], own.get("bias"))
+    total = regularizer.loss(fixed, batch.features.detach(), logits, batch.labels, own).sum()
+    found = torch.autograd.grad(total * step.factor(len(batch.labels)), list(own.values()), create_graph=True)
+    virtual = virtual_sgd(own, dict(zip(own, found, strict=True)), lr=step.lr, clip=step.clip)
+    meta_logits = F.linear(meta_features.to(own["weight"].dtype), virtual["weight"], virtual.get("bias"))
+    return objective(meta_logits, meta_labels)
+
+
+def leaked_gradients(value: Tensor, params: Mapping[str, Tensor], *, loss_scale: float | Tensor = 1.0) -> Params:
+    """Gradient of `leaked_value` with respect to the network; the graph of the training batch is kept.
+
+    Args:
+        value: The value ``[]``, with its graph.
+        params: Parameters of the network.
         loss_scale: What the gradients are multiplied by, as those of the training loss will be.
 
     Returns:
-        Name → gradient; parameters that are not reached are left out.
+        Name → gradient, fit to be the parameter's ``grad``; parameters that are not reached are left out.
     """
-    fixed = {name: value.detach() for name, value in hyper.items()}
-    logits = F.linear(batch.features.to(head["weight"].dtype), head["weight"], head.get("bias"))
-    total = regularizer.loss(fixed, batch.features.detach(), logits, batch.labels, head).sum()
-    found = torch.autograd.grad(total * step.factor(len(batch.labels)), list(head.values()), create_graph=True)
-    virtual = virtual_sgd(head, dict(zip(head, found, strict=True)), lr=step.lr, clip=step.clip)
-    meta_logits = F.linear(meta_features.to(head["weight"].dtype), virtual["weight"], virtual.get("bias"))
-    value = objective(meta_logits, meta_labels) * loss_scale
-    grads = torch.autograd.grad(value, list(params.values()), retain_graph=True, allow_unused=True)
+    grads = torch.autograd.grad(value * loss_scale, list(params.values()), retain_graph=True, allow_unused=True)
     return {name: own_gradient(grad, params[name]) for name, grad in zip(params, grads, strict=True) if grad is not None}
 
 

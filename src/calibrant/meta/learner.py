@@ -157,8 +157,9 @@ class MetaLearner:
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Return the penultimate features ``[B, d]`` and the logits ``[B, C]`` of ``x``, with their graph."""
-        # Compiled code frees what a second backward pass through its graph needs, so a full look-ahead runs the plain module.
-        plain = self.settings.lookahead == "full" and group_of(self.plan.network.model) is None
+        # Compiled code frees what a second backward pass through its graph needs, so where there is one the plain module runs.
+        twice = self.settings.lookahead == "full" or self.settings.leak_meta_grad
+        plain = twice and group_of(self.plan.network.model) is None
         with self.plan.autocast():
             seen = read_features(self.plan.network, x, inner=plain, verify=not self._verified)
         self._verified = True

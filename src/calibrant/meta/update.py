@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from calibrant.meta.adam import AdamState, adam_update
 from calibrant.meta.bn import meta_mode
-from calibrant.meta.leak import leaked_gradients
+from calibrant.meta.leak import leaked_gradients, leaked_value
 from calibrant.meta.lookahead import full_hypergradient, head_hypergradient
 from calibrant.meta.network import (
     Inputs,
@@ -150,18 +150,17 @@ def leaked(
     loss_scale: float | Tensor = 1.0,
 ) -> Params:
     """What the published code leaves in the network's gradient; ``batch`` and ``features`` with their graph."""
-    return leaked_gradients(
+    value = leaked_value(
         plan.regularizer,
         plan.objective,
         hyper,
-        params=plan.network.parameters(),
         head=plan.network.head_values,
         batch=batch,
         meta_features=features,
         meta_labels=labels,
         step=plan.virtual_step(lr),
-        loss_scale=loss_scale,
     )
+    return leaked_gradients(value, plan.network.parameters(), loss_scale=loss_scale)
 
 
 def current_lr(optimizer: torch.optim.Optimizer, weight: Tensor) -> float | Tensor:

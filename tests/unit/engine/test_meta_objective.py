@@ -25,6 +25,15 @@ def parts_of(**settings):
     return assemble(recipe).parts, recipe
 
 
+def leaking_parts(**settings):
+    changed = {"backbone.name": "convnet", "method.preset": "paper", "train.batch_size": "20", "train.precision": "float64"}
+    changed |= {key.replace("__", "."): value for key, value in settings.items()}
+    parts = assemble(override(Recipe(), TINY | changed)).parts
+    parts.step.batches.begin_epoch(0)
+    parts.objective.begin_epoch(0)
+    return parts
+
+
 @pytest.mark.parametrize(("chosen", "expected"), [("current", [0.1, 0.01, 0.001]), ("0.3", [0.3, 0.3, 0.3])])
 def test_meta_objective_look_ahead_follows_the_schedule_where_asked_to(chosen, expected, monkeypatch):
     parts, recipe = parts_of(lookahead_lr=chosen, every="16")
@@ -58,8 +67,7 @@ def test_meta_objective_clip_bounds_the_hypergradient():
 @pytest.mark.parametrize("preset", ["default", "paper"])
 def test_meta_objective_gradients_and_their_optimizers_state_lie_as_the_parameters(preset, monkeypatch):
     convolve_contiguously(monkeypatch)
-    changed = {"backbone.name": "convnet", "method.preset": preset, "train.batch_size": "20", "train.precision": "float64"}
-    parts = assemble(override(Recipe(), TINY | changed)).parts
+    parts = leaking_parts(method__preset=preset)
     parts.meta()
     kinds = {
         "momentum_buffer": (parts.step.optimizer, dict(parts.model.named_parameters())),
@@ -69,6 +77,41 @@ def test_meta_objective_gradients_and_their_optimizers_state_lie_as_the_paramete
         for name, value in values.items():
             assert layout(value.grad) == layout(value), name
             assert layout(optimizer.state[value][key]) == layout(value), name
+
+
+@pytest.mark.parametrize("method", ["flgamma-sece", "ce-dece"])
+def test_meta_objective_leaked_gradient_is_in_the_gradient_of_the_loss_and_not_in_its_value(method):
+    parts = leaking_parts(method__name=method)
+    step, objective, params = parts.step, parts.objective, dict(parts.model.named_parameters())
+    batch = step.batches.next()
+    features, logits = step.forward(batch.images)
+    objective.meta_update(batch, features, logits)
+    value = objective._leaked
+    # Asked for at once it is the same gradient as that which waits for the loss: the hyper-parameters' step does not count.
+    leaked = torch.autograd.grad(value, list(params.values()), retain_graph=True)
+    loss = objective.loss(batch, features, logits)
+    total = torch.autograd.grad(loss, list(params.values()), retain_graph=True)
+    again = objective.loss(batch, features, logits)
+    own = torch.autograd.grad(again, list(params.values()))
+    assert loss == again
+    assert all(float(part.abs().max()) > 0 for part in leaked)
+    for found, one, other in zip(total, leaked, own, strict=True):
+        torch.testing.assert_close(found, one + other)
+
+
+def test_meta_objective_leaks_through_a_compiled_network(monkeypatch):
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compiler(function, backend="aot_eager"))
+    compiled, plain = (leaking_parts(train__compile=chosen) for chosen in ("yes", "no"))
+    try:
+        for _ in range(2):
+            compiled.meta()
+            plain.meta()
+    finally:
+        torch.compiler.reset()
+    assert compiled.step.forward is not compiled.eval_forward
+    for found, expected in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(

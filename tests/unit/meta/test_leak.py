@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrize
 
 from calibrant.backbones.resnet import BasicBlock, Bottleneck, ResNet
-from calibrant.meta import MetaLearner
-from calibrant.meta.leak import own_gradient
+from calibrant.meta import Batch, MetaLearner, VirtualStep
+from calibrant.meta.leak import leaked_value, own_gradient
 from helpers import convolve_contiguously, layout
 
 LAST = torch.channels_last
@@ -121,3 +122,39 @@ def test_own_gradient_is_laid_out_typed_and_stored_apart():
     assert found.equal(torch.ones(2, 3, 4, 5))
     same = torch.ones_like(value)
     assert own_gradient(same, value).data_ptr() != same.data_ptr()
+
+
+class Wave:
+    """A loss whose second derivative by the head has the hyper-parameter in it."""
+
+    def loss(self, hyper, features, logits, labels, head):
+        return F.cross_entropy(logits, labels, reduction="none") + (hyper["pace"] * head["weight"]).sin().sum()
+
+
+def test_leaked_value_keeps_the_hyper_parameters_it_was_made_with():
+    head = {"weight": torch.randn(3, 4, requires_grad=True)}
+    hyper, labels = {"pace": torch.ones(3, 4)}, torch.arange(6) % 3
+    x, x_meta = torch.randn(6, 4, requires_grad=True), torch.randn(6, 4)
+    batch = Batch(x, F.linear(x, head["weight"]), labels)
+    step = VirtualStep(lr=0.1)
+    value = leaked_value(
+        Wave(), F.cross_entropy, hyper, head=head, batch=batch, meta_features=x_meta, meta_labels=labels, step=step
+    )
+    before = torch.autograd.grad(value, [head["weight"], x], retain_graph=True)
+    hyper["pace"].fill_(7.0)
+    after = torch.autograd.grad(value, [head["weight"], x])
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_leaked_step_of_a_compiled_model_is_that_of_the_plain_one():
+    plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    model.load_state_dict(plain.state_dict())
+    x, x_meta, labels = torch.randn(9, 6).double(), torch.randn(9, 6).double(), torch.arange(9) % 3
+    try:
+        for network in (torch.compile(model, backend="aot_eager"), plain):
+            leaking(network, torch.optim.SGD(network.parameters(), lr=0.1)).step(x, labels, x_meta, labels)
+    finally:
+        torch.compiler.reset()
+    for value, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(value, expected)
