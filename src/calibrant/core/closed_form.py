@@ -67,7 +67,9 @@ def closed_form(by_torch: Callable[..., Tensor], by_numpy: Callable[..., Result 
         result = None
     if result is None:
         return by_torch(*tensors)
-    value: Tensor = _ClosedForm.apply(by_torch, by_numpy, result, *tensors)
+    # Past `Function.apply`, which looks for transforms, as `has_plain_values` has done; and as one argument, since each is
+    # searched for tensors.
+    value: Tensor = super(torch.autograd.Function, _ClosedForm).apply((by_torch, by_numpy, result), *tensors)
     return value
 
 
@@ -75,10 +77,9 @@ class _ClosedForm(torch.autograd.Function):
     """The node of a closed form in autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, by_torch: object, by_numpy: object, result: Result, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, form: tuple[object, object, Result], *tensors: Tensor) -> Tensor:
         """Return the value; keep the way back."""
-        value, ctx.pull = result
-        ctx.by_torch, ctx.by_numpy = by_torch, by_numpy
+        ctx.by_torch, ctx.by_numpy, (value, ctx.pull) = form
         ctx.save_for_backward(*tensors)
         return torch.from_numpy(value)
 
@@ -88,19 +89,19 @@ class _ClosedForm(torch.autograd.Function):
         tensors = ctx.saved_tensors
         outer = None if torch.is_grad_enabled() else _array_if_plain(grad)
         if outer is None:
-            return (None, None, None, *_gradients_by_torch(ctx.by_torch, tensors, grad))
+            return (None, *_gradients_by_torch(ctx.by_torch, tensors, grad))
         pull, ctx.pull = ctx.pull, None
         try:
             if pull is None:
                 _, pull = ctx.by_numpy(*_arrays(tensors))
             gradients = [torch.from_numpy(g) for g in pull(outer)]
         except FloatingPointError:
-            return (None, None, None, *_gradients_by_torch(ctx.by_torch, tensors, grad))
-        return (None, None, None, *gradients, *[None] * (len(tensors) - len(gradients)))
+            return (None, *_gradients_by_torch(ctx.by_torch, tensors, grad))
+        return (None, *gradients, *[None] * (len(tensors) - len(gradients)))
 
 
 def _arrays(tensors: Sequence[Tensor]) -> list[Array]:
-    return [t.detach().numpy() for t in tensors]
+    return [t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors]
 
 
 def _array_if_plain(grad: Tensor) -> Array | None:

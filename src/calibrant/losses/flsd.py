@@ -56,8 +56,7 @@ def _reduced_flsd(logits: Tensor, labels: Tensor, *, steps: tuple[float, float, 
     threshold, below, above = steps
     if not 0 < threshold < 1:
         raise ValueError(f"{where}: `threshold` must lie in (0, 1), got {threshold!r}.")
-    for gamma in (below, above):
-        check_gamma(gamma, logits, where=where)
+    below, above = float(check_gamma(below, logits, where=where)), float(check_gamma(above, logits, where=where))
 
     def by_torch(scores: Tensor, labels: Tensor) -> Tensor:
         check_logits(scores, labels, where=where)
@@ -68,9 +67,9 @@ def _reduced_flsd(logits: Tensor, labels: Tensor, *, steps: tuple[float, float, 
         return reduce_loss(focal_from_log_odds(odds, gammas), reduction)
 
     def gammas_of(p: Array) -> Array:
-        gammas = np.full_like(p, above)
-        gammas[p < threshold] = below
-        return gammas
+        # One for p below the threshold, zero from it on.
+        improbable: Array = np.heaviside(float(threshold) - p, 0)
+        return above + (below - above) * improbable
 
     def by_numpy(scores: Array, labels: Array) -> Result | None:
         return focal_by_numpy(scores, labels, gammas_of, reduction=reduction)

@@ -184,18 +184,20 @@ def focal_by_numpy(
     rest = ratio * p
     strength = gamma(p) if callable(gamma) else gamma
     surprise, power = np.log1p(ratio), rest**strength
+    if reduction == "mean":
+        power *= 1 / len(p)
     value = power * surprise
-    share = 1 / len(p) if reduction == "mean" else 1.0
+    # Here and not in `pull`: numpy's operations are slow to start again after autograd's, which have filled the caches.
+    slope = power * (strength * p * surprise + rest)
+    slope /= others
+    flat[at] = -others
 
     def pull(grad: Array) -> tuple[Array, ...]:
-        shared = share * grad
-        slope = shared * power * (strength * p * surprise + rest)
-        scale_rows(weights, slope / others)
-        flat[at] = -slope
+        scale_rows(weights, slope * grad)
         if not isinstance(gamma, np.ndarray):
             return (weights,)
         # Not from `value`: the caller may have written into it. log(1 - p) not from `rest`, which rounds to 1 where p is small.
-        by_gamma = shared * power * surprise * -np.log1p(own / others)
+        by_gamma = grad * power * surprise * -np.log1p(own / others)
         return weights, by_gamma if gamma.ndim else np.asarray(np.add.reduce(by_gamma))
 
-    return value if reduction == "none" else np.asarray(np.add.reduce(value) * value.dtype.type(share)), pull
+    return value if reduction == "none" else np.asarray(np.add.reduce(value)), pull

@@ -20,8 +20,19 @@ from calibrant.losses import (
     WeightedMMCE,
     focal_loss,
 )
+from calibrant.losses.base import Reduction
 from calibrant.losses.confidence import confidence_and_correct
-from calibrant.losses.rows import confidence_of_rows, entropy_of_rows, exponentials, large_enough, name_classes
+from calibrant.losses.focal import reduced_focal
+from calibrant.losses.rows import (
+    confidence_of_rows,
+    entropy_of_rows,
+    exponentials,
+    flat_positions,
+    large_enough,
+    name_classes,
+    row_sums,
+    scale_rows,
+)
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "focal": lambda: FocalLoss(gamma=2.5),
@@ -133,6 +144,45 @@ def test_exponentials_of_large_logits_and_small_sums_are_declined() -> None:
     assert large_enough(np.array([1e-14, 1.0]))
     for bad in (0.0, 1e-16, math.nan):
         assert not large_enough(np.array([1.0, bad]))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rows", [1, 2, 1024, 1025, 2000])
+def test_rows_of_every_size_are_summed_and_scaled_one_by_one(rows: int, dtype: type) -> None:
+    # 1,024 rows of 8 are the most that BLAS sums, 2,000 are scaled by numpy and the same twice as wide by torch.
+    for width in (8, 16):
+        values = np.arange(rows * width, dtype=dtype).reshape(rows, width) % 7
+        factors = np.arange(rows, dtype=dtype) - 3
+        before = values.copy()
+        sums = row_sums(values)
+        scale_rows(values, factors)
+        assert sums.dtype == dtype
+        assert sums.tolist() == [sum(row) for row in before.tolist()]
+        assert values.tolist() == [[f * v for v in row] for f, row in zip(factors.tolist(), before.tolist(), strict=True)]
+
+
+def test_positions_are_the_callers_own() -> None:
+    for _ in range(2):
+        found = flat_positions(np.array([2, 0, 1]), 3)
+        assert found.tolist() == [2, 3, 7]
+        found += 5
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("dims", [0, 1])
+def test_closed_form_of_focal_loss_gives_gamma_the_gradient_torch_gives_it(reduction: Reduction, dims: int) -> None:
+    logits, labels = draw(9, 4, torch.float64)
+    gamma = (
+        torch.linspace(0.0, 4.0, 9, dtype=torch.float64) if dims else torch.tensor(1.5, dtype=torch.float64)
+    ).requires_grad_()
+
+    def gradient() -> Tensor:
+        value = reduced_focal(logits, labels, gamma=gamma, reduction=reduction, where="here")
+        return torch.autograd.grad(value.sum(), gamma)[0]
+
+    found = gradient()
+    with Seen():
+        torch.testing.assert_close(found, gradient(), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int8, np.uint8])
