@@ -46,18 +46,18 @@ transforms, runs on PyTorch's operations and agrees with it up to rounding.
 
 | batch 512 | classes | published | `F.cross_entropy` | here | faster |
 |---|---|---|---|---|---|
-| AvUC | 10 | 22 ms | 0.17 ms | 0.28 ms | 78 x |
-| AvUC | 100 | 22 ms | 0.12 ms | 0.35 ms | 62 x |
-| weighted MMCE | 10 | 4.0 ms | 0.17 ms | 0.27 ms | 14 to 20 x |
-| weighted MMCE | 100 | 4.0 ms | 0.12 ms | 0.35 ms | 10 to 12.5 x |
-| FLSD | 10 | 1.4 ms | 0.17 ms | 0.18 ms | 7.5 to 8.5 x |
-| FLSD | 100 | 1.4 ms | 0.12 ms | 0.22 ms | 6 to 6.5 x |
+| AvUC | 10 | 24 ms | 0.16 ms | 0.27 ms | 80 to 90 x |
+| AvUC | 100 | 23 ms | 0.12 ms | 0.34 ms | 62 to 66 x |
+| weighted MMCE | 10 | 3.7 ms | 0.16 ms | 0.23 ms | 14 to 20 x |
+| weighted MMCE | 100 | 3.9 ms | 0.12 ms | 0.32 ms | 10 to 12.5 x |
+| FLSD | 10 | 1.4 ms | 0.16 ms | 0.13 ms | 10.4 to 10.7 x |
+| FLSD | 100 | 1.45 ms | 0.12 ms | 0.19 ms | 7.5 to 8.2 x |
 
-FLSD reaches a factor of 10 from a batch of 1,024 on with 10 classes (13 x) and of 2,048 with 100 (13 x). At 512 it cannot: the
-published loop takes 8.5 (10 classes) or 12 (100) times as long as `F.cross_entropy` alone, and a tenth of it, 0.13 ms, is the
-time of one call of autograd (0.03 ms), the exponentials (0.025 ms with 100 classes) and some thirty operations on 512 numbers
-at 2 to 3 us each. With 1,000 classes the exponentials, which both forms have to take, outweigh the published loops: 24 x, 7 x
-and 3.5 x.
+With 100 classes FLSD reaches a factor of 10 from a batch of 1,024 on (11 x; 15 x at 2,048). At 512 it cannot: a tenth of the
+published loop is 0.145 ms. `F.log_softmax`, forward and backward, takes 0.13 ms of it, and numpy's exponentials, one scaling
+of the rows and the call of autograd around them 0.085 ms; what is left is half of the time of the checks and of some thirty
+operations on 512 numbers. With 1,000 classes the exponentials, which both forms have to take, outweigh the published loops:
+25 x, 7 x and 3.7 x.
 """
 
 
