@@ -178,7 +178,7 @@ PENALTIES: dict[str, Entry] = {
         skce_penalty,
         SKCE,
         source="bandwidth 0.1 is ours",
-        reference="Widmann, Lindsten and Zachariah, NeurIPS 2019, the estimator SKCE_uq",
+        reference="Widmann, Lindsten and Zachariah, NeurIPS 2019, the estimator SKCE_uq (table 1 as others cite it)",
         code="devmotion/CalibrationErrors.jl, src/skce/unbiased.jl, `UnbiasedSKCE`",
         kernel=True,
     ),

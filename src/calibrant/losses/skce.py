@@ -39,7 +39,7 @@ def skce_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.1) -> T
 
     Reference:
         Widmann, Lindsten and Zachariah, "Calibration tests in multi-class classification", NeurIPS 2019, the estimator
-        :math:`\widehat{\mathrm{SKCE}}_{uq}`.
+        :math:`\widehat{\mathrm{SKCE}}_{uq}`. Others cite table 1 for it.
     """
     where = "skce_penalty"
     check_logits(logits, labels, where=where)
