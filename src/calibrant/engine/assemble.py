@@ -22,8 +22,9 @@ from calibrant.engine.meta_objective import MetaObjective
 from calibrant.engine.methods import make_plan
 from calibrant.engine.objectives import LossObjective, MixupObjective
 from calibrant.engine.optim import build_optimizer
-from calibrant.engine.plans import Facts, LossPlan, MetaPlan, Plan
+from calibrant.engine.plans import LossPlan, MetaPlan, Plan
 from calibrant.engine.recipe import Recipe
+from calibrant.engine.resolve import facts_of, resolved
 from calibrant.engine.schedule import cosine_rate
 from calibrant.engine.setup import RunData, augmented, build_backbone, divide, fits_on_device, load_data
 from calibrant.engine.step import TrainStep, steppers
@@ -48,13 +49,14 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
     Raises ``ValueError`` or ``OSError`` with one sentence if something cannot be.
     """
     check_recipe(recipe)
+    recipe = resolved(recipe)
     part, train = recipe.method, recipe.train
     # The plan says whether there is a meta part, and some plans need the size of the training part.
-    probe = make_plan(part.name, part.options, Facts(1, train.reduction, part.preset))
+    probe = make_plan(part.name, part.options, facts_of(recipe))
     whole = load_data(recipe.data)
     data = divide(whole, recipe.data, seed=recipe.seed, with_meta=isinstance(probe, MetaPlan))
     data = replace(data, train=augmented(data.train, recipe.data))
-    plan = make_plan(part.name, part.options, Facts(len(data.train), train.reduction, part.preset))
+    plan = make_plan(part.name, part.options, facts_of(recipe, num_train=len(data.train)))
     steps = train.epochs * (len(data.train) // train.batch_size)
     hardware = choose_hardware(
         device=train.device, precision=train.precision, compiled=train.compile, graph=train.graph, steps=steps, group=group
@@ -215,7 +217,7 @@ def _meta_objective(
         batches=_meta_batches(scene, plan, batches),
         step=VirtualStep(lr=fixed, reduction=settings.lookahead_reduction, clip=settings.lookahead_clip),
         optimizer=adam,
-        reduction=recipe.train.reduction,
+        reduction="sum" if recipe.train.reduction == "sum" else "mean",
         precision=hardware.precision,
         meta_bn=settings.meta_bn,
         leak=settings.leak_meta_grad,

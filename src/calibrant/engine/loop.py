@@ -14,6 +14,7 @@ from calibrant.engine.evaluate import EvalSet, epoch_scores
 from calibrant.engine.features import FeatureFunction
 from calibrant.engine.optim import set_learning_rate
 from calibrant.engine.recipe import OptimPart, Recipe
+from calibrant.engine.resolve import resolved
 from calibrant.engine.schedule import cosine_rate, multistep_rate, warmed_up
 from calibrant.engine.step import Objective, TrainStep
 
@@ -115,7 +116,7 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
     Returns:
         The epoch's line of history; raises ``FloatingPointError`` if the loss is no longer finite.
     """
-    step, train = parts.step, recipe.train
+    step, train = parts.step, resolved(recipe).train
     lr = learning_rate(recipe.optim, epoch, epochs=train.epochs)
     set_learning_rate(step.optimizer, lr)
     parts.objective.begin_epoch(epoch)

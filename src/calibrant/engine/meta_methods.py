@@ -18,6 +18,10 @@ from calibrant.meta.presets import PRESETS, MetaSettings, settings_of
 
 # Of a run's own: the rest are options of the settings, of the regularizer and of the objective.
 _OWN = {"meta_batch_size": int | None, "meta_schedule": MetaSchedule, "pace": float | None}
+# Training images are cropped with a margin of zeros and meta images are not, so the running statistics, with which predictions
+# are made, differ from those of a meta batch. Normalised by its own, a small ResNet that overstated its accuracy by 7.3 %
+# seemed to by 6.0 %: what was steered was not the confidence that users see.
+_PRESET_OPTIONS: Mapping[str, Mapping[str, Any]] = {"default": {"meta_bn": "frozen"}, "paper": {}}
 # The network's own step is the recipe's business, and a captured step looks ahead with the head.
 _REFUSED = ("reduction", "clip", "lookahead")
 
@@ -59,7 +63,7 @@ class MetaMethod:
         return MetaPlan(
             build(**loss),
             partial(objective, **penalty) if penalty else objective,
-            settings_of(preset, options),
+            settings_of(preset, {**_PRESET_OPTIONS[facts.preset], **options}),
             size,
             meta_schedule=own.get("meta_schedule", "constant"),
             pace=own.get("pace"),

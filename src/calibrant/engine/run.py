@@ -19,6 +19,7 @@ from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import Outputs
 from calibrant.engine.loop import EpochRecord, LoopParts, Tick, run_epoch
 from calibrant.engine.recipe import Recipe, load_recipe_text, to_dict, to_toml
+from calibrant.engine.resolve import resolved
 from calibrant.engine.result import Run
 from calibrant.engine.selection import BestEpoch
 
@@ -51,6 +52,7 @@ def run_recipe(
     Returns:
         The run, its model at the best epoch. Raises ``ValueError`` if the recipe cannot be run.
     """
+    recipe = resolved(recipe)
     assembly = assemble(recipe, group=group)
     parts = assembly.parts
     best = BestEpoch(recipe.train.select, n_val=len(assembly.data.val))
@@ -128,7 +130,7 @@ def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
 def _neutral(recipe: Recipe) -> Recipe:
     defaults = Recipe()
     train = replace(
-        recipe.train,
+        resolved(recipe).train,
         device=defaults.train.device,
         compile=defaults.train.compile,
         graph=defaults.train.graph,

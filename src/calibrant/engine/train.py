@@ -11,6 +11,7 @@ from calibrant.engine.folder import RunFolder, is_finished, load_run
 from calibrant.engine.loop import EpochRecord, Tick
 from calibrant.engine.methods import split_name
 from calibrant.engine.recipe import Recipe, load_recipe, recipe_of
+from calibrant.engine.resolve import resolved
 from calibrant.engine.result import Run
 from calibrant.engine.run import Report, run_recipe
 from calibrant.engine.scaling import with_temperature
@@ -54,6 +55,7 @@ def train(
         recipe = load_recipe(recipe)
     elif not isinstance(recipe, Recipe):
         recipe = recipe_of(recipe)
+    recipe = resolved(recipe)
     with joined_group(recipe.train.device) as group:
         if not group.leads:
             report = tick = None

@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from calibrant.core.scores import Scores
 from calibrant.core.summary import summarize_with_top
 from calibrant.data import is_path
 from calibrant.engine.folder import is_finished
-from calibrant.engine.recipe import Recipe, load_recipe, to_dict
+from calibrant.engine.recipe import MethodPart, Recipe, load_recipe, to_dict
+from calibrant.engine.resolve import resolved
 from calibrant.grid.results import load_result
 from calibrant.io.predictions import load_predictions
 from calibrant.metrics.measure import measure
@@ -166,8 +168,10 @@ def command_of(recipe: Recipe) -> str:
         >>> command_of(override(Recipe(), {"method.name": "ce", "optim.lr": "0.2", "data.root": "/data"}))
         'calibrant train --method ce --set optim.lr=0.2'
     """
-    usual, words = dict(_flat(to_dict(Recipe()))), ["calibrant", "train"]
-    for key, value in _flat(to_dict(recipe)):
+    bare, full = resolved(replace(Recipe(), method=recipe.method)), resolved(recipe)
+    # The method itself is said, and with it what it decides.
+    usual, words = dict(_flat(to_dict(replace(bare, method=MethodPart())))), ["calibrant", "train"]
+    for key, value in _flat(to_dict(full)):
         # Where the data lie is a matter of the machine.
         if key == "data.root" or (key in usual and usual[key] == value):
             continue

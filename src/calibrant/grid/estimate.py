@@ -18,9 +18,10 @@ import torch
 from calibrant.data import EMBEDDED
 from calibrant.engine.hardware import choose_hardware
 from calibrant.engine.loop import EpochRecord
-from calibrant.engine.methods import Facts, MetaPlan, Plan, make_plan
+from calibrant.engine.methods import MetaPlan, Plan, make_plan
 from calibrant.engine.provenance import device_name
 from calibrant.engine.recipe import DataPart, Recipe
+from calibrant.engine.resolve import facts_of
 from calibrant.engine.run import run_recipe
 from calibrant.engine.setup import load_data
 from calibrant.grid.local import make_places
@@ -250,7 +251,7 @@ def shape_of(part: DataPart) -> Shape:
 
 
 def _plan(recipe: Recipe) -> Plan:
-    return make_plan(recipe.method.name, recipe.method.options, Facts(1, recipe.train.reduction, recipe.method.preset))
+    return make_plan(recipe.method.name, recipe.method.options, facts_of(recipe))
 
 
 class _Left(NamedTuple):

@@ -12,8 +12,9 @@ from calibrant.core.lookup import lookup
 from calibrant.data import EMBEDDED, SOURCES
 from calibrant.data.sources import is_there
 from calibrant.engine.limits import check_recipe
-from calibrant.engine.methods import METHODS, Facts, make_plan, split_name
+from calibrant.engine.methods import METHODS, make_plan, split_name
 from calibrant.engine.recipe import Recipe, load_recipe, override
+from calibrant.engine.resolve import facts_of, resolved
 from calibrant.engine.run import check_same_run
 from calibrant.engine.setup import load_data
 from calibrant.grid.collect import data_label
@@ -94,6 +95,7 @@ def plan_cells(
                 base, scaled = split_name(method)
                 changed = override(start, {"seed": seed, "method.name": base} | own.get(base, {}))
                 _check(changed)
+                changed = resolved(changed)
                 trained = Cell(cell_name(changed), changed, shown=base in methods)
                 cells.setdefault(trained.name, trained)
                 if scaled:
@@ -182,7 +184,7 @@ def _small(name: str, recipe: Recipe | None) -> dict[str, object]:
 def _check(recipe: Recipe) -> None:
     """Raise with one sentence where the engine would, once it came to this run."""
     check_recipe(recipe)
-    make_plan(recipe.method.name, recipe.method.options, Facts(1, recipe.train.reduction, recipe.method.preset))
+    make_plan(recipe.method.name, recipe.method.options, facts_of(recipe))
     if ":" not in recipe.backbone.name:
         lookup(BACKBONES, recipe.backbone.name, kind="backbone")
 

@@ -11,6 +11,7 @@ from calibrant.engine.folder import RunFolder, is_finished, load_network, load_r
 from calibrant.engine.loop import EpochRecord
 from calibrant.engine.provenance import package_commit
 from calibrant.engine.recipe import Recipe, load_recipe, override
+from calibrant.engine.resolve import resolved
 from calibrant.engine.result import Run
 from calibrant.engine.train import scale_run, train
 from calibrant.io import load_predictions
@@ -44,7 +45,7 @@ def test_run_folder_holds_every_promised_file(finished):
     assert any(name.startswith("events.out.tfevents") for name in names)
     # Neither the checkpoint nor a temporary file is left.
     assert not {name for name in names if name.startswith(".") or name == "state.pt"}
-    assert load_recipe(folder / "recipe.toml") == tiny()
+    assert load_recipe(folder / "recipe.toml") == resolved(tiny())
     assert run.folder == folder
     assert is_finished(folder)
 
@@ -229,7 +230,7 @@ def test_scale_run_makes_the_scaled_run_without_training(finished, tmp_path):
     base, folder = finished
     made = scale_run(folder, out=tmp_path / "ts")
     loaded = load_run(tmp_path / "ts")
-    assert loaded.recipe == tiny(method__name="flgamma-sece+ts")
+    assert loaded.recipe == resolved(tiny(method__name="flgamma-sece+ts"))
     assert loaded.temperature == made.temperature
     torch.testing.assert_close(loaded.test.logits, base.test.logits / made.temperature)
     assert (loaded.history, loaded.best_epoch) == (base.history, base.best_epoch)
