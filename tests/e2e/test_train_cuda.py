@@ -52,6 +52,7 @@ CASES = {
     "adafocal": {},
     "patra": {"method.options.every": "1"},
     "averaged": {"method.name": "ce", "train.average": "uniform", "train.average_from_epoch": "1"},
+    "averaged-meta": {"method.name": "flgamma-sece", "method.options.every": "2", "train.average": "ema"},
     "adamw": {"method.name": "ce", "optim.name": "adamw", "optim.lr": "0.001"},
 }
 
@@ -72,7 +73,7 @@ def test_train_cuda_captured_steps_do_what_called_ones_do(case: str) -> None:
         torch.testing.assert_close(runs[0].hyper[name], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", ["flgamma-sece", "paper"])
+@pytest.mark.parametrize("case", ["flgamma-sece", "paper", "averaged-meta"])
 def test_train_cuda_bf16_and_compiled_learns(case: str) -> None:
     settings = {"train__precision": "bf16", "train__compile": "yes", "train__epochs": "3"}
     run = run_recipe(recipe_of_case(case, **settings))

@@ -18,7 +18,7 @@ from calibrant.engine.features import FeatureFunction, feature_function, find_he
 from calibrant.engine.hardware import Hardware, choose_hardware
 from calibrant.engine.limits import check_recipe
 from calibrant.engine.loop import LoopParts, learning_rate
-from calibrant.engine.meta_objective import MetaObjective
+from calibrant.engine.meta_objective import MetaObjective, Watched
 from calibrant.engine.methods import make_plan
 from calibrant.engine.objectives import LossObjective, MixupObjective
 from calibrant.engine.optim import build_optimizer
@@ -98,8 +98,9 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
     forward: FeatureFunction = torch.compile(plain_forward) if hardware.compiled else plain_forward
     batches = _train_batches(scene, resident=resident)
     optimizer = _optimizer(scene)
+    average = _average(recipe, model)
     objective = (
-        _meta_objective(scene, plan, forward, batches, optimizer)
+        _meta_objective(scene, plan, _watched(model, forward, plan, hardware, average), batches, optimizer)
         if isinstance(plan, MetaPlan)
         else _loss_objective(scene, plan, batches)
     )
@@ -112,7 +113,7 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
         precision=hardware.precision,
         clip_norm=recipe.train.clip_norm or None,
         group=group,
-        average=_average(recipe, model),
+        average=average,
     )
     plain, meta = steppers(step, capture=hardware.captured)
     val, test = (
@@ -131,6 +132,16 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
         objective=objective,
         gamma=_gamma_rule(objective),
     )
+
+
+def _watched(
+    model: nn.Module, forward: FeatureFunction, plan: MetaPlan, hardware: Hardware, average: WeightAverage | None
+) -> Watched:
+    """What steers the hyper-parameters should see what will make the predictions; a gradient that leaks needs the network."""
+    if average is None or plan.settings.leak_meta_grad:
+        return Watched(model, forward, find_head(model)[1])
+    through = feature_function(average.network)
+    return Watched(average.network, torch.compile(through) if hardware.compiled else through, find_head(average.network)[1])
 
 
 def _average(recipe: Recipe, model: nn.Module) -> WeightAverage | None:
@@ -186,7 +197,7 @@ def _loss_objective(scene: _Scene, plan: LossPlan, batches: TrainBatches) -> Los
 
 
 def _meta_objective(
-    scene: _Scene, plan: MetaPlan, forward: FeatureFunction, batches: TrainBatches, optimizer: Optimizer
+    scene: _Scene, plan: MetaPlan, watched: Watched, batches: TrainBatches, optimizer: Optimizer
 ) -> MetaObjective:
     recipe, _, model, hardware, group = scene
     settings = plan.settings
@@ -212,8 +223,7 @@ def _meta_objective(
         plan.objective,
         hyper=hyper,
         head=head,
-        model=model,
-        forward=forward,
+        watched=watched,
         batches=_meta_batches(scene, plan, batches),
         step=VirtualStep(lr=fixed, reduction=settings.lookahead_reduction, clip=settings.lookahead_clip),
         optimizer=adam,

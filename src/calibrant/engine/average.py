@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,7 +32,9 @@ class WeightAverage:
         state = {name: value.detach() for name, value in model.state_dict().items() if value.is_floating_point()}
         buffers = dict(model.named_buffers())
         self._values = list(state.values())
-        self.means = {name: value.clone(memory_format=torch.preserve_format) for name, value in state.items()}
+        # A network of its own, so that what steers training can look through the averaged weights at any step.
+        self.network = copy.deepcopy(model).requires_grad_(False)
+        self.means = {name: mean for name, mean in self.network.state_dict().items() if name in state}
         self.buffer_means = [mean for name, mean in self.means.items() if name in buffers]
         some = self._values[0]
         self._count, self._active = some.new_zeros(()), some.new_zeros(())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,14 @@ from calibrant.meta.virtual import Batch as Seen
 from calibrant.meta.virtual import VirtualStep, clip_factor
 
 
+class Watched(NamedTuple):
+    """A network as meta batches see it: the module, images → (features, logits) of it, and its classifier."""
+
+    model: nn.Module
+    forward: FeatureFunction
+    head: nn.Linear
+
+
 class MetaObjective:
     """Minimise a regularizer's loss, and move its hyper-parameters so that the next step lowers a held-out objective.
 
@@ -29,9 +37,9 @@ class MetaObjective:
         regularizer: The training loss with hyper-parameters.
         objective: ``(logits, labels) -> []``, what is minimised on meta batches.
         hyper: Values to start from, on the device.
-        head: The network's classifier, which takes the look-ahead step.
-        model: The network.
-        forward: Images → (features, logits) of the network.
+        head: The network's classifier.
+        watched: The network that meta batches go through, whose classifier takes the look-ahead step: the one that is trained,
+            or one with its averaged weights where those will make the predictions.
         batches: Meta batches.
         step: The virtual step.
         optimizer: Builds the optimizer of the hyper-parameters.
@@ -55,8 +63,7 @@ class MetaObjective:
         *,
         hyper: dict[str, Tensor],
         head: nn.Linear,
-        model: nn.Module,
-        forward: FeatureFunction,
+        watched: Watched,
         batches: MetaBatches,
         step: VirtualStep,
         optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
@@ -71,8 +78,8 @@ class MetaObjective:
         group: Group = ALONE_GROUP,
     ) -> None:
         self.has_meta = not frozen
-        self.regularizer, self.objective, self.head, self.model = regularizer, objective, head, model
-        self.forward, self.batches, self.step, self.reduction = forward, batches, step, reduction
+        self.regularizer, self.objective, self.head, self.watched = regularizer, objective, head, watched
+        self.batches, self.step, self.reduction = batches, step, reduction
         self.precision, self.meta_bn, self.leak, self.group = precision, meta_bn, leak, group
         self._rate, self._clip, self._schedule = rate, clip, schedule
         self.hyper = {name: nn.Parameter(value) for name, value in hyper.items()}
@@ -104,9 +111,9 @@ class MetaObjective:
         """Look one step of the head ahead, and step the hyper-parameters down the held-out objective."""
         meta = self.batches.next()
         step = self.step if self._rate is None else replace(self.step, lr=self._rate())
-        with torch.set_grad_enabled(self.leak), meta_mode(self.model, self.meta_bn):
+        with torch.set_grad_enabled(self.leak), meta_mode(self.watched.model, self.meta_bn):
             with torch.autocast(meta.images.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
-                seen, _ = self.forward(meta.images)
+                seen, _ = self.watched.forward(meta.images)
         seen = seen.float() if self.precision == "bf16" else seen
         if self.leak:
             self._leaked = self._leak(Seen(features, logits, batch.labels), seen, meta.labels, step)
@@ -114,7 +121,7 @@ class MetaObjective:
             self.regularizer,
             self.objective,
             self.hyper,
-            head=self._head(),
+            head={name: value.detach() for name, value in self.watched.head.named_parameters()},
             batch=Seen(features.detach(), logits.detach(), batch.labels),
             meta_features=seen.detach(),
             meta_labels=meta.labels,
@@ -154,9 +161,6 @@ class MetaObjective:
             for key, entry in self.optimizer.state[value].items():
                 kept[f"adam.{name}.{key}"] = entry
         return kept | {"value": self.value} | {f"batches.{name}": value for name, value in self.batches.state().items()}
-
-    def _head(self) -> dict[str, Tensor]:
-        return {name: value.detach() for name, value in self.head.named_parameters()}
 
     def _leak(self, seen: Seen, meta_features: Tensor, meta_labels: Tensor, step: VirtualStep) -> Tensor:
         """Value whose gradient leaks; it waits for that of the loss, so that one backward pass makes both."""

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from calibrant.engine.average import WeightAverage
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.run import run_recipe
+from calibrant.meta.lookahead import head_hypergradient
 from tracing import trace_step
 
 TINY = {
@@ -73,11 +76,48 @@ def test_weight_average_takes_the_networks_place_for_a_while():
     assert float(model[0].weight.detach()) == float(model[1].running_mean) == 4.0
 
 
-def test_train_average_of_no_memory_is_the_network_itself():
-    plain = run_recipe(override(Recipe(), TINY))
-    same = run_recipe(override(Recipe(), TINY | {"train.average": "ema", "train.average_decay": "0"}))
+@pytest.mark.parametrize("method", ["ce", "flgamma-sece"])
+def test_train_average_of_no_memory_is_the_network_itself(method):
+    settings = TINY | {"method.name": method}
+    plain = run_recipe(override(Recipe(), settings))
+    same = run_recipe(override(Recipe(), settings | {"train.average": "ema", "train.average_decay": "0"}))
     assert same.test.logits.equal(plain.test.logits)
     assert [r.train_loss for r in same.history] == [r.train_loss for r in plain.history]
+
+
+def test_meta_batches_go_through_the_averaged_network(monkeypatch):
+    settings = {"method.name": "flgamma-sece", "method.options.every": "1", "train.average": "ema", "backbone.name": "convnet"}
+    parts = assemble(override(Recipe(), TINY | settings)).parts
+    average, calls = parts.step.average, []
+
+    def look(*args, head, meta_features, **rest):
+        given = {name: value.clone() for name, value in head.items()}
+        calls.append((given, meta_features, {n: v.clone() for n, v in average.network.state_dict().items()}))
+        return head_hypergradient(*args, head=head, meta_features=meta_features, **rest)
+
+    monkeypatch.setattr("calibrant.engine.meta_objective.head_hypergradient", look)
+    meta = parts.objective.batches
+    drawn = []
+    monkeypatch.setattr(meta, "next", lambda original=meta.next: drawn.append(original()) or drawn[-1])
+    parts.objective.begin_epoch(0)
+    average.begin_epoch(0)
+    for _ in range(4):
+        parts.meta()
+    head, features, weights = calls[-1]
+    assert all(value.equal(weights[f"head.{name}"]) for name, value in head.items())
+    assert not any(value.equal(parts.model.head.state_dict()[name]) for name, value in head.items())
+    assert average.network.training
+    seen = copy.deepcopy(average.network)
+    seen.load_state_dict(weights)
+    with torch.no_grad():
+        expected = seen.eval().features(drawn[-1].images)
+    torch.testing.assert_close(features, expected)
+
+
+def test_meta_gradients_that_leak_pass_the_network_that_is_trained():
+    settings = {"method.name": "flgamma-sece", "method.preset": "paper", "train.average": "ema"}
+    parts = assemble(override(Recipe(), TINY | settings)).parts
+    assert parts.objective.watched.model is parts.model
 
 
 @pytest.mark.parametrize(("kind", "backbone"), [("ema", "mlp"), ("uniform", "convnet")])
