@@ -98,7 +98,7 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
     forward: FeatureFunction = torch.compile(plain_forward) if hardware.compiled else plain_forward
     batches = _train_batches(scene, resident=resident)
     optimizer = _optimizer(scene)
-    average = _average(recipe, model)
+    average = _average(recipe, model, steps=recipe.train.epochs * batches.steps_per_epoch)
     objective = (
         _meta_objective(scene, plan, _watched(model, forward, plan, hardware, average), batches, optimizer)
         if isinstance(plan, MetaPlan)
@@ -138,13 +138,14 @@ def _watched(
     model: nn.Module, forward: FeatureFunction, plan: MetaPlan, hardware: Hardware, average: WeightAverage | None
 ) -> Watched:
     """What steers the hyper-parameters should see what will make the predictions; a gradient that leaks needs the network."""
-    if average is None or plan.settings.leak_meta_grad:
+    if average is None or plan.settings.leak_meta_grad or plan.frozen:
         return Watched(model, forward, find_head(model)[1])
-    through = feature_function(average.network)
-    return Watched(average.network, torch.compile(through) if hardware.compiled else through, find_head(average.network)[1])
+    averaged = average.network(model)
+    through = feature_function(averaged)
+    return Watched(averaged, torch.compile(through) if hardware.compiled else through, find_head(averaged)[1])
 
 
-def _average(recipe: Recipe, model: nn.Module) -> WeightAverage | None:
+def _average(recipe: Recipe, model: nn.Module, *, steps: int) -> WeightAverage | None:
     train = recipe.train
     if train.average == "no":
         return None
@@ -152,7 +153,9 @@ def _average(recipe: Recipe, model: nn.Module) -> WeightAverage | None:
     # The paper's last drop of the learning rate is at 250 of 350 epochs; what comes before it is too far from the end.
     usual = 0 if exponential else train.epochs * 5 // 7
     first = usual if train.average_from_epoch is None else train.average_from_epoch
-    return WeightAverage(model, decay=train.average_decay if exponential else None, first_epoch=first)
+    # Three epochs of CIFAR-10 are long enough to even the steps out; in a short run that would reach back to its beginning.
+    decay = 1 - 1 / min(max(steps / 50, 1.0), 1000.0) if train.average_decay is None else train.average_decay
+    return WeightAverage(model, decay=decay if exponential else None, first_epoch=first)
 
 
 def _train_batches(scene: _Scene, *, resident: bool) -> TrainBatches:

@@ -29,15 +29,34 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, *, decay: float | None, first_epoch: int = 0) -> None:
         self._decay, self._first = decay, first_epoch
-        state = {name: value.detach() for name, value in model.state_dict().items() if value.is_floating_point()}
-        buffers = dict(model.named_buffers())
-        self._values = list(state.values())
-        # A network of its own, so that what steers training can look through the averaged weights at any step.
-        self.network = copy.deepcopy(model).requires_grad_(False)
-        self.means = {name: mean for name, mean in self.network.state_dict().items() if name in state}
-        self.buffer_means = [mean for name, mean in self.means.items() if name in buffers]
+        state = {name: value for name, value in model.state_dict(keep_vars=True).items() if value.is_floating_point()}
+        # A tensor that goes by several names is averaged once.
+        tensors = {id(value): value.detach() for value in state.values()}
+        means = {key: value.clone(memory_format=torch.preserve_format) for key, value in tensors.items()}
+        self._values, self._means = list(tensors.values()), list(means.values())
+        self.means = {name: means[id(value)] for name, value in state.items()}
+        self.buffer_means = [means[id(buffer)] for buffer in model.buffers() if id(buffer) in means]
         some = self._values[0]
         self._count, self._active = some.new_zeros(()), some.new_zeros(())
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the network that has the averaged weights at any step, so that what steers training can look.
+
+        Raises ``ValueError`` with one sentence if it cannot be copied.
+        """
+        try:
+            found = copy.deepcopy(model).requires_grad_(False)
+        except Exception as error:
+            what = str(error).partition(".")[0]
+            raise ValueError(
+                "train: the network must be one that `copy.deepcopy` can copy, so that meta batches can go through its "
+                f"averaged weights, got {type(model).__name__} ({type(error).__name__}: {what}). Use `--set train.average=no`, "
+                "or keep no computed tensors in the network."
+            ) from None
+        for name, value in found.state_dict(keep_vars=True).items():
+            if name in self.means:
+                value.data = self.means[name]
+        return found
 
     def begin_epoch(self, epoch: int) -> None:
         """Count the steps of this epoch or not."""
@@ -48,16 +67,15 @@ class WeightAverage:
         """Take in the weights after a step."""
         self._count += self._active
         kept = (1 - 1 / self._count.clamp(min=1)).clamp(max=1.0 if self._decay is None else self._decay)
-        means = list(self.means.values())
-        torch._foreach_sub_(means, self._values)
-        torch._foreach_mul_(means, kept)
-        torch._foreach_add_(means, self._values)
+        torch._foreach_sub_(self._means, self._values)
+        torch._foreach_mul_(self._means, kept)
+        torch._foreach_add_(self._means, self._values)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Let the network have the averaged weights for a while."""
         own = [value.clone(memory_format=torch.preserve_format) for value in self._values]
-        self._put(list(self.means.values()))
+        self._put(self._means)
         try:
             yield
         finally:

@@ -76,6 +76,80 @@ def test_weight_average_takes_the_networks_place_for_a_while():
     assert float(model[0].weight.detach()) == float(model[1].running_mean) == 4.0
 
 
+class Tied(nn.Module):
+    """One weight and one BatchNorm, each by two names."""
+
+    def __init__(self, num_classes=4):
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(64, 64), nn.Linear(64, 64), nn.BatchNorm1d(64)
+        self.second.weight, self.again = self.first.weight, self.norm
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, images):
+        return self.head(self.again(self.second(self.norm(self.first(images.flatten(1))).relu())).relu())
+
+
+def test_weight_average_of_what_has_two_names_is_taken_once():
+    model = Tied()
+    average = averaged(model, [2.0, 4.0, 9.0], decay=None)
+    assert all(bool((value == 5.0).all()) for value in average.means.values())
+    assert len(average.buffer_means) == 2
+    network = average.network(model)
+    assert network.second.weight is network.first.weight
+    assert network.again is network.norm
+    assert all(bool((value == 5.0).all()) for value in network.state_dict().values() if value.is_floating_point())
+    with average.applied():
+        assert bool((model.second.weight == 5.0).all())
+    assert bool((model.second.weight == 9.0).all())
+
+
+def test_weight_average_network_follows_every_update_and_is_apart_from_the_trained_one():
+    model = network()
+    average = averaged(model, [2.0], decay=None)
+    seen = average.network(model)
+    set_to(model, 4.0)
+    assert float(seen[0].weight) == float(seen[1].running_mean) == 2.0
+    average.update()
+    assert float(seen[0].weight) == float(seen[1].running_mean) == 3.0
+    assert not any(value.requires_grad for value in seen.parameters())
+    assert all(value.requires_grad for value in model.parameters())
+
+
+class Uncopyable(nn.Module):
+    """Keeps a computed tensor, as networks with a cache do."""
+
+    def __init__(self, num_classes=4):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 8), nn.Linear(8, num_classes)
+        self.cache = self.body.weight * 2
+
+    def forward(self, images):
+        return self.head(self.body(images.flatten(1)).relu())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train.average": "no", "method.name": "flgamma-sece"},
+        {"train.average": "ema"},
+        {"train.average": "ema", "method.name": "flgamma", "method.options.variant": "frozen"},
+        {"train.average": "ema", "method.name": "flgamma-sece", "method.preset": "paper"},
+    ],
+)
+def test_train_copies_no_network_where_nothing_looks_through_it(settings):
+    chosen = {"backbone.name": "test_average:Uncopyable", "train.epochs": "1"}
+    run = run_recipe(override(Recipe(), TINY | chosen | settings))
+    assert len(run.history) == 1
+
+
+def test_train_average_of_a_network_that_cannot_be_copied_is_one_sentence():
+    chosen = {"backbone.name": "test_average:Uncopyable", "train.average": "ema", "method.name": "flgamma-sece"}
+    with pytest.raises(
+        ValueError, match=r"`copy.deepcopy` can copy, .* got Uncopyable \(RuntimeError: Only Tensors .*average=no"
+    ):
+        assemble(override(Recipe(), TINY | chosen))
+
+
 @pytest.mark.parametrize("method", ["ce", "flgamma-sece"])
 def test_train_average_of_no_memory_is_the_network_itself(method):
     settings = TINY | {"method.name": method}
@@ -88,11 +162,11 @@ def test_train_average_of_no_memory_is_the_network_itself(method):
 def test_meta_batches_go_through_the_averaged_network(monkeypatch):
     settings = {"method.name": "flgamma-sece", "method.options.every": "1", "train.average": "ema", "backbone.name": "convnet"}
     parts = assemble(override(Recipe(), TINY | settings)).parts
-    average, calls = parts.step.average, []
+    average, network, calls = parts.step.average, parts.objective.watched.model, []
 
     def look(*args, head, meta_features, **rest):
         given = {name: value.clone() for name, value in head.items()}
-        calls.append((given, meta_features, {n: v.clone() for n, v in average.network.state_dict().items()}))
+        calls.append((given, meta_features, {n: v.clone() for n, v in network.state_dict().items()}))
         return head_hypergradient(*args, head=head, meta_features=meta_features, **rest)
 
     monkeypatch.setattr("calibrant.engine.meta_objective.head_hypergradient", look)
@@ -106,8 +180,8 @@ def test_meta_batches_go_through_the_averaged_network(monkeypatch):
     head, features, weights = calls[-1]
     assert all(value.equal(weights[f"head.{name}"]) for name, value in head.items())
     assert not any(value.equal(parts.model.head.state_dict()[name]) for name, value in head.items())
-    assert average.network.training
-    seen = copy.deepcopy(average.network)
+    assert network.training
+    seen = copy.deepcopy(network)
     seen.load_state_dict(weights)
     with torch.no_grad():
         expected = seen.eval().features(drawn[-1].images)
