@@ -10,6 +10,8 @@ from functools import cache
 
 from calibrant.core.entry import Entry
 from calibrant.engine.methods import METHODS, Facts, MetaPlan, make_plan, split_name
+from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.resolve import resolved
 
 # Where, how fast and how often something is computed says nothing about what was trained.
 _NEUTRAL = {
@@ -21,6 +23,8 @@ _NEUTRAL = {
     "train.checkpoint_every_seconds",
     "train.eval_every_epochs",
 }
+# What a recipe leaves to the method unless it is said.
+_LEFT_TO_METHOD = ("train.reduction", "train.clip_norm")
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,8 @@ def settings_of(entry: Entry) -> tuple[str, ...]:
 def comparable(first: Row, second: Row) -> bool:
     """Whether two rows may be held against each other: same data, network, epochs and settings but for the method's own.
 
-    Somebody's predictions, of which nothing is known, may be held against everything on the same data.
+    Reduction and clipping must be the same where one of the two was told them, and may be what each method chooses where
+    neither was. Somebody's predictions, of which nothing is known, may be held against everything on the same data.
 
     Example:
         >>> known = Row("cifar10", "resnet18", "ce", None, 350, (), ())
@@ -170,7 +175,9 @@ def comparable(first: Row, second: Row) -> bool:
         return False
     if is_foreign(first) or is_foreign(second):
         return True
-    return (first.model, first.epochs, _shared(first)) == (second.model, second.epochs, _shared(second))
+    if (first.model, first.epochs, _shared(first)) != (second.model, second.epochs, _shared(second)):
+        return False
+    return not (_said(first) or _said(second)) or _step(first) == _step(second)
 
 
 def is_foreign(row: Row) -> bool:
@@ -179,7 +186,24 @@ def is_foreign(row: Row) -> bool:
 
 
 def _shared(row: Row) -> tuple[str, ...]:
-    return tuple(text for text in row.settings if not text.startswith("method."))
+    left = ("method.", *(f"{key}=" for key in _LEFT_TO_METHOD))
+    return tuple(text for text in row.settings if not text.startswith(left))
+
+
+def _said(row: Row) -> dict[str, object]:
+    found = dict(text.split("=", 1) for text in row.settings if "=" in text)
+    return {key: found[key] for key in _LEFT_TO_METHOD if key in found}
+
+
+def _step(row: Row) -> tuple[object, ...]:
+    """Reduction and clipping of a row, said or left to its method."""
+    try:
+        recipe = override(Recipe(), {"method.name": row.method, "method.preset": row.preset or "default"} | _said(row))
+    except ValueError:
+        # A record written by hand may say anything.
+        return tuple(_said(row).items())
+    train = resolved(recipe).train
+    return train.reduction, train.clip_norm
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:

@@ -106,6 +106,34 @@ def test_comparable_needs_same_data_network_epochs_and_settings(other: dict[str,
     assert comparable(row(**other), row()) is expected
 
 
+MEAN = ("train.clip_norm=0.0", "train.reduction=mean")
+LEARNS: dict[str, object] = {"method": "flgamma-sece", "preset": "default"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        # What both were left to choose is theirs.
+        ({}, LEARNS, True),
+        # A mean that one was told is the mean that the other chooses.
+        ({"settings": MEAN}, LEARNS, True),
+        ({"settings": MEAN, "method": "ce+ts"}, LEARNS | {"method": "flgamma-sece+ts"}, True),
+        ({"settings": MEAN}, {"settings": MEAN, "method": "focal"}, True),
+        ({"settings": MEAN}, {}, False),
+        ({"settings": MEAN}, LEARNS | {"preset": "paper"}, False),
+        ({"settings": MEAN}, LEARNS | {"settings": ("train.clip_norm=1.0",)}, False),
+        ({}, LEARNS | {"settings": ("train.clip_norm=2.0", "train.reduction=sum")}, True),
+        ({"settings": ("train.reduction=half",)}, {}, False),
+        ({"settings": ("train.reduction=half",)}, {"settings": ("train.reduction=half",)}, True),
+    ],
+)
+def test_comparable_looks_at_the_reduction_and_not_at_who_chose_it(
+    first: dict[str, object], second: dict[str, object], expected: bool
+) -> None:
+    assert comparable(row(**first), row(**second)) is expected
+    assert comparable(row(**second), row(**first)) is expected
+
+
 def test_mean_and_std_divides_by_one_less() -> None:
     assert mean_and_std([1.0, 2.0, 6.0]) == (3.0, pytest.approx(math.sqrt(7.0)))
     assert mean_and_std([1.0, math.inf]) == (math.inf, None)
