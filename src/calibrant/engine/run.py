@@ -128,9 +128,13 @@ def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
 
 
 def _neutral(recipe: Recipe) -> Recipe:
-    defaults = Recipe()
+    defaults, train = Recipe(), resolved(recipe).train
+    if train.average != "ema":
+        train = replace(train, average_decay=defaults.train.average_decay)
+    if train.average == "no":
+        train = replace(train, average_from_epoch=None)
     train = replace(
-        resolved(recipe).train,
+        train,
         device=defaults.train.device,
         compile=defaults.train.compile,
         graph=defaults.train.graph,

@@ -24,7 +24,7 @@ _NEUTRAL = {
     "train.eval_every_epochs",
 }
 # What a recipe leaves to the method unless it is said.
-_LEFT_TO_METHOD = ("train.reduction", "train.clip_norm")
+_LEFT_TO_METHOD = ("train.reduction", "train.clip_norm", "train.average")
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,9 @@ def settings_of(entry: Entry) -> tuple[str, ...]:
 def comparable(first: Row, second: Row) -> bool:
     """Whether two rows may be held against each other: same data, network, epochs and settings but for the method's own.
 
-    Reduction and clipping must be the same where one of the two was told them, and may be what each method chooses where
-    neither was. Somebody's predictions, of which nothing is known, may be held against everything on the same data.
+    Reduction, clipping and averaging must each be the same where one of the two was told it, and may be what each method
+    chooses where neither was. Somebody's predictions, of which nothing is known, may be held against everything on the same
+    data.
 
     Example:
         >>> known = Row("cifar10", "resnet18", "ce", None, 350, (), ())
@@ -177,7 +178,8 @@ def comparable(first: Row, second: Row) -> bool:
         return True
     if (first.model, first.epochs, _shared(first)) != (second.model, second.epochs, _shared(second)):
         return False
-    return not (_said(first) or _said(second)) or _step(first) == _step(second)
+    told, one, other = {**_said(first), **_said(second)}, _step(first), _step(second)
+    return all(one.get(key) == other.get(key) for key in told)
 
 
 def is_foreign(row: Row) -> bool:
@@ -195,15 +197,15 @@ def _said(row: Row) -> dict[str, object]:
     return {key: found[key] for key in _LEFT_TO_METHOD if key in found}
 
 
-def _step(row: Row) -> tuple[object, ...]:
-    """Reduction and clipping of a row, said or left to its method."""
+def _step(row: Row) -> dict[str, object]:
+    """Reduction, clipping and averaging of a row, said or left to its method."""
     try:
         recipe = override(Recipe(), {"method.name": row.method, "method.preset": row.preset or "default"} | _said(row))
     except ValueError:
         # A record written by hand may say anything.
-        return tuple(_said(row).items())
+        return _said(row)
     train = resolved(recipe).train
-    return train.reduction, train.clip_norm
+    return dict(zip(_LEFT_TO_METHOD, (train.reduction, train.clip_norm, train.average), strict=True))
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:

@@ -13,6 +13,7 @@ from calibrant.engine.provenance import package_commit
 from calibrant.engine.recipe import Recipe, load_recipe, override
 from calibrant.engine.resolve import resolved
 from calibrant.engine.result import Run
+from calibrant.engine.run import check_same_run
 from calibrant.engine.train import scale_run, train
 from calibrant.io import load_predictions
 
@@ -238,3 +239,18 @@ def test_scale_run_makes_the_scaled_run_without_training(finished, tmp_path):
     assert json.loads((tmp_path / "ts" / "run.json").read_text())["base"] == str(folder)
     assert train(loaded.recipe, out=tmp_path / "ts", resume=True).test.logits.equal(loaded.test.logits)
     assert scale_run(folder, out=tmp_path / "ts", resume=True).temperature == made.temperature
+
+
+@pytest.mark.parametrize("key", ["train.average_decay", "train.average_from_epoch"])
+def test_check_same_run_asks_how_weights_are_averaged_only_where_they_are(key):
+    def differing(average):
+        first, second = (
+            override(tiny(train__average=average), {key: value}) for value in ("0", "none" if "from" in key else "0.5")
+        )
+        check_same_run(first, second, where="there")
+
+    differing("no")
+    with pytest.raises(ValueError, match=rf"`{key}` is 0"):
+        differing("ema")
+    if "decay" in key:
+        differing("uniform")

@@ -123,11 +123,16 @@ LEARNS: dict[str, object] = {"method": "flgamma-sece", "preset": "default"}
         ({"settings": MEAN}, LEARNS | {"preset": "paper"}, False),
         ({"settings": MEAN}, LEARNS | {"settings": ("train.clip_norm=1.0",)}, False),
         ({}, LEARNS | {"settings": ("train.clip_norm=2.0", "train.reduction=sum")}, True),
+        ({"settings": MEAN}, {"settings": (*MEAN, "train.average=uniform")}, False),
+        # What one was told decides no more than it says.
+        ({"settings": MEAN, "preset": "paper"}, LEARNS | {"settings": ("method.options.every=8",)}, True),
+        ({"settings": ("train.average=uniform",)}, LEARNS | {"settings": ("train.average=uniform",)}, True),
+        ({"settings": ("train.average=uniform",)}, LEARNS, False),
         ({"settings": ("train.reduction=half",)}, {}, False),
         ({"settings": ("train.reduction=half",)}, {"settings": ("train.reduction=half",)}, True),
     ],
 )
-def test_comparable_looks_at_the_reduction_and_not_at_who_chose_it(
+def test_comparable_looks_at_reduction_and_averaging_and_not_at_who_chose_them(
     first: dict[str, object], second: dict[str, object], expected: bool
 ) -> None:
     assert comparable(row(**first), row(**second)) is expected
