@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from calibrant.core.lookup import lookup
@@ -21,7 +22,8 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], hyper: Mapping[str, 
     from safetensors.torch import save
 
     named = dict(weights) | {f"{HYPER}{name}": value for name, value in hyper.items()}
-    plain = {name: value.detach().cpu().contiguous() for name, value in named.items()}
+    # Copies: safetensors refuses tensors that share memory, as those do that go by two names.
+    plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in named.items()}
     with atomic_writer(path) as handle:
         handle.write(save(plain, metadata=dict(notes)))
 

@@ -18,6 +18,16 @@ def test_save_weights_round_trip_keeps_every_bit_and_layout_does_not_matter(tmp_
     assert hyper["gamma"].tolist() == [1.5]
 
 
+def test_save_weights_writes_a_tensor_of_two_names_under_both(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    save_weights(tmp_path / "w.safetensors", model.state_dict(), {}, notes={})
+    weights, _ = load_weights(tmp_path / "w.safetensors")
+    assert weights["1.weight"].equal(weights["0.weight"])
+    model.load_state_dict(weights)
+    assert model[1].weight is model[0].weight
+
+
 def test_load_initial_weights_other_shape_inside_the_network_is_refused(tmp_path):
     other = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
     save_weights(tmp_path / "w.safetensors", other.state_dict(), {}, notes={})
