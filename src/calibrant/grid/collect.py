@@ -32,6 +32,9 @@ _N_BINS = 15
 _TEST = "test.npz"
 _OPTIONS = {"data.name": "--data", "method.name": "--method", "backbone.name": "--model", "train.epochs": "--epochs"}
 _OPTIONS |= {"seed": "--seed", "method.preset": "--preset", "backbone.init": "--init"}
+# Kind of average → keys that do not count under it.
+_DECAY, _FROM = "train.average_decay", "train.average_from_epoch"
+_UNUSED = {"no": (_DECAY, _FROM), "uniform": (_DECAY,), "ema": ()}
 _SEED = re.compile(r"(?:(?P<name>.+?)[-_.])?seed[-_]?(?P<seed>\d+)")
 
 
@@ -172,8 +175,8 @@ def command_of(recipe: Recipe) -> str:
     # The method itself is said, and with it what it decides.
     usual, words = dict(_flat(to_dict(replace(bare, method=MethodPart())))), ["calibrant", "train"]
     for key, value in _flat(to_dict(full)):
-        # Where the data lie is a matter of the machine.
-        if key == "data.root" or (key in usual and usual[key] == value):
+        # Where the data lie is a matter of the machine; how to average says nothing where that is not done.
+        if key in ("data.root", *_UNUSED.get(full.train.average, ())) or (key in usual and usual[key] == value):
             continue
         said = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         words += [_OPTIONS[key], said] if key in _OPTIONS else ["--set", f"{key}={said}"]

@@ -176,6 +176,15 @@ def test_data_label_of_a_path_is_its_last_part(tmp_path: Path) -> None:
     assert data_label("birds.v2.npz") == "birds.v2"
 
 
+@pytest.mark.parametrize(
+    ("average", "said"), [("no", []), ("uniform", ["from_epoch=1"]), ("ema", ["decay=0.5", "from_epoch=1"])]
+)
+def test_command_of_says_how_to_average_only_where_that_is_done(average: str, said: list[str]) -> None:
+    chosen = {"train.average": average, "train.average_decay": "0.5", "train.average_from_epoch": "1", "method.name": "ce"}
+    words = command_of(override(Recipe(), chosen)).split()
+    assert [word.removeprefix("train.average_") for word in words if word.startswith("train.average_")] == said
+
+
 def test_command_of_a_recipe_with_options_gives_the_same_recipe_again() -> None:
     from calibrant.cli.train import parse_settings
 
