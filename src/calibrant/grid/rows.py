@@ -182,6 +182,18 @@ def comparable(first: Row, second: Row) -> bool:
     return all(one.get(key) == other.get(key) for key in told)
 
 
+def holds(row: Row, setting: str) -> bool:
+    """Whether a row was trained under a setting, told to or because its method chooses it.
+
+    Example:
+        >>> row = Row("cifar10", "resnet18", "flgamma-sece", "default", 350, ("optim.lr=0.2",), ())
+        >>> holds(row, "optim.lr=0.2"), holds(row, "train.reduction=mean"), holds(row, "train.reduction=sum")
+        (True, True, False)
+    """
+    key, _, value = setting.partition("=")
+    return setting in row.settings or (key in _LEFT_TO_METHOD and str(_step(row).get(key)) == value)
+
+
 def is_foreign(row: Row) -> bool:
     """Whether a row is somebody's predictions: neither network nor length of training is known."""
     return row.epochs is None and row.model is None

@@ -13,7 +13,7 @@ from calibrant.core.entry import Entry
 from calibrant.grid.captions import notes_of
 from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, data_name
 from calibrant.grid.paper import PaperRow, load_paper, paper_row, paper_table
-from calibrant.grid.rows import Row, comparable, group_rows, is_foreign, mean_and_std
+from calibrant.grid.rows import Row, comparable, group_rows, holds, is_foreign, mean_and_std
 from calibrant.grid.significance import Difference, compare_rows, holm
 
 # The columns of the paper's Table 1.
@@ -140,7 +140,7 @@ def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequen
         model=row.model,
         runs=len(row.runs),
         seeds=row.seeds,
-        settings=row.settings,
+        settings=tuple(sorted({*row.settings, *common})) if row.epochs is not None else row.settings,
         calibrated_p=tuple(entry.scores.ece_if_calibrated.p_value for entry in row.runs),
     )
 
@@ -168,9 +168,10 @@ def with_paper(lines: Sequence[Line], data: str, model: str | None, style: Style
 
 
 def common_settings(rows: Sequence[Row]) -> list[str]:
-    """Settings that all rows of which something is known have."""
-    known = [row.settings for row in rows if row.epochs is not None]
-    return [text for text in known[0] if all(text in other for other in known)] if known else []
+    """Settings that all rows of which something is known have, told or by their method's choice."""
+    known = [row for row in rows if row.epochs is not None]
+    said = sorted({text for row in known for text in row.settings})
+    return [text for text in said if all(holds(row, text) for row in known)]
 
 
 def _compared(rows: Sequence[Row], columns: Sequence[Column], style: Style) -> list[Line]:

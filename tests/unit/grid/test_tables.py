@@ -91,6 +91,18 @@ def test_compare_table_own_settings_are_in_the_label_common_ones_in_a_note() -> 
     assert "Settings: train.batch_size=64." in table.notes
 
 
+def test_compare_table_what_a_method_chooses_and_others_are_told_is_common() -> None:
+    told = "calibrant train --set train.reduction=mean --set train.clip_norm=0.0"
+    runs = [run_of("ce", 0.05, command=told), run_of("flgamma-sece", 0.04, command="calibrant train", preset="default")]
+    table = compare_table(runs)
+    assert [found.label for found in table.lines] == ["ce", "flgamma-sece"]
+    assert "Settings: train.clip_norm=0.0, train.reduction=mean." in table.notes
+    assert bold(table, "error") == ["flgamma-sece"]
+    other = compare_table([runs[0], run_of("flgamma-sece", 0.04, command="calibrant train", preset="paper")])
+    assert other.lines[0].label == "ce (train.clip_norm=0.0, train.reduction=mean)"
+    assert bold(other, "error") == []
+
+
 def seeds(method: str, error: float, *, jitter: float = 0.001) -> list[Entry]:
     return [run_of(method, error + jitter * s * (1 + (method != "ce") / 7), seed=s) for s in range(4)]
 
