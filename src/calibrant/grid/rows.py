@@ -24,7 +24,7 @@ _NEUTRAL = {
     "train.eval_every_epochs",
 }
 # What a recipe leaves to the method unless it is said.
-_LEFT_TO_METHOD = ("train.reduction", "train.clip_norm", "train.average")
+_LEFT_TO_METHOD = ("train.reduction", "train.clip_norm", "train.average", "train.select")
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def settings_of(entry: Entry) -> tuple[str, ...]:
 def comparable(first: Row, second: Row) -> bool:
     """Whether two rows may be held against each other: same data, network, epochs and settings but for the method's own.
 
-    Reduction, clipping and averaging must each be the same where one of the two was told it, and may be what each method
-    chooses where neither was. Somebody's predictions, of which nothing is known, may be held against everything on the same
+    Reduction, clipping, averaging and selection must each be the same where one of the two was told it, and may be what each
+    method chooses where neither was. Somebody's predictions, of which nothing is known, may be held against everything on the same
     data.
 
     Example:
@@ -210,14 +210,14 @@ def _said(row: Row) -> dict[str, object]:
 
 
 def _step(row: Row) -> dict[str, object]:
-    """Reduction, clipping and averaging of a row, said or left to its method."""
+    """Reduction, clipping, averaging and selection of a row, said or left to its method."""
     try:
         recipe = override(Recipe(), {"method.name": row.method, "method.preset": row.preset or "default"} | _said(row))
     except ValueError:
         # A record written by hand may say anything.
         return _said(row)
     train = resolved(recipe).train
-    return dict(zip(_LEFT_TO_METHOD, (train.reduction, train.clip_norm, train.average), strict=True))
+    return {key: getattr(train, key.removeprefix("train.")) for key in _LEFT_TO_METHOD}
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:

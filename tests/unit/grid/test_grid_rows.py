@@ -128,6 +128,8 @@ LEARNS: dict[str, object] = {"method": "flgamma-sece", "preset": "default"}
         ({"settings": MEAN, "preset": "paper"}, LEARNS | {"settings": ("method.options.every=8",)}, True),
         ({"settings": ("train.average=uniform",)}, LEARNS | {"settings": ("train.average=uniform",)}, True),
         ({"settings": ("train.average=uniform",)}, LEARNS, False),
+        ({"settings": ("train.select=last",)}, LEARNS | {"settings": ("train.select=last",)}, True),
+        ({"settings": ("train.select=last",)}, LEARNS, False),
         ({"settings": ("train.reduction=half",)}, {}, False),
         ({"settings": ("train.reduction=half",)}, {"settings": ("train.reduction=half",)}, True),
     ],
