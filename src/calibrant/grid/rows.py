@@ -162,8 +162,8 @@ def comparable(first: Row, second: Row) -> bool:
     """Whether two rows may be held against each other: same data, network, epochs and settings but for the method's own.
 
     Reduction, clipping, averaging and selection must each be the same where one of the two was told it, and may be what each
-    method chooses where neither was. Somebody's predictions, of which nothing is known, may be held against everything on the same
-    data.
+    method chooses where neither was. Somebody's predictions, of which nothing is known, may be held against everything on the
+    same data.
 
     Example:
         >>> known = Row("cifar10", "resnet18", "ce", None, 350, (), ())
