@@ -37,7 +37,7 @@ def test_cli_train_writes_a_run_and_says_what_came_of_it(tmp_path, capsys):
     run = load_run(tmp_path / "r")
     metrics = json.loads((tmp_path / "r" / "metrics.json").read_text())["metrics"]
     assert f"test error {100 * metrics['error']['value']:.2f}%, ECE {100 * metrics['ece']['value']:.2f}%" in lines[2]
-    assert f"epoch {run.best_epoch + 1} of 2 (lowest validation error)" in lines[2]
+    assert f"epoch {run.best_epoch + 1} of 2 (lowest validation NLL near the lowest error)" in lines[2]
     assert lines[3].startswith(f"written to {tmp_path / 'r'}")
 
 
@@ -88,13 +88,16 @@ def test_cli_train_default_folder_is_named_after_the_run():
         (["--set", "data.size=0"], "`data.size` must be a whole number >= 1, got 0"),
         (["--set", "data.pad=-1"], "`data.pad` must be a finite number >= 0, got -1"),
         (["--set", "data.augment=no", "--set", "data.flip=yes"], "must be left out where `data.augment` is false"),
-        (["--set", "train.average=swa"], "`train.average` must be one of 'no', 'ema', 'uniform', got 'swa'"),
+        (["--set", "train.average=swa"], "`train.average` must be one of 'auto', 'no', 'ema', 'uniform', got 'swa'"),
         (
             ["--epochs", "3", "--set", "train.average=ema", "--set", "train.average_from_epoch=3"],
             "`train.average_from_epoch` must be below `train.epochs`, got 3 with 3 epochs: nothing would be averaged",
         ),
         (["--set", "train.average_decay=1"], "`train.average_decay` must lie in [0, 1), got 1.0"),
-        (["--set", "train.select=ece"], "`train.select` must be one of 'error', 'nll', 'error+nll', 'error+ece', 'last'"),
+        (
+            ["--set", "train.select=ece"],
+            "`train.select` must be one of 'auto', 'error', 'nll', 'error+nll', 'error+ece', 'last'",
+        ),
         (["--set", "method.options.betas=0.5,2"], "`betas` must be two numbers in [0, 1)"),
         (["--init", "no.safetensors"], "`no.safetensors` must be a file of weights (safetensors), got none there"),
         (["none.toml"], "`none.toml` must be a TOML file, got none there"),

@@ -93,7 +93,10 @@ def demo_recipe(method: str, *, seed: int, epochs: int) -> Recipe:
         data=DataPart(name="mixture", same_data=True),
         backbone=BackbonePart(name="mlp"),
         method=MethodPart(name=method),
-        train=TrainPart(epochs=epochs, batch_size=50, reduction="mean", clip_norm=0.0, select="last", device="cpu"),
+        # The same for all methods, so that nothing else sets them apart.
+        train=TrainPart(
+            epochs=epochs, batch_size=50, reduction="mean", clip_norm=0.0, average="no", select="last", device="cpu"
+        ),
         optim=OptimPart(lr=0.05, weight_decay=5e-3),
     )
 

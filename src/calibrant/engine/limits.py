@@ -43,7 +43,7 @@ def check_recipe(recipe: Recipe) -> None:
         raise ValueError(
             f"recipe: `train.average_from_epoch` must be below `train.epochs`, got {got}: nothing would be averaged."
         )
-    if not 0 <= train.average_decay < 1:
+    if train.average_decay is not None and not 0 <= train.average_decay < 1:
         raise ValueError(f"recipe: `train.average_decay` must lie in [0, 1), got {train.average_decay}.")
     if optim.nesterov and optim.momentum == 0:
         raise ValueError("recipe: `optim.nesterov` must come with `optim.momentum` > 0, got momentum 0.")

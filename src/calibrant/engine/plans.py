@@ -57,7 +57,7 @@ class MetaPlan:
         meta_schedule: Learning rate of the hyper-parameters over the epochs: "constant", "cosine" (to zero), or "network": in
             proportion to the network's own.
         pace: How far a meta step moves what the hyper-parameters control, where their learning rate is not given; None for
-            the regularizer's own pace.
+            the regularizer's own, or up to four times that in a run of fewer than 6,000 meta steps.
         frozen: Never move the hyper-parameters.
     """
 

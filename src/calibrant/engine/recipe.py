@@ -87,10 +87,13 @@ class TrainPart:
         clip_norm: Largest norm of the gradient; 0 switches clipping off; None for 2 with a sum and none with a mean.
         precision: "bf16" autocast, "float32" or "float64"; "auto" is bf16 on a GPU that has it, else float32.
         select: What of the validation part picks the best epoch: lowest "error" or "nll"; "error+nll" or "error+ece", the
-            lowest NLL or ECE among the epochs whose error is within one standard error of the lowest; or "last".
+            lowest NLL or ECE among the epochs whose error is within one standard error of the lowest; or "last". "auto" for
+            "error+nll" with methods that learn hyper-parameters, under the default preset, and for "error" with all others.
         average: Whether predictions are those of averaged weights: "ema" forgets old ones exponentially, "uniform" weighs all
-            since ``average_from_epoch`` alike.
-        average_decay: Share of the average that a step keeps, for "ema".
+            since ``average_from_epoch`` alike, "no" takes the last ones; "auto" for "ema" with methods that learn
+            hyper-parameters, under the default preset, and "no" with all others.
+        average_decay: Share of the average that a step keeps, for "ema"; None to remember about a fiftieth of all steps, but at
+            most a thousand.
         average_from_epoch: Epoch from which on weights are averaged; None for the first ("ema") or for that of the last drop
             of the paper's learning rate, 5/7 of all ("uniform").
         device: "auto", "cpu", "cuda" or "cuda:1".
@@ -105,9 +108,9 @@ class TrainPart:
     reduction: Literal["auto", "sum", "mean"] = "auto"
     clip_norm: float | None = None
     precision: Literal["auto", "bf16", "float32", "float64"] = "auto"
-    select: Literal["error", "nll", "error+nll", "error+ece", "last"] = "error"
-    average: Literal["no", "ema", "uniform"] = "no"
-    average_decay: float = 0.999
+    select: Literal["auto", "error", "nll", "error+nll", "error+ece", "last"] = "auto"
+    average: Literal["auto", "no", "ema", "uniform"] = "auto"
+    average_decay: float | None = None
     average_from_epoch: int | None = None
     device: str = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"

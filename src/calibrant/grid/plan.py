@@ -94,8 +94,8 @@ def plan_cells(
             for method in methods:
                 base, scaled = split_name(method)
                 changed = override(start, {"seed": seed, "method.name": base} | own.get(base, {}))
-                _check(changed)
                 changed = resolved(changed)
+                _check(changed)
                 trained = Cell(cell_name(changed), changed, shown=base in methods)
                 cells.setdefault(trained.name, trained)
                 if scaled:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import calibrant.engine.meta_objective as module
-from calibrant.engine.assemble import assemble
+from calibrant.engine.assemble import _haste, assemble
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.methods import Facts, make_plan
 from calibrant.engine.optim import set_learning_rate
@@ -130,7 +130,13 @@ def test_meta_objective_learning_rate_of_the_hyper_parameters_follows_its_schedu
 def test_meta_objective_pace_takes_the_place_of_the_regularizers_own():
     usual, slow = (parts_of(**options)[0].objective for options in ({}, {"pace": "0.0026"}))
     rates = [objective.optimizer.param_groups[0]["lr"] for objective in (usual, slow)]
-    assert rates[0] == pytest.approx(10 * rates[1])
+    # So short a run moves four times faster than the regularizer's own pace.
+    assert rates[0] == pytest.approx(40 * rates[1])
+
+
+@pytest.mark.parametrize(("meta_steps", "haste"), [(27_000, 1.0), (6_000, 1.0), (3_000, 2.0), (1_500, 4.0), (3, 4.0)])
+def test_meta_steps_of_short_runs_are_larger_within_bounds(meta_steps, haste):
+    assert _haste(meta_steps) == haste
 
 
 FACTS = Facts(num_train=10, reduction="sum")

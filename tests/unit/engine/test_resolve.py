@@ -33,7 +33,21 @@ def test_resolved_fills_in_what_the_method_asks_for_and_leaves_what_is_said(sett
     found = resolved(recipe_of(**settings))
     assert (found.train.reduction, found.train.clip_norm) == (reduction, clip_norm)
     assert resolved(found) == found
+    free = settings["method__name"] != "ce" and settings.get("method__preset") != "paper"
+    assert (found.train.average, found.train.select) == (("ema", "error+nll") if free else ("no", "error"))
     assert facts_of(recipe_of(**settings), num_train=7)[:2] == (7, reduction)
+
+
+def test_resolved_leaves_averaging_and_selection_that_are_said():
+    found = resolved(recipe_of(train__average="no", train__select="last"))
+    assert (found.train.average, found.train.select) == ("no", "last")
+
+
+@pytest.mark.parametrize(("epochs", "decay"), [("1", 0.0), ("50", 1 - 1 / 16), ("4000", 0.999)])
+def test_average_remembers_a_fiftieth_of_all_steps_but_not_more_than_a_thousand(epochs, decay):
+    # 1,600 examples of 2,000 train, 16 steps an epoch.
+    average = assemble(recipe_of(train__epochs=epochs)).parts.step.average
+    assert average._decay == pytest.approx(decay)
 
 
 @pytest.mark.parametrize(("method", "reduction", "clip_norm"), [("ce", "sum", 2.0), ("flgamma-sece", "mean", None)])
