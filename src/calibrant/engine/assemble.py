@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -247,10 +248,10 @@ def _meta_objective(
 def _haste(meta_steps: int) -> float:
     """How many times faster than usual the hyper-parameters move in a run of so few meta steps, up to four times.
 
-    Gamma must be able to cross its range a few times. On 8,000 small images 1,400 meta steps at the usual pace left a
-    validation ECE of 4.7 %, at three times it 3.0 %; on scikit-learn's digits, 60 meta steps, 2.6 and at four times 1.5 %.
+    Gamma must be able to cross its range. In 60 meta steps on scikit-learn's digits the usual pace left an ECE of 2.5 %, four
+    times it 1.5 %. In 1,400 on small CIFAR images up to twice the usual pace did well; at four times it gamma swung up to 6.
     """
-    return min(4.0, max(1.0, 6000 / meta_steps))
+    return min(4.0, max(1.0, math.sqrt(6000 / meta_steps)))
 
 
 def _meta_schedule(recipe: Recipe, plan: MetaPlan, meta_lr: float) -> Callable[[int], float] | None:

@@ -134,7 +134,7 @@ def test_meta_objective_pace_takes_the_place_of_the_regularizers_own():
     assert rates[0] == pytest.approx(40 * rates[1])
 
 
-@pytest.mark.parametrize(("meta_steps", "haste"), [(27_000, 1.0), (6_000, 1.0), (3_000, 2.0), (1_500, 4.0), (3, 4.0)])
+@pytest.mark.parametrize(("meta_steps", "haste"), [(27_000, 1.0), (6_000, 1.0), (1_500, 2.0), (375, 4.0), (3, 4.0)])
 def test_meta_steps_of_short_runs_are_larger_within_bounds(meta_steps, haste):
     assert _haste(meta_steps) == haste
 
