@@ -129,7 +129,7 @@ PENALTIES: dict[str, Entry] = {
         dece_penalty,
         DECE,
         source="released code of Bohdal et al.",
-        reference="Bohdal, Yang and Hospedales, TMLR 2023",
+        reference="Bohdal, Yang and Hospedales, TMLR 2023; bins of Yang, Morillo and Hospedales, 2018, eqs. 1 and 2",
         code="ondrejbohdal/meta-calibration, Losses/dece.py, `DECE`",
     ),
     "sb_ece": Entry(
@@ -186,7 +186,7 @@ PENALTIES: dict[str, Entry] = {
         kde_ece_penalty,
         KDEECE,
         source="bandwidth 0.01 is ours (the authors choose it by leave-one-out likelihood); norm 1 of the paper",
-        reference="Popordanoska, Sayer and Blaschko, NeurIPS 2022",
+        reference="Popordanoska, Sayer and Blaschko, NeurIPS 2022, eq. 9, in its top-label form",
         code="tpopordanoska/ece-kde, ece_kde.py, `get_ece_kde`",
         kernel=True,
     ),

@@ -32,8 +32,9 @@ tensor(0.9598)
 - Nothing reads a value back from the device, so every objective compiles with `fullgraph=True` and fits into a CUDA graph.
 
 The docstring of each function has its formula, and where the released code of its authors departs from their paper.
-References name an equation, a section or an algorithm where the text of the paper could be checked; "as others cite it" marks
-a number taken from work that cites the paper. For the rest, the exact definition is in the file named as the authors' code.
+References name an equation, a section or an algorithm where the text of the paper could be checked or its authors' repository
+names it; "as others cite it" marks a number taken from work that cites the paper. For the rest, the exact definition is in the
+file named as the authors' code.
 `calibrant.losses.LOSSES` and `PENALTIES`, from which this page is written, map the names to the entries.
 
 ## Speed

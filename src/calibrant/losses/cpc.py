@@ -70,7 +70,7 @@ def bdc_penalty(logits: Tensor, labels: Tensor) -> Tensor:
         tensor(0.6931)
 
     Reference:
-        Cheng and Vasconcelos, CVPR 2022.
+        Cheng and Vasconcelos, CVPR 2022. Others cite eqs. 15 and 16 for the two constraints.
     """
     check_logits(logits, labels, where="bdc_penalty")
     scores = widen(logits)
@@ -110,7 +110,7 @@ def bec_penalty(logits: Tensor, labels: Tensor) -> Tensor:
         tensor(0.5199)
 
     Reference:
-        Cheng and Vasconcelos, CVPR 2022.
+        Cheng and Vasconcelos, CVPR 2022. Others cite eqs. 15 and 16 for the two constraints.
     """
     check_logits(logits, labels, where="bec_penalty")
     scores = widen(logits)

@@ -57,7 +57,8 @@ def dece_penalty(
 
     Reference:
         Bohdal, Yang and Hospedales, "Meta-calibration: learning of model calibration using differentiable expected
-        calibration error", TMLR 2023; bins after Yang, Morillo and Hospedales, "Deep neural decision trees", 2018.
+        calibration error", TMLR 2023; bins after Yang, Morillo and Hospedales, "Deep neural decision trees", 2018,
+        eqs. 1 and 2.
     """
     where = "dece_penalty"
     check_logits(logits, labels, where=where)

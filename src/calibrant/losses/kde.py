@@ -52,7 +52,7 @@ def kde_ece_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.01, 
 
     Reference:
         Popordanoska, Sayer and Blaschko, "A consistent and differentiable Lp canonical calibration error estimator",
-        NeurIPS 2022, top-label form.
+        NeurIPS 2022, eq. 9, there for whole probability vectors with a Dirichlet kernel; here the top-label form.
     """
     where = "kde_ece_penalty"
     check_logits(logits, labels, where=where)
