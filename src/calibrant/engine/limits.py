@@ -22,7 +22,7 @@ def check_recipe(recipe: Recipe) -> None:
         if count < 1:
             raise ValueError(f"recipe: `{key}` must be a whole number >= 1, got {count}.")
     for key, least in (
-        ("train.clip_norm", train.clip_norm or 0.0),
+        ("train.clip_norm", train.clip_norm),
         ("train.checkpoint_every_seconds", train.checkpoint_every_seconds),
         ("optim.momentum", optim.momentum),
         ("optim.weight_decay", optim.weight_decay),

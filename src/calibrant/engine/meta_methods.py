@@ -65,7 +65,7 @@ class MetaMethod:
             partial(objective, **penalty) if penalty else objective,
             settings_of(preset, {**_PRESET_OPTIONS[facts.preset], **options}),
             size,
-            meta_schedule=own.get("meta_schedule", "constant"),
+            meta_schedule=own.get("meta_schedule", "constant" if facts.preset == "paper" else "slowing"),
             pace=own.get("pace"),
             frozen=variant == "frozen",
         )

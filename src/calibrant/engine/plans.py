@@ -13,7 +13,7 @@ from calibrant.meta.presets import MetaSettings
 from calibrant.meta.regularizers import Regularizer
 from calibrant.meta.virtual import MetaObjective
 
-MetaSchedule: TypeAlias = Literal["constant", "cosine", "network"]
+MetaSchedule: TypeAlias = Literal["constant", "cosine", "network", "slowing"]
 
 
 class Facts(NamedTuple):
@@ -54,10 +54,10 @@ class MetaPlan:
         objective: What is minimised on the meta batches.
         settings: How the hyper-parameters are stepped.
         meta_batch_size: Examples of a meta batch.
-        meta_schedule: Learning rate of the hyper-parameters over the epochs: "constant", "cosine" (to zero), or "network": in
-            proportion to the network's own.
+        meta_schedule: Learning rate of the hyper-parameters over the epochs: "constant", "cosine" (to zero), "network": in
+            proportion to the network's own, or "slowing": by its root where it is below a tenth of the first.
         pace: How far a meta step moves what the hyper-parameters control, where their learning rate is not given; None for
-            the regularizer's own, or up to four times that in a run of fewer than 6,000 meta steps.
+            the regularizer's own, less in a long run and up to four times that in a short one.
         frozen: Never move the hyper-parameters.
     """
 

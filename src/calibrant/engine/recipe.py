@@ -82,9 +82,8 @@ class TrainPart:
     Attributes:
         epochs: Passes over the training set.
         batch_size: Examples of one step, over all processes together.
-        reduction: Whether the loss of a batch is the "sum" or the "mean" of its examples'; "auto" for the sum, as in the
-            published protocol, and with methods that learn hyper-parameters for what their preset says.
-        clip_norm: Largest norm of the gradient; 0 switches clipping off; None for 2 with a sum and none with a mean.
+        reduction: Whether the loss of a batch is the "sum" or the "mean" of its examples'.
+        clip_norm: Largest norm of the gradient; 0 switches clipping off.
         precision: "bf16" autocast, "float32" or "float64"; "auto" is bf16 on a GPU that has it, else float32.
         select: What of the validation part picks the best epoch: lowest "error" or "nll"; "error+nll" or "error+ece", the
             lowest NLL or ECE among the epochs whose error is within one standard error of the lowest; or "last". "auto" for
@@ -105,8 +104,8 @@ class TrainPart:
 
     epochs: int = 350
     batch_size: int = 128
-    reduction: Literal["auto", "sum", "mean"] = "auto"
-    clip_norm: float | None = None
+    reduction: Literal["sum", "mean"] = "sum"
+    clip_norm: float = 2.0
     precision: Literal["auto", "bf16", "float32", "float64"] = "auto"
     select: Literal["auto", "error", "nll", "error+nll", "error+ece", "last"] = "auto"
     average: Literal["auto", "no", "ema", "uniform"] = "auto"

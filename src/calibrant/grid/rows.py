@@ -24,7 +24,7 @@ _NEUTRAL = {
     "train.eval_every_epochs",
 }
 # What a recipe leaves to the method unless it is said.
-_LEFT_TO_METHOD = ("train.reduction", "train.clip_norm", "train.average", "train.select")
+_LEFT_TO_METHOD = ("train.average", "train.select")
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def settings_of(entry: Entry) -> tuple[str, ...]:
 def comparable(first: Row, second: Row) -> bool:
     """Whether two rows may be held against each other: same data, network, epochs and settings but for the method's own.
 
-    Reduction, clipping, averaging and selection must each be the same where one of the two was told it, and may be what each
-    method chooses where neither was. Somebody's predictions, of which nothing is known, may be held against everything on the
+    Averaging and selection must each be the same where one of the two was told it, and may be what each method chooses where
+    neither was. Somebody's predictions, of which nothing is known, may be held against everything on the
     same data.
 
     Example:
@@ -187,7 +187,7 @@ def holds(row: Row, setting: str) -> bool:
 
     Example:
         >>> row = Row("cifar10", "resnet18", "flgamma-sece", "default", 350, ("optim.lr=0.2",), ())
-        >>> holds(row, "optim.lr=0.2"), holds(row, "train.reduction=mean"), holds(row, "train.reduction=sum")
+        >>> holds(row, "optim.lr=0.2"), holds(row, "train.average=ema"), holds(row, "train.average=no")
         (True, True, False)
     """
     key, _, value = setting.partition("=")
@@ -210,7 +210,7 @@ def _said(row: Row) -> dict[str, object]:
 
 
 def _step(row: Row) -> dict[str, object]:
-    """Reduction, clipping, averaging and selection of a row, said or left to its method."""
+    """Averaging and selection of a row, said or left to its method."""
     try:
         recipe = override(Recipe(), {"method.name": row.method, "method.preset": row.preset or "default"} | _said(row))
     except ValueError:

@@ -115,7 +115,13 @@ def test_meta_objective_leaks_through_a_compiled_network(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "expected"), [("constant", [1.0] * 3), ("cosine", [1.0, 0.6113, 0.1883]), ("network", [1.0, 0.1, 0.01])]
+    ("chosen", "expected"),
+    [
+        ("constant", [1.0] * 3),
+        ("cosine", [1.0, 0.6113, 0.1883]),
+        ("network", [1.0, 0.1, 0.01]),
+        ("slowing", [1.0, 1.0, 0.3162]),
+    ],
 )
 def test_meta_objective_learning_rate_of_the_hyper_parameters_follows_its_schedule(chosen, expected):
     parts, _ = parts_of(meta_schedule=chosen, meta_lr="2e-4")
@@ -134,9 +140,20 @@ def test_meta_objective_pace_takes_the_place_of_the_regularizers_own():
     assert rates[0] == pytest.approx(40 * rates[1])
 
 
-@pytest.mark.parametrize(("meta_steps", "haste"), [(27_000, 1.0), (6_000, 1.0), (1_500, 2.0), (375, 4.0), (3, 4.0)])
-def test_meta_steps_of_short_runs_are_larger_within_bounds(meta_steps, haste):
-    assert _haste(meta_steps) == haste
+@pytest.mark.parametrize(("memory", "haste"), [(250.0, 0.232), (58.0, 1.0), (29.0, 2.0), (14.5, 4.0), (0.3, 4.0)])
+def test_gamma_moves_as_far_as_averaged_weights_can_follow(memory, haste):
+    assert _haste(memory) == pytest.approx(haste)
+
+
+def test_meta_steps_are_larger_where_the_run_is_short_or_they_are_rare():
+    def rate(epochs, every):
+        recipe = override(Recipe(), TINY | {"train.epochs": epochs, "method.options.every": every})
+        return assemble(recipe).parts.objective.optimizer.param_groups[0]["lr"]
+
+    # 20,000 epochs are enough for the longest memory, 1,000 steps: 500 meta steps of every second one.
+    long = rate("20000", "2")
+    assert rate("20000", "8") == pytest.approx(4 * long)
+    assert rate("7", "2") == pytest.approx(4 / _haste(500.0) * long)
 
 
 FACTS = Facts(num_train=10, reduction="sum")
@@ -187,7 +204,7 @@ def test_method_options_reach_settings_regularizer_and_objective():
             "flgamma-sece",
             "meta_schedule",
             "step",
-            "`method.options.meta_schedule` must be one of 'constant', 'cosine', 'network'",
+            "`method.options.meta_schedule` must be one of 'constant', 'cosine', 'network', 'slowing'",
         ),
         ("flgamma-sece", "lookahead_lr", "now", "`method.options.lookahead_lr` must be a number, got 'now'"),
         ("flgamma-sece", "pace", -1, "`method.options.pace` must be a finite number > 0, got -1"),
