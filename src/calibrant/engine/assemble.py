@@ -258,10 +258,10 @@ def _haste(memory: float) -> float:
 
     What gamma does to the averaged network shows after about as many, and what moves far before that swings: on CIFAR-100 at
     the usual pace and 250 meta steps gamma went between 0.3 and 5 every 20 epochs, and ECE between 1.5 and 4.5 %. So gamma may
-    move by 1.5 in that time. In a short run it must be able to cross its range at all: on scikit-learn's digits, 60 meta steps
+    move by about one in that time. In a short run it must be able to cross its range at all: on scikit-learn's digits, 60 meta steps
     in the whole run, four times the usual pace brought ECE from 2.5 to 1.5 %. More was never tried.
     """
-    return min(4.0, 58 / memory)
+    return min(4.0, 40 / memory)
 
 
 def _meta_schedule(recipe: Recipe, plan: MetaPlan, meta_lr: float) -> Callable[[int], float] | None:
