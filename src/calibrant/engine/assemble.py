@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from calibrant.engine.methods import make_plan
 from calibrant.engine.objectives import LossObjective, MixupObjective
 from calibrant.engine.optim import build_optimizer
 from calibrant.engine.plans import LossPlan, MetaPlan, Plan
-from calibrant.engine.recipe import Recipe
+from calibrant.engine.recipe import Recipe, TrainPart
 from calibrant.engine.resolve import facts_of, resolved
 from calibrant.engine.schedule import cosine_rate
 from calibrant.engine.setup import RunData, augmented, build_backbone, divide, fits_on_device, load_data
@@ -154,15 +154,16 @@ def _average(recipe: Recipe, model: nn.Module, *, steps: int) -> WeightAverage |
     # The paper's last drop of the learning rate is at 250 of 350 epochs; what comes before it is too far from the end.
     usual = 0 if exponential else train.epochs * 5 // 7
     first = usual if train.average_from_epoch is None else train.average_from_epoch
-    decay = 1 - 1 / _memory(steps) if train.average_decay is None else train.average_decay
-    return WeightAverage(model, decay=decay if exponential else None, first_epoch=first)
+    return WeightAverage(model, decay=1 - 1 / _memory(train, steps) if exponential else None, first_epoch=first)
 
 
-def _memory(steps: int) -> float:
-    """Steps that an average remembers in a run of so many.
+def _memory(train: TrainPart, steps: int) -> float:
+    """Steps that an exponential average remembers in a run of so many; also where there is none, or a uniform one.
 
     Three epochs of CIFAR-10 are long enough to even the steps out; in a short run that would reach back to its beginning.
     """
+    if train.average == "ema" and train.average_decay is not None:
+        return 1 / (1 - train.average_decay)
     return min(max(steps / 50, 1.0), 1000.0)
 
 
@@ -217,7 +218,7 @@ def _meta_objective(
     hyper = plan.regularizer.init(head.in_features, head.out_features, bias=head.bias is not None, generator=generator)
     hyper = {name: value.to(hardware.device, hardware.dtype) for name, value in hyper.items()}
     drawn = _meta_batches(scene, plan, batches)
-    memory = _memory(recipe.train.epochs * batches.steps_per_epoch) / settings.every
+    memory = _memory(recipe.train, recipe.train.epochs * batches.steps_per_epoch) / settings.every
     pace = plan.pace or plan.regularizer.pace * _haste(memory)
     meta_lr = settings.meta_lr or pace / float(plan.regularizer.speed(hyper))
     schedule = _meta_schedule(recipe, plan, meta_lr)
@@ -250,7 +251,15 @@ def _meta_objective(
         rate=rate if settings.lookahead_lr == "current" else None,
         schedule=schedule,
         group=group,
+        learning=_learning(plan, meta_lr),
     )
+
+
+def _learning(plan: MetaPlan, meta_lr: float) -> dict[str, object]:
+    """How the hyper-parameters are learned, as plain data: what the recipe says of it, its preset and its length."""
+    settings = {name: value for name, value in asdict(plan.settings).items() if name not in ("reduction", "clip")}
+    own = {"meta_lr": meta_lr, "meta_schedule": plan.meta_schedule, "meta_batch_size": plan.meta_batch_size}
+    return settings | {"betas": list(plan.settings.betas)} | own
 
 
 def _haste(memory: float) -> float:
@@ -258,8 +267,8 @@ def _haste(memory: float) -> float:
 
     What gamma does to the averaged network shows after about as many, and what moves far before that swings: on CIFAR-100 at
     the usual pace and 250 meta steps gamma went between 0.3 and 5 every 20 epochs, and ECE between 1.5 and 4.5 %. So gamma may
-    move by about one in that time. In a short run it must be able to cross its range at all: on scikit-learn's digits, 60 meta steps
-    in the whole run, four times the usual pace brought ECE from 2.5 to 1.5 %. More was never tried.
+    move by about one in that time. In a short run it must be able to cross its range at all: on scikit-learn's digits, 60 meta
+    steps in the whole run, four times the usual pace brought ECE from 2.5 to 1.5 %. More was never tried.
     """
     return min(4.0, 40 / memory)
 

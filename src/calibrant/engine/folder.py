@@ -25,7 +25,7 @@ from calibrant.engine.loop import EpochRecord
 from calibrant.engine.provenance import provenance
 from calibrant.engine.recipe import BackbonePart, Recipe, load_recipe, to_toml
 from calibrant.engine.result import Run
-from calibrant.engine.run import check_same_run
+from calibrant.engine.run import check_same_run, learning_of
 from calibrant.engine.setup import build_backbone
 from calibrant.engine.shift import load_shift, save_shift
 from calibrant.engine.weights import load_weights, save_weights
@@ -91,6 +91,7 @@ class RunFolder:
             "parameters": sum(p.numel() for p in assembly.parts.model.parameters()),
             "inputs": {"num_classes": shape.num_classes, "channels": shape.channels, "size": list(shape.size)},
             "examples": {name: len(part) for name, part in vars(assembly.data).items() if part is not None},
+            **({"learning": learning} if (learning := learning_of(assembly.parts)) else {}),
             "tensorboard": not isinstance(self._board, NoBoard),
             "started": known.get("started") or _now(),
             "resumed_at_epochs": [*known.get("resumed_at_epochs", ()), *([len(history)] if history else [])],

@@ -60,6 +60,12 @@ class MetaMethod:
         check_count(size, where="train", name="method.options.meta_batch_size")
         if own.get("pace") is not None:
             check_positive(own["pace"], where="train", name="method.options.pace")
+            if options.get("meta_lr") is not None:
+                raise ValueError(
+                    "train: only one of `method.options.pace` and `method.options.meta_lr` may be given, got both."
+                )
+            # In the place of a learning rate that the preset has.
+            options["meta_lr"] = None
         return MetaPlan(
             build(**loss),
             partial(objective, **penalty) if penalty else objective,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -52,6 +52,7 @@ class MetaObjective:
         rate: Gives the size of the virtual step at the time, where it follows the network's learning rate; else the step's own.
         schedule: Epoch → learning rate of the hyper-parameters, or None where it stays as the optimizer was built.
         group: Processes that share batches; the look-ahead step and the held-out objective are those of the global ones.
+        learning: All of that in words and numbers, for a run's records.
     """
 
     is_part = True
@@ -76,8 +77,10 @@ class MetaObjective:
         rate: Callable[[], float | Tensor] | None = None,
         schedule: Callable[[int], float] | None = None,
         group: Group = ALONE_GROUP,
+        learning: Mapping[str, object] | None = None,
     ) -> None:
         self.has_meta = not frozen
+        self.learning = dict(learning or {})
         self.regularizer, self.objective, self.head, self.watched = regularizer, objective, head, watched
         self.batches, self.step, self.reduction = batches, step, reduction
         self.precision, self.meta_bn, self.leak, self.group = precision, meta_bn, leak, group

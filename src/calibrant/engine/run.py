@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +19,7 @@ from calibrant.engine.checkpoint import copy_state, load_checkpoint, restore_sta
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import Outputs
 from calibrant.engine.loop import EpochRecord, LoopParts, Tick, run_epoch
+from calibrant.engine.meta_objective import MetaObjective
 from calibrant.engine.recipe import Recipe, load_recipe_text, to_dict, to_toml
 from calibrant.engine.resolve import resolved
 from calibrant.engine.result import Run
@@ -103,6 +105,7 @@ def _save(path: Path, parts: LoopParts, best: BestEpoch, recipe: Recipe, history
         "best": [held | {"weights": copy_state(held["weights"])} for held in best.state()],
         "history": [record.to_dict() for record in history],
         "recipe": to_toml(recipe),
+        "learning": learning_of(parts),
     }
     save_atomically(state, path)
 
@@ -111,6 +114,7 @@ def _resume(path: Path, assembly: Assembly, best: BestEpoch, recipe: Recipe) -> 
     group, parts = assembly.group, assembly.parts
     found = group.share(load_checkpoint(path) if group.leads else {})
     check_same_run(load_recipe_text(found["recipe"], where=str(path)), recipe, where=str(path))
+    _check_same_learning(found.get("learning"), learning_of(parts), where=str(path))
     restore_state(parts.step.state(), found["state"])
     best.restore(found["best"], like=_weights(parts))
     return [EpochRecord(**record) for record in found["history"]]
@@ -124,6 +128,29 @@ def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
             differ = f"`{key}` is {first.get(key)!r} there and {second.get(key)!r} here"
             raise ValueError(
                 f"train: the recipe must be the one that {where} was made with, but {differ}. Use another folder for it."
+            )
+
+
+def learning_of(parts: LoopParts) -> dict[str, object]:
+    """How the hyper-parameters of a run are learned, as plain data; empty where there are none."""
+    return parts.objective.learning if isinstance(parts.objective, MetaObjective) else {}
+
+
+def _check_same_learning(found: dict[str, object] | None, wanted: dict[str, object], *, where: str) -> None:
+    """Raise if a run would go on learning its hyper-parameters in another way, as another version of this package may."""
+    if found is None and wanted:
+        raise ValueError(
+            f"train: {where} must be of this version of calibrant, which learns hyper-parameters otherwise than the one that "
+            "wrote it. Use another folder."
+        )
+    for key, value in wanted.items():
+        before = (found or {}).get(key)
+        # A learning rate is computed on the device, and another device rounds otherwise.
+        near = isinstance(before, float) and isinstance(value, float) and math.isclose(before, value, rel_tol=1e-4)
+        if before != value and not near:
+            raise ValueError(
+                f"train: {where} must have been made by this version of calibrant, but `{key}` was {before!r} there and is "
+                f"{value!r} here. Use another folder, or set `method.options.{key}`."
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,14 +19,15 @@ HYPER = "hyper."
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], hyper: Mapping[str, Tensor], *, notes: Mapping[str, str]) -> None:
-    """Write a network's state and learned hyper-parameters as safetensors, with ``notes`` in the file's header."""
+    """Write a network's state and learned hyper-parameters as safetensors, with ``notes`` as JSON in the file's header."""
     from safetensors.torch import save
 
     named = dict(weights) | {f"{HYPER}{name}": value for name, value in hyper.items()}
     # Copies: safetensors refuses tensors that share memory, as those do that go by two names.
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in named.items()}
     with atomic_writer(path) as handle:
-        handle.write(save(plain, metadata=dict(notes)))
+        # One entry: several would be written in a random order, and the files of equal runs would differ.
+        handle.write(save(plain, metadata={"calibrant": json.dumps(dict(notes), sort_keys=True)}))
 
 
 def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -156,6 +156,31 @@ def test_meta_steps_are_larger_where_the_run_is_short_or_they_are_rare():
     assert rate("7", "2") == pytest.approx(4 / _haste(500.0) * long)
 
 
+@pytest.mark.parametrize("decay", ["0.5", "0.99"])
+def test_gamma_moves_by_the_memory_that_the_average_was_given(decay):
+    def rate(**settings):
+        recipe = override(Recipe(), TINY | {"train.epochs": "20000"} | {k.replace("__", "."): v for k, v in settings.items()})
+        return assemble(recipe).parts.objective.optimizer.param_groups[0]["lr"]
+
+    every = assemble(override(Recipe(), TINY)).parts.meta_every
+    expected = _haste(1 / (1 - float(decay)) / every) / _haste(1000 / every)
+    assert rate(train__average_decay=decay) == pytest.approx(expected * rate())
+    # Where nothing forgets exponentially the decay says nothing.
+    assert rate(train__average_decay=decay, train__average="no") == rate(train__average="no") == rate()
+
+
+def test_hyper_parameters_slow_down_with_the_network_unless_the_paper_is_followed():
+    found = [make_plan("flgamma-sece", {}, Facts(10, "sum", preset)).meta_schedule for preset in ("default", "paper")]
+    assert found == ["slowing", "constant"]
+
+
+def test_pace_takes_the_place_of_the_presets_learning_rate_and_not_of_ones_own():
+    plan = make_plan("flgamma-sece", {"pace": 0.01}, Facts(10, "sum", "paper"))
+    assert (plan.pace, plan.settings.meta_lr) == (0.01, None)
+    with pytest.raises(ValueError, match="only one of `method.options.pace` and `method.options.meta_lr` may be given"):
+        make_plan("flgamma-sece", {"pace": 0.01, "meta_lr": 1e-4}, FACTS)
+
+
 FACTS = Facts(num_train=10, reduction="sum")
 
 
@@ -168,7 +193,6 @@ def test_method_options_reach_settings_regularizer_and_objective():
         "meta_clip": "none",
         "meta_batch_size": 64,
         "meta_schedule": "cosine",
-        "pace": 0.01,
         "gamma_max": 5,
         "gamma_init": 0.5,
         "positive": "softplus",
@@ -183,7 +207,7 @@ def test_method_options_reach_settings_regularizer_and_objective():
     plan = make_plan("flgamma-sece", options, FACTS)
     settings, loss = plan.settings, plan.regularizer
     assert (settings.meta_lr, settings.betas, settings.lookahead_lr, settings.every) == (1e-4, (0.9, 0.99), "current", 2)
-    assert (settings.meta_clip, plan.meta_batch_size, plan.meta_schedule, plan.pace) == (None, 64, "cosine", 0.01)
+    assert (settings.meta_clip, plan.meta_batch_size, plan.meta_schedule, plan.pace) == (None, 64, "cosine", None)
     assert (loss.gamma_max, loss.gamma_init, loss.positive, loss.num_heads, loss.temperature) == (5, 0.5, "softplus", 7, 0.1)
     logits, labels = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3
     expected = sece_penalty(logits, labels, bandwidth=0.02, accuracy="soft", leave_one_out=True, sharpness=50)

@@ -152,6 +152,38 @@ def test_train_resumed_history_is_consistent_with_the_checkpoint(tmp_path):
     assert run.test.logits.equal(train(recipe).test.logits)
 
 
+def test_run_folder_facts_say_how_hyper_parameters_are_learned(finished, tmp_path):
+    learning = json.loads((finished[1] / "run.json").read_text())["learning"]
+    assert (learning["every"], learning["meta_batch_size"], learning["meta_schedule"]) == (4, 1024, "slowing")
+    assert (learning["betas"], learning["meta_bn"]) == ([0.5, 0.9], "frozen")
+    assert 0 < learning["meta_lr"] < 0.104
+    train(tiny(method__name="ce"), out=tmp_path / "ce")
+    assert "learning" not in json.loads((tmp_path / "ce" / "run.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (None, "must be of this version of calibrant"),
+        ({"meta_schedule": "constant"}, "`meta_schedule` was 'constant' there and is 'slowing' here"),
+        ({"meta_lr": 0.5}, "`meta_lr` was 0.5 there and is 0.0"),
+    ],
+)
+def test_train_run_of_a_version_that_learns_otherwise_is_not_continued(tmp_path, found, message):
+    out, recipe = tmp_path / "run", tiny(train__epochs="4")
+    with pytest.raises(RuntimeError, match="stop"):
+        train(recipe, out=out, report=stop_at(1))
+    state = torch.load(out / "state.pt", weights_only=True)
+    learning = state.pop("learning")
+    # What another device rounds otherwise is the same.
+    learning["meta_lr"] *= 1 + 1e-6
+    torch.save(state | ({} if found is None else {"learning": learning | found}), out / "state.pt")
+    with pytest.raises(ValueError, match=message):
+        train(recipe, out=out, resume=True)
+    torch.save(state | {"learning": learning}, out / "state.pt")
+    assert len(train(recipe, out=out, resume=True).history) == 4
+
+
 def test_train_without_tensorboard_writes_everything_else(tmp_path, monkeypatch):
     def missing(*_, **__):
         raise ImportError("tensorboard")

@@ -18,6 +18,13 @@ def test_save_weights_round_trip_keeps_every_bit_and_layout_does_not_matter(tmp_
     assert hyper["gamma"].tolist() == [1.5]
 
 
+def test_save_weights_of_the_same_run_are_the_same_file(tmp_path):
+    model, notes = net(), {f"key{number}": "x" for number in range(20)}
+    for name in ("a", "b"):
+        save_weights(tmp_path / name, model.state_dict(), {}, notes=notes)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
 def test_save_weights_writes_a_tensor_of_two_names_under_both(tmp_path):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
