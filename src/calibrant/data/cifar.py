@@ -91,7 +91,8 @@ def load_cifar100(root: str | Path) -> DataSet:
 
 
 def _read_files(root: Path, folder: str, archive: str, files: dict[str, str], name: str) -> dict[str, dict[bytes, object]]:
-    for place in (root / folder, root):
+    places = (root / folder, root)
+    for place in places:
         if all((place / file).is_file() for file in files):
             return {file: _unpickle((place / file).read_bytes(), file, md5) for file, md5 in files.items()}
     packed = root / archive
@@ -101,6 +102,13 @@ def _read_files(root: Path, folder: str, archive: str, files: dict[str, str], na
             if file not in found:
                 raise ValueError(f"{packed}: must hold {folder}/{file}, got an archive without it. Fetch it again.")
         return {file: _unpickle(found[file], file, md5) for file, md5 in files.items()}
+    for place in places:
+        missing = [file for file in files if not (place / file).is_file()]
+        if len(missing) < len(files):
+            raise FileNotFoundError(
+                f"{name}: {place} must hold all {len(files)} files of the set, got it without {', '.join(missing)}. Get it "
+                f"again with `calibrant data fetch {name}`, or name the folder that has it with `--data-root`."
+            )
     raise FileNotFoundError(
         f"{name}: `root` must hold {folder}/ or {archive}, got {root} without them. "
         f"Get it with `calibrant data fetch {name}`, or name the folder that has it with `--data-root`."

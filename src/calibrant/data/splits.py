@@ -39,8 +39,12 @@ def split_indices(n: int, *, val: int, meta: int, seed: int, keep_meta_out: bool
         >>> [len(part) for part in parts]
         [5, 2, 3]
     """
-    if val < 1 or meta < 0 or val + meta >= n:
-        raise ValueError(f"split_indices: `val` + `meta` must leave examples to train on, got {val} + {meta} of {n}.")
+    if val < 1 or meta < 0:
+        raise ValueError(f"split_indices: `val` must be >= 1 and `meta` >= 0, got {val} and {meta}.")
+    counted = with_meta or keep_meta_out
+    if val + (meta if counted else 0) >= n:
+        names, got = ("`val` + `meta`", f"{val} + {meta}") if counted else ("`val`", f"{val}")
+        raise ValueError(f"split_indices: {names} must leave examples to train on, got {got} of {n}. Hold out fewer.")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     held = order[val : val + meta]
     if with_meta:

@@ -15,6 +15,7 @@ from calibrant.engine.average import WeightAverage
 from calibrant.engine.batches import MetaBatches, TrainBatches
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import EvalSet
+from calibrant.engine.factory import check_network
 from calibrant.engine.features import FeatureFunction, feature_function, find_head
 from calibrant.engine.hardware import Hardware, choose_hardware
 from calibrant.engine.limits import check_recipe
@@ -78,6 +79,7 @@ def _network(recipe: Recipe, data: RunData, hardware: Hardware, group: Group) ->
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(hardware.device, hardware.dtype).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    check_network(model, data.train, hardware, name=recipe.backbone.name)
     freeze(model, recipe.backbone.freeze)
     return model
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -14,6 +12,7 @@ from calibrant.core.lookup import lookup
 from calibrant.data import DATASETS, DEFAULT_ROOT, EMBEDDED, ON_DISK, is_path, load_path
 from calibrant.data.image_set import DataSet, ImageSet
 from calibrant.data.splits import split_indices
+from calibrant.engine.factory import Shape, call_factory, find_factory
 from calibrant.engine.recipe import BackbonePart, DataPart
 
 # Of the memory that is free, the share that images may take; the network and its activations need the rest.
@@ -45,6 +44,12 @@ def load_data(part: DataPart) -> DataSet:
 def divide(data: DataSet, part: DataPart, *, seed: int, with_meta: bool) -> RunData:
     """Split a data set as a recipe says; the test set is never divided."""
     n = len(data.train)
+    if n < 10 and (part.val is None or (with_meta and part.meta is None)):
+        settings = "`--set data.val=1`" + (" and `--set data.meta=1`" if with_meta else "")
+        raise ValueError(
+            f"train: `data` must hold at least 10 images to train on, for a tenth of them is held out, got {n}. "
+            f"Add images, or say how many to hold out with {settings}."
+        )
     val = n // 10 if part.val is None else part.val
     meta = n // 10 if part.meta is None else part.meta
     if with_meta and meta == 0:
@@ -80,42 +85,17 @@ def fits_on_device(data: RunData, part: DataPart, *, device: torch.device) -> bo
     return bool(needed <= _SHARE * free)
 
 
-class Shape(Protocol):
-    """What a network must know of its input and output; an `ImageSet` has it."""
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        ...
-
-    @property
-    def channels(self) -> int:
-        """Channels of an image."""
-        ...
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        ...
-
-
 def build_backbone(part: BackbonePart, data: Shape, *, seed: int) -> nn.Module:
     """Build the network for a set's classes, channels and size, initialised from ``seed`` alone."""
-    if ":" in part.name:
-        module, _, name = part.name.partition(":")
-        try:
-            factory = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"train: `backbone.name` must name a factory as package.module:function, got {error}.") from None
-        options: dict[str, int] = {}
-    else:
-        factory = lookup(BACKBONES, part.name, kind="backbone")
-        height, width = data.size
-        options = {"num_inputs": height * width * data.channels} if part.name == "mlp" else {"in_channels": data.channels}
     # Layers draw their weights from the global generator; it is forked so that the caller's own stream does not move.
+    if ":" in part.name:
+        own = find_factory(part.name)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return call_factory(own, data.num_classes, name=part.name)
+    factory = lookup(BACKBONES, part.name, kind="backbone")
+    height, width = data.size
+    options = {"num_inputs": height * width * data.channels} if part.name == "mlp" else {"in_channels": data.channels}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = factory(data.num_classes, **options)
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"train: `backbone.name` must build an nn.Module, got {type(model).__name__}.")
-    return model
+        return factory(data.num_classes, **options)

@@ -49,6 +49,16 @@ def test_split_indices_are_disjoint_complete_and_share_validation():
 def test_split_indices_nothing_left_is_refused():
     with pytest.raises(ValueError, match=r"must leave examples to train on, got 6 \+ 4 of 10"):
         split_indices(10, val=6, meta=4, seed=0)
+    with pytest.raises(ValueError, match="`val` must be >= 1 and `meta` >= 0, got 0 and 0"):
+        split_indices(6, val=0, meta=0, seed=0)
+
+
+def test_split_indices_without_meta_does_not_count_it():
+    plain = split_indices(10, val=6, meta=4, seed=0, with_meta=False)
+    assert [len(part) for part in plain] == [4, 6, 0]
+    assert sorted(torch.cat(plain).tolist()) == list(range(10))
+    with pytest.raises(ValueError, match=r"`val` \+ `meta` must leave examples to train on, got 6 \+ 4 of 10"):
+        split_indices(10, val=6, meta=4, seed=0, with_meta=False, keep_meta_out=True)
 
 
 def test_crop_batch_moves_and_mirrors_by_hand():
@@ -134,6 +144,13 @@ def test_load_cifar10_missing_or_changed_files_say_what_to_do(tmp_path, monkeypa
         cifar.load_cifar10(tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
     fake_cifar10(folder, monkeypatch)
+    (folder / "data_batch_3").rename(tmp_path / "kept")
+    for root in (tmp_path, folder):
+        with pytest.raises(
+            FileNotFoundError, match=rf"{folder} must hold all 7 files of the set, got it without data_batch_3\."
+        ):
+            cifar.load_cifar10(root)
+    (tmp_path / "kept").rename(folder / "data_batch_3")
     (folder / "test_batch").write_bytes(b"other")
     with pytest.raises(ValueError, match="test_batch: must be the published file"):
         cifar.load_cifar10(tmp_path)
