@@ -22,17 +22,34 @@ def save_atomically(value: object, path: Path) -> None:
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
         temporary.unlink(missing_ok=True)
-        raise OSError(f"train: the checkpoint could not be written to {path} ({error}). The last good one is kept.") from error
+        raise OSError(
+            f"train: the checkpoint could not be written to {path} ({_cause(error)}). The last good one is kept."
+        ) from error
+
+
+def _cause(error: BaseException) -> str:
+    """What the system said: `torch.save` closes its archive after a failed write, and complains of that instead."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.strerror:
+            return found.strerror
+        found = found.__cause__ or found.__context__
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint; nothing in the file can run code."""
+    must = f"train: `{path}` must be a checkpoint of `calibrant train`, got a file"
+    remedy = "Delete it to begin again at the first epoch, or start in another folder."
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise OSError(f"train: the checkpoint {path} cannot be opened ({error.strerror or error}).") from None
     except Exception as error:
-        raise ValueError(f"train: `{path}` must be a checkpoint of this version, got: {error}.") from None
-    if not isinstance(found, dict) or "state" not in found:
-        raise ValueError(f"train: `{path}` must be a checkpoint of `calibrant train`, got something else.")
+        # Its own words would advise to load the file in a way that may run code.
+        raise ValueError(f"{must} that is damaged and cannot be read. {remedy}") from error
+    if not isinstance(found, dict) or not {"state", "best", "history", "recipe"} <= found.keys():
+        raise ValueError(f"{must} that holds something else. {remedy}")
     return found
 
 
