@@ -95,8 +95,10 @@ def joined_group(device: str) -> Iterator[Group]:
     if not 0 <= rank < world_size:
         raise ValueError(f"train: RANK must lie in [0, {world_size - 1}], got {rank}. Start with `torchrun`, which sets it.")
     cuda = torch.cuda.is_available() and device != "cpu"
-    if cuda and local_rank >= torch.cuda.device_count():
-        got = f"process {local_rank} on a machine with {torch.cuda.device_count()}"
+    # All processes of a machine count alike and fail alike, where the launcher says how many they are.
+    here = max(local_rank + 1, _read("LOCAL_WORLD_SIZE", 1))
+    if cuda and here > torch.cuda.device_count():
+        got = f"{here} processes on a machine with {torch.cuda.device_count()}"
         raise ValueError(f"train: every process must have a GPU of its own, got {got}. Lower `--nproc-per-node`.")
     # NCCL sends from the current GPU, also what is no tensor; told of it, it connects now and not within the first step.
     own = torch.device("cuda", local_rank) if cuda else None

@@ -51,7 +51,7 @@ def choose_hardware(
         group: Processes that train together; each takes the GPU of its local rank.
 
     Returns:
-        The choice; raises ``ValueError`` for a device that is not there.
+        The choice; raises ``ValueError`` for a device that is not there, or that cannot do what is asked for.
     """
     available = torch.cuda.is_available()
     try:
@@ -63,6 +63,8 @@ def choose_hardware(
     if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"train: `device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got {device!r}.")
     cuda = chosen.type == "cuda"
+    if graph == "yes" and not cuda:
+        raise ValueError("train: `train.graph` must be 'auto' or 'no' on the CPU, got 'yes'. Only CUDA devices have graphs.")
     if cuda:
         chosen = _one_gpu(chosen, group)
     if precision == "auto":

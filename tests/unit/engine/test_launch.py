@@ -1,0 +1,27 @@
+"""More processes than GPUs: every process of the machine fails alike, so that whichever speaks says the same."""
+
+import pytest
+import torch
+
+from calibrant.engine.distributed import joined_group
+
+
+@pytest.mark.parametrize("rank", ["0", "2"])
+def test_joined_group_more_processes_than_gpus_is_the_same_sentence_in_each(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "3"), ("LOCAL_WORLD_SIZE", "3")):
+        monkeypatch.setenv(name, value)
+    said = "every process must have a GPU of its own, got 3 processes on a machine with 2. Lower `--nproc-per-node`."
+    with pytest.raises(ValueError, match=said), joined_group("auto"):
+        pass
+
+
+def test_joined_group_without_the_number_of_processes_counts_from_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    for name, value in (("RANK", "4"), ("LOCAL_RANK", "4"), ("WORLD_SIZE", "8")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="got 5 processes on a machine with 2"), joined_group("cuda"):
+        pass
