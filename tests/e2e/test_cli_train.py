@@ -66,7 +66,8 @@ def test_cli_train_default_folder_is_named_after_the_run():
         (["--method", "flgama-sece"], "unknown method 'flgama-sece'. Did you mean 'flgamma-sece'?"),
         (["--method", "ce+st"], "unknown method 'ce+st'"),
         (["--model", "mpl"], "unknown backbone 'mpl'. Did you mean 'mlp'?"),
-        (["--model", "os:nothing"], "`backbone.name` must name a factory"),
+        (["--model", "os:nothing"], "`model` must name a factory as package.module:function, got 'os:nothing', but os has no"),
+        (["--set", "train.graph=yes"], "`train.graph` must be 'auto' or 'no' on the CPU, got 'yes'"),
         (["--preset", "papr"], "`method.preset` must be one of 'default', 'paper', got 'papr'"),
         (["--device", "cuda:x"], "`device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got 'cuda:x'"),
         (["--epochs", "0"], "`train.epochs` must be a whole number >= 1, got 0"),
@@ -142,6 +143,53 @@ def test_cli_train_interrupted_says_how_to_go_on_and_goes_on(tmp_path, capsys, m
     assert (code, err) == (0, "")
     assert [line.split()[1] for line in out.splitlines()[:-2]] == ["3/4", "4/4"]
     assert load_run(tmp_path / "r").test.logits.equal(whole.test.logits)
+
+
+def test_cli_train_interrupted_before_anything_was_written_says_so(tmp_path, capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "train", interrupt)
+    code, _, err = call(*TINY, "--method", "ce", "--out", tmp_path / "r", capsys=capsys)
+    assert code == 130
+    assert err == "calibrant: interrupted. Nothing was written yet; start again with the same command.\n"
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "recipe.toml").write_text("")
+    _, _, err = call(*TINY, "--method", "ce", "--out", tmp_path / "r", capsys=capsys)
+    again = f"`calibrant train --resume --out {tmp_path / 'r'}`"
+    assert err == f"calibrant: interrupted. No epoch was saved yet; start again with {again}.\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--device", "cpu", "--shift", "--set", "train.graph=no")])
+def test_cli_train_resume_of_no_run_is_refused_unless_it_says_what_to_train(tmp_path, capsys, options):
+    code, out, err = call("--resume", "--out", tmp_path / "first-rum", *options, capsys=capsys)
+    assert (code, out) == (2, "")
+    must = f"calibrant: train: `--resume` must find a run to go on with, got '{tmp_path / 'first-rum'}', which holds none."
+    start = "To start one there, say what to train: a recipe, or options such as `--data` and `--method`."
+    assert err == f"{must} {start}\n"
+    assert not (tmp_path / "first-rum").exists()
+    whole = (*TINY, "--method", "ce", "--epochs", 1, "--resume", "--out", tmp_path / "first-run")
+    assert call(*whole, capsys=capsys)[0] == 0
+    _, _, err = call("--resume", "--out", tmp_path / "first-rum", *options, capsys=capsys)
+    assert err == f"{must} Did you mean '{tmp_path / 'first-run'}'? {start}\n"
+
+
+def test_cli_train_resume_with_a_damaged_checkpoint_is_one_sentence(tmp_path, capsys):
+    run = ("--out", tmp_path / "r")
+    assert call(*TINY, "--method", "ce", "--epochs", 1, *run, capsys=capsys)[0] == 0
+    facts = json.loads((tmp_path / "r" / "run.json").read_text())
+    (tmp_path / "r" / "run.json").write_text(json.dumps(facts | {"finished": None}))
+    (tmp_path / "r" / "state.pt").write_bytes(bytes(range(256)) * 4)
+    code, out, err = call("--resume", *run, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"calibrant: train: `{tmp_path / 'r' / 'state.pt'}` must be a checkpoint of `calibrant train`, got a file that is "
+        "damaged and cannot be read. Delete it to begin again at the first epoch, or start in another folder.\n"
+    )
+    (tmp_path / "r" / "state.pt").unlink()
+    code, out, err = call("--resume", *run, capsys=capsys)
+    assert (code, err) == (0, "")
+    assert out.startswith("epoch 1/1 ")
 
 
 TINY_SETTINGS = {

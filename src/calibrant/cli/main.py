@@ -247,14 +247,20 @@ def _explain(error: Exception) -> int:
         return _end("interrupted.", 130)
     if hasattr(error, "format_message"):  # what typer raises about arguments; its class has moved between versions
         said = error.format_message().rstrip(".")
-        return _end(f"{said}{'' if said.endswith('?') else '.'} Run `calibrant --help` for what there is.", 2)
+        said = f"{said}{'' if said.endswith('?') else '.'} Run `calibrant --help` for what there is."
+        return 2 if _is_echo() else _end(said, 2)
     if isinstance(error, (ValueError, OSError, ImportError)) or _is_failed_fit(error):
-        return _end(str(error), 2)
+        return 2 if _is_echo() else _end(str(error), 2)
     return _end(
         f"something went wrong inside calibrant ({type(error).__name__}: {error}). Please report it with what "
         "CALIBRANT_TRACEBACK=1 prints before the same command.",
         1,
     )
+
+
+def _is_echo() -> bool:
+    """Whether ``torchrun`` has started another process on this machine that finds the same fault in what it was given."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
 
 
 def _is_failed_fit(error: Exception) -> bool:

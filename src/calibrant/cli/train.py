@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -14,6 +15,11 @@ from calibrant.core.lookup import lookup
 from calibrant.engine.distributed import is_first_process
 from calibrant.engine.recipe import Recipe, load_recipe, override
 from calibrant.engine.train import train
+
+# Where and how fast a run is computed; what it is, these do not say.
+_NOT_WHAT = frozenset(
+    {"data.root", "data.place", "data.shift", "train.device", "train.compile", "train.graph", "train.checkpoint_every_seconds"}
+)
 
 
 def train_model(
@@ -33,6 +39,8 @@ def train_model(
     changes = {key: value for key, value in options.items() if value is not None} | parse_settings(settings)
     recipe = override(Recipe() if file is None else load_recipe(file), changes)
     folder = default_folder(recipe) if out is None else out
+    if resume and file is None and changes.keys() <= _NOT_WHAT:
+        _check_run_is_there(folder)
     if ":" in recipe.backbone.name and "" not in sys.path:
         # A factory of one's own is looked for where the command is called, as `python -m` would.
         sys.path.insert(0, "")
@@ -42,15 +50,38 @@ def train_model(
         with display:
             run = train(recipe, out=folder, resume=resume, report=display.report, tick=display.tick)
     except KeyboardInterrupt:
-        kept = (folder / "state.pt").exists()
-        what = "The last checkpoint is kept; go on" if kept else "No epoch was saved yet; start again"
         if first:
-            print(f"calibrant: interrupted. {what} with `calibrant train --resume --out {folder}`.", file=sys.stderr)
+            print(f"calibrant: interrupted. {_how_to_go_on(folder)}", file=sys.stderr)
         raise typer.Exit(130) from None
     except FloatingPointError as error:
         raise ValueError(str(error)) from None
     if first:
         write_summary(run)
+
+
+def _check_run_is_there(folder: Path) -> None:
+    """Raise unless a folder holds a run: a misspelt one must not train the defaults."""
+    if (folder / "recipe.toml").exists():
+        return
+    try:
+        runs = [place.name for place in folder.parent.iterdir() if (place / "recipe.toml").exists()]
+    except OSError:
+        runs = []
+    near = difflib.get_close_matches(folder.name, runs, n=1, cutoff=0.5)
+    hint = f" Did you mean {str(folder.parent / near[0])!r}?" if near else ""
+    raise ValueError(
+        f"train: `--resume` must find a run to go on with, got {str(folder)!r}, which holds none.{hint} To start one there, "
+        "say what to train: a recipe, or options such as `--data` and `--method`."
+    )
+
+
+def _how_to_go_on(folder: Path) -> str:
+    again = f"with `calibrant train --resume --out {folder}`."
+    if (folder / "state.pt").exists():
+        return f"The last checkpoint is kept; go on {again}"
+    if (folder / "recipe.toml").exists():
+        return f"No epoch was saved yet; start again {again}"
+    return "Nothing was written yet; start again with the same command."
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, object]:

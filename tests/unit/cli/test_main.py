@@ -76,6 +76,33 @@ def test_run_bad_input_ends_with_2_and_one_sentence(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [("measure", "nowhere.npz"), ("measure", "--colour", "x.npz")])
+def test_run_under_torchrun_one_process_a_machine_says_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert run(capsys, *arguments)[2] != ""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    assert run(capsys, *arguments) == (2, "", "")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    code, _, err = run(capsys, *arguments)
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_run_under_torchrun_an_internal_error_is_never_hidden(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(main, "app", fail)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    code, _, err = run(capsys, "measure")
+    assert code == 1
+    assert "KeyError: 'a bug'" in err
+
+
 def test_run_internal_error_says_how_to_report_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise KeyError("a bug\nof ours")
