@@ -78,6 +78,28 @@ def test_two_processes_train_to_the_parameters_of_one(case, runs):
             torch.testing.assert_close(found[name], value, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def launch(*arguments):
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "calibrant", *arguments]
+    return subprocess.run(
+        [sys.executable, *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
+def test_torchrun_into_a_folder_that_holds_a_run_says_so_once(tmp_path):
+    (tmp_path / "recipe.toml").write_text("")
+    done = launch("train", "--data", "mixture", "--model", "mlp", "--device", "cpu", "--out", str(tmp_path))
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("calibrant:")]
+    assert said == [
+        f"calibrant: train: `out` must be a new folder, got {tmp_path}, which holds a run. Add `--resume` to go on with it, or "
+        "name another."
+    ]
+
+
 def test_torchrun_goes_on_with_a_run_that_one_process_began_and_writes_once(tmp_path):
     out = tmp_path / "run"
     settings = {"train.epochs": "3", "method.name": "flgamma-sece+ts", "train.checkpoint_every_seconds": "0"}
@@ -88,14 +110,7 @@ def test_torchrun_goes_on_with_a_run_that_one_process_began_and_writes_once(tmp_
 
     with pytest.raises(RuntimeError, match="stop"):
         train(recipe, out=out, report=stop)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "calibrant"]
-    done = subprocess.run(
-        [sys.executable, *launch, "train", "--resume", "--out", str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    done = launch("train", "--resume", "--out", str(out))
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert [line.split()[1] for line in said[:2]] == ["2/3", "3/3"]

@@ -7,9 +7,9 @@ gradient is one's own slice; gradients are then summed. So the result is that of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -66,6 +66,24 @@ class Group(NamedTuple):
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def by_first(self, make: Callable[[], T]) -> T:
+        """Return what ``make`` returns in the first process, which alone calls it; a fault it finds is raised in all."""
+        if self.world_size == 1:
+            return make()
+        value: T | None = None
+        fault: ValueError | OSError | None = None
+        if self.leads:
+            try:
+                value = make()
+            except (ValueError, OSError) as error:
+                fault = error
+        found, said = self.share((value, None if fault is None else str(fault)))
+        if fault is not None:
+            raise fault
+        if said is not None:
+            raise ValueError(said)
+        return cast(T, found)
 
 
 ALONE_GROUP = Group()

@@ -112,7 +112,7 @@ def _save(path: Path, parts: LoopParts, best: BestEpoch, recipe: Recipe, history
 
 def _resume(path: Path, assembly: Assembly, best: BestEpoch, recipe: Recipe) -> list[EpochRecord]:
     group, parts = assembly.group, assembly.parts
-    found = group.share(load_checkpoint(path) if group.leads else {})
+    found = group.by_first(lambda: load_checkpoint(path))
     check_same_run(load_recipe_text(found["recipe"], where=str(path)), recipe, where=str(path))
     _check_same_learning(found.get("learning"), learning_of(parts), where=str(path))
     restore_state(parts.step.state(), found["state"])

@@ -65,7 +65,13 @@ def train(
 
 
 def _train_in_folder(recipe: Recipe, out: Path, group: Group, *, resume: bool, report: Report | None, tick: Tick | None) -> Run:
-    folder = RunFolder(out, recipe, resume=resume) if group.leads else None
+    folder: RunFolder | None = None
+
+    def begin() -> None:
+        nonlocal folder
+        folder = RunFolder(out, recipe, resume=resume)
+
+    group.by_first(begin)
 
     def write(record: EpochRecord) -> None:
         if folder is not None:

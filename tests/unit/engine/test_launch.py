@@ -1,9 +1,9 @@
-"""More processes than GPUs: every process of the machine fails alike, so that whichever speaks says the same."""
+"""What one process finds wrong, all find wrong: whichever speaks says the same, and none waits for another."""
 
 import pytest
 import torch
 
-from calibrant.engine.distributed import joined_group
+from calibrant.engine.distributed import Group, joined_group
 
 
 @pytest.mark.parametrize("rank", ["0", "2"])
@@ -25,3 +25,25 @@ def test_joined_group_without_the_number_of_processes_counts_from_its_own(monkey
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="got 5 processes on a machine with 2"), joined_group("cuda"):
         pass
+
+
+def test_by_first_is_called_in_the_first_process_alone_and_its_fault_raised_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire: list[object] = []
+
+    def share(self: Group, value: object) -> object:
+        if self.leads:
+            wire.append(value)
+        return wire[-1]
+
+    def refuse() -> int:
+        raise FileNotFoundError("there is no such file")
+
+    monkeypatch.setattr(Group, "share", share)
+    first, second = Group(0, 2, 0), Group(1, 2, 1)
+    assert first.by_first(lambda: 5) == 5
+    assert second.by_first(lambda: 6) == 5
+    with pytest.raises(FileNotFoundError, match="^there is no such file$"):
+        first.by_first(refuse)
+    with pytest.raises(ValueError, match="^there is no such file$"):
+        second.by_first(lambda: 6)
+    assert Group().by_first(lambda: 7) == 7
