@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from calibrant.engine.batches import Batch, MetaBatches
 from calibrant.engine.distributed import ALONE_GROUP, Group
+from calibrant.engine.evaluate import at_once
 from calibrant.engine.features import FeatureFunction
 from calibrant.engine.optim import allocate_state, set_learning_rate
 from calibrant.engine.step import Precision
@@ -114,10 +115,7 @@ class MetaObjective:
         """Look one step of the head ahead, and step the hyper-parameters down the held-out objective."""
         meta = self.batches.next()
         step = self.step if self._rate is None else replace(self.step, lr=self._rate())
-        with torch.set_grad_enabled(self.leak), meta_mode(self.watched.model, self.meta_bn):
-            with torch.autocast(meta.images.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
-                seen, _ = self.watched.forward(meta.images)
-        seen = seen.float() if self.precision == "bf16" else seen
+        seen = self._features(meta.images)
         if self.leak:
             self._leaked = self._leak(Seen(features, logits, batch.labels), seen, meta.labels, step)
         found = head_hypergradient(
@@ -139,6 +137,15 @@ class MetaObjective:
             for name, allowed in self.regularizer.project(self.hyper).items():
                 self.hyper[name].copy_(allowed)
             self.value.copy_(found.value)
+
+    def _features(self, images: Tensor) -> Tensor:
+        """Features of meta images ``[B, D]``; in pieces where the network treats each image by itself."""
+        alone = self.meta_bn == "frozen" and not self.leak
+        pieces = images.split(at_once(images[0], images.device)) if alone else (images,)
+        with torch.set_grad_enabled(self.leak), meta_mode(self.watched.model, self.meta_bn):
+            with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+                seen = torch.cat([self.watched.forward(piece)[0] for piece in pieces])
+        return seen.float() if self.precision == "bf16" else seen
 
     def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
         """Return the regularizer's loss ``[]`` with the hyper-parameters as constants, summed over one's own samples.

@@ -3,6 +3,7 @@ import torch
 
 import calibrant.engine.meta_objective as module
 from calibrant.engine.assemble import _haste, assemble
+from calibrant.engine.evaluate import at_once
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.methods import Facts, make_plan
 from calibrant.engine.optim import set_learning_rate
@@ -248,3 +249,34 @@ def test_method_option_of_the_wrong_kind_is_one_sentence(method, option, value, 
 def test_method_options_that_a_run_would_not_heed_are_refused(option):
     with pytest.raises(ValueError, match=f"unknown option of flgamma-sece '{option}'"):
         make_plan("flgamma-sece", {option: "full"}, Facts(num_train=10, reduction="sum"))
+
+
+def test_meta_images_pass_a_cpu_in_pieces_that_change_nothing(monkeypatch):
+    parts, _ = parts_of(meta_batch_size="130")
+    parts.objective.begin_epoch(0)
+    images = parts.objective.batches.next().images
+    sizes = []
+    monkeypatch.setattr(module, "at_once", lambda image, device: 32)
+    watched = parts.objective.watched
+
+    def forward(piece):
+        sizes.append(len(piece))
+        return watched.forward(piece)
+
+    parts.objective.watched = watched._replace(forward=forward)
+    found = parts.objective._features(images)
+    assert sizes == [32, 32, 32, 32, 2]
+    with torch.no_grad():
+        torch.testing.assert_close(found, watched.forward(images)[0])
+    # Statistics of the batch need all of it.
+    parts.objective.meta_bn = "batch"
+    parts.objective._features(images)
+    assert sizes[5:] == [130]
+
+
+@pytest.mark.parametrize(
+    ("shape", "device", "expected"),
+    [((32, 32, 3), "cpu", 32), ((8, 8, 1), "cpu", 1536), ((64, 64, 3), "cpu", 32), ((8, 8, 1), "cuda", 2000)],
+)
+def test_at_once_keeps_images_in_the_caches_of_a_cpu(shape, device, expected):
+    assert at_once(torch.zeros(shape), torch.device(device)) == expected
