@@ -14,6 +14,7 @@ from calibrant.data.image_set import ImageSet
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.features import FeatureFunction
 from calibrant.engine.step import Precision
+from calibrant.meta.bn import meta_mode
 from calibrant.metrics.binned import expected_calibration_error
 from calibrant.metrics.scores import error_rate, negative_log_likelihood
 
@@ -75,20 +76,14 @@ class EvalSet:
         gamma: Callable[[Tensor], Tensor] | None = None,
     ) -> Outputs:
         """Return logits (and gammas of the features) of every example; the network's mode is put back."""
-        # Frozen layers are in evaluation mode all along, so each module's own mode is put back.
-        training = [module for module in model.modules() if module.training]
-        model.eval()
         logits, gammas = [], []
-        try:
-            with torch.no_grad(), torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-                for images in self._images.split(self.batch_size):
-                    features, scores = forward(normalize(images.to(self._device), self._mean, self._std))
-                    logits.append(scores.float() if precision == "bf16" else scores)
-                    if gamma is not None:
-                        gammas.append(gamma(features.float() if precision == "bf16" else features))
-        finally:
-            for module in training:
-                module.training = True
+        autocast = torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+        with torch.no_grad(), meta_mode(model, "frozen"), autocast:
+            for images in self._images.split(self.batch_size):
+                features, scores = forward(normalize(images.to(self._device), self._mean, self._std))
+                logits.append(scores.float() if precision == "bf16" else scores)
+                if gamma is not None:
+                    gammas.append(gamma(features.float() if precision == "bf16" else features))
         return Outputs(self._whole(logits), self._whole(gammas) if gammas else None)
 
     def _whole(self, parts: list[Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from calibrant.engine.features import feature_function
 from calibrant.engine.hardware import Hardware
+from calibrant.meta.bn import meta_mode
 
 _WHERE = "CALIBRANT_TRACEBACK=1 before the same command shows where."
 # Too little memory says nothing about the network: where it ran out decides whether a run is tried again.
@@ -126,19 +127,14 @@ def check_network(model: nn.Module, data: Shape, hardware: Hardware, *, name: st
 
 def _evaluated(model: nn.Module, forward: Callable[[Tensor], object], images: Tensor, hardware: Hardware) -> object:
     device = hardware.device
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with (
-            hardware.active(),
-            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-            torch.no_grad(),
-            torch.autocast(device.type, dtype=torch.bfloat16, enabled=hardware.precision == "bf16"),
-        ):
-            return forward(images)
-    finally:
-        for module in training:
-            module.training = True
+    with (
+        hardware.active(),
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.no_grad(),
+        meta_mode(model, "frozen"),
+        torch.autocast(device.type, dtype=torch.bfloat16, enabled=hardware.precision == "bf16"),
+    ):
+        return forward(images)
 
 
 def _brief(error: Exception) -> str:
