@@ -14,7 +14,7 @@ from calibrant.data.image_set import ImageSet
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.features import FeatureFunction
 from calibrant.engine.step import Precision
-from calibrant.meta.bn import meta_mode
+from calibrant.meta.bn import meta_mode, norms_of
 from calibrant.metrics.binned import expected_calibration_error
 from calibrant.metrics.scores import error_rate, negative_log_likelihood
 
@@ -41,7 +41,7 @@ class EvalSet:
         data: The set.
         device: Where it lives.
         dtype: Floating type of the images.
-        batch_size: Examples of one forward pass; None for what suits the device.
+        batch_size: Examples of one forward pass; None for what suits device and network.
         group: Processes that share the work; each gets all of the result.
         resident: Whether the images lie on the device all along.
     """
@@ -56,7 +56,7 @@ class EvalSet:
         group: Group = ALONE_GROUP,
         resident: bool = True,
     ) -> None:
-        self.batch_size = batch_size or at_once(data.images[0], device)
+        self._batch_size = batch_size
         self.labels = data.labels
         self._group = group
         share = -(-len(data) // group.world_size)
@@ -79,7 +79,7 @@ class EvalSet:
         logits, gammas = [], []
         autocast = torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
         with torch.no_grad(), meta_mode(model, "frozen"), autocast:
-            for images in self._images.split(self.batch_size):
+            for images in self._images.split(self._batch_size or at_once(self._images[0], model, self._device)):
                 features, scores = forward(normalize(images.to(self._device), self._mean, self._std))
                 logits.append(scores.float() if precision == "bf16" else scores)
                 if gamma is not None:
@@ -90,13 +90,16 @@ class EvalSet:
         return self._group.gather(torch.cat(parts))[: len(self.labels)]
 
 
-def at_once(image: Tensor, device: torch.device) -> int:
-    """How many images like ``image`` a forward pass without gradients should take.
+def at_once(image: Tensor, model: nn.Module, device: torch.device) -> int:
+    """How many images like ``image`` a forward pass in evaluation mode should take.
 
     On a CPU, so few that they stay in its caches: ResNet-18 takes 1,024 images of CIFAR-10 in 5.6 s by 32 and in 7.3 s at once
-    (two cores). Of small images as many more, for what a pass costs besides arithmetic.
+    (two cores). Of small images as many more, for what a pass costs besides arithmetic. And many where BatchNorm has no running
+    statistics, since it then takes those of the images at hand.
     """
-    return 2000 if device.type == "cuda" else max(32, 3 * 32**3 // image.numel())
+    if device.type == "cuda" or any(norm.running_mean is None for norm in norms_of(model)):
+        return 2000
+    return max(32, 3 * 32**3 // image.numel())
 
 
 def epoch_scores(logits: Tensor, labels: Tensor) -> EpochScores:

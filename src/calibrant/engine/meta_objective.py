@@ -141,7 +141,7 @@ class MetaObjective:
     def _features(self, images: Tensor) -> Tensor:
         """Features of meta images ``[B, D]``; in pieces where the network treats each image by itself."""
         alone = self.meta_bn == "frozen" and not self.leak
-        pieces = images.split(at_once(images[0], images.device)) if alone else (images,)
+        pieces = images.split(at_once(images[0], self.watched.model, images.device)) if alone else (images,)
         with torch.set_grad_enabled(self.leak), meta_mode(self.watched.model, self.meta_bn):
             with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
                 seen = torch.cat([self.watched.forward(piece)[0] for piece in pieces])

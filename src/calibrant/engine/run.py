@@ -133,7 +133,8 @@ def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
 
 def learning_of(parts: LoopParts) -> dict[str, object]:
     """How the hyper-parameters of a run are learned, as plain data; empty where there are none."""
-    return parts.objective.learning if isinstance(parts.objective, MetaObjective) else {}
+    objective = parts.objective
+    return objective.learning if isinstance(objective, MetaObjective) and objective.has_meta else {}
 
 
 def _check_same_learning(found: dict[str, object] | None, wanted: dict[str, object], *, where: str) -> None:
@@ -150,7 +151,7 @@ def _check_same_learning(found: dict[str, object] | None, wanted: dict[str, obje
         if before != value and not near:
             raise ValueError(
                 f"train: {where} must have been made by this version of calibrant, but `{key}` was {before!r} there and is "
-                f"{value!r} here. Use another folder, or set `method.options.{key}`."
+                f"{value!r} here. Use another folder."
             )
 
 

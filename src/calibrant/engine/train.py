@@ -81,7 +81,7 @@ def _train_in_folder(recipe: Recipe, out: Path, group: Group, *, resume: bool, r
 
     try:
         if group.share(is_finished(out)):
-            return group.share(_finished(recipe, out) if group.leads else None)  # type: ignore[return-value]
+            return group.by_first(lambda: _finished(recipe, out))
         run = run_recipe(
             recipe,
             checkpoint=out / "state.pt",

@@ -256,7 +256,7 @@ def test_meta_images_pass_a_cpu_in_pieces_that_change_nothing(monkeypatch):
     parts.objective.begin_epoch(0)
     images = parts.objective.batches.next().images
     sizes = []
-    monkeypatch.setattr(module, "at_once", lambda image, device: 32)
+    monkeypatch.setattr(module, "at_once", lambda image, model, device: 32)
     watched = parts.objective.watched
 
     def forward(piece):
@@ -279,4 +279,7 @@ def test_meta_images_pass_a_cpu_in_pieces_that_change_nothing(monkeypatch):
     [((32, 32, 3), "cpu", 32), ((8, 8, 1), "cpu", 1536), ((64, 64, 3), "cpu", 32), ((8, 8, 1), "cuda", 2000)],
 )
 def test_at_once_keeps_images_in_the_caches_of_a_cpu(shape, device, expected):
-    assert at_once(torch.zeros(shape), torch.device(device)) == expected
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    assert at_once(torch.zeros(shape), model, torch.device(device)) == expected
+    model[1] = torch.nn.BatchNorm2d(4, track_running_stats=False)
+    assert at_once(torch.zeros(shape), model, torch.device(device)) == 2000

@@ -157,8 +157,9 @@ def test_run_folder_facts_say_how_hyper_parameters_are_learned(finished, tmp_pat
     assert (learning["every"], learning["meta_batch_size"], learning["meta_schedule"]) == (4, 1024, "slowing")
     assert (learning["betas"], learning["meta_bn"]) == ([0.5, 0.9], "frozen")
     assert 0 < learning["meta_lr"] < 0.104
-    train(tiny(method__name="ce"), out=tmp_path / "ce")
-    assert "learning" not in json.loads((tmp_path / "ce" / "run.json").read_text())
+    for name, options in (("ce", {}), ("flgamma", {"method__options__variant": "frozen"})):
+        train(tiny(method__name=name, **options), out=tmp_path / name)
+        assert "learning" not in json.loads((tmp_path / name / "run.json").read_text())
 
 
 @pytest.mark.parametrize(
