@@ -13,13 +13,8 @@ import typer
 from calibrant.cli.epochs import EpochDisplay, write_summary
 from calibrant.core.lookup import lookup
 from calibrant.engine.distributed import is_first_process
-from calibrant.engine.recipe import Recipe, load_recipe, override
+from calibrant.engine.recipe import NEUTRAL, Recipe, load_recipe, override
 from calibrant.engine.train import train
-
-# Where and how fast a run is computed; what it is, these do not say.
-_NOT_WHAT = frozenset(
-    {"data.root", "data.place", "data.shift", "train.device", "train.compile", "train.graph", "train.checkpoint_every_seconds"}
-)
 
 
 def train_model(
@@ -39,7 +34,7 @@ def train_model(
     changes = {key: value for key, value in options.items() if value is not None} | parse_settings(settings)
     recipe = override(Recipe() if file is None else load_recipe(file), changes)
     folder = default_folder(recipe) if out is None else out
-    if resume and file is None and changes.keys() <= _NOT_WHAT:
+    if resume and file is None and changes.keys() <= NEUTRAL:
         _check_run_is_there(folder)
     if ":" in recipe.backbone.name and "" not in sys.path:
         # A factory of one's own is looked for where the command is called, as `python -m` would.

@@ -12,6 +12,11 @@ from typing import Any, Literal, get_type_hints
 from calibrant.core.lookup import lookup
 from calibrant.engine.values import plain_value, read_value, toml_value
 
+# Keys that say where and how fast a run is computed, and what is looked at besides, but not what is trained.
+NEUTRAL = frozenset(
+    {"data.root", "data.place", "data.shift", "train.device", "train.compile", "train.graph", "train.checkpoint_every_seconds"}
+)
+
 
 @dataclass(frozen=True)
 class DataPart:

@@ -20,7 +20,7 @@ from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import Outputs
 from calibrant.engine.loop import EpochRecord, LoopParts, Tick, run_epoch
 from calibrant.engine.meta_objective import MetaObjective
-from calibrant.engine.recipe import Recipe, load_recipe_text, to_dict, to_toml
+from calibrant.engine.recipe import NEUTRAL, Recipe, load_recipe_text, to_dict, to_toml
 from calibrant.engine.resolve import resolved
 from calibrant.engine.result import Run
 from calibrant.engine.selection import BestEpoch
@@ -122,8 +122,8 @@ def _resume(path: Path, assembly: Assembly, best: BestEpoch, recipe: Recipe) -> 
 
 def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
     """Raise unless two recipes describe the same run; where and how fast it is computed may differ."""
-    first, second = (_flat(to_dict(_neutral(recipe))) for recipe in (found, wanted))
-    for key in sorted({*first, *second}):
+    first, second = (_flat(to_dict(_plain(recipe))) for recipe in (found, wanted))
+    for key in sorted({*first, *second} - NEUTRAL):
         if first.get(key) != second.get(key):
             differ = f"`{key}` is {first.get(key)!r} there and {second.get(key)!r} here"
             raise ValueError(
@@ -155,20 +155,14 @@ def _check_same_learning(found: dict[str, object] | None, wanted: dict[str, obje
             )
 
 
-def _neutral(recipe: Recipe) -> Recipe:
-    defaults, train = Recipe(), resolved(recipe).train
+def _plain(recipe: Recipe) -> Recipe:
+    """The recipe with what its method decides, and without what then does not count."""
+    train = resolved(recipe).train
     if train.average != "ema":
-        train = replace(train, average_decay=defaults.train.average_decay)
+        train = replace(train, average_decay=None)
     if train.average == "no":
         train = replace(train, average_from_epoch=None)
-    train = replace(
-        train,
-        device=defaults.train.device,
-        compile=defaults.train.compile,
-        graph=defaults.train.graph,
-        checkpoint_every_seconds=defaults.train.checkpoint_every_seconds,
-    )
-    return replace(recipe, train=train, data=replace(recipe.data, root=None, place="auto", shift=False))
+    return replace(recipe, train=train)
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:

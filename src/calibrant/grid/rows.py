@@ -10,19 +10,9 @@ from functools import cache
 
 from calibrant.core.entry import Entry
 from calibrant.engine.methods import METHODS, Facts, MetaPlan, make_plan, split_name
-from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.recipe import NEUTRAL, Recipe, override
 from calibrant.engine.resolve import resolved
 
-# Where, how fast and how often something is computed says nothing about what was trained.
-_NEUTRAL = {
-    "data.root",
-    "data.place",
-    "train.device",
-    "train.compile",
-    "train.graph",
-    "train.checkpoint_every_seconds",
-    "train.eval_every_epochs",
-}
 # What a recipe leaves to the method unless it is said.
 _LEFT_TO_METHOD = ("train.average", "train.select")
 
@@ -155,7 +145,7 @@ def settings_of(entry: Entry) -> tuple[str, ...]:
         return ()
     found = [value for flag, value in zip(words, words[1:], strict=False) if flag == "--set"]
     found += [f"backbone.init={value}" for flag, value in zip(words, words[1:], strict=False) if flag == "--init"]
-    return tuple(sorted(text for text in found if text.partition("=")[0] not in _NEUTRAL))
+    return tuple(sorted(text for text in found if text.partition("=")[0] not in {*NEUTRAL, "train.eval_every_epochs"}))
 
 
 def comparable(first: Row, second: Row) -> bool:
