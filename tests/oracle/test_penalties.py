@@ -56,6 +56,16 @@ def loop_sece(c: list[float], a: list[float], *, h: float, leave_one_out: bool) 
     return total / N
 
 
+def loop_centred_divergence(c: list[float], a: list[float], *, h: float) -> float:
+    total = 0.0
+    for i in range(N):
+        k = [math.exp(-((c[i] - c[j]) ** 2) / (2 * h * h)) for j in range(N)]
+        around = c[i] + sum(w * (x - y) for w, x, y in zip(k, a, c, strict=True)) / sum(k)
+        p = min(max(around, 1e-6), 1 - 1e-6)
+        total += p * math.log(p / c[i]) + (1 - p) * math.log((1 - p) / (1 - c[i]))
+    return total / N
+
+
 def loop_skce(c: list[float], a: list[float], *, h: float) -> float:
     total = 0.0
     for i in range(N):
@@ -122,6 +132,13 @@ def test_sece_agrees_with_its_definition(h: float, leave_one_out: bool) -> None:
     assert value.item() == pytest.approx(loop_sece(c, a, h=h, leave_one_out=leave_one_out), rel=1e-9)
 
 
+@pytest.mark.parametrize("h", [0.1, 0.05, 0.009])
+def test_sece_centred_divergence_agrees_with_its_definition(h: float) -> None:
+    logits, labels, c, a = batch()
+    value = sece_penalty(logits, labels, bandwidth=h, centred=True, distance="kl")
+    assert value.item() == pytest.approx(loop_centred_divergence(c, a, h=h), rel=1e-9)
+
+
 @pytest.mark.parametrize("h", [0.1, 0.009])
 def test_skce_agrees_with_its_definition(h: float) -> None:
     logits, labels, c, a = batch()
@@ -174,7 +191,13 @@ def test_peak_memory_counts_what_is_alive_at_once() -> None:
 
 @pytest.mark.parametrize(
     "penalty",
-    [losses.DECE(), losses.SECE(), losses.SECE(accuracy="soft", bandwidth=0.01), losses.SECE(leave_one_out=True)],
+    [
+        losses.DECE(),
+        losses.SECE(),
+        losses.SECE(accuracy="soft", bandwidth=0.01),
+        losses.SECE(leave_one_out=True),
+        losses.SECE(centred=True, distance="kl"),
+    ],
     ids=repr,
 )
 def test_dece_and_sece_of_1024_x_1000_need_less_than_50_mb(penalty: losses.Penalty) -> None:

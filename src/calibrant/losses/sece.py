@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_logits, check_positive
@@ -11,9 +12,13 @@ from calibrant.core.kernels import gaussian_weights
 from calibrant.core.soft_accuracy import all_pairs_accuracy
 from calibrant.losses.base import Penalty
 from calibrant.losses.confidence import full_precision, top_of
-from calibrant.losses.logprob import widen
+from calibrant.losses.logprob import minus_log_p, true_class_log_odds, widen
 
 Accuracy: TypeAlias = Literal["hard", "soft"]
+Distance: TypeAlias = Literal["absolute", "kl"]
+
+# An accuracy is kept so far from 0 and 1 in a divergence, whose slope by it is infinite there.
+_LEAST = 1e-6
 
 
 def sece_penalty(
@@ -25,6 +30,8 @@ def sece_penalty(
     sharpness: float = 100.0,
     leave_one_out: bool = False,
     detach_accuracy: bool = False,
+    centred: bool = False,
+    distance: Distance = "absolute",
 ) -> Tensor:
     r"""Mean gap between each confidence and the accuracy of the samples around it.
 
@@ -43,6 +50,13 @@ def sece_penalty(
     the value becomes :math:`\frac1B \sum_i |a_i - c_i|`, which rewards sharpness and not calibration; a small bandwidth on a
     small batch inherits that. It is not an unbiased estimate: a perfectly calibrated model shows more than 0.
 
+    Two options make it a better thing to minimise where most confidences are close to 1. The neighbours of such a
+    confidence are lower on average, and so is their accuracy: even of a perfectly calibrated model the first is too large there
+    and too small before it, by :math:`c_i - \sum_j K_{ij} c_j / \sum_j K_{ij}`. ``centred`` takes that off; what is left are
+    smoothed residuals :math:`c_j - \pi_j`. And a confidence of 0.999 hardly moves with its logits, by :math:`c (1 - c)`, so
+    that the few samples in the middle make the whole gradient. In the binary Kullback-Leibler divergence ("kl"), which takes
+    the place of the absolute difference, that factor cancels: its slope by the log-odds of :math:`c_i` is the gap itself.
+
     Args:
         logits: Scores ``[B, C]``. float16 and bfloat16 are computed, and returned, in float32.
         labels: Class indices ``[B]``.
@@ -53,9 +67,12 @@ def sece_penalty(
         leave_one_out: Keep a sample out of its own smoothed accuracy. A single sample then has no neighbours: 0.
         detach_accuracy: Let the gradient flow through :math:`c_i` alone and not through the smoothed accuracy, which at
             small bandwidths is most of the gradient and nearly all of its noise.
+        centred: Smooth confidences with the same weights, and compare with what the accuracy would be at :math:`c_i` itself.
+        distance: "absolute", or "kl" for the divergence of the confidence from the accuracy, in nats.
 
     Returns:
-        Scalar ``[]`` in ``[0, 1]``; 0 is best. Raises ``ValueError`` if shapes disagree or an option is not one of those named.
+        Scalar ``[]``, in ``[0, 1]`` for the absolute distance; 0 is best. Raises ``ValueError`` if shapes disagree or an
+        option is not one of those named.
 
     Example:
         >>> import torch
@@ -72,6 +89,8 @@ def sece_penalty(
     check_positive(bandwidth, where=where, name="bandwidth")
     if accuracy not in ("hard", "soft"):
         raise ValueError(f"{where}: `accuracy` must be one of 'hard', 'soft', got {accuracy!r}.")
+    if distance not in ("absolute", "kl"):
+        raise ValueError(f"{where}: `distance` must be one of 'absolute', 'kl', got {distance!r}.")
     scores = widen(logits)
     probs = scores.softmax(1)
     confidence, correct = top_of(probs, labels)
@@ -80,8 +99,20 @@ def sece_penalty(
     if accuracy == "soft":
         correct = all_pairs_accuracy(probs, labels, sharpness=sharpness)
     with full_precision(scores):
-        smoothed = gaussian_weights(confidence, bandwidth=bandwidth, leave_one_out=leave_one_out) @ correct
-    return ((smoothed.detach() if detach_accuracy else smoothed) - confidence).abs().mean()
+        weights = gaussian_weights(confidence, bandwidth=bandwidth, leave_one_out=leave_one_out)
+        smoothed = confidence + weights @ (correct - confidence) if centred else weights @ correct
+    if detach_accuracy:
+        smoothed = smoothed.detach()
+    if distance == "absolute":
+        return (smoothed - confidence).abs().mean()
+    return _divergence(smoothed.clamp(_LEAST, 1 - _LEAST), scores).mean()
+
+
+def _divergence(accuracy: Tensor, scores: Tensor) -> Tensor:
+    """Binary KL divergence ``[B]`` of the confidences from accuracies ``[B]``, exact however close to 1 the former are."""
+    against = true_class_log_odds(scores, scores.detach().argmax(1))
+    entropy: Tensor = torch.special.entr(accuracy) + torch.special.entr(1 - accuracy)
+    return accuracy * minus_log_p(against) + (1 - accuracy) * minus_log_p(-against) - entropy
 
 
 class SECE(Penalty):
@@ -93,6 +124,8 @@ class SECE(Penalty):
         sharpness: Slope of the soft accuracy.
         leave_one_out: Whether to keep a sample out of its own smoothed accuracy.
         detach_accuracy: Whether the smoothed accuracy carries no gradient.
+        centred: Whether confidences are smoothed too.
+        distance: "absolute" or "kl".
     """
 
     def __init__(
@@ -103,6 +136,8 @@ class SECE(Penalty):
         sharpness: float = 100.0,
         leave_one_out: bool = False,
         detach_accuracy: bool = False,
+        centred: bool = False,
+        distance: Distance = "absolute",
     ) -> None:
         super().__init__()
         self.bandwidth = bandwidth
@@ -110,6 +145,8 @@ class SECE(Penalty):
         self.sharpness = sharpness
         self.leave_one_out = leave_one_out
         self.detach_accuracy = detach_accuracy
+        self.centred = centred
+        self.distance: Distance = distance
 
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the penalty of the batch, ``[]``."""
@@ -121,4 +158,6 @@ class SECE(Penalty):
             sharpness=self.sharpness,
             leave_one_out=self.leave_one_out,
             detach_accuracy=self.detach_accuracy,
+            centred=self.centred,
+            distance=self.distance,
         )

@@ -1,8 +1,10 @@
+from contextlib import contextmanager, suppress
+
 import pytest
 import torch
 
 from calibrant.engine.distributed import Group
-from calibrant.engine.hardware import choose_hardware
+from calibrant.engine.hardware import Hardware, choose_hardware
 
 
 def test_choose_hardware_cpu_is_plain_float32():
@@ -46,3 +48,25 @@ def test_choose_hardware_several_processes_take_a_gpu_each_and_no_graph(monkeypa
     assert not choose_hardware(graph="no").captured
     with pytest.raises(ValueError, match="`device` must be one of 2 CUDA devices, counted from 0, got cuda:5"):
         choose_hardware(device="cuda:5")
+
+
+def test_hardware_active_lets_cudnn_try_algorithms_on_a_gpu_and_leaves_the_flag_as_it_was(monkeypatch):
+    taken = []
+
+    @contextmanager
+    def current(device):
+        taken.append(device)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", current)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    gpu = Hardware(torch.device("cuda", 1), "bf16", compiled=False, captured=True)
+    with gpu.active():
+        assert torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.benchmark
+    with suppress(KeyError), gpu.active():
+        raise KeyError
+    assert taken == [torch.device("cuda", 1)] * 2
+    with choose_hardware(device="cpu").active():
+        assert not torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.benchmark

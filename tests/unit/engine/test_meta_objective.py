@@ -204,6 +204,8 @@ def test_method_options_reach_settings_regularizer_and_objective():
         "detach_accuracy": "false",
         "leave_one_out": True,
         "sharpness": 50,
+        "centred": "false",
+        "distance": "absolute",
     }
     plan = make_plan("flgamma-sece", options, FACTS)
     settings, loss = plan.settings, plan.regularizer

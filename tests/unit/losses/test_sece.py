@@ -75,6 +75,42 @@ def test_sece_detached_accuracy_keeps_the_value_and_moves_confidence_alone() -> 
     torch.testing.assert_close(slope[:, 0], sign * confidence * (1 - confidence) / 3)
 
 
+def calibrated_batch(*, overstated: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fifty samples at each of ten confidences from 0.82 to 1.0, right as often as they say, or so much less."""
+    levels = [0.82 + 0.02 * k for k in range(9)] + [0.999]
+    right = [[1] * round(50 * (level - overstated)) for level in levels]
+    return with_confidence(
+        [level for level in levels for _ in range(50)], [x for some in right for x in some + [0] * (50 - len(some))]
+    )
+
+
+def test_sece_centred_of_a_calibrated_model_is_zero_where_the_plain_one_is_not() -> None:
+    logits, labels = calibrated_batch()
+    assert sece_penalty(logits, labels, centred=True).item() < 2e-4  # 0.999 is right in all fifty cases
+    assert sece_penalty(logits, labels).item() > 0.01
+
+
+def test_sece_divergence_has_the_gap_as_its_slope_by_the_log_odds() -> None:
+    logits, labels = calibrated_batch(overstated=0.1)
+    logits.requires_grad_()
+    (slope,) = torch.autograd.grad(sece_penalty(logits, labels, centred=True, distance="kl", detach_accuracy=True), logits)
+    # All samples are 0.1 too confident, also those whose confidence of 0.999 hardly moves: an absolute difference moves them
+    # a thousandth as much as those in the middle.
+    torch.testing.assert_close(slope[:, 0] * len(labels), torch.full_like(slope[:, 0], 0.1), rtol=0, atol=2e-3)
+    (plain,) = torch.autograd.grad(sece_penalty(logits, labels, detach_accuracy=True), logits)
+    assert plain[-1, 0] < 0.02 * plain[0, 0].abs()
+
+
+def test_sece_divergence_is_finite_and_has_a_gradient_at_the_ends() -> None:
+    logits = torch.tensor([[200.0, 0.0, 0.0], [90.0, 0.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
+    for detached in (True, False):
+        value = sece_penalty(logits, torch.tensor([1, 0, 0]), centred=True, distance="kl", detach_accuracy=detached)
+        (slope,) = torch.autograd.grad(value, logits)
+        assert value.isfinite()
+        assert slope.isfinite().all()
+    assert slope.abs().max() > 0.01
+
+
 def test_sece_leave_one_out_of_a_single_sample_is_zero_with_a_gradient_of_zero() -> None:
     logits = torch.randn(1, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
     value = sece_penalty(logits, torch.tensor([1]), leave_one_out=True)
@@ -102,3 +138,5 @@ def test_sece_of_bad_options_raises() -> None:
         sece_penalty(logits, labels, bandwidth=-1)
     with pytest.raises(ValueError, match=r"`accuracy` must be one of 'hard', 'soft', got 'exact'"):
         sece_penalty(logits, labels, accuracy="exact")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"`distance` must be one of 'absolute', 'kl', got 'l3'"):
+        sece_penalty(logits, labels, distance="l3")  # type: ignore[arg-type]
