@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from calibrant.losses import SECE, sece_penalty
+from calibrant.losses.sece import Distance
 from helpers import golden, with_confidence
 
 
@@ -109,6 +110,17 @@ def test_sece_divergence_is_finite_and_has_a_gradient_at_the_ends() -> None:
         assert value.isfinite()
         assert slope.isfinite().all()
     assert slope.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("distance", ["absolute", "kl"])
+def test_sece_centred_has_both_gradients_and_compiles_in_one_graph(distance: Distance) -> None:
+    logits, labels = golden()
+    penalty = SECE(centred=True, distance=distance, accuracy="soft", sharpness=5.0)
+    leaf = logits.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: penalty(z, labels), leaf)
+    assert torch.autograd.gradgradcheck(lambda z: penalty(z, labels), leaf)
+    compiled = torch.compile(penalty, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(logits, labels), penalty(logits, labels))
 
 
 def test_sece_leave_one_out_of_a_single_sample_is_zero_with_a_gradient_of_zero() -> None:
