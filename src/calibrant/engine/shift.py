@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -34,17 +35,19 @@ def shifted_predictions(run: Run, *, seed: int = 0, group: Group = ALONE_GROUP) 
     """
     train, test = run.recipe.train, load_data(run.recipe.data).test
     hardware = choose_hardware(device=train.device, precision=train.precision, group=group)
-    with hardware.active():
-        model = run.network().to(hardware.device, hardware.dtype).eval()
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        forward = feature_function(model)
-        for kind in CORRUPTIONS:
-            for severity in SEVERITIES:
-                worse = replace(test, images=corrupt(test.images, kind=kind, severity=severity, seed=seed), posterior=None)
-                part = EvalSet(worse, device=hardware.device, dtype=hardware.dtype, group=group)
-                logits = part.run(model, forward, precision=hardware.precision).logits.cpu() / (run.temperature or 1.0)
-                found = Predictions(logits=logits, labels=test.labels, split=Split.TEST, class_names=test.class_names)
-                yield f"{kind}-{severity}", found
+    model = run.network().to(hardware.device, hardware.dtype).eval()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    forward = feature_function(model)
+    for kind, severity in product(CORRUPTIONS, SEVERITIES):
+        worse = replace(test, images=corrupt(test.images, kind=kind, severity=severity, seed=seed), posterior=None)
+        # Not around the loop: what is set in it must not be in force while whoever asked for the predictions works on them.
+        with hardware.active():
+            part = EvalSet(worse, device=hardware.device, dtype=hardware.dtype, group=group)
+            logits = part.run(model, forward, precision=hardware.precision).logits.cpu() / (run.temperature or 1.0)
+        yield (
+            f"{kind}-{severity}",
+            Predictions(logits=logits, labels=test.labels, split=Split.TEST, class_names=test.class_names),
+        )
 
 
 def evaluate_shift(run: Run, *, seed: int = 0, n_resamples: int = 200, group: Group = ALONE_GROUP) -> dict[str, Scores]:

@@ -17,8 +17,10 @@ from calibrant.losses.logprob import minus_log_p, true_class_log_odds, widen
 Accuracy: TypeAlias = Literal["hard", "soft"]
 Distance: TypeAlias = Literal["absolute", "kl"]
 
-# An accuracy is kept so far from 0 and 1 in a divergence, whose slope by it is infinite there.
+# An accuracy is kept so far from 0 and 1 in its own entropy, whose slope is infinite there.
 _LEAST = 1e-6
+# Where all other logits are -inf, the odds against a class are zero; this stands for their logarithm.
+_LEAST_LOG_ODDS = -1e6
 
 
 def sece_penalty(
@@ -51,11 +53,21 @@ def sece_penalty(
     small batch inherits that. It is not an unbiased estimate: a perfectly calibrated model shows more than 0.
 
     Two options make it a better thing to minimise where most confidences are close to 1. The neighbours of such a
-    confidence are lower on average, and so is their accuracy: even of a perfectly calibrated model the first is too large there
-    and too small before it, by :math:`c_i - \sum_j K_{ij} c_j / \sum_j K_{ij}`. ``centred`` takes that off; what is left are
-    smoothed residuals :math:`c_j - \pi_j`. And a confidence of 0.999 hardly moves with its logits, by :math:`c (1 - c)`, so
-    that the few samples in the middle make the whole gradient. In the binary Kullback-Leibler divergence ("kl"), which takes
-    the place of the absolute difference, that factor cancels: its slope by the log-odds of :math:`c_i` is the gap itself.
+    confidence are lower on average, and so is their accuracy: even a perfectly calibrated model looks too confident there
+    and not confident enough before it, by :math:`c_i - \sum_j K_{ij} c_j / \sum_j K_{ij}`. ``centred`` takes that off; with
+    normalised weights :math:`w_{ij}`,
+
+    .. math:: s_i = c_i + \sum_j w_{ij} (\pi_j - c_j)
+
+    is then compared with :math:`c_i`, that is, residuals are smoothed. And a confidence of 0.999 hardly moves with its logits,
+    by :math:`c (1 - c)`, so that the few samples in the middle make the whole gradient. ``distance="kl"`` puts the binary
+    Kullback-Leibler divergence
+
+    .. math:: s_i \log\frac{s_i}{c_i} + (1 - s_i) \log\frac{1 - s_i}{1 - c_i}
+
+    in the place of :math:`|s_i - c_i|`. Its slope by the log-odds of :math:`c_i` is :math:`c_i - s_i`, the gap itself, where
+    :math:`s_i` carries no gradient. An estimate above 1 (or below 0) stays what it is as a factor of :math:`\log c_i` and
+    :math:`\log (1 - c_i)`, so that the slope has no bias; the value may then fall below 0 by noise.
 
     Args:
         logits: Scores ``[B, C]``. float16 and bfloat16 are computed, and returned, in float32.
@@ -68,11 +80,11 @@ def sece_penalty(
         detach_accuracy: Let the gradient flow through :math:`c_i` alone and not through the smoothed accuracy, which at
             small bandwidths is most of the gradient and nearly all of its noise.
         centred: Smooth confidences with the same weights, and compare with what the accuracy would be at :math:`c_i` itself.
-        distance: "absolute", or "kl" for the divergence of the confidence from the accuracy, in nats.
+        distance: "absolute", or "kl" for the divergence of the accuracy from the confidence, in nats.
 
     Returns:
-        Scalar ``[]``, in ``[0, 1]`` for the absolute distance; 0 is best. Raises ``ValueError`` if shapes disagree or an
-        option is not one of those named.
+        Scalar ``[]``; 0 is best. The absolute distance is in ``[0, 1]``, a divergence has no upper bound. Raises ``ValueError``
+        if shapes disagree or an option is not one of those named.
 
     Example:
         >>> import torch
@@ -105,13 +117,14 @@ def sece_penalty(
         smoothed = smoothed.detach()
     if distance == "absolute":
         return (smoothed - confidence).abs().mean()
-    return _divergence(smoothed.clamp(_LEAST, 1 - _LEAST), scores).mean()
+    return _divergence(smoothed, scores, probs.argmax(1)).mean()
 
 
-def _divergence(accuracy: Tensor, scores: Tensor) -> Tensor:
-    """Binary KL divergence ``[B]`` of the confidences from accuracies ``[B]``, exact however close to 1 the former are."""
-    against = true_class_log_odds(scores, scores.detach().argmax(1))
-    entropy: Tensor = torch.special.entr(accuracy) + torch.special.entr(1 - accuracy)
+def _divergence(accuracy: Tensor, scores: Tensor, top: Tensor) -> Tensor:
+    """Binary KL divergence ``[B]`` of accuracies from the confidences in the classes ``top``, however close to 1 these are."""
+    against = true_class_log_odds(scores, top).clamp(min=_LEAST_LOG_ODDS)
+    possible = accuracy.clamp(_LEAST, 1 - _LEAST)
+    entropy: Tensor = torch.special.entr(possible) + torch.special.entr(1 - possible)
     return accuracy * minus_log_p(against) + (1 - accuracy) * minus_log_p(-against) - entropy
 
 

@@ -19,7 +19,8 @@ class StepInfo:
     Attributes:
         loss: Training loss ``[]``, reduced as the step's.
         logits: Training logits ``[B, C]``, detached.
-        meta_value: Meta objective after the virtual step ``[]``; None on a step without a meta update.
+        meta_value: Meta objective after the virtual step ``[]``, in its own units (nats for the default SECE, which is a
+            divergence); None on a step without a meta update.
         hypergradient_norm: Norm of its gradient ``[]``; None likewise.
         values: The regularizer's summary at the last meta update: gamma's mean, spread, extremes, share at the bound.
         stepped: Whether the optimizer stepped (not on the first parts of an accumulated batch).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -55,6 +56,22 @@ def make_objective(
     if not callable(objective):
         raise ValueError(f"MetaLearner: `objective` must be a name, names with weights, or a function, got {objective!r}.")
     return objective
+
+
+def words_of(objective: MetaObjective) -> str:
+    """Return an objective as a call with every option it has, given or by default, for the records of a run.
+
+    Example:
+        >>> words_of(make_objective("skce"))
+        'skce_penalty(bandwidth=0.1)'
+    """
+    whole = objective if isinstance(objective, partial) else partial(objective)
+    plain: Any = whole.func
+    found = [getattr(value, "__name__", repr(value)) for value in whole.args]
+    for parameter in inspect.signature(plain).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            found.append(f"{parameter.name}={whole.keywords.get(parameter.name, parameter.default)!r}")
+    return f"{getattr(plain, '__name__', type(plain).__name__)}({', '.join(found)})"
 
 
 def objective_table() -> dict[str, MetaObjective]:

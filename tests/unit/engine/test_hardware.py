@@ -67,6 +67,9 @@ def test_hardware_active_lets_cudnn_try_algorithms_on_a_gpu_and_leaves_the_flag_
     with suppress(KeyError), gpu.active():
         raise KeyError
     assert taken == [torch.device("cuda", 1)] * 2
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with gpu.active():
+        assert not torch.backends.cudnn.benchmark
     with choose_hardware(device="cpu").active():
         assert not torch.backends.cudnn.benchmark
     assert not torch.backends.cudnn.benchmark

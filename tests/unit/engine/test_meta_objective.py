@@ -141,7 +141,7 @@ def test_meta_objective_pace_takes_the_place_of_the_regularizers_own():
     assert rates[0] == pytest.approx(40 * rates[1])
 
 
-@pytest.mark.parametrize(("memory", "haste"), [(250.0, 0.16), (40.0, 1.0), (20.0, 2.0), (10.0, 4.0), (0.3, 4.0)])
+@pytest.mark.parametrize(("memory", "haste"), [(250.0, 0.096), (24.0, 1.0), (12.0, 2.0), (6.0, 4.0), (0.3, 4.0)])
 def test_gamma_moves_as_far_as_averaged_weights_can_follow(memory, haste):
     assert _haste(memory) == pytest.approx(haste)
 

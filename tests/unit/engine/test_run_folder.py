@@ -157,6 +157,8 @@ def test_run_folder_facts_say_how_hyper_parameters_are_learned(finished, tmp_pat
     assert (learning["every"], learning["meta_batch_size"], learning["meta_schedule"]) == (4, 1024, "slowing")
     assert (learning["betas"], learning["meta_bn"]) == ([0.5, 0.9], "frozen")
     assert 0 < learning["meta_lr"] < 0.104
+    assert learning["objective"].startswith("sece_penalty(bandwidth=0.05, accuracy='hard'")
+    assert "distance='kl'" in learning["objective"]
     for name, options in (("ce", {}), ("flgamma", {"method__options__variant": "frozen"})):
         train(tiny(method__name=name, **options), out=tmp_path / name)
         assert "learning" not in json.loads((tmp_path / name / "run.json").read_text())
@@ -168,6 +170,7 @@ def test_run_folder_facts_say_how_hyper_parameters_are_learned(finished, tmp_pat
         (None, "must be of this version of calibrant"),
         ({"meta_schedule": "constant"}, "`meta_schedule` was 'constant' there and is 'slowing' here"),
         ({"meta_lr": 0.5}, "`meta_lr` was 0.5 there and is 0.0"),
+        ({"objective": None}, r"`objective` was None there and is \"sece_penalty\("),
     ],
 )
 def test_train_run_of_a_version_that_learns_otherwise_is_not_continued(tmp_path, found, message):

@@ -102,6 +102,37 @@ def test_sece_divergence_has_the_gap_as_its_slope_by_the_log_odds() -> None:
     assert plain[-1, 0] < 0.02 * plain[0, 0].abs()
 
 
+def test_sece_divergence_of_saturated_float32_logits_still_has_the_gap_as_its_slope() -> None:
+    # 1 - c is rounded to zero from a gap of the logits of 17 on.
+    logits = torch.zeros(512, 2)
+    logits[:, 0] = torch.linspace(20, 40, 512)
+    labels = torch.zeros(512, dtype=torch.int64)
+    labels[100] = 1
+    logits.requires_grad_()
+    (slope,) = torch.autograd.grad(sece_penalty(logits, labels, centred=True, distance="kl", detach_accuracy=True), logits)
+    torch.testing.assert_close(slope[:, 0] * 512, torch.full((512,), 1 / 512), rtol=1e-3, atol=1e-6)
+
+
+def test_sece_divergence_of_a_calibrated_model_near_one_has_no_slope_on_average() -> None:
+    # Half of the estimated accuracies are above 1. Cut to 1 they would leave a slope of 0.002 towards less confidence.
+    generator = torch.Generator().manual_seed(0)
+    total = 0.0
+    for _ in range(200):
+        odds = 4 + 3 * torch.rand(256, generator=generator, dtype=torch.float64)
+        logits = torch.stack([odds, torch.zeros_like(odds)], 1)
+        labels = (torch.rand(256, generator=generator, dtype=torch.float64) > odds.sigmoid()).long()
+        logits.requires_grad_()
+        value = sece_penalty(logits, labels, centred=True, distance="kl", detach_accuracy=True)
+        total += torch.autograd.grad(value, logits)[0][:, 0].sum().item() / 200
+    assert abs(total) < 1e-3
+
+
+def test_sece_module_hands_on_both_options() -> None:
+    logits, labels = golden()
+    for options in ({"centred": True}, {"distance": "kl"}, {"centred": True, "distance": "kl", "leave_one_out": True}):
+        assert SECE(**options)(logits, labels) == sece_penalty(logits, labels, **options)  # type: ignore[arg-type]
+
+
 def test_sece_divergence_is_finite_and_has_a_gradient_at_the_ends() -> None:
     logits = torch.tensor([[200.0, 0.0, 0.0], [90.0, 0.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
     for detached in (True, False):
@@ -109,7 +140,9 @@ def test_sece_divergence_is_finite_and_has_a_gradient_at_the_ends() -> None:
         (slope,) = torch.autograd.grad(value, logits)
         assert value.isfinite()
         assert slope.isfinite().all()
-    assert slope.abs().max() > 0.01
+        assert slope.abs().max() > 0.01
+    alone = torch.tensor([[5.0, -torch.inf], [3.0, -torch.inf]])
+    assert sece_penalty(alone, torch.tensor([0, 1]), centred=True, distance="kl").abs() < 1e6
 
 
 @pytest.mark.parametrize("distance", ["absolute", "kl"])
