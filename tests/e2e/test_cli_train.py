@@ -80,7 +80,7 @@ def test_cli_train_default_folder_is_named_after_the_run():
         (["--set", "optim.lr=nan"], "`optim.lr` must be a finite number > 0, got nan"),
         (["--set", "train.clip_norm=-1"], "`train.clip_norm` must be a finite number >= 0, got -1.0"),
         (["--set", "data.val=2000"], "`val` + `meta` must leave examples to train on"),
-        (["--set", "train.batch_size=5000"], "`batch_size` must be at most the 1600 training examples, got 5000"),
+        (["--set", "train.batch_size=5000"], "`train.batch_size` must be at most the 1600 training examples, got 5000"),
         (["--set", "data.meta=0"], "`data.meta` must be > 0 for a method that learns on held-out data, got 0"),
         (["--set", "backbone.freeze=hiden1"], "unknown part of the network 'hiden1'. Did you mean 'hidden1'?"),
         (["--set", "backbone.freeze=head"], "`backbone.freeze` must leave the head free for flgamma-sece"),

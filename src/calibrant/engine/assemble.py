@@ -254,14 +254,14 @@ def _meta_objective(
         rate=rate if settings.lookahead_lr == "current" else None,
         schedule=schedule,
         group=group,
-        learning=_learning(plan, meta_lr),
+        learning=_learning(plan, meta_lr, meta_examples=len(scene.data.meta or ())),
     )
 
 
-def _learning(plan: MetaPlan, meta_lr: float) -> dict[str, object]:
+def _learning(plan: MetaPlan, meta_lr: float, *, meta_examples: int) -> dict[str, object]:
     """How the hyper-parameters are learned, as plain data: what the recipe says of it, its preset and its length."""
     settings = {name: value for name, value in asdict(plan.settings).items() if name not in ("reduction", "clip")}
-    own = {"meta_lr": meta_lr, "meta_schedule": plan.meta_schedule, "meta_batch_size": plan.meta_batch_size}
+    own = {"meta_lr": meta_lr, "meta_schedule": plan.meta_schedule, "meta_batch_size": min(plan.meta_batch_size, meta_examples)}
     return settings | {"betas": list(plan.settings.betas), "objective": words_of(plan.objective)} | own
 
 

@@ -152,9 +152,10 @@ def _nearest_module(missing: str) -> str:
     parent, dot, _ = missing.rpartition(".")
     path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
     found = pkgutil.iter_modules(path) if path is not None or not parent else ()
-    return _nearest(missing, [f"{parent}{dot}{module.name}" for module in found])
+    # Among all that is installed some name is always half alike.
+    return _nearest(missing, [f"{parent}{dot}{module.name}" for module in found], cutoff=0.7)
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+def _nearest(name: str, names: Iterable[str], *, cutoff: float = 0.5) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f"Did you mean {near[0]!r}?" if near else ""

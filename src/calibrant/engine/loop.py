@@ -95,8 +95,10 @@ def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
     if part.schedule == "cosine":
         rate = cosine_rate(epoch, lr=part.lr, epochs=epochs)
     elif part.schedule == "multistep":
-        # The paper drops at 150 and 250 of 350 epochs; other lengths keep the proportions.
-        milestones = part.milestones_epochs or (round(epochs * 3 / 7), round(epochs * 5 / 7))
+        # The paper drops at 150 and 250 of 350 epochs; other lengths keep the proportions, but the first epoch has the rate
+        # that was asked for and no two drops come together.
+        first = max(1, round(epochs * 3 / 7))
+        milestones = part.milestones_epochs or (first, max(first + 1, round(epochs * 5 / 7)))
         rate = multistep_rate(epoch, lr=part.lr, milestones_epochs=milestones, decay=part.decay)
     else:
         rate = part.lr

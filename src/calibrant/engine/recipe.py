@@ -134,7 +134,8 @@ class OptimPart:
         weight_decay: L2 coefficient.
         nesterov: Nesterov momentum.
         schedule: "multistep", "cosine" or "constant".
-        milestones_epochs: Where multistep drops; None for 3/7 and 5/7 of all epochs (150 and 250 of 350).
+        milestones_epochs: Where multistep drops; None for 3/7 and 5/7 of all epochs (150 and 250 of 350), the first
+            epoch excepted.
         decay: Factor of each drop.
         warmup_epochs: Epochs over which the rate rises linearly.
     """

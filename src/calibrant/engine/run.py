@@ -125,7 +125,8 @@ def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
     first, second = (_flat(to_dict(_plain(recipe))) for recipe in (found, wanted))
     for key in sorted({*first, *second} - NEUTRAL):
         if first.get(key) != second.get(key):
-            differ = f"`{key}` is {first.get(key)!r} there and {second.get(key)!r} here"
+            there, here = (repr(values[key]) if key in values else "not given" for values in (first, second))
+            differ = f"`{key}` is {there} there and {here} here"
             raise ValueError(
                 f"train: the recipe must be the one that {where} was made with, but {differ}. Use another folder for it."
             )

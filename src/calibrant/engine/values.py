@@ -67,7 +67,8 @@ def _one_of(hints: list[Any], value: object, key: str) -> object:
         except ValueError as error:
             first = first or error
     assert first is not None
-    raise first
+    names = [repr(name) for hint in hints[1:] if get_origin(hint) is Literal for name in get_args(hint)]
+    raise ValueError(str(first).replace(", got", f" or {' or '.join(names)}, got", 1)) if names else first
 
 
 def _scalar(hint: type, value: object, key: str) -> object:

@@ -71,7 +71,8 @@ def words_of(objective: MetaObjective) -> str:
     for parameter in inspect.signature(plain).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
             found.append(f"{parameter.name}={whole.keywords.get(parameter.name, parameter.default)!r}")
-    return f"{getattr(plain, '__name__', type(plain).__name__)}({', '.join(found)})"
+    name = getattr(plain, "__name__", type(plain).__name__).strip("_")
+    return f"{name}({', '.join(found)})"
 
 
 def objective_table() -> dict[str, MetaObjective]:

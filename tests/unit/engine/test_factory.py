@@ -161,6 +161,11 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "module 'users_package.layer' that is not there. Did you mean 'users_package.layers'?",
         ),
         (
+            "absent:net",
+            "train: `model` must name a factory as package.module:function, got 'absent:net', which needs a module "
+            "'absent' that is not there. Install it, or start where it lies.",
+        ),
+        (
             "users_need:good",
             "train: `model` must name a factory as package.module:function, got 'users_need:good', which needs a module "
             "'a_module_nobody_has' that is not there. Install it, or start where it lies.",

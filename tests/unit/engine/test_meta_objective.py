@@ -233,7 +233,7 @@ def test_method_options_reach_settings_regularizer_and_objective():
             "step",
             "`method.options.meta_schedule` must be one of 'constant', 'cosine', 'network', 'slowing'",
         ),
-        ("flgamma-sece", "lookahead_lr", "now", "`method.options.lookahead_lr` must be a number, got 'now'"),
+        ("flgamma-sece", "lookahead_lr", "now", "`method.options.lookahead_lr` must be a number or 'current', got 'now'"),
         ("flgamma-sece", "pace", -1, "`method.options.pace` must be a finite number > 0, got -1"),
         ("flgamma-sece", "n_bins", 5, "unknown option of flgamma-sece 'n_bins'"),
         ("flgamma-dece", "bandwidth", 0.1, "unknown option of flgamma-dece 'bandwidth'"),

@@ -66,6 +66,12 @@ def test_load_recipe_missing_or_broken_file_is_one_sentence(tmp_path):
         load_recipe(tmp_path / "bad.toml")
 
 
+@pytest.mark.parametrize(("epochs", "drops"), [(1, []), (2, [1]), (3, [1, 2]), (4, [2, 3]), (7, [3, 5])])
+def test_learning_rate_of_the_first_epoch_is_the_one_asked_for_and_drops_come_one_by_one(epochs, drops):
+    rates = [learning_rate(OptimPart(), epoch, epochs=epochs) for epoch in range(epochs)]
+    assert rates == pytest.approx([0.1 ** (1 + sum(epoch >= drop for drop in drops)) for epoch in range(epochs)])
+
+
 def test_learning_rate_other_schedules_and_lengths():
     assert learning_rate(OptimPart(schedule="cosine"), 35, epochs=70) == pytest.approx(0.05)
     assert learning_rate(OptimPart(schedule="constant", warmup_epochs=4), 1, epochs=70) == pytest.approx(0.05)

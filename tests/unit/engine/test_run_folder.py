@@ -116,6 +116,8 @@ def test_train_folder_with_a_run_is_refused_without_resume_and_with_another_reci
         train(tiny(), out=folder)
     with pytest.raises(ValueError, match="must be the one that .* was made with, but `optim.lr` is 0.1 there and 0.2 here"):
         train(tiny(optim__lr="0.2"), out=folder, resume=True)
+    with pytest.raises(ValueError, match="but `method.options.centred` is not given there and False here"):
+        train(tiny(method__options__centred="false"), out=folder, resume=True)
 
 
 def test_load_run_without_a_finished_run_is_one_sentence(tmp_path):
@@ -154,7 +156,7 @@ def test_train_resumed_history_is_consistent_with_the_checkpoint(tmp_path):
 
 def test_run_folder_facts_say_how_hyper_parameters_are_learned(finished, tmp_path):
     learning = json.loads((finished[1] / "run.json").read_text())["learning"]
-    assert (learning["every"], learning["meta_batch_size"], learning["meta_schedule"]) == (4, 1024, "slowing")
+    assert (learning["every"], learning["meta_batch_size"], learning["meta_schedule"]) == (4, 200, "slowing")
     assert (learning["betas"], learning["meta_bn"]) == ([0.5, 0.9], "frozen")
     assert 0 < learning["meta_lr"] < 0.104
     assert learning["objective"].startswith("sece_penalty(bandwidth=0.05, accuracy='hard'")
