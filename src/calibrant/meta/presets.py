@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, Literal, TypedDict
 
 from calibrant.core.checks import check_count, check_positive
 from calibrant.core.lookup import lookup
+from calibrant.losses.sece import sece_penalty
 from calibrant.meta.bn import MetaBN
 from calibrant.meta.objectives import DEFAULT_SECE, PAPER_SECE
 from calibrant.meta.regularizers import REGULARIZERS, GammaFocal, LabelSmoothing, Regularizer, UnitwiseL2
@@ -142,8 +144,19 @@ def settings_of(preset: Preset, options: Mapping[str, Any]) -> MetaSettings:
     """Return the preset's settings with ``options`` in their place; an unknown option raises, naming the nearest."""
     known = {field.name: None for field in fields(MetaSettings)}
     for name in options:
+        if name not in known and (owner := _owner_of(name)):
+            raise ValueError(f"MetaLearner: `{name}` must be given to what it belongs to, got it as an option. Use `{owner}`.")
         lookup(known, name, kind="option of MetaLearner")
     return replace(preset.settings, **options)
+
+
+def _owner_of(name: str) -> str | None:
+    """How an option is given that belongs to a regularizer or to SECE; None for others."""
+    for build in (GammaFocal, UnitwiseL2, LabelSmoothing):
+        if name in inspect.signature(build).parameters:
+            return f"regularizer={build.__name__}({name}=...)"
+    keyword = name in inspect.signature(sece_penalty).parameters
+    return f"objective=functools.partial(calibrant.losses.sece_penalty, {name}=...)" if keyword else None
 
 
 def regularizer_of(preset: Preset, regularizer: str | Regularizer) -> Regularizer:

@@ -344,6 +344,11 @@ def test_gamma_net_of_a_learner():
 
 def test_wrong_options_raise():
     model = mlp()
+    for option, place in (("gamma_max", "regularizer=GammaFocal"), ("nonnegative", "regularizer=UnitwiseL2")):
+        with pytest.raises(ValueError, match=rf"`{option}` must be given to what it belongs to.*Use `{place}\({option}=...\)`"):
+            learner_of(mlp(), **{option: 1.0})
+    with pytest.raises(ValueError, match=r"Use `objective=functools.partial\(calibrant.losses.sece_penalty, bandwidth=...\)`"):
+        learner_of(mlp(), bandwidth=0.1)
     with pytest.raises(ValueError, match=r"unknown option of MetaLearner 'lookahed'. Did you mean 'lookahead'\?"):
         learner_of(model, lookahed="head")
     with pytest.raises(ValueError, match="`lookahead` must be one of 'head', 'full', got 'both'"):
