@@ -30,7 +30,8 @@ CASES = {
     "ce": {},
     "mdca": {},
     "flgamma-sece": {"method.options.every": "2"},
-    "paper": {"method.name": "flgamma-sece", "method.preset": "paper"},
+    # At a rate of 0.1 its gamma runs away, and a rounding grows by thirteen orders in twenty steps, in one process too.
+    "paper": {"method.name": "flgamma-sece", "method.preset": "paper", "optim.lr": "0.01"},
     "ce-dece": {"train.reduction": "mean"},
     "mixup": {},
     "crl": {"train.epochs": "3"},
