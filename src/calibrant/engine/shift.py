@@ -44,10 +44,8 @@ def shifted_predictions(run: Run, *, seed: int = 0, group: Group = ALONE_GROUP) 
         with hardware.active():
             part = EvalSet(worse, device=hardware.device, dtype=hardware.dtype, group=group)
             logits = part.run(model, forward, precision=hardware.precision).logits.cpu() / (run.temperature or 1.0)
-        yield (
-            f"{kind}-{severity}",
-            Predictions(logits=logits, labels=test.labels, split=Split.TEST, class_names=test.class_names),
-        )
+        found = Predictions(logits=logits, labels=test.labels, split=Split.TEST, class_names=test.class_names)
+        yield f"{kind}-{severity}", found
 
 
 def evaluate_shift(run: Run, *, seed: int = 0, n_resamples: int = 200, group: Group = ALONE_GROUP) -> dict[str, Scores]:

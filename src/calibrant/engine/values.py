@@ -8,6 +8,9 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
+# How a message calls the kinds of values.
+_KINDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
 
 def plain_value(value: object) -> Any:
     """Return dataclasses and mappings as dictionaries without their None entries, tuples as lists, other values as they are."""
@@ -59,16 +62,15 @@ def read_value(hint: Any, value: object, key: str) -> object:
 
 
 def _one_of(hints: list[Any], value: object, key: str) -> object:
-    """Read ``value`` as the first of several kinds that it can be; where it can be none, the first one's message counts."""
-    first: ValueError | None = None
+    """Read ``value`` as the first of several kinds that it can be; where it can be none, the message names all of them."""
     for hint in hints:
         try:
             return read_value(hint, value, key)
-        except ValueError as error:
-            first = first or error
-    assert first is not None
-    names = [repr(name) for hint in hints[1:] if get_origin(hint) is Literal for name in get_args(hint)]
-    raise ValueError(str(first).replace(", got", f" or {' or '.join(names)}, got", 1)) if names else first
+        except ValueError:
+            if len(hints) == 1:
+                raise
+    words = [_KINDS.get(hint) or " or ".join(map(repr, get_args(hint))) for hint in hints]
+    raise ValueError(f"recipe: `{key}` must be {' or '.join(words)}, got {value!r}.")
 
 
 def _scalar(hint: type, value: object, key: str) -> object:
@@ -86,8 +88,7 @@ def _scalar(hint: type, value: object, key: str) -> object:
             return value
     except (ValueError, TypeError, KeyError):
         pass
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    raise ValueError(f"recipe: `{key}` must be {kinds[hint]}, got {value!r}.")
+    raise ValueError(f"recipe: `{key}` must be {_KINDS[hint]}, got {value!r}.")
 
 
 def _guess(value: object) -> object:
