@@ -79,7 +79,8 @@ def draw_all(
         entries: Runs and predictions of any number of data sets.
         out_folder: Where the files go; made if it is not there.
         n_bins: Numbers of bins, for each of which there is a grid of reliability diagrams.
-        seed: Which run of a row figures of a single run show; its last one if it has none of this seed, or by default.
+        seed: Which run of a row figures of a single run show, its last one if it has none of this seed; by default the highest
+            seed that all rows have.
 
     Returns:
         The files, and the reason for each figure that could not be drawn. Raises ``ValueError`` if there are no entries.
@@ -96,13 +97,13 @@ def draw_all(
     """
     for number in n_bins:
         check_count(number, where="draw_all", name="n_bins")
-    options = Options(tuple(n_bins), seed)
     groups = group_rows(entries)
     folder = Path(out_folder)
     folder.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     skipped: dict[str, str] = {}
     for group in groups:
+        options = Options(tuple(n_bins), group.common_seed if seed is None else seed)
         for name, kind in FIGURES.items():
             stem = figure_stem(name, group.data, group.model)
             drawn = [save_figure(figure, folder / f"{stem}{more}") for more, figure in kind.draw(group, options)]

@@ -58,6 +58,12 @@ class Group:
         """What stands above its figures."""
         return ", ".join(plain_text(name) for name in (self.data, self.model) if name is not None)
 
+    @property
+    def common_seed(self) -> int | None:
+        """The highest seed that all rows have a run of, so that figures of single runs compare like with like; None without."""
+        common = set.intersection(*({entry.seed for entry in row.runs} for row in self.rows))
+        return max((seed for seed in common if seed is not None), default=None)
+
 
 def group_rows(entries: Sequence[Entry]) -> list[Group]:
     """Put the seeds of a row together, and the rows of a data set and network.

@@ -127,3 +127,18 @@ def test_draw_all_of_wrong_arguments_raises(tmp_path: Path) -> None:
         draw_all([run_of()], tmp_path, n_bins=(0,))
     with pytest.raises(ValueError, match="`entries` must hold at least one run, got none"):
         draw_all([], tmp_path)
+
+
+def test_figures_of_single_runs_show_the_highest_seed_that_all_rows_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr("calibrant.report.figures.draw_reliability_grid", lambda panels, *, title: titles.append(title))
+    monkeypatch.setattr("calibrant.report.figures.save_figure", lambda figure, path: (path, path))
+    entries = [run_of("ce", seed=0), run_of("ce", seed=1), *(run_of("focal", seed=seed) for seed in (0, 1, 2))]
+    draw_all(entries, tmp_path, n_bins=(15,))
+    draw_all(entries, tmp_path, n_bins=(15,), seed=0)
+    draw_all([run_of("ce", seed=0), run_of("focal", seed=2)], tmp_path, n_bins=(15,))
+    assert titles == [
+        "digits, convnet, seed 1, 15 bins",
+        "digits, convnet, seed 0, 15 bins",
+        "digits, convnet, 15 bins",
+    ]
