@@ -129,7 +129,7 @@ def test_draw_all_of_wrong_arguments_raises(tmp_path: Path) -> None:
         draw_all([], tmp_path)
 
 
-def test_figures_of_single_runs_show_the_highest_seed_that_all_rows_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_single_runs_show_the_highest_common_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles: list[str] = []
     monkeypatch.setattr("calibrant.report.figures.draw_reliability_grid", lambda panels, *, title: titles.append(title))
     monkeypatch.setattr("calibrant.report.figures.save_figure", lambda figure, path: (path, path))
