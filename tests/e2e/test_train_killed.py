@@ -178,3 +178,44 @@ def test_train_with_dropout_resumes_with_the_same_draws(tmp_path):
 def dropout_net(num_classes):
     layers = (torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Dropout(0.5))
     return torch.nn.Sequential(*layers, torch.nn.Linear(32, num_classes))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method.name": "focal", "method.options.gamma": "-1"}, "gamma"),
+        ({"method.name": "ce", "optim.lr": "1e30"}, r"the loss became nan in epoch 1\. Lower `optim.lr`"),
+        (
+            {"method.name": "flgamma-sece", "optim.lr": "1e30"},
+            r"train: training broke down in epoch 1 \(focal_loss: `gamma` must be finite .* got nan\)\. Lower `optim.lr`",
+        ),
+        (
+            {"method.name": "mixup", "method.options.alpha": "-1"},
+            r"`method.options.alpha` must be a finite number >= 0, got -1",
+        ),
+    ],
+)
+def test_train_that_ends_before_its_first_epoch_leaves_the_folder_free(tmp_path, settings, message):
+    good = override(RECIPE, {"train.epochs": "1"})
+    with pytest.raises((ValueError, FloatingPointError), match=message):
+        train(override(good, settings), out=tmp_path / "new" / "run")
+    assert not (tmp_path / "new").exists()
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "notes.txt").write_text("mine")
+    with pytest.raises((ValueError, FloatingPointError), match=message):
+        train(override(good, settings), out=there)
+    assert [file.name for file in there.iterdir()] == ["notes.txt"]
+    assert len(train(good, out=there).history) == 1
+
+
+def test_train_that_ends_later_keeps_what_it_has(tmp_path, monkeypatch):
+    recipe = override(RECIPE, {"train.epochs": "3"})
+
+    def stop(record):
+        if record.epoch == 1:
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        train(recipe, out=tmp_path / "run", report=stop)
+    assert len((tmp_path / "run" / "history.jsonl").read_text().splitlines()) == 2

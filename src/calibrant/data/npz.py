@@ -51,6 +51,7 @@ def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
                 raise ValueError(f"{where}: there must be one label for each image, got {len(y)} for {len(i)}.")
         names = tuple(str(n) for n in fields["class_names"].reshape(-1)) if "class_names" in fields else None
         num_classes = _num_classes(labels if len(parts) == 1 else torch.cat([labels, parts[1][1]]), names, where)
+        _check_classes(labels, parts[-1][1], names, where)
         if len(parts) == 1:
             parts = [(images[rows], labels[rows]) for rows in held_out_rows(labels, seed=seed)]
         if parts[0][0].shape[1:] != parts[1][0].shape[1:] or not len(parts[1][1]):
@@ -102,6 +103,22 @@ def _labels(fields: Fields, keys: tuple[str, ...], path: Path) -> Tensor:
     if array.size and int(array.min()) < 0:
         raise ValueError(f"{path}: `{key}` must be class indices 0, 1, 2, …, got {array.min()}.")
     return torch.from_numpy(array.astype(np.int64))
+
+
+def _check_classes(labels: Tensor, test_labels: Tensor, names: tuple[str, ...] | None, path: Path) -> None:
+    """Raise if a class is tested but never trained on, or left out in the numbering where there are no names to leave out."""
+    trained, tested = set(labels.unique().tolist()), set(test_labels.unique().tolist())
+    if tested - trained:
+        raise ValueError(
+            f"{path}: a class of the test part must be one that is trained on, got {min(tested - trained)}, which has no image "
+            "to train on."
+        )
+    absent = sorted(set(range(max(trained) + 1)) - trained)
+    if absent and names is None:
+        raise ValueError(
+            f"{path}: classes must be numbered 0, 1, 2, … without a gap, got no image of class {absent[0]} and some of "
+            f"{max(trained)}. Number them anew, or save `class_names` if it is meant so."
+        )
 
 
 def _num_classes(labels: Tensor, names: tuple[str, ...] | None, path: Path) -> int:

@@ -64,7 +64,7 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
     hardware = choose_hardware(
         device=train.device, precision=train.precision, compiled=train.compile, graph=train.graph, steps=steps, group=group
     )
-    model = _network(recipe, data, hardware, group)
+    model = _network(recipe, data, hardware, group, uses_head=isinstance(plan, MetaPlan))
     if isinstance(plan, MetaPlan) and not find_head(model)[1].weight.requires_grad:
         raise ValueError(f"train: `backbone.freeze` must leave the head free for {part.name}, which looks ahead with it.")
     with hardware.active():
@@ -72,7 +72,7 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
     return Assembly(parts, data, hardware, plan, group)
 
 
-def _network(recipe: Recipe, data: RunData, hardware: Hardware, group: Group) -> nn.Module:
+def _network(recipe: Recipe, data: RunData, hardware: Hardware, group: Group, *, uses_head: bool) -> nn.Module:
     model = build_backbone(recipe.backbone, data.train, seed=recipe.seed)
     if recipe.backbone.init is not None:
         load_initial_weights(model, recipe.backbone.init)
@@ -80,7 +80,7 @@ def _network(recipe: Recipe, data: RunData, hardware: Hardware, group: Group) ->
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(hardware.device, hardware.dtype).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    check_network(model, data.train, hardware, name=recipe.backbone.name)
+    check_network(model, data.train, hardware, name=recipe.backbone.name, uses_head=uses_head)
     freeze(model, recipe.backbone.freeze)
     return model
 

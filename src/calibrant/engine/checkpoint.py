@@ -22,9 +22,8 @@ def save_atomically(value: object, path: Path) -> None:
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
         temporary.unlink(missing_ok=True)
-        raise OSError(
-            f"train: the checkpoint could not be written to {path} ({_cause(error)}). The last good one is kept."
-        ) from error
+        kept = "The last good one is kept" if path.exists() else "Make room, and add `--resume`"
+        raise OSError(f"train: the checkpoint could not be written to {path} ({_cause(error)}). {kept}.") from error
 
 
 def _cause(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from calibrant.engine.features import feature_function
+from calibrant.engine.features import feature_function, find_head
 from calibrant.engine.hardware import Hardware
 from calibrant.meta.bn import meta_mode
 
@@ -92,8 +92,8 @@ def call_factory(factory: Callable[[int], object], num_classes: int, *, name: st
     return model
 
 
-def check_network(model: nn.Module, data: Shape, hardware: Hardware, *, name: str) -> None:
-    """Raise ``ValueError`` unless a network maps images of a set to one logit a class.
+def check_network(model: nn.Module, data: Shape, hardware: Hardware, *, name: str, uses_head: bool = False) -> None:
+    """Raise ``ValueError`` unless a network maps images of a set to one logit a class, its last layer's where that is used.
 
     Two black images are passed through it in evaluation mode; parameters, statistics, random generators and each module's mode
     stay as they were.
@@ -122,7 +122,18 @@ def check_network(model: nn.Module, data: Shape, hardware: Hardware, *, name: st
             "Make its last layer one."
         )
     # That the layer is not called in the forward pass has a sentence of its own.
-    _evaluated(model, feature_function(model), images, hardware)
+    forward, head = feature_function(model), find_head(model)[1]
+
+    def ends_in_head(images: Tensor) -> bool:
+        features, logits = forward(images)
+        given = head(features)
+        return given.shape == logits.shape and bool((given - logits).abs().max() <= 0.01 * (1 + logits.abs().max()))
+
+    if not _evaluated(model, ends_in_head, images, hardware) and uses_head:
+        raise ValueError(
+            "train: `model` must return what its last `nn.Linear` gives, for methods that learn on held-out data look ahead "
+            f"with that layer, got something else from {name!r}. Return the layer's own output, or choose another method."
+        )
 
 
 def _evaluated(model: nn.Module, forward: Callable[[Tensor], object], images: Tensor, hardware: Hardware) -> object:

@@ -36,7 +36,7 @@ def feature_function(model: nn.Module) -> FeatureFunction:
             return features, model.head(features)
 
         return direct
-    _, head = find_head(model)
+    name, head = find_head(model)
 
     def hooked(images: Tensor) -> tuple[Tensor, Tensor]:
         seen: list[Tensor] = []
@@ -46,7 +46,10 @@ def feature_function(model: nn.Module) -> FeatureFunction:
         finally:
             handle.remove()
         if not seen:
-            raise ValueError("feature_function: the model's last linear layer was not used in its forward pass.")
+            raise ValueError(
+                f"feature_function: the model's last linear layer must be used in its forward pass, got {name!r}, which is "
+                "not. Name the classifier `head`, or register it last."
+            )
         return seen[-1], logits
 
     return hooked

@@ -32,6 +32,9 @@ from calibrant.engine.weights import load_weights, save_weights
 from calibrant.io.atomic import atomic_writer
 from calibrant.io.predictions import load_predictions, save_predictions
 
+# What `RunFolder.begin` writes, beside events.
+_BEGUN = ("recipe.toml", "run.json", "history.jsonl")
+
 
 class _Shape(NamedTuple):
     num_classes: int
@@ -58,6 +61,7 @@ class RunFolder:
         self.checkpoint = self.path / "state.pt"
         self._history: IO[str] | None = None
         self._board: Board = NoBoard()
+        self._abandoned = False
         there = (self.path / "recipe.toml").exists()
         if there and not resume:
             raise ValueError(
@@ -66,6 +70,7 @@ class RunFolder:
             )
         if there:
             check_same_run(load_recipe(self.path / "recipe.toml"), recipe, where=str(self.path))
+        self._new, self._epochs = not there, 0
         self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -117,7 +122,9 @@ class RunFolder:
             self._board.add(record)
         except OSError as error:
             what = error.strerror or error
-            raise OSError(f"train: {self.path} cannot be written to ({what}). The last good checkpoint is kept.") from None
+            kept = "The last good checkpoint is kept" if self.checkpoint.exists() else "Make room, and add `--resume`"
+            raise OSError(f"train: {self.path} cannot be written to ({what}). {kept}.") from None
+        self._epochs += 1
 
     def finish(self, run: Run) -> Run:
         """Write everything that a finished run leaves behind, the word that it is finished last; return it with its folder."""
@@ -141,12 +148,19 @@ class RunFolder:
         self.checkpoint.unlink(missing_ok=True)
         return replace(run, folder=self.path)
 
+    def abandon(self) -> None:
+        """Have `close` take back what `begin` wrote if not one epoch came out: a corrected command finds the folder free."""
+        self._abandoned = self._new and self._epochs == 0
+
     def close(self) -> None:
         """Close what is open; a folder made for a run that could not begin goes away again."""
         self._lock.close()
         if self._history is not None:
             self._history.close()
         self._board.close()
+        if self._abandoned:
+            for place in (*(self.path / name for name in _BEGUN), *self.path.glob("events.out.tfevents.*")):
+                place.unlink(missing_ok=True)
         for place in self._made:
             try:
                 place.rmdir()

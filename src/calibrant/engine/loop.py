@@ -128,7 +128,13 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
     step.loss_sum.zero_()
     begun = time.monotonic()
     for place in range(steps):
-        (parts.meta if place % parts.meta_every == 0 else parts.plain)()
+        try:
+            (parts.meta if place % parts.meta_every == 0 else parts.plain)()
+        except ValueError as error:
+            if epoch == place == 0:
+                raise
+            # What a step before this one took is refused now: a loss may be the first to meet what is no number.
+            raise _diverged(f"training broke down in epoch {epoch + 1} ({str(error).rstrip('.')})") from error
         if tick is not None:
             tick(epoch, place + 1, steps)
     examples = steps * step.batches.batch_size
@@ -139,13 +145,16 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
     _level_statistics(parts)
     loss = total / (examples if train.reduction == "sum" else steps)
     if not math.isfinite(loss):
-        raise FloatingPointError(
-            f"train: the loss became {loss} in epoch {epoch}. Lower `optim.lr`, or clip the gradient with `train.clip_norm`."
-        )
+        # Epochs are counted from 1 where they are shown.
+        raise _diverged(f"the loss became {loss} in epoch {epoch + 1}")
     due = (epoch + 1) % train.eval_every_epochs == 0 or epoch + 1 == train.epochs
     scores = _evaluate(parts) if due else {}
     seconds = time.monotonic() - started
     return EpochRecord(epoch, lr, loss, images_per_second=speed, seconds=seconds, **scores)
+
+
+def _diverged(what: str) -> FloatingPointError:
+    return FloatingPointError(f"train: {what}. Lower `optim.lr`, or clip the gradient with `train.clip_norm`.")
 
 
 def _level_statistics(parts: LoopParts) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -90,7 +92,7 @@ class MixupObjective(LossObjective):
 
     Args:
         loss: ``loss(logits, labels)``, reduced.
-        alpha: Parameter of the Beta distribution of the mixing weight.
+        alpha: Parameter of the Beta distribution of the mixing weight; 0 mixes nothing.
         steps_per_epoch: Batches of an epoch.
         batch_size: Examples of a global batch; an example may be mixed with one of another process.
         device: Where batches live.
@@ -109,6 +111,8 @@ class MixupObjective(LossObjective):
         seed: int,
         group: Group = ALONE_GROUP,
     ) -> None:
+        if not 0 <= alpha < math.inf:
+            raise ValueError(f"train: `method.options.alpha` must be a finite number >= 0, got {alpha!r}.")
         super().__init__(loss, group=group)
         self.alpha, self.seed = alpha, seed
         self._weight = torch.ones(steps_per_epoch, device=device)
@@ -119,7 +123,8 @@ class MixupObjective(LossObjective):
         super().begin_epoch(epoch)
         draw = np.random.default_rng((self.seed, epoch, 7))
         steps, size = self._pairs.shape
-        self._weight.copy_(torch.from_numpy(draw.beta(self.alpha, self.alpha, steps)))
+        if self.alpha > 0:
+            self._weight.copy_(torch.from_numpy(draw.beta(self.alpha, self.alpha, steps)))
         self._pairs.copy_(torch.from_numpy(draw.random((steps, size)).argsort(1)))
 
     def inputs(self, batch: Batch) -> Tensor:

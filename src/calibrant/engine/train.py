@@ -93,6 +93,10 @@ def _train_in_folder(recipe: Recipe, out: Path, group: Group, *, resume: bool, r
         )
         run = _completed(run, group)
         return run if folder is None else folder.finish(run)
+    except (ValueError, FloatingPointError):
+        if folder is not None:
+            folder.abandon()
+        raise
     finally:
         if folder is not None:
             folder.close()

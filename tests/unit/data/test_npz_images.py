@@ -15,13 +15,34 @@ def save(path, **arrays):
 
 
 def test_load_npz_with_test_part_reads_both(tmp_path):
-    path = save(tmp_path / "my.set.npz", images=COLOUR, labels=LABELS, test_images=COLOUR[:4], test_labels=[0, 1, 2, 1])
+    labels = np.arange(20) % 3
+    path = save(tmp_path / "my.set.npz", images=COLOUR, labels=labels, test_images=COLOUR[:4], test_labels=[0, 1, 2, 1])
     data = load_npz(path)
     assert (data.name, len(data.train), len(data.test), data.train.num_classes) == ("my.set", 20, 4, 3)
     assert data.train.images.numpy().tobytes() == COLOUR.tobytes()
     assert data.test.labels.tolist() == [0, 1, 2, 1]
     assert data.train.mean == pytest.approx((COLOUR / 255).mean((0, 1, 2)).tolist())
     assert data.test.std == pytest.approx((COLOUR / 255).std((0, 1, 2)).tolist())
+
+
+@pytest.mark.parametrize(
+    ("labels", "tested", "message"),
+    [
+        (LABELS, [0, 1, 2, 1], r"a class of the test part must be one that is trained on, got 2, which has no image"),
+        (2 * LABELS, [0, 2, 2, 0], r"numbered 0, 1, 2, … without a gap, got no image of class 1 and some of 2\. Number them"),
+        (1 + LABELS, [1, 2, 2, 1], r"got no image of class 0 and some of 2\. Number them anew, or save `class_names`"),
+    ],
+)
+def test_load_npz_classes_without_an_image_to_train_on_are_refused(tmp_path, labels, tested, message):
+    arrays = {"images": COLOUR, "labels": labels, "test_images": COLOUR[:4], "test_labels": tested}
+    with pytest.raises(ValueError, match=message):
+        load_npz(save(tmp_path / "a.npz", **arrays))
+
+
+def test_load_npz_a_named_class_may_have_no_image(tmp_path):
+    names = ["a", "b", "c"]
+    arrays = {"images": COLOUR, "labels": 2 * LABELS, "test_images": COLOUR[:2], "test_labels": [0, 2], "class_names": names}
+    assert load_npz(save(tmp_path / "a.npz", **arrays)).train.num_classes == 3
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_save_atomically_other_trouble_is_told_in_one_line(tmp_path: Path, monke
         raise RuntimeError("the archive is odd\nand so on")
 
     monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(OSError, match=r"state\.pt \(the archive is odd\)\. The last good one is kept\.$"):
+    with pytest.raises(OSError, match=r"state\.pt \(the archive is odd\)\. Make room, and add `--resume`\.$"):
         save_atomically(WHOLE, tmp_path / "state.pt")
 
 

@@ -68,6 +68,18 @@ class Idle(Two):
     def forward(self, images):
         return self.one(images.flatten(1))
 
+class Scaled(Two):
+    def forward(self, images):
+        return 8 * self.one(images.flatten(1) + 1)
+
+class Cut(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.one = nn.Linear(64, 2 * num_classes)
+
+    def forward(self, images):
+        return self.one(images.flatten(1))[:, : self.one.out_features // 2]
+
 number = 5
 """
 
@@ -139,7 +151,11 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "train: `model` must end in an `nn.Linear`, whose inputs are its features, got 'users_nets:headless' without one. "
             "Make its last layer one.",
         ),
-        ("users_nets:Idle", "feature_function: the model's last linear layer was not used in its forward pass."),
+        (
+            "users_nets:Idle",
+            "feature_function: the model's last linear layer must be used in its forward pass, got 'unused', which is not. "
+            "Name the classifier `head`, or register it last.",
+        ),
         (
             "users_nets:goood",
             "train: `model` must name a factory as package.module:function, got 'users_nets:goood', but users_nets has no "
@@ -181,6 +197,19 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_assemble_users_network_that_cannot_be_is_one_sentence(name: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         assemble(override(Recipe(), SETTINGS | {"backbone.name": name}))
+
+
+@pytest.mark.usefixtures("nets")
+@pytest.mark.parametrize("name", ["users_nets:Scaled", "users_nets:Cut"])
+def test_assemble_logits_that_are_not_the_last_layers_are_refused_where_that_layer_looks_ahead(name: str) -> None:
+    chosen = SETTINGS | {"backbone.name": name}
+    sentence = (
+        "train: `model` must return what its last `nn.Linear` gives, for methods that learn on held-out data look ahead with "
+        f"that layer, got something else from {name!r}. Return the layer's own output, or choose another method."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        assemble(override(Recipe(), chosen | {"method.name": "flgamma-sece"}))
+    assemble(override(Recipe(), chosen | {"method.name": "ce"}))
 
 
 @pytest.mark.usefixtures("nets")

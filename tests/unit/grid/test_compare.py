@@ -90,7 +90,7 @@ def test_compare_reports_what_failed_and_compares_the_rest(tmp_path: Path) -> No
     first, second = found.failures
     log = tmp_path / "logs" / "mixture-mlp-focal-seed0.log"
     assert (first.name, first.log) == ("mixture-mlp-focal-seed0", log)
-    assert "the loss became nan in epoch 0" in first.reason
+    assert "the loss became nan in epoch 1" in first.reason
     assert second == Failure("mixture-mlp-focal+ts-seed0", "mixture-mlp-focal-seed0, which it is made of, failed", None)
 
 
