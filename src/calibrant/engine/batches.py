@@ -61,7 +61,10 @@ class TrainBatches:
         if batch_size % world_size:
             raise ValueError(f"train: `train.batch_size` must be a multiple of {world_size} processes, got {batch_size}.")
         if batch_size > len(data):
-            raise ValueError(f"train: `train.batch_size` must be at most the {len(data)} training examples, got {batch_size}.")
+            raise ValueError(
+                f"train: `train.batch_size` must be at most the {len(data)} training examples, got {batch_size}. "
+                "Lower it with `--set train.batch_size=…`."
+            )
         self.batch_size, self.seed, self.size, self.flip, self.pad = batch_size, seed, data.size, data.flip, data.pad
         self.steps_per_epoch = len(data) // batch_size
         local = batch_size // world_size

@@ -37,7 +37,9 @@ def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]
 
     file = Path(path)
     if not file.is_file():
-        raise FileNotFoundError(f"train: `{file}` must be a file of weights (safetensors), got none there.")
+        inside = file / "weights.safetensors"
+        hint = f" Did you mean {inside}?" if inside.is_file() else ""
+        raise FileNotFoundError(f"train: `{file}` must be a file of weights (safetensors), got none there.{hint}")
     try:
         found = load_file(file)
     except (SafetensorError, OSError) as error:
@@ -95,3 +97,5 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
                 parameters[name].requires_grad_(False)
             else:
                 modules[name].training = False
+    if prefixes and not any(value.requires_grad for value in parameters.values()):
+        raise ValueError("train: `backbone.freeze` must leave a part of the network to train, got all of it.")

@@ -63,3 +63,15 @@ def test_freeze_stops_gradients_and_statistics_of_whole_parts_only():
     assert [p.requires_grad for p in model["layer10"][0].parameters()] == [True, False]
     with pytest.raises(ValueError, match="unknown part of the network 'layer2'. Did you mean 'layer1'"):
         freeze(model, ["layer2"])
+
+
+def test_freeze_of_everything_is_one_sentence():
+    model = net().train()
+    with pytest.raises(ValueError, match=r"`backbone.freeze` must leave a part of the network to train, got all of it"):
+        freeze(model, ["0", "1", "3"])
+
+
+def test_load_weights_of_a_run_folder_names_the_file_in_it(tmp_path):
+    save_weights(tmp_path / "weights.safetensors", net().state_dict(), {}, notes={})
+    with pytest.raises(FileNotFoundError, match=r"got none there\. Did you mean .*/weights\.safetensors\?"):
+        load_weights(tmp_path)
