@@ -34,6 +34,7 @@ from calibrant.io.predictions import load_predictions, save_predictions
 
 # What `RunFolder.begin` writes, beside events.
 _BEGUN = ("recipe.toml", "run.json", "history.jsonl")
+_EVENTS = "events.out.tfevents.*"
 
 
 class _Shape(NamedTuple):
@@ -71,6 +72,7 @@ class RunFolder:
         if there:
             check_same_run(load_recipe(self.path / "recipe.toml"), recipe, where=str(self.path))
         self._new, self._epochs = not there, 0
+        self._others_events = set(self.path.glob(_EVENTS))
         self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -159,7 +161,8 @@ class RunFolder:
             self._history.close()
         self._board.close()
         if self._abandoned:
-            for place in (*(self.path / name for name in _BEGUN), *self.path.glob("events.out.tfevents.*")):
+            events = set(self.path.glob(_EVENTS)) - self._others_events
+            for place in (*(self.path / name for name in _BEGUN), *events):
                 place.unlink(missing_ok=True)
         for place in self._made:
             try:
