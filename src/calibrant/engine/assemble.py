@@ -102,9 +102,9 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
     forward: FeatureFunction = torch.compile(plain_forward) if hardware.compiled else plain_forward
     batches = _train_batches(scene, resident=resident)
     optimizer = _optimizer(scene)
-    average = _average(recipe, model, steps=recipe.train.epochs * batches.steps_per_epoch)
+    average, watch = _averages(recipe, model, plan, steps=recipe.train.epochs * batches.steps_per_epoch)
     objective = (
-        _meta_objective(scene, plan, _watched(model, forward, plan, hardware, average), batches, optimizer)
+        _meta_objective(scene, plan, _watched(model, forward, plan, hardware, watch or average), batches, optimizer)
         if isinstance(plan, MetaPlan)
         else _loss_objective(scene, plan, batches)
     )
@@ -118,6 +118,7 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
         clip_norm=recipe.train.clip_norm or None,
         group=group,
         average=average,
+        watch=watch,
     )
     plain, meta = steppers(step, capture=hardware.captured)
     val, test = (
@@ -141,7 +142,7 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
 def _watched(
     model: nn.Module, forward: FeatureFunction, plan: MetaPlan, hardware: Hardware, average: WeightAverage | None
 ) -> Watched:
-    """What steers the hyper-parameters should see what will make the predictions; a gradient that leaks needs the network."""
+    """What steers the hyper-parameters should see an average where one predicts; a gradient that leaks needs the network."""
     if average is None or plan.settings.leak_meta_grad or plan.frozen:
         return Watched(model, forward, find_head(model)[1])
     averaged = average.network(model)
@@ -149,15 +150,26 @@ def _watched(
     return Watched(averaged, torch.compile(through) if hardware.compiled else through, find_head(averaged)[1])
 
 
-def _average(recipe: Recipe, model: nn.Module, *, steps: int) -> WeightAverage | None:
+def _averages(
+    recipe: Recipe, model: nn.Module, plan: Plan, *, steps: int
+) -> tuple[WeightAverage | None, WeightAverage | None]:
+    """Average of the weights that predicts, and the one that meta batches go through where that must be another.
+
+    The longer an average's memory, the later it shows what gamma has done; what steers by it then swings.
+    """
     train = recipe.train
-    if train.average == "no":
-        return None
-    exponential = train.average == "ema"
     # The paper's last drop of the learning rate is at 250 of 350 epochs; what comes before it is too far from the end.
-    usual = 0 if exponential else train.epochs * 5 // 7
+    usual = train.epochs * 5 // 7 if train.average == "uniform" else 0
     first = usual if train.average_from_epoch is None else train.average_from_epoch
-    return WeightAverage(model, decay=1 - 1 / _memory(train, steps) if exponential else None, first_epoch=first)
+    if train.average == "no":
+        return None, None
+    if train.average == "uniform":
+        return WeightAverage(model, decay=None, first_epoch=first), None
+    exponential = WeightAverage(model, decay=1 - 1 / _memory(train, steps), first_epoch=first)
+    if train.average == "ema":
+        return exponential, None
+    phase = WeightAverage(model, decay=None, share=train.average_share, first_epoch=first, by_phase=True)
+    return phase, exponential if isinstance(plan, MetaPlan) and not plan.frozen else None
 
 
 def _memory(train: TrainPart, steps: int) -> float:
@@ -165,7 +177,7 @@ def _memory(train: TrainPart, steps: int) -> float:
 
     Three epochs of CIFAR-10 are long enough to even the steps out; in a short run that would reach back to its beginning.
     """
-    if train.average == "ema" and train.average_decay is not None:
+    if train.average in ("ema", "phase") and train.average_decay is not None:
         return 1 / (1 - train.average_decay)
     return min(max(steps / 50, 1.0), 1000.0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,22 +13,37 @@ from torch import Tensor, nn
 class WeightAverage:
     r"""Average of weights and BatchNorm statistics over steps.
 
-    After the t-th step the average becomes :math:`\theta + k\,(\bar\theta - \theta)`. For a uniform average
-    :math:`k = 1 - 1/t`; for an exponential one it is that but at most the ``decay``, so that the weights which training began
-    with are never in it. Before ``first_epoch`` it is the network itself. All of it happens in tensors of fixed address
-    without a look at the host, so a captured step can hold it.
+    After the t-th step the average becomes :math:`\theta + k\,(\bar\theta - \theta)` with :math:`k = 1 - c/(t + c - 1)`, where
+    1/c is the ``share`` of the steps that it remembers: for 1 it is uniform, below it later steps weigh more. For an
+    exponential one k is at most the ``decay``, so that the weights which training began with are never in it. Before
+    ``first_epoch`` it is the network itself. All of it happens in tensors of fixed address without a look at the host, so a
+    captured step can hold it.
 
     Args:
         model: The network, its parameters and buffers where they will stay.
-        decay: Most that k can be, in [0, 1), for an exponential average; None for a uniform one.
+        decay: Most that k can be, in [0, 1), for an exponential average; None for others.
+        share: Part of the steps so far that is remembered, in (0, 1].
         first_epoch: Epoch from whose beginning on steps count.
+        by_phase: Whether it begins anew with every drop of the learning rate, and needs new statistics of BatchNorm before
+            predictions are made (`renew`): averaged ones belong to the single networks, whose activations vary more than those
+            of a far-reaching average.
 
     Reference:
-        Polyak and Juditsky, SIAM J. Control Optim. 1992; over the tail of training Izmailov et al., UAI 2018.
+        Polyak and Juditsky, SIAM J. Control Optim. 1992; over the tail of training, with new statistics, Izmailov et al., UAI
+        2018; later steps weighing more, Shamir and Zhang, ICML 2013 (polynomial-decay averaging).
     """
 
-    def __init__(self, model: nn.Module, *, decay: float | None, first_epoch: int = 0) -> None:
-        self._decay, self._first = decay, first_epoch
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        decay: float | None,
+        share: float = 1.0,
+        first_epoch: int = 0,
+        by_phase: bool = False,
+    ) -> None:
+        self._decay, self._ahead, self._first = decay, 1 / share, first_epoch
+        self.by_phase = by_phase
         state = {name: value for name, value in model.state_dict(keep_vars=True).items() if value.is_floating_point()}
         # A tensor that goes by several names is averaged once.
         tensors = {id(value): value.detach() for value in state.values()}
@@ -59,15 +74,18 @@ class WeightAverage:
                 value.data = self.means[name]
         return found
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Count the steps of this epoch or not."""
+    def begin_epoch(self, epoch: int, *, anew: bool = False) -> None:
+        """Count the steps of this epoch or not, and forget those before it if asked."""
         self._active.fill_(float(epoch >= self._first))
+        if anew:
+            self._count.zero_()
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights after a step."""
         self._count += self._active
-        kept = (1 - 1 / self._count.clamp(min=1)).clamp(max=1.0 if self._decay is None else self._decay)
+        kept = 1 - self._ahead / (self._count.clamp(min=1) + (self._ahead - 1))
+        kept = kept.clamp(max=1.0 if self._decay is None else self._decay)
         torch._foreach_sub_(self._means, self._values)
         torch._foreach_mul_(self._means, kept)
         torch._foreach_add_(self._means, self._values)
@@ -81,6 +99,14 @@ class WeightAverage:
             yield
         finally:
             self._put(own)
+
+    @torch.no_grad()
+    def renew(self, pass_batches: Callable[[], None]) -> None:
+        """Let the network have the averaged weights while batches pass, and keep the statistics that it then has."""
+        with self.applied():
+            pass_batches()
+            for mean, value in zip(self._means, self._values, strict=True):
+                mean.copy_(value)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that `update` changes, by name."""

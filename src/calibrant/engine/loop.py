@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
+import torch
 from torch import Tensor, nn
 
+from calibrant.engine.distributed import Group
 from calibrant.engine.evaluate import EvalSet, epoch_scores
 from calibrant.engine.features import FeatureFunction
 from calibrant.engine.optim import set_learning_rate
@@ -17,9 +19,12 @@ from calibrant.engine.recipe import OptimPart, Recipe
 from calibrant.engine.resolve import resolved
 from calibrant.engine.schedule import cosine_rate, multistep_rate, warmed_up
 from calibrant.engine.step import Objective, TrainStep
+from calibrant.meta.bn import gathering
 
 # Called with the epoch, its steps done and all its steps.
 Tick = Callable[[int, int, int], None]
+# Examples that BatchNorm's statistics are computed anew from: then their error no longer shows in error and ECE.
+_STATISTICS_EXAMPLES = 2560
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,11 @@ def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
     return warmed_up(rate, epoch, warmup_epochs=part.warmup_epochs)
 
 
+def drops(part: OptimPart, epoch: int, *, epochs: int) -> bool:
+    """Whether the learning rate falls to half or less with this epoch, as it does at a milestone."""
+    return epoch > 0 and learning_rate(part, epoch, epochs=epochs) <= learning_rate(part, epoch - 1, epochs=epochs) / 2
+
+
 def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, tick: Tick | None = None) -> EpochRecord:
     """Train for one epoch and evaluate if it is due.
 
@@ -122,8 +132,8 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
     lr = learning_rate(recipe.optim, epoch, epochs=train.epochs)
     set_learning_rate(step.optimizer, lr)
     parts.objective.begin_epoch(epoch)
-    if step.average is not None:
-        step.average.begin_epoch(epoch)
+    for average in step.averages.values():
+        average.begin_epoch(epoch, anew=average.by_phase and drops(recipe.optim, epoch, epochs=train.epochs))
     steps = step.batches.begin_epoch(epoch, kept=parts.objective.kept())
     step.loss_sum.zero_()
     begun = time.monotonic()
@@ -148,7 +158,7 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
         # Epochs are counted from 1 where they are shown.
         raise _diverged(f"the loss became {loss} in epoch {epoch + 1}")
     due = (epoch + 1) % train.eval_every_epochs == 0 or epoch + 1 == train.epochs
-    scores = _evaluate(parts) if due else {}
+    scores = _evaluate(parts, epoch) if due else {}
     seconds = time.monotonic() - started
     return EpochRecord(epoch, lr, loss, images_per_second=speed, seconds=seconds, **scores)
 
@@ -159,17 +169,32 @@ def _diverged(what: str) -> FloatingPointError:
 
 def _level_statistics(parts: LoopParts) -> None:
     """Average what each process's BatchNorm has seen, where it was not synchronised: all must predict with one network."""
-    group = parts.step.group
+    seen = [buffer for buffer in parts.model.buffers() if buffer.is_floating_point()]
+    _level(seen + [mean for average in parts.step.averages.values() for mean in average.buffer_means], parts.step.group)
+
+
+def _level(values: list[Tensor], group: Group) -> None:
     if group.world_size > 1:
-        seen = [buffer for buffer in parts.model.buffers() if buffer.is_floating_point()]
-        seen += [] if parts.step.average is None else parts.step.average.buffer_means
-        group.add_up(seen)
-        for buffer in seen:
-            buffer /= group.world_size
+        group.add_up(values)
+        for value in values:
+            value /= group.world_size
 
 
-def _evaluate(parts: LoopParts) -> Mapping[str, float]:
+def _pass_again(parts: LoopParts, epoch: int) -> None:
+    """Let the epoch's first batches pass once more, for BatchNorm's statistics alone."""
+    step = parts.step
+    steps = step.batches.begin_epoch(epoch, kept=parts.objective.kept())
+    with gathering(parts.model), torch.autocast(step.device.type, dtype=torch.bfloat16, enabled=step.precision == "bf16"):
+        for _ in range(min(steps, -(-_STATISTICS_EXAMPLES // step.batches.batch_size))):
+            step.batches.feed()
+            parts.eval_forward(parts.objective.inputs(step.batches.next()))
+
+
+def _evaluate(parts: LoopParts, epoch: int) -> Mapping[str, float]:
     precision, average = parts.step.precision, parts.step.average
+    if average is not None and average.by_phase:
+        average.renew(lambda: _pass_again(parts, epoch))
+        _level(average.buffer_means, parts.step.group)
     with nullcontext() if average is None else average.applied():
         val = parts.val.run(parts.model, parts.eval_forward, precision=precision)
         test = parts.test.run(parts.model, parts.eval_forward, precision=precision, gamma=parts.gamma)

@@ -260,17 +260,108 @@ def test_train_average_interrupted_and_resumed_ends_with_the_same_weights(tmp_pa
     assert resumed.test.logits.equal(run_recipe(recipe).test.logits)
 
 
-@pytest.mark.parametrize("kind", ["ema", "uniform"])
+@pytest.mark.parametrize("kind", ["ema", "uniform", "phase"])
 def test_train_step_with_an_average_can_be_captured(kind):
     recipe = override(Recipe(), TINY | {"train.average": kind, "method.name": "flgamma-sece"})
     parts = assemble(recipe).parts
     places = {name: value.data_ptr() for name, value in parts.step.state().items()}
     programs = []
     for epoch in (0, 2):
-        parts.step.average.begin_epoch(epoch)
+        for average in parts.step.averages.values():
+            average.begin_epoch(epoch)
         trace = trace_step(parts.plain)
         assert trace.lost == []
         programs.append(trace.program)
     assert programs[0] == programs[1]
     assert {name: value.data_ptr() for name, value in parts.step.state().items()} == places
     assert sum(name.startswith("average.mean.") for name in places) == len(parts.step.average.means)
+
+
+def test_weight_average_of_a_share_by_hand():
+    # The second step has a weight of 2/3, the third of 2/4.
+    average = averaged(network(), [2.0, 4.0, 9.0], decay=None, share=0.5)
+    assert float(average.means["0.weight"]) == pytest.approx(10 / 3 / 2 + 9 / 2)
+
+
+def test_weight_average_begun_anew_forgets_what_was_before():
+    model = network()
+    average = averaged(model, [2.0, 4.0], decay=None, share=0.25)
+    average.begin_epoch(2, anew=True)
+    set_to(model, 9.0)
+    average.update()
+    assert float(average.means["0.weight"]) == 9.0
+
+
+PHASE = TINY | {
+    "train.average": "phase",
+    "train.average_share": "0.5",
+    "backbone.name": "convnet",
+    "optim.milestones_epochs": "2",
+    "data.val": "100",
+    "data.meta": "1500",
+    "data.same_data": "true",
+}
+
+
+def test_train_average_by_phase_begins_with_the_drop_and_has_statistics_of_its_own(monkeypatch):
+    recipe = override(Recipe(), PHASE | {"train.epochs": "4"})
+    parts = assemble(recipe).parts
+    average, seen, passed = parts.step.average, [], []
+    original = average.update
+    monkeypatch.setattr(average, "update", lambda: (original(), seen.append(copy.deepcopy(parts.model.state_dict()))))
+    forward = parts.eval_forward
+
+    def watch(images):
+        if any(module.training for module in parts.model.modules()):
+            passed.append(images)
+        return forward(images)
+
+    object.__setattr__(parts, "eval_forward", watch)
+    for epoch in range(4):
+        passed.clear()
+        run_epoch(parts, recipe, epoch, started=0.0)
+    steps = len(seen) // 4
+    weights, norms = {}, [name for name in average.means if "running" in name]
+    for t, state in enumerate(seen[2 * steps :], 1):
+        for name in average.means:
+            # Weighing by hand: 1, then 2/(t + 1) of the newest.
+            weights[name] = state[name] if t == 1 else weights[name] + 2 / (t + 1) * (state[name] - weights[name])
+    for name in set(average.means) - set(norms):
+        torch.testing.assert_close(average.means[name], weights[name], rtol=1e-4, atol=1e-6)
+    assert norms
+    # Statistics: those of a network with these weights over the batches that passed, weighed alike.
+    anew = copy.deepcopy(parts.model)
+    anew.load_state_dict(average.means, strict=False)
+    for module in anew.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = None
+            module.reset_running_stats()
+    assert sum(map(len, passed)) == min(2560, steps * 200)
+    with torch.no_grad():
+        for images in passed:
+            anew.train()(images)
+    for name in norms:
+        torch.testing.assert_close(average.means[name], anew.state_dict()[name], rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(average.means[name], weights[name], rtol=1e-3)
+    # The network trains on with its own.
+    assert all(parts.model.state_dict()[name].equal(seen[-1][name]) for name in average.means)
+    assert all(module.training and module.momentum == 0.1 for module in parts.model.modules() if hasattr(module, "momentum"))
+
+
+def test_train_average_by_phase_predicts_with_it_and_can_be_resumed(tmp_path):
+    recipe = override(Recipe(), PHASE | {"method.name": "flgamma-sece", "train.checkpoint_every_seconds": "0"})
+
+    def stop(record):
+        if record.epoch == 1:
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        run_recipe(recipe, checkpoint=tmp_path / "state.pt", report=stop)
+    resumed = run_recipe(recipe, checkpoint=tmp_path / "state.pt", resume=True)
+    whole = run_recipe(recipe)
+    assert resumed.test.logits.equal(whole.test.logits)
+    assert whole.history[-1].test_nll == pytest.approx(float(nn.functional.cross_entropy(whole.test.logits, whole.test.labels)))
+    plain = run_recipe(override(recipe, {"train.average": "ema"}))
+    # Gamma is steered through the exponential average either way, so the networks themselves are the same.
+    assert [r.train_loss for r in plain.history] == [r.train_loss for r in whole.history]
+    assert not plain.test.logits.equal(whole.test.logits)
