@@ -150,9 +150,7 @@ def _watched(
     return Watched(averaged, torch.compile(through) if hardware.compiled else through, find_head(averaged)[1])
 
 
-def _averages(
-    recipe: Recipe, model: nn.Module, plan: Plan, *, steps: int
-) -> tuple[WeightAverage | None, WeightAverage | None]:
+def _averages(recipe: Recipe, model: nn.Module, plan: Plan, *, steps: int) -> tuple[WeightAverage | None, WeightAverage | None]:
     """Average of the weights that predicts, and the one that meta batches go through where that must be another.
 
     The longer an average's memory, the later it shows what gamma has done; what steers by it then swings.
