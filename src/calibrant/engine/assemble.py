@@ -31,6 +31,7 @@ from calibrant.engine.schedule import cosine_rate
 from calibrant.engine.setup import RunData, augmented, build_backbone, divide, fits_on_device, load_data
 from calibrant.engine.step import TrainStep, steppers
 from calibrant.engine.weights import freeze, load_initial_weights
+from calibrant.meta.bn import norms_of
 from calibrant.meta.objectives import words_of
 from calibrant.meta.virtual import VirtualStep
 
@@ -104,7 +105,7 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
     optimizer = _optimizer(scene)
     average, watch = _averages(recipe, model, plan, steps=recipe.train.epochs * batches.steps_per_epoch)
     objective = (
-        _meta_objective(scene, plan, _watched(model, forward, plan, hardware, watch or average), batches, optimizer)
+        _meta_objective(scene, plan, _watched(scene, plan, forward, average=average, watch=watch), batches, optimizer)
         if isinstance(plan, MetaPlan)
         else _loss_objective(scene, plan, batches)
     )
@@ -140,14 +141,28 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
 
 
 def _watched(
-    model: nn.Module, forward: FeatureFunction, plan: MetaPlan, hardware: Hardware, average: WeightAverage | None
+    scene: _Scene, plan: MetaPlan, forward: FeatureFunction, *, average: WeightAverage | None, watch: WeightAverage | None
 ) -> Watched:
     """What steers the hyper-parameters should see an average where one predicts; a gradient that leaks needs the network."""
-    if average is None or plan.settings.leak_meta_grad or plan.frozen:
-        return Watched(model, forward, find_head(model)[1])
-    averaged = average.network(model)
+    shown = watch or average
+    if shown is None or plan.settings.leak_meta_grad or plan.frozen:
+        return Watched(scene.model, forward, find_head(scene.model)[1])
+    averaged = shown.network(scene.model)
     through = feature_function(averaged)
-    return Watched(averaged, torch.compile(through) if hardware.compiled else through, find_head(averaged)[1])
+    local = scene.recipe.train.batch_size // scene.group.world_size
+    own = 0 if watch is None else _statistics_images(averaged, local, every=plan.settings.every)
+    return Watched(averaged, torch.compile(through) if scene.hardware.compiled else through, find_head(averaged)[1], own)
+
+
+def _statistics_images(averaged: nn.Module, batch_size: int, *, every: int) -> int:
+    """Of how many training images a meta step learns statistics: of a batch every fourth step, or of as much of one oftener."""
+    norms = [norm for norm in norms_of(averaged) if norm.running_mean is not None]
+    if not norms:
+        return 0
+    images = min(batch_size, max(8, -(-batch_size * every // 4)))
+    for norm in norms:
+        norm.momentum = (0.1 if norm.momentum is None else norm.momentum) * images / batch_size
+    return images
 
 
 def _averages(recipe: Recipe, model: nn.Module, plan: Plan, *, steps: int) -> tuple[WeightAverage | None, WeightAverage | None]:
@@ -163,11 +178,13 @@ def _averages(recipe: Recipe, model: nn.Module, plan: Plan, *, steps: int) -> tu
         return None, None
     if train.average == "uniform":
         return WeightAverage(model, decay=None, first_epoch=first), None
-    exponential = WeightAverage(model, decay=1 - 1 / _memory(train, steps), first_epoch=first)
+    decay = 1 - 1 / _memory(train, steps)
     if train.average == "ema":
-        return exponential, None
+        return WeightAverage(model, decay=decay, first_epoch=first), None
+    learns = isinstance(plan, MetaPlan) and not (plan.frozen or plan.settings.leak_meta_grad)
+    watch = WeightAverage(model, decay=decay, first_epoch=first, own_statistics=True) if learns else None
     phase = WeightAverage(model, decay=None, share=train.average_share, first_epoch=first, by_phase=True)
-    return phase, exponential if isinstance(plan, MetaPlan) and not plan.frozen else None
+    return phase, watch
 
 
 def _memory(train: TrainPart, steps: int) -> float:

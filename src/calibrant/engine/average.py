@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
+
+from calibrant.meta.bn import norms_of
 
 
 class WeightAverage:
@@ -25,8 +28,9 @@ class WeightAverage:
         share: Part of the steps so far that is remembered, in (0, 1].
         first_epoch: Epoch from whose beginning on steps count.
         by_phase: Whether it begins anew with every drop of the learning rate, and needs new statistics of BatchNorm before
-            predictions are made (`renew`): averaged ones belong to the single networks, whose activations vary more than those
-            of a far-reaching average.
+            predictions are made (`renew`).
+        own_statistics: Whether those of BatchNorm are left out, to be learned from what passes through its network. Averaged
+            ones belong to the single networks, whose activations vary more than those of a far-reaching average.
 
     Reference:
         Polyak and Juditsky, SIAM J. Control Optim. 1992; over the tail of training, with new statistics, Izmailov et al., UAI
@@ -41,6 +45,7 @@ class WeightAverage:
         share: float = 1.0,
         first_epoch: int = 0,
         by_phase: bool = False,
+        own_statistics: bool = False,
     ) -> None:
         self._decay, self._ahead, self._first = decay, 1 / share, first_epoch
         self.by_phase = by_phase
@@ -51,6 +56,10 @@ class WeightAverage:
         self._values, self._means = list(tensors.values()), list(means.values())
         self.means = {name: means[id(value)] for name, value in state.items()}
         self.buffer_means = [means[id(buffer)] for buffer in model.buffers() if id(buffer) in means]
+        norms = norms_of(model) if own_statistics else []
+        apart = {id(value) for norm in norms for value in (norm.running_mean, norm.running_var)}
+        kept = [key not in apart for key in tensors]
+        self._followed = [list(compress(whole, kept)) for whole in (self._means, self._values)]
         some = self._values[0]
         self._count, self._active = some.new_zeros(()), some.new_zeros(())
 
@@ -86,9 +95,10 @@ class WeightAverage:
         self._count += self._active
         kept = 1 - self._ahead / (self._count.clamp(min=1) + (self._ahead - 1))
         kept = kept.clamp(max=1.0 if self._decay is None else self._decay)
-        torch._foreach_sub_(self._means, self._values)
-        torch._foreach_mul_(self._means, kept)
-        torch._foreach_add_(self._means, self._values)
+        means, values = self._followed
+        torch._foreach_sub_(means, values)
+        torch._foreach_mul_(means, kept)
+        torch._foreach_add_(means, values)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

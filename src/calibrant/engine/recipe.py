@@ -97,7 +97,7 @@ class TrainPart:
             since ``average_from_epoch`` alike, "phase" averages over ``average_share`` of the steps since the learning rate
             last dropped and computes BatchNorm's statistics anew, "no" takes the last ones; "auto" for "ema" with methods that
             learn hyper-parameters, under the default preset, and "no" with all others. Methods that learn look through the same
-            average, with "phase" through that of "ema", which answers sooner.
+            average, with "phase" through that of "ema", which answers sooner, with statistics of its own.
         average_decay: Share of the average that a step keeps, for "ema"; None to remember about a fiftieth of all steps, but at
             most a thousand.
         average_share: Share of the steps since the last drop that "phase" remembers, in (0, 1].

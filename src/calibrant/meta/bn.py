@@ -35,6 +35,13 @@ def meta_mode(model: nn.Module, meta_bn: MetaBN) -> Iterator[None]:
 
 
 @contextmanager
+def following(model: nn.Module) -> Iterator[None]:
+    """Let the running statistics of ``model`` follow the batches that pass through it, as in training, but dropout off."""
+    with _training(model, [norm for norm in norms_of(model) if norm.training]):
+        yield
+
+
+@contextmanager
 def gathering(model: nn.Module) -> Iterator[None]:
     """Let the running statistics of ``model`` become the means over all batches that pass through it, dropout off.
 

@@ -361,7 +361,45 @@ def test_train_average_by_phase_predicts_with_it_and_can_be_resumed(tmp_path):
     whole = run_recipe(recipe)
     assert resumed.test.logits.equal(whole.test.logits)
     assert whole.history[-1].test_nll == pytest.approx(float(nn.functional.cross_entropy(whole.test.logits, whole.test.labels)))
-    plain = run_recipe(override(recipe, {"train.average": "ema"}))
-    # Gamma is steered through the exponential average either way, so the networks themselves are the same.
-    assert [r.train_loss for r in plain.history] == [r.train_loss for r in whole.history]
-    assert not plain.test.logits.equal(whole.test.logits)
+
+
+def test_train_average_by_phase_leaves_it_to_the_exponential_one_to_steer():
+    # Without statistics of their own the networks that are trained are the same.
+    settings = PHASE | {"method.name": "flgamma-sece", "backbone.name": "mlp"}
+    phase, plain = (run_recipe(override(Recipe(), settings | {"train.average": kind})) for kind in ("phase", "ema"))
+    assert [r.train_loss for r in plain.history] == [r.train_loss for r in phase.history]
+    assert not plain.test.logits.equal(phase.test.logits)
+
+
+@pytest.mark.parametrize(("every", "images"), [(1, 50), (3, 150), (8, 200)])
+def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_images(every, images):
+    settings = {"method.name": "flgamma-sece", "method.options.every": str(every)}
+    parts = assemble(override(Recipe(), PHASE | settings)).parts
+    objective, norms = parts.objective, [name for name in parts.step.averages["watch"].means if "running" in name]
+    network, original, passed = objective.watched.model, objective._follow, []
+
+    def watch(batch):
+        expected = copy.deepcopy(network)
+        with torch.no_grad():
+            expected.train()(batch)
+        original(batch)
+        passed.append(batch)
+        for name in norms:
+            torch.testing.assert_close(network.state_dict()[name], expected.state_dict()[name])
+
+    objective._follow = watch
+    objective.begin_epoch(0)
+    for average in parts.step.averages.values():
+        average.begin_epoch(0)
+    for _ in range(3):
+        before = {name: parts.step.averages["watch"].means[name].clone() for name in norms}
+        parts.meta()
+        assert not any(parts.step.averages["watch"].means[name].equal(before[name]) for name in norms)
+        kept = {name: parts.step.averages["watch"].means[name].clone() for name in norms}
+        parts.plain()
+        assert all(parts.step.averages["watch"].means[name].equal(kept[name]) for name in norms)
+    assert norms
+    assert [len(batch) for batch in passed] == [images] * 3
+    momenta = {module.momentum for module in network.modules() if hasattr(module, "momentum")}
+    assert momenta == {0.1 * images / 200}
+    assert network.training
