@@ -31,7 +31,7 @@ from calibrant.engine.schedule import cosine_rate
 from calibrant.engine.setup import RunData, augmented, build_backbone, divide, fits_on_device, load_data
 from calibrant.engine.step import TrainStep, steppers
 from calibrant.engine.weights import freeze, load_initial_weights
-from calibrant.meta.bn import norms_of
+from calibrant.meta.bn import gathering_norms
 from calibrant.meta.objectives import words_of
 from calibrant.meta.virtual import VirtualStep
 
@@ -149,19 +149,20 @@ def _watched(
         return Watched(scene.model, forward, find_head(scene.model)[1])
     averaged = shown.network(scene.model)
     through = feature_function(averaged)
-    local = scene.recipe.train.batch_size // scene.group.world_size
-    own = 0 if watch is None else _statistics_images(averaged, local, every=plan.settings.every)
+    own = 0 if watch is None or plan.settings.meta_bn != "frozen" else _learn_statistics(averaged, scene, plan)
     return Watched(averaged, torch.compile(through) if scene.hardware.compiled else through, find_head(averaged)[1], own)
 
 
-def _statistics_images(averaged: nn.Module, batch_size: int, *, every: int) -> int:
-    """Of how many training images a meta step learns statistics: of a batch every fourth step, or of as much of one oftener."""
-    norms = [norm for norm in norms_of(averaged) if norm.running_mean is not None]
-    if not norms:
-        return 0
-    images = min(batch_size, max(8, -(-batch_size * every // 4)))
+def _learn_statistics(averaged: nn.Module, scene: _Scene, plan: MetaPlan) -> int:
+    """Training images of a meta step that BatchNorm learns from: a batch every fourth step, or as much less of one oftener."""
+    norms, local = gathering_norms(averaged), scene.recipe.train.batch_size // scene.group.world_size
+    images = min(local, max(8, -(-local * plan.settings.every // 4))) if norms else 0
+    train = scene.recipe.train
+    memory = _memory(train, train.epochs * (len(scene.data.train) // train.batch_size))
     for norm in norms:
-        norm.momentum = (0.1 if norm.momentum is None else norm.momentum) * images / batch_size
+        # Statistics that remember longer than the weights would belong to others.
+        usual = (0.1 if norm.momentum is None else norm.momentum) * images / local
+        norm.momentum = min(1.0, max(usual, plan.settings.every / memory))
     return images
 
 

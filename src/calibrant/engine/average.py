@@ -93,7 +93,8 @@ class WeightAverage:
     def update(self) -> None:
         """Take in the weights after a step."""
         self._count += self._active
-        kept = 1 - self._ahead / (self._count.clamp(min=1) + (self._ahead - 1))
+        count = self._count.clamp(min=1)
+        kept = (count - 1) / (count + (self._ahead - 1))
         kept = kept.clamp(max=1.0 if self._decay is None else self._decay)
         means, values = self._followed
         torch._foreach_sub_(means, values)

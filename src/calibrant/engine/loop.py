@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
@@ -19,7 +19,7 @@ from calibrant.engine.recipe import OptimPart, Recipe
 from calibrant.engine.resolve import resolved
 from calibrant.engine.schedule import cosine_rate, multistep_rate, warmed_up
 from calibrant.engine.step import Objective, TrainStep
-from calibrant.meta.bn import gathering
+from calibrant.meta.bn import gathering, gathering_norms
 
 # Called with the epoch, its steps done and all its steps.
 Tick = Callable[[int, int, int], None]
@@ -100,19 +100,28 @@ def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
     if part.schedule == "cosine":
         rate = cosine_rate(epoch, lr=part.lr, epochs=epochs)
     elif part.schedule == "multistep":
-        # The paper drops at 150 and 250 of 350 epochs; other lengths keep the proportions, but the first epoch has the rate
-        # that was asked for and no two drops come together.
-        first = max(1, round(epochs * 3 / 7))
-        milestones = part.milestones_epochs or (first, max(first + 1, round(epochs * 5 / 7)))
-        rate = multistep_rate(epoch, lr=part.lr, milestones_epochs=milestones, decay=part.decay)
+        rate = multistep_rate(epoch, lr=part.lr, milestones_epochs=_milestones(part, epochs), decay=part.decay)
     else:
         rate = part.lr
     return warmed_up(rate, epoch, warmup_epochs=part.warmup_epochs)
 
 
 def drops(part: OptimPart, epoch: int, *, epochs: int) -> bool:
-    """Whether the learning rate falls to half or less with this epoch, as it does at a milestone."""
-    return epoch > 0 and learning_rate(part, epoch, epochs=epochs) <= learning_rate(part, epoch - 1, epochs=epochs) / 2
+    """Whether a milestone of the learning rate is reached with this epoch.
+
+    Example:
+        >>> part = OptimPart()
+        >>> [epoch for epoch in range(350) if drops(part, epoch, epochs=350)]
+        [150, 250]
+    """
+    return part.schedule == "multistep" and any(epoch - 1 < place <= epoch for place in _milestones(part, epochs))
+
+
+def _milestones(part: OptimPart, epochs: int) -> Sequence[float]:
+    # The paper drops at 150 and 250 of 350 epochs; other lengths keep the proportions, but the first epoch has the rate that
+    # was asked for and no two drops come together.
+    first = max(1, round(epochs * 3 / 7))
+    return part.milestones_epochs or (first, max(first + 1, round(epochs * 5 / 7)))
 
 
 def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, tick: Tick | None = None) -> EpochRecord:
@@ -192,7 +201,7 @@ def _pass_again(parts: LoopParts, epoch: int) -> None:
 
 def _evaluate(parts: LoopParts, epoch: int) -> Mapping[str, float]:
     precision, average = parts.step.precision, parts.step.average
-    if average is not None and average.by_phase:
+    if average is not None and average.by_phase and gathering_norms(parts.model):
         average.renew(lambda: _pass_again(parts, epoch))
         _level(average.buffer_means, parts.step.group)
     with nullcontext() if average is None else average.applied():

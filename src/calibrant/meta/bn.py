@@ -37,7 +37,7 @@ def meta_mode(model: nn.Module, meta_bn: MetaBN) -> Iterator[None]:
 @contextmanager
 def following(model: nn.Module) -> Iterator[None]:
     """Let the running statistics of ``model`` follow the batches that pass through it, as in training, but dropout off."""
-    with _training(model, [norm for norm in norms_of(model) if norm.training]):
+    with _training(model, gathering_norms(model)):
         yield
 
 
@@ -47,7 +47,7 @@ def gathering(model: nn.Module) -> Iterator[None]:
 
     Layers that are not in training mode keep theirs. Counts of batches are put back afterwards, as is the network's mode.
     """
-    norms = [norm for norm in norms_of(model) if isinstance(norm, _BatchNorm) and norm.training and norm.track_running_stats]
+    norms = gathering_norms(model)
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         # Without a momentum PyTorch weighs all batches alike, beginning with the first that is counted.
@@ -87,6 +87,11 @@ def untracked(norms: list[_NormBase]) -> Iterator[None]:
     finally:
         for norm in tracked:
             norm.track_running_stats = True
+
+
+def gathering_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Every BatchNorm of ``model`` that learns running statistics: it keeps them, and is in training mode."""
+    return [norm for norm in norms_of(model) if isinstance(norm, _BatchNorm) and norm.training and norm.track_running_stats]
 
 
 def norms_of(model: nn.Module) -> list[_NormBase]:

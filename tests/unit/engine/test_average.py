@@ -6,9 +6,10 @@ from torch import nn
 
 from calibrant.engine.assemble import assemble
 from calibrant.engine.average import WeightAverage
-from calibrant.engine.loop import run_epoch
-from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.run import run_recipe
+from calibrant.engine.loop import drops, run_epoch
+from calibrant.engine.recipe import OptimPart, Recipe, override
+from calibrant.engine.run import check_same_run, run_recipe
+from calibrant.meta.bn import following, gathering
 from calibrant.meta.lookahead import head_hypergradient
 from tracing import trace_step
 
@@ -401,5 +402,67 @@ def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_im
     assert norms
     assert [len(batch) for batch in passed] == [images] * 3
     momenta = {module.momentum for module in network.modules() if hasattr(module, "momentum")}
-    assert momenta == {0.1 * images / 200}
+    # Three epochs of so few steps: the average remembers one step.
+    assert momenta == {1.0}
     assert network.training
+
+
+def test_drops_are_the_milestones_whatever_the_warm_up_and_never_a_cosines_end():
+    def found(**settings):
+        return [epoch for epoch in range(20) if drops(OptimPart(**settings), epoch, epochs=20)]
+
+    assert found(milestones_epochs=(5, 12.5), warmup_epochs=8, decay=0.9) == [5, 13]
+    assert found(schedule="cosine") == found(schedule="constant") == []
+
+
+def test_statistics_are_gathered_without_dropout_by_layers_that_train_and_counts_stay_where_they_were():
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.5), nn.BatchNorm1d(2), nn.BatchNorm1d(2, momentum=None)).train()
+    model[2].training = False
+    counts = [norm.num_batches_tracked for norm in (model[0], model[2], model[3])]
+    before = [count.clone() for count in counts]
+    batches = [torch.randn(50, 2) + shift for shift in (0.0, 4.0)]
+    with gathering(model):
+        outputs = [model(batch) for batch in batches]
+    assert model[0].running_mean.tolist() == pytest.approx(torch.stack([b.mean(0) for b in batches]).mean(0).tolist())
+    assert model[2].running_mean.tolist() == [0, 0]
+    # Nothing was dropped: what enters the last layer is standardised by the first.
+    assert model[3].running_var.tolist() == pytest.approx([50 / 49] * 2, rel=1e-3)
+    assert all(output.isfinite().all() for output in outputs)
+    assert [norm.num_batches_tracked for norm in (model[0], model[2], model[3])] == before
+    assert all(norm.num_batches_tracked is count for norm, count in zip((model[0], model[2], model[3]), counts, strict=True))
+    assert [module.training for module in model] == [True, True, False, True]
+    assert [model[0].momentum, model[3].momentum] == [0.1, None]
+    with following(model):
+        model(batches[1])
+    assert model[0].running_mean.tolist() == pytest.approx((0.9 * 2 + 0.1 * batches[1].mean(0)).tolist(), abs=0.2)
+    assert model[2].running_mean.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("key", ["average_share", "average_from_epoch"])
+def test_train_average_by_phase_another_setting_is_another_run(key):
+    settings = PHASE | {"optim.milestones_epochs": "99"}
+    first, second = (override(Recipe(), settings | {f"train.{key}": v}) for v in ("1", "0" if "epoch" in key else "0.25"))
+    with pytest.raises(ValueError, match=f"`train.{key}` is 1"):
+        check_same_run(first, second, where="there")
+    check_same_run(*(override(run, {"train.average": "no"}) for run in (first, second)), where="there")
+    runs = [run_recipe(run).test.logits for run in (first, second)]
+    assert not runs[0].equal(runs[1])
+
+
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_statistics_are_those_of_the_epochs_batches_wherever_images_lie(place):
+    recipe = override(Recipe(), PHASE | {"data.place": place, "method.name": "mixup"})
+    assert run_recipe(recipe).test.logits.equal(run_recipe(override(recipe, {"data.place": "auto"})).test.logits)
+
+
+@pytest.mark.parametrize("every", ["1", "4"])
+def test_train_meta_step_by_phase_can_be_captured(every):
+    settings = PHASE | {"method.name": "flgamma-sece", "method.options.every": every}
+    parts = assemble(override(Recipe(), settings)).parts
+    assert trace_step(parts.meta).lost == []
+
+
+def test_train_average_share_out_of_range_is_one_sentence():
+    for share in ("0", "1.5"):
+        with pytest.raises(ValueError, match=r"`train.average_share` must lie in \(0, 1\], got"):
+            assemble(override(Recipe(), PHASE | {"train.average_share": share}))
