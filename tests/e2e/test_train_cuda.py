@@ -54,6 +54,7 @@ CASES = {
     "patra": {"method.options.every": "1"},
     "averaged": {"method.name": "ce", "train.average": "uniform", "train.average_from_epoch": "1"},
     "averaged-meta": {"method.name": "flgamma-sece", "method.options.every": "2", "train.average": "ema"},
+    "phase": {"method.name": "flgamma-sece", "train.average": "phase", "optim.milestones_epochs": "1"},
     "adamw": {"method.name": "ce", "optim.name": "adamw", "optim.lr": "0.001"},
 }
 

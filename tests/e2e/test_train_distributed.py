@@ -39,11 +39,18 @@ CASES = {
     "adafocal": {"train.epochs": "2", "data.val": "201", "data.meta": "199"},
     "patra": {"train.epochs": "3", "method.options.every": "1"},
     "averaged": {"method.name": "ce", "train.average": "ema", "train.average_decay": "0.8"},
+    "phase": {"method.name": "flgamma-sece", "train.average": "phase", "train.epochs": "2", "optim.milestones_epochs": "1"},
+}
+
+# BatchNorm here sees its own process's part of a batch, so that two processes do not train as one.
+APART = {
+    "statistics": {"method.name": "ce", "backbone.name": "convnet"},
+    "phase-statistics": {"method.name": "flgamma-sece", "backbone.name": "convnet", "train.average": "phase"},
 }
 
 
 def recipe_of_case(case):
-    return override(Recipe(), TWENTY_STEPS | {"method.name": case} | CASES[case])
+    return override(Recipe(), TWENTY_STEPS | {"method.name": case} | (CASES | APART)[case])
 
 
 def results(run):
@@ -58,7 +65,7 @@ def work(rank, folder):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=LIMIT_S)
     )
-    torch.save({case: results(train(recipe_of_case(case))) for case in CASES}, f"{folder}/rank{rank}.pt")
+    torch.save({case: results(train(recipe_of_case(case))) for case in CASES | APART}, f"{folder}/rank{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -77,6 +84,14 @@ def test_two_processes_train_to_the_parameters_of_one(case, runs):
         assert set(found) == set(expected)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("case", APART)
+def test_two_processes_end_with_one_network_statistics_included(case, runs):
+    first, second = (run[case] for run in runs)
+    assert any("running_var" in name for name in first)
+    for name, value in first.items():
+        assert value.equal(second[name]), name
 
 
 def launch(*arguments):

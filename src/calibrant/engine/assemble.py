@@ -31,6 +31,7 @@ from calibrant.engine.schedule import cosine_rate
 from calibrant.engine.setup import RunData, augmented, build_backbone, divide, fits_on_device, load_data
 from calibrant.engine.step import TrainStep, steppers
 from calibrant.engine.weights import freeze, load_initial_weights
+from calibrant.meta.bn import gathering_norms
 from calibrant.meta.objectives import words_of
 from calibrant.meta.virtual import VirtualStep
 
@@ -102,9 +103,9 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
     forward: FeatureFunction = torch.compile(plain_forward) if hardware.compiled else plain_forward
     batches = _train_batches(scene, resident=resident)
     optimizer = _optimizer(scene)
-    average = _average(recipe, model, steps=recipe.train.epochs * batches.steps_per_epoch)
+    average, watch = _averages(recipe, model, plan, steps=recipe.train.epochs * batches.steps_per_epoch)
     objective = (
-        _meta_objective(scene, plan, _watched(model, forward, plan, hardware, average), batches, optimizer)
+        _meta_objective(scene, plan, _watched(scene, plan, forward, average=average, watch=watch), batches, optimizer)
         if isinstance(plan, MetaPlan)
         else _loss_objective(scene, plan, batches)
     )
@@ -118,6 +119,7 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
         clip_norm=recipe.train.clip_norm or None,
         group=group,
         average=average,
+        watch=watch,
     )
     plain, meta = steppers(step, capture=hardware.captured)
     val, test = (
@@ -139,25 +141,51 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
 
 
 def _watched(
-    model: nn.Module, forward: FeatureFunction, plan: MetaPlan, hardware: Hardware, average: WeightAverage | None
+    scene: _Scene, plan: MetaPlan, forward: FeatureFunction, *, average: WeightAverage | None, watch: WeightAverage | None
 ) -> Watched:
-    """What steers the hyper-parameters should see what will make the predictions; a gradient that leaks needs the network."""
-    if average is None or plan.settings.leak_meta_grad or plan.frozen:
-        return Watched(model, forward, find_head(model)[1])
-    averaged = average.network(model)
+    """What steers the hyper-parameters should see an average where one predicts; a gradient that leaks needs the network."""
+    shown = watch or average
+    if shown is None or plan.settings.leak_meta_grad or plan.frozen:
+        return Watched(scene.model, forward, find_head(scene.model)[1])
+    averaged = shown.network(scene.model)
     through = feature_function(averaged)
-    return Watched(averaged, torch.compile(through) if hardware.compiled else through, find_head(averaged)[1])
+    own = 0 if watch is None or plan.settings.meta_bn != "frozen" else _learn_statistics(averaged, scene, plan)
+    return Watched(averaged, torch.compile(through) if scene.hardware.compiled else through, find_head(averaged)[1], own)
 
 
-def _average(recipe: Recipe, model: nn.Module, *, steps: int) -> WeightAverage | None:
+def _learn_statistics(averaged: nn.Module, scene: _Scene, plan: MetaPlan) -> int:
+    """Training images of a meta step that BatchNorm learns from: a batch every fourth step, or as much less of one oftener."""
+    norms, local = gathering_norms(averaged), scene.recipe.train.batch_size // scene.group.world_size
+    images = min(local, max(8, -(-local * plan.settings.every // 4))) if norms else 0
+    train = scene.recipe.train
+    memory = _memory(train, train.epochs * (len(scene.data.train) // train.batch_size))
+    for norm in norms:
+        # Statistics that remember longer than the weights would belong to others.
+        usual = (0.1 if norm.momentum is None else norm.momentum) * images / local
+        norm.momentum = min(1.0, max(usual, plan.settings.every / memory))
+    return images
+
+
+def _averages(recipe: Recipe, model: nn.Module, plan: Plan, *, steps: int) -> tuple[WeightAverage | None, WeightAverage | None]:
+    """Average of the weights that predicts, and the one that meta batches go through where that must be another.
+
+    The longer an average's memory, the later it shows what gamma has done; what steers by it then swings.
+    """
     train = recipe.train
-    if train.average == "no":
-        return None
-    exponential = train.average == "ema"
     # The paper's last drop of the learning rate is at 250 of 350 epochs; what comes before it is too far from the end.
-    usual = 0 if exponential else train.epochs * 5 // 7
+    usual = train.epochs * 5 // 7 if train.average == "uniform" else 0
     first = usual if train.average_from_epoch is None else train.average_from_epoch
-    return WeightAverage(model, decay=1 - 1 / _memory(train, steps) if exponential else None, first_epoch=first)
+    if train.average == "no":
+        return None, None
+    if train.average == "uniform":
+        return WeightAverage(model, decay=None, first_epoch=first), None
+    decay = 1 - 1 / _memory(train, steps)
+    if train.average == "ema":
+        return WeightAverage(model, decay=decay, first_epoch=first), None
+    learns = isinstance(plan, MetaPlan) and not (plan.frozen or plan.settings.leak_meta_grad)
+    watch = WeightAverage(model, decay=decay, first_epoch=first, own_statistics=True) if learns else None
+    phase = WeightAverage(model, decay=None, share=train.average_share, first_epoch=first, by_phase=True)
+    return phase, watch
 
 
 def _memory(train: TrainPart, steps: int) -> float:
@@ -165,7 +193,7 @@ def _memory(train: TrainPart, steps: int) -> float:
 
     Three epochs of CIFAR-10 are long enough to even the steps out; in a short run that would reach back to its beginning.
     """
-    if train.average == "ema" and train.average_decay is not None:
+    if train.average in ("ema", "phase") and train.average_decay is not None:
         return 1 / (1 - train.average_decay)
     return min(max(steps / 50, 1.0), 1000.0)
 

@@ -45,5 +45,7 @@ def check_recipe(recipe: Recipe) -> None:
         )
     if train.average_decay is not None and not 0 <= train.average_decay < 1:
         raise ValueError(f"recipe: `train.average_decay` must lie in [0, 1), got {train.average_decay}.")
+    if not 0 < train.average_share <= 1:
+        raise ValueError(f"recipe: `train.average_share` must lie in (0, 1], got {train.average_share}.")
     if optim.nesterov and optim.momentum == 0:
         raise ValueError("recipe: `optim.nesterov` must come with `optim.momentum` > 0, got momentum 0.")

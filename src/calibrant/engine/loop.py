@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
+import torch
 from torch import Tensor, nn
 
+from calibrant.engine.distributed import Group
 from calibrant.engine.evaluate import EvalSet, epoch_scores
 from calibrant.engine.features import FeatureFunction
 from calibrant.engine.optim import set_learning_rate
@@ -17,9 +19,12 @@ from calibrant.engine.recipe import OptimPart, Recipe
 from calibrant.engine.resolve import resolved
 from calibrant.engine.schedule import cosine_rate, multistep_rate, warmed_up
 from calibrant.engine.step import Objective, TrainStep
+from calibrant.meta.bn import gathering, gathering_norms
 
 # Called with the epoch, its steps done and all its steps.
 Tick = Callable[[int, int, int], None]
+# Examples that BatchNorm's statistics are computed anew from: then their error no longer shows in error and ECE.
+_STATISTICS_EXAMPLES = 2560
 
 
 @dataclass(frozen=True)
@@ -95,14 +100,28 @@ def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
     if part.schedule == "cosine":
         rate = cosine_rate(epoch, lr=part.lr, epochs=epochs)
     elif part.schedule == "multistep":
-        # The paper drops at 150 and 250 of 350 epochs; other lengths keep the proportions, but the first epoch has the rate
-        # that was asked for and no two drops come together.
-        first = max(1, round(epochs * 3 / 7))
-        milestones = part.milestones_epochs or (first, max(first + 1, round(epochs * 5 / 7)))
-        rate = multistep_rate(epoch, lr=part.lr, milestones_epochs=milestones, decay=part.decay)
+        rate = multistep_rate(epoch, lr=part.lr, milestones_epochs=_milestones(part, epochs), decay=part.decay)
     else:
         rate = part.lr
     return warmed_up(rate, epoch, warmup_epochs=part.warmup_epochs)
+
+
+def drops(part: OptimPart, epoch: int, *, epochs: int) -> bool:
+    """Whether a milestone of the learning rate is reached with this epoch.
+
+    Example:
+        >>> part = OptimPart()
+        >>> [epoch for epoch in range(350) if drops(part, epoch, epochs=350)]
+        [150, 250]
+    """
+    return part.schedule == "multistep" and any(epoch - 1 < place <= epoch for place in _milestones(part, epochs))
+
+
+def _milestones(part: OptimPart, epochs: int) -> Sequence[float]:
+    # The paper drops at 150 and 250 of 350 epochs; other lengths keep the proportions, but the first epoch has the rate that
+    # was asked for and no two drops come together.
+    first = max(1, round(epochs * 3 / 7))
+    return part.milestones_epochs or (first, max(first + 1, round(epochs * 5 / 7)))
 
 
 def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, tick: Tick | None = None) -> EpochRecord:
@@ -122,8 +141,8 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
     lr = learning_rate(recipe.optim, epoch, epochs=train.epochs)
     set_learning_rate(step.optimizer, lr)
     parts.objective.begin_epoch(epoch)
-    if step.average is not None:
-        step.average.begin_epoch(epoch)
+    for average in step.averages.values():
+        average.begin_epoch(epoch, anew=average.by_phase and drops(recipe.optim, epoch, epochs=train.epochs))
     steps = step.batches.begin_epoch(epoch, kept=parts.objective.kept())
     step.loss_sum.zero_()
     begun = time.monotonic()
@@ -148,7 +167,7 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
         # Epochs are counted from 1 where they are shown.
         raise _diverged(f"the loss became {loss} in epoch {epoch + 1}")
     due = (epoch + 1) % train.eval_every_epochs == 0 or epoch + 1 == train.epochs
-    scores = _evaluate(parts) if due else {}
+    scores = _evaluate(parts, epoch) if due else {}
     seconds = time.monotonic() - started
     return EpochRecord(epoch, lr, loss, images_per_second=speed, seconds=seconds, **scores)
 
@@ -159,17 +178,32 @@ def _diverged(what: str) -> FloatingPointError:
 
 def _level_statistics(parts: LoopParts) -> None:
     """Average what each process's BatchNorm has seen, where it was not synchronised: all must predict with one network."""
-    group = parts.step.group
+    seen = [buffer for buffer in parts.model.buffers() if buffer.is_floating_point()]
+    _level(seen + [mean for average in parts.step.averages.values() for mean in average.buffer_means], parts.step.group)
+
+
+def _level(values: list[Tensor], group: Group) -> None:
     if group.world_size > 1:
-        seen = [buffer for buffer in parts.model.buffers() if buffer.is_floating_point()]
-        seen += [] if parts.step.average is None else parts.step.average.buffer_means
-        group.add_up(seen)
-        for buffer in seen:
-            buffer /= group.world_size
+        group.add_up(values)
+        for value in values:
+            value /= group.world_size
 
 
-def _evaluate(parts: LoopParts) -> Mapping[str, float]:
+def _pass_again(parts: LoopParts, epoch: int) -> None:
+    """Let the epoch's first batches pass once more, for BatchNorm's statistics alone."""
+    step = parts.step
+    steps = step.batches.begin_epoch(epoch, kept=parts.objective.kept())
+    with gathering(parts.model), torch.autocast(step.device.type, dtype=torch.bfloat16, enabled=step.precision == "bf16"):
+        for _ in range(min(steps, -(-_STATISTICS_EXAMPLES // step.batches.batch_size))):
+            step.batches.feed()
+            parts.eval_forward(parts.objective.inputs(step.batches.next()))
+
+
+def _evaluate(parts: LoopParts, epoch: int) -> Mapping[str, float]:
     precision, average = parts.step.precision, parts.step.average
+    if average is not None and average.by_phase and gathering_norms(parts.model):
+        average.renew(lambda: _pass_again(parts, epoch))
+        _level(average.buffer_means, parts.step.group)
     with nullcontext() if average is None else average.applied():
         val = parts.val.run(parts.model, parts.eval_forward, precision=precision)
         test = parts.test.run(parts.model, parts.eval_forward, precision=precision, gamma=parts.gamma)

@@ -15,7 +15,7 @@ from calibrant.engine.evaluate import at_once
 from calibrant.engine.features import FeatureFunction
 from calibrant.engine.optim import allocate_state, set_learning_rate
 from calibrant.engine.step import Precision
-from calibrant.meta.bn import MetaBN, meta_mode
+from calibrant.meta.bn import MetaBN, following, meta_mode
 from calibrant.meta.leak import leaked_value, own_gradient
 from calibrant.meta.lookahead import head_hypergradient
 from calibrant.meta.regularizers import Regularizer
@@ -24,11 +24,19 @@ from calibrant.meta.virtual import VirtualStep, clip_factor
 
 
 class Watched(NamedTuple):
-    """A network as meta batches see it: the module, images → (features, logits) of it, and its classifier."""
+    """A network as meta batches see it.
+
+    Attributes:
+        model: The module.
+        forward: Images → (features, logits) of it.
+        head: Its classifier.
+        learns_from: Training images of each meta step that it learns BatchNorm's statistics from; 0 where it has them already.
+    """
 
     model: nn.Module
     forward: FeatureFunction
     head: nn.Linear
+    learns_from: int = 0
 
 
 class MetaObjective:
@@ -115,6 +123,8 @@ class MetaObjective:
         """Look one step of the head ahead, and step the hyper-parameters down the held-out objective."""
         meta = self.batches.next()
         step = self.step if self._rate is None else replace(self.step, lr=self._rate())
+        if self.watched.learns_from:
+            self._follow(batch.images[: self.watched.learns_from])
         seen = self._features(meta.images)
         if self.leak:
             self._leaked = self._leak(Seen(features, logits, batch.labels), seen, meta.labels, step)
@@ -137,6 +147,13 @@ class MetaObjective:
             for name, allowed in self.regularizer.project(self.hyper).items():
                 self.hyper[name].copy_(allowed)
             self.value.copy_(found.value)
+
+    @torch.no_grad()
+    def _follow(self, images: Tensor) -> None:
+        """Let BatchNorm's statistics of the watched network follow its weights."""
+        autocast = torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+        with following(self.watched.model), autocast:
+            self.watched.model(images)
 
     def _features(self, images: Tensor) -> Tensor:
         """Features of meta images ``[B, D]``; in pieces where the network treats each image by itself."""

@@ -94,12 +94,15 @@ class TrainPart:
             lowest NLL or ECE among the epochs whose error is within one standard error of the lowest; or "last". "auto" for
             "error+nll" with methods that learn hyper-parameters, under the default preset, and for "error" with all others.
         average: Whether predictions are those of averaged weights: "ema" forgets old ones exponentially, "uniform" weighs all
-            since ``average_from_epoch`` alike, "no" takes the last ones; "auto" for "ema" with methods that learn
-            hyper-parameters, under the default preset, and "no" with all others.
+            since ``average_from_epoch`` alike, "phase" averages over ``average_share`` of the steps since the learning rate
+            last dropped and computes BatchNorm's statistics anew, "no" takes the last ones; "auto" for "ema" with methods that
+            learn hyper-parameters, under the default preset, and "no" with all others. Methods that learn look through the same
+            average, with "phase" through that of "ema", which answers sooner, with statistics of its own.
         average_decay: Share of the average that a step keeps, for "ema"; None to remember about a fiftieth of all steps, but at
             most a thousand.
-        average_from_epoch: Epoch from which on weights are averaged; None for the first ("ema") or for that of the last drop
-            of the paper's learning rate, 5/7 of all ("uniform").
+        average_share: Share of the steps since the last drop that "phase" remembers, in (0, 1].
+        average_from_epoch: Epoch from which on weights are averaged; None for the first ("ema", "phase") or for that of the
+            last drop of the paper's learning rate, 5/7 of all ("uniform").
         device: "auto", "cpu", "cuda" or "cuda:1".
         compile: Whether to compile the network; "auto" does on a GPU that trains alone, for runs long enough to repay it.
         graph: Whether to replay the step as a CUDA graph; "auto" does on a GPU that trains alone.
@@ -113,8 +116,9 @@ class TrainPart:
     clip_norm: float = 2.0
     precision: Literal["auto", "bf16", "float32", "float64"] = "auto"
     select: Literal["auto", "error", "nll", "error+nll", "error+ece", "last"] = "auto"
-    average: Literal["auto", "no", "ema", "uniform"] = "auto"
+    average: Literal["auto", "no", "ema", "uniform", "phase"] = "auto"
     average_decay: float | None = None
+    average_share: float = 0.2
     average_from_epoch: int | None = None
     device: str = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"

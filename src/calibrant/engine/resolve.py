@@ -9,6 +9,14 @@ from calibrant.engine.methods import METHODS, split_name
 from calibrant.engine.plans import Facts
 from calibrant.engine.recipe import Recipe
 
+# Way of averaging → keys of `train` that say nothing under it.
+IDLE_KEYS: dict[str, tuple[str, ...]] = {
+    "no": ("average_decay", "average_share", "average_from_epoch"),
+    "ema": ("average_share",),
+    "uniform": ("average_decay", "average_share"),
+    "phase": (),
+}
+
 
 def resolved(recipe: Recipe) -> Recipe:
     """Return the recipe with averaging and choice of the epoch decided.

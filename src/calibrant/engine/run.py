@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -20,8 +20,8 @@ from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import Outputs
 from calibrant.engine.loop import EpochRecord, LoopParts, Tick, run_epoch
 from calibrant.engine.meta_objective import MetaObjective
-from calibrant.engine.recipe import NEUTRAL, Recipe, load_recipe_text, to_dict, to_toml
-from calibrant.engine.resolve import resolved
+from calibrant.engine.recipe import NEUTRAL, Recipe, TrainPart, load_recipe_text, to_dict, to_toml
+from calibrant.engine.resolve import IDLE_KEYS, resolved
 from calibrant.engine.result import Run
 from calibrant.engine.selection import BestEpoch
 
@@ -159,11 +159,8 @@ def _check_same_learning(found: dict[str, object] | None, wanted: dict[str, obje
 def _plain(recipe: Recipe) -> Recipe:
     """The recipe with what its method decides, and without what then does not count."""
     train = resolved(recipe).train
-    if train.average != "ema":
-        train = replace(train, average_decay=None)
-    if train.average == "no":
-        train = replace(train, average_from_epoch=None)
-    return replace(recipe, train=train)
+    usual = asdict(TrainPart())
+    return replace(recipe, train=replace(train, **{key: usual[key] for key in IDLE_KEYS[train.average]}))
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:

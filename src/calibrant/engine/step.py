@@ -72,7 +72,8 @@ class TrainStep:
         precision: Arithmetic of the forward pass.
         clip_norm: Largest norm of the gradient, or None.
         group: Processes that share a batch.
-        average: Average of the weights to keep, or None.
+        average: Average of the weights that predicts, or None.
+        watch: Average that meta batches go through, where it is another one.
     """
 
     def __init__(
@@ -87,9 +88,11 @@ class TrainStep:
         clip_norm: float | None,
         group: Group = ALONE_GROUP,
         average: WeightAverage | None = None,
+        watch: WeightAverage | None = None,
     ) -> None:
         self.model, self.forward, self.batches, self.objective, self.optimizer = model, forward, batches, objective, optimizer
         self.precision, self.clip_norm, self.group, self.average = precision, clip_norm, group, average
+        self.averages = {name: kept for name, kept in (("average", average), ("watch", watch)) if kept is not None}
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -116,8 +119,8 @@ class TrainStep:
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.clip_norm, foreach=True)
         self.optimizer.step()
-        if self.average is not None:
-            self.average.update()
+        for average in self.averages.values():
+            average.update()
         self.loss_sum += loss.detach()
 
     def state(self) -> dict[str, Tensor]:
@@ -128,8 +131,8 @@ class TrainStep:
             kept |= {f"optimizer.{names[value]}.{key}": entry for key, entry in entries.items() if isinstance(entry, Tensor)}
         kept |= {f"objective.{name}": value for name, value in self.objective.state().items()}
         kept |= {f"batches.{name}": value for name, value in self.batches.state().items()}
-        if self.average is not None:
-            kept |= {f"average.{name}": value for name, value in self.average.state().items()}
+        for name, average in self.averages.items():
+            kept |= {f"{name}.{key}": value for key, value in average.state().items()}
         return kept | {"loss_sum": self.loss_sum}
 
 

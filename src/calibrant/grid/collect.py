@@ -18,7 +18,7 @@ from calibrant.core.summary import summarize_with_top
 from calibrant.data import is_path
 from calibrant.engine.folder import is_finished
 from calibrant.engine.recipe import MethodPart, Recipe, load_recipe, to_dict
-from calibrant.engine.resolve import resolved
+from calibrant.engine.resolve import IDLE_KEYS, resolved
 from calibrant.grid.results import load_result
 from calibrant.io.predictions import load_predictions
 from calibrant.metrics.measure import measure
@@ -32,9 +32,6 @@ _N_BINS = 15
 _TEST = "test.npz"
 _OPTIONS = {"data.name": "--data", "method.name": "--method", "backbone.name": "--model", "train.epochs": "--epochs"}
 _OPTIONS |= {"seed": "--seed", "method.preset": "--preset", "backbone.init": "--init"}
-# Kind of average → keys that do not count under it.
-_DECAY, _FROM = "train.average_decay", "train.average_from_epoch"
-_UNUSED = {"no": (_DECAY, _FROM), "uniform": (_DECAY,), "ema": ()}
 _SEED = re.compile(r"(?:(?P<name>.+?)[-_.])?seed[-_]?(?P<seed>\d+)")
 
 
@@ -176,7 +173,8 @@ def command_of(recipe: Recipe) -> str:
     usual, words = dict(_flat(to_dict(replace(bare, method=MethodPart())))), ["calibrant", "train"]
     for key, value in _flat(to_dict(full)):
         # Where the data lie is a matter of the machine; how to average says nothing where that is not done.
-        if key in ("data.root", *_UNUSED.get(full.train.average, ())) or (key in usual and usual[key] == value):
+        idle = key.removeprefix("train.") in IDLE_KEYS.get(full.train.average, ())
+        if key == "data.root" or idle or (key in usual and usual[key] == value):
             continue
         said = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         words += [_OPTIONS[key], said] if key in _OPTIONS else ["--set", f"{key}={said}"]

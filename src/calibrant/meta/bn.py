@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
+import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 MetaBN: TypeAlias = Literal["batch", "update", "frozen"]
 
@@ -28,15 +29,47 @@ def meta_mode(model: nn.Module, meta_bn: MetaBN) -> Iterator[None]:
     if meta_bn == "update":
         yield
         return
+    kept = [m for m in norms_of(model) if m.training] if meta_bn == "batch" else []
+    with _training(model, kept), untracked(kept):
+        yield
+
+
+@contextmanager
+def following(model: nn.Module) -> Iterator[None]:
+    """Let the running statistics of ``model`` follow the batches that pass through it, as in training, but dropout off."""
+    with _training(model, gathering_norms(model)):
+        yield
+
+
+@contextmanager
+def gathering(model: nn.Module) -> Iterator[None]:
+    """Let the running statistics of ``model`` become the means over all batches that pass through it, dropout off.
+
+    Layers that are not in training mode keep theirs. Counts of batches are put back afterwards, as is the network's mode.
+    """
+    norms = gathering_norms(model)
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        # Without a momentum PyTorch weighs all batches alike, beginning with the first that is counted.
+        norm.momentum, norm.num_batches_tracked = None, torch.zeros_like(norm.num_batches_tracked)  # type: ignore[arg-type]
+    try:
+        with _training(model, norms):
+            yield
+    finally:
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
+
+
+@contextmanager
+def _training(model: nn.Module, parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Have these parts of ``model``, which are in training mode, alone in it, and put all modes back afterwards."""
     training = [module for module in model.modules() if module.training]
-    kept = [m for m in training if isinstance(m, _NormBase)] if meta_bn == "batch" else []
     for module in training:
         module.training = False
-    for norm in kept:
-        norm.training = True
+    for module in parts:
+        module.training = True
     try:
-        with untracked(kept):
-            yield
+        yield
     finally:
         for module in training:
             module.training = True
@@ -54,6 +87,11 @@ def untracked(norms: list[_NormBase]) -> Iterator[None]:
     finally:
         for norm in tracked:
             norm.track_running_stats = True
+
+
+def gathering_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Every BatchNorm of ``model`` that learns running statistics: it keeps them, and is in training mode."""
+    return [norm for norm in norms_of(model) if isinstance(norm, _BatchNorm) and norm.training and norm.track_running_stats]
 
 
 def norms_of(model: nn.Module) -> list[_NormBase]:
