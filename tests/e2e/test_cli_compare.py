@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ PATIENCE = 300
 # built for `focal`.
 NETWORKS = """
 import os, signal, sys, time
+from functools import partial
 from pathlib import Path
 from calibrant.backbones import mlp
 
@@ -62,6 +64,8 @@ def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
         text=True,
         cwd=cwd,
         start_new_session=True,
+        # A suite that runs in the background of a shell has it switched off, and would hand that down.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -89,7 +89,7 @@ def test_cli_train_default_folder_is_named_after_the_run():
         (["--set", "data.size=0"], "`data.size` must be a whole number >= 1, got 0"),
         (["--set", "data.pad=-1"], "`data.pad` must be a finite number >= 0, got -1"),
         (["--set", "data.augment=no", "--set", "data.flip=yes"], "must be left out where `data.augment` is false"),
-        (["--set", "train.average=swa"], "`train.average` must be one of 'auto', 'no', 'ema', 'uniform', got 'swa'"),
+        (["--set", "train.average=swa"], "`train.average` must be one of 'auto', 'no', 'ema', 'uniform', 'phase', got 'swa'"),
         (
             ["--epochs", "3", "--set", "train.average=ema", "--set", "train.average_from_epoch=3"],
             "`train.average_from_epoch` must be below `train.epochs`, got 3 with 3 epochs: nothing would be averaged",

@@ -91,13 +91,13 @@ class TrainPart:
         clip_norm: Largest norm of the gradient; 0 switches clipping off.
         precision: "bf16" autocast, "float32" or "float64"; "auto" is bf16 on a GPU that has it, else float32.
         select: What of the validation part picks the best epoch: lowest "error" or "nll"; "error+nll" or "error+ece", the
-            lowest NLL or ECE among the epochs whose error is within one standard error of the lowest; or "last". "auto" for
+            lowest NLL or ECE among the epochs whose error is within two standard errors of the lowest; or "last". "auto" for
             "error+nll" with methods that learn hyper-parameters, under the default preset, and for "error" with all others.
         average: Whether predictions are those of averaged weights: "ema" forgets old ones exponentially, "uniform" weighs all
             since ``average_from_epoch`` alike, "phase" averages over ``average_share`` of the steps since the learning rate
-            last dropped and computes BatchNorm's statistics anew, "no" takes the last ones; "auto" for "ema" with methods that
-            learn hyper-parameters, under the default preset, and "no" with all others. Methods that learn look through the same
-            average, with "phase" through that of "ema", which answers sooner, with statistics of its own.
+            last dropped and computes BatchNorm's statistics anew, "no" takes the last ones; "auto" for "phase" with methods
+            that learn hyper-parameters, under the default preset, and "no" with all others. Methods that learn look through the
+            same average, with "phase" through that of "ema", which answers sooner, with statistics of its own.
         average_decay: Share of the average that a step keeps, for "ema"; None to remember about a fiftieth of all steps, but at
             most a thousand.
         average_share: Share of the steps since the last drop that "phase" remembers, in (0, 1].
@@ -118,7 +118,7 @@ class TrainPart:
     select: Literal["auto", "error", "nll", "error+nll", "error+ece", "last"] = "auto"
     average: Literal["auto", "no", "ema", "uniform", "phase"] = "auto"
     average_decay: float | None = None
-    average_share: float = 0.2
+    average_share: float = 0.5
     average_from_epoch: int | None = None
     device: str = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"

@@ -22,20 +22,20 @@ def resolved(recipe: Recipe) -> Recipe:
     """Return the recipe with averaging and choice of the epoch decided.
 
     The published protocol averages no weights and takes the epoch with the lowest validation error. Methods that learn
-    hyper-parameters depart from it under ``default``. They look at averaged weights and predict with them, which show early
-    what the network will be like once the learning rate has dropped. And of the epochs that errors do not tell apart they take
-    the one with the lowest NLL.
+    hyper-parameters depart from it under ``default``. They predict with weights averaged over half of the steps since the last
+    drop of the learning rate, and look at a shorter average, which shows early what the network will be like once the learning
+    rate has dropped. And of the epochs that errors do not tell apart they take the one with the lowest NLL.
 
     Example:
         >>> train = resolved(Recipe()).train
         >>> train.average, train.select
-        ('ema', 'error+nll')
+        ('phase', 'error+nll')
     """
     train, method = recipe.train, METHODS.get(split_name(recipe.method.name)[0])
     free = isinstance(method, MetaMethod) and recipe.method.preset == "default"
     average, select = train.average, train.select
     if average == "auto":
-        average = "ema" if free else "no"
+        average = "phase" if free else "no"
     if select == "auto":
         select = "error+nll" if free else "error"
     return replace(recipe, train=replace(train, average=average, select=select))

@@ -40,8 +40,9 @@ class BestEpoch:
     r"""Keeps the weights of the best epoch so far, and of those that may yet turn out to be.
 
     "error" and "nll" take the first epoch with the lowest validation error or NLL, "last" the last. "error+nll" and "error+ece"
-    take the lowest NLL or ECE among the epochs whose error is at most :math:`e + \sqrt{e (1 - e) / n}`, with e the lowest error
-    of all epochs and n the number of validation examples: one standard error, within which errors do not tell epochs apart.
+    take the lowest NLL or ECE among the epochs whose error is at most :math:`e + 2 \sqrt{e (1 - e) / n}`, with e the lowest
+    error of all epochs and n the number of validation examples: two standard errors, within which errors do not tell epochs
+    apart, the less so as the lowest of many is the luckiest, too.
 
     The bound can only fall. So an epoch beyond it never comes back, and neither does one that another equals or beats in both
     numbers: only the others' weights are kept.
@@ -78,7 +79,7 @@ class BestEpoch:
 
     def _bound(self, more: Sequence[float]) -> float:
         lowest = min([held.error for held in self.candidates] + list(more))
-        return lowest + math.sqrt(lowest * (1 - lowest) / self._n)
+        return lowest + 2 * math.sqrt(lowest * (1 - lowest) / self._n)
 
     def state(self) -> list[dict[str, Any]]:
         """Return the candidates as plain data."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from calibrant.core.entry import Entry
 from calibrant.grid.export import write_table
 from calibrant.grid.layout import Table
+from calibrant.grid.rows import tell_apart
 from calibrant.grid.tables import compare_table
 from calibrant.io.atomic import atomic_writer
 
@@ -34,10 +35,10 @@ def write_outputs(
     table = compare_table(entries, paper=paper, calibrated=True, name="table")
     files = write_table(table, folder)
     # The page has a table of its own, without the paper's numbers.
-    shown = [to_page_table(table)] if paper else []
+    shown, rows = [to_page_table(table)] if paper else [], tell_apart(entries)
     page = folder / "report.html"
     with atomic_writer(page) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
-        handle.write(render_page(entries=entries, tables=shown).encode(errors="replace"))
-    drawn = draw_all(entries, folder / "figures").files if figures else []
+        handle.write(render_page(entries=rows, tables=shown).encode(errors="replace"))
+    drawn = draw_all(rows, folder / "figures").files if figures else []
     return table, (*files, page, *drawn)

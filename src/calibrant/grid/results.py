@@ -118,12 +118,11 @@ def entry_from_result(record: Mapping[str, Any], *, where: str = "result") -> En
 
 
 def save_result(entry: Entry, folder: str | Path, *, note: str | None = None) -> Path:
-    """Write the record of a run as ``DATA-MODEL-METHOD-PRESET-seedN.json``.
+    """Write the record of a run as ``DATA-MODEL-METHOD-PRESET-seedN.json``, settings before the seed.
 
     Args:
         entry: A run; see `result_from_entry`.
-        folder: Where to; made if need be. A record of the same run there is replaced, one of another length or other settings
-            is not.
+        folder: Where to; made if need be. A record of the same run there is replaced, one of another length is not.
         note: What a reader must know besides.
 
     Returns:
@@ -169,7 +168,10 @@ def result_name(entry: Entry) -> str:
         >>> result_name(Entry("cifar10", "ce+ts", scores, model="resnet18", preset="paper", seed=0))
         'cifar10-resnet18-ce+ts-paper-seed0.json'
     """
-    words = [entry.data, entry.model, entry.method, entry.preset, None if entry.seed is None else f"seed{entry.seed}"]
+    # Settings by their last word, as in `average-phase` for train.average=phase.
+    settings = [re.sub(r"^.*\.(?=\w+=)", "", text).replace("=", "-") for text in settings_of(entry)]
+    seed = None if entry.seed is None else f"seed{entry.seed}"
+    words = [entry.data, entry.model, entry.method, entry.preset, *settings, seed]
     return re.sub(r"[^\w.+-]", "-", "-".join(word for word in words if word)) + ".json"
 
 

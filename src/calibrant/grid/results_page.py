@@ -16,7 +16,7 @@ from calibrant.grid.markdown import to_markdown
 from calibrant.grid.paper import load_paper
 from calibrant.grid.paper_tables import make_paper_tables
 from calibrant.grid.results import load_results, result_name
-from calibrant.grid.rows import join_presets
+from calibrant.grid.rows import tell_apart
 from calibrant.grid.tables import compare_table
 from calibrant.io.atomic import atomic_writer
 from calibrant.report.save import figure_stem
@@ -180,8 +180,10 @@ def _draw(entries: Sequence[Entry], folder: Path) -> list[Path]:
     from calibrant.report.figures import draw_all
 
     folder.mkdir(parents=True, exist_ok=True)
+    order = {method: place for place, method in enumerate(load_paper().labels)}
+    rows = sorted(tell_apart(entries), key=lambda entry: order.get(entry.method, len(order)))
     with TemporaryDirectory() as place:
-        drawn = [file for file in draw_all(join_presets(entries), place, n_bins=(15,)).files if file.suffix == ".png"]
+        drawn = [file for file in draw_all(rows, place, n_bins=(15,)).files if file.suffix == ".png"]
         for old in folder.glob("*.png"):
             old.unlink()
         return [Path(shutil.copyfile(file, folder / file.name)) for file in sorted(drawn)]

@@ -85,10 +85,32 @@ def group_rows(entries: Iterable[Entry]) -> list[Row]:
     return [Row(*key, runs=tuple(sorted(runs, key=lambda e: (e.seed is None, e.seed or 0)))) for key, runs in merged.items()]
 
 
-def join_presets(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries, presets taken off where `group_rows` puts several of them into one row."""
-    joined = {id(entry): row.preset for row in group_rows(entries) for entry in row.runs}
+def tell_apart(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries with presets that are the same in every row of `group_rows` and differ between any two.
+
+    They are taken off where several of them are one row, and name the settings that rows of one method differ in, so that
+    figures, which know of presets alone, show the same rows as tables.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
+        >>> facts = [{"command": "calibrant train"}, {"command": "calibrant train --set train.average=ema"}]
+        >>> [entry.preset for entry in tell_apart([Entry("coins", "ce", scores, seed=0, facts=said) for said in facts])]
+        [None, 'train.average=ema']
+    """
+    rows = group_rows(entries)
+    joined = {id(entry): _variant(row, rows) for row in rows for entry in row.runs}
     return [replace(entry, preset=joined[id(entry)]) for entry in entries]
+
+
+def _variant(row: Row, rows: Sequence[Row]) -> str | None:
+    alike = [set(other.settings) for other in rows if _place(other) == _place(row)]
+    own = [text for text in row.settings if text not in set.intersection(*alike)]
+    return ", ".join([*([row.preset] if row.preset not in (None, "default") else []), *own]) if own else row.preset
+
+
+def _place(row: Row) -> tuple[object, ...]:
+    return row.data, row.model, row.method, row.preset, row.epochs
 
 
 _Key = tuple[str, str | None, str, str | None, int | None, tuple[str, ...]]
@@ -177,7 +199,7 @@ def holds(row: Row, setting: str) -> bool:
 
     Example:
         >>> row = Row("cifar10", "resnet18", "flgamma-sece", "default", 350, ("optim.lr=0.2",), ())
-        >>> holds(row, "optim.lr=0.2"), holds(row, "train.average=ema"), holds(row, "train.average=no")
+        >>> holds(row, "optim.lr=0.2"), holds(row, "train.average=phase"), holds(row, "train.average=no")
         (True, True, False)
     """
     key, _, value = setting.partition("=")

@@ -80,11 +80,12 @@ def log_axis(ax: Axes, bands: Sequence[Band], *, factor: float = 100.0) -> None:
     """Make the vertical axis logarithmic around ``bands``, with plain numbers at it; a value of zero falls below it."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    means = [factor * value for band in bands for value in band.mean if value > 0]
-    tops = [factor * (m + s) for band in bands for m, s in zip(band.mean, band.std or [0.0] * len(band.mean), strict=True)]
+    spans = [(m, s) for band in bands for m, s in zip(band.mean, band.std or [0.0] * len(band.mean), strict=True)]
+    # A band that comes close to zero is cut off: on this scale it would have no end.
+    lows = [factor * max(mean - std, mean / 2) for mean, std in spans if mean > 0]
     ax.set_yscale("log")
-    if means:
-        ax.set_ylim(min(means) / 1.15, max(tops) * 1.15)
+    if lows:
+        ax.set_ylim(min(lows) / 1.15, max(factor * (mean + std) for mean, std in spans) * 1.15)
     ax.yaxis.set_major_locator(FixedLocator(log_ticks(*ax.get_ylim())))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_minor_locator(NullLocator())
@@ -109,13 +110,17 @@ def log_ticks(low: float, high: float) -> list[float]:
     return next((ticks for ticks in (usual, more) if len(ticks) >= 3), most)
 
 
-def seeds_note(bands: Sequence[Band]) -> str | None:
-    """Say what the bands are, in the words of a caption; None where no row has several seeds."""
-    counts = sorted({band.seeds for band in bands if band.std is not None})
-    if not counts:
+def seeds_note(counts: Sequence[int]) -> str | None:
+    """Say over how many seeds the rows of a figure were averaged, in the words of a caption; None where none has several.
+
+    Example:
+        >>> seeds_note([3, 3]), seeds_note([1, 2]), seeds_note([1, 1])
+        ('mean ± std over 3 seeds', 'mean ± std over 1 to 2 seeds', None)
+    """
+    least, most = min(counts, default=0), max(counts, default=0)
+    if most < 2:
         return None
-    said = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"mean ± std over {said} seeds"
+    return f"mean ± std over {most if least == most else f'{least} to {most}'} seeds"
 
 
 def draw_shared_legend(figure: Figure, *, title: str | None) -> None:

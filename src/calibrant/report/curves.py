@@ -101,6 +101,6 @@ def draw_curves(curves: LearningCurves, *, title: str | None = None) -> Figure:
             ax.set(xlabel="epoch", ylabel=f"{part} {name} (%)")
             log_axis(ax, bands)
             ax.margins(x=0.02)
-        note = seeds_note((*curves.ece, *curves.error))
+        note = seeds_note([band.seeds for band in (*curves.ece, *curves.error)])
         draw_shared_legend(figure, title=", ".join(said for said in (title, note) if said) or None)
     return figure

@@ -91,7 +91,7 @@ def draw_robustness(robustness: Robustness, *, title: str | None = None) -> Figu
         log_axis(left, robustness.ece)
         right.set_ylim(0, 100)
         right.grid(axis="y")
-        note = seeds_note(robustness.ece)
+        note = seeds_note([band.seeds for band in robustness.ece])
         draw_shared_legend(figure, title=", ".join(said for said in (title, note) if said) or None)
     return figure
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrant.report.bands import log_ticks
+from calibrant.report.bands import log_ticks, seeds_note
 from calibrant.report.placing import Box, place_labels
 from calibrant.report.rows import Row
 from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, print_style
@@ -127,8 +127,7 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
         _draw_front(ax, points)
         ax.grid()
         ax.legend(loc="best", handlelength=1.8)
-        seeds = sorted({point.seeds for point in points if point.seeds > 1})
-        note = f"mean ± std over {seeds[0] if len(seeds) == 1 else f'{seeds[0]} to {seeds[-1]}'} seeds" if seeds else None
+        note = seeds_note([point.seeds for point in points])
         ax.set_title(", ".join(said for said in (title, note) if said))
         _draw_labels(figure, ax, points)
     return figure

@@ -6,10 +6,9 @@ from torch import nn
 
 from calibrant.engine.assemble import assemble
 from calibrant.engine.average import WeightAverage
-from calibrant.engine.loop import drops, run_epoch
-from calibrant.engine.recipe import OptimPart, Recipe, override
-from calibrant.engine.run import check_same_run, run_recipe
-from calibrant.meta.bn import following, gathering
+from calibrant.engine.loop import run_epoch
+from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.run import run_recipe
 from calibrant.meta.lookahead import head_hypergradient
 from tracing import trace_step
 
@@ -169,7 +168,7 @@ def test_train_average_of_a_network_that_cannot_be_copied_is_one_sentence(name, 
 @pytest.mark.parametrize("method", ["ce", "flgamma-sece"])
 def test_train_average_of_no_memory_is_the_network_itself(method):
     settings = TINY | {"method.name": method}
-    plain = run_recipe(override(Recipe(), settings))
+    plain = run_recipe(override(Recipe(), settings | {"train.average": "no"}))
     same = run_recipe(override(Recipe(), settings | {"train.average": "ema", "train.average_decay": "0"}))
     assert same.test.logits.equal(plain.test.logits)
     assert [r.train_loss for r in same.history] == [r.train_loss for r in plain.history]
@@ -291,178 +290,3 @@ def test_weight_average_begun_anew_forgets_what_was_before():
     set_to(model, 9.0)
     average.update()
     assert float(average.means["0.weight"]) == 9.0
-
-
-PHASE = TINY | {
-    "train.average": "phase",
-    "train.average_share": "0.5",
-    "backbone.name": "convnet",
-    "optim.milestones_epochs": "2",
-    "data.val": "100",
-    "data.meta": "1500",
-    "data.same_data": "true",
-}
-
-
-def test_train_average_by_phase_begins_with_the_drop_and_has_statistics_of_its_own(monkeypatch):
-    recipe = override(Recipe(), PHASE | {"train.epochs": "4"})
-    parts = assemble(recipe).parts
-    average, seen, passed = parts.step.average, [], []
-    original = average.update
-    monkeypatch.setattr(average, "update", lambda: (original(), seen.append(copy.deepcopy(parts.model.state_dict()))))
-    forward = parts.eval_forward
-
-    def watch(images):
-        if any(module.training for module in parts.model.modules()):
-            passed.append(images)
-        return forward(images)
-
-    object.__setattr__(parts, "eval_forward", watch)
-    for epoch in range(4):
-        passed.clear()
-        run_epoch(parts, recipe, epoch, started=0.0)
-    steps = len(seen) // 4
-    weights, norms = {}, [name for name in average.means if "running" in name]
-    for t, state in enumerate(seen[2 * steps :], 1):
-        for name in average.means:
-            # Weighing by hand: 1, then 2/(t + 1) of the newest.
-            weights[name] = state[name] if t == 1 else weights[name] + 2 / (t + 1) * (state[name] - weights[name])
-    for name in set(average.means) - set(norms):
-        torch.testing.assert_close(average.means[name], weights[name], rtol=1e-4, atol=1e-6)
-    assert norms
-    # Statistics: those of a network with these weights over the batches that passed, weighed alike.
-    anew = copy.deepcopy(parts.model)
-    anew.load_state_dict(average.means, strict=False)
-    for module in anew.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.momentum = None
-            module.reset_running_stats()
-    assert sum(map(len, passed)) == min(2560, steps * 200)
-    with torch.no_grad():
-        for images in passed:
-            anew.train()(images)
-    for name in norms:
-        torch.testing.assert_close(average.means[name], anew.state_dict()[name], rtol=1e-4, atol=1e-5)
-        assert not torch.allclose(average.means[name], weights[name], rtol=1e-3)
-    # The network trains on with its own.
-    assert all(parts.model.state_dict()[name].equal(seen[-1][name]) for name in average.means)
-    assert all(module.training and module.momentum == 0.1 for module in parts.model.modules() if hasattr(module, "momentum"))
-
-
-def test_train_average_by_phase_predicts_with_it_and_can_be_resumed(tmp_path):
-    recipe = override(Recipe(), PHASE | {"method.name": "flgamma-sece", "train.checkpoint_every_seconds": "0"})
-
-    def stop(record):
-        if record.epoch == 1:
-            raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        run_recipe(recipe, checkpoint=tmp_path / "state.pt", report=stop)
-    resumed = run_recipe(recipe, checkpoint=tmp_path / "state.pt", resume=True)
-    whole = run_recipe(recipe)
-    assert resumed.test.logits.equal(whole.test.logits)
-    assert whole.history[-1].test_nll == pytest.approx(float(nn.functional.cross_entropy(whole.test.logits, whole.test.labels)))
-
-
-def test_train_average_by_phase_leaves_it_to_the_exponential_one_to_steer():
-    # Without statistics of their own the networks that are trained are the same.
-    settings = PHASE | {"method.name": "flgamma-sece", "backbone.name": "mlp"}
-    phase, plain = (run_recipe(override(Recipe(), settings | {"train.average": kind})) for kind in ("phase", "ema"))
-    assert [r.train_loss for r in plain.history] == [r.train_loss for r in phase.history]
-    assert not plain.test.logits.equal(phase.test.logits)
-
-
-@pytest.mark.parametrize(("every", "images"), [(1, 50), (3, 150), (8, 200)])
-def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_images(every, images):
-    settings = {"method.name": "flgamma-sece", "method.options.every": str(every)}
-    parts = assemble(override(Recipe(), PHASE | settings)).parts
-    objective, norms = parts.objective, [name for name in parts.step.averages["watch"].means if "running" in name]
-    network, original, passed = objective.watched.model, objective._follow, []
-
-    def watch(batch):
-        expected = copy.deepcopy(network)
-        with torch.no_grad():
-            expected.train()(batch)
-        original(batch)
-        passed.append(batch)
-        for name in norms:
-            torch.testing.assert_close(network.state_dict()[name], expected.state_dict()[name])
-
-    objective._follow = watch
-    objective.begin_epoch(0)
-    for average in parts.step.averages.values():
-        average.begin_epoch(0)
-    for _ in range(3):
-        before = {name: parts.step.averages["watch"].means[name].clone() for name in norms}
-        parts.meta()
-        assert not any(parts.step.averages["watch"].means[name].equal(before[name]) for name in norms)
-        kept = {name: parts.step.averages["watch"].means[name].clone() for name in norms}
-        parts.plain()
-        assert all(parts.step.averages["watch"].means[name].equal(kept[name]) for name in norms)
-    assert norms
-    assert [len(batch) for batch in passed] == [images] * 3
-    momenta = {module.momentum for module in network.modules() if hasattr(module, "momentum")}
-    # Three epochs of so few steps: the average remembers one step.
-    assert momenta == {1.0}
-    assert network.training
-
-
-def test_drops_are_the_milestones_whatever_the_warm_up_and_never_a_cosines_end():
-    def found(**settings):
-        return [epoch for epoch in range(20) if drops(OptimPart(**settings), epoch, epochs=20)]
-
-    assert found(milestones_epochs=(5, 12.5), warmup_epochs=8, decay=0.9) == [5, 13]
-    assert found(schedule="cosine") == found(schedule="constant") == []
-
-
-def test_statistics_are_gathered_without_dropout_by_layers_that_train_and_counts_stay_where_they_were():
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.5), nn.BatchNorm1d(2), nn.BatchNorm1d(2, momentum=None)).train()
-    model[2].training = False
-    counts = [norm.num_batches_tracked for norm in (model[0], model[2], model[3])]
-    before = [count.clone() for count in counts]
-    batches = [torch.randn(50, 2) + shift for shift in (0.0, 4.0)]
-    with gathering(model):
-        outputs = [model(batch) for batch in batches]
-    assert model[0].running_mean.tolist() == pytest.approx(torch.stack([b.mean(0) for b in batches]).mean(0).tolist())
-    assert model[2].running_mean.tolist() == [0, 0]
-    # Nothing was dropped: what enters the last layer is standardised by the first.
-    assert model[3].running_var.tolist() == pytest.approx([50 / 49] * 2, rel=1e-3)
-    assert all(output.isfinite().all() for output in outputs)
-    assert [norm.num_batches_tracked for norm in (model[0], model[2], model[3])] == before
-    assert all(norm.num_batches_tracked is count for norm, count in zip((model[0], model[2], model[3]), counts, strict=True))
-    assert [module.training for module in model] == [True, True, False, True]
-    assert [model[0].momentum, model[3].momentum] == [0.1, None]
-    with following(model):
-        model(batches[1])
-    assert model[0].running_mean.tolist() == pytest.approx((0.9 * 2 + 0.1 * batches[1].mean(0)).tolist(), abs=0.2)
-    assert model[2].running_mean.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("key", ["average_share", "average_from_epoch"])
-def test_train_average_by_phase_another_setting_is_another_run(key):
-    settings = PHASE | {"optim.milestones_epochs": "99"}
-    first, second = (override(Recipe(), settings | {f"train.{key}": v}) for v in ("1", "0" if "epoch" in key else "0.25"))
-    with pytest.raises(ValueError, match=f"`train.{key}` is 1"):
-        check_same_run(first, second, where="there")
-    check_same_run(*(override(run, {"train.average": "no"}) for run in (first, second)), where="there")
-    runs = [run_recipe(run).test.logits for run in (first, second)]
-    assert not runs[0].equal(runs[1])
-
-
-@pytest.mark.parametrize("place", ["host", "device"])
-def test_statistics_are_those_of_the_epochs_batches_wherever_images_lie(place):
-    recipe = override(Recipe(), PHASE | {"data.place": place, "method.name": "mixup"})
-    assert run_recipe(recipe).test.logits.equal(run_recipe(override(recipe, {"data.place": "auto"})).test.logits)
-
-
-@pytest.mark.parametrize("every", ["1", "4"])
-def test_train_meta_step_by_phase_can_be_captured(every):
-    settings = PHASE | {"method.name": "flgamma-sece", "method.options.every": every}
-    parts = assemble(override(Recipe(), settings)).parts
-    assert trace_step(parts.meta).lost == []
-
-
-def test_train_average_share_out_of_range_is_one_sentence():
-    for share in ("0", "1.5"):
-        with pytest.raises(ValueError, match=r"`train.average_share` must lie in \(0, 1\], got"):
-            assemble(override(Recipe(), PHASE | {"train.average_share": share}))

@@ -18,11 +18,11 @@ def recipe_of(**settings):
     ("settings", "average", "select"),
     [
         ({"method__name": "ce"}, "no", "error"),
-        ({"method__name": "flgamma-sece"}, "ema", "error+nll"),
-        ({"method__name": "ce-dece+ts"}, "ema", "error+nll"),
+        ({"method__name": "flgamma-sece"}, "phase", "error+nll"),
+        ({"method__name": "ce-dece+ts"}, "phase", "error+nll"),
         ({"method__name": "flgamma-sece", "method__preset": "paper"}, "no", "error"),
         ({"method__name": "ce", "train__average": "ema"}, "ema", "error"),
-        ({"method__name": "flgamma-sece", "train__select": "nll"}, "ema", "nll"),
+        ({"method__name": "flgamma-sece", "train__select": "nll"}, "phase", "nll"),
     ],
 )
 def test_resolved_fills_in_what_the_method_asks_for_and_leaves_what_is_said(settings, average, select):
@@ -37,10 +37,12 @@ def test_resolved_leaves_averaging_and_selection_that_are_said():
 
 
 @pytest.mark.parametrize(("epochs", "decay"), [("1", 0.0), ("50", 1 - 1 / 16), ("4000", 0.999)])
-def test_average_remembers_a_fiftieth_of_all_steps_but_not_more_than_a_thousand(epochs, decay):
+def test_exponential_average_remembers_a_fiftieth_of_all_steps_but_not_more_than_a_thousand(epochs, decay):
     # 1,600 examples of 2,000 train, 16 steps an epoch.
-    average = assemble(recipe_of(train__epochs=epochs)).parts.step.average
+    average = assemble(recipe_of(train__epochs=epochs, train__average="ema")).parts.step.average
     assert average._decay == pytest.approx(decay)
+    # What methods that learn look through, whatever predicts.
+    assert assemble(recipe_of(train__epochs=epochs)).parts.step.averages["watch"]._decay == pytest.approx(decay)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
@@ -63,10 +65,10 @@ def test_meta_batches_pass_the_network_as_the_preset_says(preset, mode):
 
 def test_train_writes_the_resolved_recipe_and_resumes_under_either_form(tmp_path):
     run = train(recipe_of(), out=tmp_path / "run")
-    assert (run.recipe.train.average, run.recipe.train.select) == ("ema", "error+nll")
-    again = train(recipe_of(train__average="ema"), out=tmp_path / "run", resume=True)
+    assert (run.recipe.train.average, run.recipe.train.select) == ("phase", "error+nll")
+    again = train(recipe_of(train__average="phase"), out=tmp_path / "run", resume=True)
     assert again.recipe == run.recipe
-    with pytest.raises(ValueError, match=r"`train.average` is 'ema' there and 'no' here"):
+    with pytest.raises(ValueError, match=r"`train.average` is 'phase' there and 'no' here"):
         train(recipe_of(train__average="no"), out=tmp_path / "run", resume=True)
 
 

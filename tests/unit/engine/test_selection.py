@@ -16,8 +16,8 @@ def chosen(select, epochs, *, n_val=100):
     return best.best.epoch, [held.epoch for held in best.candidates]
 
 
-# One standard error of 10 % over 100 examples is 3 points.
-EPOCHS = [(0.20, 0.1, 0.00), (0.10, 0.9, 0.08), (0.13, 0.5, 0.05), (0.14, 0.2, 0.01), (0.12, 0.5, 0.06), (0.10, 0.9, 0.08)]
+# Two standard errors of 10 % over 100 examples are 6 points.
+EPOCHS = [(0.20, 0.1, 0.00), (0.10, 0.9, 0.08), (0.16, 0.5, 0.05), (0.17, 0.2, 0.01), (0.15, 0.5, 0.06), (0.10, 0.9, 0.08)]
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ EPOCHS = [(0.20, 0.1, 0.00), (0.10, 0.9, 0.08), (0.13, 0.5, 0.05), (0.14, 0.2, 0
         ("error", 1, [1]),
         ("nll", 0, [0]),
         ("last", 5, [5]),
-        # Epochs 0 and 3 are beyond 13 %; epoch 4 has the NLL of epoch 2 at a lower error.
+        # Epochs 0 and 3 are beyond 16 %; epoch 4 has the NLL of epoch 2 at a lower error.
         ("error+nll", 4, [1, 4]),
         ("error+ece", 2, [1, 2, 4]),
     ],

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from calibrant.grid.rows import Row, comparable, group_rows, join_presets, mean_and_std, preset_matters, settings_of
+from calibrant.grid.rows import Row, comparable, group_rows, mean_and_std, preset_matters, settings_of, tell_apart
 from made_up_runs import run_of
 
 
@@ -40,11 +40,23 @@ def test_group_rows_keeps_presets_apart_where_they_repeat_a_seed() -> None:
     assert [row.preset for row in rows] == ["paper", "default"]
 
 
-def test_join_presets_takes_off_what_changes_nothing() -> None:
+def test_tell_apart_takes_off_what_changes_nothing() -> None:
     runs = [run_of("ce", seed=0, preset="paper"), run_of("flgamma", seed=0, preset="paper"), run_of("ce", seed=1)]
-    assert [entry.preset for entry in join_presets(runs)] == [None, "paper", None]
+    assert [entry.preset for entry in tell_apart(runs)] == [None, "paper", None]
     same = [run_of("ce", seed=0, preset="paper"), run_of("ce", seed=0)]
-    assert join_presets(same) == same
+    assert tell_apart(same) == same
+
+
+def test_tell_apart_names_the_settings_that_rows_of_one_method_differ_in() -> None:
+    common = "calibrant train --set train.batch_size=64"
+    commands = [common, f"{common} --set train.average=phase --set train.select=nll", f"{common} --set optim.lr=0.2"]
+    runs = [run_of("ce", command=command) for command in commands[:2]]
+    runs += [run_of("flgamma", preset=preset, command=command) for preset in ("paper", "default") for command in commands[1:]]
+    told = [entry.preset for entry in tell_apart(runs)]
+    averaged = "train.average=phase, train.select=nll"
+    assert told == [None, averaged, f"paper, {averaged}", "paper, optim.lr=0.2", averaged, "optim.lr=0.2"]
+    # What all runs of a method have in common says nothing.
+    assert [entry.preset for entry in tell_apart(runs[1:3])] == [None, "paper"]
 
 
 def test_group_rows_same_run_twice_is_refused() -> None:
@@ -106,7 +118,7 @@ def test_comparable_needs_same_data_network_epochs_and_settings(other: dict[str,
     assert comparable(row(**other), row()) is expected
 
 
-AVERAGED = ("train.average=ema", "train.select=error+nll")
+AVERAGED = ("train.average=phase", "train.select=error+nll")
 LEARNS: dict[str, object] = {"method": "flgamma-sece", "preset": "default"}
 
 

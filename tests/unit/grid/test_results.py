@@ -107,6 +107,9 @@ def test_result_name_is_data_model_method_preset_seed() -> None:
     assert result_name(run()) == "cifar10-resnet18-ce-paper-seed1.json"
     theirs = run_of("their best/one", model=None, preset=None, seed=None)
     assert result_name(theirs) == "cifar10-their-best-one.json"
+    command = "calibrant train --set train.select=error+nll --set method.options.betas=0.5,0.9 --set train.eval_every_epochs=5"
+    told = run_of("ce", command=command)
+    assert result_name(told) == "cifar10-resnet18-ce-default-betas-0.5-0.9-select-error+nll-seed0.json"
 
 
 def test_save_result_again_replaces_the_same_run_only(tmp_path: Path) -> None:
@@ -114,9 +117,11 @@ def test_save_result_again_replaces_the_same_run_only(tmp_path: Path) -> None:
     assert save_result(run(facts={"seconds": 1.0}), tmp_path) == file
     with pytest.raises(ValueError, match="is the record of a run of 6 epochs, and is not replaced by one of 7 epochs"):
         save_result(run(epochs=7), tmp_path)
-    other = run(facts={"command": "calibrant train --set optim.lr=0.2"})
-    with pytest.raises(ValueError, match="not replaced by one of 6 epochs optim.lr=0.2"):
-        save_result(other, tmp_path)
+    other, more = (run(facts={"command": f"calibrant train --set {key}.name=x"}) for key in ("optim", "data"))
+    told = save_result(other, tmp_path)
+    assert told != file
+    with pytest.raises(ValueError, match="of 6 epochs optim.name=x, and is not replaced by one of 6 epochs data.name=x"):
+        save_result(more, tmp_path)
     assert load_result(file).epochs == 6
 
 

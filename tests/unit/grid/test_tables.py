@@ -92,14 +92,14 @@ def test_compare_table_own_settings_are_in_the_label_common_ones_in_a_note() -> 
 
 
 def test_compare_table_what_a_method_chooses_and_others_are_told_is_common() -> None:
-    told = "calibrant train --set train.average=ema --set train.select=error+nll"
+    told = "calibrant train --set train.average=phase --set train.select=error+nll"
     runs = [run_of("ce", 0.05, command=told), run_of("flgamma-sece", 0.04, command="calibrant train", preset="default")]
     table = compare_table(runs)
     assert [found.label for found in table.lines] == ["ce", "flgamma-sece"]
-    assert "Settings: train.average=ema, train.select=error+nll." in table.notes
+    assert "Settings: train.average=phase, train.select=error+nll." in table.notes
     assert bold(table, "error") == ["flgamma-sece"]
     other = compare_table([runs[0], run_of("flgamma-sece", 0.04, command="calibrant train", preset="paper")])
-    assert other.lines[0].label == "ce (train.average=ema, train.select=error+nll)"
+    assert other.lines[0].label == "ce (train.average=phase, train.select=error+nll)"
     assert bold(other, "error") == []
 
 

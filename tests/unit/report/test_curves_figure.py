@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
 
-from calibrant.report.bands import Band, band_of, log_ticks, seeds_note
+from calibrant.report.bands import Band, band_of, log_axis, log_ticks, seeds_note
 from calibrant.report.curves import LearningCurves, draw_curves, prepare_curves
 from calibrant.report.rows import Row, group_rows
 from calibrant.report.style import METHOD_STYLES
@@ -93,7 +94,7 @@ def test_draw_curves_of_validation_says_so() -> None:
 
 def test_draw_curves_legend_says_what_the_bands_are() -> None:
     legend = draw_curves(two_methods(), title="digits").legends[0]
-    assert legend.get_title().get_text() == "digits, mean ± std over 2 seeds"
+    assert legend.get_title().get_text() == "digits, mean ± std over 1 to 2 seeds"
     assert [text.get_text() for text in legend.get_texts()] == ["CE", "Focal"]
 
 
@@ -115,13 +116,20 @@ def test_band_of_curves_without_a_shared_point_is_none() -> None:
     assert (found.x, found.seeds) == ((2,), 1)
 
 
-def test_seeds_note_counts_rows_of_several_seeds_only() -> None:
-    def band(seeds: int) -> Band:
-        return Band("CE", CE, (1,), (0.1,), None if seeds == 1 else (0.01,), seeds)
+def test_seeds_note_says_what_every_row_has() -> None:
+    assert seeds_note([]) is None
+    assert seeds_note([1, 1]) is None
+    assert seeds_note([3, 1]) == "mean ± std over 1 to 3 seeds"
+    assert seeds_note([5, 3]) == "mean ± std over 3 to 5 seeds"
+    assert seeds_note([2, 2]) == "mean ± std over 2 seeds"
 
-    assert seeds_note([band(1)]) is None
-    assert seeds_note([band(1), band(3)]) == "mean ± std over 3 seeds"
-    assert seeds_note([band(5), band(3)]) == "mean ± std over 3 to 5 seeds"
+
+def test_log_axis_holds_bands_that_stay_away_from_zero() -> None:
+    ax = Figure().subplots()
+    log_axis(ax, [Band("CE", CE, (1, 2), (0.04, 0.05), (0.01, 0.02), 2)])
+    assert ax.get_ylim() == pytest.approx((3 / 1.15, 7 * 1.15))
+    log_axis(ax, [Band("CE", CE, (1, 2), (0.04, 0.05), (0.04, 0.0), 2)])
+    assert ax.get_ylim() == pytest.approx((2 / 1.15, 8 * 1.15))
 
 
 @pytest.mark.parametrize(

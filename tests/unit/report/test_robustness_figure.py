@@ -47,7 +47,7 @@ def test_draw_robustness_axes_are_logarithmic_in_the_bins() -> None:
         assert [tick for tick in ax.get_xticks() if 10 <= tick <= 1000] == [10, 20, 50, 100, 200, 500, 1000]
     assert right.get_ylim() == (0, 100)
     assert left.get_ylim()[0] < 1 < 6 < left.get_ylim()[1]
-    assert figure.legends[0].get_title().get_text() == "digits, mean ± std over 2 seeds"
+    assert figure.legends[0].get_title().get_text() == "digits, mean ± std over 1 to 2 seeds"
 
 
 def test_draw_robustness_band_is_the_spread_over_seeds() -> None:
