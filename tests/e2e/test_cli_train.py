@@ -94,6 +94,10 @@ def test_cli_train_default_folder_is_named_after_the_run():
             ["--epochs", "3", "--set", "train.average=ema", "--set", "train.average_from_epoch=3"],
             "`train.average_from_epoch` must be below `train.epochs`, got 3 with 3 epochs: nothing would be averaged",
         ),
+        (
+            ["--method", "ce", "--set", "train.average_share=0.3"],
+            "`train.average_share` must come with train.average=phase, got train.average=no, under which it says nothing for ce",
+        ),
         (["--set", "train.average_decay=1"], "`train.average_decay` must lie in [0, 1), got 1.0"),
         (
             ["--set", "train.select=ece"],

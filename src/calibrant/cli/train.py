@@ -14,6 +14,7 @@ from calibrant.cli.epochs import EpochDisplay, write_summary
 from calibrant.core.lookup import lookup
 from calibrant.engine.distributed import is_first_process
 from calibrant.engine.recipe import NEUTRAL, Recipe, load_recipe, override
+from calibrant.engine.resolve import check_idle
 from calibrant.engine.train import train
 
 
@@ -33,6 +34,7 @@ def train_model(
         file = out / "recipe.toml"
     changes = {key: value for key, value in options.items() if value is not None} | parse_settings(settings)
     recipe = override(Recipe() if file is None else load_recipe(file), changes)
+    check_idle([recipe], changes)
     folder = default_folder(recipe) if out is None else out
     if resume and file is None and changes.keys() <= NEUTRAL:
         _check_run_is_there(folder)

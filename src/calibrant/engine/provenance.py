@@ -35,7 +35,8 @@ def device_name(device: torch.device) -> str:
     """Name of a GPU, or what the CPU calls itself."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu ({platform.processor() or platform.machine()}, {torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"cpu ({platform.processor() or platform.machine()}, {threads} thread{'' if threads == 1 else 's'})"
 
 
 def package_commit(folder: Path | None = None) -> str | None:

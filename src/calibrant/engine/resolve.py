@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from calibrant.engine.meta_methods import MetaMethod
@@ -16,6 +17,8 @@ IDLE_KEYS: dict[str, tuple[str, ...]] = {
     "uniform": ("average_decay", "average_share"),
     "phase": (),
 }
+# Key of `train` that may say nothing → ways of averaging that it is about, the usual one first.
+_MEANT_FOR = {"average_decay": ("ema",), "average_share": ("phase",), "average_from_epoch": ("uniform", "ema", "phase")}
 
 
 def resolved(recipe: Recipe) -> Recipe:
@@ -39,6 +42,49 @@ def resolved(recipe: Recipe) -> Recipe:
     if select == "auto":
         select = "error+nll" if free else "error"
     return replace(recipe, train=replace(train, average=average, select=select))
+
+
+def idle_keys(recipe: Recipe) -> tuple[str, ...]:
+    """Return the dotted keys that say nothing about a run, because of how it averages.
+
+    Example:
+        >>> from calibrant.engine.recipe import override
+        >>> idle_keys(Recipe()), idle_keys(override(Recipe(), {"train.average": "ema"}))
+        ((), ('train.average_share',))
+    """
+    full, method = resolved(recipe), METHODS.get(split_name(recipe.method.name)[0])
+    # Under "phase" only methods that learn look through the average of "ema".
+    unseen = full.train.average == "phase" and not isinstance(method, MetaMethod)
+    return tuple(f"train.{key}" for key in (*IDLE_KEYS[full.train.average], *(["average_decay"] if unseen else [])))
+
+
+def check_idle(recipes: Iterable[Recipe], keys: Iterable[str]) -> None:
+    """Raise ``ValueError`` with one sentence if a key that was set says nothing about any of the runs.
+
+    Args:
+        recipes: The runs that the keys were set for.
+        keys: Dotted keys of the recipe that were set for them by hand.
+
+    Example:
+        >>> from calibrant.engine.recipe import override
+        >>> check_idle([override(Recipe(), {"method.name": "ce"})], ["train.average_share"])
+        Traceback (most recent call last):
+        ...
+        ValueError: train: `train.average_share` must come with train.average=phase, got train.average=no, under which ...
+    """
+    runs = list(recipes)
+    wanted = [key for key in keys if key.removeprefix("train.") in _MEANT_FOR]
+    for key in wanted:
+        if runs and all(key in idle_keys(recipe) for recipe in runs):
+            ways, about = (
+                dict.fromkeys(resolved(recipe).train.average for recipe in runs),
+                _MEANT_FOR[key.removeprefix("train.")],
+            )
+            whom = f" for {split_name(runs[0].method.name)[0]}" if len(runs) == 1 else ""
+            raise ValueError(
+                f"train: `{key}` must come with train.average={' or '.join(about)}, got train.average={' and '.join(ways)}, "
+                f"under which it says nothing{whom}. Add `--set train.average={about[0]}`, or leave it out."
+            )
 
 
 def facts_of(recipe: Recipe, *, num_train: int = 1) -> Facts:

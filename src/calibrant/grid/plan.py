@@ -14,7 +14,7 @@ from calibrant.data.sources import is_there
 from calibrant.engine.limits import check_recipe
 from calibrant.engine.methods import METHODS, make_plan, split_name
 from calibrant.engine.recipe import Recipe, load_recipe, override
-from calibrant.engine.resolve import facts_of, resolved
+from calibrant.engine.resolve import check_idle, facts_of, resolved
 from calibrant.engine.run import check_same_run
 from calibrant.engine.setup import load_data
 from calibrant.grid.collect import data_label
@@ -101,6 +101,7 @@ def plan_cells(
                 if scaled:
                     after = replace(changed, method=replace(changed.method, name=method))
                     cells[cell_name(after)] = Cell(cell_name(after), after, base=trained.name)
+    _check_settings(tuple(cells.values()), common, own)
     return tuple(cells.values())
 
 
@@ -132,6 +133,20 @@ def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
             "A comma makes one number a list: `7,` is seed 7 alone."
         )
     return list(dict.fromkeys(found))
+
+
+def check_out(folder: Path) -> None:
+    """Raise ``ValueError`` if a folder is a run, lies in one, or is one of runs: a comparison would be lost among them."""
+    place = folder.expanduser().resolve()
+    run = next((above for above in (place, *place.parents) if (above / "recipe.toml").is_file()), None)
+    if run is not None:
+        raise ValueError(
+            f"compare: `out` must not lie in a run, got {folder} and the run folder {run}. Choose another with `--out`."
+        )
+    if not (place / "runs").exists() and any(place.glob("*/recipe.toml")):
+        raise ValueError(
+            f"compare: `out` must not be a folder of runs, got {folder}. Choose the folder above, {folder.parent}, or another."
+        )
 
 
 def check_folders(cells: Sequence[Cell], runs: Path) -> None:
@@ -175,6 +190,13 @@ def _split_settings(
             lookup(bases, method, kind="method of this grid")
             own.setdefault(method, {})[rest] = value
     return common, own
+
+
+def _check_settings(cells: Sequence[Cell], common: Mapping[str, object], own: Mapping[str, Mapping[str, object]]) -> None:
+    """Raise if a setting says nothing about any run that it was made for; of several methods it may be about one."""
+    check_idle([cell.recipe for cell in cells], common)
+    for method, settings in own.items():
+        check_idle([cell.recipe for cell in cells if split_name(cell.method)[0] == method], settings)
 
 
 def _small(name: str, recipe: Recipe | None) -> dict[str, object]:

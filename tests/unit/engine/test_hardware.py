@@ -5,6 +5,7 @@ import torch
 
 from calibrant.engine.distributed import Group
 from calibrant.engine.hardware import Hardware, choose_hardware
+from calibrant.engine.provenance import device_name
 
 
 def test_choose_hardware_cpu_is_plain_float32():
@@ -73,3 +74,9 @@ def test_hardware_active_lets_cudnn_try_algorithms_on_a_gpu_and_leaves_the_flag_
     with choose_hardware(device="cpu").active():
         assert not torch.backends.cudnn.benchmark
     assert not torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, ", 1 thread)"), (2, ", 2 threads)")])
+def test_device_name_of_a_cpu_counts_its_threads(threads, said, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert device_name(torch.device("cpu")).endswith(said)

@@ -3,7 +3,7 @@ import pytest
 from calibrant.engine.assemble import assemble
 from calibrant.engine.meta_objective import MetaObjective
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.resolve import facts_of, resolved
+from calibrant.engine.resolve import check_idle, facts_of, idle_keys, resolved
 from calibrant.engine.train import train
 from calibrant.grid.collect import command_of
 
@@ -76,3 +76,39 @@ def test_command_says_averaging_only_where_the_method_would_not():
     assert "train.average" not in command_of(resolved(recipe_of()))
     assert "train.average" not in command_of(resolved(recipe_of(method__name="ce")))
     assert "--set train.average=no" in command_of(resolved(recipe_of(train__average="no")))
+
+
+@pytest.mark.parametrize(
+    ("method", "average", "idle"),
+    [
+        ("ce", "auto", ("train.average_decay", "train.average_share", "train.average_from_epoch")),
+        ("ce", "ema", ("train.average_share",)),
+        ("ce", "uniform", ("train.average_decay", "train.average_share")),
+        ("ce", "phase", ("train.average_decay",)),
+        ("ce+ts", "phase", ("train.average_decay",)),
+        # They look through the average of "ema", whose decay it is.
+        ("flgamma-sece", "auto", ()),
+    ],
+)
+def test_idle_keys_are_those_that_the_way_of_averaging_does_not_read(method, average, idle):
+    assert idle_keys(recipe_of(method__name=method, train__average=average)) == idle
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "message"),
+    [
+        ({}, "train.average_share", r"`train.average_share` must come with train.average=phase, got train.average=no, under"),
+        ({}, "train.average_from_epoch", r"with train.average=uniform or ema or phase, got train.average=no.*=uniform`"),
+        ({"train__average": "phase"}, "train.average_decay", r"got train.average=phase, .* says nothing for ce. Add .*=ema`"),
+    ],
+)
+def test_check_idle_of_a_key_that_says_nothing_names_what_to_add(settings, key, message):
+    with pytest.raises(ValueError, match=message):
+        check_idle([recipe_of(method__name="ce", **settings)], ["optim.lr", key])
+
+
+def test_check_idle_takes_a_key_that_says_something_about_one_of_the_runs():
+    check_idle([recipe_of(method__name="ce"), recipe_of()], ["train.average_share", "train.average_decay"])
+    check_idle([recipe_of(method__name="ce")], ["optim.lr", "train.average", "train.select"])
+    with pytest.raises(ValueError, match="got train.average=no, under which it says nothing. Add"):
+        check_idle([recipe_of(method__name="ce"), recipe_of(method__name="focal")], ["train.average_share"])
