@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrant.report.rows import Row
-from calibrant.report.style import TEXT_WIDTH, Style, seen_length
+from calibrant.report.style import TEXT_WIDTH, Style, fold_label, seen_length
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# Characters of a legend's entry from which on it is folded, so that two stand side by side.
+_LONGEST_LINE = 44
+# Lines of a legend that the height of a figure has room for.
+_USUAL_LINES = 3
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,15 @@ def log_ticks(low: float, high: float) -> list[float]:
     return next((ticks for ticks in (usual, more) if len(ticks) >= 3), most)
 
 
+def epoch_axis(ax: Axes) -> None:
+    """Name the horizontal axis after the epochs, and put its ticks at whole ones."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.set_xlabel("epoch")
+    ax.margins(x=0.02)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+
+
 def seeds_note(counts: Sequence[int]) -> str | None:
     """Say over how many seeds the rows of a figure were averaged, in the words of a caption; None where none has several.
 
@@ -124,22 +138,31 @@ def seeds_note(counts: Sequence[int]) -> str | None:
 
 
 def draw_shared_legend(figure: Figure, *, title: str | None) -> None:
-    """Put one legend above all axes of ``figure``, under its title; equal labels are named once."""
+    """Put one legend above all axes of ``figure``, under its title; equal labels are named once.
+
+    Long labels are folded, and the figure is made higher where the legend has more than three lines.
+    """
     from matplotlib.lines import Line2D
 
     shown: dict[str, Artist] = {}
     for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             shown.setdefault(label, handle)
-    longest = max(seen_length(label) for label in shown)
-    # A legend's entry needs its text, at some 17 characters to the inch, and half an inch for the line and the space.
-    fitting = max(1, int((figure.get_figwidth() - 0.2) / (longest / 17 + 0.55)))
+    # A legend's entry needs its text, at some 17 characters to the inch, and more than half an inch for line and space.
+    wide = figure.get_figwidth() - 0.2
+    longest = min(max(seen_length(label) for label in shown), _LONGEST_LINE, int(17 * (wide - 0.62)))
+    fitting = max(1, int(wide / (longest / 17 + 0.62)))
     rows = math.ceil(len(shown) / fitting)
+    labels = [fold_label(label, longest) for label in shown]
+    deep = sum(max(label.count("\n") + 1 for label in labels[row::rows]) for row in range(rows))
+    # What a long legend takes is not taken from the axes.
+    figure.set_figheight(figure.get_figheight() + 0.15 * max(deep - _USUAL_LINES, 0))
     legend = figure.legend(
         shown.values(),
-        shown.keys(),
+        labels,
         loc="outside upper center",
         ncols=math.ceil(len(shown) / rows),
+        handlelength=3.2,
         title=title,
         title_fontsize=8,
         columnspacing=1.2,

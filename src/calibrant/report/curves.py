@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from calibrant.core.entry import Entry
-from calibrant.report.bands import Band, band_of, draw_bands, draw_shared_legend, log_axis, seeds_note, wide_figure
+from calibrant.report.bands import Band, band_of, draw_bands, draw_shared_legend, epoch_axis, log_axis, seeds_note, wide_figure
 from calibrant.report.rows import Row
 from calibrant.report.style import print_style
 
@@ -98,9 +98,9 @@ def draw_curves(curves: LearningCurves, *, title: str | None = None) -> Figure:
             draw_bands(ax, bands)
             for epoch in curves.drops:
                 ax.axvline(epoch - 0.5, color="0.6", linestyle=":", linewidth=0.7, zorder=1)
-            ax.set(xlabel="epoch", ylabel=f"{part} {name} (%)")
+            ax.set_ylabel(f"{part} {name} (%)")
             log_axis(ax, bands)
-            ax.margins(x=0.02)
+            epoch_axis(ax)
         note = seeds_note([band.seeds for band in (*curves.ece, *curves.error)])
         draw_shared_legend(figure, title=", ".join(said for said in (title, note) if said) or None)
     return figure

@@ -75,6 +75,8 @@ def draw_all(
 ) -> Drawing:
     """Write every figure that the runs allow, as PNG and PDF: one set for each data set and network.
 
+    Rows of unknown network are in the set of every network of their data, and have one of their own where there is none.
+
     Args:
         entries: Runs and predictions of any number of data sets.
         out_folder: Where the files go; made if it is not there.
@@ -155,8 +157,8 @@ def _tradeoff(group: Group, options: Options) -> Iterator[tuple[str, Figure]]:
 
 
 def _title_of_run(group: Group, options: Options) -> str:
-    seeds = {row.run(options.seed).seed for row in group.rows}
-    known = f", seed {seeds.pop()}" if len(seeds) == 1 and None not in seeds else ""
+    seeds = {row.run(options.seed).seed for row in group.rows} - {None}
+    known = f", seed {seeds.pop()}" if len(seeds) == 1 else ""
     return f"{group.title}{known}"
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrant.metrics.diagram import PALETTE
-from calibrant.report.bands import Band, band_of, draw_shared_legend, wide_figure
+from calibrant.report.bands import Band, band_of, draw_shared_legend, epoch_axis, wide_figure
 from calibrant.report.rows import Row
-from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, print_style
+from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, fold_label, print_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,9 +86,9 @@ def draw_gamma_epochs(gamma: GammaEpochs, *, title: str | None = None) -> Figure
             ax.plot(x, middle, markevery=every, label=mean.label, zorder=3, **mean.style.line_options())  # type: ignore[arg-type]
             color = mean.style.color
             ax.fill_between(x, middle - spread, middle + spread, color=color, alpha=0.2, linewidth=0, zorder=2)
-        ax.set(xlabel="epoch", ylabel=r"$\gamma$ on test examples")
+        ax.set_ylabel(r"$\gamma$ on test examples")
         ax.grid(axis="y")
-        ax.margins(x=0.02)
+        epoch_axis(ax)
         seeds = max(band.seeds for band in gamma.mean)
         note = "mean ± std over examples" + (f", {seeds} seeds" if seeds > 1 else "")
         draw_shared_legend(figure, title="\n".join(said for said in (title, note) if said))
@@ -198,11 +198,11 @@ def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = N
             ax.set(xlabel="confidence", ylabel=r"$\gamma$" if place % wide == 0 else "")
             _stretch_axis(ax, least)
             if len(panels) > 1:
-                ax.set_title(panel.label)
+                ax.set_title(fold_label(panel.label, 44 if wide == 2 else 28))
         for ax in axes[len(panels) :]:
             ax.remove()
         shown = title if len(panels) > 1 else ", ".join(said for said in (title, panels[0].label) if said)
-        draw_shared_legend(figure, title=shown or None)
+        draw_shared_legend(figure, title=fold_label(shown, 50) if shown else None)
     return figure
 
 

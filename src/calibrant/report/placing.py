@@ -38,13 +38,24 @@ class Box(NamedTuple):
         """Whether a point lies inside."""
         return self.left <= x <= self.right and self.bottom <= y <= self.top
 
+    def moved_into(self, outer: Box) -> Box:
+        """The box, moved as little as needed to lie in ``outer``; where it is too large for that, at its left or lower side."""
+        right = max(outer.left - self.left, 0.0) or min(max(outer.right - self.right, outer.left - self.left), 0.0)
+        up = max(outer.bottom - self.bottom, 0.0) or min(max(outer.top - self.top, outer.bottom - self.bottom), 0.0)
+        return Box(self.left + right, self.bottom + up, self.right + right, self.top + up)
+
     def nearest(self, point: Point) -> Point:
         """The point of the box that is nearest to ``point``."""
         return min(max(point[0], self.left), self.right), min(max(point[1], self.bottom), self.top)
 
 
 def place_labels(
-    points: Sequence[Point], sizes: Sequence[tuple[float, float]], *, inside: Box, taken: Sequence[Box] = ()
+    points: Sequence[Point],
+    sizes: Sequence[tuple[float, float]],
+    *,
+    inside: Box,
+    taken: Sequence[Box] = (),
+    texts: Sequence[Box] = (),
 ) -> list[Box]:
     """Choose a box for the label of every point, near it, inside the axes and apart from all other labels and obstacles.
 
@@ -57,6 +68,7 @@ def place_labels(
         sizes: Width and height of each label.
         inside: Where labels may lie.
         taken: What they should not cover, besides the points.
+        texts: Other texts, which they should cover no more than each other.
 
     Returns:
         The boxes, in the order of the points.
@@ -71,12 +83,13 @@ def place_labels(
     for _ in range(_ROUNDS):
         before = dict(found)
         for index in order:
-            labels = [(points[i], box) for i, box in found.items() if i != index]
+            labels = [(points[i], box) for i, box in found.items() if i != index] + [(box.middle, box) for box in texts]
             strange = [spot for i, spot in enumerate(spots) if i != index]
             least = math.inf
-            for box, distance in _places(*points[index], *sizes[index]):
+            for free, distance in _places(*points[index], *sizes[index]):
                 if distance >= least:
                     break  # all that follow are further away
+                box = free.moved_into(inside)
                 cost = distance + _cost_of_texts(box, points[index], labels, inside)
                 if cost < least:
                     cost += _cost_of_marks(box, points[index], strange, spots) + sum(box.overlap(mark) for mark in taken)

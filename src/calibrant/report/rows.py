@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +12,13 @@ from calibrant.report.style import Style, method_label, plain_text, styles_of
 
 Place = tuple[str, str | None]
 
+# A recipe's key at the beginning of a setting, and what of it a label can do without.
+_SETTING = re.compile(r"(?:^|(?<=, ))([\w.]+)(?==)")
+_PREFIX = re.compile(r"^(?:train|method\.options|optim|data)\.")
+# Settings are folded where they do not fit, so that more of them can be shown than of a name.
+_LONGEST_SETTINGS = 120
+_NO_NETWORK = "network unknown"
+
 
 class Key(NamedTuple):
     """What the seeds of a row share, on one data set and network."""
@@ -18,6 +26,7 @@ class Key(NamedTuple):
     method: str
     preset: str | None
     epochs: int | None
+    model: str | None
 
 
 @dataclass(frozen=True)
@@ -60,16 +69,21 @@ class Group:
 
     @property
     def common_seed(self) -> int | None:
-        """The highest seed that all rows have a run of, so that figures of single runs compare like with like; None without."""
-        common = set.intersection(*({entry.seed for entry in row.runs} for row in self.rows))
-        return max((seed for seed in common if seed is not None), default=None)
+        """The highest seed that all rows have a run of, so that figures of single runs compare like with like; None without.
+
+        Rows of unknown seed, as somebody's predictions, have no say in it.
+        """
+        seeds = [{entry.seed for entry in row.runs if entry.seed is not None} for row in self.rows]
+        known = [found for found in seeds if found]
+        return max(set.intersection(*known), default=None) if known else None
 
 
 def group_rows(entries: Sequence[Entry]) -> list[Group]:
     """Put the seeds of a row together, and the rows of a data set and network.
 
     A label is the method's, with the preset where it is not the only one of the method, and with the epochs where the rows of
-    a group differ in them. A method has the same colour, marker and line in all groups.
+    a group differ in them. A method has the same colour, marker and line in all groups. A row whose network is not known
+    stands in the group of every network of its data set, and in one of its own where there is none.
 
     Args:
         entries: Runs, in any order.
@@ -79,10 +93,15 @@ def group_rows(entries: Sequence[Entry]) -> list[Group]:
     """
     if not entries:
         raise ValueError("group_rows: `entries` must hold at least one run, got none.")
+    networks: dict[str, dict[str | None, None]] = {}
+    for entry in entries:
+        if entry.model is not None:
+            networks.setdefault(entry.data, {})[entry.model] = None
     found: dict[Place, dict[Key, list[Entry]]] = {}
     for entry in entries:
-        rows = found.setdefault((entry.data, entry.model), {})
-        rows.setdefault(Key(entry.method, entry.preset, entry.epochs), []).append(entry)
+        for model in [entry.model] if entry.model is not None else networks.get(entry.data, [None]):
+            rows = found.setdefault((entry.data, model), {})
+            rows.setdefault(Key(entry.method, entry.preset, entry.epochs, entry.model), []).append(entry)
     styles = styles_of((key.method, _variant(key, [*rows])) for rows in found.values() for key in rows)
     return [
         Group(
@@ -93,23 +112,50 @@ def group_rows(entries: Sequence[Entry]) -> list[Group]:
     ]
 
 
+def short_settings(presets: Iterable[str]) -> dict[str, str]:
+    """Write settings without the part of the recipe that they are of, unless two of them would then have one name.
+
+    Example:
+        >>> list(short_settings(["paper, train.average=ema, optim.lr=0.1", "train.average=no, data.lr=1"]).values())
+        ['paper, average=ema, optim.lr=0.1', 'average=no, data.lr=1']
+    """
+    given = list(presets)
+    keys = {key for text in given for key in _SETTING.findall(text)}
+    names = {key: _PREFIX.sub("", key) for key in keys}
+    alone = {key: name for key, name in names.items() if list(names.values()).count(name) == 1}
+    return {text: _SETTING.sub(lambda found: alone.get(found[1], found[1]), text) for text in given}
+
+
 def _variant(key: Key, keys: Sequence[Key]) -> str:
     """What tells ``key`` from others of the same method in its group; nothing for the default preset, or the first length."""
     same = [other for other in keys if other.method == key.method]
     first = next(other.epochs for other in same if other.preset == key.preset)
-    return _preset(key, keys) + ("" if key.epochs == first else f" {key.epochs}")
+    length = "" if key.epochs == first else f" {key.epochs}"
+    return _preset(key, keys) + length + (f" {_NO_NETWORK}" if _is_doubled(key, keys) else "")
 
 
 def _preset(key: Key, keys: Sequence[Key]) -> str:
     """The preset, where another row of the group has the same method with another one, and it is not the default."""
     alone = len({other.preset for other in keys if other.method == key.method}) == 1
-    return "" if alone or key.preset in (None, "default") else plain_text(str(key.preset))
+    if alone or key.preset in (None, "default"):
+        return ""
+    short = short_settings(other.preset for other in keys if other.preset is not None)
+    return plain_text(short[str(key.preset)], longest=_LONGEST_SETTINGS)
+
+
+def _is_doubled(key: Key, keys: Sequence[Key]) -> bool:
+    """Whether another row differs from one of unknown network in its network alone."""
+    return key.model is None and any(other[:3] == key[:3] and other != key for other in keys)
 
 
 def _label(key: Key, keys: Sequence[Key]) -> str:
     said = [preset] if (preset := _preset(key, keys)) else []
-    if len({other.epochs for other in keys}) > 1 and key.epochs is not None:
+    # Somebody's predictions, of unknown length, are no reason to name that of all others.
+    beside = {other.epochs for other in keys if other.epochs is not None or other.method == key.method}
+    if len(beside) > 1 and key.epochs is not None:
         said.append(f"{key.epochs} epochs")
+    if _is_doubled(key, keys):
+        said.append(_NO_NETWORK)
     return method_label(key.method) + (f" ({', '.join(said)})" if said else "")
 
 

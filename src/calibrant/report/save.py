@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ _METADATA: dict[str, dict[str, str | None]] = {
     "png": {"Software": "calibrant"},
     "pdf": {"Creator": "calibrant", "Producer": "calibrant", "CreationDate": None},
 }
+# How these read in a file.
+_MARKS = {".png": b"Software\0calibrant", ".pdf": b"/Creator (calibrant)"}
 
 
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:
@@ -55,10 +58,52 @@ def figure_stem(kind: str, data: str, model: str | None) -> str:
     """Return the name, without ending, of the file of a kind of figure about one data set and network.
 
     Example:
-        >>> figure_stem("curves", "my data/v2", "own:net"), figure_stem("curves", "digits", None)
-        ('curves-my_data_v2-own_net', 'curves-digits')
+        >>> figure_stem("curves", "my data/v2", "own:net"), figure_stem("curves", "digits (quick)", None)
+        ('curves-my_data_v2-own_net', 'curves-digits-quick')
     """
-    return "-".join([kind, *(re.sub(r"[^\w.+]+", "_", part) for part in (data, model) if part)])
+    return "-".join([kind, *(_file_name(part) for part in (data, model) if part)])
+
+
+def _file_name(name: str) -> str:
+    """A name with only characters that every file system takes; what stands in brackets is set off by a hyphen."""
+    parts = (part.strip() for part in re.split(r"[()]", name))
+    return "-".join(re.sub(r"[^\w.+]+", "_", part) for part in parts if part) or "_"
+
+
+def clear_figures(folder: str | Path, kinds: Iterable[str]) -> list[Path]:
+    """Remove the figures that calibrant wrote into a folder, so that none outlives the table that it belongs to.
+
+    Args:
+        folder: The folder; it need not exist, and is removed too if nothing else is in it.
+        kinds: Beginnings of file names, as in `figure_stem`.
+
+    Returns:
+        What was removed. A file stays unless its name begins with a kind, ends with ``.png`` or ``.pdf``, and says inside that
+        calibrant made it.
+
+    Example:
+        >>> import tempfile
+        >>> from matplotlib.figure import Figure
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> files = save_figure(Figure(), folder / "curves-digits")
+        >>> _ = (folder / "curves-mine.png").write_bytes(b"mine")
+        >>> [file.name for file in clear_figures(folder, ["curves"])], [file.name for file in folder.iterdir()]
+        (['curves-digits.pdf', 'curves-digits.png'], ['curves-mine.png'])
+    """
+    place, starts = Path(folder), tuple(f"{kind}-" for kind in kinds)
+    if not place.is_dir():
+        return []
+    removed = [file for file in sorted(place.iterdir()) if file.name.startswith(starts) and _is_own(file)]
+    for file in removed:
+        file.unlink()
+    if removed and not any(place.iterdir()):
+        place.rmdir()
+    return removed
+
+
+def _is_own(file: Path) -> bool:
+    mark = _MARKS.get(file.suffix)
+    return mark is not None and file.is_file() and not file.is_symlink() and mark in file.read_bytes()
 
 
 def render_figure(figure: Figure, *, kind: str) -> bytes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from calibrant.metrics.diagram import PALETTE
 
@@ -97,6 +97,11 @@ _ALL = [(name, Style(PALETTE[color], marker, line)) for color, looks in _LOOKS.i
 METHOD_STYLES = {name: style for name, style in _ALL if name}
 _FREE = [style for name, style in _ALL if not name]
 
+# Those that the page can draw too, from the ones that are easiest to tell apart when they are empty.
+_MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "d", "p", "h", "8")
+# So many variants keep the colour of their method, where other colours are free for the rest.
+_SAME_COLOUR = 3
+
 _GAMMA = r"$_\gamma$"
 _LONGEST = 40
 _LABELS = {
@@ -143,7 +148,7 @@ def method_label(method: str) -> str:
     return f"{label} (TS)" if base != method else label
 
 
-def plain_text(name: str) -> str:
+def plain_text(name: str, *, longest: int = _LONGEST) -> str:
     r"""Return somebody's name for something as text that a figure shows as it is: on one line, not too long, no mathtext.
 
     Example:
@@ -152,8 +157,8 @@ def plain_text(name: str) -> str:
     """
     # A name read from a file system may hold half a surrogate pair, which no font and no file format has.
     said = " ".join(name.encode(errors="replace").decode().split())
-    if len(said) > _LONGEST:
-        said = f"{said[: _LONGEST - 13]}…{said[-12:]}"
+    if len(said) > longest:
+        said = f"{said[: longest - 13]}…{said[-12:]}"
     return said.replace("$", r"\$")
 
 
@@ -168,27 +173,47 @@ def seen_length(label: str) -> int:
 
 
 def fold_label(label: str, width: int) -> str:
-    r"""Break a label into lines of at most ``width`` characters, at spaces where there are any.
+    r"""Break a label into lines of at most ``width`` characters, at spaces; a longer word behind ``_``, ``=`` or ``/``.
 
     Example:
         >>> fold_label("CE (paper, 350 epochs)", 12)
         'CE (paper,\n350 epochs)'
+        >>> fold_label("CE (average_share=1.0)", 12)
+        'CE (average_\nshare=1.0)'
     """
+    wide = max(width, 4)
+    lines: list[str] = []
     # Mathtext is no place to break at, and takes less room than it is long.
-    return "\n".join(textwrap.wrap(label.replace(_GAMMA, "\0"), max(width, 4))).replace("\0", _GAMMA)
+    for word in label.replace(_GAMMA, "\0").split():
+        for place, part in enumerate(_parts(word, wide)):
+            space = " " if place == 0 else ""
+            if lines and len(lines[-1]) + len(space) + len(part) <= wide:
+                lines[-1] += space + part
+            else:
+                lines.append(part)
+    return "\n".join(lines).replace("\0", _GAMMA)
+
+
+def _parts(word: str, width: int) -> list[str]:
+    """A word that fits, or else pieces that do."""
+    if len(word) <= width:
+        return [word]
+    pieces = re.findall(r"[^_=/]*[_=/]|[^_=/]+", word)
+    return [piece[start : start + width] for piece in pieces for start in range(0, len(piece), width)]
 
 
 def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Style]:
     """Give every ``(method, variant)`` its look.
 
-    A method of the catalogue always has the same colour and marker, a variant of it (``+ts``, or other settings) the same
-    colour with other dashes and an empty marker. Names that are not in the catalogue take what is free.
+    A method of the catalogue always has the same colour, marker and line. A variant of it (``+ts``, or other settings) has an
+    empty marker and other dashes: the first has the method's marker, every further one another marker, and from the fourth on
+    a colour of its own, if any is free. Names that are not in the catalogue take what is free.
 
     Args:
         variants: Method and what tells its row from others of the same method ("" if nothing does).
 
     Returns:
-        The styles. No two are the same while there are at most 32.
+        The styles. No two have colour, marker and dashes in common while no method has more than 50 variants.
 
     Example:
         >>> styles = styles_of([("ce", ""), ("ce+ts", ""), ("mine", "")])
@@ -196,19 +221,39 @@ def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Styl
         ([True, False, True], 2)
     """
     wanted = list(dict.fromkeys(variants))
+    known = [key for key in wanted if _base(key[0]) in METHOD_STYLES]
+    used = {METHOD_STYLES[_base(method)].color for method, _ in known}
+    others = [PALETTE[color] for color in reversed(_LOOKS) if PALETTE[color] not in used]
     chosen: dict[tuple[str, str], Style] = {}
-    known = [key for key in wanted if key[0].removesuffix("+ts") in METHOD_STYLES]
-    for key in [*known, *(key for key in wanted if key not in known)]:
-        chosen[key] = next((s for s in _candidates(*key) if s not in chosen.values()), _first(*key))
+    # Plain rows first: none of them gives way to a variant.
+    for key in sorted(wanted, key=lambda key: (key not in known, not _is_plain(*key))):
+        beside = [style for (method, _), style in chosen.items() if _base(method) == _base(key[0])]
+        chosen[key] = _choose(list(_candidates(*key, others)), [*chosen.values()], beside)
     return {key: chosen[key] for key in wanted}
 
 
-def _first(method: str, variant: str) -> Style:
-    return next(_candidates(method, variant))
+def _choose(candidates: Sequence[Style], taken: Collection[Style], beside: Collection[Style]) -> Style:
+    """The first that looks like no other, if possible with another marker than all rows of its method."""
+    looks = {_look(style) for style in taken}
+    free = [style for style in candidates if _look(style) not in looks] or [candidates[0]]
+    empty = {style.marker for style in beside if not style.filled}
+    return next((style for style in free if style.filled or style.marker not in empty), free[0])
 
 
-def _candidates(method: str, variant: str) -> Iterator[Style]:
-    base = method.removesuffix("+ts")
+def _look(style: Style) -> tuple[str, str, Dashes]:
+    return style.color, style.marker, style.line
+
+
+def _base(method: str) -> str:
+    return method.removesuffix("+ts")
+
+
+def _is_plain(method: str, variant: str) -> bool:
+    return _base(method) == method and variant in ("", "default")
+
+
+def _candidates(method: str, variant: str, others: Sequence[str]) -> Iterator[Style]:
+    base = _base(method)
     if base in METHOD_STYLES:
         home = [METHOD_STYLES[base]]
     else:
@@ -216,9 +261,19 @@ def _candidates(method: str, variant: str) -> Iterator[Style]:
         free = [*_FREE, *METHOD_STYLES.values()]
         start = zlib.crc32(base.encode()) % len(_FREE)
         home = [*free[start : len(_FREE)], *free[:start], *free[len(_FREE) :]]
-    changed = [replace(s, line=d, filled=False) for s in home for d in (_DOTTED, _DASHED, _DASHDOT, _SOLID) if d != s.line]
-    plain = base == method and variant in ("", "default")
-    yield from [*home, *changed] if plain else [*changed, *home]
+    changed = [style for one in home for style in _changed(one, others)]
+    yield from [*home, *changed] if _is_plain(method, variant) else [*changed, *home]
+
+
+def _changed(home: Style, others: Sequence[str]) -> Iterator[Style]:
+    """Looks of variants, each pair of a marker and dashes once; neighbours differ in both."""
+    markers = [home.marker, *(marker for marker in _MARKERS if marker != home.marker)]
+    dashes = [line for line in (_DOTTED, _DASHED, _DASHDOT, _DASHDOTDOT, _SOLID) if line != home.line]
+    for shift in range(len(dashes)):
+        for place, marker in enumerate(markers):
+            own = place < _SAME_COLOUR or not others
+            color = home.color if own else others[(place - _SAME_COLOUR) % len(others)]
+            yield Style(color, marker, dashes[(place + shift) % len(dashes)], filled=False)
 
 
 @contextmanager

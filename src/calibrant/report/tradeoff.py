@@ -11,7 +11,7 @@ import numpy as np
 from calibrant.report.bands import log_ticks, seeds_note
 from calibrant.report.placing import Box, place_labels
 from calibrant.report.rows import Row
-from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, print_style
+from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, fold_label, print_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +22,12 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 # A label that begins within so many points of its point needs no line to it.
 _CLOSE = 9.0
+# Labels stay so many points away from the axes, which their white edge would cut.
+_FROM_AXES = 3.0
+# Characters of a line of a label, so that it takes less than half of a column.
+_LABEL_WIDTH = 22
+# Lines of all labels together that a figure as wide as a column has room for.
+_FEW_LINES = 12
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
         title: Text above the figure.
 
     Returns:
-        A figure as wide as a column for up to six points, wider for more. Raises ``ValueError`` if there is none.
+        A figure as wide as a column for up to six points with short labels, else wider. Raises ``ValueError`` if there is none.
 
     Example:
         >>> from calibrant.report.style import METHOD_STYLES
@@ -116,7 +122,8 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
     if not points:
         raise ValueError("draw_tradeoff: `points` must hold at least one row, got none.")
     with print_style():
-        size = (COLUMN_WIDTH, 2.7) if len(points) <= 6 else (0.75 * TEXT_WIDTH, 3.4)
+        lines = sum(fold_label(point.label, _LABEL_WIDTH).count("\n") + 1 for point in points)
+        size = (COLUMN_WIDTH, 2.7) if len(points) <= 6 and lines <= _FEW_LINES else (0.75 * TEXT_WIDTH, 3.4)
         figure = Figure(figsize=size, layout="constrained")
         ax = figure.subplots()
         for point in points:
@@ -128,7 +135,7 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
         ax.grid()
         ax.legend(loc="best", handlelength=1.8)
         note = seeds_note([point.seeds for point in points])
-        ax.set_title(", ".join(said for said in (title, note) if said))
+        ax.set_title(fold_label(", ".join(said for said in (title, note) if said), int(17 * size[0])))
         _draw_labels(figure, ax, points)
     return figure
 
@@ -182,13 +189,14 @@ def _draw_labels(figure: Figure, ax: Axes, points: Sequence[TradeoffPoint]) -> N
     scale = 72 / figure.dpi
     texts = [
         ax.annotate(
-            point.label,
+            fold_label(point.label, _LABEL_WIDTH),
             xy=(100 * point.error, 100 * point.ece),
             xytext=(0, 0),
             textcoords="offset points",
             ha="left",
             va="bottom",
             fontsize=7.5,
+            linespacing=1.15,
             zorder=5,
             color=_dark(point.style.color),
             path_effects=[withStroke(linewidth=1.5, foreground="white")],  # to be read across a line
@@ -200,12 +208,13 @@ def _draw_labels(figure: Figure, ax: Axes, points: Sequence[TradeoffPoint]) -> N
     pixels = ax.transData.transform([text.xy for text in texts])
     places = [(float(x) * scale, float(y) * scale) for x, y in pixels]
     legend = ax.get_legend()
-    taken = [] if legend is None else [_box(legend.get_window_extent(), scale)]
     boxes = place_labels(
         places,
-        [(scale * extent.width + 1, scale * extent.height) for extent in extents],
-        inside=_box(ax.get_window_extent(), scale),
-        taken=[*taken, *_bars(ax, points, scale)],
+        # At the finer grid of a file some letters are a little wider.
+        [(1.03 * scale * extent.width + 1, scale * extent.height) for extent in extents],
+        inside=_box(ax.get_window_extent(), scale).grown(-_FROM_AXES),
+        taken=_bars(ax, points, scale),
+        texts=[] if legend is None else [_box(legend.get_window_extent(), scale)],
     )
     for text, (x, y), box in zip(texts, places, boxes, strict=True):
         text.set_position((box.left - x, box.bottom - y))

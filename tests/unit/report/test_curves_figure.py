@@ -86,6 +86,48 @@ def test_draw_curves_axes_are_named_logarithmic_and_hold_everything() -> None:
     assert [line.get_xdata()[0] for line in left.get_lines() if line.get_linestyle() == ":"] == [2.5]
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 4, 5, 8, 350])
+def test_draw_curves_names_whole_epochs_only(epochs: int) -> None:
+    found = prepare_curves(group_rows([run_of(curve=[0.1] * epochs)])[0].rows)
+    assert found is not None
+    figure = draw_curves(found)
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        left, right = ax.get_xlim()
+        shown = [tick for tick in ax.get_xticks() if left <= tick <= right]
+        assert shown
+        assert all(tick == round(tick) and 0 <= tick <= epochs for tick in shown)
+        assert all(text.get_text().isdigit() for text in ax.get_xticklabels() if left <= text.get_position()[0] <= right)
+
+
+def test_draw_curves_of_many_long_labels_folds_them_and_leaves_the_axes_their_height() -> None:
+    settings = [f"train.average=phase, train.average_share=0.{k}, optim.weight_decay=0.00{k}" for k in range(1, 8)]
+    usual = draw_curves(two_methods())
+    found = prepare_curves(group_rows([run_of(curve=[0.2, 0.1], preset=text) for text in ("default", *settings)])[0].rows)
+    assert found is not None
+    figure = draw_curves(found, title="digits")
+    for one in (usual, figure):
+        one.draw_without_rendering()
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts[1] == "CE (average=phase, average_share=0.1,\nweight_decay=0.001)"
+    assert not any("…" in text for text in texts)
+    assert figure.get_figwidth() == usual.get_figwidth()
+    assert figure.bbox.containsx(figure.legends[0].get_window_extent().x0)
+    assert figure.bbox.containsx(figure.legends[0].get_window_extent().x1)
+    heights = [one.axes[0].get_window_extent().height for one in (usual, figure)]
+    assert heights[1] > 0.85 * heights[0]
+
+
+def test_draw_curves_of_many_settings_gives_each_line_a_look_of_its_own() -> None:
+    settings = ["default", "train.average=ema", "train.select=last", "train.average=phase", "optim.lr=0.2", "data.val=300"]
+    found = prepare_curves(group_rows([run_of(curve=[0.2, 0.1], preset=text) for text in settings])[0].rows)
+    assert found is not None
+    lines = draw_curves(found).axes[0].get_lines()[: len(settings)]
+    looks = {(line.get_color(), line.get_marker(), str(line._dash_pattern)) for line in lines}  # type: ignore[attr-defined]
+    assert len(looks) == len(settings)
+    assert lines[0].get_color() == CE.color
+
+
 def test_draw_curves_of_validation_says_so() -> None:
     found = prepare_curves(group_rows([run_of(curve=[0.2, 0.1])])[0].rows, split="val")
     assert found is not None

@@ -122,6 +122,17 @@ def test_a_method_has_one_colour_in_all_figures() -> None:
     assert [len(found[label]) for label in ("CE", "Focal", "mine")] == [1, 1, 1]
 
 
+@pytest.mark.usefixtures("empty_files")
+def test_draw_all_shows_unknown_networks_beside_one_s_own(tmp_path: Path) -> None:
+    theirs = run_of("theirs", model=None, preset=None, epochs=None, seed=None)
+    done = draw_all([run_of("ce"), run_of("ce", model="mlp"), theirs], tmp_path, n_bins=(15,))
+    assert names(done.files) == {
+        f"{kind}-digits-{model}{more}.png"
+        for model in ("convnet", "mlp")
+        for kind, more in (("reliability", "-15bins"), ("robustness", ""), ("tradeoff", ""))
+    }
+
+
 def test_draw_all_of_wrong_arguments_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="draw_all: `n_bins` must be a whole number >= 1, got 0"):
         draw_all([run_of()], tmp_path, n_bins=(0,))
@@ -137,6 +148,8 @@ def test_figures_of_single_runs_show_the_highest_common_seed(tmp_path: Path, mon
     draw_all(entries, tmp_path, n_bins=(15,))
     draw_all(entries, tmp_path, n_bins=(15,), seed=0)
     draw_all([run_of("ce", seed=0), run_of("focal", seed=2)], tmp_path, n_bins=(15,))
+    draw_all([*entries, run_of("theirs", model=None, epochs=None, seed=None)], tmp_path, n_bins=(15,))
+    assert titles.pop() == "digits, convnet, seed 1, 15 bins"
     assert titles == [
         "digits, convnet, seed 1, 15 bins",
         "digits, convnet, seed 0, 15 bins",

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from calibrant.report.rows import group_rows
+from calibrant.report.rows import group_rows, short_settings
 from figure_data import run_of
 
 
@@ -15,10 +15,50 @@ def test_group_rows_puts_seeds_together_by_rising_seed() -> None:
 
 
 def test_group_rows_keeps_data_sets_and_networks_apart_in_one_look() -> None:
-    entries = [run_of("ce"), run_of("ce", data="cifar10", model="resnet18"), run_of("ce", model=None)]
+    entries = [run_of("ce"), run_of("ce", data="cifar10", model="resnet18"), run_of("ce", data="mixture", model=None)]
     groups = group_rows(entries)
-    assert [group.title for group in groups] == ["digits, convnet", "cifar10, resnet18", "digits"]
+    assert [group.title for group in groups] == ["digits, convnet", "cifar10, resnet18", "mixture"]
     assert len({group.rows[0].style for group in groups}) == 1
+
+
+def test_group_rows_puts_unknown_networks_beside_every_network_of_their_data() -> None:
+    theirs = run_of("theirs", model=None, preset=None, epochs=None, seed=None)
+    elsewhere = run_of("theirs", data="mixture", model=None, preset=None, epochs=None, seed=None)
+    groups = group_rows([theirs, run_of("ce"), run_of("focal", model="mlp"), run_of("ce", data="cifar10"), elsewhere])
+    assert [(group.title, [row.label for row in group.rows]) for group in groups] == [
+        ("digits, convnet", ["theirs", "CE"]),
+        ("digits, mlp", ["theirs", "Focal"]),
+        ("cifar10, convnet", ["CE"]),
+        ("mixture", ["theirs"]),
+    ]
+    assert len({row.style for group in groups for row in group.rows if row.label == "theirs"}) == 1
+
+
+def test_group_rows_does_not_take_an_unknown_network_for_a_known_one() -> None:
+    (group,) = group_rows([run_of("ce"), run_of("ce", model=None), run_of("focal")])
+    assert [(row.label, len(row.runs)) for row in group.rows] == [("CE", 1), ("CE (network unknown)", 1), ("Focal", 1)]
+    assert group.rows[0].style != group.rows[1].style
+    # Of unknown length too, the length tells them apart; other methods need not say theirs.
+    (group,) = group_rows([run_of("ce"), run_of("ce", model=None, epochs=None), run_of("focal")])
+    assert [row.label for row in group.rows] == ["CE (3 epochs)", "CE", "Focal"]
+
+
+def test_common_seed_does_not_ask_rows_of_unknown_seed() -> None:
+    theirs = run_of("theirs", model=None, seed=None)
+    (group,) = group_rows([run_of("ce", seed=0), run_of("ce", seed=1), run_of("focal", seed=0), theirs])
+    assert group.common_seed == 0
+    assert group_rows([theirs])[0].common_seed is None
+
+
+def test_group_rows_leaves_the_part_of_the_recipe_out_of_labels() -> None:
+    long = "train.average=phase, train.average_share=1.0, optim.weight_decay=0.001"
+    rows = group_rows([run_of("ce"), run_of("ce", preset=long)])[0].rows
+    assert rows[1].label == "CE (average=phase, average_share=1.0, weight_decay=0.001)"
+
+
+def test_short_settings_keeps_what_would_be_one_name() -> None:
+    given = ["optim.lr=0.1", "method.options.lr=2, data.val=300", "backbone.init=train.x=1"]
+    assert short_settings(given) == {given[0]: given[0], given[1]: "method.options.lr=2, val=300", given[2]: given[2]}
 
 
 def test_group_rows_names_the_preset_where_a_method_has_two() -> None:

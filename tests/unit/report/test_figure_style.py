@@ -62,6 +62,7 @@ def test_fold_label_keeps_mathtext_whole() -> None:
     assert fold_label(label, 9) == "FL$_\\gamma$-SECE\n(paper)"
     assert fold_label(label, 99) == label
     assert fold_label("abcdefgh", 4) == "abcd\nefgh"
+    assert fold_label("CE (average_share=1.0, x)", 14) == "CE (average_\nshare=1.0, x)"
     assert seen_length(label) == 16
 
 
@@ -85,6 +86,34 @@ def test_styles_of_variants_keep_the_colour_and_change_the_line() -> None:
     assert len({plain.line, repaired.line, paper.line}) == 3
     assert plain.filled
     assert not repaired.filled
+
+
+def test_styles_of_many_variants_share_no_colour_marker_and_dashes() -> None:
+    settings = ["", "ema", "phase", "select=last", "lr=0.2", "lr=0.4", "paper", "share=0.5"]
+    wanted = [(method, variant) for method in ("ce", "ce+ts", "flgamma-sece") for variant in settings]
+    found = styles_of(wanted)
+    assert len({(style.color, style.marker, style.line) for style in found.values()}) == len(wanted)
+    assert [found["ce", ""], found["flgamma-sece", ""]] == [METHOD_STYLES["ce"], METHOD_STYLES["flgamma-sece"]]
+
+
+def test_styles_of_variants_are_told_apart_by_their_markers_alone() -> None:
+    # For print in grey and for readers who do not see all colours.
+    wanted = [("ce", ""), ("ce+ts", ""), *(("ce", f"setting {number}") for number in range(8)), ("focal", "")]
+    variants = [style for key, style in styles_of(wanted).items() if key[0] != "focal" and key != ("ce", "")]
+    assert len({style.marker for style in variants}) == len(variants)
+    assert not any(style.filled for style in variants)
+    # From the fourth on they have colours that no method of the comparison has.
+    plain = {METHOD_STYLES["ce"].color, METHOD_STYLES["focal"].color}
+    assert [style.color in plain for style in variants] == [True] * 3 + [False] * 6
+
+
+def test_styles_of_a_plain_row_do_not_give_way_to_a_variant_named_before() -> None:
+    found = styles_of([("ce", f"setting {number}") for number in range(50)] + [("ecp", ""), ("ce", "")])
+    assert (found["ecp", ""], found["ce", ""]) == (METHOD_STYLES["ecp"], METHOD_STYLES["ce"])
+    assert len({(style.color, style.marker, style.line) for style in found.values()}) == 52
+    (mine, plain) = styles_of([("mine", "x"), ("mine", "")]).values()
+    assert plain == styles_of([("mine", "")])["mine", ""]
+    assert mine.color == plain.color
 
 
 def test_styles_of_unknown_names_are_free_ones_and_stable() -> None:

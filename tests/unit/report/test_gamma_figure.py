@@ -46,6 +46,15 @@ def test_draw_gamma_epochs_line_and_band_are_mean_and_std_over_examples() -> Non
     assert [text.get_text() for text in legend.get_texts()] == [r"FL$_\gamma$-SECE"]
 
 
+def test_draw_gamma_epochs_names_whole_epochs_only() -> None:
+    found = prepare_gamma_epochs(group_rows([run_of("flgamma-sece", curve=[0.1] * 4, gamma=[1.0, 1.2, 1.4, 1.5])])[0].rows)
+    assert found is not None
+    ax = draw_gamma_epochs(found).axes[0]
+    left, right = ax.get_xlim()
+    assert [tick for tick in ax.get_xticks() if left <= tick <= right] == [1, 2, 3, 4]
+    assert ax.get_xlabel() == "epoch"
+
+
 def test_prepare_gamma_of_methods_without_gamma_is_none() -> None:
     rows = group_rows(gamma_runs()[:1])[0].rows
     assert prepare_gamma_epochs(rows) is None

@@ -57,3 +57,19 @@ def test_box_overlap_is_the_shared_area() -> None:
 
 def test_place_labels_of_nothing_is_nothing() -> None:
     assert place_labels([], [], inside=PAGE) == []
+
+
+def test_box_is_moved_no_further_than_needed() -> None:
+    outer = Box(0, 0, 100, 50)
+    assert Box(-5, 10, 15, 20).moved_into(outer) == Box(0, 10, 20, 20)
+    assert Box(90, 45, 110, 55).moved_into(outer) == Box(80, 40, 100, 50)
+    assert Box(10, 10, 20, 20).moved_into(outer) == Box(10, 10, 20, 20)
+    assert Box(-10, 10, 140, 20).moved_into(outer) == Box(0, 10, 150, 20)
+    assert Box(10, 10, 140, 20).moved_into(outer) == Box(0, 10, 130, 20)
+
+
+def test_place_labels_keeps_a_long_label_beside_a_point_in_a_narrow_frame_inside() -> None:
+    # To either side of the point there is too little room for it.
+    (box,) = place_labels([(50, 50)], [(80, 8)], inside=Box(0, 0, 100, 100))
+    assert Box(0, 0, 100, 100).overlap(box) == 80 * 8
+    assert not box.holds(50, 50)

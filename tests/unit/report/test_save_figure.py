@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
-from calibrant.report.save import render_figure, save_figure
+from calibrant.report.save import clear_figures, figure_stem, render_figure, save_figure
 from calibrant.report.style import print_style
 
 
@@ -69,3 +69,49 @@ def test_render_figure_of_letters_that_the_font_lacks_is_silent() -> None:
     figure = plain_figure()
     figure.axes[0].set_title("データ \U0001f600")
     assert all(render_figure(figure, kind=kind) for kind in ("png", "pdf"))
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "stem"),
+    [
+        ("mixture (quick)", "mlp", "curves-mixture-quick-mlp"),
+        ("my data/v2", "own:net", "curves-my_data_v2-own_net"),
+        ("tiny-imagenet", None, "curves-tiny_imagenet"),
+        ("(a) b", None, "curves-a-b"),
+        ("()", "?", "curves-_-_"),
+    ],
+)
+def test_figure_stem_is_a_plain_file_name(data: str, model: str | None, stem: str) -> None:
+    assert figure_stem("curves", data, model) == stem
+
+
+def test_clear_figures_removes_its_own_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "figures"
+    own = [
+        *save_figure(plain_figure(), folder_of(folder) / "curves-a-b"),
+        *save_figure(plain_figure(), folder / "gamma-epochs-c"),
+    ]
+    save_figure(plain_figure(), folder / "mine")
+    # The same names, not by calibrant; and a file of it under another ending.
+    plain_figure().savefig(folder / "curves-theirs.png")
+    plain_figure().savefig(folder / "curves-theirs.pdf")
+    (folder / "curves-notes.txt").write_bytes(own[1].read_bytes())
+    (folder / "curves-folder.png").mkdir()
+    assert clear_figures(folder, ["curves", "gamma-epochs"]) == sorted(own)
+    left = {"mine.png", "mine.pdf", "curves-theirs.png", "curves-theirs.pdf", "curves-notes.txt", "curves-folder.png"}
+    assert {file.name for file in folder.iterdir()} == left
+
+
+def test_clear_figures_removes_a_folder_that_held_nothing_else(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "figures")
+    assert clear_figures(folder, ["curves"]) == []
+    assert folder.is_dir()
+    save_figure(plain_figure(), folder / "curves-a")
+    assert len(clear_figures(folder, ["curves"])) == 2
+    assert not folder.exists()
+    assert clear_figures(folder, ["curves"]) == []
+
+
+def folder_of(path: Path) -> Path:
+    path.mkdir()
+    return path

@@ -116,6 +116,22 @@ def test_draw_tradeoff_labels_of_a_crowd_do_not_meet(seeds: int) -> None:
         assert ax.get_window_extent().containsx(box.x1)
 
 
+@pytest.mark.parametrize("rows", [2, 6, 8])
+def test_draw_tradeoff_labels_of_long_settings_are_whole_and_inside_the_axes(rows: int) -> None:
+    settings = [f"train.average=phase, train.average_share={k}.0, optim.weight_decay=0.00{k}" for k in range(1, rows)]
+    made = [run_of(preset=text, error=0.1 + 0.001 * k, ece=0.03 + 0.004 * k) for k, text in enumerate(["default", *settings])]
+    figure = draw_tradeoff(prepare_tradeoff(group_rows(made)[0].rows))
+    figure.draw_without_rendering()
+    ax = figure.axes[0]
+    whole = [text.get_text().replace("\n", " ") for text in ax.texts]
+    assert whole[1] == "CE (average=phase, average_share=1.0, weight_decay=0.001)"
+    outer = ax.get_window_extent()
+    for text in ax.texts:
+        box = super(type(text), text).get_window_extent()
+        assert outer.x0 < box.x0 < box.x1 < outer.x1, text.get_text()
+        assert outer.y0 < box.y0 < box.y1 < outer.y1, text.get_text()
+
+
 def test_draw_tradeoff_of_nothing_raises() -> None:
     with pytest.raises(ValueError, match="draw_tradeoff: `points` must hold at least one row, got none"):
         draw_tradeoff([])
