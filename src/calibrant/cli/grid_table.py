@@ -6,10 +6,12 @@ from rich.console import Console
 from rich.text import Text
 
 from calibrant.cli.layout import Row, fit_table
-from calibrant.grid.captions import MARK
+from calibrant.grid.captions import MARK, several_best, size_notes
 from calibrant.grid.layout import INFO_NAMES, Cell, Column, Line, Table
 from calibrant.grid.significance import SIGNIFICANT
 
+# In place of bold, where there is none.
+_BEST = "*"
 # Left out first where a terminal is narrow; error and ECE stay.
 _DROP = ("p if calibrated", "Classwise ECE", "MCE", "ACE", "NLL", "Preset", "Epochs", "Seeds")
 
@@ -23,35 +25,42 @@ def show_table(table: Table, *, console: Console) -> None:
     """
     names = ["Method", *(INFO_NAMES[name] for name in table.info), *(_heading(column) for column in table.columns)]
     drop = [place for word in _DROP for place, name in enumerate(names) if name.removesuffix(" %") == word]
+    # Bold is nothing but a word where the terminal, or a file, has none.
+    plain = console.color_system is None
     for section in table.sections:
-        rows: list[Row] = [_row(table, line) for line in section.lines]
+        rows: list[Row] = [_row(table, line, plain=plain) for line in section.lines]
         console.print()
         console.print(Text(section.title, style="bold cyan"))
         console.print(fit_table(names, rows, width=console.width, drop=drop))
     console.print()
     legend = ["mean ± standard deviation over seeds"] if any((line.runs or 0) > 1 for line in table.lines) else []
     cells = [cell for line in table.lines for cell in line.cells.values()]
-    legend += ["bold: the lowest"] if any(cell.best for cell in cells) else []
+    lowest = "the lowest of rows that may be compared" if several_best(table) else "the lowest"
+    legend += [f"{_BEST if plain else 'bold'}: {lowest}"] if any(cell.best for cell in cells) else []
     legend += [f"{MARK}: differs from the first row, p < {SIGNIFICANT}"] if any(cell.differs for cell in cells) else []
     if legend:
         console.print(Text("; ".join(legend), style="dim"))
+    for note in size_notes(table):
+        console.print(Text(note, style="dim"))
 
 
 def _heading(column: Column) -> str:
     return " ".join(part for part in (column.group, column.name, "%" if column.percent else "") if part)
 
 
-def _row(table: Table, line: Line) -> list[str | Text]:
+def _row(table: Table, line: Line, *, plain: bool) -> list[str | Text]:
     style = "dim" if line.kind == "paper" else ""
     infos: list[str | Text] = [Text(line.info(name), style=style) for name in table.info]
-    return [Text(line.label, style=style), *infos, *(_cell(line.cells.get(c.key), c, style=style) for c in table.columns)]
+    cells = [_cell(line.cells.get(c.key), c, style=style, plain=plain) for c in table.columns]
+    return [Text(line.label, style=style), *infos, *cells]
 
 
-def _cell(cell: Cell | None, column: Column, *, style: str) -> Text:
+def _cell(cell: Cell | None, column: Column, *, style: str, plain: bool) -> Text:
     if cell is None:
         return Text("–", style="dim")
     # A digit less than in the files, so that six columns find room.
     scale, digits = (100, 2) if column.percent else (1, 3)
     spread = "" if cell.std is None else f" ± {scale * cell.std:.{digits}f}"
     text = f"{scale * cell.mean:.{digits}f}{spread}"
-    return Text(text + (MARK if cell.differs else ""), style="bold" if cell.best else style)
+    signs = (_BEST if plain and cell.best else "") + (MARK if cell.differs else "")
+    return Text(text + signs, style="bold" if cell.best else style)

@@ -9,24 +9,24 @@ from calibrant.grid.paper import load_paper
 from calibrant.grid.significance import LEAST_SEEDS
 
 MARK = "†"
+NOT_IN_PAPER = "The paper has no numbers for these data, networks and methods."
 _WAYS = {
     "seeds": f"a paired t-test over seeds, where two rows have {LEAST_SEEDS} or more in common",
     "examples": "a paired bootstrap of one network each on the same test examples, which is about these networks alone",
 }
 
 
-def notes_of(table: Table, *, tested: bool, base: str) -> tuple[str, ...]:
+def notes_of(table: Table, *, tested: bool, base: str, paper: bool = False) -> tuple[str, ...]:
     """Say what a reader must know of a table.
 
     Args:
         table: The table, its cells marked.
         tested: Whether differences were tested, where they could be.
         base: What lines were tested against.
+        paper: Whether the paper's numbers were asked for.
     """
     lines = [line for line in table.lines if line.kind != "paper"]
-    notes = [_averaged(lines), *_common(table, lines)]
-    if any(cell.best for line in lines for cell in line.cells.values()):
-        notes.append("Bold: the lowest of a column among rows of the same data, network, epochs and settings.")
+    notes = [_averaged(lines), *_common(table, lines), *_bold(table), *size_notes(table)]
     notes += _tests(lines, sections=len(table.sections), base=base) if tested else []
     if "calibrated" in table.info:
         notes.append(
@@ -34,9 +34,53 @@ def notes_of(table: Table, *, tested: bool, base: str) -> tuple[str, ...]:
             "above 0.05 the two cannot be told apart (of several seeds: how many are above, and the least)."
         )
     if len(lines) < len(table.lines):
-        paper = load_paper()
-        notes.append(f"The paper: {paper.reference} {paper.url}")
+        source = load_paper()
+        notes.append(f"The paper: {source.reference} {source.url}")
+    elif paper:
+        notes.append(NOT_IN_PAPER)
     return tuple(notes)
+
+
+def size_notes(table: Table) -> list[str]:
+    """Say of which lines the numbers are of another number of test examples than those of the runs around them."""
+    notes = []
+    for section in table.sections:
+        ours = [line for line in section.lines if line.kind == "ours" and line.examples is not None]
+        usual = next((line.examples for line in ours if not line.is_foreign), ours[0].examples if ours else None)
+        notes += [
+            f"{line.label} on {section.data}: {line.examples:,} test examples, other rows {usual:,}; neither bold nor tested."
+            for line in ours
+            if line.examples != usual
+        ]
+    return notes
+
+
+def several_best(table: Table) -> bool:
+    """Whether a column of a section has several best values, of rows that may not be compared with each other."""
+    return any(len(values) > 1 for values in _best(table))
+
+
+def _best(table: Table) -> list[set[str]]:
+    return [
+        {
+            line.cells[column.key].shown(column)[0]
+            for line in section.lines
+            if column.key in line.cells and line.cells[column.key].best
+        }
+        for section in table.sections
+        for column in table.columns
+    ]
+
+
+def _bold(table: Table) -> list[str]:
+    if not any(_best(table)):
+        return []
+    notes = ["Bold: the lowest of a column among rows of the same data, network, epochs and settings."]
+    if several_best(table):
+        notes.append("Several values of a column are bold where only some of its rows may be compared with each other.")
+    if any(line.is_foreign for line in table.lines):
+        notes.append("Predictions from files, of which only the data are known, compete with all rows of their data.")
+    return notes
 
 
 def _averaged(lines: Sequence[Line]) -> str:

@@ -16,7 +16,7 @@ from calibrant.io.atomic import atomic_writer
 
 CSV_COLUMNS = (
     *("table", "data", "model", "source", "method", "preset", "epochs", "settings", "metric"),
-    *("mean", "std", "runs", "seeds", "values", "best", "p_value", "test_over"),
+    *("mean", "std", "runs", "seeds", "values", "best", "p_value", "test_over", "examples"),
 )
 # How a metric is called in the CSV for the p-values of "could a calibrated model have this ECE?".
 CALIBRATED = "p_if_calibrated"
@@ -26,14 +26,15 @@ def to_csv(table: Table) -> str:
     """Write a table as tidy CSV: one line for every row and metric, full precision, rates as fractions.
 
     ``source`` is "ours", "paper" or "difference"; ``seeds`` and ``values`` are lists separated by spaces; ``p_value`` is the
-    corrected one of the difference to the first row and ``test_over`` what it sampled. What is unknown is empty.
+    corrected one of the difference to the first row and ``test_over`` what it sampled; ``examples`` is how many test examples
+    there were. What is unknown is empty.
 
     Example:
         >>> from calibrant.grid.layout import Cell, Column, Line, Section, Table
         >>> line = Line("CE", "ce", {"ece": Cell(0.0418, values=(0.0418,))}, runs=1, seeds=(0,))
         >>> table = Table("t", "One row", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,), "cifar10"),))
         >>> to_csv(table).splitlines()[1]
-        't,cifar10,,ours,ce,,,,ece,0.0418,,1,0,0.0418,false,,'
+        't,cifar10,,ours,ce,,,,ece,0.0418,,1,0,0.0418,false,,,'
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -101,6 +102,7 @@ def _tidy(table: Table, section: Section, line: Line) -> Iterator[dict[str, obje
         "settings": line.settings,
         "runs": line.runs,
         "seeds": line.seeds,
+        "examples": line.examples,
     }
     empty: dict[str, object] = dict.fromkeys(CSV_COLUMNS)
     for column in table.columns:

@@ -88,6 +88,7 @@ class Line:
         seeds: Their seeds, where known.
         settings: Further recipe keys, as ``key=value``.
         calibrated_p: Of every run, how probable so large an ECE is for a calibrated model.
+        examples: Test examples that its numbers are of, where all runs have as many.
     """
 
     label: str
@@ -101,6 +102,12 @@ class Line:
     seeds: tuple[int, ...] = ()
     settings: tuple[str, ...] = ()
     calibrated_p: tuple[float, ...] = ()
+    examples: int | None = None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is somebody's predictions, of which nothing but the data is known."""
+        return self.kind == "ours" and self.epochs is None and self.model is None
 
     def info(self, name: Info) -> str:
         """What stands in one of the columns that describe the line."""

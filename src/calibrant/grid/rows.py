@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -12,9 +12,10 @@ from calibrant.core.entry import Entry
 from calibrant.engine.methods import METHODS, Facts, MetaPlan, make_plan, split_name
 from calibrant.engine.recipe import NEUTRAL, Recipe, override
 from calibrant.engine.resolve import resolved
+from calibrant.grid.names import is_predictions
 
 # What a recipe leaves to the method unless it is said.
-_LEFT_TO_METHOD = ("train.average", "train.select")
+LEFT_TO_METHOD = ("train.average", "train.select")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def group_rows(entries: Iterable[Entry]) -> list[Row]:
         entries: Runs, in any order.
 
     Returns:
-        Rows in the order in which their first run is given. Raises ``ValueError`` if two runs have everything in common.
+        Rows in the order in which their first run is given. Raises ``ValueError`` if two runs have everything in common, or a
+        row has several runs and one does not say its seed: they may be anything.
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -78,8 +80,9 @@ def group_rows(entries: Iterable[Entry]) -> list[Row]:
         twice = _repeated(runs)
         if twice:
             first, second = twice
+            seed = "no seed" if None in (first.seed, second.seed) else f"seed {first.seed}"
             raise ValueError(
-                f"tables: runs of one row must have different seeds, got seed {first.seed} of {first.method} on {first.data} "
+                f"tables: runs of one row must have different seeds, got {seed} of {first.method} on {first.data} "
                 f"twice ({first.folder or 'a record'} and {second.folder or 'a record'}). Leave one out."
             )
     return [Row(*key, runs=tuple(sorted(runs, key=lambda e: (e.seed is None, e.seed or 0)))) for key, runs in merged.items()]
@@ -120,18 +123,48 @@ def _group(entries: Sequence[Entry], *, merge: bool) -> dict[_Key, list[Entry]]:
     groups: dict[_Key, list[Entry]] = {}
     for entry in entries:
         preset = None if merge and not preset_matters(entry.method) else entry.preset
-        key = (entry.data, entry.model, entry.method, preset, entry.epochs, settings_of(entry))
-        groups.setdefault(key, []).append(entry)
+        groups.setdefault(_key(entry, preset), []).append(entry)
     return groups
 
 
+def _key(entry: Entry, preset: str | None) -> _Key:
+    return entry.data, entry.model, entry.method, preset, entry.epochs, settings_of(entry)
+
+
+def is_same_run(first: Entry, second: Entry) -> bool:
+    """Whether two entries have everything in common that decides a row, and the seed."""
+    return first.seed == second.seed and _key(first, first.preset) == _key(second, second.preset)
+
+
+def catalogue_order(entry: Entry) -> tuple[object, ...]:
+    """Key to sort runs by: data, network, method as in the catalogue, plain settings first, ``+ts`` after its base, seed.
+
+    Predictions of others come last, and keep their order.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
+        >>> entries = [Entry("coins", method, scores, epochs=1) for method in ("focal", "brier", "ce+ts", "ce")]
+        >>> [entry.method for entry in sorted(entries, key=catalogue_order)]
+        ['ce', 'ce+ts', 'focal', 'brier']
+    """
+    if is_predictions(entry):
+        return (True,)
+    base, scaled = split_name(entry.method)
+    known = base not in METHODS, list(METHODS).index(base) if base in METHODS else 0, base
+    settings = settings_of(entry)
+    variant = entry.epochs or 0, entry.preset or "", len(settings), settings
+    return False, entry.data, entry.model or "", known, variant, scaled, entry.seed is None, entry.seed or 0
+
+
 def _repeated(runs: Sequence[Entry]) -> tuple[Entry, Entry] | None:
-    seen: dict[int, Entry] = {}
+    seen: dict[int | None, Entry] = {}
     for entry in runs:
-        if entry.seed is not None and entry.seed in seen:
+        if entry.seed in seen:
             return seen[entry.seed], entry
-        if entry.seed is not None:
-            seen[entry.seed] = entry
+        if seen and (entry.seed is None or None in seen):
+            return next(iter(seen.values())), entry
+        seen[entry.seed] = entry
     return None
 
 
@@ -174,8 +207,8 @@ def comparable(first: Row, second: Row) -> bool:
     """Whether two rows may be held against each other: same data, network, epochs and settings but for the method's own.
 
     Averaging and selection must each be the same where one of the two was told it, and may be what each method chooses where
-    neither was. Somebody's predictions, of which nothing is known, may be held against everything on the
-    same data.
+    neither was. Somebody's predictions, of which nothing is known, may be held against everything on the same data. Numbers of
+    another number of test examples are those of another test set, or of a part of it.
 
     Example:
         >>> known = Row("cifar10", "resnet18", "ce", None, 350, (), ())
@@ -184,7 +217,7 @@ def comparable(first: Row, second: Row) -> bool:
         >>> comparable(known, short), comparable(known, theirs)
         (False, True)
     """
-    if first.data != second.data:
+    if first.data != second.data or sizes_of(first) != sizes_of(second):
         return False
     if is_foreign(first) or is_foreign(second):
         return True
@@ -203,7 +236,23 @@ def holds(row: Row, setting: str) -> bool:
         (True, True, False)
     """
     key, _, value = setting.partition("=")
-    return setting in row.settings or (key in _LEFT_TO_METHOD and str(_step(row).get(key)) == value)
+    return setting in row.settings or (key in LEFT_TO_METHOD and str(_step(row).get(key)) == value)
+
+
+def chosen(row: Row, key: str) -> str | None:
+    """Averaging or selection of a row, a key of ``LEFT_TO_METHOD``, told or by its method's choice; None where that is unknown.
+
+    Example:
+        >>> chosen(Row("cifar10", "resnet18", "flgamma-sece", "default", 350, (), ()), "train.average")
+        'phase'
+    """
+    value = None if is_foreign(row) else _step(row).get(key)
+    return None if value is None else str(value)
+
+
+def sizes_of(row: Row) -> set[int]:
+    """How many test examples its runs were measured on."""
+    return {entry.scores.n for entry in row.runs}
 
 
 def is_foreign(row: Row) -> bool:
@@ -212,24 +261,28 @@ def is_foreign(row: Row) -> bool:
 
 
 def _shared(row: Row) -> tuple[str, ...]:
-    left = ("method.", *(f"{key}=" for key in _LEFT_TO_METHOD))
+    left = ("method.", *(f"{key}=" for key in LEFT_TO_METHOD))
     return tuple(text for text in row.settings if not text.startswith(left))
 
 
 def _said(row: Row) -> dict[str, object]:
     found = dict(text.split("=", 1) for text in row.settings if "=" in text)
-    return {key: found[key] for key in _LEFT_TO_METHOD if key in found}
+    return {key: found[key] for key in LEFT_TO_METHOD if key in found}
 
 
 def _step(row: Row) -> dict[str, object]:
     """Averaging and selection of a row, said or left to its method."""
+    kept = row.runs[0].facts.get("effective") if row.runs else None
+    if isinstance(kept, Mapping) and all(key in kept for key in LEFT_TO_METHOD):
+        # What a method chooses may be another thing in another version; this is what it was.
+        return {key: kept[key] for key in LEFT_TO_METHOD} | _said(row)
     try:
         recipe = override(Recipe(), {"method.name": row.method, "method.preset": row.preset or "default"} | _said(row))
     except ValueError:
         # A record written by hand may say anything.
         return _said(row)
     train = resolved(recipe).train
-    return {key: getattr(train, key.removeprefix("train.")) for key in _LEFT_TO_METHOD}
+    return {key: getattr(train, key.removeprefix("train.")) for key in LEFT_TO_METHOD}
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:

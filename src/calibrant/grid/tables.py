@@ -13,7 +13,7 @@ from calibrant.core.entry import Entry
 from calibrant.grid.captions import notes_of
 from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, data_name
 from calibrant.grid.paper import PaperRow, load_paper, paper_row, paper_table
-from calibrant.grid.rows import Row, comparable, group_rows, holds, is_foreign, mean_and_std
+from calibrant.grid.rows import LEFT_TO_METHOD, Row, chosen, comparable, group_rows, holds, is_foreign, mean_and_std, sizes_of
 from calibrant.grid.significance import Difference, compare_rows, holm
 
 # The columns of the paper's Table 1.
@@ -84,7 +84,8 @@ def compare_table(
 def build_table(rows: Sequence[Row], metrics: Sequence[str], style: Style, *, name: str, title: str) -> Table:
     """Lay out rows that are already grouped, a section for every data set and network."""
     columns = tuple(metric_column(key) for key in metrics)
-    parts = [(data, model, _compared(part, columns, style)) for (data, model), part in by_section(rows).items()]
+    told = told_keys(rows)
+    parts = [(data, model, _compared(part, columns, style, told)) for (data, model), part in by_section(rows).items()]
     sections = tuple(
         Section(_section_title(data, model), with_paper(lines, data, model, style), data, model) for data, model, lines in parts
     )
@@ -102,7 +103,7 @@ def finish_table(table: Table, style: Style, *, base: str = "the first row") -> 
         "calibrated": style.calibrated,
     }
     table = replace(table, info=tuple(key for key, shown in wanted.items() if shown))
-    return replace(table, notes=notes_of(table, tested=style.test, base=base))
+    return replace(table, notes=notes_of(table, tested=style.test, base=base, paper=style.paper))
 
 
 def metric_column(key: str) -> Column:
@@ -119,7 +120,7 @@ def by_section(rows: Sequence[Row]) -> dict[tuple[str, str | None], list[Row]]:
     return found
 
 
-def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequence[str] = ()) -> Line:
+def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequence[str] = (), told: Sequence[str] = ()) -> Line:
     """One row as a line, nothing marked yet.
 
     Args:
@@ -127,8 +128,10 @@ def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequen
         columns: Columns whose metric is taken from the row.
         style: How methods are named.
         common: Settings that all rows share, which the label need not say.
+        told: Keys of the recipe whose value the label says in any case; see `told_keys`.
     """
-    own = [text for text in row.settings if text not in common]
+    effective = {f"{key}={value}" for key in told if (value := chosen(row, key)) is not None}
+    own = sorted({text for text in row.settings if text not in common} | effective)
     label = load_paper().labels.get(row.method, row.method) if style.labels == "paper" else row.method
     cells = {c.key: Cell(*mean_and_std(values), values) for c in columns if (values := row.values(c.metric))}
     return Line(
@@ -140,8 +143,9 @@ def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequen
         model=row.model,
         runs=len(row.runs),
         seeds=row.seeds,
-        settings=tuple(sorted({*row.settings, *common})) if row.epochs is not None else row.settings,
+        settings=tuple(sorted({*row.settings, *common, *effective})) if row.epochs is not None else row.settings,
         calibrated_p=tuple(entry.scores.ece_if_calibrated.p_value for entry in row.runs),
+        examples=sizes.pop() if len(sizes := sizes_of(row)) == 1 else None,
     )
 
 
@@ -174,9 +178,20 @@ def common_settings(rows: Sequence[Row]) -> list[str]:
     return [text for text in said if all(holds(row, text) for row in known)]
 
 
-def _compared(rows: Sequence[Row], columns: Sequence[Column], style: Style) -> list[Line]:
-    common = common_settings(rows)
-    lines = [line_of(row, columns, style, common=common) for row in rows]
+def told_keys(rows: Sequence[Row]) -> list[str]:
+    """What methods choose themselves and rows differ in, averaging and selection, where some row was told one of the two.
+
+    Where one row says how it averages, a reader must know how the others do, to hold it against them.
+    """
+    said = {text.partition("=")[0] for row in rows for text in row.settings}
+    known = [row for row in rows if not is_foreign(row)]
+    differ = [key for key in LEFT_TO_METHOD if len({chosen(row, key) for row in known}) > 1]
+    return differ if said & set(LEFT_TO_METHOD) else []
+
+
+def _compared(rows: Sequence[Row], columns: Sequence[Column], style: Style, told: Sequence[str]) -> list[Line]:
+    common = [text for text in common_settings(rows) if text.partition("=")[0] not in told]
+    lines = [line_of(row, columns, style, common=common, told=told) for row in rows]
     for column in columns:
         mark_best(lines, rows, column)
     if style.test:
@@ -189,13 +204,13 @@ def _compared(rows: Sequence[Row], columns: Sequence[Column], style: Style) -> l
 def mark_best(lines: list[Line], rows: Sequence[Row], column: Column) -> None:
     """Mark the lines whose printed value no row that may be compared undercuts; a row without company is not the best.
 
-    Somebody's predictions alone are no company for a run: beating them says nothing about runs of the same length.
+    Somebody's predictions alone are no company where there are runs: beating them says nothing about runs of the same length.
     """
-    key = column.key
+    key, runs = column.key, any(not is_foreign(row) for row in rows)
     shown = [float(line.cells[key].shown(column)[0]) if key in line.cells else None for line in lines]
     for place, line in enumerate(lines):
         own, others = shown[place], [k for k, row in enumerate(rows) if k != place and comparable(rows[place], row)]
-        company = is_foreign(rows[place]) or any(not is_foreign(rows[k]) for k in others)
+        company = not runs or any(not is_foreign(rows[k]) for k in others)
         values = [value for k in others if (value := shown[k]) is not None]
         if own is not None and company and values and own <= min(values):
             lines[place] = replace(line, cells={**line.cells, key: replace(line.cells[key], best=True)})

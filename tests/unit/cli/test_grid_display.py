@@ -116,9 +116,14 @@ def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
     show_table(table, console=Console(file=stream, width=60))
     said = [line.split() for line in stream.getvalue().splitlines()]
     assert ["ce", "3", "5.00", "±", "1.00", "4.00", "±", "0.12"] in said
-    assert ["focal", "3", "4.00", "±", "1.00", "1.00", "±", "0.10†"] in said
+    # Nothing is bold in a file.
+    assert ["focal", "3", "4.00", "±", "1.00*", "1.00", "±", "0.10*†"] in said
     assert ["paper", "–", "–", "2.00"] in said
-    assert "bold: the lowest; †: differs from the first row, p < 0.05" in " ".join(stream.getvalue().split())
+    assert "; *: the lowest; †: differs from the first row, p < 0.05" in " ".join(stream.getvalue().split())
+    terminal = io.StringIO()
+    show_table(table, console=Console(file=terminal, width=60, force_terminal=True, color_system="standard"))
+    assert "bold: the lowest; †" in terminal.getvalue()
+    assert "*" not in terminal.getvalue()
     narrow = io.StringIO()
     show_table(table, console=Console(file=narrow, width=36))
     assert "Seeds" not in narrow.getvalue()

@@ -1,10 +1,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from calibrant.grid.rows import Row, comparable, group_rows, mean_and_std, preset_matters, settings_of, tell_apart
+from calibrant.grid.rows import (
+    Row,
+    catalogue_order,
+    chosen,
+    comparable,
+    group_rows,
+    mean_and_std,
+    preset_matters,
+    settings_of,
+    tell_apart,
+)
 from made_up_runs import run_of
 
 
@@ -64,9 +75,48 @@ def test_group_rows_same_run_twice_is_refused() -> None:
         group_rows([run_of("ce", seed=3), run_of("ce", seed=3)])
 
 
-def test_group_rows_unknown_seeds_are_repeats() -> None:
-    rows = group_rows([run_of("theirs", seed=None, model=None, epochs=None) for _ in range(2)])
-    assert [(len(row.runs), row.seeds) for row in rows] == [(2, ())]
+@pytest.mark.parametrize("seeds", [(None, None), (0, None), (None, 3)])
+def test_group_rows_run_without_a_seed_is_no_seed_of_a_row(seeds: tuple[int | None, int | None]) -> None:
+    with pytest.raises(ValueError, match="must have different seeds, got no seed of theirs on cifar10 twice"):
+        group_rows([run_of("theirs", seed=seed, model=None, epochs=None) for seed in seeds])
+
+
+def test_catalogue_order_puts_plain_runs_first_and_scaled_ones_after_their_base() -> None:
+    averaged = "calibrant train --set train.average=phase"
+    runs = [
+        run_of("unheard-of"),
+        run_of("focal"),
+        run_of("ce+ts", command=averaged),
+        run_of("ce", command=averaged),
+        run_of("ce+ts", seed=1),
+        run_of("ce+ts"),
+        run_of("ce"),
+    ]
+    found = [(entry.method, settings_of(entry), entry.seed) for entry in sorted(runs, key=catalogue_order)]
+    said = ("train.average=phase",)
+    assert found == [
+        ("ce", (), 0),
+        ("ce+ts", (), 0),
+        ("ce+ts", (), 1),
+        ("ce", said, 0),
+        ("ce+ts", said, 0),
+        ("focal", (), 0),
+        ("unheard-of", (), 0),
+    ]
+
+
+def test_comparable_needs_the_same_number_of_test_examples() -> None:
+    few = replace(run_of("theirs", model=None, epochs=None), scores=replace(run_of("ce").scores, n=500))
+    many = run_of("ours", model=None, epochs=None)
+    ce, theirs, ours = group_rows([run_of("ce"), few, many])
+    assert (comparable(ce, theirs), comparable(theirs, ce), comparable(ce, ours)) == (False, False, True)
+
+
+def test_comparable_takes_what_a_run_says_that_it_did_before_what_its_method_does_now() -> None:
+    plain = replace(run_of("flgamma-sece"), facts={"effective": {"train.average": "no", "train.select": "error"}})
+    told = run_of("ce", command="calibrant train --set train.average=phase")
+    assert not comparable(*group_rows([told, plain]))
+    assert chosen(group_rows([plain])[0], "train.average") == "no"
 
 
 def test_row_without_a_metric_has_no_values_of_it() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy import stats
@@ -88,6 +90,7 @@ def test_compare_rows_other_examples_are_not_tested() -> None:
 
 
 def test_compare_rows_several_runs_of_unknown_seed_are_not_paired() -> None:
-    found = two([foreign("good", 0.9)], [foreign("other", 0.6), foreign("other", 0.7)])["ece"]
+    several = [replace(foreign("other", confidence), seed=seed) for seed, confidence in enumerate((0.6, 0.7))]
+    found = two([foreign("good", 0.9)], several)["ece"]
     assert (found.n, found.p_value) == (0, None)  # type: ignore[attr-defined]
     assert found.mean == pytest.approx(0.25)  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,61 @@ def test_compare_table_preset_is_a_column_only_where_it_differs() -> None:
     both = compare_table([run_of("ce"), run_of("flgamma-sece"), run_of("flgamma-sece", preset="paper")])
     assert both.info == ("preset", "seeds")
     assert [found.info("preset") for found in both.lines] == ["–", "default", "paper"]
+
+
+def test_compare_table_part_of_a_test_set_is_neither_best_nor_tested_and_a_note_says_why() -> None:
+    theirs = run_of("theirs", 0.01, model=None, epochs=None, seed=None, preset=None)
+    part, again = (replace(theirs, method=name, scores=replace(theirs.scores, n=500)) for name in ("part", "again"))
+    table = compare_table([run_of("ce", 0.05), run_of("focal", 0.06), part, again])
+    assert bold(table, "error") == ["ce"]
+    assert line(table, "part").cells["error"].p_value is None
+    assert "part on cifar10: 500 test examples, other rows 10,000; neither bold nor tested." in table.notes
+    assert (line(table, "ce").examples, line(table, "part").examples) == (10000, 500)
+    assert [row["examples"] for row in csv.DictReader(io.StringIO(to_csv(table)))][::6] == ["10000", "10000", "500", "500"]
+    alone = compare_table([part, replace(again, scores=replace(run_of("x", 0.02).scores, n=500))])
+    assert bold(alone, "error") == ["part"]
+    assert not any("test examples" in note for note in alone.notes)
+
+
+def test_compare_table_where_one_row_names_its_averaging_all_rows_do() -> None:
+    told = "calibrant train --set train.average=phase"
+    theirs = run_of("theirs", 0.07, model=None, epochs=None, seed=None, preset=None)
+    runs = [run_of("ce", 0.05), run_of("ce", 0.04, command=told), run_of("flgamma-sece", 0.06), theirs]
+    table = compare_table(runs)
+    assert [found.label for found in table.lines] == [
+        "ce (train.average=no, train.select=error)",
+        "ce (train.average=phase, train.select=error)",
+        "flgamma-sece (train.average=phase, train.select=error+nll)",
+        "theirs",
+    ]
+    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert rows[0]["settings"] == "train.average=no train.select=error"
+    assert json.loads(to_json(table))["sections"][0]["lines"][2]["settings"] == [
+        "train.average=phase",
+        "train.select=error+nll",
+    ]
+    plain = compare_table([runs[0], runs[2]])
+    assert [found.label for found in plain.lines] == ["ce", "flgamma-sece"]
+
+
+def test_compare_table_says_why_several_values_are_bold_and_whom_predictions_compete_with() -> None:
+    told = "calibrant train --set train.average=phase"
+    runs = [run_of("ce", 0.05), run_of("ce", 0.04, command=told), run_of("focal", 0.06), run_of("focal", 0.03, command=told)]
+    several = "Several values of a column are bold where only some of its rows may be compared with each other."
+    files = "Predictions from files, of which only the data are known, compete with all rows of their data."
+    table = compare_table(runs)
+    assert bold(table, "error") == ["ce (train.average=no)", "focal (train.average=phase)"]
+    assert (several in table.notes, files in table.notes) == (True, False)
+    theirs = run_of("theirs", 0.01, 0.01, model=None, epochs=None, seed=None, preset=None)
+    both = compare_table([*runs[::2], theirs])
+    assert (several in both.notes, files in both.notes) == (False, True)
+
+
+def test_compare_table_says_where_the_paper_has_no_number_of_any_row() -> None:
+    said = "The paper has no numbers for these data, networks and methods."
+    assert said in compare_table([run_of("ce", data="digits")], paper=True).notes
+    assert said not in compare_table([run_of("ce", data="digits")]).notes
+    assert said not in compare_table([run_of("ce")], paper=True).notes
 
 
 def test_compare_table_own_settings_are_in_the_label_common_ones_in_a_note() -> None:
