@@ -14,6 +14,7 @@ from calibrant.cli.grid_display import GridDisplay
 from calibrant.cli.grid_table import show_table
 from calibrant.cli.train import parse_settings
 from calibrant.engine.recipe import load_recipe
+from calibrant.grid.captions import NOT_IN_PAPER
 from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.schedule import Stage
 
@@ -95,6 +96,8 @@ def summarize(found: Comparison) -> None:
     console = Console(highlight=False)
     if found.table is not None:
         show_table(found.table, console=console)
+    for note in [*found.notes, *(note for note in (found.table.notes if found.table else ()) if note == NOT_IN_PAPER)]:
+        console.print(note, soft_wrap=True)
     names = dict.fromkeys(file.relative_to(found.folder).parts[0] for file in found.files)
     shown = ["runs/", *(f"{name}/" if (found.folder / name).is_dir() else name for name in names)]
     console.print(f"written to {found.folder}: {', '.join(shown)}", soft_wrap=True)

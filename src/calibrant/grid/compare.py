@@ -9,16 +9,15 @@ from functools import partial
 from pathlib import Path
 
 from calibrant.core.entry import Entry
-from calibrant.core.scores import Scores
 from calibrant.engine.folder import is_finished
 from calibrant.engine.lock import lock_folder
 from calibrant.engine.recipe import Recipe
-from calibrant.grid.collect import UNKNOWN, command_of, load_entries, load_run_entry, test_numbers
+from calibrant.grid.added import Added, load_added
+from calibrant.grid.collect import load_run_entry, test_numbers
 from calibrant.grid.layout import Table
 from calibrant.grid.local import LocalExecutor, visible_gpus
 from calibrant.grid.outputs import write_outputs
-from calibrant.grid.plan import Cell, check_data, check_folders, parse_seeds, plan_cells
-from calibrant.grid.rows import group_rows
+from calibrant.grid.plan import Cell, check_data, check_folders, check_out, parse_seeds, plan_cells
 from calibrant.grid.schedule import Board, Executor, Stage, Watch, run_cells
 
 # Entries and a folder → the table of them, and the files that were written.
@@ -50,6 +49,7 @@ class Comparison:
         failures: What could not be run.
         table: The comparison; None where nothing was finished.
         files: What was written besides the runs.
+        notes: What is to be said of what was added.
     """
 
     folder: Path
@@ -57,6 +57,7 @@ class Comparison:
     failures: tuple[Failure, ...]
     table: Table | None = field(repr=False)
     files: tuple[Path, ...] = field(repr=False)
+    notes: tuple[str, ...] = ()
 
 
 def compare(
@@ -119,6 +120,7 @@ def compare(
         raise ValueError(f"compare: `jobs` and `threads` must be >= 1 and `retries` >= 0, got {jobs}, {threads} and {retries}.")
     names, parts = split_names(data), split_names(methods)
     cells = plan_cells(names, parts, parse_seeds(seeds), recipe=recipe, settings=settings)
+    check_out(folder)
     check_folders(cells, folder / "runs")
     added = load_added(add, cells, runs=folder / "runs")
     board = _board(cells, folder / "runs")
@@ -139,52 +141,6 @@ def split_names(names: str | Sequence[str]) -> list[str]:
     """Return names given as a list or as text with commas, each once."""
     parts = names.split(",") if isinstance(names, str) else [part for name in names for part in str(name).split(",")]
     return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
-
-
-def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path) -> list[Entry]:
-    """Read the rows that are to be put below those of a grid.
-
-    Args:
-        add: Paths, or ``DATA=PATH`` with one of the grid's data sets.
-        cells: The grid.
-        runs: Folder of its runs; those of its own cells are not added to themselves.
-
-    Returns:
-        The entries. Raises ``ValueError`` if one has everything in common with a run of the grid, seed included.
-    """
-    sets = list(dict.fromkeys(cell.data for cell in cells))
-    own = {(runs / cell.name).resolve() for cell in cells if cell.shown}
-    found: list[Entry] = []
-    for given in add:
-        name, equals, rest = str(given).partition("=")
-        named = bool(equals) and name in sets
-        data = name if named else sets[0] if len(sets) == 1 else None
-        entries = load_entries(rest if named else given, data=data)
-        if any(entry.data == UNKNOWN for entry in entries):
-            raise ValueError(
-                f"compare: `add` must say of which data set {given} is where there are several, got no name. "
-                f"Write `{sets[0]}={given}`, or another of {', '.join(sets)}."
-            )
-        found += [entry for entry in entries if entry.folder is None or Path(entry.folder).resolve() not in own]
-    if found:
-        # Nothing of a grid's run but its name is known yet; that is all that decides its row.
-        group_rows([*(_expected(cell, found[0].scores, runs) for cell in cells if cell.shown), *found])
-    return found
-
-
-def _expected(cell: Cell, scores: Scores, runs: Path) -> Entry:
-    recipe = cell.recipe
-    return Entry(
-        cell.data,
-        cell.method,
-        scores,
-        preset=recipe.method.preset,
-        model=recipe.backbone.name,
-        epochs=recipe.train.epochs,
-        seed=cell.seed,
-        facts={"command": command_of(recipe)},
-        folder=str(runs / cell.name),
-    )
 
 
 def _board(cells: Sequence[Cell], runs: Path) -> Board:
@@ -224,7 +180,7 @@ def _make(folder: Path) -> None:
         ) from None
 
 
-def _finish(board: Board, folder: Path, added: Sequence[Entry], *, methods: Sequence[str], write: Write) -> Comparison:
+def _finish(board: Board, folder: Path, added: Added, *, methods: Sequence[str], write: Write) -> Comparison:
     states = board.states.values()
     done = [state for state in states if state.stage is Stage.DONE and state.cell.shown]
     # Runs go seed by seed, rows as the methods were named: the first is what the others are tested against.
@@ -232,6 +188,6 @@ def _finish(board: Board, folder: Path, added: Sequence[Entry], *, methods: Sequ
     done.sort(key=lambda state: (sets.index(state.cell.data), methods.index(state.cell.method)))
     entries = [load_run_entry(folder / "runs" / state.cell.name) for state in done]
     failures = tuple(Failure(s.cell.name, s.text, s.log) for s in states if s.stage is Stage.FAILED)
-    entries += added
+    entries += added.entries
     table, files = write(entries, folder) if entries else (None, ())
-    return Comparison(folder, tuple(entries), failures, table, tuple(files))
+    return Comparison(folder, tuple(entries), failures, table, tuple(files), added.notes)

@@ -40,6 +40,7 @@ def run_task(task: Mapping[str, Any], *, send: Send) -> None:
     from calibrant.engine.train import scale_run, train
     from calibrant.grid.collect import command_of, test_numbers
 
+    began = time.monotonic()
     try:
         recipe = recipe_of(task["recipe"])
         if recipe.train.device.startswith("cuda:"):
@@ -53,7 +54,10 @@ def run_task(task: Mapping[str, Any], *, send: Send) -> None:
         else:
             told = _Progress(send)
             train(recipe, out=task["folder"], resume=True, report=told.report, tick=told.tick)
-        send({"kind": "done", "numbers": test_numbers(task["folder"])})
+        numbers = test_numbers(task["folder"])
+        said = "".join(f", {key} {100 * value:.2f}%" for key, value in numbers.items() if value is not None)
+        sys.stderr.write(f"finished after {time.monotonic() - began:.1f} s{said.replace('ece', 'ECE')}\n")
+        send({"kind": "done", "numbers": numbers})
     except Exception as error:
         if not isinstance(error, _EXPECTED):
             traceback.print_exc()

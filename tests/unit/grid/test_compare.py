@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -9,11 +10,9 @@ import pytest
 from calibrant.engine.lock import lock_folder
 from calibrant.engine.recipe import to_dict
 from calibrant.grid import compare as module
-from calibrant.grid.collect import load_entries
-from calibrant.grid.compare import Failure, compare, load_added, split_names
+from calibrant.grid.compare import Failure, compare, split_names
 from calibrant.grid.local import last_line
 from calibrant.grid.outputs import write_outputs
-from calibrant.grid.plan import plan_cells
 from calibrant.grid.schedule import Event, Task
 from calibrant.grid.worker import run_task
 from made_up_runs import run_of
@@ -109,24 +108,42 @@ def test_compare_puts_predictions_of_others_below_under_the_name_of_the_data(tmp
     assert len(found.table.sections) == 1
 
 
-def test_load_added_takes_the_data_that_is_named_and_leaves_the_grids_own_runs_out(tmp_path: Path) -> None:
-    run(tmp_path, "ce,focal")
-    cells = plan_cells(["mixture", "digits"], ["ce"], [0], settings=SHORT)
-    theirs = tmp_path / "theirs.npz"
-    load_entries(tmp_path / "runs")[0].test.save(theirs)
-    found = load_added([f"digits={theirs}", tmp_path / "runs"], cells, runs=tmp_path / "runs")
-    assert [(entry.data, entry.method) for entry in found] == [("digits", "theirs"), ("mixture", "focal")]
-    with pytest.raises(ValueError, match=r"`add` must say of which data set .*theirs.npz is.*`mixture=.*theirs.npz`"):
-        load_added([theirs], cells, runs=tmp_path / "runs")
-
-
-def test_load_added_of_a_run_that_the_grid_has_too_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_compare_with_a_run_that_the_grid_trains_too_is_refused_before_anything_starts(tmp_path: Path) -> None:
     run(tmp_path / "first")
     Here.given.clear()
     with pytest.raises(ValueError, match="runs of one row must have different seeds, got seed 0 of ce on mixture twice"):
         run(tmp_path / "second", add=[tmp_path / "first" / "runs"])
     assert Here.given == []
     assert not (tmp_path / "second").exists()
+
+
+def test_compare_says_what_was_taken_once(tmp_path: Path) -> None:
+    run(tmp_path / "first", "ce,focal")
+    run(tmp_path / "second", "ce")
+    found = run(tmp_path / "second", "ce", add=[tmp_path / "first" / "runs"])
+    assert [entry.method for entry in found.entries] == ["ce", "focal"]
+    name = Path("runs", "mixture-mlp-ce-seed0")
+    expected = f"{tmp_path / 'first' / name} is the same as {tmp_path / 'second' / name} and was taken once."
+    assert found.notes == (expected,)
+
+
+def test_compare_into_a_run_or_a_folder_of_runs_is_refused(tmp_path: Path) -> None:
+    run(tmp_path / "grid")
+    one = tmp_path / "grid" / "runs" / "mixture-mlp-ce-seed0"
+    before = sorted(tmp_path.rglob("*"))
+    for out in (one, one / "deeper"):
+        with pytest.raises(
+            ValueError, match="`out` must not lie in a run, got .* and the run folder .*ce-seed0. Choose another"
+        ):
+            run(out)
+    with pytest.raises(ValueError, match="`out` must not be a folder of runs, got .*runs. Choose the folder above, .*grid, or"):
+        run(one.parent)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_run_task_says_how_a_run_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path)
+    assert re.fullmatch(r"finished after \d+\.\d s, error \d+\.\d\d%, ECE \d+\.\d\d%\n", capsys.readouterr().err)
 
 
 def test_compare_of_a_folder_in_use_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,220 @@
+"""Rows of others beside those of a grid: read, told apart, taken once, and held against the grid's own test sets."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from calibrant.core.entry import Entry
+from calibrant.core.records import Predictions
+from calibrant.core.scores import Scores
+from calibrant.engine.folder import is_finished
+from calibrant.engine.setup import load_data
+from calibrant.grid.collect import UNKNOWN, command_of, load_entries, load_run_entry
+from calibrant.grid.names import is_predictions, name_apart, place_of
+from calibrant.grid.plan import Cell
+from calibrant.grid.rows import catalogue_order, group_rows, is_same_run
+from calibrant.io.predictions import load_predictions
+
+
+class Added(NamedTuple):
+    """What was added to a grid.
+
+    Attributes:
+        entries: The rows.
+        notes: Sentences on what was given twice and taken once.
+    """
+
+    entries: list[Entry]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _TestSet:
+    """What predictions of a data set must agree with; ``owner`` says whose it is."""
+
+    owner: str
+    num_classes: int
+    labels: torch.Tensor
+
+
+def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path) -> Added:
+    """Read the rows that are to be put below those of a grid.
+
+    What is given twice, or lies in the grid's own folder too, with the same predictions, is taken once.
+
+    Args:
+        add: Paths, or ``DATA=PATH`` with one of the grid's data sets.
+        cells: The grid.
+        runs: Folder of its runs; those of its own cells are not added to themselves.
+
+    Returns:
+        The rows. Raises ``ValueError`` if one has everything in common with a run of the grid, seed included, but for what it
+        predicts, or if it is of another test set than the grid's.
+    """
+    own = {(runs / cell.name).resolve() for cell in cells if cell.shown}
+    found = [
+        entry for entry in _once_by_path(_load(add, cells)) if entry.folder is None or Path(entry.folder).resolve() not in own
+    ]
+    if not found:
+        return Added([], ())
+    _check_test_sets(found, cells, runs)
+    # Nothing of a grid's run but its name is known before it is finished; that is all that decides its row.
+    expected = [_expected(cell, found[0].scores, runs) for cell in cells if cell.shown]
+    found, notes = _once(found, expected)
+    _check_copies(found)
+    found = name_apart(found)
+    group_rows([*expected, *found])
+    return Added(found, notes)
+
+
+def _load(add: Sequence[str | Path], cells: Sequence[Cell]) -> list[Entry]:
+    sets = list(dict.fromkeys(cell.data for cell in cells))
+    found: list[Entry] = []
+    for given in add:
+        name, equals, rest = str(given).partition("=")
+        named = bool(equals) and name in sets
+        if equals and not named and not Path(given).exists() and os.sep not in name:
+            raise ValueError(f"compare: `add` must name a data set of the grid before `=`, {_either(sets)}, got {name!r}.")
+        entries = load_entries(rest if named else given, data=name if named else sets[0] if len(sets) == 1 else None)
+        if any(entry.data == UNKNOWN for entry in entries):
+            raise ValueError(
+                f"compare: `add` must say of which data set {given} is where there are several, got no name. "
+                f"Write `{sets[0]}={given}`, or another of {', '.join(sets)}."
+            )
+        found += sorted(entries, key=catalogue_order)
+    return found
+
+
+def _once_by_path(entries: Sequence[Entry]) -> list[Entry]:
+    kept: dict[object, Entry] = {}
+    for number, entry in enumerate(entries):
+        kept.setdefault((entry.data, Path(entry.folder).resolve()) if entry.folder else number, entry)
+    return list(kept.values())
+
+
+def _check_test_sets(found: Sequence[Entry], cells: Sequence[Cell], runs: Path) -> None:
+    for data in dict.fromkeys(entry.data for entry in found):
+        entries = [entry for entry in found if entry.data == data]
+        known = _test_set(data, entries, cells, runs)
+        for entry in entries if known is not None else ():
+            assert known is not None
+            _check_test_set(entry, known)
+
+
+def _test_set(data: str, entries: Sequence[Entry], cells: Sequence[Cell], runs: Path) -> _TestSet | None:
+    """The test set of the grid's data, or, of data that the grid has not, that of the first row with predictions."""
+    own = [cell for cell in cells if cell.data == data]
+    for cell in own:
+        if is_finished(runs / cell.name):
+            test = load_predictions(runs / cell.name / "test.npz")
+            return _TestSet("the grid", test.num_classes, test.labels)
+    if own:
+        # Refused now, not after hours of training.
+        images = load_data(own[0].recipe.data).test
+        return _TestSet("the grid", images.num_classes, images.labels)
+    first = next((entry for entry in entries if entry.test is not None), None)
+    if first is None or first.test is None:
+        return None
+    return _TestSet(str(first.folder), first.test.num_classes, first.test.labels)
+
+
+def _check_test_set(entry: Entry, known: _TestSet) -> None:
+    file = entry.folder or f"the record of {entry.method}"
+    if entry.scores.num_classes != known.num_classes:
+        raise ValueError(
+            f"compare: `add` must be of the test set of {entry.data}, which has {known.num_classes} classes in {known.owner}, "
+            f"got {entry.scores.num_classes} in {file}. Leave it out, or say of which data set it is with `DATA=PATH`."
+        )
+    labels = None if entry.test is None else entry.test.labels
+    if labels is None or len(labels) != len(known.labels) or torch.equal(labels, known.labels):
+        # Another number of examples may be a part of the test set: it is shown, but not compared.
+        return
+    other = int((labels != known.labels).sum())
+    raise ValueError(
+        f"compare: `add` must hold the test examples of {entry.data} in the order of {known.owner}, got other labels for "
+        f"{other:,} of {len(labels):,} in {file}. Write its predictions in that order, or measure them alone with "
+        "`calibrant measure`."
+    )
+
+
+def _once(found: Sequence[Entry], expected: Sequence[Entry]) -> tuple[list[Entry], tuple[str, ...]]:
+    """Leave out what is there already, to the last bit."""
+    kept: list[Entry] = []
+    notes: list[str] = []
+    for entry in found:
+        like = [_finished(other) for other in expected if is_same_run(other, entry)]
+        like += [other for other in kept if _is_same(other, entry)]
+        same = next((other for other in like if other is not None and _agree(other, entry)), None)
+        if same is None:
+            kept.append(entry)
+        else:
+            notes.append(f"{entry.folder or entry.method} is the same as {same.folder or same.method} and was taken once.")
+    return kept, tuple(notes)
+
+
+def _is_same(first: Entry, second: Entry) -> bool:
+    """Whether two entries are called the same: runs by all that decides their row, predictions by their files."""
+    if is_predictions(first) and is_predictions(second):
+        one, two = place_of(str(first.folder)), place_of(str(second.folder))
+        return (first.data, one[0].name, one[1]) == (second.data, two[0].name, two[1])
+    return is_same_run(first, second)
+
+
+def _finished(expected: Entry) -> Entry | None:
+    return load_run_entry(str(expected.folder)) if is_finished(Path(str(expected.folder))) else None
+
+
+def _agree(first: Entry, second: Entry) -> bool:
+    """Whether two entries predict the same; by their numbers where one is a record."""
+    if first.test is not None and second.test is not None:
+        return _same_predictions(first.test, second.test)
+    shared = first.scores.metrics.keys() & second.scores.metrics.keys()
+    pairs = [(first.scores[key].value, second.scores[key].value) for key in shared]
+    return bool(pairs) and all(one == two or math.isclose(one, two, rel_tol=1e-9) for one, two in pairs)
+
+
+def _same_predictions(first: Predictions, second: Predictions) -> bool:
+    if first.has_logits != second.has_logits or not torch.equal(first.labels, second.labels):
+        return False
+    return torch.equal(first.logits, second.logits) if first.has_logits else torch.equal(first.probs, second.probs)
+
+
+def _check_copies(found: Sequence[Entry]) -> None:
+    """Refuse one file as two seeds, whose spread would be zero."""
+    files = [entry for entry in found if is_predictions(entry)]
+    for place, entry in enumerate(files):
+        for other in files[:place]:
+            both = (
+                entry.test is not None and other.test is not None and other.method == entry.method and other.data == entry.data
+            )
+            if both and entry.seed is not None and other.seed is not None and _agree(other, entry):
+                raise ValueError(
+                    f"compare: seeds of one row must be different networks, got the same predictions in {other.folder} and "
+                    f"{entry.folder}. Leave one out."
+                )
+
+
+def _expected(cell: Cell, scores: Scores, runs: Path) -> Entry:
+    recipe = cell.recipe
+    return Entry(
+        cell.data,
+        cell.method,
+        scores,
+        preset=recipe.method.preset,
+        model=recipe.backbone.name,
+        epochs=recipe.train.epochs,
+        seed=cell.seed,
+        facts={"command": command_of(recipe)},
+        folder=str(runs / cell.name),
+    )
+
+
+def _either(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
