@@ -10,7 +10,7 @@ from itertools import compress
 import torch
 from torch import Tensor, nn
 
-from calibrant.meta.bn import norms_of
+from calibrant.meta.bn import gathering_norms
 
 
 class WeightAverage:
@@ -29,8 +29,8 @@ class WeightAverage:
         first_epoch: Epoch from whose beginning on steps count.
         by_phase: Whether it begins anew with every drop of the learning rate, and needs new statistics of BatchNorm before
             predictions are made (`renew`).
-        own_statistics: Whether those of BatchNorm are left out, to be learned from what passes through its network. Averaged
-            ones belong to the single networks, whose activations vary more than those of a far-reaching average.
+        own_statistics: Whether those that BatchNorm learns are left out, to be learned from what passes through its network.
+            Averaged ones belong to the single networks, whose activations vary more than those of a far-reaching average.
 
     Reference:
         Polyak and Juditsky, SIAM J. Control Optim. 1992; over the tail of training, with new statistics, Izmailov et al., UAI
@@ -56,7 +56,7 @@ class WeightAverage:
         self._values, self._means = list(tensors.values()), list(means.values())
         self.means = {name: means[id(value)] for name, value in state.items()}
         self.buffer_means = [means[id(buffer)] for buffer in model.buffers() if id(buffer) in means]
-        norms = norms_of(model) if own_statistics else []
+        norms = gathering_norms(model) if own_statistics else []
         apart = {id(value) for norm in norms for value in (norm.running_mean, norm.running_var)}
         kept = [key not in apart for key in tensors]
         self._followed = [list(compress(whole, kept)) for whole in (self._means, self._values)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple, TypeVar, cast
 
 import torch
@@ -124,6 +124,10 @@ def joined_group(device: str) -> Iterator[Group]:
         dist.init_process_group("gloo" if own is None else "nccl", rank=rank, world_size=world_size, device_id=own)
         try:
             yield Group(rank, world_size, local_rank)
+            # The first one writes last. A launcher ends all processes as soon as one leaves in an unclean way, and one that
+            # leaves while others are at work may. Where another has failed, it says why itself.
+            with suppress(RuntimeError):
+                dist.barrier()
         finally:
             dist.destroy_process_group()
 

@@ -51,7 +51,9 @@ def gathering(model: nn.Module) -> Iterator[None]:
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         # Without a momentum PyTorch weighs all batches alike, beginning with the first that is counted.
-        norm.momentum, norm.num_batches_tracked = None, torch.zeros_like(norm.num_batches_tracked)  # type: ignore[arg-type]
+        assert norm.running_mean is not None
+        norm.momentum = None
+        norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=norm.running_mean.device)
     try:
         with _training(model, norms):
             yield

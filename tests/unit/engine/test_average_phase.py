@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from calibrant.engine.assemble import assemble
-from calibrant.engine.loop import drops, run_epoch
+from calibrant.engine.loop import _level_statistics, drops, run_epoch
 from calibrant.engine.recipe import OptimPart, Recipe, override
 from calibrant.engine.run import check_same_run, run_recipe
-from calibrant.meta.bn import following, gathering
+from calibrant.meta.bn import following, gathering, gathering_norms
 from tracing import trace_step
 
 PHASE = {
@@ -157,9 +157,161 @@ def test_statistics_are_gathered_without_dropout_by_layers_that_train_and_counts
     assert [module.training for module in model] == [True, True, False, True]
     assert [model[0].momentum, model[3].momentum] == [0.1, None]
     with following(model):
+        assert [module.training for module in model] == [True, False, False, True]
         model(batches[1])
     assert model[0].running_mean.tolist() == pytest.approx((0.9 * 2 + 0.1 * batches[1].mean(0)).tolist(), abs=0.2)
     assert model[2].running_mean.tolist() == [0, 0]
+
+
+def test_statistics_are_gathered_without_a_count_and_only_where_they_are_kept():
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False), nn.InstanceNorm1d(2)).train()
+    model[0].num_batches_tracked = None
+    assert gathering_norms(model) == [model[0]]
+    batches = [torch.randn(50, 2) + shift for shift in (0.0, 4.0)]
+    with gathering(model):
+        for batch in batches:
+            model[0](batch)
+    assert model[0].running_mean.tolist() == pytest.approx(torch.stack([b.mean(0) for b in batches]).mean(0).tolist())
+    assert model[0].num_batches_tracked is None
+
+
+class Instance(nn.Module):
+    """A network whose only statistics are of InstanceNorm, which no pass over training images learns anew."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.body, self.norm, self.head = (
+            nn.Conv2d(1, 4, 3),
+            nn.InstanceNorm2d(4, track_running_stats=True),
+            nn.Linear(4, num_classes),
+        )
+
+    def features(self, images):
+        return self.norm(self.body(images)).relu().mean((2, 3))
+
+    def forward(self, images):
+        return self.head(self.features(images))
+
+
+def test_the_network_that_steers_by_phase_averages_statistics_that_it_does_not_learn():
+    settings = {"method.name": "flgamma-sece", "backbone.name": "test_average_phase:Instance", "train.average_decay": "0"}
+    recipe = override(Recipe(), PHASE | settings)
+    parts = assemble(recipe).parts
+    run_epoch(parts, recipe, 0, started=0.0)
+    assert parts.objective.watched.learns_from == 0
+    assert parts.objective.watched.model.norm.running_mean.equal(parts.model.norm.running_mean)
+    assert parts.model.norm.running_mean.abs().min() > 0
+
+
+def first_layer(model):
+    return next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+
+
+@pytest.mark.parametrize("method", ["ce", "mixup", "patra"])
+def test_statistics_are_those_of_the_first_batches_that_the_epoch_trained_on(method, monkeypatch):
+    monkeypatch.setattr("calibrant.engine.loop._STATISTICS_EXAMPLES", 90)
+    pruned = {"method.options.every": "1"} if method == "patra" else {}
+    recipe = override(Recipe(), PHASE | {"method.name": method, "train.batch_size": "40"} | pruned)
+    parts = assemble(recipe).parts
+    trained, passed = [], []
+
+    def note(layer, inputs):
+        if parts.model.training:
+            trained.append(inputs[0].clone())
+        elif any(module.training for module in parts.model.modules()):
+            passed.append(inputs[0].clone())
+
+    first_layer(parts.model).register_forward_pre_hook(note)
+    for epoch in range(2):
+        trained.clear()
+        passed.clear()
+        run_epoch(parts, recipe, epoch, started=0.0)
+    # Three batches of 40 are the least that hold 90 images.
+    assert len(passed) == 3 < len(trained)
+    assert all(again.equal(first) for again, first in zip(passed, trained, strict=False))
+
+
+def test_statistics_of_bfloat16_are_those_of_bfloat16():
+    settings = {"method.name": "flgamma-sece", "train.precision": "bf16", "train.batch_size": "400"}
+    recipe = override(Recipe(), PHASE | settings)
+    parts = assemble(recipe).parts
+    found = {}
+
+    def note(network, name):
+        def look(layer, inputs, output):
+            whole = network.training
+            mode = "training" if whole else "statistics" if any(m.training for m in network.modules()) else "prediction"
+            found.setdefault((name, mode), set()).add(output.dtype)
+
+        first_layer(network).register_forward_hook(look)
+
+    note(parts.model, "network")
+    note(parts.objective.watched.model, "watched")
+    run_epoch(parts, recipe, 0, started=0.0)
+    kinds = {("network", kind) for kind in ("training", "statistics", "prediction")}
+    # The watched one is never in training mode as a whole: nothing is dropped in it.
+    assert found == dict.fromkeys(kinds | {("watched", "statistics"), ("watched", "prediction")}, {torch.bfloat16})
+
+
+def test_the_network_that_steers_by_phase_learns_before_it_is_looked_through():
+    parts = assemble(override(Recipe(), PHASE | {"method.name": "flgamma-sece"})).parts
+    network, order = parts.objective.watched.model, []
+    first_layer(network).register_forward_pre_hook(
+        lambda layer, inputs: order.append("learn" if any(module.training for module in network.modules()) else "look")
+    )
+    parts.objective.begin_epoch(0)
+    parts.meta()
+    assert order[0] == "learn"
+    assert set(order[1:]) == {"look"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "images", "momentum"),
+    [
+        # A batch every fourth step, at BatchNorm's own momentum where the average remembers long enough.
+        ({"train.average_decay": "0.999"}, 200, 0.1),
+        ({"train.average_decay": "0.999", "method.options.every": "1"}, 50, 0.025),
+        ({"train.average_decay": "0.999", "method.options.every": "1", "train.batch_size": "16"}, 8, 0.05),
+        # Statistics remember no longer than the weights: 16 steps here.
+        ({"train.average_decay": "0.9375"}, 200, 0.25),
+        ({"train.average_decay": "0.9375", "method.options.every": "1"}, 50, 0.0625),
+        ({"method.options.meta_bn": "batch"}, 0, 0.1),
+    ],
+)
+def test_the_network_that_steers_by_phase_remembers_statistics_as_long_as_weights(settings, images, momentum):
+    watched = assemble(override(Recipe(), PHASE | {"method.name": "flgamma-sece"} | settings)).parts.objective.watched
+    assert watched.learns_from == images
+    momenta = [norm.momentum for norm in gathering_norms(watched.model)]
+    assert momenta == pytest.approx([momentum] * len(momenta))
+    assert momenta
+
+
+def test_train_average_by_phase_from_an_epoch_is_the_network_until_then_in_both():
+    recipe = override(
+        Recipe(), PHASE | {"method.name": "flgamma-sece", "train.average_from_epoch": "1", "train.average_decay": "0.9"}
+    )
+    parts = assemble(recipe).parts
+    weights = [name for name in parts.model.state_dict() if "running" not in name and "num_batches" not in name]
+    for epoch in range(2):
+        run_epoch(parts, recipe, epoch, started=0.0)
+        state = parts.model.state_dict()
+        for average in parts.step.averages.values():
+            assert all(average.means[name].equal(state[name]) for name in weights) is (epoch == 0)
+
+
+@pytest.mark.parametrize("method", [{"method.name": "flgamma-sece", "method.preset": "paper"}, {"method.name": "ce"}])
+def test_train_average_by_phase_alone_where_nothing_looks_through_another(method):
+    assert list(assemble(override(Recipe(), PHASE | method)).parts.step.averages) == ["average"]
+
+
+def test_statistics_of_every_average_are_levelled_between_processes(monkeypatch):
+    parts = assemble(override(Recipe(), PHASE | {"method.name": "flgamma-sece"})).parts
+    levelled = []
+    monkeypatch.setattr("calibrant.engine.loop._level", lambda values, group: levelled.extend(map(id, values)))
+    _level_statistics(parts)
+    kept = [*parts.model.buffers(), *(mean for average in parts.step.averages.values() for mean in average.buffer_means)]
+    assert sorted(levelled) == sorted(id(value) for value in kept if value.is_floating_point())
+    assert len(levelled) == 3 * 2 * len(gathering_norms(parts.model)) > 0
 
 
 @pytest.mark.parametrize("key", ["average_share", "average_from_epoch"])

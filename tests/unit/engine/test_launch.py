@@ -1,5 +1,7 @@
 """What one process finds wrong, all find wrong: whichever speaks says the same, and none waits for another."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -25,6 +27,29 @@ def test_joined_group_without_the_number_of_processes_counts_from_its_own(monkey
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="got 5 processes on a machine with 2"), joined_group("cuda"):
         pass
+
+
+@pytest.mark.parametrize("fault", [None, "here", "there"])
+def test_joined_group_leaves_when_all_are_done_and_at_once_after_a_fault(
+    fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def wait() -> None:
+        done.append("wait")
+        if fault == "there":
+            raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: done.append("join"))
+    monkeypatch.setattr(torch.distributed, "barrier", wait)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: done.append("leave"))
+    for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="^no$") if fault == "here" else nullcontext(), joined_group("cpu") as group:
+        done.append(f"work as {group.rank} of {group.world_size}")
+        if fault == "here":
+            raise ValueError("no")
+    assert done == ["join", "work as 1 of 2", *(["wait"] if fault != "here" else []), "leave"]
 
 
 def test_by_first_is_called_in_the_first_process_alone_and_its_fault_raised_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
