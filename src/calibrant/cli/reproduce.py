@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from calibrant.grid.plan import Cell
     from calibrant.grid.reproduce import Reproduction
+
+# Seconds from which on it is said how to make it shorter.
+_LONG = 3600
 
 
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="table1, table2, table3, table4, table5 or figures.")],
     data: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Data sets, in place of the paper's.")] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="N", help="How many seeds, or which: 0,3,7 (5; figures 1).")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small version on embedded data, labelled as such.")] = False,
+    seeds: Annotated[str | None, typer.Option(metavar="N", help="How many seeds, or which: 0,3,7 (5; figures 1; quick 3).")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small network, few epochs, embedded data; labelled so.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where everything goes (reproduce/NAME).")] = None,
     preset: Annotated[str, typer.Option(metavar="NAME", help="default (works best) or paper (most literal).")] = "default",
     jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time (cores, or what fits on GPUs).")] = None,
@@ -35,7 +40,7 @@ def reproduce(
     stopped; the report has the paper's numbers below ours.
     """
     from calibrant.cli.train import parse_settings
-    from calibrant.grid.plan import check_data, check_folders
+    from calibrant.grid.plan import check_folders
     from calibrant.grid.reproduce import plan_reproduction
 
     keys = {"train.device": device, "data.root": None if data_root is None else str(data_root)}
@@ -45,17 +50,30 @@ def reproduce(
     folder = Path("reproduce", f"{name}-quick" if quick else name) if out is None else out
     left = plan.left(folder)
     check_folders(plan.cells(), folder / "runs")
+    missing = _missing_data(left, dry_run=dry_run)
     _say_plan(plan, folder, len(left))
+    if missing:
+        print(missing)
+    if left:
+        _say_forecast(plan, folder, jobs)
+    if not dry_run:
+        _run(plan, folder, jobs)
+
+
+def _missing_data(left: Sequence[Cell], *, dry_run: bool) -> str:
+    """What is to be said of data that are not there; raises where nothing could be run or, without them, be timed."""
+    from calibrant.data import SOURCES
+    from calibrant.grid.plan import check_data
+
+    # Of published sets the sizes are known; anything else is a path, or misspelt.
+    check_data([cell for cell in left if cell.recipe.data.name not in SOURCES])
     try:
         check_data(left)
     except (OSError, ValueError) as error:
         if not dry_run:
             raise
-        print(" ".join(str(error).split()))
-    if left:
-        _say_forecast(plan, folder, jobs)
-    if not dry_run:
-        _run(plan, folder, jobs)
+        return " ".join(str(error).split())
+    return ""
 
 
 def _say_plan(plan: Reproduction, folder: Path, left: int) -> None:
@@ -85,6 +103,11 @@ def _say_forecast(plan: Reproduction, folder: Path, jobs: int | None) -> None:
         print(f"  {speed.name}: {speed.train:,.0f} images/s, {write_time(speed.seconds)} a run, {speed.runs} left")
     beside = f", {found.at_once} at a time" if found.at_once > 1 else ""
     print(f"  time     {write_time(found.low)} to {write_time(found.high)} on {found.device}{beside}", flush=True)
+    if found.high > _LONG:
+        networks = {cell.recipe.backbone.name for cell in plan.cells()}
+        smaller = [] if networks <= {"convnet", "mlp"} else ["`--set backbone.name=convnet`"]
+        less = [*([] if plan.quick else ["`--quick`"]), "`--data NAME`", "`--seeds 1`", *smaller, "`--set train.epochs=N`"]
+        print(f"  shorter  with {', '.join(less[:-1])} or {less[-1]}", flush=True)
 
 
 def _run(plan: Reproduction, folder: Path, jobs: int | None) -> None:

@@ -56,8 +56,23 @@ def test_plan_on_embedded_data_keeps_the_papers_protocol_unless_quick() -> None:
     quick = plan_reproduction("table2", quick=True)
     recipe = quick.cells()[0].recipe
     assert (quick.data, recipe.backbone.name, recipe.train.epochs) == (("mixture",), "mlp", 40)
-    short = plan_reproduction("table2", data=["cifar10"], quick=True).cells()[0].recipe
-    assert (short.backbone.name, short.train.epochs, short.train.batch_size) == ("resnet18", 20, 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "settings", "found"),
+    [
+        ("table2", ["digits"], {}, ("convnet", 20, 128)),
+        ("table2", ["cifar10"], {}, ("convnet", 3, 128)),
+        ("table4", ["cifar10"], {}, ("convnet", 3, 128)),
+        ("table2", ["digits", "cifar10"], {}, ("convnet", 3, 128)),
+        ("table2", ["cifar10"], {"backbone.name": "resnet18", "train.epochs": 20}, ("resnet18", 20, 128)),
+    ],
+)
+def test_quick_plan_on_named_data_has_a_small_network_and_few_epochs(name, data, settings, found) -> None:
+    plan = plan_reproduction(name, data=data, quick=True, settings=settings)
+    assert plan.seeds == (0, 1, 2)
+    for cell in plan.cells():
+        assert (cell.recipe.backbone.name, cell.recipe.train.epochs, cell.recipe.train.batch_size) == found
 
 
 def test_plan_of_an_unknown_experiment_names_the_nearest() -> None:
@@ -117,6 +132,20 @@ def test_report_of_a_quick_version_says_so_everywhere_and_has_no_number_of_the_p
     rows = list(csv.DictReader((tmp_path / "table1-quick.csv").read_text().splitlines()))
     assert {row["data"] for row in rows} == {"cifar10 (quick)"}
     assert "Nothing here can be held against the paper" in (tmp_path / "table1-quick.tex").read_text()
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "alike"),
+    [((), {}, True), ((), {"train.average": "phase"}, False), (["cifar10"], {}, False)],
+)
+def test_report_of_a_quick_version_says_where_no_method_averages_whatever_its_preset(
+    data, settings, alike, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
+    plan = plan_reproduction("table1", data=data, quick=True, seeds=1, settings=settings)
+    table, _ = write_report(plan, entries(("ce", "flgamma-sece"), data="mixture"), tmp_path)
+    said = [note for note in table.notes if "(train.average=no, train.select=last)" in note]
+    assert bool(said) is alike
 
 
 def test_report_of_table5_without_cross_entropy_still_shows_what_there_is(
