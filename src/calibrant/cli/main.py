@@ -247,7 +247,9 @@ def _explain(error: Exception) -> int:
         return _end("interrupted.", 130)
     if hasattr(error, "format_message"):  # what typer raises about arguments; its class has moved between versions
         said = error.format_message().rstrip(".")
-        said = f"{said}{'' if said.endswith('?') else '.'} Run `calibrant --help` for what there is."
+        context = getattr(error, "ctx", None)
+        command = "calibrant" if context is None else context.command_path
+        said = f"{said}{'' if said.endswith('?') else '.'} Run `{command} --help` for what there is."
         return 2 if _is_echo() else _end(said, 2)
     if isinstance(error, (ValueError, OSError, ImportError)) or _is_failed_fit(error):
         return 2 if _is_echo() else _end(str(error), 2)

@@ -103,6 +103,24 @@ def test_run_under_torchrun_an_internal_error_is_never_hidden(
     assert "KeyError: 'a bug'" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (("mesure",), "calibrant"),
+        (("measure",), "calibrant measure"),
+        (("compare", "--methods", "ce"), "calibrant compare"),
+        (("compare", "--methods", "ce", "--out", "x", "--jobs", "0"), "calibrant compare"),
+        (("data", "fetch"), "calibrant data fetch"),
+    ],
+)
+def test_run_bad_arguments_name_the_help_of_the_command(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], command: str
+) -> None:
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert err.endswith(f" Run `{command} --help` for what there is.\n")
+
+
 def test_run_internal_error_says_how_to_report_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise KeyError("a bug\nof ours")
