@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from calibrant.cli.main import run
+from calibrant.grid.estimate import Forecast
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -47,14 +48,16 @@ def test_reproduce_quick_forecasts_runs_and_reports_then_keeps_results(call: Cal
 
     code, out, err = call("results", "add", "here/runs", "--to", "kept", "--note", "a test")
     assert code == 0, err
-    record = json.loads((tmp_path / "kept" / "mixture-mlp-flgamma-default-seed0.json").read_text())
+    (name,) = [file.name for file in (tmp_path / "kept").iterdir() if file.name.startswith("mixture-mlp-flgamma-default-")]
+    record = json.loads((tmp_path / "kept" / name).read_text())
     assert (record["epochs"], record["note"], record["data"]) == (2, "a test", "mixture")
     assert "--set train.batch_size=200" in record["command"]
     code, out, err = call("results", "render", "kept", "--out", "page/results.md")
     assert code == 0, err
     page = (tmp_path / "page" / "results.md").read_text()
     assert "flgamma-sece" in page
-    assert "](../kept/mixture-mlp-flgamma-default-seed0.json)" in page
+    assert f"](../kept/{name})" in page
+    assert "calibrant results render kept --out page/results.md\n" in page
 
 
 def test_reproduce_dry_run_without_data_says_how_to_get_it_and_writes_nothing(call: Call, tmp_path: Path) -> None:
@@ -83,6 +86,38 @@ def test_results_add_without_runs_is_one_sentence(call: Call, tmp_path: Path) ->
     (tmp_path / "empty").mkdir()
     assert call("results", "add", "empty") == (2, "", "calibrant: empty: must hold finished runs, got none.\n")
     assert not (tmp_path / "results").exists()
+
+
+def test_results_add_of_nothing_says_that_it_is_not_there(call: Call) -> None:
+    assert call("results", "add", "nothere") == (2, "", "calibrant: nothere: must hold finished runs, got nothing there.\n")
+
+
+@pytest.mark.parametrize("data", ["digts", "cifar10,digts", "./nowhere"])
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_reproduce_of_data_that_are_none_says_so_once_and_before_the_plan(data: str, dry: tuple[str, ...], call: Call) -> None:
+    code, out, err = call("reproduce", "table1", "--quick", "--data", data, "--data-root", "empty", *dry)
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert ("Did you mean 'digits'" in err) or ("nowhere: must be" in err)
+
+
+@pytest.mark.parametrize(
+    ("quick", "network", "hours", "said"),
+    [
+        ((), "mlp", 30, "shorter  with `--quick`, `--data NAME`, `--seeds 1` or `--set train.epochs=N`"),
+        ((), "resnet18", 30, "`--seeds 1`, `--set backbone.name=convnet` or `--set train.epochs=N`"),
+        (("--quick",), "mlp", 30, "shorter  with `--data NAME`, `--seeds 1` or `--set train.epochs=N`"),
+        (("--quick",), "mlp", 0.5, None),
+    ],
+)
+def test_reproduce_dry_run_says_how_to_make_long_ones_shorter(
+    quick: tuple[str, ...], network: str, hours: float, said: str | None, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Forecast(1800 * hours, 3600 * hours, "cpu", 1, ())
+    monkeypatch.setattr("calibrant.grid.estimate.forecast", lambda *_, **__: found)
+    code, out, _ = call("reproduce", "table2", *quick, "--set", f"backbone.name={network}", "--dry-run")
+    assert code == 0
+    assert (said in out) if said else ("shorter" not in out)
 
 
 def test_results_alone_shows_its_commands(call: Call) -> None:

@@ -32,7 +32,7 @@ def add_results(
     found = {path: find_runs(path) for path in runs}
     for path, there in found.items():
         if not there.finished:
-            got = f"{len(there.unfinished)} not finished" if there.unfinished else "none"
+            got = f"{len(there.unfinished)} not finished" if there.unfinished else "none" if path.exists() else "nothing there"
             raise ValueError(f"{path}: must hold finished runs, got {got}.")
     for folder in dict.fromkeys(folder for there in found.values() for folder in there.finished):
         print(save_result(load_run_entry(folder), to, note=note))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,9 +17,10 @@ from calibrant.core.summary import summarize_with_top
 from calibrant.data import is_path
 from calibrant.engine.folder import is_finished
 from calibrant.engine.recipe import MethodPart, Recipe, load_recipe, to_dict
-from calibrant.engine.resolve import IDLE_KEYS, resolved
+from calibrant.engine.resolve import idle_keys, resolved
+from calibrant.grid.names import name_apart, place_of
 from calibrant.grid.results import load_result
-from calibrant.io.predictions import load_predictions
+from calibrant.io.predictions import FORMATS, load_predictions
 from calibrant.metrics.measure import measure
 from calibrant.metrics.values import bins_of_summary, values_of_top
 
@@ -30,9 +30,12 @@ UNKNOWN = "?"
 _DEPTH = 3
 _N_BINS = 15
 _TEST = "test.npz"
-_OPTIONS = {"data.name": "--data", "method.name": "--method", "backbone.name": "--model", "train.epochs": "--epochs"}
-_OPTIONS |= {"seed": "--seed", "method.preset": "--preset", "backbone.init": "--init"}
-_SEED = re.compile(r"(?:(?P<name>.+?)[-_.])?seed[-_]?(?P<seed>\d+)")
+# What a command says in any case, since a default may become another one; then what it says where it was set.
+_NAMED = {"data.name": "--data", "backbone.name": "--model", "method.name": "--method", "method.preset": "--preset"}
+_NAMED |= {"train.epochs": "--epochs", "seed": "--seed"}
+_OPTIONS = {"backbone.init": "--init"}
+# What presets decide, and what that takes; keys that are left open are not in a recipe's plain data.
+_LEFT_TO_METHOD = ("train.average", "train.average_decay", "train.average_share", "train.average_from_epoch", "train.select")
 
 
 class FoundRuns(NamedTuple):
@@ -62,6 +65,7 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
             predictions (``.npz``, ``.csv``, ``.parquet``, ``.pt``); or the record of a result (``.json``). Runs that are not
             finished are left out; `find_runs` names them. Predictions are called by their file's name without its ending; where
             it ends in ``seed3`` they are that seed's, and a file called just ``seed3`` or ``test`` is called by its folder.
+            Those of a folder that share a name and say no seed are told apart by their paths.
         data: Name of the data set of predictions whose file cannot say it; "?" if not given.
 
     Returns:
@@ -77,9 +81,11 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
     """
     given = Path(path)
     if given.is_file():
-        return [load_result(given) if given.suffix.lower() == ".json" else load_predictions_entry(given, data=data)]
+        return [_load_file(given, data=data)]
     if not given.exists():
-        raise FileNotFoundError(f"{path}: must be a run folder, a folder of them or a file of predictions, got nothing there.")
+        raise FileNotFoundError(
+            f"{path}: must be a run folder, a folder of them, a file of predictions or a record (.json), got nothing there."
+        )
     runs = find_runs(given)
     entries = [load_run_entry(folder) for folder in runs.finished]
     for file in _loose_files(given):
@@ -89,8 +95,8 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
             entries.append(_entry_of_predictions(predictions, file, data=data))
     if not entries:
         got = f"{len(runs.unfinished)} that are not finished" if runs.unfinished else "none"
-        raise ValueError(f"{path}: must hold finished runs, predictions (.npz) or records of results, got {got}.")
-    return entries
+        raise ValueError(f"{path}: must hold finished runs, predictions (.npz) or records of results (.json), got {got}.")
+    return name_apart(entries)
 
 
 def load_run_entry(folder: str | Path) -> Entry:
@@ -161,38 +167,43 @@ def data_label(name: str) -> str:
 
 
 def command_of(recipe: Recipe) -> str:
-    """Return the command that trains by ``recipe``, with what differs from the defaults, the place of the data left out.
+    """Return the command that trains by ``recipe``: what is run by name, and what else differs from the defaults.
+
+    The place of the data is left out.
 
     Example:
         >>> from calibrant.engine.recipe import override
         >>> command_of(override(Recipe(), {"method.name": "ce", "optim.lr": "0.2", "data.root": "/data"}))
-        'calibrant train --method ce --set optim.lr=0.2'
+        'calibrant train --data cifar10 --model resnet18 --method ce --preset default --epochs 350 --seed 0 --set optim.lr=0.2'
     """
-    bare, full = resolved(replace(Recipe(), method=recipe.method)), resolved(recipe)
+    bare, full, idle = resolved(replace(Recipe(), method=recipe.method)), resolved(recipe), idle_keys(recipe)
     # The method itself is said, and with it what it decides.
-    usual, words = dict(_flat(to_dict(replace(bare, method=MethodPart())))), ["calibrant", "train"]
-    for key, value in _flat(to_dict(full)):
+    usual, said_of = dict(_flat(to_dict(replace(bare, method=MethodPart())))), dict(_flat(to_dict(full)))
+    words = ["calibrant", "train", *(word for key, flag in _NAMED.items() for word in (flag, str(said_of.pop(key))))]
+    for key, value in said_of.items():
         # Where the data lie is a matter of the machine; how to average says nothing where that is not done.
-        idle = key.removeprefix("train.") in IDLE_KEYS.get(full.train.average, ())
-        if key == "data.root" or idle or (key in usual and usual[key] == value):
+        if key == "data.root" or key in idle or (key in usual and usual[key] == value):
             continue
         said = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         words += [_OPTIONS[key], said] if key in _OPTIONS else ["--set", f"{key}={said}"]
     return shlex.join(words)
 
 
+def effective_settings(recipe: Recipe) -> dict[str, object]:
+    """Return how a run averages weights and chooses its epoch, which a preset decides where nothing else is said.
+
+    Example:
+        >>> effective_settings(Recipe())
+        {'train.average': 'phase', 'train.average_share': 0.5, 'train.select': 'error+nll'}
+    """
+    values, idle = dict(_flat(to_dict(resolved(recipe)))), idle_keys(recipe)
+    return {key: values[key] for key in _LEFT_TO_METHOD if key in values and key not in idle}
+
+
 def _entry_of_predictions(predictions: Predictions, path: Path, *, data: str | None) -> Entry:
-    name, seed = _name_and_seed(path.stem)
-    if name in ("", "test"):
-        folder = path.resolve().parent.name
-        name, seed = (folder, seed) if seed is not None else _name_and_seed(folder)
+    place, seed = place_of(path)
     scores = measure(predictions, n_bins=_N_BINS, file=path.name)
-    return Entry(data=data or UNKNOWN, method=name, scores=scores, seed=seed, test=predictions, folder=str(path))
-
-
-def _name_and_seed(text: str) -> tuple[str, int | None]:
-    found = _SEED.fullmatch(text)
-    return (found["name"] or "", int(found["seed"])) if found else (text, None)
+    return Entry(data=data or UNKNOWN, method=place.name, scores=scores, seed=seed, test=predictions, folder=str(path))
 
 
 def _scores(test: Predictions, file: Path) -> Scores:
@@ -221,10 +232,22 @@ def _run_facts(recipe: Recipe, facts: Mapping[str, Any]) -> dict[str, object]:
     device, processes = str(facts.get("device", "?")), facts.get("processes", 1)
     known: dict[str, object] = {
         "command": command_of(recipe),
+        "effective": effective_settings(recipe),
         "machine": device if device.startswith("cpu") else f"{processes}x {device}",
         "versions": {name: facts[name] for name in ("calibrant", "torch", "python") if name in facts},
     }
     return known | {name: facts[name] for name in ("seconds", "examples", "commit") if facts.get(name) is not None}
+
+
+def _load_file(file: Path, *, data: str | None) -> Entry:
+    if file.suffix.lower() == ".json":
+        return load_result(file)
+    try:
+        return load_predictions_entry(file, data=data)
+    except ValueError as error:
+        if file.suffix.lower() in FORMATS:
+            raise
+        raise ValueError(f"{error} Records of results end in .json.") from None
 
 
 def _is_run(place: Path) -> bool:

@@ -20,6 +20,7 @@ from calibrant.grid.tables import (
     finish_table,
     line_of,
     paper_line,
+    told_keys,
 )
 
 # Method, preset, epochs, network and settings: one line of Table 5, over several data sets.
@@ -67,7 +68,10 @@ def make_paper_table(
         model = paper_table(name).model
         wanted = "" if any_model or model is None else f" with {model}"
         raise ValueError(f"{name}: `entries` must hold runs of {', '.join(order)}{wanted}, got none.")
-    rows = sorted(group_rows(kept), key=lambda row: (_data_place(row.data), row.model or "", order[row.method]))
+    # A method's plain runs come before those with settings of their own, so that the first row is no special case.
+    rows = sorted(
+        group_rows(kept), key=lambda row: (_data_place(row.data), row.model or "", order[row.method], len(row.settings))
+    )
     style = Style(paper=paper, calibrated=calibrated, test=test, labels="paper", info=info)
     return lookup(_BUILDERS, name, kind="table of the paper")(name, rows, style)
 
@@ -199,10 +203,10 @@ def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], data: Sequ
         found.setdefault(key, {}).update({f"{row.data}:{metric}": difference for metric, difference in tested.items()})
     keys = sorted(found, key=lambda key: paper_table("table5").methods.index(key[0]))
     corrected = {c.key: holm([found[k][c.key].p_value if c.key in found[k] else None for k in keys]) for c in columns}
-    common, lines = common_settings(rows), []
+    common, told, lines = common_settings(rows), told_keys(rows), []
     for place, key in enumerate(keys):
         cells = {c: Cell(d.mean, d.std, p_value=corrected[c][place], over=d.over) for c, d in found[key].items()}
-        line = line_of(first[key], (), style, common=common)
+        line = line_of(first[key], (), style, common=common, told=told)
         lines.append(replace(line, cells=cells, kind="difference", runs=max(d.n for d in found[key].values()) or None))
         last = all(other[0] != key[0] for other in keys[place + 1 :])
         lines += [_paper_differences(key[0], data)] if style.paper and last else []

@@ -24,7 +24,7 @@ from calibrant.grid.rows import settings_of
 from calibrant.io.atomic import atomic_writer
 from calibrant.metrics.sweep import bin_sweep
 
-_FACTS = ("command", "machine", "versions", "commit", "seconds", "examples", "note")
+_FACTS = ("command", "effective", "machine", "versions", "commit", "seconds", "examples", "note")
 _WHAT = ("data", "method", "preset", "model", "epochs", "seed")
 _KEYS = (*_WHAT, "metrics", *_FACTS, "best_epoch", "temperature", "bins", "sweep", "history")
 # What the figures show of every epoch; speed and time say nothing about the result.
@@ -44,9 +44,10 @@ def result_from_entry(entry: Entry) -> dict[str, Any]:
 
     Returns:
         Keys ``data``, ``method``, ``preset``, ``model``, ``epochs``, ``seed``, ``metrics`` and, where known, ``command``,
-        ``machine``, ``versions``, ``commit``, ``seconds``, ``examples``, ``note``, ``best_epoch``, ``temperature``, ``bins``
-        (of the reliability diagram), ``sweep`` (ECE and MCE against the number of bins) and ``history`` (columns over the
-        epochs that were evaluated; ``lr`` as pairs of the epoch from which on it holds and the rate).
+        ``effective`` (averaging and choice of the epoch, which the command may leave to the preset), ``machine``,
+        ``versions``, ``commit``, ``seconds``, ``examples``, ``note``, ``best_epoch``, ``temperature``, ``bins`` (of the
+        reliability diagram), ``sweep`` (ECE and MCE against the number of bins) and ``history`` (columns over the epochs that
+        were evaluated; ``lr`` as pairs of the epoch from which on it holds and the rate).
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -131,12 +132,23 @@ def save_result(entry: Entry, folder: str | Path, *, note: str | None = None) ->
     place = Path(folder)
     file = place / result_name(entry)
     record = result_from_entry(entry) | ({} if note is None else {"note": note})
+    make_folder(place)
     if file.exists():
         _check_same(load_result(file), entry, file)
-    place.mkdir(parents=True, exist_ok=True)
     with atomic_writer(file) as handle:
         handle.write(f"{_dump(record)}\n".encode())
     return file
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; raises ``OSError`` with one sentence where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        taken = next(place for place in (folder, *folder.parents) if place.exists())
+        raise NotADirectoryError(f"{folder}: must be a folder, got the file {taken} in its place. Name another.") from None
+    except OSError as error:
+        raise type(error)(f"{folder}: must be a folder that can be made, got: {error.strerror}. Name another.") from None
 
 
 def load_result(path: str | Path) -> Entry:

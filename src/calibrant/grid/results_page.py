@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,16 +12,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from calibrant.core.entry import Entry
-from calibrant.grid.layout import Table, data_name
+from calibrant.grid.layout import Info, Table, data_name
 from calibrant.grid.markdown import to_markdown
 from calibrant.grid.paper import load_paper
 from calibrant.grid.paper_tables import make_paper_tables
-from calibrant.grid.results import load_results, result_name
-from calibrant.grid.rows import tell_apart
-from calibrant.grid.tables import compare_table
+from calibrant.grid.results import load_results, make_folder, result_name
+from calibrant.grid.rows import catalogue_order, group_rows, tell_apart
+from calibrant.grid.tables import SIX, Style, build_table
 from calibrant.io.atomic import atomic_writer
 from calibrant.report.save import figure_stem
 
+# Columns that every table of the page has.
+_INFO: tuple[Info, ...] = ("preset", "epochs")
 # What stands below a figure, by how its file's name begins.
 _CAPTIONS = {
     "reliability": "Reliability diagrams.",
@@ -31,7 +34,15 @@ _CAPTIONS = {
 }
 
 
-def render_results(entries: Sequence[Entry], *, source: str, link: str, figures: Sequence[str] = ()) -> str:
+def render_results(
+    entries: Sequence[Entry],
+    *,
+    source: str,
+    link: str,
+    figures: Sequence[str] = (),
+    out: str = "docs/results.md",
+    drawn: str | None = "docs/figures",
+) -> str:
     """Write all results as Markdown, the paper's numbers beside them.
 
     Args:
@@ -39,19 +50,24 @@ def render_results(entries: Sequence[Entry], *, source: str, link: str, figures:
         source: The folder they come from, as it is to be named.
         link: The same, relative to the page.
         figures: Paths of figures, relative to the page.
+        out: The page, as it is to be named in the command that makes it.
+        drawn: The folder of the figures, likewise; None where that command draws none.
 
     Returns:
-        The page; the same entries give the same text.
+        The page; the same entries give the same text. Rows are in the order of the catalogue, each method's plain runs before
+        those with settings of their own, whatever the order of the entries.
     """
-    tables = make_paper_tables(entries, paper=True, calibrated=True, info=("preset", "epochs"))
+    entries = sorted(entries, key=catalogue_order)
+    tables = make_paper_tables(entries, paper=True, calibrated=True, info=_INFO)
     shown = {
         (section.data, section.model, line.method) for t in tables.values() for section in t.sections for line in section.lines
     }
     others = [entry for entry in entries if (entry.data, entry.model, entry.method) not in shown]
-    parts = [_head(entries, source)]
+    parts = [_head(entries, source, _command(source, out, drawn))]
     parts += [_table(table, f"Table {name.removeprefix('table')}: {table.title}") for name, table in tables.items()]
     if others:
-        parts.append(_table(compare_table(others, calibrated=True), "Other runs"))
+        style = Style(calibrated=True, info=_INFO)
+        parts.append(to_markdown(build_table(group_rows(others), SIX, style, name="others", title="Other runs"), heading="##"))
     parts += [_figures(figures, entries)] if figures else []
     parts += [_runs(entries, link), _notes(tables)]
     return "\n".join(parts)
@@ -70,21 +86,34 @@ def write_results_page(folder: str | Path, *, out: str | Path, figures: str | Pa
         The page and the figures. Raises ``ValueError`` or ``OSError`` with one sentence if it cannot be.
     """
     entries, page = load_results(folder), Path(out)
-    drawn = sorted((page.parent / "figures").glob("*.png")) if figures is None else _draw(entries, Path(figures))
+    make_folder(page.parent)
+    place = page.parent / "figures" if figures is None else Path(figures)
+    drawn = sorted(place.glob("*.png")) if figures is None else _draw(entries, place)
     paths = [_relative(file, page.parent) for file in drawn]
-    text = render_results(entries, source=Path(folder).as_posix(), link=_relative(Path(folder), page.parent), figures=paths)
-    page.parent.mkdir(parents=True, exist_ok=True)
+    named = _portable([Path(folder), page, place])
+    text = render_results(
+        entries,
+        source=named[0],
+        link=_relative(Path(folder), page.parent),
+        figures=paths,
+        out=named[1],
+        drawn=named[2] if drawn or figures is not None else None,
+    )
     with atomic_writer(page) as handle:
         handle.write(text.encode())
     return [page, *([] if figures is None else drawn)]
 
 
-def _head(entries: Sequence[Entry], source: str) -> str:
+def _command(source: str, out: str, drawn: str | None) -> str:
+    words = ["calibrant", "results", "render", source, "--out", out]
+    return shlex.join([*words, *([] if drawn is None else ["--figures", drawn])])
+
+
+def _head(entries: Sequence[Entry], source: str, command: str) -> str:
     machines = dict.fromkeys(str(entry.facts["machine"]) for entry in entries if "machine" in entry.facts)
     seconds = sum(float(str(entry.facts.get("seconds", 0))) for entry in entries if entry.temperature is None)
     count = f"{len(entries)} run{'' if len(entries) == 1 else 's'}"
     paper = load_paper()
-    page = f"calibrant results render {source} --out docs/results.md --figures docs/figures"
     return (
         "# Results\n\n"
         f"{count} on {', '.join(machines) or 'an unknown machine'}, {_duration(seconds)} of training, beside the numbers of "
@@ -92,7 +121,7 @@ def _head(entries: Sequence[Entry], source: str) -> str:
         "Epochs, preset and number of seeds stand in every row; a shorter run is never shown as a full one, and bold compares\n"
         "only rows of the same length. Numbers are of the test set; nothing was chosen by it.\n"
         "The command and the machine of every run stand below.\n\n"
-        f"This page is made from the records in `{source}/`; edit nothing here. After adding one:\n\n```\n{page}\n```\n"
+        f"This page is made from the records in `{source}/`; edit nothing here. After adding one:\n\n```\n{command}\n```\n"
     )
 
 
@@ -138,6 +167,9 @@ def _facts(entry: Entry) -> list[str]:
         said.append(f"taken from epoch {entry.best_epoch + 1}")
     if entry.temperature is not None:
         said.append(f"temperature {entry.temperature:.3f}")
+    effective = facts.get("effective")
+    if isinstance(effective, dict):
+        said.append(", ".join(f"{key}={value}" for key, value in effective.items()))
     if "machine" in facts:
         time = f", {_duration(float(str(facts['seconds'])))}" if "seconds" in facts else ""
         said.append(f"{facts['machine']}{time}")
@@ -179,14 +211,22 @@ def _duration(seconds: float) -> str:
 def _draw(entries: Sequence[Entry], folder: Path) -> list[Path]:
     from calibrant.report.figures import draw_all
 
-    folder.mkdir(parents=True, exist_ok=True)
-    order = {method: place for place, method in enumerate(load_paper().labels)}
-    rows = sorted(tell_apart(entries), key=lambda entry: order.get(entry.method, len(order)))
+    make_folder(folder)
+    rows = tell_apart(sorted(entries, key=catalogue_order))
     with TemporaryDirectory() as place:
         drawn = [file for file in draw_all(rows, place, n_bins=(15,)).files if file.suffix == ".png"]
         for old in folder.glob("*.png"):
             old.unlink()
         return [Path(shutil.copyfile(file, folder / file.name)) for file in sorted(drawn)]
+
+
+def _portable(paths: Sequence[Path]) -> list[str]:
+    """The paths as they are to be named on any machine: as they are, or from here or from the folder that holds them all."""
+    if not any(path.is_absolute() for path in paths):
+        return [path.as_posix() for path in paths]
+    here, full = Path.cwd(), [Path(os.path.abspath(path)) for path in paths]
+    start = here if all(path.is_relative_to(here) for path in full) else Path(os.path.commonpath([p.parent for p in full]))
+    return [path.relative_to(start).as_posix() for path in full]
 
 
 def _relative(path: Path, start: Path) -> str:

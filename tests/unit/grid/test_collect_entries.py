@@ -9,7 +9,7 @@ from calibrant.core.records import Predictions
 from calibrant.core.scores import Scores
 from calibrant.engine.recipe import Recipe, override, recipe_of
 from calibrant.engine.train import scale_run, train
-from calibrant.grid.collect import command_of, data_label, find_runs, load_entries, load_run_entry
+from calibrant.grid.collect import command_of, data_label, effective_settings, find_runs, load_entries, load_run_entry
 from calibrant.metrics.measure import measure
 from helpers import golden
 
@@ -53,7 +53,7 @@ def test_load_entries_of_a_run_folder_gives_what_was_run_and_measured(run: Path)
     assert entry.curve("test_error")[0] == [1, 2]
     assert entry.best_epoch in (0, 1)
     assert entry.facts["command"] == (
-        "calibrant train --seed 4 --data mixture --model mlp --method ce --preset paper --epochs 2 "
+        "calibrant train --data mixture --model mlp --method ce --preset paper --epochs 2 --seed 4 "
         "--set train.batch_size=400 --set train.device=cpu"
     )
     assert str(entry.facts["machine"]).startswith("cpu")
@@ -131,7 +131,7 @@ def test_load_entries_of_a_folder_of_predictions_are_its_seeds(tmp_path: Path) -
     golden_predictions("val").save(folder / "val.npz")
     (folder / "table.json").write_text("[1]")
     found = [(entry.method, entry.seed) for entry in load_entries(folder)]
-    assert found == [("other", 7), ("theirs", 0), ("theirs", 1), ("theirs", None)]
+    assert found == [("other", 7), ("theirs", 0), ("theirs", 1), ("theirs/test.npz", None)]
 
 
 def test_load_entries_of_test_predictions_are_called_by_their_folder_and_its_seed(tmp_path: Path) -> None:
@@ -165,10 +165,16 @@ def test_load_entries_of_another_json_file_is_refused(tmp_path: Path, text: str,
 
 
 def test_load_entries_of_nothing_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="must be a run folder, a folder of them or a file of predictions"):
+    with pytest.raises(FileNotFoundError, match=r"must be a run folder, .* predictions or a record \(.json\), got nothing"):
         load_entries(tmp_path / "none")
     with pytest.raises(ValueError, match="must hold finished runs, predictions .* got none"):
         load_entries(tmp_path)
+
+
+def test_load_entries_of_a_file_of_no_known_kind_names_records_too(tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"must end in .npz, .* Did you mean .npz\? Records of results end in .json."):
+        load_entries(tmp_path / "x.npy")
 
 
 def test_data_label_of_a_path_is_its_last_part(tmp_path: Path) -> None:
@@ -192,4 +198,42 @@ def test_command_of_a_recipe_with_options_gives_the_same_recipe_again() -> None:
     recipe = recipe_of(given)
     words = command_of(recipe).split()
     assert words[:2] == ["calibrant", "train"]
-    assert override(Recipe(), parse_settings(words[3::2])) == recipe
+    settings = [value for flag, value in zip(words, words[1:], strict=False) if flag == "--set"]
+    assert override(Recipe(), parse_settings(settings)) == recipe
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "--data cifar10 --model resnet18 --method flgamma-sece --preset default --epochs 350 --seed 0"),
+        (
+            {"data.name": "digits", "method.name": "ce+ts", "method.preset": "paper", "seed": "3", "train.select": "last"},
+            "--data digits --model resnet18 --method ce+ts --preset paper --epochs 350 --seed 3 --set train.select=last",
+        ),
+    ],
+)
+def test_command_of_always_names_what_is_run(settings: dict[str, object], said: str) -> None:
+    assert command_of(override(Recipe(), settings)) == f"calibrant train {said}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({}, {"train.average": "phase", "train.average_share": 0.5, "train.select": "error+nll"}),
+        ({"method.preset": "paper"}, {"train.average": "no", "train.select": "error"}),
+        ({"method.name": "ce", "train.average_share": 0.3}, {"train.average": "no", "train.select": "error"}),
+        (
+            {"method.name": "ce", "train.average": "ema", "train.average_decay": 0.9},
+            {"train.average": "ema", "train.average_decay": 0.9, "train.select": "error"},
+        ),
+    ],
+)
+def test_effective_settings_are_what_the_preset_decides_and_what_is_said(settings, found) -> None:
+    assert effective_settings(override(Recipe(), settings)) == found
+
+
+def test_load_entries_of_a_run_folder_says_what_its_preset_decided(run: Path) -> None:
+    facts = load_entries(run)[0].facts
+    assert {"train.average", "train.select"} <= set(facts["effective"])
+    words = str(facts["command"]).split()
+    assert {"--data", "--method", "--preset", "--model", "--epochs", "--seed"} <= set(words)

@@ -125,6 +125,28 @@ def test_save_result_again_replaces_the_same_run_only(tmp_path: Path) -> None:
     assert load_result(file).epochs == 6
 
 
+@pytest.mark.parametrize("folder", ["taken", "taken/below", "taken/far/below"])
+def test_save_result_where_a_file_lies_is_one_sentence(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(NotADirectoryError, match=r"must be a folder, got the file .*taken in its place. Name another."):
+        save_result(run(), tmp_path / folder)
+
+
+def test_save_result_where_nothing_may_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(PermissionError, match="kept: must be a folder that can be made, got: Permission denied. Name another."):
+        save_result(run(), tmp_path / "kept")
+
+
+def test_result_keeps_what_the_preset_decided(tmp_path: Path) -> None:
+    effective = {"train.average": "phase", "train.average_share": 0.5, "train.select": "error+nll"}
+    again = load_result(save_result(run(facts={"command": "calibrant train", "effective": effective}), tmp_path))
+    assert again.facts == {"command": "calibrant train", "effective": effective}
+
+
 def test_save_result_keeps_lists_in_one_line(tmp_path: Path) -> None:
     text = save_result(run(), tmp_path).read_text()
     assert sum(line.strip().startswith('"mce": [') for line in text.splitlines()) == 1
@@ -176,7 +198,10 @@ def test_committed_results_are_whole_records() -> None:
     for entry in load_results(ROOT / "results"):
         assert entry.epochs is not None
         assert entry.seed is not None
-        assert {"command", "machine", "versions", "seconds", "examples"} <= set(entry.facts)
+        assert {"command", "effective", "machine", "versions", "seconds", "examples"} <= set(entry.facts)
+        named = {"data": entry.data, "model": entry.model, "method": entry.method, "preset": entry.preset}
+        said = " ".join(f"--{flag} {value}" for flag, value in (named | {"epochs": entry.epochs, "seed": entry.seed}).items())
+        assert str(entry.facts["command"]).startswith(f"calibrant train {said} ")
         assert entry.sweep is not None
         assert entry.folder is not None
         assert Path(entry.folder).name == result_name(entry)

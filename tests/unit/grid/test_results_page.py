@@ -4,6 +4,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from calibrant.grid.results import load_results, save_result
 from calibrant.grid.results_page import render_results, write_results_page
 from made_up_runs import run_of
@@ -87,3 +89,89 @@ def test_captions_of_figures_name_data_and_network_as_the_tables_do() -> None:
     assert f"![Tiny-ImageNet, densenet-bc-100. ECE and error over the epochs.]({paths[0]})" in page
     assert f"![CIFAR-10, resnet18. Error against ECE.]({paths[1]})" in page
     assert f"![mine]({paths[2]})" in page
+
+
+SPECIAL = "calibrant train --set train.average=phase"
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """Cells of the lines of a table, marks taken off."""
+    part = page.partition(f"## {heading}")[2].partition("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("| ") and not line.startswith("| Method")]
+    return [[cell.strip().replace("*", "") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_other_runs_are_in_the_order_of_the_catalogue_plain_ones_first() -> None:
+    made = {"data": "digits", "model": "convnet", "epochs": 30}
+    entries = [run_of("brier", **made), run_of("ce+ts", command=SPECIAL, **made), run_of("ce+ts", **made)]  # type: ignore[arg-type]
+    entries += [run_of("focal", **made), run_of("ce", command=SPECIAL, **made), run_of("ce", **made)]  # type: ignore[arg-type]
+    rows = rows_of(render_results(entries, source="results", link="x"), "Other runs")
+    found = [(row[0].partition(" ")[0], "average=phase" in row[0]) for row in rows]
+    assert found[:4] == [("ce", False), ("ce+ts", False), ("ce", True), ("ce+ts", True)]
+    assert found[4:] == [("focal", False), ("brier", False)]
+    assert render_results(entries[::-1], source="results", link="x") == render_results(entries, source="results", link="x")
+
+
+def test_plain_settings_come_first_also_beside_settings_that_all_have() -> None:
+    commands = ["calibrant train --set train.batch_size=50", f"{SPECIAL} --set train.batch_size=50"]
+    entries = [run_of("ce", model="convnet", command=command) for command in commands[::-1]]
+    rows = rows_of(render_results(entries, source="results", link="x"), "Other runs")
+    assert ["average=phase" in row[0] for row in rows] == [False, True]
+
+
+def test_first_row_of_the_papers_table_is_no_special_case() -> None:
+    page = render_results([run_of("ce", command=SPECIAL), run_of("ce"), run_of("focal")], source="results", link="x")
+    labels = [row[0] for row in rows_of(page, "Table 1") if row[0] != "in the paper"]
+    assert [("CE" in label, "average=phase" in label) for label in labels] == [(True, False), (True, True), (False, False)]
+
+
+def test_every_row_of_every_table_has_its_epochs_preset_and_seeds() -> None:
+    entries = [run_of(method, model="convnet", epochs=30) for method in ("ce", "flgamma-sece")] + [run_of("ce")]
+    page = render_results(entries, source="results", link="x")
+    for heading in ("Other runs", "Table 1"):
+        assert re.search(rf"## {heading}.*?\| Method +\| +Preset \| Epochs \| Seeds", page, re.DOTALL)
+    assert [row[1:4] for row in rows_of(page, "Other runs")] == [["–", "30", "1"], ["default", "30", "1"]]
+
+
+def test_page_says_what_the_preset_decided_beside_the_command() -> None:
+    effective = {"train.average": "phase", "train.average_share": 0.5, "train.select": "error+nll"}
+    entry = replace(run_of("flgamma-sece"), facts={"command": "calibrant train", "effective": effective})
+    page = render_results([entry], source="results", link="x")
+    assert "350 epochs, seed 0; train.average=phase, train.average_share=0.5, train.select=error+nll." in page
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("figures", [False, True])
+def test_page_names_the_command_that_made_it(
+    absolute: bool, figures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("calibrant.grid.results_page._draw", lambda entries, folder: [])
+    save_result(run_of("ce"), "my runs")
+    start = tmp_path if absolute else Path()
+    write_results_page(start / "my runs", out=start / "page" / "all.md", figures=start / "page" / "figs" if figures else None)
+    page = (tmp_path / "page" / "all.md").read_text(encoding="utf-8")
+    drawn = " --figures page/figs" if figures else ""
+    assert f"```\ncalibrant results render 'my runs' --out page/all.md{drawn}\n```" in page
+    assert "records in `my runs/`" in page
+
+
+def test_page_made_from_elsewhere_names_no_place_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    save_result(run_of("ce"), tmp_path / "there" / "kept")
+    write_results_page(tmp_path / "there" / "kept", out=tmp_path / "there" / "docs" / "all.md")
+    page = (tmp_path / "there" / "docs" / "all.md").read_text(encoding="utf-8")
+    assert "calibrant results render kept --out docs/all.md\n" in page
+    assert str(tmp_path) not in page
+
+
+def test_page_below_a_file_is_refused_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[object] = []
+    monkeypatch.setattr("calibrant.grid.results_page._draw", lambda *given: drawn.append(given) or [])
+    save_result(run_of("ce"), tmp_path / "kept")
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(NotADirectoryError, match="must be a folder, got the file .*taken in its place"):
+        write_results_page(tmp_path / "kept", out=tmp_path / "taken" / "x.md", figures=tmp_path / "figures")
+    assert drawn == []
