@@ -8,8 +8,8 @@ from pathlib import Path
 from calibrant.core.entry import Entry
 from calibrant.grid.export import write_table
 from calibrant.grid.layout import Table
-from calibrant.grid.rows import tell_apart
-from calibrant.grid.tables import compare_table
+from calibrant.grid.rows import group_rows, tell_apart
+from calibrant.grid.tables import Style, by_section, compare_table, line_of, mark_best, metric_column
 from calibrant.io.atomic import atomic_writer
 
 
@@ -20,7 +20,7 @@ def write_outputs(
 
     Args:
         entries: The rows, in their order.
-        folder: Where to; files of an older comparison are replaced.
+        folder: Where to; files of an older comparison are replaced, and its figures removed.
         paper: Put the paper's numbers below ours.
         figures: Whether to draw figures.
 
@@ -29,8 +29,9 @@ def write_outputs(
     """
     # matplotlib takes a while to load, and is not needed until the last run has ended.
     from calibrant.grid.page_table import to_page_table
-    from calibrant.report.figures import draw_all
+    from calibrant.report.figures import FIGURES, draw_all
     from calibrant.report.page import render_page
+    from calibrant.report.save import clear_figures
 
     table = compare_table(entries, paper=paper, calibrated=True, name="table")
     files = write_table(table, folder)
@@ -39,6 +40,30 @@ def write_outputs(
     page = folder / "report.html"
     with atomic_writer(page) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
-        handle.write(render_page(entries=rows, tables=shown).encode(errors="replace"))
+        handle.write(render_page(entries=rows, best=best_metrics(entries), tables=shown).encode(errors="replace"))
+    clear_figures(folder / "figures", FIGURES)
     drawn = draw_all(rows, folder / "figures").files if figures else []
     return table, (*files, page, *drawn)
+
+
+def best_metrics(entries: Sequence[Entry]) -> list[frozenset[str]]:
+    """Return for each entry the metrics in which its row is the best, by the rule of tables.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> tests = (Predictions(probs=[[p, 1 - p], [1 - p, p]] * 20, labels=[0, 0] * 20) for p in (0.9, 0.6))
+        >>> runs = [Entry("coins", name, measure(test), epochs=3) for name, test in zip(("ce", "focal"), tests)]
+        >>> [sorted(keys & {"error", "nll"}) for keys in best_metrics(runs)]
+        [['error'], ['error', 'nll']]
+    """
+    from calibrant.report.page_runs import COLUMNS
+
+    columns, found = [metric_column(key) for key in COLUMNS], {}
+    for rows in by_section(group_rows(entries)).values():
+        lines = [line_of(row, columns, Style()) for row in rows]
+        for column in columns:
+            mark_best(lines, rows, column)
+        for row, line in zip(rows, lines, strict=True):
+            keys = frozenset(key for key, cell in line.cells.items() if cell.best)
+            found |= {id(entry): keys for entry in row.runs}
+    return [found[id(entry)] for entry in entries]

@@ -5,7 +5,7 @@ Figures for papers are drawn elsewhere in this room.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -18,7 +18,7 @@ from calibrant.report.page_charts import CURVES, GRID_STOPS, runs_view
 from calibrant.report.page_classes import class_names_of, class_view, confident_mistakes
 from calibrant.report.page_content import Candidate, Examined, FinishedTable, Repair, calibrator_label
 from calibrant.report.page_embed import embed_json, script_hash
-from calibrant.report.page_runs import Group, group_entries, labels_within_chance, run_rows
+from calibrant.report.page_runs import Group, group_entries, labels_within_chance, leader, run_rows
 from calibrant.report.page_tables import calibrator_rows, key_figures, metric_rows
 from calibrant.report.page_verdict import Verdict, give_runs_verdict, give_verdict
 
@@ -30,6 +30,7 @@ def render_page(
     *,
     repaired: Repair | None = None,
     entries: Sequence[Entry] = (),
+    best: Sequence[Collection[str]] | None = None,
     tables: Sequence[FinishedTable] = (),
     title: str | None = None,
     n_resamples: int = 1000,
@@ -43,13 +44,15 @@ def render_page(
         examined: Predictions and their scores; None for a page of runs only.
         repaired: What a repair did for them.
         entries: Runs to compare, of any data sets; those that differ only in their seed make one row.
+        best: For each entry, the metrics in which its row is the best of those that it may be compared with; by default the
+            least value of a data set and network is.
         tables: Finished tables to show before the runs.
         title: Title of the page; made from the file or the data sets by default.
         n_resamples: Resamples behind what a calibrated model would show for each number of bins; as in `calibrant.measure`.
         seed: Their seed; as in `calibrant.measure`.
 
     Returns:
-        The page. Raises ``ValueError`` if there is nothing to show.
+        The page. Raises ``ValueError`` if there is nothing to show, or ``best`` is not about these entries.
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -62,13 +65,15 @@ def render_page(
         raise ValueError("render_page: `examined` or `entries` must be given, got neither.")
     if repaired is not None and examined is None:
         raise ValueError("render_page: `examined` must be given with `repaired`, got only the latter.")
-    groups = group_entries(entries)
-    verdict = verdict_of(examined, repaired=repaired, entries=entries)
+    if best is not None and len(best) != len(entries):
+        raise ValueError(f"render_page: `best` must have one part an entry, got {len(best)} for {len(entries)}.")
+    groups = group_entries(entries, best=best)
+    verdict = verdict_of(examined, repaired=repaired, entries=entries, best=best)
     charts = runs_view(groups)
     data: dict[str, object] = {"runs": charts, "gridStops": GRID_STOPS, "predictions": None}
     view: dict[str, object] = {"title": title or _title(examined, groups), "verdict": verdict, "version": __version__}
     view["examined"] = view["repaired"] = None
-    view["tables"] = tables
+    view["tables"], view["is_told_best"] = tables, best is not None
     if examined is not None:
         data["predictions"] = _predictions_data(examined, repaired, n_resamples=n_resamples, seed=seed)
         view |= _predictions_view(examined, repaired)
@@ -184,12 +189,26 @@ def _title(examined: Examined | None, groups: Sequence[Group]) -> str:
     return ", ".join(dict.fromkeys(group.place for group in groups if group.place)) or "Runs compared"
 
 
-def verdict_of(examined: Examined | None = None, *, repaired: Repair | None = None, entries: Sequence[Entry] = ()) -> Verdict:
+def verdict_of(
+    examined: Examined | None = None,
+    *,
+    repaired: Repair | None = None,
+    entries: Sequence[Entry] = (),
+    best: Sequence[Collection[str]] | None = None,
+) -> Verdict:
     """Return what stands at the top of the page of these records; see `render_page`."""
     if examined is not None:
         return give_verdict(examined, repaired)
-    groups = group_entries(entries)
-    places = list(dict.fromkeys(group.place for group in groups))
-    here = [group for group in groups if group.place == places[0]]
-    rows = [(group.label, group.mean("error"), group.mean("ece")) for group in here]
-    return give_runs_verdict(rows, n_runs=len(entries), data=places, near=labels_within_chance(here, "ece"))
+    groups = group_entries(entries, best=best)
+    here = [group for group in groups if group.place == groups[0].place]
+    calibrated, accurate = leader(here, "ece", "error"), leader(here, "error", "ece")
+    return give_runs_verdict(
+        [(group.label, group.mean("error"), group.mean("ece")) for group in here],
+        n_runs=len(entries),
+        data=list(dict.fromkeys(group.data for group in groups)),
+        n_methods=len({group.entries[0].method for group in here}),
+        place=here[0].place,
+        n_networks=len({group.place for group in groups if group.data == here[0].data}),
+        leaders=None if calibrated is None or accurate is None else (calibrated.label, accurate.label),
+        near=labels_within_chance(here, "ece", best=calibrated),
+    )

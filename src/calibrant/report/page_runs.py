@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from calibrant.core.entry import Entry
 from calibrant.core.words import metric_of, write_interval, write_value
 from calibrant.report.rows import Row, group_rows
 from calibrant.report.style import method_label
 
-_COLUMNS = ("error", "nll", "brier", "ece", "mce", "ace", "classwise_ece")
+# Metrics of the comparison table.
+COLUMNS = ("error", "nll", "brier", "ece", "mce", "ace", "classwise_ece")
 # Data set of predictions whose file cannot say it; see `calibrant.grid.collect`.
 _UNKNOWN = "?"
 
@@ -22,13 +23,17 @@ class Group:
 
     Attributes:
         label: What tells it from the other rows of its ``place``, as plain text.
+        data: Name of the data set; empty if unknown.
         place: Data set and network; empty if unknown.
         row: The row as figures see it, with its runs and its look.
+        best: Metrics in which it is the best.
     """
 
     label: str
+    data: str
     place: str
     row: Row
+    best: Collection[str] = ()
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -44,26 +49,59 @@ class Group:
         return mean_of(self.values(key))
 
 
-def group_entries(entries: Sequence[Entry]) -> list[Group]:
-    """Put the seeds of each row together, in the order in which the rows come; labels are those of figures, as plain text."""
+def group_entries(entries: Sequence[Entry], *, best: Sequence[Collection[str]] | None = None) -> list[Group]:
+    """Put the seeds of each row together, in the order in which the rows come; labels are those of figures, as plain text.
+
+    A row of unknown network is there once for every network of its data set.
+
+    Args:
+        entries: Runs, in any order.
+        best: For each, the metrics in which its row is the best; by default those in which no row of the same place is better.
+
+    Returns:
+        The rows.
+    """
+    marked = {} if best is None else {id(entry): keys for entry, keys in zip(entries, best, strict=True)}
     found = []
     for group in group_rows(entries) if entries else ():
-        place = " · ".join(name for name in (group.data, group.model) if name and name != _UNKNOWN)
+        data = "" if group.data == _UNKNOWN else group.data
+        place = " · ".join(name for name in (data, group.model) if name)
         for row in group.rows:
             method = row.runs[0].method
-            found.append(Group(method + row.label.removeprefix(method_label(method)), place, row))
-    return found
+            label = method + row.label.removeprefix(method_label(method))
+            found.append(Group(label, data, place, row, marked.get(id(row.runs[0]), ())))
+    return found if best is not None else [replace(group, best=_best(group, found)) for group in found]
 
 
 def run_rows(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, object]]]:
     """The comparison table: its columns, and a mapping with ``label``, ``place``, ``seeds`` and ``cells`` for each row."""
-    keys = [key for key in _COLUMNS if any(group.values(key) for group in groups)]
+    keys = [key for key in COLUMNS if any(group.values(key) for group in groups)]
     rows: list[dict[str, object]] = []
+    seen: set[int] = set()
     for group in groups:
-        beside = [other for other in groups if other.place == group.place]
-        cells = [_cell(group, key, best=_least(beside, key)) for key in keys]
-        rows.append({"label": group.label, "place": group.place, "seeds": len(group.entries), "cells": cells})
+        # A row of unknown network is in several places, and once in the table.
+        if id(group.entries[0]) in seen:
+            continue
+        seen.add(id(group.entries[0]))
+        cells = [_cell(group, key) for key in keys]
+        place = group.data if group.entries[0].model is None else group.place
+        rows.append({"label": group.label, "place": place, "seeds": len(group.entries), "cells": cells})
     return [short_name(key) for key in keys], rows
+
+
+def leader(groups: Sequence[Group], key: str, then: str) -> Group | None:
+    """The row with the least mean of a metric, of equal ones that with the least of another; None where no row has both.
+
+    Rows that are marked as best go before those that are not: these may have nothing to be compared with.
+    """
+    known = [group for group in groups if math.isfinite(group.mean(key) + group.mean(then))]
+    marked = [group for group in known if key in group.best]
+    return min(marked or known, key=lambda group: (group.mean(key), group.mean(then)), default=None)
+
+
+def _best(group: Group, groups: Sequence[Group]) -> Collection[str]:
+    beside = [other for other in groups if other.place == group.place]
+    return frozenset(key for key in COLUMNS if group.mean(key) == _least(beside, key))
 
 
 def _least(groups: Sequence[Group], key: str) -> float:
@@ -78,21 +116,20 @@ def short_name(key: str) -> str:
     return short.get(key, "Classwise ECE" if key == "classwise_ece" else metric_of(key).name)
 
 
-def _cell(group: Group, key: str, *, best: float) -> dict[str, object]:
+def _cell(group: Group, key: str) -> dict[str, object]:
     """Mean and standard deviation over seeds; a single run has its own interval instead."""
     values, unit = group.values(key), metric_of(key).unit
     if not values:
         return {"value": "", "spread": "", "is_best": False}
-    mean = mean_of(values)
     if len(values) > 1:
         spread = f"± {write_value(_deviation(values), unit).removesuffix('%')}"
     else:
         spread = write_interval(next(entry.scores[key] for entry in group.entries if key in entry.scores), unit)
-    return {"value": write_value(mean, unit), "spread": spread, "is_best": mean == best}
+    return {"value": write_value(mean_of(values), unit), "spread": spread, "is_best": key in group.best}
 
 
-def labels_within_chance(groups: Sequence[Group], key: str) -> list[str]:
-    """Rows whose mean of a metric chance alone could have put above the least one.
+def labels_within_chance(groups: Sequence[Group], key: str, *, best: Group | None = None) -> list[str]:
+    """Rows whose mean of a metric chance alone could have put above that of the ``best``, by default the least one.
 
     Two rows of several seeds are told apart by more than two standard errors of their difference; a single run stands for
     itself, and two such by 95 % intervals that do not meet.
@@ -100,8 +137,9 @@ def labels_within_chance(groups: Sequence[Group], key: str) -> list[str]:
     known = [group for group in groups if group.values(key)]
     if not known:
         return []
-    best = min(known, key=lambda group: group.mean(key))
-    return [group.label for group in known if group is not best and _is_within_chance(group, best, key)]
+    best = best or min(known, key=lambda group: group.mean(key))
+    above = [group for group in known if group is not best and group.mean(key) >= best.mean(key)]
+    return [group.label for group in above if _is_within_chance(group, best, key)]
 
 
 def _is_within_chance(group: Group, best: Group, key: str) -> bool:

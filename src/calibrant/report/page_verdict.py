@@ -123,15 +123,27 @@ def _error_change(before: Scores, repaired: Repair) -> str:
 
 
 def give_runs_verdict(
-    rows: Sequence[tuple[str, float, float]], *, n_runs: int, data: Sequence[str], near: Sequence[str] = ()
+    rows: Sequence[tuple[str, float, float]],
+    *,
+    n_runs: int,
+    data: Sequence[str],
+    n_methods: int | None = None,
+    place: str | None = None,
+    n_networks: int = 1,
+    leaders: tuple[str, str] | None = None,
+    near: Sequence[str] = (),
 ) -> Verdict:
     """Say what comparing runs found.
 
     Args:
-        rows: Label, mean error and mean ECE of each method; of one data set, if there are several the first one's. A number
+        rows: Label, mean error and mean ECE of each row; of one place, if there are several the first one's. A number
             that is not known is nan.
         n_runs: Number of runs in all.
         data: Names of the data sets; an empty one is unknown.
+        n_methods: Number of methods that the rows are of; one a row by default.
+        place: Data set and network of the rows; the first data set by default.
+        n_networks: Number of networks on that data set.
+        leaders: Labels of the rows to name as those of the least ECE and of the least error; by default those that have it.
         near: Labels of the rows whose ECE these runs do not tell from the least one.
 
     Returns:
@@ -139,13 +151,28 @@ def give_runs_verdict(
     """
     runs = "1 run" if n_runs == 1 else f"{n_runs} runs"
     several = f"{len(rows)} methods" if len(rows) > 1 else rows[0][0]
-    where = f" on {len(data)} data sets" if len(data) > 1 else f" on {data[0]}" if data[0] else ""
-    on = f"On {data[0]}, " if data[0] else ""
-    known = [row for row in rows if math.isfinite(row[1] + row[2])]
+    if n_methods is not None and n_methods < len(rows):
+        several = f"{len(rows)} rows of {n_methods} method{'s' if n_methods > 1 else ''}"
+    here = data[0] if place is None else place
+    one = f"{data[0]} with {n_networks} networks" if n_networks > 1 else here
+    where = f" on {len(data)} data sets" if len(data) > 1 else f" on {one}" if one else ""
+    on = f"On {here}, " if here else ""
+    known = {row[0]: row for row in rows if math.isfinite(row[1] + row[2])}
     if not known:
         return Verdict(f"{several}{where}, {runs}", ("No run has both an error and a calibration error (ECE).",), "runs")
-    best, accurate = min(known, key=lambda row: (row[2], row[1])), min(known, key=lambda row: (row[1], row[2]))
-    if len(rows) == 1:
+    least = (min(known.values(), key=lambda row: (row[2], row[1])), min(known.values(), key=lambda row: (row[1], row[2])))
+    best, accurate = least if leaders is None else (known[leaders[0]], known[leaders[1]])
+    sentences = [_name_leaders(best, accurate, on, alone=len(rows) == 1)]
+    if (best[2], accurate[1]) != (least[0][2], least[1][1]):
+        sentences.append("Rows that have no run of the same length and settings beside them are left out here.")
+    if near:
+        names = ", ".join(near[:-1]) + " and " + near[-1] if len(near) > 1 else near[0]
+        sentences.append(f"These runs do not tell the ECE of {names} from the least: the difference is within chance.")
+    return Verdict(f"{several}{where}, {runs}", tuple(sentences), "runs")
+
+
+def _name_leaders(best: tuple[str, float, float], accurate: tuple[str, float, float], on: str, *, alone: bool) -> str:
+    if alone:
         text = f"{on}it has an error of {_percent(best[1])} and a calibration error (ECE) of {_percent(best[2])}."
     elif best[0] == accurate[0]:
         text = (
@@ -157,11 +184,7 @@ def give_runs_verdict(
             f"{on}{best[0]} has the least calibration error (ECE {_percent(best[2])}, error {_percent(best[1])}); "
             f"{accurate[0]} errs least ({_percent(accurate[1])}, ECE {_percent(accurate[2])})."
         )
-    sentences = [text if on else text[0].upper() + text[1:]]
-    if near:
-        names = ", ".join(near[:-1]) + " and " + near[-1] if len(near) > 1 else near[0]
-        sentences.append(f"These runs do not tell the ECE of {names} from the least: the difference is within chance.")
-    return Verdict(f"{several}{where}, {runs}", tuple(sentences), "runs")
+    return text if on else text[0].upper() + text[1:]
 
 
 def _absolute(estimate: Estimate) -> Estimate:

@@ -13,8 +13,8 @@ import torch
 from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Scores
-from calibrant.report.page import verdict_of
-from calibrant.report.page_runs import group_entries, labels_within_chance, run_rows
+from calibrant.report.page import render_page, verdict_of
+from calibrant.report.page_runs import group_entries, labels_within_chance, leader, run_rows
 
 NONE = torch.empty(0)
 
@@ -107,3 +107,72 @@ def test_verdict_of_runs_names_one_where_errors_tie_and_says_when_nothing_is_kno
     verdict = verdict_of(entries=[bare, dataclasses.replace(bare, seed=1)])
     assert verdict.headline == "bare on digits, 2 runs"
     assert verdict.sentences == ("No run has both an error and a calibration error (ECE).",)
+
+
+THEIRS = {"preset": None, "epochs": None, "model": None}
+
+
+def test_group_entries_puts_unknown_networks_beside_every_network_of_their_data() -> None:
+    many = [entry("ce", model="convnet"), entry("ce", model="mlp"), entry("theirs", **THEIRS), entry("ce", data="?")]
+    groups = group_entries(many)
+    assert [(group.label, group.data, group.place) for group in groups] == [
+        ("ce", "digits", "digits · convnet"),
+        ("theirs", "digits", "digits · convnet"),
+        ("ce", "digits", "digits · mlp"),
+        ("theirs", "digits", "digits · mlp"),
+        ("ce", "", ""),
+    ]
+    # The table has the row once, and does not say a network that is not known.
+    assert [(row["label"], row["place"]) for row in run_rows(groups)[1]] == [
+        ("ce", "digits · convnet"),
+        ("theirs", "digits"),
+        ("ce", "digits · mlp"),
+        ("ce", ""),
+    ]
+
+
+def test_run_rows_mark_what_they_are_told_is_best() -> None:
+    runs = [entry("ce", ece=0.05), entry("ce", 1, ece=0.05), entry("focal", ece=0.01, error=0.2)]
+    names, rows = run_rows(group_entries(runs, best=[{"ece"}, {"ece"}, set()]))
+    cells = [row["cells"] for row in rows]
+    assert [[cell["is_best"] for cell in row] for row in cells if isinstance(row, list)] == [
+        [name == "ECE" for name in names],
+        [False] * len(names),
+    ]
+
+
+def test_leader_is_the_least_of_those_that_are_marked() -> None:
+    runs = [entry("ce", ece=0.05), entry("focal", ece=0.01), entry("mmce", ece=0.05, error=0.05)]
+    told = leader(group_entries(runs, best=[{"ece"}, set(), {"ece"}]), "ece", "error")
+    least = leader(group_entries(runs, best=[set()] * 3), "ece", "error")
+    assert told is not None
+    assert least is not None
+    assert (told.label, least.label) == ("mmce", "focal")
+    assert leader([], "ece", "error") is None
+
+
+def test_verdict_of_runs_and_predictions_of_one_data_set_counts_it_once() -> None:
+    runs = [entry("ce", model="convnet", epochs=4), entry("theirs", ece=0.02, **THEIRS)]
+    assert verdict_of(entries=runs).headline == "2 methods on digits · convnet, 2 runs"
+    assert "<title>digits · convnet</title>" in render_page(entries=runs)
+    networks = [*runs, entry("ce", model="mlp", epochs=4)]
+    assert verdict_of(entries=networks).headline == "2 methods on digits with 2 networks, 3 runs"
+    both = [*networks, entry("ce", data="mixture", model="mlp", epochs=4)]
+    assert verdict_of(entries=both).headline == "2 methods on 2 data sets, 4 runs"
+    settings = [entry("ce", preset=preset) for preset in (None, "train.average=ema", "train.select=last")]
+    assert verdict_of(entries=settings).headline == "3 rows of 1 method on digits, 3 runs"
+
+
+def test_verdict_of_runs_leaves_out_what_may_not_be_compared() -> None:
+    runs = [entry("ce", ece=0.05), entry("focal", ece=0.04), entry("mmce", ece=0.01, error=0.2)]
+    told = verdict_of(entries=runs, best=[{"error"}, {"ece", "error"}, set()])
+    assert told.sentences == (
+        "On digits, focal has both the least calibration error (ECE 4.00%) and the least error (10.0%).",
+        "Rows that have no run of the same length and settings beside them are left out here.",
+        "These runs do not tell the ECE of ce from the least: the difference is within chance.",
+    )
+
+
+def test_render_page_with_best_of_other_entries_raises() -> None:
+    with pytest.raises(ValueError, match="render_page: `best` must have one part an entry, got 2 for 1"):
+        render_page(entries=[entry("ce")], best=[{"ece"}, set()])

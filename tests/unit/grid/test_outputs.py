@@ -1,0 +1,93 @@
+"""What a comparison leaves: a page that says the same as the table, and no figure of an older one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from calibrant.core.entry import Entry
+from calibrant.grid.outputs import best_metrics, write_outputs
+from figure_data import run_of
+
+
+def with_settings(entry: Entry, *settings: str) -> Entry:
+    return replace(entry, facts={"command": " ".join(["calibrant train", *(f"--set {text}" for text in settings)])})
+
+
+def made_entries() -> list[Entry]:
+    theirs = run_of("theirs", model=None, preset=None, epochs=None, seed=None, error=0.13, ece=0.055)
+    return [
+        run_of("ce", seed=0, error=0.12, ece=0.06),
+        run_of("ce", seed=1, error=0.14, ece=0.08),
+        run_of("focal", error=0.15, ece=0.02),
+        with_settings(run_of("ce", error=0.05, ece=0.01), "optim.lr=0.4"),
+        run_of("ce", epochs=50, error=0.01, ece=0.01),
+        theirs,
+    ]
+
+
+def bold_in_table(text: str) -> list[list[bool]]:
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    places = [place for place, name in enumerate(lines[0]) if name.strip() in ("Error (%)", "ECE (%)")]
+    return [["**" in line[place] for place in places] for line in lines[2:]]
+
+
+def bold_on_page(text: str) -> list[list[bool]]:
+    table = text[text.rindex('<table class="runs">') :]
+    rows = re.findall(r"<tr>(.*?)</tr>", table[: table.index("</table>")], re.DOTALL)
+    return [["<b>" in cell for cell in re.findall(r"<td>(.*?)</td>", row, re.DOTALL)[1:]] for row in rows[1:]]
+
+
+def test_page_and_table_mark_the_same_values(tmp_path: Path) -> None:
+    table, _ = write_outputs(made_entries(), tmp_path, figures=False)
+    page = (tmp_path / "report.html").read_text()
+    found = bold_in_table((tmp_path / "table.md").read_text())
+    # Among three epochs without other settings; what stands alone is the best of nothing.
+    assert found == [[True, False], [False, True], [False, False], [False, False], [False, False]]
+    assert bold_on_page(page) == found
+    assert "5 rows of 3 methods on digits · convnet, 6 runs" in page
+    assert "<title>digits · convnet</title>" in page
+
+
+def test_best_metrics_are_those_of_each_row() -> None:
+    entries = made_entries()
+    found = best_metrics(entries[::-1])[::-1]
+    assert found == [{"error"}, {"error"}, {"ece"}, frozenset(), frozenset(), frozenset()]
+    assert best_metrics([replace(entry, data="x") for entry in entries[2:3]]) == [frozenset()]
+
+
+def test_page_shows_the_paper_beside_the_same_marks(tmp_path: Path) -> None:
+    write_outputs(made_entries(), tmp_path, figures=False, paper=True)
+    assert bold_on_page((tmp_path / "report.html").read_text())[1] == [False, True]
+
+
+@pytest.fixture
+def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write files that say who made them, without drawing into them, which takes most of the time."""
+    monkeypatch.setattr("calibrant.report.save.render_figure", lambda *_, **__: b"Software\0calibrant /Creator (calibrant)")
+
+
+@pytest.mark.usefixtures("quick_figures")
+@pytest.mark.parametrize("figures", [True, False])
+def test_figures_of_an_older_comparison_are_removed(tmp_path: Path, figures: bool) -> None:
+    gammas = run_of("flgamma-sece", curve=[0.3, 0.2, 0.1], gamma=[1.0, 1.1, 1.2])
+    older = write_outputs([run_of("ce"), gammas, run_of("ce", data="mixture")], tmp_path)[1]
+    names = {file.name for file in older if file.suffix == ".png"}
+    assert {"gamma-epochs-digits-convnet.png", "robustness-mixture-convnet.png"} <= names
+    (tmp_path / "figures" / "tradeoff-mine.png").write_bytes(b"mine")
+    files = write_outputs([run_of("ce")], tmp_path, figures=figures)[1]
+    drawn = {file.name for file in files if file.parent.name == "figures"}
+    assert bool(drawn) is figures
+    assert {file.name for file in (tmp_path / "figures").iterdir()} == {"tradeoff-mine.png", *drawn}
+    assert not any("gamma" in name or "mixture" in name for name in drawn)
+
+
+@pytest.mark.usefixtures("quick_figures")
+def test_outputs_without_figures_leave_no_empty_folder(tmp_path: Path) -> None:
+    write_outputs([run_of("ce")], tmp_path)
+    assert (tmp_path / "figures").is_dir()
+    write_outputs([run_of("ce")], tmp_path, figures=False)
+    assert not (tmp_path / "figures").exists()
