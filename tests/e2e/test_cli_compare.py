@@ -212,7 +212,11 @@ def test_compare_in_python_reads_finished_runs_and_adds_others(whole: Path, tmp_
         (("--data", "mixture", "--methods", "ce", "--seeds", "x"), "`seeds` must be how many"),
         (("--data", "mixture", "--methods", "ce", "--set", "epochs=3"), "Did you mean 'train.epochs'?"),
         (("--data", "mixture", "--methods", "ce", "--on", "moon"), "`on` must be 'local' or 'ray', got 'moon'"),
-        (("--data", "mixture", "--methods", "ce", "--add", "{tmp}/none.npz"), "got nothing there"),
+        (("--data", "mixture", "--methods", "ce", "--add", "{tmp}/none.npz"), "or a record (.json), got nothing there"),
+        (
+            ("--data", "mixture,digits", "--methods", "ce", "--add", "digitz=x.npz"),
+            "before `=`, mixture or digits, got 'digitz'",
+        ),
         (("--data", "mixture", "--methods", "ce", "--device", "cuda:x"), "`device` must be"),
     ],
 )
@@ -227,6 +231,35 @@ def test_compare_of_what_cannot_be_says_so_before_anything_starts(
     assert sentence in err
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_compare_prints_models_of_one_name_as_rows_and_says_what_is_not_compared(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole / "runs", tmp_path / "out" / "runs")
+    test = load_entries(whole / "runs" / "mixture-waiting-ce-seed0")[0].test
+    given = {"a/m.npz": test, "b/m.npz": test.replace(logits=2 * test.logits), "part.npz": test.subset(range(500))}
+    for name, predictions in given.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        predictions.save(tmp_path / name)
+    shutil.copy(tmp_path / "part.npz", tmp_path / "a" / "part.npz")
+    words = [word for name in (*given, "a/part.npz") for word in ("--add", str(tmp_path / name))]
+    arguments = ["--methods", "ce", "--model", "own:waiting", "--out", str(tmp_path / "out"), "--no-figures", "--paper"]
+    with pytest.raises(SystemExit) as ended:
+        main.run(["compare", *TINY, *arguments, *words])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("ce ", "a/m ", "b/m ", "part "))] == [
+        "ce",
+        "a/m",
+        "b/m",
+    ] + 2 * ["part"]
+    assert "part on mixture: 500 test examples, other rows 4,000; neither bold nor tested." in lines
+    assert f"{tmp_path}/a/part.npz is the same as {tmp_path}/part.npz and was taken once." in lines
+    assert "The paper has no numbers for these data, networks and methods." in lines
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "a/m" in page
+    assert "b/m" in page
 
 
 def test_compare_with_another_recipe_in_the_folder_names_what_differs(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
