@@ -104,6 +104,17 @@ def test_report_of_files_as_runs_compares_them(capsys: pytest.CaptureFixture[str
     assert '<th scope="row">mine</th><td>2</td>' in page
 
 
+def test_report_of_files_that_share_a_name_tells_them_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for seed, name in enumerate(("o1", "o2")):
+        (tmp_path / name).mkdir()
+        synthetic_predictions(300, 4, temperature=1.0, seed=seed)[0].save(tmp_path / name / "m.npz")
+    out = tmp_path / "runs.html"
+    code, text, err = run(capsys, "report", "--run", tmp_path / "o1", "--run", tmp_path / "o2", "--out", out)
+    assert code == 0, err
+    assert "2 methods" in text
+    assert all(f'<th scope="row">{name}/m</th>' in out.read_text() for name in ("o1", "o2"))
+
+
 def test_report_of_a_run_folder_is_about_its_test_predictions_and_the_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from calibrant.cli.tried import Precision, load_fit_data, repair_predictions
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
 from calibrant.grid.collect import load_entries
+from calibrant.grid.names import name_apart
 from calibrant.io import load_class_names, load_predictions
 from calibrant.io.atomic import atomic_writer
 from calibrant.report.page import render_page, verdict_of
@@ -101,4 +102,4 @@ def _load(path: Path, options: Options) -> Predictions:
 
 
 def _load_runs(folders: Sequence[Path]) -> list[Entry]:
-    return [entry for folder in folders for entry in load_entries(folder)]
+    return name_apart([entry for folder in folders for entry in load_entries(folder)])
