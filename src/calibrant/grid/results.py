@@ -165,9 +165,11 @@ def load_result(path: str | Path) -> Entry:
 
 def load_results(folder: str | Path) -> list[Entry]:
     """Read all records of a folder, by name; raises ``ValueError`` if there are none."""
-    files = sorted(Path(folder).glob("*.json"))
+    place = Path(folder)
+    files = sorted(place.glob("*.json"))
     if not files:
-        raise ValueError(f"{folder}: must be a folder with records of results, got none. `calibrant results add` makes them.")
+        got = "none" if place.is_dir() else "a file" if place.exists() else "nothing there"
+        raise ValueError(f"{folder}: must be a folder with records of results, got {got}. `calibrant results add` makes them.")
     return [load_result(file) for file in files]
 
 

@@ -185,8 +185,13 @@ def test_load_result_of_no_or_another_file_says_so(tmp_path: Path) -> None:
 
 
 def test_load_results_of_an_empty_folder_says_how_to_make_them(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`calibrant results add` makes them"):
+    with pytest.raises(ValueError, match="got none. `calibrant results add` makes them"):
         load_results(tmp_path)
+    with pytest.raises(ValueError, match="nowhere: must be a folder with records of results, got nothing there"):
+        load_results(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file: must be a folder with records of results, got a file"):
+        load_results(tmp_path / "file")
 
 
 def test_portable_command_takes_out_places_alone() -> None:
