@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from browser import (
     drawn_accuracies,
     expected_accuracies,
     needs_chromium,
+    opened_page,
     parts_without_numbers,
     percent,
     sync_api,
@@ -129,3 +131,39 @@ def test_gamma_against_confidence_tells_right_from_wrong(opened: Any) -> None:
     assert dots == {"right": int(panel.correct.sum()), "wrong": int((~panel.correct).sum())}
     for right, name in ((True, "right"), (False, "wrong")):
         sync_api.expect(opened.locator(f"#gamma-confidence circle.mean-dot.{name}")).to_have_count(len(panel.means[right][0]))
+
+
+def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_every_network(browser: Any, tmp_path: Path) -> None:
+    run = next(entry for entry in made_runs() if entry.test is not None)
+    runs = [replace(run, method=method, model=model, epochs=5) for model in ("convnet", "mlp") for method in ("ce", "focal")]
+    file = tmp_path / "theirs.html"
+    theirs = replace(run, method="theirs", seed=None, history=())
+    file.write_text(render_page(entries=[*runs, theirs], best=[*[()] * 4, {"ece"}]), encoding="utf-8")
+    with opened_page(browser, file) as page:
+        sync_api.expect(page.locator("h1")).to_have_text("3 methods on digits with 2 networks, 5 runs")
+        # Once in the table, where what is told is bold, and in the charts of both networks.
+        rows = page.locator("table.runs tbody tr")
+        sync_api.expect(rows).to_have_count(5)
+        sync_api.expect(page.locator("table.runs b")).to_have_count(1)
+        sync_api.expect(rows.filter(has_text="theirs").locator("b")).to_have_count(1)
+        sync_api.expect(rows.filter(has_text="theirs").locator("td.word")).to_have_text("digits")
+        for place in ("digits · convnet", "digits · mlp"):
+            page.locator("#place").select_option(place)
+            sync_api.expect(page.locator("#trade-off path.mark:not(.faint)")).to_have_count(3)
+            assert page.locator("#run-legend .key").all_inner_texts() == ["ce", "focal", "theirs"]
+
+
+def test_many_settings_of_one_method_have_looks_of_their_own(browser: Any, tmp_path: Path) -> None:
+    run = next(entry for entry in made_runs() if entry.method == "ce")
+    settings = [None, "train.average=ema", "train.select=last", "train.average=phase", "optim.lr=0.2", "data.val=300"]
+    file = tmp_path / "settings.html"
+    file.write_text(render_page(entries=[replace(run, preset=preset) for preset in settings]), encoding="utf-8")
+    with opened_page(browser, file) as page:
+        keys = page.locator("#run-legend .key")
+        sync_api.expect(keys).to_have_count(len(settings))
+        parts = (("line", "stroke-dasharray"), ("path.mark", "d"))
+        looks = {
+            tuple(keys.nth(k).locator(part).first.get_attribute(name) for part, name in parts) for k in range(len(settings))
+        }
+        assert len(looks) == len(settings)
+        assert parts_without_numbers(page) == []

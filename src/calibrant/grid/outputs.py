@@ -58,7 +58,8 @@ def best_metrics(entries: Sequence[Entry]) -> list[frozenset[str]]:
     """
     from calibrant.report.page_runs import COLUMNS
 
-    columns, found = [metric_column(key) for key in COLUMNS], {}
+    columns = [metric_column(key) for key in COLUMNS]
+    found: dict[int, frozenset[str]] = {}
     for rows in by_section(group_rows(entries)).values():
         lines = [line_of(row, columns, Style()) for row in rows]
         for column in columns:
