@@ -20,7 +20,9 @@ _LONG = 3600
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="table1, table2, table3, table4, table5 or figures.")],
     data: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Data sets, in place of the paper's.")] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="N", help="How many seeds, or which: 0,3,7 (5; figures 1; quick 3).")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N", help="How many seeds, or which: 0,3,7 (5; quick 3; figures 1).")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small network, few epochs, embedded data; labelled so.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where everything goes (reproduce/NAME).")] = None,
     preset: Annotated[str, typer.Option(metavar="NAME", help="default (works best) or paper (most literal).")] = "default",

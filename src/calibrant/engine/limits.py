@@ -30,6 +30,7 @@ def check_recipe(recipe: Recipe) -> None:
         ("data.meta", 0 if data.meta is None else data.meta),
         ("data.pad", data.pad or 0),
         ("train.average_from_epoch", train.average_from_epoch or 0),
+        ("train.select_within", train.select_within),
     ):
         if not (math.isfinite(least) and least >= 0):
             raise ValueError(f"recipe: `{key}` must be a finite number >= 0, got {least}.")

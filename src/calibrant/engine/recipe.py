@@ -91,8 +91,9 @@ class TrainPart:
         clip_norm: Largest norm of the gradient; 0 switches clipping off.
         precision: "bf16" autocast, "float32" or "float64"; "auto" is bf16 on a GPU that has it, else float32.
         select: What of the validation part picks the best epoch: lowest "error" or "nll"; "error+nll" or "error+ece", the
-            lowest NLL or ECE among the epochs whose error is within two standard errors of the lowest; or "last". "auto" for
-            "error+nll" with methods that learn hyper-parameters, under the default preset, and for "error" with all others.
+            lowest NLL or ECE among the epochs whose error is close to the lowest; or "last". "auto" for "error+nll" with
+            methods that learn hyper-parameters, under the default preset, and for "error" with all others.
+        select_within: How close, in standard errors of that lowest error over the validation part.
         average: Whether predictions are those of averaged weights: "ema" forgets old ones exponentially, "uniform" weighs all
             since ``average_from_epoch`` alike, "phase" averages over ``average_share`` of the steps since the learning rate
             last dropped and computes BatchNorm's statistics anew, "no" takes the last ones; "auto" for "phase" with methods
@@ -116,6 +117,7 @@ class TrainPart:
     clip_norm: float = 2.0
     precision: Literal["auto", "bf16", "float32", "float64"] = "auto"
     select: Literal["auto", "error", "nll", "error+nll", "error+ece", "last"] = "auto"
+    select_within: float = 2.0
     average: Literal["auto", "no", "ema", "uniform", "phase"] = "auto"
     average_decay: float | None = None
     average_share: float = 0.5

@@ -11,14 +11,19 @@ from calibrant.engine.plans import Facts
 from calibrant.engine.recipe import Recipe
 
 # Way of averaging → keys of `train` that say nothing under it.
-IDLE_KEYS: dict[str, tuple[str, ...]] = {
+_IDLE_KEYS: dict[str, tuple[str, ...]] = {
     "no": ("average_decay", "average_share", "average_from_epoch"),
     "ema": ("average_share",),
     "uniform": ("average_decay", "average_share"),
     "phase": (),
 }
-# Key of `train` that may say nothing → ways of averaging that it is about, the usual one first.
-_MEANT_FOR = {"average_decay": ("ema",), "average_share": ("phase",), "average_from_epoch": ("uniform", "ema", "phase")}
+# Key of `train` that may say nothing → the key that decides so, and its values that it is about, the usual one first.
+_MEANT_FOR = {
+    "average_decay": ("average", ("ema",)),
+    "average_share": ("average", ("phase",)),
+    "average_from_epoch": ("average", ("uniform", "ema", "phase")),
+    "select_within": ("select", ("error+nll", "error+ece")),
+}
 
 
 def resolved(recipe: Recipe) -> Recipe:
@@ -45,17 +50,18 @@ def resolved(recipe: Recipe) -> Recipe:
 
 
 def idle_keys(recipe: Recipe) -> tuple[str, ...]:
-    """Return the dotted keys that say nothing about a run, because of how it averages.
+    """Return the dotted keys that say nothing about a run, because of how it averages or chooses its epoch.
 
     Example:
         >>> from calibrant.engine.recipe import override
-        >>> idle_keys(Recipe()), idle_keys(override(Recipe(), {"train.average": "ema"}))
-        ((), ('train.average_share',))
+        >>> idle_keys(Recipe()), idle_keys(override(Recipe(), {"train.average": "ema", "train.select": "nll"}))
+        ((), ('train.average_share', 'train.select_within'))
     """
     full, method = resolved(recipe), METHODS.get(split_name(recipe.method.name)[0])
     # Under "phase" only methods that learn look through the average of "ema".
     unseen = full.train.average == "phase" and not isinstance(method, MetaMethod)
-    return tuple(f"train.{key}" for key in (*IDLE_KEYS[full.train.average], *(["average_decay"] if unseen else [])))
+    more = [*(["average_decay"] if unseen else []), *([] if "+" in full.train.select else ["select_within"])]
+    return tuple(f"train.{key}" for key in (*_IDLE_KEYS[full.train.average], *more))
 
 
 def check_idle(recipes: Iterable[Recipe], keys: Iterable[str]) -> None:
@@ -76,14 +82,12 @@ def check_idle(recipes: Iterable[Recipe], keys: Iterable[str]) -> None:
     wanted = [key for key in keys if key.removeprefix("train.") in _MEANT_FOR]
     for key in wanted:
         if runs and all(key in idle_keys(recipe) for recipe in runs):
-            ways, about = (
-                dict.fromkeys(resolved(recipe).train.average for recipe in runs),
-                _MEANT_FOR[key.removeprefix("train.")],
-            )
+            other, about = _MEANT_FOR[key.removeprefix("train.")]
+            ways = dict.fromkeys(getattr(resolved(recipe).train, other) for recipe in runs)
             whom = f" for {split_name(runs[0].method.name)[0]}" if len(runs) == 1 else ""
             raise ValueError(
-                f"train: `{key}` must come with train.average={' or '.join(about)}, got train.average={' and '.join(ways)}, "
-                f"under which it says nothing{whom}. Add `--set train.average={about[0]}`, or leave it out."
+                f"train: `{key}` must come with train.{other}={' or '.join(about)}, got train.{other}={' and '.join(ways)}, "
+                f"under which it says nothing{whom}. Add `--set train.{other}={about[0]}`, or leave it out."
             )
 
 

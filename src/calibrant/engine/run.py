@@ -21,7 +21,7 @@ from calibrant.engine.evaluate import Outputs
 from calibrant.engine.loop import EpochRecord, LoopParts, Tick, run_epoch
 from calibrant.engine.meta_objective import MetaObjective
 from calibrant.engine.recipe import NEUTRAL, Recipe, TrainPart, load_recipe_text, to_dict, to_toml
-from calibrant.engine.resolve import IDLE_KEYS, resolved
+from calibrant.engine.resolve import idle_keys, resolved
 from calibrant.engine.result import Run
 from calibrant.engine.selection import BestEpoch
 
@@ -57,7 +57,7 @@ def run_recipe(
     recipe = resolved(recipe)
     assembly = assemble(recipe, group=group)
     parts = assembly.parts
-    best = BestEpoch(recipe.train.select, n_val=len(assembly.data.val))
+    best = BestEpoch(recipe.train.select, n_val=len(assembly.data.val), within=recipe.train.select_within)
     history: list[EpochRecord] = []
     if resume and checkpoint is not None and group.share(checkpoint.exists()):
         history = _resume(checkpoint, assembly, best, recipe)
@@ -158,9 +158,8 @@ def _check_same_learning(found: dict[str, object] | None, wanted: dict[str, obje
 
 def _plain(recipe: Recipe) -> Recipe:
     """The recipe with what its method decides, and without what then does not count."""
-    train = resolved(recipe).train
-    usual = asdict(TrainPart())
-    return replace(recipe, train=replace(train, **{key: usual[key] for key in IDLE_KEYS[train.average]}))
+    usual, idle = asdict(TrainPart()), [key.removeprefix("train.") for key in idle_keys(recipe)]
+    return replace(recipe, train=replace(resolved(recipe).train, **{key: usual[key] for key in idle}))
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:

@@ -40,8 +40,8 @@ class BestEpoch:
     r"""Keeps the weights of the best epoch so far, and of those that may yet turn out to be.
 
     "error" and "nll" take the first epoch with the lowest validation error or NLL, "last" the last. "error+nll" and "error+ece"
-    take the lowest NLL or ECE among the epochs whose error is at most :math:`e + 2 \sqrt{e (1 - e) / n}`, with e the lowest
-    error of all epochs and n the number of validation examples: two standard errors, within which errors do not tell epochs
+    take the lowest NLL or ECE among the epochs whose error is at most :math:`e + w \sqrt{e (1 - e) / n}`, with e the lowest
+    error of all epochs, n the number of validation examples and w standard errors, within which errors do not tell epochs
     apart, the less so as the lowest of many is the luckiest, too.
 
     The bound can only fall. So an epoch beyond it never comes back, and neither does one that another equals or beats in both
@@ -50,10 +50,11 @@ class BestEpoch:
     Args:
         select: Which of these.
         n_val: Number of validation examples.
+        within: The w above.
     """
 
-    def __init__(self, select: str, *, n_val: int) -> None:
-        self._value, self._close, self._n = _VALUES[select], "+" in select, n_val
+    def __init__(self, select: str, *, n_val: int, within: float = 2.0) -> None:
+        self._value, self._close, self._n, self._within = _VALUES[select], "+" in select, n_val, within
         self.candidates: list[Candidate] = []
 
     @property
@@ -79,7 +80,7 @@ class BestEpoch:
 
     def _bound(self, more: Sequence[float]) -> float:
         lowest = min([held.error for held in self.candidates] + list(more))
-        return lowest + 2 * math.sqrt(lowest * (1 - lowest) / self._n)
+        return lowest + self._within * math.sqrt(lowest * (1 - lowest) / self._n)
 
     def state(self) -> list[dict[str, Any]]:
         """Return the candidates as plain data."""

@@ -4,6 +4,8 @@ from calibrant.engine.assemble import assemble
 from calibrant.engine.meta_objective import MetaObjective
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.resolve import check_idle, facts_of, idle_keys, resolved
+from calibrant.engine.run import check_same_run, run_recipe
+from calibrant.engine.selection import BestEpoch
 from calibrant.engine.train import train
 from calibrant.grid.collect import command_of
 
@@ -91,7 +93,28 @@ def test_command_says_averaging_only_where_the_method_would_not():
     ],
 )
 def test_idle_keys_are_those_that_the_way_of_averaging_does_not_read(method, average, idle):
-    assert idle_keys(recipe_of(method__name=method, train__average=average)) == idle
+    recipe = recipe_of(method__name=method, train__average=average, train__select="error+ece")
+    assert idle_keys(recipe) == idle
+    assert idle_keys(override(recipe, {"train.select": "nll"})) == (*idle, "train.select_within")
+
+
+def test_selection_within_other_errors_is_another_run_where_it_is_read():
+    first, second = (recipe_of(train__select_within=value) for value in ("1", "2"))
+    with pytest.raises(ValueError, match=r"`train.select_within` is 1.0 there and 2.0 here"):
+        check_same_run(first, second, where="there")
+    check_same_run(*(override(recipe, {"train.select": "error"}) for recipe in (first, second)), where="there")
+    assert "--set train.select_within=1.0" in command_of(first)
+    for wrong in ("-1", "nan"):
+        with pytest.raises(ValueError, match="`train.select_within` must be a finite number >= 0"):
+            assemble(recipe_of(train__select_within=wrong))
+
+
+def test_train_selects_within_the_errors_that_the_recipe_says(monkeypatch):
+    built = []
+    init = BestEpoch.__init__
+    monkeypatch.setattr(BestEpoch, "__init__", lambda self, *a, **k: (built.append(k), init(self, *a, **k))[1])
+    run_recipe(recipe_of(train__select_within="0.5"))
+    assert built == [{"n_val": 200, "within": 0.5}]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +123,7 @@ def test_idle_keys_are_those_that_the_way_of_averaging_does_not_read(method, ave
         ({}, "train.average_share", r"`train.average_share` must come with train.average=phase, got train.average=no, under"),
         ({}, "train.average_from_epoch", r"with train.average=uniform or ema or phase, got train.average=no.*=uniform`"),
         ({"train__average": "phase"}, "train.average_decay", r"got train.average=phase, .* says nothing for ce. Add .*=ema`"),
+        ({}, "train.select_within", r"with train.select=error\+nll or error\+ece, got train.select=error.*=error\+nll`"),
     ],
 )
 def test_check_idle_of_a_key_that_says_nothing_names_what_to_add(settings, key, message):

@@ -7,9 +7,9 @@ from calibrant.engine.loop import EpochRecord
 from calibrant.engine.selection import BestEpoch
 
 
-def chosen(select, epochs, *, n_val=100):
+def chosen(select, epochs, *, n_val=100, **options):
     """Offer (error, nll, ece) of each epoch; return the epoch chosen and those whose weights are kept."""
-    best = BestEpoch(select, n_val=n_val)
+    best = BestEpoch(select, n_val=n_val, **options)
     for epoch, (error, nll, ece) in enumerate(epochs):
         best.offer(EpochRecord(epoch, 0.1, 1.0, val_error=error, val_nll=nll, val_ece=ece), {"w": torch.tensor(float(epoch))})
     assert [float(held.weights["w"]) for held in best.candidates] == [held.epoch for held in best.candidates]
@@ -33,6 +33,11 @@ EPOCHS = [(0.20, 0.1, 0.00), (0.10, 0.9, 0.08), (0.16, 0.5, 0.05), (0.17, 0.2, 0
 )
 def test_best_epoch_by_hand(select, expected, kept):
     assert chosen(select, EPOCHS) == (expected, kept)
+
+
+@pytest.mark.parametrize(("within", "expected"), [(0.0, 1), (1.6, 1), (1.7, 4), (2.4, 3), (4.0, 0)])
+def test_best_epoch_within_so_many_standard_errors(within, expected):
+    assert chosen("error+nll", EPOCHS, within=within)[0] == expected
 
 
 def test_best_epoch_beyond_a_fallen_bound_is_dropped_though_it_led_before():
