@@ -23,7 +23,7 @@ class LearningCurves:
         split: Part of the data that was evaluated.
         ece: ECE of every row over the epochs.
         error: Its error.
-        drops: Epochs from which on the learning rate is at most half of what it was, in the first row.
+        drops: Epochs from which on the learning rate is at most half of what it was, in the first row that says it.
     """
 
     split: Literal["test", "val"]
@@ -51,7 +51,8 @@ def prepare_curves(rows: Sequence[Row], *, split: Literal["test", "val"] = "test
     }
     if not found["ece"] and not found["error"]:
         return None
-    return LearningCurves(split, found["ece"], found["error"], learning_rate_drops(trained[0].runs[0]))
+    rated = next((row.runs[0] for row in trained if row.runs[0].curve("lr")[0]), trained[0].runs[0])
+    return LearningCurves(split, found["ece"], found["error"], learning_rate_drops(rated))
 
 
 def learning_rate_drops(entry: Entry) -> tuple[int, ...]:

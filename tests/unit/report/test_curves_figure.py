@@ -86,6 +86,14 @@ def test_draw_curves_axes_are_named_logarithmic_and_hold_everything() -> None:
     assert [line.get_xdata()[0] for line in left.get_lines() if line.get_linestyle() == ":"] == [2.5]
 
 
+def test_prepare_curves_takes_the_drops_from_a_row_with_a_history() -> None:
+    theirs = run_of("theirs", model=None, preset=None, epochs=None, seed=None)
+    found = prepare_curves(group_rows([theirs, run_of(curve=[0.3, 0.2, 0.1])])[0].rows)
+    assert found is not None
+    assert found.drops == (3,)
+    assert [band.label for band in found.ece] == ["CE"]
+
+
 @pytest.mark.parametrize("epochs", [1, 2, 4, 5, 8, 350])
 def test_draw_curves_names_whole_epochs_only(epochs: int) -> None:
     found = prepare_curves(group_rows([run_of(curve=[0.1] * epochs)])[0].rows)
