@@ -28,7 +28,6 @@ PATIENCE = 300
 # built for `focal`.
 NETWORKS = """
 import os, signal, sys, time
-from functools import partial
 from pathlib import Path
 from calibrant.backbones import mlp
 

@@ -96,7 +96,7 @@ def test_cli_train_default_folder_is_named_after_the_run():
         ),
         (
             ["--method", "ce", "--set", "train.average_share=0.3"],
-            "`train.average_share` must come with train.average=phase, got train.average=no, under which it says nothing for ce",
+            "`train.average_share` must come with train.average=phase, got train.average=no, under which it says nothing for",
         ),
         (["--set", "train.average_decay=1"], "`train.average_decay` must lie in [0, 1), got 1.0"),
         (

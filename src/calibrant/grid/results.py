@@ -6,6 +6,7 @@ and enough to draw its reliability diagram, its learning curves and its robustne
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -32,6 +33,8 @@ _CURVES = ("train_loss", "val_error", "val_ece", "test_error", "test_ece", "gamm
 # A schedule in steps has a few rates, a smooth one has as many as epochs and is not worth keeping.
 _MOST_RATES = 20
 _BIN_PARTS = ("edges", "count", "confidence", "accuracy")
+# Characters that settings may take in the name of a file.
+_LONGEST = 100
 # A setting that names a place on one machine.
 _LOCAL = "data.root"
 
@@ -182,10 +185,13 @@ def result_name(entry: Entry) -> str:
         >>> result_name(Entry("cifar10", "ce+ts", scores, model="resnet18", preset="paper", seed=0))
         'cifar10-resnet18-ce+ts-paper-seed0.json'
     """
-    # Settings by their last word, as in `average-phase` for train.average=phase.
-    settings = [re.sub(r"^.*\.(?=\w+=)", "", text).replace("=", "-") for text in settings_of(entry)]
+    told = settings_of(entry)
+    # Settings by their last word, as in `average-phase` for train.average=phase; many of them by a short sum.
+    settings = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, _, value in (text.partition("=") for text in told))
+    if len(settings) > _LONGEST:
+        settings = hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
     seed = None if entry.seed is None else f"seed{entry.seed}"
-    words = [entry.data, entry.model, entry.method, entry.preset, *settings, seed]
+    words = [entry.data, entry.model, entry.method, entry.preset, settings, seed]
     return re.sub(r"[^\w.+-]", "-", "-".join(word for word in words if word)) + ".json"
 
 

@@ -107,13 +107,11 @@ def tell_apart(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _variant(row: Row, rows: Sequence[Row]) -> str | None:
-    alike = [set(other.settings) for other in rows if _place(other) == _place(row)]
-    own = [text for text in row.settings if text not in set.intersection(*alike)]
-    return ", ".join([*([row.preset] if row.preset not in (None, "default") else []), *own]) if own else row.preset
-
-
-def _place(row: Row) -> tuple[object, ...]:
-    return row.data, row.model, row.method, row.preset, row.epochs
+    alike = [other for other in rows if (other.data, other.model, other.method) == (row.data, row.model, row.method)]
+    own = [text for text in row.settings if text not in set.intersection(*(set(other.settings) for other in alike))]
+    # The default is not said, unless somebody's run of no preset could be taken for it.
+    silent = row.preset is None or (row.preset == "default" and all(other.preset is not None for other in alike))
+    return ", ".join([*([] if silent else [str(row.preset)]), *own]) if own else row.preset
 
 
 _Key = tuple[str, str | None, str, str | None, int | None, tuple[str, ...]]

@@ -66,6 +66,17 @@ def test_tell_apart_names_the_settings_that_rows_of_one_method_differ_in() -> No
     told = [entry.preset for entry in tell_apart(runs)]
     averaged = "train.average=phase, train.select=nll"
     assert told == [None, averaged, f"paper, {averaged}", "paper, optim.lr=0.2", averaged, "optim.lr=0.2"]
+    # Also beside a run of another preset or length that is not told so.
+    paper = run_of("flgamma", preset="paper", command=commands[2])
+    assert [entry.preset for entry in tell_apart([paper, run_of("flgamma")])] == [
+        "paper, optim.lr=0.2, train.batch_size=64",
+        "default",
+    ]
+    long = run_of("ce", epochs=700, command="calibrant train --set optim.lr=0.2")
+    assert [entry.preset for entry in tell_apart([long, run_of("ce")])] == ["optim.lr=0.2", None]
+    unknown, known = (run_of("mine", preset=preset, command=commands[2]) for preset in (None, "default"))
+    other = run_of("mine", preset="default", command=commands[1])
+    assert len({entry.preset for entry in tell_apart([unknown, known, other])}) == 3
     # What all runs of a method have in common says nothing.
     assert [entry.preset for entry in tell_apart(runs[1:3])] == [None, "paper"]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +111,13 @@ def test_result_name_is_data_model_method_preset_seed() -> None:
     command = "calibrant train --set train.select=error+nll --set method.options.betas=0.5,0.9 --set train.eval_every_epochs=5"
     told = run_of("ce", command=command)
     assert result_name(told) == "cifar10-resnet18-ce-default-betas-0.5-0.9-select-error+nll-seed0.json"
+    first, second = (run_of("ce", command=f"calibrant train --init runs/v1.2=x/{name}") for name in ("a", "b"))
+    assert result_name(first) == "cifar10-resnet18-ce-default-init-runs-v1.2-x-a-seed0.json"
+    long = [run_of("ce", command=f"calibrant train --init {'folder/' * 40}{name}") for name in ("a", "b")]
+    names = {result_name(entry) for entry in long}
+    assert len(names) == 2
+    assert all(re.fullmatch(r"cifar10-resnet18-ce-default-[0-9a-f]{12}-seed0\.json", name) for name in names)
+    assert result_name(first) != result_name(second)
 
 
 def test_save_result_again_replaces_the_same_run_only(tmp_path: Path) -> None:
