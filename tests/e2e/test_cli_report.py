@@ -130,6 +130,20 @@ def test_report_of_a_run_folder_is_about_its_test_predictions_and_the_run(
     assert 'id="curves"' in page
 
 
+def test_report_of_one_method_under_two_settings_tells_them_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    made = ("--data", "mixture", "--model", "mlp", "--method", "ce", "--epochs", 1, "--device", "cpu")
+    for seed, settings in enumerate(((), ("--set", "train.average=uniform"))):
+        code, _, err = run(capsys, "train", *made, "--seed", seed, *settings, "--out", tmp_path / f"run{seed}")
+        assert code == 0, err
+    out = tmp_path / "runs.html"
+    code, text, err = run(capsys, "report", "--run", tmp_path / "run0", "--run", tmp_path / "run1", "--out", out)
+    assert code == 0, err
+    assert "2 rows of 1 method" in text
+    page = out.read_text()
+    assert '<th scope="row">ce</th><td>1</td>' in page
+    assert '<th scope="row">ce (average=uniform)</th><td>1</td>' in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

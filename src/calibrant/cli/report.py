@@ -18,6 +18,8 @@ from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
 from calibrant.grid.collect import load_entries
 from calibrant.grid.names import name_apart
+from calibrant.grid.outputs import best_metrics
+from calibrant.grid.rows import tell_apart
 from calibrant.io import load_class_names, load_predictions
 from calibrant.io.atomic import atomic_writer
 from calibrant.report.page import render_page, verdict_of
@@ -67,18 +69,20 @@ def write_report(test: Path | None, options: Options) -> None:
             repaired = repair_predictions(fit_data, examined, method=options.method, file=options.fit, precision=precision)
     else:
         entries = _load_runs(options.runs)
+    rows, best = tell_apart(entries), best_metrics(entries)
     with progress_bar("drawing the page", None):
         page = render_page(
             examined,
             repaired=repaired,
-            entries=entries,
+            entries=rows,
+            best=best,
             title=options.title,
             n_resamples=options.resamples,
             seed=options.seed,
         )
     save_page(options.out, page)
     console = Console(highlight=False)
-    verdict = verdict_of(examined, repaired=repaired, entries=entries)
+    verdict = verdict_of(examined, repaired=repaired, entries=rows, best=best)
     show_prose(console, f"{verdict.headline}.", style="bold")
     for sentence in verdict.sentences:
         show_prose(console, sentence)

@@ -15,6 +15,7 @@ from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import write_table
 from calibrant.grid.layout import Table
+from calibrant.grid.outputs import best_metrics
 from calibrant.grid.paper import load_paper, paper_table
 from calibrant.grid.paper_tables import make_paper_table
 from calibrant.grid.plan import Cell, parse_seeds, plan_cells
@@ -174,8 +175,9 @@ def write_report(plan: Reproduction, entries: Sequence[Entry], folder: Path) -> 
         The table, and the files.
     """
     from calibrant.grid.page_table import to_page_table
-    from calibrant.report.figures import draw_all
+    from calibrant.report.figures import FIGURES, draw_all
     from calibrant.report.page import render_page
+    from calibrant.report.save import clear_figures
 
     shown = [replace(entry, data=f"{entry.data} (quick)") for entry in entries] if plan.quick else list(entries)
     table = _table(plan, shown)
@@ -183,7 +185,9 @@ def write_report(plan: Reproduction, entries: Sequence[Entry], folder: Path) -> 
     title = f"{_heading(plan)}, quick version" if plan.quick else _heading(plan)
     page = folder / "report.html"
     with atomic_writer(page) as handle:
-        handle.write(render_page(entries=shown, tables=[to_page_table(table)], title=title).encode(errors="replace"))
+        text = render_page(entries=shown, best=best_metrics(shown), tables=[to_page_table(table)], title=title)
+        handle.write(text.encode(errors="replace"))
+    clear_figures(folder / "figures", FIGURES)
     drawn = draw_all(shown, folder / "figures", n_bins=_BINS if plan.name == "figures" else (15,))
     return table, (*files, page, *drawn.files)
 
