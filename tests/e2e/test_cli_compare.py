@@ -253,7 +253,7 @@ def test_compare_prints_models_of_one_name_as_rows_and_says_what_is_not_compared
         "a/m",
         "b/m",
     ] + 2 * ["part"]
-    assert "part on mixture: 500 test examples, other rows 4,000; neither bold nor tested." in lines
+    assert "part on mixture: 500 test examples, other rows 4,000; not compared with them." in lines
     assert f"{tmp_path}/a/part.npz is the same as {tmp_path}/part.npz and was taken once." in lines
     assert "The paper has no numbers for these data, networks and methods." in lines
     page = (tmp_path / "out" / "report.html").read_text()

@@ -139,6 +139,10 @@ def test_report_of_one_method_under_two_settings_tells_them_apart(capsys: pytest
     code, text, err = run(capsys, "report", "--run", tmp_path / "run0", "--run", tmp_path / "run1", "--out", out)
     assert code == 0, err
     assert "2 rows of 1 method" in text
+    # A run that is named twice, or lies in a folder that is named too, is one run.
+    again = run(capsys, "report", "--run", tmp_path, "--run", tmp_path / "run1", "--run", tmp_path / "run1", "--out", out)
+    assert again[0] == 0, again[2]
+    assert "2 rows of 1 method" in again[1]
     page = out.read_text()
     assert '<th scope="row">ce</th><td>1</td>' in page
     assert '<th scope="row">ce (average=uniform)</th><td>1</td>' in page

@@ -16,6 +16,7 @@ from calibrant.cli.request import check_names
 from calibrant.cli.tried import Precision, load_fit_data, repair_predictions
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
+from calibrant.grid.added import once_by_path
 from calibrant.grid.collect import load_entries
 from calibrant.grid.names import name_apart
 from calibrant.grid.outputs import best_metrics
@@ -106,4 +107,4 @@ def _load(path: Path, options: Options) -> Predictions:
 
 
 def _load_runs(folders: Sequence[Path]) -> list[Entry]:
-    return name_apart([entry for folder in folders for entry in load_entries(folder)])
+    return name_apart(once_by_path([entry for folder in folders for entry in load_entries(folder)]))

@@ -60,7 +60,7 @@ def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path) 
     """
     own = {(runs / cell.name).resolve() for cell in cells if cell.shown}
     found = [
-        entry for entry in _once_by_path(_load(add, cells)) if entry.folder is None or Path(entry.folder).resolve() not in own
+        entry for entry in once_by_path(_load(add, cells)) if entry.folder is None or Path(entry.folder).resolve() not in own
     ]
     if not found:
         return Added([], ())
@@ -92,7 +92,8 @@ def _load(add: Sequence[str | Path], cells: Sequence[Cell]) -> list[Entry]:
     return found
 
 
-def _once_by_path(entries: Sequence[Entry]) -> list[Entry]:
+def once_by_path(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries without those that were read from a place a second time."""
     kept: dict[object, Entry] = {}
     for number, entry in enumerate(entries):
         kept.setdefault((entry.data, Path(entry.folder).resolve()) if entry.folder else number, entry)

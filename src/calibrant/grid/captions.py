@@ -48,7 +48,7 @@ def size_notes(table: Table) -> list[str]:
         ours = [line for line in section.lines if line.kind == "ours" and line.examples is not None]
         usual = next((line.examples for line in ours if not line.is_foreign), ours[0].examples if ours else None)
         notes += [
-            f"{line.label} on {section.data}: {line.examples:,} test examples, other rows {usual:,}; neither bold nor tested."
+            f"{line.label} on {section.data}: {line.examples:,} test examples, other rows {usual:,}; not compared with them."
             for line in ours
             if line.examples != usual
         ]
@@ -56,8 +56,16 @@ def size_notes(table: Table) -> list[str]:
 
 
 def several_best(table: Table) -> bool:
-    """Whether a column of a section has several best values, of rows that may not be compared with each other."""
-    return any(len(values) > 1 for values in _best(table))
+    """Whether a column of a section has several best values, or one that is not the lowest, as not all rows are comparable."""
+    if any(len(values) > 1 for values in _best(table)):
+        return True
+    for section in table.sections:
+        for column in table.columns:
+            cells = [line.cells[column.key] for line in section.lines if line.kind == "ours" and column.key in line.cells]
+            best = [cell.mean for cell in cells if cell.best]
+            if best and min(cell.mean for cell in cells) < min(best):
+                return True
+    return False
 
 
 def _best(table: Table) -> list[set[str]]:
@@ -77,9 +85,11 @@ def _bold(table: Table) -> list[str]:
         return []
     notes = ["Bold: the lowest of a column among rows of the same data, network, epochs and settings."]
     if several_best(table):
-        notes.append("Several values of a column are bold where only some of its rows may be compared with each other.")
+        notes.append(
+            "Several values of a column are bold, or not its lowest, where only some rows may be compared with each other."
+        )
     if any(line.is_foreign for line in table.lines):
-        notes.append("Predictions from files, of which only the data are known, compete with all rows of their data.")
+        notes.append("Predictions from files, of which only the data are known, compete with all rows beside them.")
     return notes
 
 

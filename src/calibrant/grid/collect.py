@@ -18,7 +18,7 @@ from calibrant.data import is_path
 from calibrant.engine.folder import is_finished
 from calibrant.engine.recipe import MethodPart, Recipe, load_recipe, to_dict
 from calibrant.engine.resolve import idle_keys, resolved
-from calibrant.grid.names import name_apart, place_of
+from calibrant.grid.names import name_apart, name_of, place_of
 from calibrant.grid.results import load_result
 from calibrant.io.predictions import FORMATS, load_predictions
 from calibrant.metrics.measure import measure
@@ -35,7 +35,9 @@ _NAMED = {"data.name": "--data", "backbone.name": "--model", "method.name": "--m
 _NAMED |= {"train.epochs": "--epochs", "seed": "--seed"}
 _OPTIONS = {"backbone.init": "--init"}
 # What presets decide, and what that takes; keys that are left open are not in a recipe's plain data.
-_LEFT_TO_METHOD = ("train.average", "train.average_decay", "train.average_share", "train.average_from_epoch", "train.select")
+_LEFT_TO_METHOD = tuple(
+    f"train.{key}" for key in ("average", "average_decay", "average_share", "average_from_epoch", "select", "select_within")
+)
 
 
 class FoundRuns(NamedTuple):
@@ -52,7 +54,7 @@ class FoundRuns(NamedTuple):
 
 def find_runs(path: str | Path) -> FoundRuns:
     """Find the run folders at ``path`` and up to three levels below it; what lies inside a run folder is not looked at."""
-    found = sorted(place for place in _places(Path(path)) if _is_run(place))
+    found = sorted(place for place in _places(Path(path)) if is_run(place))
     done = tuple(place for place in found if is_finished(place))
     return FoundRuns(done, tuple(place for place in found if place not in done))
 
@@ -194,7 +196,7 @@ def effective_settings(recipe: Recipe) -> dict[str, object]:
 
     Example:
         >>> effective_settings(Recipe())
-        {'train.average': 'phase', 'train.average_share': 0.5, 'train.select': 'error+nll'}
+        {'train.average': 'phase', 'train.average_share': 0.5, 'train.select': 'error+nll', 'train.select_within': 2.0}
     """
     values, idle = dict(_flat(to_dict(resolved(recipe)))), idle_keys(recipe)
     return {key: values[key] for key in _LEFT_TO_METHOD if key in values and key not in idle}
@@ -203,7 +205,8 @@ def effective_settings(recipe: Recipe) -> dict[str, object]:
 def _entry_of_predictions(predictions: Predictions, path: Path, *, data: str | None) -> Entry:
     place, seed = place_of(path)
     scores = measure(predictions, n_bins=_N_BINS, file=path.name)
-    return Entry(data=data or UNKNOWN, method=place.name, scores=scores, seed=seed, test=predictions, folder=str(path))
+    name = name_of(place.name, path)
+    return Entry(data=data or UNKNOWN, method=name, scores=scores, seed=seed, test=predictions, folder=str(path))
 
 
 def _scores(test: Predictions, file: Path) -> Scores:
@@ -250,8 +253,9 @@ def _load_file(file: Path, *, data: str | None) -> Entry:
         raise ValueError(f"{error} Records of results end in .json.") from None
 
 
-def _is_run(place: Path) -> bool:
-    return (place / "recipe.toml").is_file()
+def is_run(place: Path) -> bool:
+    """Whether a folder is that of a run, finished or not; one's own recipe may lie anywhere."""
+    return (place / "recipe.toml").is_file() and (place / "run.json").is_file()
 
 
 def _is_test(predictions: Predictions) -> bool:
@@ -266,7 +270,7 @@ def _places(top: Path) -> Iterator[Path]:
         level = [
             below
             for place in level
-            if not _is_run(place)
+            if not is_run(place)
             for below in sorted(place.iterdir())
             if below.is_dir() and not below.name.startswith(".")
         ]
@@ -274,7 +278,7 @@ def _places(top: Path) -> Iterator[Path]:
 
 def _loose_files(top: Path) -> list[Path]:
     # Only predictions as .npz: a folder may hold tables of its own, written as .csv.
-    outside = (place for place in _places(top) if not _is_run(place))
+    outside = (place for place in _places(top) if not is_run(place))
     return sorted(file for place in outside for file in place.iterdir() if file.suffix.lower() in (".npz", ".json"))
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrant.core.entry import Entry
+from calibrant.engine.methods import METHODS, split_name
 
 _SEED = re.compile(r"(?:(?P<name>.+?)[-_.])?seed[-_]?(?P<seed>\d+)")
 # File names that say nothing of who predicted.
@@ -34,6 +35,16 @@ def place_of(path: str | Path) -> tuple[Path, int | None]:
     return folder / (name or file.stem), seed
 
 
+def name_of(name: str, path: str | Path) -> str:
+    """Return what predictions of that name are called: with the file's ending where it would be taken for a method's.
+
+    Example:
+        >>> name_of("mine", "mine.npz"), name_of("ce", "ce-seed0.npz"), name_of("ce+ts", "ce+ts.csv")
+        ('mine', 'ce.npz', 'ce+ts.csv')
+    """
+    return f"{name}{Path(path).suffix}" if split_name(name)[0] in METHODS else name
+
+
 def name_apart(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries with names by which predictions from different files are told apart.
 
@@ -56,7 +67,7 @@ def name_apart(entries: Sequence[Entry]) -> list[Entry]:
     found = list(entries)
     for places in named.values():
         for number, name in _names(entries, places).items():
-            found[number] = replace(found[number], method=name)
+            found[number] = replace(found[number], method=name_of(name, str(found[number].folder)))
     return found
 
 

@@ -17,7 +17,7 @@ from calibrant.engine.recipe import Recipe, load_recipe, override
 from calibrant.engine.resolve import check_idle, facts_of, resolved
 from calibrant.engine.run import check_same_run
 from calibrant.engine.setup import load_data
-from calibrant.grid.collect import data_label
+from calibrant.grid.collect import data_label, is_run
 
 # The embedded sets are too small for the paper's network and 350 epochs; these are used where nothing else is said. A tenth of
 # `digits` is often classified without a mistake, and then no temperature can be fitted.
@@ -138,12 +138,12 @@ def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
 def check_out(folder: Path) -> None:
     """Raise ``ValueError`` if a folder is a run, lies in one, or is one of runs: a comparison would be lost among them."""
     place = folder.expanduser().resolve()
-    run = next((above for above in (place, *place.parents) if (above / "recipe.toml").is_file()), None)
+    run = next((above for above in (place, *place.parents) if is_run(above)), None)
     if run is not None:
         raise ValueError(
             f"compare: `out` must not lie in a run, got {folder} and the run folder {run}. Choose another with `--out`."
         )
-    if not (place / "runs").exists() and any(place.glob("*/recipe.toml")):
+    if not (place / "runs").exists() and any(is_run(below.parent) for below in place.glob("*/recipe.toml")):
         raise ValueError(
             f"compare: `out` must not be a folder of runs, got {folder}. Choose the folder above, {folder.parent}, or another."
         )

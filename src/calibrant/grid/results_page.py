@@ -209,14 +209,15 @@ def _duration(seconds: float) -> str:
 
 
 def _draw(entries: Sequence[Entry], folder: Path) -> list[Path]:
-    from calibrant.report.figures import draw_all
+    from calibrant.report.figures import FIGURES, draw_all
+    from calibrant.report.save import clear_figures
 
     make_folder(folder)
     rows = tell_apart(sorted(entries, key=catalogue_order))
     with TemporaryDirectory() as place:
         drawn = [file for file in draw_all(rows, place, n_bins=(15,)).files if file.suffix == ".png"]
-        for old in folder.glob("*.png"):
-            old.unlink()
+        clear_figures(folder, FIGURES)
+        make_folder(folder)
         return [Path(shutil.copyfile(file, folder / file.name)) for file in sorted(drawn)]
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from calibrant.core.entry import Entry
 from calibrant.engine.methods import METHODS, Facts, MetaPlan, make_plan, split_name
 from calibrant.engine.recipe import NEUTRAL, Recipe, override
-from calibrant.engine.resolve import resolved
+from calibrant.engine.resolve import idle_keys, resolved
 from calibrant.grid.names import is_predictions
 
 # What a recipe leaves to the method unless it is said.
@@ -135,7 +135,7 @@ def is_same_run(first: Entry, second: Entry) -> bool:
 
 
 def catalogue_order(entry: Entry) -> tuple[object, ...]:
-    """Key to sort runs by: data, network, method as in the catalogue, plain settings first, ``+ts`` after its base, seed.
+    """Key to sort runs by: data, network, method as in the catalogue, longest and plainest first, ``+ts`` after its base, seed.
 
     Predictions of others come last, and keep their order.
 
@@ -151,7 +151,7 @@ def catalogue_order(entry: Entry) -> tuple[object, ...]:
     base, scaled = split_name(entry.method)
     known = base not in METHODS, list(METHODS).index(base) if base in METHODS else 0, base
     settings = settings_of(entry)
-    variant = entry.epochs or 0, entry.preset or "", len(settings), settings
+    variant = -(entry.epochs or 0), entry.preset or "", len(settings), settings
     return False, entry.data, entry.model or "", known, variant, scaled, entry.seed is None, entry.seed or 0
 
 
@@ -205,7 +205,8 @@ def comparable(first: Row, second: Row) -> bool:
     """Whether two rows may be held against each other: same data, network, epochs and settings but for the method's own.
 
     Averaging and selection must each be the same where one of the two was told it, and may be what each method chooses where
-    neither was. Somebody's predictions, of which nothing is known, may be held against everything on the same data. Numbers of
+    neither was; what says nothing about one of the two does not part them. Somebody's predictions, of which nothing is known,
+    may be held against everything on the same data. Numbers of
     another number of test examples are those of another test set, or of a part of it.
 
     Example:
@@ -219,7 +220,7 @@ def comparable(first: Row, second: Row) -> bool:
         return False
     if is_foreign(first) or is_foreign(second):
         return True
-    if (first.model, first.epochs, _shared(first)) != (second.model, second.epochs, _shared(second)):
+    if (first.model, first.epochs) != (second.model, second.epochs) or _shared(first, second) != _shared(second, first):
         return False
     told, one, other = {**_said(first), **_said(second)}, _step(first), _step(second)
     return all(one.get(key) == other.get(key) for key in told)
@@ -258,9 +259,19 @@ def is_foreign(row: Row) -> bool:
     return row.epochs is None and row.model is None
 
 
-def _shared(row: Row) -> tuple[str, ...]:
-    left = ("method.", *(f"{key}=" for key in LEFT_TO_METHOD))
+def _shared(row: Row, other: Row) -> tuple[str, ...]:
+    """What a row was told beside its method's own, but for what would say nothing about the other."""
+    left = ("method.", *(f"{key}=" for key in (*LEFT_TO_METHOD, *_idle(other))))
     return tuple(text for text in row.settings if not text.startswith(left))
+
+
+def _idle(row: Row) -> tuple[str, ...]:
+    said = {"method.name": row.method} | {key: str(value) for key, value in _step(row).items()}
+    try:
+        return idle_keys(override(Recipe(), said))
+    except ValueError:
+        # A record written by hand may say anything.
+        return ()
 
 
 def _said(row: Row) -> dict[str, object]:

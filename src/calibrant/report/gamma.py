@@ -89,8 +89,9 @@ def draw_gamma_epochs(gamma: GammaEpochs, *, title: str | None = None) -> Figure
         ax.set_ylabel(r"$\gamma$ on test examples")
         ax.grid(axis="y")
         epoch_axis(ax)
-        seeds = max(band.seeds for band in gamma.mean)
-        note = "mean ± std over examples" + (f", {seeds} seeds" if seeds > 1 else "")
+        least, most = (end(band.seeds for band in gamma.mean) for end in (min, max))
+        several = f", {most if least == most else f'{least} to {most}'} seeds" if most > 1 else ""
+        note = f"mean ± std over examples{several}"
         draw_shared_legend(figure, title="\n".join(said for said in (title, note) if said))
     return figure
 

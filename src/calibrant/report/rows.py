@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -106,7 +107,10 @@ def group_rows(entries: Sequence[Entry]) -> list[Group]:
     return [
         Group(
             *place,
-            tuple(Row(_label(key, [*rows]), styles[key.method, _variant(key, [*rows])], _by_seed(rows[key])) for key in rows),
+            tuple(
+                Row(label, styles[key.method, _variant(key, [*rows])], _by_seed(rows[key]))
+                for key, label in zip(rows, _labels([*rows]), strict=True)
+            ),
         )
         for place, rows in found.items()
     ]
@@ -131,21 +135,34 @@ def _variant(key: Key, keys: Sequence[Key]) -> str:
     same = [other for other in keys if other.method == key.method]
     first = next(other.epochs for other in same if other.preset == key.preset)
     length = "" if key.epochs == first else f" {key.epochs}"
-    return _preset(key, keys) + length + (f" {_NO_NETWORK}" if _is_doubled(key, keys) else "")
+    return _preset(key, keys, longest=None) + length + (f" {_NO_NETWORK}" if _is_doubled(key, keys) else "")
 
 
-def _preset(key: Key, keys: Sequence[Key]) -> str:
-    """The preset, where another row of the group has the same method with another one, and it is not the default."""
-    alone = len({other.preset for other in keys if other.method == key.method}) == 1
-    if alone or key.preset in (None, "default"):
+def _preset(key: Key, keys: Sequence[Key], *, longest: int | None = _LONGEST_SETTINGS) -> str:
+    """The preset, where another row of the group has the same method with another one.
+
+    The default is said only where that other one has none.
+    """
+    others = {other.preset for other in keys if other.method == key.method}
+    if len(others) == 1 or key.preset is None or (key.preset == "default" and None not in others):
         return ""
     short = short_settings(other.preset for other in keys if other.preset is not None)
-    return plain_text(short[str(key.preset)], longest=_LONGEST_SETTINGS)
+    whole = short[str(key.preset)]
+    return plain_text(whole, longest=len(whole) if longest is None else longest)
 
 
 def _is_doubled(key: Key, keys: Sequence[Key]) -> bool:
     """Whether another row differs from one of unknown network in its network alone."""
     return key.model is None and any(other[:3] == key[:3] and other != key for other in keys)
+
+
+def _labels(keys: Sequence[Key]) -> list[str]:
+    """The labels of a group's rows; those that became one by being cut are numbered."""
+    labels = [_label(key, keys) for key in keys]
+    alike = Counter(labels)
+    return [
+        f"{label} [{labels[: place + 1].count(label)}]" if alike[label] > 1 else label for place, label in enumerate(labels)
+    ]
 
 
 def _label(key: Key, keys: Sequence[Key]) -> str:

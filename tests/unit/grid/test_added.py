@@ -157,3 +157,23 @@ def test_load_added_of_the_grids_own_run_elsewhere_is_left_out_if_it_predicts_th
     sharper(test, 1.5).save(copy / "test.npz")
     with pytest.raises(ValueError, match="must have different seeds, got seed 0 of ce on mixture twice"):
         add(copy, runs=runs)
+
+
+def test_load_added_of_a_base_that_the_grid_does_not_show_is_a_row(runs: Path) -> None:
+    assert called(add(runs / NAMES[0], grid=cells(methods="ce+ts"), runs=runs)) == [("ce", 0)]
+
+
+def test_load_added_of_a_file_with_an_equals_sign_is_that_file(
+    runs: Path, predicted: Predictions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path / "lr=0.1.npz", predicted)
+    monkeypatch.chdir(tmp_path)
+    assert called(add("lr=0.1.npz", runs=runs)) == [("lr=0.1", None)]
+
+
+def test_load_added_of_a_record_with_other_numbers_is_not_taken_for_the_same(runs: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(runs / NAMES[2], tmp_path / "copy")
+    sharper(load_run_entry(copy).test, 1.001).save(copy / "test.npz")
+    record = save_result(load_run_entry(copy), tmp_path / "records")
+    with pytest.raises(ValueError, match="got seed 0 of brier on mixture twice"):
+        add(runs / NAMES[2], record, runs=runs)

@@ -219,7 +219,15 @@ def test_command_of_always_names_what_is_run(settings: dict[str, object], said: 
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
-        ({}, {"train.average": "phase", "train.average_share": 0.5, "train.select": "error+nll"}),
+        (
+            {},
+            {
+                "train.average": "phase",
+                "train.average_share": 0.5,
+                "train.select": "error+nll",
+                "train.select_within": 2.0,
+            },
+        ),
         ({"method.preset": "paper"}, {"train.average": "no", "train.select": "error"}),
         ({"method.name": "ce", "train.average_share": 0.3}, {"train.average": "no", "train.select": "error"}),
         (

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from calibrant.core.records import Predictions
 from calibrant.grid.rows import (
     Row,
     catalogue_order,
@@ -56,6 +57,11 @@ def test_tell_apart_takes_off_what_changes_nothing() -> None:
     assert [entry.preset for entry in tell_apart(runs)] == [None, "paper", None]
     same = [run_of("ce", seed=0, preset="paper"), run_of("ce", seed=0)]
     assert tell_apart(same) == same
+
+
+def test_catalogue_order_puts_full_runs_before_short_ones() -> None:
+    runs = [run_of("ce", epochs=20), run_of("ce", epochs=350), run_of("ce", epochs=350, seed=1)]
+    assert [(entry.epochs, entry.seed) for entry in sorted(runs, key=catalogue_order)] == [(350, 0), (350, 1), (20, 0)]
 
 
 def test_tell_apart_names_the_settings_that_rows_of_one_method_differ_in() -> None:
@@ -204,6 +210,10 @@ LEARNS: dict[str, object] = {"method": "flgamma-sece", "preset": "default"}
         ({"settings": ("train.average=uniform",)}, LEARNS, False),
         ({"settings": ("train.select=last",)}, LEARNS | {"settings": ("train.select=last",)}, True),
         ({"settings": ("train.select=last",)}, LEARNS, False),
+        # What says nothing about one of the two does not part them.
+        ({}, LEARNS | {"settings": ("train.average_share=0.3", "train.select_within=1.0")}, True),
+        ({"settings": AVERAGED}, LEARNS | {"settings": ("train.average_share=0.3",)}, False),
+        ({"settings": ("train.average=ema",)}, LEARNS | {"settings": ("train.average=ema", "train.average_decay=0.9")}, False),
         ({"settings": ("train.average=half",)}, {}, False),
         ({"settings": ("train.average=half",)}, {"settings": ("train.average=half",)}, True),
     ],
@@ -218,3 +228,14 @@ def test_comparable_looks_at_averaging_and_selection_and_not_at_who_chose_them(
 def test_mean_and_std_divides_by_one_less() -> None:
     assert mean_and_std([1.0, 2.0, 6.0]) == (3.0, pytest.approx(math.sqrt(7.0)))
     assert mean_and_std([1.0, math.inf]) == (math.inf, None)
+
+
+def test_catalogue_order_puts_predictions_last_as_they_came() -> None:
+    test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 1])
+    theirs = [run_of(name, model=None, epochs=None, preset=None, seed=None, test=test) for name in ("b", "a")]
+    assert [entry.method for entry in sorted([*theirs, run_of("ce")], key=catalogue_order)] == ["ce", "b", "a"]
+
+
+def test_comparable_takes_a_record_of_unknown_length_for_no_predictions() -> None:
+    known, lacking = group_rows([run_of("ce"), run_of("focal", epochs=None)])
+    assert not comparable(known, lacking)

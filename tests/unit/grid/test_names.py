@@ -64,3 +64,9 @@ def test_name_apart_of_named_entries_changes_nothing_more(tmp_path: Path) -> Non
 def test_name_apart_leaves_runs_records_and_other_data_alone(tmp_path: Path) -> None:
     entries = [run_of("ce"), run_of("ce"), theirs(tmp_path / "m.npz"), theirs(tmp_path / "o" / "m.npz", data="dice")]
     assert [entry.method for entry in name_apart(entries)] == ["ce", "ce", "m", "m"]
+
+
+def test_name_apart_files_called_like_a_method_keep_their_ending(tmp_path: Path) -> None:
+    files = ("ce.npz", "focal-seed0.npz", "focal-seed1.npz", "mine.npz")
+    assert names(tmp_path, *files) == ["ce.npz", "focal.npz", "focal.npz", "mine"]
+    assert names(tmp_path, "a/ce+ts.csv", "b/ce+ts.csv") == ["a/ce+ts", "b/ce+ts"]

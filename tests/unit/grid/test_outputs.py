@@ -10,7 +10,9 @@ import pytest
 
 from calibrant.core.entry import Entry
 from calibrant.grid.outputs import best_metrics, write_outputs
+from calibrant.report.figures import Drawing
 from figure_data import run_of
+from made_up_runs import run_of as made_up_run
 
 
 def with_settings(entry: Entry, *settings: str) -> Entry:
@@ -91,3 +93,18 @@ def test_outputs_without_figures_leave_no_empty_folder(tmp_path: Path) -> None:
     assert (tmp_path / "figures").is_dir()
     write_outputs([run_of("ce")], tmp_path, figures=False)
     assert not (tmp_path / "figures").exists()
+
+
+def test_figures_show_the_rows_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Entry] = []
+    monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _: shown.extend(rows) or Drawing([], {}))
+    write_outputs([run_of("ce"), with_settings(run_of("ce", seed=1), "optim.lr=0.4")], tmp_path)
+    assert [entry.preset for entry in shown] == [None, "optim.lr=0.4"]
+
+
+def test_best_metrics_mark_every_column_in_each_section() -> None:
+    theirs = run_of("theirs", model=None, preset=None, epochs=None, seed=None, error=0.01, ece=0.001)
+    runs = [run_of(name, model=model, ece=ece) for model in ("convnet", "mlp") for name, ece in (("ce", 0.06), ("focal", 0.02))]
+    assert ["ece" in keys for keys in best_metrics([*runs, theirs])] == [False, False, False, True, True]
+    full = [made_up_run("ce", 0.05, 0.04), made_up_run("focal", 0.06, 0.02)]
+    assert best_metrics(full) == [{"error", "nll"}, {"ece", "mce", "ace", "classwise_ece"}]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from calibrant.engine.recipe import Recipe, to_toml
-from calibrant.grid.plan import cell_name, check_data, check_folders, parse_seeds, plan_cells
+from calibrant.grid.plan import cell_name, check_data, check_folders, check_out, parse_seeds, plan_cells
 
 
 def names(*arguments, **options) -> list[str]:
@@ -130,3 +130,25 @@ def test_check_folders_of_another_recipe_names_what_differs(tmp_path: Path) -> N
     assert cell_name(other.recipe) == cell.name
     with pytest.raises(ValueError, match="compare: .* `train.epochs` is 30 there and 20 here. Use another folder"):
         check_folders([other], tmp_path)
+
+
+def test_check_out_takes_a_folder_beside_or_below_a_recipe_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "recipe.toml").write_text("")
+    for place in (tmp_path, tmp_path / "out", tmp_path / "other"):
+        check_out(place)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match="must not lie in a run"):
+        check_out(tmp_path / "out")
+
+
+def test_check_out_takes_a_comparison_with_a_copied_run_beside_its_own(tmp_path: Path) -> None:
+    for name in ("runs", "copy"):
+        (tmp_path / name).mkdir()
+    for name in ("recipe.toml", "run.json"):
+        (tmp_path / "copy" / name).write_text("")
+    check_out(tmp_path)
+    (tmp_path / "runs").rmdir()
+    with pytest.raises(ValueError, match="must not be a folder of runs"):
+        check_out(tmp_path)

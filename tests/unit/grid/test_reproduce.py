@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
@@ -13,6 +14,7 @@ from calibrant.grid.paper import paper_table
 from calibrant.grid.reproduce import plan_reproduction, write_report
 from calibrant.metrics.measure import measure
 from calibrant.report.figures import Drawing
+from calibrant.report.save import save_figure
 from helpers import mixed_gaps
 
 
@@ -171,3 +173,14 @@ def test_plan_methods_are_the_rows_of_the_table() -> None:
     for name in ("table1", "table2", "table3", "table4"):
         assert plan_reproduction(name).methods == paper_table(name).methods
     assert plan_reproduction("table5").methods == ("ce", *paper_table("table5").methods)
+
+
+def test_report_removes_figures_of_an_older_one_and_marks_as_tables_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "figures").mkdir()
+    old = save_figure(Figure(), tmp_path / "figures" / "tradeoff-old")
+    given: dict[str, object] = {}
+    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
+    monkeypatch.setattr("calibrant.report.page.render_page", lambda **options: given.update(options) or "")
+    write_report(plan_reproduction("table1", data=["cifar10"], seeds=1), entries(("ce",), data="cifar10"), tmp_path)
+    assert not any(file.exists() for file in old)
+    assert given["best"] == [frozenset()]

@@ -5,9 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+from calibrant.core.entry import Entry
 from calibrant.grid.results import load_results, save_result
 from calibrant.grid.results_page import render_results, write_results_page
+from calibrant.report.figures import Drawing
+from calibrant.report.save import save_figure
 from made_up_runs import run_of
 
 ROOT = Path(__file__).parents[3]
@@ -68,12 +72,15 @@ def test_write_results_page_draws_what_records_allow(tmp_path: Path) -> None:
         save_result(entry, tmp_path / "kept")
     figures = tmp_path / "docs" / "figures"
     figures.mkdir(parents=True)
-    (figures / "old.png").write_bytes(b"")
+    (figures / "mine.png").write_bytes(b"")
+    old = save_figure(Figure(), figures / "curves-cifar10-mlp")
     files = write_results_page(tmp_path / "kept", out=tmp_path / "docs" / "page.md", figures=figures)
     names = [file.name for file in files]
     assert names[0] == "page.md"
     assert {"robustness-cifar10-resnet18.png", "reliability-cifar10-resnet18-15bins.png"} <= set(names)
-    assert not (figures / "old.png").exists()
+    # What calibrant drew before is replaced, what others did stays.
+    assert not any(file.exists() for file in old)
+    (figures / "mine.png").unlink()
     page = files[0].read_text(encoding="utf-8")
     assert f"![{'CIFAR-10, resnet18. ECE and MCE against the number of bins.'}](figures/{names[-1]})" in page
     assert "![CIFAR-10, resnet18, 15 bins. Reliability diagrams." in page
@@ -175,3 +182,13 @@ def test_page_below_a_file_is_refused_before_anything_is_drawn(tmp_path: Path, m
     with pytest.raises(NotADirectoryError, match="must be a folder, got the file .*taken in its place"):
         write_results_page(tmp_path / "kept", out=tmp_path / "taken" / "x.md", figures=tmp_path / "figures")
     assert drawn == []
+
+
+def test_write_results_page_draws_the_rows_of_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "calibrant train --set optim.lr=0.4"
+    for entry in (run_of("focal"), run_of("ce", seed=0, command=command), run_of("ce", seed=1)):
+        save_result(entry, tmp_path / "kept")
+    shown: list[Entry] = []
+    monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _, n_bins: shown.extend(rows) or Drawing([], {}))
+    write_results_page(tmp_path / "kept", out=tmp_path / "page.md", figures=tmp_path / "figures")
+    assert [(entry.method, entry.preset) for entry in shown] == [("ce", None), ("ce", "optim.lr=0.4"), ("focal", None)]

@@ -3,22 +3,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from calibrant.core.entry import Entry
-from calibrant.grid.export import CSV_COLUMNS, to_csv, to_json, write_table
-from calibrant.grid.latex import escape as latex_escape
-from calibrant.grid.latex import to_latex
+from calibrant.grid.export import to_csv, to_json
 from calibrant.grid.layout import Cell, Column, Line, Table
-from calibrant.grid.markdown import escape as markdown_escape
 from calibrant.grid.markdown import to_markdown
-from calibrant.grid.paper_tables import make_paper_table, make_paper_tables
+from calibrant.grid.paper_tables import make_paper_table
 from calibrant.grid.tables import compare_table
-from made_up_runs import run_of
+from made_up_runs import run_of, seeds
 
 
 def bold(table: Table, key: str) -> list[str]:
@@ -90,7 +84,7 @@ def test_compare_table_part_of_a_test_set_is_neither_best_nor_tested_and_a_note_
     table = compare_table([run_of("ce", 0.05), run_of("focal", 0.06), part, again])
     assert bold(table, "error") == ["ce"]
     assert line(table, "part").cells["error"].p_value is None
-    assert "part on cifar10: 500 test examples, other rows 10,000; neither bold nor tested." in table.notes
+    assert "part on cifar10: 500 test examples, other rows 10,000; not compared with them." in table.notes
     assert (line(table, "ce").examples, line(table, "part").examples) == (10000, 500)
     assert [row["examples"] for row in csv.DictReader(io.StringIO(to_csv(table)))][::6] == ["10000", "10000", "500", "500"]
     alone = compare_table([part, replace(again, scores=replace(run_of("x", 0.02).scores, n=500))])
@@ -122,14 +116,19 @@ def test_compare_table_where_one_row_names_its_averaging_all_rows_do() -> None:
 def test_compare_table_says_why_several_values_are_bold_and_whom_predictions_compete_with() -> None:
     told = "calibrant train --set train.average=phase"
     runs = [run_of("ce", 0.05), run_of("ce", 0.04, command=told), run_of("focal", 0.06), run_of("focal", 0.03, command=told)]
-    several = "Several values of a column are bold where only some of its rows may be compared with each other."
-    files = "Predictions from files, of which only the data are known, compete with all rows of their data."
+    several = "Several values of a column are bold, or not its lowest, where only some rows may be compared with each other."
+    files = "Predictions from files, of which only the data are known, compete with all rows beside them."
     table = compare_table(runs)
     assert bold(table, "error") == ["ce (train.average=no)", "focal (train.average=phase)"]
     assert (several in table.notes, files in table.notes) == (True, False)
     theirs = run_of("theirs", 0.01, 0.01, model=None, epochs=None, seed=None, preset=None)
     both = compare_table([*runs[::2], theirs])
     assert (several in both.notes, files in both.notes) == (False, True)
+    # One alone has nothing to be compared with, and is not marked though it is the lowest.
+    short = compare_table([run_of("ce", 0.05), run_of("focal", 0.06), run_of("flsd", 0.01, 0.01, epochs=20)])
+    assert bold(short, "error") == ["ce"]
+    assert several in short.notes
+    assert several not in compare_table([run_of("ce", 0.05), run_of("focal", 0.06)]).notes
 
 
 def test_compare_table_says_where_the_paper_has_no_number_of_any_row() -> None:
@@ -157,10 +156,6 @@ def test_compare_table_what_a_method_chooses_and_others_are_told_is_common() -> 
     other = compare_table([runs[0], run_of("flgamma-sece", 0.04, command="calibrant train", preset="paper")])
     assert other.lines[0].label == "ce (train.average=phase, train.select=error+nll)"
     assert bold(other, "error") == []
-
-
-def seeds(method: str, error: float, *, jitter: float = 0.001) -> list[Entry]:
-    return [run_of(method, error + jitter * s * (1 + (method != "ce") / 7), seed=s) for s in range(4)]
 
 
 def test_compare_table_marks_what_differs_from_the_first_row() -> None:
@@ -301,99 +296,3 @@ def test_table5_is_the_difference_to_cross_entropy_of_the_same_seeds() -> None:
         ("cifar10", "ece", "difference"),
         ("cifar100", "error", "difference"),
     ]
-
-
-def test_table5_other_epochs_than_cross_entropy_are_not_compared() -> None:
-    with pytest.raises(ValueError, match="table5: `entries` must hold a run of ce, and one of another method"):
-        make_paper_table("table5", [run_of("ce"), run_of("focal", epochs=20)])
-
-
-def test_make_paper_tables_makes_those_that_have_their_runs() -> None:
-    assert list(make_paper_tables([run_of("ce")])) == ["table1"]
-    assert list(make_paper_tables([run_of("ce"), run_of("flgamma"), run_of("flgamma-sece")])) == ["table1", "table2", "table5"]
-    assert list(make_paper_tables([run_of("mdca"), run_of("ce-dece", model="densenet100")])) == ["table3", "table4"]
-    assert make_paper_tables([run_of("brier")]) == {}
-    # A short run has no cross-entropy of its length to differ from.
-    assert list(make_paper_tables([run_of("ce"), run_of("focal", epochs=20)])) == ["table1"]
-
-
-def everything() -> Table:
-    runs = [*seeds("ce", 0.05), *seeds("focal", 0.08), run_of("flgamma-sece", preset="paper")]
-    runs += [run_of("50%_of & {mine}|~^\\#$", model=None, epochs=None), run_of("ce", data="cifar100")]
-    return compare_table(runs, paper=True, calibrated=True, title="Everything: 100% & more")
-
-
-def test_markdown_every_line_of_a_table_has_as_many_cells() -> None:
-    text = to_markdown(everything())
-    for block in text.split("\n\n"):
-        rows = [row for row in block.splitlines() if row.startswith("|")]
-        assert len({len(re.split(r"(?<!\\)\|", row)) for row in rows}) <= 1
-    assert "50%\\_of & {mine}\\|~^\\\\#$" in text
-    assert markdown_escape("a_b|c") == "a\\_b\\|c"
-
-
-def test_markdown_bold_and_mark_stand_around_the_number() -> None:
-    table = compare_table([*seeds("ce", 0.05), *seeds("focal", 0.02, jitter=0.0)])
-    row = next(row for row in to_markdown(table).splitlines() if row.startswith("| focal"))
-    assert "**2.000 ± 0.000**†" in row
-
-
-def balance(text: str) -> int:
-    """Opening minus closing braces, those that are printed left out."""
-    plain = text.replace("\\{", "").replace("\\}", "")
-    return plain.count("{") - plain.count("}")
-
-
-def test_latex_rows_are_whole_and_everything_is_escaped() -> None:
-    text = to_latex(everything())
-    body = text[text.index("\\toprule") : text.index("\\bottomrule")]
-    widths = set()
-    for row in body.splitlines():
-        if row.endswith("\\\\"):
-            spans = [int(n) for n in re.findall(r"\\multicolumn\{(\d+)\}", row)]
-            widths.add(len(re.findall(r"(?<!\\)&", row)) + 1 + sum(spans) - len(spans))
-    columns = re.search(r"\\begin\{tabular\}\{(l r*|lr*)\}", text)
-    assert columns is not None
-    assert widths == {len(columns[1])}
-    assert balance(text) == 0
-    # A table that is too wide shrinks: the brace that is opened before it is closed behind it.
-    assert [balance(row) for row in text.splitlines() if balance(row)] == [1, -1]
-    assert len(re.findall(r"(?<!\\)\$", text)) % 2 == 0
-    assert text.count("\\begin{") == text.count("\\end{")
-    # A bare sign would end the line as a comment, or the document as an error; two comments are there on purpose.
-    bare = [row for row in text.splitlines() if re.search(r"(?<!\\)[%#]", row)]
-    assert [row[:8] for row in bare] == ["% needs ", "\\resizeb"]
-    assert text.isascii()
-    assert r"50\%\_of \& \{mine\}$|$\textasciitilde{}\textasciicircum{}\textbackslash{}\#\$" in text
-
-
-def test_latex_escape_sets_gamma_as_an_index() -> None:
-    assert latex_escape("FLγ-SECE ± 5%") == r"FL$_{\gamma}$-SECE $\pm$ 5\%"
-
-
-def test_csv_is_tidy_with_full_precision() -> None:
-    table = compare_table([run_of("ce", 1 / 3, seed=0), run_of("ce", 0.3, seed=1)], paper=True, calibrated=True)
-    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
-    assert list(rows[0]) == list(CSV_COLUMNS)
-    assert len(rows) == 6 + 1 + 6
-    first = rows[0]
-    assert (first["metric"], first["source"], first["seeds"], first["runs"]) == ("error", "ours", "0 1", "2")
-    assert [float(value) for value in first["values"].split()] == [1 / 3, 0.3]
-    assert float(first["mean"]) == (1 / 3 + 0.3) / 2
-    assert rows[6]["metric"] == "p_if_calibrated"
-    assert (rows[7]["source"], rows[7]["mean"], rows[7]["values"]) == ("paper", "0.04812", "")
-
-
-def test_json_holds_every_cell_and_is_strict() -> None:
-    runs = [run_of("ce"), run_of("focal", float("nan"))]
-    found = json.loads(to_json(compare_table(runs)), parse_constant=lambda name: pytest.fail(name))
-    section = found["sections"][0]
-    assert (section["data"], section["model"]) == ("cifar10", "resnet18")
-    assert section["lines"][0]["cells"]["ece"]["mean"] == 0.04
-    assert section["lines"][1]["cells"]["error"]["mean"] is None
-
-
-def test_write_table_writes_four_forms(tmp_path: Path) -> None:
-    files = write_table(compare_table([run_of("ce")], name="mine"), tmp_path / "new")
-    assert [file.name for file in files] == ["mine.md", "mine.tex", "mine.csv", "mine.json"]
-    assert all(file.stat().st_size > 100 for file in files)

@@ -56,6 +56,20 @@ def test_group_rows_leaves_the_part_of_the_recipe_out_of_labels() -> None:
     assert rows[1].label == "CE (average=phase, average_share=1.0, weight_decay=0.001)"
 
 
+def test_group_rows_tells_settings_apart_that_differ_where_a_label_is_cut() -> None:
+    long = [f"{', '.join(f'optim.key{k}=0.00{k}' for k in range(9))}, train.x={x}, {'y' * 30}" for x in (1, 2)]
+    rows = group_rows([run_of("ce"), *(run_of("ce", preset=text) for text in long)])[0].rows
+    assert len({row.label for row in rows}) == 3
+    assert [row.label[-4:] for row in rows[1:]] == [" [1]", " [2]"]
+    assert len({row.style for row in rows}) == 3
+
+
+def test_group_rows_says_the_default_beside_a_row_of_no_preset() -> None:
+    rows = group_rows([run_of("flgamma-sece"), run_of("flgamma-sece", preset=None)])[0].rows
+    assert [row.label for row in rows] == [r"FL$_\gamma$-SECE (default)", r"FL$_\gamma$-SECE"]
+    assert rows[0].style != rows[1].style
+
+
 def test_short_settings_keeps_what_would_be_one_name() -> None:
     given = ["optim.lr=0.1", "method.options.lr=2, data.val=300", "backbone.init=train.x=1"]
     assert short_settings(given) == {given[0]: given[0], given[1]: "method.options.lr=2, val=300", given[2]: given[2]}

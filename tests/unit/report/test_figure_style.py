@@ -136,3 +136,9 @@ def test_print_style_holds_inside_its_block_only() -> None:
         assert matplotlib.rcParams["font.size"] == 8
         assert matplotlib.rcParams["pdf.fonttype"] == 42
     assert (matplotlib.rcParams["font.size"], matplotlib.rcParams["pdf.fonttype"]) == before
+
+
+def test_styles_of_a_fourth_variant_have_no_colour_of_a_method_beside() -> None:
+    found = styles_of([("ce", f"setting {number}") for number in range(9)] + [("flgamma-sece", ""), ("flgamma-dece", "")])
+    others = {METHOD_STYLES[name].color for name in ("flgamma-sece", "flgamma-dece")}
+    assert not others & {style.color for key, style in found.items() if key[0] == "ce"}

@@ -46,6 +46,13 @@ def test_draw_gamma_epochs_line_and_band_are_mean_and_std_over_examples() -> Non
     assert [text.get_text() for text in legend.get_texts()] == [r"FL$_\gamma$-SECE"]
 
 
+def test_draw_gamma_epochs_says_how_many_seeds_every_row_has() -> None:
+    runs = [run_of("flgamma-sece", seed=seed, curve=[0.1, 0.2], gamma=[1.0, 1.2]) for seed in (0, 1)]
+    found = prepare_gamma_epochs(group_rows([*runs, run_of("flgamma-dece", curve=[0.1, 0.2], gamma=[1.0, 1.2])])[0].rows)
+    assert found is not None
+    assert draw_gamma_epochs(found).legends[0].get_title().get_text() == "mean ± std over examples, 1 to 2 seeds"
+
+
 def test_draw_gamma_epochs_names_whole_epochs_only() -> None:
     found = prepare_gamma_epochs(group_rows([run_of("flgamma-sece", curve=[0.1] * 4, gamma=[1.0, 1.2, 1.4, 1.5])])[0].rows)
     assert found is not None

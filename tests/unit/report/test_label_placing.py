@@ -73,3 +73,10 @@ def test_place_labels_keeps_a_long_label_beside_a_point_in_a_narrow_frame_inside
     (box,) = place_labels([(50, 50)], [(80, 8)], inside=Box(0, 0, 100, 100))
     assert Box(0, 0, 100, 100).overlap(box) == 80 * 8
     assert not box.holds(50, 50)
+
+
+def test_place_labels_covers_no_other_text_for_a_shorter_way() -> None:
+    # An obstacle may be covered where everything else is further away; a text, as the legend, may not.
+    text = Box(60, 60, 150, 140)
+    (box,) = place_labels([(100, 100)], [(10, 4)], inside=PAGE, texts=[text])
+    assert box.overlap(text) == 0

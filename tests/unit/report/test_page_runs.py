@@ -176,3 +176,15 @@ def test_verdict_of_runs_leaves_out_what_may_not_be_compared() -> None:
 def test_render_page_with_best_of_other_entries_raises() -> None:
     with pytest.raises(ValueError, match="render_page: `best` must have one part an entry, got 2 for 1"):
         render_page(entries=[entry("ce")], best=[{"ece"}, set()])
+
+
+def test_group_entries_take_the_best_of_each_place_for_itself() -> None:
+    places = [("digits", "ce", 0.01), ("digits", "focal", 0.05), ("mixture", "ce", 0.04), ("mixture", "focal", 0.05)]
+    runs = [entry(name, data=data, ece=ece) for data, name, ece in places]
+    assert ["ece" in group.best for group in group_entries(runs)] == [True, False, True, False]
+
+
+def test_verdict_of_runs_says_so_where_only_the_least_error_is_left_out() -> None:
+    runs = [entry("ce", ece=0.02), entry("focal", ece=0.03), entry("mmce", ece=0.09, error=0.01)]
+    told = verdict_of(entries=runs, best=[{"ece", "error"}, {"error"}, set()])
+    assert "Rows that have no run of the same length and settings beside them are left out here." in told.sentences
