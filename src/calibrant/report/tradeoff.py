@@ -42,7 +42,8 @@ class TradeoffPoint:
         error_std: Standard deviation of the error over the seeds (n - 1); None for a single seed.
         ece_std: That of the ECE.
         seeds: Number of seeds.
-        best: Whether it is on the Pareto front: no other row is as good in both and better in one.
+        best: Whether it is on the Pareto front: no other row of as many test examples is as good in both and better in one. A
+            part of a test set may be an easy one, so a row of another number than the runs' is not on it.
     """
 
     label: str
@@ -65,10 +66,12 @@ def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
         One point a row. Rows of which one of the two is not known are left out.
     """
     placed = [(row, value) for row in rows if len(value := _values(row))]
-    means = [value.mean(0) for _, value in placed]
+    usual = _usual_size([row for row, _ in placed])
+    rivals = [value.mean(0) for row, value in placed if _sizes(row) == usual]
     points = []
-    for (row, value), mean in zip(placed, means, strict=True):
-        beaten = any((other <= mean).all() and (other < mean).any() for other in means)
+    for row, value in placed:
+        mean = value.mean(0)
+        beaten = _sizes(row) != usual or any((other <= mean).all() and (other < mean).any() for other in rivals)
         spread = value.std(0, ddof=1) if len(value) > 1 else None
         points.append(
             TradeoffPoint(
@@ -83,6 +86,16 @@ def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
             )
         )
     return points
+
+
+def _usual_size(rows: Sequence[Row]) -> set[int]:
+    """Test examples of the first row of a known network, or else of the first."""
+    known = [row for row in rows if row.runs[0].model is not None] or list(rows)
+    return _sizes(known[0]) if known else set()
+
+
+def _sizes(row: Row) -> set[int]:
+    return {run.scores.n for run in row.runs}
 
 
 def _values(row: Row) -> Array:

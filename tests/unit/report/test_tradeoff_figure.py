@@ -54,6 +54,15 @@ def test_prepare_tradeoff_of_equal_rows_keeps_both() -> None:
     assert [point.best for point in points] == [True, True, False]
 
 
+def test_prepare_tradeoff_front_has_no_part_of_the_test_set() -> None:
+    easy = run_of("theirs", model=None, epochs=None, error=0.001, ece=0.001)
+    easy = replace(easy, scores=replace(easy.scores, n=7))
+    runs = [easy, run_of("ce", error=0.05, ece=0.04), run_of("focal", error=0.06, ece=0.05)]
+    points = prepare_tradeoff(group_rows(runs)[0].rows)
+    assert [(point.label, point.best) for point in points] == [("theirs", False), ("CE", True), ("Focal", False)]
+    assert [point.best for point in prepare_tradeoff(group_rows([easy])[0].rows)] == [True]
+
+
 def test_prepare_tradeoff_leaves_out_rows_without_a_number() -> None:
     known, unknown, other = run_of("ce"), run_of("focal", ece=float("nan")), run_of("flsd")
     bare = replace(other, scores=replace(other.scores, metrics={"error": other.scores["error"]}))
