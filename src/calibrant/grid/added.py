@@ -80,6 +80,8 @@ def _load(add: Sequence[str | Path], cells: Sequence[Cell]) -> list[Entry]:
     for given in add:
         name, equals, rest = str(given).partition("=")
         named = bool(equals) and name in sets
+        if not str(rest if named else given).strip():
+            raise ValueError(f"compare: `add` must name a folder or a file, got {str(given)!r}.")
         if equals and not named and not Path(given).exists() and os.sep not in name:
             raise ValueError(f"compare: `add` must name a data set of the grid before `=`, {_either(sets)}, got {name!r}.")
         entries = load_entries(rest if named else given, data=name if named else sets[0] if len(sets) == 1 else None)
@@ -87,6 +89,11 @@ def _load(add: Sequence[str | Path], cells: Sequence[Cell]) -> list[Entry]:
             raise ValueError(
                 f"compare: `add` must say of which data set {given} is where there are several, got no name. "
                 f"Write `{sets[0]}={given}`, or another of {', '.join(sets)}."
+            )
+        other = next((entry.data for entry in entries if named and entry.data != name), None)
+        if other is not None:
+            raise ValueError(
+                f"compare: `add` must name the data that runs and records say themselves, {other}, got {name}."
             )
         found += sorted(entries, key=catalogue_order)
     return found

@@ -187,6 +187,11 @@ def _split_settings(
         if not colon:
             common[key] = value
         else:
+            base = split_name(method)[0]
+            if method != base and base in bases:
+                raise ValueError(
+                    f"compare: `{method}` is made from the runs of {base} and has none of its own. Set `{base}:{rest}`."
+                )
             lookup(bases, method, kind="method of this grid")
             own.setdefault(method, {})[rest] = value
     return common, own

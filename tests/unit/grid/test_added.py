@@ -177,3 +177,11 @@ def test_load_added_of_a_record_with_other_numbers_is_not_taken_for_the_same(run
     record = save_result(load_run_entry(copy), tmp_path / "records")
     with pytest.raises(ValueError, match="got seed 0 of brier on mixture twice"):
         add(runs / NAMES[2], record, runs=runs)
+
+
+def test_load_added_of_nothing_or_of_runs_on_other_data_than_named_is_refused(runs: Path, tmp_path: Path) -> None:
+    for empty in ("", " ", "mixture="):
+        with pytest.raises(ValueError, match="`add` must name a folder or a file, got"):
+            add(empty, runs=tmp_path)
+    with pytest.raises(ValueError, match="that runs and records say themselves, mixture, got digits"):
+        add(f"digits={runs}", grid=cells("mixture,digits"), runs=tmp_path)

@@ -152,3 +152,10 @@ def test_check_out_takes_a_comparison_with_a_copied_run_beside_its_own(tmp_path:
     (tmp_path / "runs").rmdir()
     with pytest.raises(ValueError, match="must not be a folder of runs"):
         check_out(tmp_path)
+
+
+def test_setting_of_a_method_made_from_another_names_that() -> None:
+    with pytest.raises(ValueError, match=r"`ce\+ts` is made from the runs of ce .* Set `ce:train.average`"):
+        plan_cells(["mixture"], ["ce", "ce+ts"], [0], settings={"ce+ts:train.average": "phase"})
+    with pytest.raises(ValueError, match=r"unknown method of this grid 'focal\+ts'"):
+        plan_cells(["mixture"], ["ce", "ce+ts"], [0], settings={"focal+ts:train.average": "phase"})
