@@ -92,9 +92,7 @@ def _load(add: Sequence[str | Path], cells: Sequence[Cell]) -> list[Entry]:
             )
         other = next((entry.data for entry in entries if named and entry.data != name), None)
         if other is not None:
-            raise ValueError(
-                f"compare: `add` must name the data that runs and records say themselves, {other}, got {name}."
-            )
+            raise ValueError(f"compare: `add` must name the data that runs and records say themselves, {other}, got {name}.")
         found += sorted(entries, key=catalogue_order)
     return found
 
