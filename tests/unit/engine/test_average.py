@@ -246,9 +246,15 @@ def test_train_average_is_that_of_the_weights_after_each_step(kind, backbone):
         assert run.model.state_dict()[name].equal(mean)
 
 
-def test_train_average_interrupted_and_resumed_ends_with_the_same_weights(tmp_path):
-    settings = TINY | {"train.average": "uniform", "train.average_from_epoch": "0", "train.select": "error+nll"}
-    recipe = override(Recipe(), settings | {"train.checkpoint_every_seconds": "0"})
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train.average": "uniform", "train.average_from_epoch": "0", "train.select": "error+nll"},
+        {"train.average": "phase", "method.name": "flgamma-sece", "backbone.name": "convnet", "optim.milestones_epochs": "2"},
+    ],
+)
+def test_train_average_interrupted_and_resumed_ends_with_the_same_weights(settings, tmp_path):
+    recipe = override(Recipe(), TINY | settings | {"train.checkpoint_every_seconds": "0"})
 
     def stop(record):
         if record.epoch == 1:
@@ -257,7 +263,11 @@ def test_train_average_interrupted_and_resumed_ends_with_the_same_weights(tmp_pa
     with pytest.raises(RuntimeError, match="stop"):
         run_recipe(recipe, checkpoint=tmp_path / "state.pt", report=stop)
     resumed = run_recipe(recipe, checkpoint=tmp_path / "state.pt", resume=True)
-    assert resumed.test.logits.equal(run_recipe(recipe).test.logits)
+    whole = run_recipe(recipe)
+    assert resumed.test.logits.equal(whole.test.logits)
+    # What predicts is what was evaluated.
+    loss = float(nn.functional.cross_entropy(whole.test.logits, whole.test.labels))
+    assert whole.history[whole.best_epoch].test_nll == pytest.approx(loss)
 
 
 @pytest.mark.parametrize("kind", ["ema", "uniform", "phase"])

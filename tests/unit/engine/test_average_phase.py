@@ -73,21 +73,6 @@ def test_train_average_by_phase_begins_with_the_drop_and_has_statistics_of_its_o
     assert all(module.training and module.momentum == 0.1 for module in parts.model.modules() if hasattr(module, "momentum"))
 
 
-def test_train_average_by_phase_predicts_with_it_and_can_be_resumed(tmp_path):
-    recipe = override(Recipe(), PHASE | {"method.name": "flgamma-sece", "train.checkpoint_every_seconds": "0"})
-
-    def stop(record):
-        if record.epoch == 1:
-            raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        run_recipe(recipe, checkpoint=tmp_path / "state.pt", report=stop)
-    resumed = run_recipe(recipe, checkpoint=tmp_path / "state.pt", resume=True)
-    whole = run_recipe(recipe)
-    assert resumed.test.logits.equal(whole.test.logits)
-    assert whole.history[-1].test_nll == pytest.approx(float(nn.functional.cross_entropy(whole.test.logits, whole.test.labels)))
-
-
 def test_train_average_by_phase_leaves_it_to_the_exponential_one_to_steer():
     # Without statistics of their own the networks that are trained are the same.
     settings = PHASE | {"method.name": "flgamma-sece", "backbone.name": "mlp"}
