@@ -211,4 +211,5 @@ def verdict_of(
         n_networks=len({group.place for group in groups if group.data == here[0].data}),
         leaders=None if calibrated is None or accurate is None else (calibrated.label, accurate.label),
         near=labels_within_chance(here, "ece", best=calibrated),
+        apart=[group.label for group in here if group.size_note],
     )

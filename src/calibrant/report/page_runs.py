@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from calibrant.core.entry import Entry
+from calibrant.core.sizes import common_size, size_note, usual_size
 from calibrant.core.words import metric_of, write_interval, write_value
 from calibrant.report.rows import Row, group_rows
 from calibrant.report.style import method_label
@@ -27,6 +28,8 @@ class Group:
         place: Data set and network; empty if unknown.
         row: The row as figures see it, with its runs and its look.
         best: Metrics in which it is the best.
+        size_note: What is to be said of its number of test examples where that is not the usual one of its place, so that it
+            is not compared with the other rows; else empty.
     """
 
     label: str
@@ -34,6 +37,7 @@ class Group:
     place: str
     row: Row
     best: Collection[str] = ()
+    size_note: str = ""
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -66,15 +70,21 @@ def group_entries(entries: Sequence[Entry], *, best: Sequence[Collection[str]] |
     for group in group_rows(entries) if entries else ():
         data = "" if group.data == _UNKNOWN else group.data
         place = " · ".join(name for name in (data, group.model) if name)
+        usual = usual_size(entry for row in group.rows for entry in row.runs)
         for row in group.rows:
             method = row.runs[0].method
             label = method + row.label.removeprefix(method_label(method))
-            found.append(Group(label, data, place, row, marked.get(id(row.runs[0]), ())))
+            note = size_note(common_size(row.runs), usual)
+            found.append(Group(label, data, place, row, marked.get(id(row.runs[0]), ()), note))
     return found if best is not None else [replace(group, best=_best(group, found)) for group in found]
 
 
 def run_rows(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, object]]]:
-    """The comparison table: its columns, and a mapping with ``label``, ``place``, ``seeds`` and ``cells`` for each row."""
+    """The comparison table: its columns, and a mapping for each row.
+
+    A row has ``label``, ``place``, ``seeds``, ``cells`` and, of another number of test examples than those around it, a
+    ``note``, else an empty one.
+    """
     keys = [key for key in COLUMNS if any(group.values(key) for group in groups)]
     rows: list[dict[str, object]] = []
     seen: set[int] = set()
@@ -85,22 +95,27 @@ def run_rows(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, object]
         seen.add(id(group.entries[0]))
         cells = [_cell(group, key) for key in keys]
         place = group.data if group.entries[0].model is None else group.place
-        rows.append({"label": group.label, "place": place, "seeds": len(group.entries), "cells": cells})
+        note = group.size_note
+        rows.append({"label": group.label, "place": place, "seeds": len(group.entries), "cells": cells, "note": note})
     return [short_name(key) for key in keys], rows
 
 
 def leader(groups: Sequence[Group], key: str, then: str) -> Group | None:
     """The row with the least mean of a metric, of equal ones that with the least of another; None where no row has both.
 
-    Rows that are marked as best go before those that are not: these may have nothing to be compared with.
+    Rows that are marked as best go before those that are not: these may have nothing to be compared with. A part of the test
+    set leads only where there is nothing else.
     """
-    known = [group for group in groups if math.isfinite(group.mean(key) + group.mean(then))]
+    finite = [group for group in groups if math.isfinite(group.mean(key) + group.mean(then))]
+    known = [group for group in finite if not group.size_note] or finite
     marked = [group for group in known if key in group.best]
     return min(marked or known, key=lambda group: (group.mean(key), group.mean(then)), default=None)
 
 
 def _best(group: Group, groups: Sequence[Group]) -> Collection[str]:
-    beside = [other for other in groups if other.place == group.place]
+    beside = [other for other in groups if (other.place, other.size_note) == (group.place, "")]
+    if group.size_note:
+        return frozenset()
     return frozenset(key for key in COLUMNS if group.mean(key) == _least(beside, key))
 
 
@@ -134,7 +149,7 @@ def labels_within_chance(groups: Sequence[Group], key: str, *, best: Group | Non
     Two rows of several seeds are told apart by more than two standard errors of their difference; a single run stands for
     itself, and two such by 95 % intervals that do not meet.
     """
-    known = [group for group in groups if group.values(key)]
+    known = [group for group in groups if group.values(key) and not group.size_note]
     if not known:
         return []
     best = best or min(known, key=lambda group: group.mean(key))

@@ -132,6 +132,7 @@ def give_runs_verdict(
     n_networks: int = 1,
     leaders: tuple[str, str] | None = None,
     near: Sequence[str] = (),
+    apart: Sequence[str] = (),
 ) -> Verdict:
     """Say what comparing runs found.
 
@@ -145,6 +146,7 @@ def give_runs_verdict(
         n_networks: Number of networks on that data set.
         leaders: Labels of the rows to name as those of the least ECE and of the least error; by default those that have it.
         near: Labels of the rows whose ECE these runs do not tell from the least one.
+        apart: Labels of the rows of another number of test examples, which are not compared.
 
     Returns:
         The verdict.
@@ -160,31 +162,42 @@ def give_runs_verdict(
     known = {row[0]: row for row in rows if math.isfinite(row[1] + row[2])}
     if not known:
         return Verdict(f"{several}{where}, {runs}", ("No run has both an error and a calibration error (ECE).",), "runs")
-    least = (min(known.values(), key=lambda row: (row[2], row[1])), min(known.values(), key=lambda row: (row[1], row[2])))
+    held = [row for row in known.values() if row[0] not in apart] or list(known.values())
+    least = (min(held, key=lambda row: (row[2], row[1])), min(held, key=lambda row: (row[1], row[2])))
     best, accurate = least if leaders is None else (known[leaders[0]], known[leaders[1]])
-    sentences = [_name_leaders(best, accurate, on, alone=len(rows) == 1)]
+    # The headline names a single row.
+    alone = len(held) == 1
+    name = "it" if len(rows) == 1 else best[0]
+    sentences = [_tell_alone(best, on, name) if alone else _name_leaders(best, accurate, on)]
     if (best[2], accurate[1]) != (least[0][2], least[1][1]):
         sentences.append("Rows that have no run of the same length and settings beside them are left out here.")
+    if apart:
+        is_are = "is" if len(apart) == 1 else "are"
+        sentences.append(f"{_join(apart)} {is_are} of another number of test examples and not compared.")
     if near:
-        names = ", ".join(near[:-1]) + " and " + near[-1] if len(near) > 1 else near[0]
-        sentences.append(f"These runs do not tell the ECE of {names} from the least: the difference is within chance.")
+        sentences.append(f"These runs do not tell the ECE of {_join(near)} from the least: the difference is within chance.")
     return Verdict(f"{several}{where}, {runs}", tuple(sentences), "runs")
 
 
-def _name_leaders(best: tuple[str, float, float], accurate: tuple[str, float, float], on: str, *, alone: bool) -> str:
-    if alone:
-        text = f"{on}it has an error of {_percent(best[1])} and a calibration error (ECE) of {_percent(best[2])}."
-    elif best[0] == accurate[0]:
-        text = (
+def _tell_alone(row: tuple[str, float, float], on: str, name: str) -> str:
+    subject = "It" if name == "it" and not on else name
+    return f"{on}{subject} has an error of {_percent(row[1])} and a calibration error (ECE) of {_percent(row[2])}."
+
+
+def _name_leaders(best: tuple[str, float, float], accurate: tuple[str, float, float], on: str) -> str:
+    if best[0] == accurate[0]:
+        return (
             f"{on}{best[0]} has both the least calibration error (ECE {_percent(best[2])}) and the least error "
             f"({_percent(best[1])})."
         )
-    else:
-        text = (
-            f"{on}{best[0]} has the least calibration error (ECE {_percent(best[2])}, error {_percent(best[1])}); "
-            f"{accurate[0]} errs least ({_percent(accurate[1])}, ECE {_percent(accurate[2])})."
-        )
-    return text if on else text[0].upper() + text[1:]
+    return (
+        f"{on}{best[0]} has the least calibration error (ECE {_percent(best[2])}, error {_percent(best[1])}); "
+        f"{accurate[0]} errs least ({_percent(accurate[1])}, ECE {_percent(accurate[2])})."
+    )
+
+
+def _join(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
 
 
 def _absolute(estimate: Estimate) -> Estimate:

@@ -188,3 +188,25 @@ def test_verdict_of_runs_says_so_where_only_the_least_error_is_left_out() -> Non
     runs = [entry("ce", ece=0.02), entry("focal", ece=0.03), entry("mmce", ece=0.09, error=0.01)]
     told = verdict_of(entries=runs, best=[{"ece", "error"}, {"error"}, set()])
     assert "Rows that have no run of the same length and settings beside them are left out here." in told.sentences
+
+
+def test_page_says_of_a_part_of_the_test_set_how_large_it_is_and_compares_it_with_nothing() -> None:
+    easy = entry("theirs", error=0.001, ece=0.001, **THEIRS)
+    part = dataclasses.replace(easy, scores=dataclasses.replace(easy.scores, n=40))
+    runs = [part, entry("ce", model="convnet", epochs=4), entry("focal", model="convnet", epochs=4, ece=0.07)]
+    assert [sorted(group.best) for group in group_entries(runs)] == [[], ["ece", "error", "nll"], ["error", "nll"]]
+    notes = ["40 test examples, other rows 100; not compared with them.", "", ""]
+    assert [row["note"] for row in run_rows(group_entries(runs))[1]] == notes
+    page = render_page(entries=runs)
+    assert f'<th scope="row">theirs<small class="note">{notes[0]}</small></th>' in page
+    assert page.count('class="note">') == 1
+    told = verdict_of(entries=runs)
+    assert told.sentences[:2] == (
+        "On digits · convnet, ce has both the least calibration error (ECE 5.00%) and the least error (10.0%).",
+        "theirs is of another number of test examples and not compared.",
+    )
+    assert "theirs" not in "".join(told.sentences[2:])
+    # Not even where nothing else is marked as the best.
+    told = verdict_of(entries=runs[:2], best=[set(), set()])
+    assert told.sentences[0] == "On digits · convnet, ce has an error of 10.0% and a calibration error (ECE) of 5.00%."
+    assert told.headline == "2 methods on digits · convnet, 2 runs"

@@ -138,7 +138,7 @@ def test_runs_verdict_names_the_best_or_the_two_bests() -> None:
     assert "ce errs least (8.00%, ECE 5.00%)" in apart.sentences[0]
     unknown = give_runs_verdict([("ce", 0.08, 0.05), ("focal", 0.09, 0.02)], n_runs=2, data=[""])
     assert unknown.headline == "2 methods, 2 runs"
-    assert unknown.sentences[0].startswith("Focal has the least")
+    assert unknown.sentences[0].startswith("focal has the least")
     assert give_runs_verdict([("ce", 0.1, 0.05)], n_runs=1, data=["digits"]).headline == "ce on digits, 1 run"
 
 
