@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from calibrant import Predictions
 from calibrant.calibrators import CALIBRATORS
 from calibrant.data.synthetic import synthetic_predictions
+from calibrant.io import load_predictions
 from helpers import run_command as run
 
 
@@ -92,8 +94,9 @@ def test_report_with_one_method_shows_before_and_after_as_repair_does(
 
 
 def test_report_of_files_as_runs_compares_them(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    theirs = load_predictions(folder / "test.npz")
     for seed in (0, 1):
-        synthetic_predictions(300, 4, temperature=1.0, seed=seed)[0].save(tmp_path / f"mine-seed{seed}.npz")
+        theirs.replace(logits=(0.5 + 0.1 * seed) * theirs.logits).save(tmp_path / f"mine-seed{seed}.npz")
     out = tmp_path / "runs.html"
     code, text, err = run(capsys, "report", "--run", tmp_path, "--run", folder / "test.npz", "--out", out)
     assert code == 0, err
@@ -105,14 +108,36 @@ def test_report_of_files_as_runs_compares_them(capsys: pytest.CaptureFixture[str
 
 
 def test_report_of_files_that_share_a_name_tells_them_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for seed, name in enumerate(("o1", "o2")):
+    test = synthetic_predictions(300, 4, temperature=1.0)[0]
+    for factor, name in enumerate(("o1", "o2"), 1):
         (tmp_path / name).mkdir()
-        synthetic_predictions(300, 4, temperature=1.0, seed=seed)[0].save(tmp_path / name / "m.npz")
+        test.replace(logits=factor * test.logits).save(tmp_path / name / "m.npz")
     out = tmp_path / "runs.html"
     code, text, err = run(capsys, "report", "--run", tmp_path / "o1", "--run", tmp_path / "o2", "--out", out)
     assert code == 0, err
     assert "2 methods" in text
     assert all(f'<th scope="row">{name}/m</th>' in out.read_text() for name in ("o1", "o2"))
+
+
+def test_report_of_runs_on_other_test_examples_is_refused_but_a_part_is_shown(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    test, out = load_predictions(folder / "test.npz"), tmp_path / "runs.html"
+    Predictions(logits=test.logits, labels=test.labels.roll(1)).save(tmp_path / "rolled.npz")
+    test.subset(range(200)).save(tmp_path / "part.npz")
+    given = [word for name in ("part.npz", "rolled.npz") for word in ("--run", tmp_path / name)]
+    code, _, err = run(capsys, "report", "--run", folder / "test.npz", *given, "--out", out)
+    assert code == 2
+    assert re.fullmatch(
+        r"calibrant: report: `--run` must hold the test examples in the order of .*test.npz, got other labels for \d+ of 1,000 "
+        r"in .*rolled.npz. Write its predictions in that order, or make a page of each.\n",
+        err,
+    )
+    assert not out.exists()
+    code, text, err = run(capsys, "report", *given[:2], "--run", folder / "test.npz", "--out", out)
+    assert code == 0, err
+    assert "part is of another number of test examples and not compared." in text
+    assert "200 test examples, other rows 1,000; not compared with them." in out.read_text()
 
 
 def test_report_of_a_run_folder_is_about_its_test_predictions_and_the_run(

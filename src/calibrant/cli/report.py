@@ -21,12 +21,15 @@ from calibrant.grid.collect import load_entries
 from calibrant.grid.names import name_apart
 from calibrant.grid.outputs import best_metrics
 from calibrant.grid.rows import tell_apart
+from calibrant.grid.same_test import Asked, check_same_labels
 from calibrant.io import load_class_names, load_predictions
 from calibrant.io.atomic import atomic_writer
 from calibrant.report.page import render_page, verdict_of
 from calibrant.report.page_content import Examined
 
 ENDINGS = (".html", ".htm")
+_EACH = "make a page of each."
+_ASKED = Asked("report: `--run`", other=_EACH.capitalize(), shuffled=_EACH)
 
 
 @dataclass(frozen=True)
@@ -107,4 +110,6 @@ def _load(path: Path, options: Options) -> Predictions:
 
 
 def _load_runs(folders: Sequence[Path]) -> list[Entry]:
-    return name_apart(once_by_path([entry for folder in folders for entry in load_entries(folder)]))
+    entries = once_by_path([entry for folder in folders for entry in load_entries(folder)])
+    check_same_labels(entries, asked=_ASKED)
+    return name_apart(entries)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from calibrant.grid.collect import UNKNOWN, command_of, load_entries, load_run_e
 from calibrant.grid.names import is_predictions, name_apart, place_of
 from calibrant.grid.plan import Cell
 from calibrant.grid.rows import catalogue_order, group_rows, is_same_run
+from calibrant.grid.same_test import Asked, KnownLabels, check_labels, labels_of
 from calibrant.io.predictions import load_predictions
 
 
@@ -35,13 +35,11 @@ class Added(NamedTuple):
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _TestSet:
-    """What predictions of a data set must agree with; ``owner`` says whose it is."""
-
-    owner: str
-    num_classes: int
-    labels: torch.Tensor
+_ASKED = Asked(
+    "compare: `add`",
+    other="Leave it out, or say of which data set it is with `DATA=PATH`.",
+    shuffled="measure them alone with `calibrant measure`.",
+)
 
 
 def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path) -> Added:
@@ -108,46 +106,23 @@ def once_by_path(entries: Sequence[Entry]) -> list[Entry]:
 def _check_test_sets(found: Sequence[Entry], cells: Sequence[Cell], runs: Path) -> None:
     for data in dict.fromkeys(entry.data for entry in found):
         entries = [entry for entry in found if entry.data == data]
-        known = _test_set(data, entries, cells, runs)
-        for entry in entries if known is not None else ():
-            assert known is not None
-            _check_test_set(entry, known)
+        known = _grid_labels(data, cells, runs) or labels_of(entries)
+        if known is not None:
+            check_labels(entries, known, asked=_ASKED)
 
 
-def _test_set(data: str, entries: Sequence[Entry], cells: Sequence[Cell], runs: Path) -> _TestSet | None:
-    """The test set of the grid's data, or, of data that the grid has not, that of the first row with predictions."""
+def _grid_labels(data: str, cells: Sequence[Cell], runs: Path) -> KnownLabels | None:
+    """The test set of the grid's data; None of data that the grid has not."""
     own = [cell for cell in cells if cell.data == data]
     for cell in own:
         if is_finished(runs / cell.name):
             test = load_predictions(runs / cell.name / "test.npz")
-            return _TestSet("the grid", test.num_classes, test.labels)
-    if own:
-        # Refused now, not after hours of training.
-        images = load_data(own[0].recipe.data).test
-        return _TestSet("the grid", images.num_classes, images.labels)
-    first = next((entry for entry in entries if entry.test is not None), None)
-    if first is None or first.test is None:
+            return KnownLabels("the grid", test.num_classes, test.labels)
+    if not own:
         return None
-    return _TestSet(str(first.folder), first.test.num_classes, first.test.labels)
-
-
-def _check_test_set(entry: Entry, known: _TestSet) -> None:
-    file = entry.folder or f"the record of {entry.method}"
-    if entry.scores.num_classes != known.num_classes:
-        raise ValueError(
-            f"compare: `add` must be of the test set of {entry.data}, which has {known.num_classes} classes in {known.owner}, "
-            f"got {entry.scores.num_classes} in {file}. Leave it out, or say of which data set it is with `DATA=PATH`."
-        )
-    labels = None if entry.test is None else entry.test.labels
-    if labels is None or len(labels) != len(known.labels) or torch.equal(labels, known.labels):
-        # Another number of examples may be a part of the test set: it is shown, but not compared.
-        return
-    other = int((labels != known.labels).sum())
-    raise ValueError(
-        f"compare: `add` must hold the test examples of {entry.data} in the order of {known.owner}, got other labels for "
-        f"{other:,} of {len(labels):,} in {file}. Write its predictions in that order, or measure them alone with "
-        "`calibrant measure`."
-    )
+    # Refused now, not after hours of training.
+    images = load_data(own[0].recipe.data).test
+    return KnownLabels("the grid", images.num_classes, images.labels)
 
 
 def _once(found: Sequence[Entry], expected: Sequence[Entry]) -> tuple[list[Entry], tuple[str, ...]]:

@@ -1,0 +1,88 @@
+"""Rows that are compared must be of the same test examples in the same order. How rows are read is in `collect` and `added`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from calibrant.core.entry import Entry
+from calibrant.core.sizes import usual_size
+from calibrant.grid.collect import UNKNOWN
+
+
+class KnownLabels(NamedTuple):
+    """What the rows of a data set must agree with.
+
+    Attributes:
+        owner: Whose test set it is.
+        num_classes: Its number of classes.
+        labels: Its labels ``[N]``, in order.
+    """
+
+    owner: str
+    num_classes: int
+    labels: torch.Tensor
+
+
+class Asked(NamedTuple):
+    """What a message is about.
+
+    Attributes:
+        option: Command and option that the rows were given with.
+        other: What to do with rows of another test set.
+        shuffled: What to do with rows of other labels.
+    """
+
+    option: str
+    other: str
+    shuffled: str
+
+
+def labels_of(entries: Sequence[Entry]) -> KnownLabels | None:
+    """Test set of the first row of one data set that has its predictions, and the usual number of them; None without."""
+    usual = usual_size(entries)
+    for entry in entries:
+        if entry.test is not None and len(entry.test.labels) == usual:
+            return KnownLabels(str(entry.folder or entry.method), entry.test.num_classes, entry.test.labels)
+    return None
+
+
+def check_labels(entries: Sequence[Entry], known: KnownLabels, *, asked: Asked) -> None:
+    """Refuse rows of one data set that are of another test set than ``known``, or in another order.
+
+    Another number of examples may be a part of the test set: such a row is shown, but not compared.
+
+    Args:
+        entries: The rows; of those that are records the number of classes alone is known.
+        known: The test set.
+        asked: What a message is about.
+
+    Returns:
+        Nothing. Raises ``ValueError`` naming the file.
+    """
+    for entry in entries:
+        file, data = entry.folder or f"the record of {entry.method}", "" if entry.data == UNKNOWN else f" of {entry.data}"
+        if entry.scores.num_classes != known.num_classes:
+            raise ValueError(
+                f"{asked.option} must be of {'the test set' if data else 'one test set'}{data}, which has {known.num_classes} "
+                f"classes in {known.owner}, got {entry.scores.num_classes} in {file}. {asked.other}"
+            )
+        labels = None if entry.test is None else entry.test.labels
+        if labels is None or len(labels) != len(known.labels) or torch.equal(labels, known.labels):
+            continue
+        other = int((labels != known.labels).sum())
+        raise ValueError(
+            f"{asked.option} must hold the test examples{data} in the order of {known.owner}, got other labels for "
+            f"{other:,} of {len(labels):,} in {file}. Write its predictions in that order, or {asked.shuffled}"
+        )
+
+
+def check_same_labels(entries: Sequence[Entry], *, asked: Asked) -> None:
+    """Refuse rows that are of another test set than the first of their data set; see `check_labels`."""
+    for data in dict.fromkeys(entry.data for entry in entries):
+        here = [entry for entry in entries if entry.data == data]
+        known = labels_of(here)
+        if known is not None:
+            check_labels(here, known, asked=asked)

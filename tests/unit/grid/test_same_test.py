@@ -1,0 +1,69 @@
+"""Rows of one data set are of the same test examples, or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from calibrant import Predictions, measure
+from calibrant.core.entry import Entry
+from calibrant.grid.same_test import Asked, check_same_labels, labels_of
+
+ASKED = Asked("page: `run`", other="Leave it out.", shuffled="leave it out.")
+
+
+def entry(
+    method: str, labels: list[int], *, data: str = "coins", classes: int = 2, epochs: int | None = None, is_record: bool = False
+) -> Entry:
+    probs = [[0.9, *([0.1 / (classes - 1)] * (classes - 1))]] * len(labels)
+    test = Predictions(probs=probs, labels=labels)
+    kept = None if is_record else test
+    return Entry(
+        data, method, measure(test, n_resamples=2), epochs=epochs, test=kept, folder=None if is_record else f"{method}.npz"
+    )
+
+
+def test_rows_of_the_same_labels_other_data_and_parts_are_taken() -> None:
+    rows = [
+        entry("part", [1, 1]),
+        entry("ce", [0, 1, 1]),
+        entry("focal", [0, 1, 1]),
+        entry("other", [1, 1, 1, 0], data="dice", classes=6),
+        entry("another part", [0, 0]),
+    ]
+    check_same_labels(rows, asked=ASKED)
+    found = labels_of(rows[:3])
+    assert found is not None
+    assert (found.owner, found.num_classes, found.labels.tolist()) == ("ce.npz", 2, [0, 1, 1])
+
+
+def test_rows_of_other_labels_are_refused_also_behind_a_part() -> None:
+    rows = [entry("part", [1, 1]), entry("mine", [0, 1, 1]), entry("theirs", [1, 1, 0])]
+    message = (
+        "page: `run` must hold the test examples of coins in the order of mine.npz, got other labels for 2 of 3 in theirs.npz. "
+        "Write its predictions in that order, or leave it out."
+    )
+    with pytest.raises(ValueError, match=message):
+        check_same_labels(rows, asked=ASKED)
+    # A run knows its test set, so it decides, not what is longest.
+    check_same_labels([*rows, entry("ce", [0, 0], epochs=1)][2:], asked=ASKED)
+
+
+def test_rows_of_data_without_a_name_are_held_against_the_first() -> None:
+    rows = [entry(name, labels, data="?") for name, labels in (("mine", [0, 1, 1]), ("theirs", [1, 1, 0]))]
+    with pytest.raises(ValueError, match="must hold the test examples in the order of mine.npz, got other labels for 2 of 3"):
+        check_same_labels(rows, asked=ASKED)
+    many = [rows[0], entry("many", [0, 1, 2], data="?", classes=3)]
+    message = "page: `run` must be of one test set, which has 2 classes in mine.npz, got 3 in many.npz. Leave it out."
+    with pytest.raises(ValueError, match=message):
+        check_same_labels(many, asked=ASKED)
+
+
+def test_records_are_held_against_the_number_of_classes_alone() -> None:
+    record = entry("old", [0, 0, 0], is_record=True)
+    assert labels_of([record]) is None
+    check_same_labels([record, entry("mine", [0, 1, 1])], asked=ASKED)
+    many = entry("old", [0, 0, 2], classes=3, is_record=True)
+    with pytest.raises(
+        ValueError, match="of the test set of coins, which has 2 classes in mine.npz, got 3 in the record of old"
+    ):
+        check_same_labels([many, entry("mine", [0, 1, 1])], asked=ASKED)
