@@ -16,18 +16,17 @@ _WAYS = {
 }
 
 
-def notes_of(table: Table, *, tested: bool, base: str, paper: bool = False) -> tuple[str, ...]:
+def notes_of(table: Table, *, tested: bool, paper: bool = False) -> tuple[str, ...]:
     """Say what a reader must know of a table.
 
     Args:
         table: The table, its cells marked.
         tested: Whether differences were tested, where they could be.
-        base: What lines were tested against.
         paper: Whether the paper's numbers were asked for.
     """
     lines = [line for line in table.lines if line.kind != "paper"]
     notes = [_averaged(lines), *_common(table, lines), *_bold(table), *size_notes(table)]
-    notes += _tests(lines, sections=len(table.sections), base=base) if tested else []
+    notes += _tests(lines, sections=len(table.sections), base=table.base) if tested else []
     if "calibrated" in table.info:
         notes.append(
             "p if calibrated: how probable an ECE as large would be for a perfectly calibrated model with these confidences; "

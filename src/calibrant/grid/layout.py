@@ -47,7 +47,7 @@ class Cell:
         std: Standard deviation over runs, of two or more.
         values: The number of every run, where known.
         best: Whether no row that it may be compared with has a lower one, as printed.
-        p_value: Of the difference to the first row, corrected; None where nothing was tested.
+        p_value: Of the difference to what its table tests against, corrected; None where nothing was tested.
         over: What that test sampled, "seeds" or "examples".
     """
 
@@ -60,7 +60,7 @@ class Cell:
 
     @property
     def differs(self) -> bool:
-        """Whether it differs from the first row significantly."""
+        """Whether it differs from what its table tests against significantly."""
         return self.p_value is not None and self.p_value < SIGNIFICANT
 
     def shown(self, column: Column) -> tuple[str, str | None]:
@@ -138,6 +138,7 @@ class Table:
         sections: Its parts, one after the other.
         info: Columns that describe the lines, before the numbers.
         notes: Sentences that belong to it: what was averaged, tested, marked.
+        base: What its lines were tested against.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Table:
     sections: tuple[Section, ...]
     info: tuple[Info, ...] = ("seeds",)
     notes: tuple[str, ...] = field(default=())
+    base: str = "the first row"
 
     @property
     def lines(self) -> tuple[Line, ...]:

@@ -9,7 +9,7 @@ from calibrant.report.page_content import FinishedTable, TableRow
 
 
 def to_page_table(table: Table) -> FinishedTable:
-    """Write the numbers of a table as text: mean ± standard deviation, marked where they differ from the first row.
+    """Write the numbers of a table as text: mean ± standard deviation, marked where they differ from its base.
 
     Example:
         >>> from calibrant.grid.layout import Cell, Column, Line, Section, Table

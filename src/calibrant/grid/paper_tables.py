@@ -183,10 +183,11 @@ def _differences(name: str, rows: Sequence[Row], style: Style) -> Table:
         for d in data
         for key, label in (("error", "error"), ("ece", "ECE"))
     )
-    table = Table(name, paper_table(name).title, columns, (Section("", _difference_lines(rows, columns, data, style)),))
+    sections = (Section("", _difference_lines(rows, columns, data, style)),)
+    table = Table(name, paper_table(name).title, columns, sections, base="CE")
     if not any(line.kind == "difference" for line in table.lines):
         raise ValueError(f"{name}: `entries` must hold a run of ce, and one of another method that it may be compared with.")
-    table = finish_table(table, style._replace(calibrated=False), base="CE")
+    table = finish_table(table, style._replace(calibrated=False))
     return replace(table, notes=("Method minus CE, means over the seeds that both have; negative is better.", *table.notes[1:]))
 
 

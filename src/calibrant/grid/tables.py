@@ -92,8 +92,8 @@ def build_table(rows: Sequence[Row], metrics: Sequence[str], style: Style, *, na
     return finish_table(Table(name, title, columns, sections), style)
 
 
-def finish_table(table: Table, style: Style, *, base: str = "the first row") -> Table:
-    """Add the columns that tell lines apart, and the notes; ``base`` is what lines are tested against."""
+def finish_table(table: Table, style: Style) -> Table:
+    """Add the columns that tell lines apart, and the notes."""
     presets = {line.preset for line in table.lines} - {None}
     epochs = {line.epochs for line in table.lines}
     wanted: dict[Info, bool] = {
@@ -103,7 +103,7 @@ def finish_table(table: Table, style: Style, *, base: str = "the first row") -> 
         "calibrated": style.calibrated,
     }
     table = replace(table, info=tuple(key for key, shown in wanted.items() if shown))
-    return replace(table, notes=notes_of(table, tested=style.test, base=base, paper=style.paper))
+    return replace(table, notes=notes_of(table, tested=style.test, paper=style.paper))
 
 
 def metric_column(key: str) -> Column:

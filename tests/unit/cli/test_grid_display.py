@@ -128,3 +128,11 @@ def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
     show_table(table, console=Console(file=narrow, width=36))
     assert "Seeds" not in narrow.getvalue()
     assert "ECE" in narrow.getvalue()
+
+
+def test_show_table_of_differences_says_what_from() -> None:
+    lines = (Line("Focal", "focal", {"ece": Cell(-0.03, 0.01, p_value=0.01)}, kind="difference", runs=3),)
+    stream = io.StringIO()
+    show_table(Table("table5", "title", (ECE,), (Section("", lines),), base="CE"), console=Console(file=stream, width=120))
+    said = "method minus CE, negative is better; mean ± standard deviation over seeds; †: differs from CE, p < 0.05"
+    assert said in stream.getvalue()

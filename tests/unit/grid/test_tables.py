@@ -286,6 +286,7 @@ def test_table5_is_the_difference_to_cross_entropy_of_the_same_seeds() -> None:
     ]
     ours, printed = table.lines
     assert ours.label == "Focal"
+    assert table.base == "CE"
     assert ours.cells["cifar10:error"].mean == pytest.approx(0.004)
     assert ours.cells["cifar10:error"].std == pytest.approx(0.004 / 2**0.5)
     assert ours.cells["cifar100:ece"].mean == pytest.approx(-0.04)
