@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from calibrant.core.sizes import size_note
 from calibrant.grid.layout import Line, Table
 from calibrant.grid.paper import load_paper
 from calibrant.grid.significance import LEAST_SEEDS
@@ -42,16 +43,12 @@ def notes_of(table: Table, *, tested: bool, paper: bool = False) -> tuple[str, .
 
 def size_notes(table: Table) -> list[str]:
     """Say of which lines the numbers are of another number of test examples than those of the runs around them."""
-    notes = []
-    for section in table.sections:
-        ours = [line for line in section.lines if line.kind == "ours" and line.examples is not None]
-        usual = next((line.examples for line in ours if not line.is_foreign), ours[0].examples if ours else None)
-        notes += [
-            f"{line.label} on {section.data}: {line.examples:,} test examples, other rows {usual:,}; not compared with them."
-            for line in ours
-            if line.examples != usual
-        ]
-    return notes
+    return [
+        f"{line.label} on {section.data}: {note}"
+        for section in table.sections
+        for line in section.lines
+        if line.kind == "ours" and (note := size_note(line.examples, section.examples))
+    ]
 
 
 def several_best(table: Table) -> bool:

@@ -119,12 +119,21 @@ class Line:
 
 @dataclass(frozen=True)
 class Section:
-    """Lines about one data set and network; ``title`` stands above them."""
+    """Lines about one data set and network.
+
+    Attributes:
+        title: What stands above them.
+        lines: The lines.
+        data: Name of the data set, where it is one.
+        model: Name of the network, where known.
+        examples: Usual number of test examples, where known; a line of another one is not compared with the others.
+    """
 
     title: str
     lines: tuple[Line, ...]
     data: str | None = None
     model: str | None = None
+    examples: int | None = None
 
 
 @dataclass(frozen=True)

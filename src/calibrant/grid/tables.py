@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from calibrant.core.entry import Entry
+from calibrant.core.sizes import common_size, usual_size
 from calibrant.grid.captions import notes_of
 from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, data_name
 from calibrant.grid.paper import PaperRow, load_paper, paper_row, paper_table
-from calibrant.grid.rows import LEFT_TO_METHOD, Row, chosen, comparable, group_rows, holds, is_foreign, mean_and_std, sizes_of
+from calibrant.grid.rows import LEFT_TO_METHOD, Row, chosen, comparable, group_rows, holds, is_foreign, mean_and_std
 from calibrant.grid.significance import Difference, compare_rows, holm
 
 # The columns of the paper's Table 1.
@@ -85,11 +86,11 @@ def build_table(rows: Sequence[Row], metrics: Sequence[str], style: Style, *, na
     """Lay out rows that are already grouped, a section for every data set and network."""
     columns = tuple(metric_column(key) for key in metrics)
     told = told_keys(rows)
-    parts = [(data, model, _compared(part, columns, style, told)) for (data, model), part in by_section(rows).items()]
-    sections = tuple(
-        Section(_section_title(data, model), with_paper(lines, data, model, style), data, model) for data, model, lines in parts
-    )
-    return finish_table(Table(name, title, columns, sections), style)
+    sections = []
+    for (data, model), part in by_section(rows).items():
+        lines = with_paper(_compared(part, columns, style, told), data, model, style)
+        sections.append(Section(_section_title(data, model), lines, data, model, _usual(part)))
+    return finish_table(Table(name, title, columns, tuple(sections)), style)
 
 
 def finish_table(table: Table, style: Style) -> Table:
@@ -145,7 +146,7 @@ def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequen
         seeds=row.seeds,
         settings=tuple(sorted({*row.settings, *common, *effective})) if row.epochs is not None else row.settings,
         calibrated_p=tuple(entry.scores.ece_if_calibrated.p_value for entry in row.runs),
-        examples=sizes.pop() if len(sizes := sizes_of(row)) == 1 else None,
+        examples=common_size(row.runs),
     )
 
 
@@ -205,14 +206,15 @@ def mark_best(lines: list[Line], rows: Sequence[Row], column: Column) -> None:
     """Mark the lines whose printed value no row that may be compared undercuts; a row without company is not the best.
 
     Somebody's predictions alone are no company where there are runs: beating them says nothing about runs of the same length.
+    What is of another number of test examples than the section is not the best.
     """
-    key, runs = column.key, any(not is_foreign(row) for row in rows)
+    key, runs, usual = column.key, any(not is_foreign(row) for row in rows), _usual(rows)
     shown = [float(line.cells[key].shown(column)[0]) if key in line.cells else None for line in lines]
     for place, line in enumerate(lines):
         own, others = shown[place], [k for k, row in enumerate(rows) if k != place and comparable(rows[place], row)]
         company = not runs or any(not is_foreign(rows[k]) for k in others)
         values = [value for k in others if (value := shown[k]) is not None]
-        if own is not None and company and values and own <= min(values):
+        if own is not None and line.examples == usual and company and values and own <= min(values):
             lines[place] = replace(line, cells={**line.cells, key: replace(line.cells[key], best=True)})
 
 
@@ -224,6 +226,10 @@ def _mark_tests(lines: list[Line], tests: Sequence[dict[str, Difference]], colum
             if difference is not None and p_value is not None:
                 cell = replace(lines[place].cells[column.key], p_value=p_value, over=difference.over)
                 lines[place] = replace(lines[place], cells={**lines[place].cells, column.key: cell})
+
+
+def _usual(rows: Sequence[Row]) -> int | None:
+    return usual_size(entry for row in rows for entry in row.runs)
 
 
 def _section_title(data: str, model: str | None) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrant.core.sizes import common_size, usual_size
 from calibrant.report.bands import log_ticks, seeds_note
 from calibrant.report.placing import Box, place_labels
 from calibrant.report.rows import Row
@@ -43,7 +44,7 @@ class TradeoffPoint:
         ece_std: That of the ECE.
         seeds: Number of seeds.
         best: Whether it is on the Pareto front: no other row of as many test examples is as good in both and better in one. A
-            part of a test set may be an easy one, so a row of another number than the runs' is not on it.
+            part of a test set may be an easy one, so a row of another number than the usual one is not on it.
     """
 
     label: str
@@ -66,12 +67,15 @@ def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
         One point a row. Rows of which one of the two is not known are left out.
     """
     placed = [(row, value) for row in rows if len(value := _values(row))]
-    usual = _usual_size([row for row, _ in placed])
-    rivals = [value.mean(0) for row, value in placed if _sizes(row) == usual]
+    usual = usual_size(run for row in rows for run in row.runs)
+    # Where no row is of the usual number, as where its runs have no ECE, the others have only each other.
+    sizes = [common_size(row.runs) for row, _ in placed]
+    held = [size == usual or usual not in sizes for size in sizes]
+    rivals = [value.mean(0) for is_held, (_, value) in zip(held, placed, strict=True) if is_held]
     points = []
-    for row, value in placed:
+    for is_held, (row, value) in zip(held, placed, strict=True):
         mean = value.mean(0)
-        beaten = _sizes(row) != usual or any((other <= mean).all() and (other < mean).any() for other in rivals)
+        beaten = not is_held or any((other <= mean).all() and (other < mean).any() for other in rivals)
         spread = value.std(0, ddof=1) if len(value) > 1 else None
         points.append(
             TradeoffPoint(
@@ -86,16 +90,6 @@ def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
             )
         )
     return points
-
-
-def _usual_size(rows: Sequence[Row]) -> set[int]:
-    """Test examples of the first row of a known network, or else of the first."""
-    known = [row for row in rows if row.runs[0].model is not None] or list(rows)
-    return _sizes(known[0]) if known else set()
-
-
-def _sizes(row: Row) -> set[int]:
-    return {run.scores.n for run in row.runs}
 
 
 def _values(row: Row) -> Array:

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from calibrant.core.entry import Entry
+from calibrant.grid.captions import size_notes
 from calibrant.grid.outputs import best_metrics, write_outputs
 from calibrant.report.figures import Drawing
+from calibrant.report.rows import group_rows as rows_of_figures
+from calibrant.report.tradeoff import prepare_tradeoff
 from figure_data import run_of
 from made_up_runs import run_of as made_up_run
 
@@ -108,3 +111,26 @@ def test_best_metrics_mark_every_column_in_each_section() -> None:
     assert ["ece" in keys for keys in best_metrics([*runs, theirs])] == [False, False, False, True, True]
     full = [made_up_run("ce", 0.05, 0.04), made_up_run("focal", 0.06, 0.02)]
     assert best_metrics(full) == [{"error", "nll"}, {"ece", "mce", "ace", "classwise_ece"}]
+
+
+def test_tables_figures_and_page_agree_on_which_rows_are_parts_of_the_test_set(tmp_path: Path) -> None:
+    def sized(entry: Entry, n: int) -> Entry:
+        return replace(entry, scores=replace(entry.scores, n=n))
+
+    files = [run_of(name, model=None, preset=None, epochs=None, seed=None, ece=ece) for name, ece in (("a", 0.01), ("b", 0.02))]
+    parts = [sized(entry, 50) for entry in files]
+    whole = [replace(entry, method=f"whole {entry.method}") for entry in files]
+    # Nothing is known of the network of the third, but that it was trained.
+    trained = [replace(run_of("ce"), model=None), replace(run_of("focal", ece=0.5), model=None)]
+    mixed = [run_of("flsd", seed=0, error=0.001), sized(run_of("flsd", seed=1, error=0.001), 50)]
+    for entries in ([*parts, *whole], [*parts, *trained], [*mixed, *parts, run_of("ce"), run_of("focal", ece=0.5)]):
+        table, _ = write_outputs(entries, tmp_path, figures=False)
+        in_table = [note.partition(" on ")[0] for note in size_notes(table)]
+        assert in_table == [entry.method for entry in entries if entry in parts or entry is mixed[0]]
+        page = (tmp_path / "report.html").read_text()
+        assert re.findall(r'<th scope="row">([^<]*)<small class="note">', page) == in_table
+        points = prepare_tradeoff(rows_of_figures(entries)[0].rows)
+        assert [point.label for point in points if point.best] == [points[-2].label]
+        bold = [line.method for line in table.lines if any(cell.best for cell in line.cells.values())]
+        assert not {"a", "b", "flsd"} & set(bold)
+        assert len(bold) == 2

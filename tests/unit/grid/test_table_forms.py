@@ -135,7 +135,10 @@ def test_compare_table_size_is_that_of_the_runs_and_unknown_where_seeds_differ()
     table = compare_table([theirs, *runs], test=False)
     assert [line.examples for line in table.lines] == [500, 10000, None]
     notes = [note for note in table.notes if "test examples" in note]
-    assert notes == ["theirs on cifar10: 500 test examples, other rows 10,000; not compared with them."]
+    assert notes == [
+        "theirs on cifar10: 500 test examples, other rows 10,000; not compared with them.",
+        "focal on cifar10: seeds of different numbers of test examples, other rows 10,000; not compared with them.",
+    ]
 
 
 def test_compare_table_explains_bold_of_any_section() -> None:

@@ -61,6 +61,9 @@ def test_prepare_tradeoff_front_has_no_part_of_the_test_set() -> None:
     points = prepare_tradeoff(group_rows(runs)[0].rows)
     assert [(point.label, point.best) for point in points] == [("theirs", False), ("CE", True), ("Focal", False)]
     assert [point.best for point in prepare_tradeoff(group_rows([easy])[0].rows)] == [True]
+    # Where only a part has both numbers there is still a front.
+    bare = replace(runs[1], scores=replace(runs[1].scores, metrics={}))
+    assert [point.best for point in prepare_tradeoff(group_rows([bare, easy])[0].rows)] == [True]
 
 
 def test_prepare_tradeoff_leaves_out_rows_without_a_number() -> None:
