@@ -117,6 +117,13 @@ def test_report_of_files_that_share_a_name_tells_them_apart(capsys: pytest.Captu
     assert code == 0, err
     assert "2 methods" in text
     assert all(f'<th scope="row">{name}/m</th>' in out.read_text() for name in ("o1", "o2"))
+    assert "seeds of one row" not in text
+    for seed, name in enumerate(("o1", "o2")):
+        (tmp_path / name / "m.npz").rename(tmp_path / name / f"m-seed{seed}.npz")
+    code, text, err = run(capsys, "report", "--run", tmp_path, "--out", out)
+    assert code == 0, err
+    assert "o1/m-seed0.npz and " in text
+    assert "o2/m-seed1.npz are taken for seeds of one row, m. Rename one if they are different models." in text
 
 
 def test_report_of_runs_on_other_test_examples_is_refused_but_a_part_is_shown(

@@ -18,7 +18,7 @@ from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
 from calibrant.grid.added import once_by_path
 from calibrant.grid.collect import load_entries
-from calibrant.grid.names import name_apart
+from calibrant.grid.names import name_apart, seed_notes
 from calibrant.grid.outputs import best_metrics
 from calibrant.grid.rows import tell_apart
 from calibrant.grid.same_test import Asked, check_same_labels
@@ -90,6 +90,8 @@ def write_report(test: Path | None, options: Options) -> None:
     show_prose(console, f"{verdict.headline}.", style="bold")
     for sentence in verdict.sentences:
         show_prose(console, sentence)
+    for note in seed_notes(entries):
+        console.print(note, soft_wrap=True)
     console.print(f"The report is in {options.out} ({options.out.stat().st_size / 1e6:.2f} MB).", soft_wrap=True)
 
 

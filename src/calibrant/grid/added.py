@@ -16,7 +16,7 @@ from calibrant.core.scores import Scores
 from calibrant.engine.folder import is_finished
 from calibrant.engine.setup import load_data
 from calibrant.grid.collect import UNKNOWN, command_of, load_entries, load_run_entry
-from calibrant.grid.names import is_predictions, name_apart, place_of
+from calibrant.grid.names import is_predictions, name_apart, place_of, seed_notes
 from calibrant.grid.plan import Cell
 from calibrant.grid.rows import catalogue_order, group_rows, is_same_run
 from calibrant.grid.same_test import Asked, KnownLabels, check_labels, labels_of
@@ -28,7 +28,7 @@ class Added(NamedTuple):
 
     Attributes:
         entries: The rows.
-        notes: Sentences on what was given twice and taken once.
+        notes: Sentences on what was given twice and taken once, and on files of different folders that are seeds of one row.
     """
 
     entries: list[Entry]
@@ -69,7 +69,7 @@ def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path) 
     _check_copies(found)
     found = name_apart(found)
     group_rows([*expected, *found])
-    return Added(found, notes)
+    return Added(found, (*notes, *seed_notes(found)))
 
 
 def _load(add: Sequence[str | Path], cells: Sequence[Cell]) -> list[Entry]:

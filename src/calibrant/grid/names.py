@@ -71,6 +71,31 @@ def name_apart(entries: Sequence[Entry]) -> list[Entry]:
     return found
 
 
+def seed_notes(entries: Sequence[Entry]) -> list[str]:
+    """Say which files of different folders are taken for the seeds of one row; whoever gave them may mean different models.
+
+    Args:
+        entries: Rows with their names; see `name_apart`.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20)
+        >>> files = {"o1/x-seed0.npz": 0, "o2/x-seed1.npz": 1}
+        >>> seed_notes([Entry("coins", "x", measure(test), seed=seed, test=test, folder=file) for file, seed in files.items()])
+        ['o1/x-seed0.npz and o2/x-seed1.npz are taken for seeds of one row, x. Rename one if they are different models.']
+    """
+    # The first file of every folder of a row.
+    rows: dict[tuple[str, str], dict[Path, str]] = {}
+    for entry in entries:
+        if entry.folder is not None and is_predictions(entry):
+            rows.setdefault((entry.data, entry.method), {}).setdefault(place_of(entry.folder)[0], entry.folder)
+    notes = []
+    for (_, method), (*most, last) in ((row, files.values()) for row, files in rows.items() if len(files) > 1):
+        told = f"{', '.join(most)} and {last} are taken for seeds of one row, {method}."
+        notes.append(f"{told} Rename {'one' if len(most) == 1 else 'some'} if they are different models.")
+    return notes
+
+
 def is_predictions(entry: Entry) -> bool:
     """Whether an entry is a file of predictions: neither a run nor a record."""
     return entry.model is None and entry.epochs is None and entry.test is not None

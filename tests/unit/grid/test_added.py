@@ -79,7 +79,25 @@ def test_load_added_of_models_that_share_a_file_name_are_rows_of_their_own(
     found = add(one, two, runs=runs)
     assert (called(found), found.notes) == ([("o1/m", None), ("o2/m", None)], ())
     seeds = [saved(tmp_path / f"s-seed{k}.npz", sharper(predicted, k)) for k in (1, 2)]
-    assert called(add(*seeds, runs=runs)) == [("s", 1), ("s", 2)]
+    found = add(*seeds, runs=runs)
+    assert (called(found), found.notes) == ([("s", 1), ("s", 2)], ())
+
+
+def test_load_added_of_seeds_from_different_folders_says_that_they_are_one_row(
+    runs: Path, predicted: Predictions, tmp_path: Path
+) -> None:
+    files = [saved(tmp_path / f"o{k}" / f"x-seed{k}.npz", sharper(predicted, k)) for k in (1, 2, 3)]
+    found = add(*files[:2], runs=runs)
+    assert called(found) == [("x", 1), ("x", 2)]
+    told = "are taken for seeds of one row, x. Rename"
+    assert found.notes == (f"{files[0]} and {files[1]} {told} one if they are different models.",)
+    beside = saved(tmp_path / "o1" / "x-seed7.npz", sharper(predicted, 7))
+    found = add(*files, beside, runs=runs)
+    assert found.notes == (f"{files[0]}, {files[1]} and {files[2]} {told} some if they are different models.",)
+    # The folder of each seed is no other folder.
+    inner = [saved(tmp_path / "mine" / f"seed{k}" / "test.npz", sharper(predicted, k)) for k in (1, 2)]
+    found = add(*inner, runs=runs)
+    assert (called(found), found.notes) == ([("mine", 1), ("mine", 2)], ())
 
 
 def test_load_added_of_the_same_predictions_takes_them_once(runs: Path, predicted: Predictions, tmp_path: Path) -> None:
