@@ -25,6 +25,7 @@ from calibrant.metrics.diagram import PALETTE
 from calibrant.report.gamma import prepare_gamma_confidence
 from calibrant.report.page import render_page
 from calibrant.report.page_charts import GRID_STOPS
+from calibrant.report.robustness import prepare_robustness
 from calibrant.report.rows import group_rows
 from calibrant.report.tradeoff import prepare_tradeoff
 from made_up_page_runs import made_runs
@@ -64,6 +65,29 @@ def test_runs_are_drawn_hidden_and_changed(opened: Any) -> None:
     sync_api.expect(opened.locator("#trade-off")).to_contain_text("No run shown here has both")
     sync_api.expect(opened.locator("#grid")).to_contain_text("No run shown here has its predictions")
     assert opened.locator("#run-legend input:checked").count() == 1
+
+
+def test_sweep_shows_what_a_calibrated_model_with_the_confidences_of_the_best_row_shown_would(opened: Any) -> None:
+    places = {}
+    for hidden, label in ((None, "ce+ts"), ("ce+ts", "ce")):
+        if hidden:
+            opened.get_by_label(hidden, exact=True).uncheck()
+        for key in ("ece", "mce"):
+            opened.locator("#sweep-key").select_option(key)
+            sync_api.expect(opened.locator("#sweep path.chance")).to_have_count(1)
+            sync_api.expect(opened.locator("#sweep-chance .key")).to_have_text(f"{label} if calibrated")
+            places[label, key] = opened.locator("#sweep path.chance").get_attribute("d")
+    found = prepare_robustness([row for row in group_rows(made_runs())[0].rows if row.runs[0].method == "ce"])
+    assert found is not None
+    assert found.chance is not None
+    points = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", places["ce", "mce"])]
+    # As on its axis, which is even: equal steps of the value are equal steps of the place.
+    heights, values = [y for _, y in points], found.chance.mce.mean
+    scale = (heights[-1] - heights[0]) / (values[-1] - values[0])
+    assert [heights[0] + scale * (value - values[0]) for value in values] == pytest.approx(heights, abs=0.2)
+    for name in ("ce", "flgamma-sece"):
+        opened.get_by_label(name, exact=True).uncheck()
+    sync_api.expect(opened.locator("#sweep-chance")).to_be_hidden()
 
 
 def middle_of(page: Any, selector: str) -> tuple[float, float]:

@@ -17,11 +17,15 @@ class BinSweep:
         n_bins: Numbers of bins, rising.
         ece: ECE for each.
         mce: MCE for each.
+        ece_if_calibrated: ECE that a calibrated model with these confidences would show on average for each; empty if unknown.
+        mce_if_calibrated: The same of the MCE.
     """
 
     n_bins: tuple[int, ...]
     ece: tuple[float, ...]
     mce: tuple[float, ...]
+    ece_if_calibrated: tuple[float, ...] = ()
+    mce_if_calibrated: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ _CURVES = ("train_loss", "val_error", "val_ece", "test_error", "test_ece", "gamm
 # A schedule in steps has a few rates, a smooth one has as many as epochs and is not worth keeping.
 _MOST_RATES = 20
 _BIN_PARTS = ("edges", "count", "confidence", "accuracy")
+# Of a sweep. Older records do not say what a calibrated model would show.
+_ERRORS, _CHANCE = ("ece", "mce"), ("ece_if_calibrated", "mce_if_calibrated")
 # Characters that settings may take in the name of a file.
 _LONGEST = 100
 # A setting that names a place on one machine.
@@ -49,8 +51,9 @@ def result_from_entry(entry: Entry) -> dict[str, Any]:
         Keys ``data``, ``method``, ``preset``, ``model``, ``epochs``, ``seed``, ``metrics`` and, where known, ``command``,
         ``effective`` (averaging and choice of the epoch, which the command may leave to the preset), ``machine``,
         ``versions``, ``commit``, ``seconds``, ``examples``, ``note``, ``best_epoch``, ``temperature``, ``bins`` (of the
-        reliability diagram), ``sweep`` (ECE and MCE against the number of bins) and ``history`` (columns over the epochs that
-        were evaluated; ``lr`` as pairs of the epoch from which on it holds and the rate).
+        reliability diagram), ``sweep`` (ECE and MCE against the number of bins, and what a calibrated model would show) and
+        ``history`` (columns over the epochs that were evaluated; ``lr`` as pairs of the epoch from which on it holds and the
+        rate).
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -113,7 +116,7 @@ def entry_from_result(record: Mapping[str, Any], *, where: str = "result") -> En
             history=_epochs(record.get("history") or {}, total=record.get("epochs")),
             best_epoch=record.get("best_epoch"),
             temperature=record.get("temperature"),
-            sweep=None if sweep is None else BinSweep(*(tuple(sweep[key]) for key in ("n_bins", "ece", "mce"))),
+            sweep=None if sweep is None else _sweep(sweep),
             facts={name: record[name] for name in _FACTS if name in record},
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -238,7 +241,19 @@ def _plain_sweep(entry: Entry) -> dict[str, list[Any]] | None:
     sweep = entry.sweep or (None if entry.test is None else bin_sweep(entry.test))
     if sweep is None:
         return None
-    return {"n_bins": list(sweep.n_bins), "ece": [_short(v) for v in sweep.ece], "mce": [_short(v) for v in sweep.mce]}
+    errors = {key: [_short(value) for value in getattr(sweep, key)] for key in (*_ERRORS, *_CHANCE)}
+    return {"n_bins": list(sweep.n_bins)} | {key: values for key, values in errors.items() if values}
+
+
+def _sweep(found: Mapping[str, Sequence[Any]]) -> BinSweep:
+    parts = {key: tuple(found[key]) for key in ("n_bins", *_ERRORS)}
+    parts |= {key: tuple(found.get(key, ())) for key in _CHANCE}
+    for key, values in parts.items():
+        if len(values) != len(parts["n_bins"]) and (values or key not in _CHANCE):
+            raise ValueError(
+                f"`{key}` of `sweep` must have a value for each of {len(parts['n_bins'])} numbers of bins, got {len(values)}"
+            )
+    return BinSweep(**parts)
 
 
 def _columns(history: Sequence[Mapping[str, float | int | None]]) -> dict[str, list[Any]]:

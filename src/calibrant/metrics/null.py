@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from calibrant.core.binning import MassCurve
 from calibrant.core.checks import ArrayLike, check_count
 from calibrant.core.grid import grid_of
 from calibrant.core.scores import IfCalibrated
 from calibrant.core.top_label import TopLabel, top_label
 from calibrant.metrics.binned import width_error
 from calibrant.metrics.levels import Levels, levels_of
-from calibrant.metrics.worlds import draw_right
+from calibrant.metrics.worlds import draw_hits, draw_right
 
 # Draws held at once: 8 M numbers of 8 bytes.
 _CHUNK_DRAWS = 8_000_000
@@ -118,6 +121,45 @@ def null_of_levels(levels: Levels, *, n_resamples: int, rng: np.random.Generator
         count, right = draw_right(levels, levels.confidence, n_resamples=min(rows, n_resamples - at), rng=rng)
         values.append(((count * levels.confidence - right) @ levels.in_bin).abs().sum(1) / levels.size)
     return torch.cat(values)
+
+
+def null_of_cuts(
+    curve: MassCurve, cuts: Sequence[Tensor], *, n_resamples: int, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """ECE and MCE ``[R, K]`` of calibrated data with the confidences of ``curve``, over each of K binnings of the same draws.
+
+    Args:
+        curve: The examples, sorted.
+        cuts: For each binning, how many of the distinct confidences lie below each edge, int64 ``[M + 1]``, from 0 to all.
+            Examples that no binning tells apart share their mean confidence, so that narrow bins should be among these.
+        n_resamples: Number of resamples R.
+        rng: Source of randomness.
+
+    Returns:
+        The two errors; bins without examples count for neither.
+    """
+    ends = torch.cat(list(cuts)).unique()
+    mass, total = curve.mass[ends].diff(), float(curve.mass[-1])
+    confidence = (curve.confidence[ends].diff() / mass).clamp(0, 1)
+    size = total**2 / float(curve.squares[-1])
+    bins = [torch.searchsorted(ends, cut.unique()) for cut in cuts]
+    rows = max(_CHUNK_DRAWS // len(mass), 1)
+    means, largest = [], []
+    for at in range(0, n_resamples, rows):
+        drawn = min(rows, n_resamples - at)
+        count, right = draw_hits(mass * (size / total), confidence, n_resamples=drawn, rng=rng)
+        counted, residual = _rising(count), _rising(count * confidence - right)
+        weights = [counted[..., places].diff() for places in bins]
+        gaps = [residual[:, places].diff().abs_() for places in bins]
+        means.append(torch.stack([gap.sum(1) / size for gap in gaps], dim=1))
+        # A bin whose fractions of examples were all rounded down is empty, and its gap zero.
+        largest.append(torch.stack([(g / w.clamp_min(1.0)).amax(1) for g, w in zip(gaps, weights, strict=True)], dim=1))
+    return torch.cat(means), torch.cat(largest)
+
+
+def _rising(values: Tensor) -> Tensor:
+    """Running sums of ``values [..., G]`` from 0 on; ``[..., G + 1]``."""
+    return torch.nn.functional.pad(values.cumsum(-1), (1, 0))
 
 
 def _levels(top: TopLabel, n_bins: int) -> Levels:

@@ -234,11 +234,16 @@ def draw_right(levels: Levels, accuracy: Tensor, *, n_resamples: int, rng: np.ra
     Returns:
         Numbers ``count`` (``[G]``, or ``[R, G]`` where they vary) and ``right [R, G]``, float64.
     """
-    expected = (levels.share * levels.size).numpy()
+    return draw_hits(levels.share * levels.size, accuracy, n_resamples=n_resamples, rng=rng)
+
+
+def draw_hits(expected: Tensor, accuracy: Tensor, *, n_resamples: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draw how many of ``expected [G]`` examples, which need not be whole numbers, are right; result as of `draw_right`."""
+    given = expected.numpy()
     # Effective numbers need not be whole: the fraction is rounded up as often as it says. Whole ones are met within rounding.
-    whole = np.floor(expected + 1e-6)
-    fraction = expected - whole
-    shape = (n_resamples, len(levels))
+    whole = np.floor(given + 1e-6)
+    fraction = given - whole
+    shape = (n_resamples, len(given))
     count = whole if fraction.max() < 1e-5 else whole + (rng.random(shape) < fraction)
     right = rng.binomial(count.astype(np.int64), accuracy.numpy(), size=shape)
     return torch.from_numpy(count), torch.from_numpy(right).double()

@@ -15,7 +15,7 @@ from calibrant.report.curves import learning_rate_drops
 from calibrant.report.gamma import GammaPanel, prepare_gamma_confidence, prepare_gamma_epochs
 from calibrant.report.page_bins import bin_rows
 from calibrant.report.page_runs import Group
-from calibrant.report.robustness import prepare_robustness
+from calibrant.report.robustness import prepare_robustness, usual_ece
 from calibrant.report.style import Style
 from calibrant.report.tradeoff import prepare_tradeoff
 
@@ -116,12 +116,20 @@ def _gamma_epochs(group: Group) -> list[list[float]]:
     return [] if gamma is None else _columns(gamma.mean[0], gamma.std[0].mean)
 
 
-def _sweep(group: Group) -> dict[str, list[list[float]]]:
-    """ECE and MCE against the number of bins: numbers, means over seeds, and their spread."""
+def _sweep(group: Group) -> dict[str, object]:
+    """ECE and MCE against the number of bins: numbers, means over seeds, and their spread.
+
+    Where it is known, ``chance`` has what a calibrated model would show, and the ECE ``rank`` by which the page finds, of the
+    rows that are shown, the one to show it for.
+    """
     found = prepare_robustness([group.row])
     if found is None:
         return {}
-    return {name: _columns(band, band.std) for name, band in (("ece", found.ece[0]), ("mce", found.mce[0]))}
+    view: dict[str, object] = {"ece": _columns(found.ece[0], found.ece[0].std), "mce": _columns(found.mce[0], found.mce[0].std)}
+    if found.chance is not None:
+        bands = {"ece": _columns(found.chance.ece, None), "mce": _columns(found.chance.mce, None)}
+        view["chance"] = {"rank": usual_ece(found.ece[0]), **bands}
+    return view
 
 
 def _columns(band: Band, spread: Sequence[float] | None) -> list[list[float]]:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.metrics import expected_calibration_error, maximum_calibration_error
+from calibrant.core.entry import BinSweep
+from calibrant.metrics import expected_calibration_error, maximum_calibration_error, null_distribution
 from calibrant.metrics.sweep import BIN_COUNTS, bin_sweep
 from helpers import hard_gaps, mixed_gaps
 
@@ -49,11 +52,107 @@ def test_bin_sweep_of_nested_bins_never_falls() -> None:
     assert list(ece) == sorted(ece)
 
 
+def test_bin_sweep_if_calibrated_of_two_examples_gives_values_by_hand() -> None:
+    # Right with chances 0.9 and 0.8. Apart, the mean gaps are 2 x 0.9 x 0.1 and 2 x 0.8 x 0.2; the larger of both is 0.2 if
+    # both are right (0.72), 0.8 if the second alone is wrong (0.18) and else 0.9. Together, 0, 1 or 2 of them are right with
+    # chances 0.02, 0.26 and 0.72, and the mean confidence is 0.85.
+    predictions = Predictions(probs=[[0.9, 0.1], [0.8, 0.2]], labels=[0, 1])
+    sweep = bin_sweep(predictions, n_bins=(2, 10), n_resamples=40_000)
+    together = 0.02 * 0.85 + 0.26 * 0.35 + 0.72 * 0.15
+    # The largest standard deviation is 0.31, the standard error of the mean 0.0015.
+    assert sweep.ece_if_calibrated == pytest.approx((together, (0.18 + 0.32) / 2), abs=0.006)
+    assert sweep.mce_if_calibrated == pytest.approx((together, 0.72 * 0.2 + 0.18 * 0.8 + 0.1 * 0.9), abs=0.006)
+
+
+def test_bin_sweep_if_calibrated_equals_drawing_labels_one_by_one() -> None:
+    probs, labels = mixed_gaps(1000)
+    numbers = (10, 70, 1000)
+    sweep = bin_sweep(Predictions(probs=probs, labels=labels), n_bins=numbers, n_resamples=1000)
+    confidence, top = probs.max(1)
+    generator = torch.Generator().manual_seed(1)
+    slow = []
+    for _ in range(150):
+        right = torch.rand(1000, generator=generator, dtype=torch.float64) < confidence
+        drawn = Predictions(probs=probs, labels=torch.where(right, top, (top + 1) % 10))
+        plain = bin_sweep(drawn, n_bins=numbers, n_resamples=0)
+        slow.append([plain.ece, plain.mce])
+    values = torch.tensor(slow, dtype=torch.float64)
+    # Four standard errors of the difference, of 150 and of 1,000 draws.
+    room = 4 * values.std(0) * (1 / 150 + 1 / 1000) ** 0.5
+    found = torch.tensor([sweep.ece_if_calibrated, sweep.mce_if_calibrated], dtype=torch.float64)
+    assert bool(((found - values.mean(0)).abs() < room).all())
+
+
+def test_bin_sweep_if_calibrated_is_the_mean_of_the_null_distribution() -> None:
+    probs, labels = mixed_gaps(2000)
+    sweep = bin_sweep(Predictions(probs=probs, labels=labels), n_bins=(15, 100, 1000), n_resamples=1000)
+    expected = [float(null_distribution(probs, labels, n_bins=m).mean()) for m in sweep.n_bins]
+    # Each mean of 1,000 has a standard error below 1 %.
+    assert sweep.ece_if_calibrated == pytest.approx(expected, rel=0.04)
+
+
+def test_bin_sweep_if_calibrated_of_many_examples_does_not_see_spread_within_wide_bins() -> None:
+    # Half at 0.9 and half at 1: a binomial of their mean, 0.95, would vary by 0.0475, they vary by 0.045 on average.
+    confidence = torch.tensor([0.901, 1.0], dtype=torch.float64).repeat(20_000)
+    test = Predictions(probs=torch.stack([confidence, 1 - confidence], 1), labels=torch.zeros(40_000, dtype=torch.long))
+    sweep = bin_sweep(test, n_bins=(2,), n_resamples=20_000)
+    expected = (2 / math.pi * 0.5 * 0.901 * 0.099 / 40_000) ** 0.5
+    # The mean of 20,000 absolute normal values has a standard error of 0.5 %, and the other one would be 3 % larger.
+    assert sweep.ece_if_calibrated == pytest.approx((expected,), rel=0.02)
+
+
+def test_bin_sweep_if_calibrated_grows_with_the_bins_as_the_error_of_a_calibrated_model_does() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(5000, 10, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    sweep = bin_sweep(Predictions(logits=logits, labels=labels))
+    assert list(sweep.ece_if_calibrated) == sorted(sweep.ece_if_calibrated)
+    assert sweep.ece[-1] > 4 * sweep.ece[0]
+    assert sweep.ece[6:] == pytest.approx(sweep.ece_if_calibrated[6:], rel=0.15)
+
+
+def test_bin_sweep_if_calibrated_repeats_with_its_seed_only_and_leaves_the_errors_alone() -> None:
+    probs, labels = mixed_gaps(300)
+    test = Predictions(probs=probs, labels=labels)
+    first, again, other = (bin_sweep(test, n_bins=(10, 40), seed=seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first.ece_if_calibrated != other.ece_if_calibrated
+    assert (first.ece, first.mce) == (other.ece, other.mce)
+    none = bin_sweep(test, n_bins=(10, 40), n_resamples=0)
+    assert none == BinSweep(first.n_bins, first.ece, first.mce)
+
+
+def test_bin_sweep_if_calibrated_in_chunks_is_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    probs, labels = mixed_gaps(300)
+    test = Predictions(probs=probs, labels=labels)
+    whole = bin_sweep(test, n_bins=(10,))
+    monkeypatch.setattr("calibrant.metrics.null._CHUNK_DRAWS", 1000)
+    assert bin_sweep(test, n_bins=(10,)) == whole
+
+
+def test_bin_sweep_if_calibrated_draws_the_effective_number_of_weighted_examples() -> None:
+    probs, labels = mixed_gaps(1000)
+    plain = bin_sweep(Predictions(probs=probs, labels=labels), n_bins=(10, 100))
+    equal = bin_sweep(Predictions(probs=probs, labels=labels, weights=torch.full((1000,), 3.0)), n_bins=(10, 100))
+    assert equal.ece_if_calibrated == pytest.approx(plain.ece_if_calibrated, rel=1e-9)
+    assert equal.mce_if_calibrated == pytest.approx(plain.mce_if_calibrated, rel=1e-9)
+    weights = torch.linspace(0, 2, 1000, dtype=torch.float64)
+    weighted = bin_sweep(Predictions(probs=probs, labels=labels, weights=weights), n_bins=(10, 100))
+    assert all(0 < mce <= 1 for mce in weighted.mce_if_calibrated)
+    # The effective number is 3/4 of all, and chance larger by sqrt(4/3).
+    ratio = weighted.ece_if_calibrated[0] / plain.ece_if_calibrated[0]
+    assert ratio == pytest.approx((4 / 3) ** 0.5, rel=0.08)
+
+
 def test_bin_sweep_of_wrong_arguments_raises() -> None:
     predictions = Predictions(probs=[[0.9, 0.1]], labels=[0])
     with pytest.raises(ValueError, match="bin_sweep: `n_bins` must hold at least one number of bins, got none"):
         bin_sweep(predictions, n_bins=())
     with pytest.raises(ValueError, match="bin_sweep: `n_bins` must be a whole number >= 1, got 0"):
         bin_sweep(predictions, n_bins=(10, 0))
+    with pytest.raises(ValueError, match="bin_sweep: `n_resamples` must be a whole number >= 0, got -1"):
+        bin_sweep(predictions, n_resamples=-1)
+    with pytest.raises(ValueError, match="bin_sweep: `seed` must be a whole number >= 0, got -1"):
+        bin_sweep(predictions, seed=-1)
     with pytest.raises(ValueError, match="bin_sweep: `predictions` must be a `Predictions`, got list"):
         bin_sweep([[0.9, 0.1]])  # type: ignore[arg-type]

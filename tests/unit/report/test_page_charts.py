@@ -140,6 +140,30 @@ def test_sweep_is_the_given_one_or_computed() -> None:
     assert found[2]["sweep"] == {}
 
 
+def test_sweep_says_what_a_calibrated_model_would_show_where_it_is_known() -> None:
+    probs, labels = mixed_gaps(200)
+    predictions = Predictions(probs=probs, labels=labels)
+    known = BinSweep((10, 20), (0.1, 0.2), (0.3, 0.4), (0.01, 0.02), (0.03, 0.04))
+    other = BinSweep((10, 20), (0.3, 0.4), (0.5, 0.6), (0.03, 0.04), (0.05, 0.06))
+    older = BinSweep((10, 20), (0.1, 0.2), (0.3, 0.4))
+    found = views(
+        entry("given", sweep=known),
+        entry("given", 1, sweep=other),
+        entry("test", test=predictions),
+        entry("older", sweep=older),
+    )
+    # Of 10 and 20 bins, which are as near to 15, the first counts.
+    assert found[0]["sweep"]["chance"] == {
+        "rank": pytest.approx(0.2),
+        "ece": [[10, 20], [pytest.approx(0.02), pytest.approx(0.03)], []],
+        "mce": [[10, 20], [pytest.approx(0.04), pytest.approx(0.05)], []],
+    }
+    expected = bin_sweep(predictions)
+    assert found[1]["sweep"]["chance"]["ece"][1] == pytest.approx(expected.ece_if_calibrated, rel=1e-5)
+    assert found[1]["sweep"]["chance"]["rank"] == expected.ece[expected.n_bins.index(15)]
+    assert "chance" not in found[2]["sweep"]
+
+
 def test_gamma_against_confidence_tells_right_from_wrong() -> None:
     right, wrong = [[0.62, 0.38]] * 5, [[0.61, 0.39]] * 6
     gamma = [1.0, 2.0, 3.0, 4.0, 5.0, *[0.5] * 6]

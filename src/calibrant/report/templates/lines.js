@@ -31,13 +31,14 @@ function verticalRange(series, { logY, floor }) {
   return [least / 1.15, Math.max(...tops) * 1.15];
 }
 
-// Every series is [run, xs, ys, spreads].
+// Every series is [run, xs, ys, spreads]; chance is one too, drawn without marks below the others.
 function drawLines(svg, width, series, options) {
-  const { unit, xTitle, yTitle, logX, floor, label, height = 240, drops = [] } = options;
+  const { unit, xTitle, yTitle, logX, floor, label, height = 240, drops = [], chance } = options;
   if (!series.length) return nothing(svg, "No run shown here has this.");
   const left = 50;
+  const all = chance ? [...series, chance] : series;
   const logY = options.logY && series.some(([, , ys]) => ys.some((v) => v > 0));
-  const yRange = verticalRange(series, { logY, floor });
+  const yRange = verticalRange(all, { logY, floor });
   const yTicks = logY ? logTicks(yRange) : niceTicks(yRange[0], yRange[1], 5);
   const yText = unit === "%" ? percentTicks(yTicks) : (value) => `${+value.toPrecision(3)}`;
   const [from, to] = extent(series.flatMap(([, xs]) => xs));
@@ -58,6 +59,7 @@ function drawLines(svg, width, series, options) {
     const lower = ys.map((v, k) => [plot.x(xs[k]), plot.y(v - spreads[k])]).reverse();
     shape("path", { class: `band ${run.look.hue}`, d: `${path([...upper, ...lower])}Z` }, svg);
   }
+  if (chance) shape("path", { class: "chance", d: path(chance[2].map((v, k) => [plot.x(chance[1][k]), plot.y(v)])) }, svg);
   series.forEach(([run, xs, ys], place) => {
     const points = ys.map((v, k) => [plot.x(xs[k]), plot.y(v)]);
     shape("path", { class: `line ${run.look.hue}`, d: path(points), "stroke-dasharray": run.look.dash }, svg);
@@ -68,7 +70,7 @@ function drawLines(svg, width, series, options) {
       if (k % every === start) mark(svg, run, px, py, 3.6);
     });
   });
-  explore(svg, readings(plot, series, { unit, height, said: options.said }), label);
+  explore(svg, readings(plot, all, { unit, height, said: options.said }), label);
   return plot.top + height + 46;
 }
 

@@ -77,12 +77,26 @@ function drawTradeOff(svg, width) {
   return plot.top + height + 46;
 }
 
+// What a calibrated model would show, as in the figures: for the one of least ECE among the runs shown that know it.
+function chanceOf(shown, key) {
+  const known = shown.filter((run) => run.sweep.chance);
+  if (!known.length) return null;
+  const least = known.reduce((best, run) => (run.sweep.chance.rank < best.sweep.chance.rank ? run : best));
+  return [{ label: `${least.label} if calibrated` }, ...least.sweep.chance[key]];
+}
+
 function drawSweep(svg, width) {
   const key = byId("sweep-key").value;
   const has = shownRuns().filter((run) => run.sweep[key]);
+  const chance = chanceOf(has, key);
+  const note = byId("sweep-chance");
+  if (note) {
+    note.hidden = !chance;
+    note.querySelector(".key span").textContent = chance ? chance[0].label : "";
+  }
   // As in the figures: the ECE on a logarithmic axis, the MCE, which reaches 100 %, on an even one.
   return drawLines(svg, width, has.map((run) => [run, ...run.sweep[key]]), {
-    unit: "%", xTitle: "number of bins", yTitle: key.toUpperCase(), logX: true, logY: key === "ece", floor: 0, height: 300,
+    unit: "%", xTitle: "number of bins", yTitle: key.toUpperCase(), logX: true, logY: key === "ece", floor: 0, height: 300, chance,
     said: (n) => `${n} bins`, label: `${key.toUpperCase()} against the number of bins.`,
   });
 }
