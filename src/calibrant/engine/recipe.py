@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from calibrant.core.lookup import lookup
+from calibrant.engine.repeated import repeated_key
 from calibrant.engine.values import plain_value, read_value, toml_value
 
 # Keys that say where and how fast a run is computed, and what is looked at besides, but not what is trained.
@@ -185,6 +186,11 @@ def load_recipe_text(text: str, *, where: str) -> Recipe:
     try:
         return recipe_of(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
+        twice = repeated_key(text, str(error))
+        if twice is not None:
+            raise ValueError(
+                f"recipe: `{where}` must say every key once, got `{twice[0]}` again in line {twice[1]}. Take one out."
+            ) from None
         raise ValueError(f"recipe: `{where}` must be valid TOML, got: {error}.") from None
 
 
