@@ -27,7 +27,7 @@ _INFO: tuple[Info, ...] = ("preset", "epochs")
 # What stands below a figure, by how its file's name begins.
 _CAPTIONS = {
     "reliability": "Reliability diagrams.",
-    "robustness": "ECE and MCE against the number of bins.",
+    "robustness": "ECE and MCE against the number of bins; chance alone makes both rise with it.",
     "curves": "ECE and error over the epochs.",
     "gamma-epochs": "Mean and spread of gamma over the epochs.",
     "tradeoff": "Error against ECE.",

@@ -62,10 +62,22 @@ def test_result_read_back_has_the_numbers_bins_sweep_and_curves(tmp_path: Path) 
     assert again.sweep is not None
     assert again.sweep.n_bins == expected.n_bins
     assert again.sweep.mce == pytest.approx(expected.mce, rel=1e-5)
+    assert again.sweep.ece_if_calibrated == pytest.approx(expected.ece_if_calibrated, rel=1e-5)
+    assert again.sweep.mce_if_calibrated == pytest.approx(expected.mce_if_calibrated, rel=1e-5)
     assert again.curve("test_error") == ([2, 4, 6], pytest.approx([0.3, 0.15, 0.1]))
     assert again.curve("lr") == ([1, 2, 3, 4, 5, 6], [0.1, 0.1, 0.1, 0.1, 0.01, 0.01])
     assert len(again.history) == 6
     assert again.test is None
+
+
+def test_result_of_an_older_version_is_read_and_written_without_what_chance_gives() -> None:
+    record = result_from_entry(run())
+    for key in ("ece_if_calibrated", "mce_if_calibrated"):
+        assert len(record["sweep"].pop(key)) == len(record["sweep"]["n_bins"])
+    entry = entry_from_result(record)
+    assert entry.sweep is not None
+    assert (entry.sweep.ece_if_calibrated, entry.sweep.mce_if_calibrated) == ((), ())
+    assert result_from_entry(entry)["sweep"] == record["sweep"]
 
 
 def test_result_metrics_are_the_schema_of_measure() -> None:
@@ -170,6 +182,14 @@ def test_save_result_keeps_lists_in_one_line(tmp_path: Path) -> None:
         ({"bins": {"edges": [0.0, 1.0]}}, "but no `count`"),
         ({"history": {"epoch": [0, 1], "test_ece": [0.1]}}, "but zip"),
         ({"sweep": {"n_bins": [10]}}, "but no `ece`"),
+        (
+            {"sweep": {"n_bins": [10, 20], "ece": [0.1, 0.2], "mce": [0.3]}},
+            "but `mce` of `sweep` must have a value for each of 2 numbers of bins, got 1",
+        ),
+        (
+            {"sweep": {"n_bins": [10], "ece": [0.1], "mce": [0.3], "ece_if_calibrated": [0.1, 0.2]}},
+            "but `ece_if_calibrated` of `sweep` must have a value for each of 1 numbers of bins, got 2",
+        ),
     ],
 )
 def test_entry_from_result_malformed_names_the_key(change: dict[str, object], message: str) -> None:
@@ -224,6 +244,11 @@ def test_committed_results_are_whole_records() -> None:
         assert dict(zip(entry.sweep.n_bins, entry.sweep.ece, strict=True))[15] == pytest.approx(
             entry.scores["ece"].value, rel=1e-5
         )
+        # Two means over 500 and over 1,000 draws, each of a standard error of about 1 %.
+        assert dict(zip(entry.sweep.n_bins, entry.sweep.ece_if_calibrated, strict=True))[15] == pytest.approx(
+            entry.scores.ece_if_calibrated.mean, rel=0.06
+        )
+        assert len(entry.sweep.mce_if_calibrated) == len(entry.sweep.n_bins)
         assert " /" not in str(entry.facts["command"]).replace("=", " ")
         if entry.history:
             assert entry.best_epoch is not None

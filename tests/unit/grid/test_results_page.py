@@ -133,7 +133,8 @@ def test_write_results_page_draws_what_records_allow(tmp_path: Path) -> None:
     assert not any(file.exists() for file in old)
     (figures / "mine.png").unlink()
     page = files[0].read_text(encoding="utf-8")
-    assert f"![{'CIFAR-10, resnet18. ECE and MCE against the number of bins.'}](figures/{names[-1]})" in page
+    caption = "CIFAR-10, resnet18. ECE and MCE against the number of bins; chance alone makes both rise with it."
+    assert f"![{caption}](figures/{names[-1]})" in page
     assert "![CIFAR-10, resnet18, 15 bins. Reliability diagrams." in page
     assert "](../kept/" in page
     again = write_results_page(tmp_path / "kept", out=tmp_path / "docs" / "page.md")
