@@ -58,6 +58,14 @@ def test_reproduce_quick_forecasts_runs_and_reports_then_keeps_results(call: Cal
     assert "flgamma-sece" in page
     assert f"](../kept/{name})" in page
     assert "calibrant results render kept --out page/results.md\n" in page
+    # Where one record is refused, no other is written.
+    last = tmp_path / "kept" / name
+    next(file for file in (tmp_path / "kept").iterdir() if file != last).unlink()
+    last.write_text(last.read_text().replace('"epochs": 2', '"epochs": 9', 1))
+    code, out, err = call("results", "add", "here/runs", "--to", "kept")
+    assert (code, out) == (2, "")
+    assert "is the record of a run of 9 epochs" in err
+    assert [*(tmp_path / "kept").iterdir()] == [last]
 
 
 def test_reproduce_dry_run_without_data_says_how_to_get_it_and_writes_nothing(call: Call, tmp_path: Path) -> None:

@@ -27,15 +27,16 @@ def add_results(
 ) -> None:
     """Keep what was measured of finished runs, with command, machine, versions, learning curves and bins, as JSON."""
     from calibrant.grid.collect import find_runs, load_run_entry
-    from calibrant.grid.results import save_result
+    from calibrant.grid.results import save_results
 
     found = {path: find_runs(path) for path in runs}
     for path, there in found.items():
         if not there.finished:
             got = f"{len(there.unfinished)} not finished" if there.unfinished else "none" if path.exists() else "nothing there"
             raise ValueError(f"{path}: must hold finished runs, got {got}.")
-    for folder in dict.fromkeys(folder for there in found.values() for folder in there.finished):
-        print(save_result(load_run_entry(folder), to, note=note))
+    folders = dict.fromkeys(folder for there in found.values() for folder in there.finished)
+    for file in save_results([load_run_entry(folder) for folder in folders], to, note=note):
+        print(file)
 
 
 @results_app.command("render")

@@ -135,15 +135,35 @@ def save_result(entry: Entry, folder: str | Path, *, note: str | None = None) ->
     Returns:
         The file. Raises ``ValueError`` if its place is taken, ``OSError`` if it cannot be written.
     """
+    return save_results([entry], folder, note=note)[0]
+
+
+def save_results(entries: Sequence[Entry], folder: str | Path, *, note: str | None = None) -> list[Path]:
+    """Write the records of several runs; where one is refused, none is written.
+
+    Args:
+        entries: Runs; see `save_result`. One that is there twice with the same numbers is taken once.
+        folder: Where to.
+        note: What a reader must know besides, of all of them.
+
+    Returns:
+        The files. Raises ``ValueError`` if the place of one is taken or wanted by two, ``OSError`` if it cannot be written.
+    """
     place = Path(folder)
-    file = place / result_name(entry)
-    record = result_from_entry(entry) | ({} if note is None else {"note": note})
+    kept: dict[Path, tuple[Entry, dict[str, Any]]] = {}
+    for entry in entries:
+        file, record = place / result_name(entry), result_from_entry(entry)
+        if file in kept:
+            _check_once(*kept[file], entry, record, file)
+            continue
+        if file.exists():
+            _check_same(load_result(file), entry, file)
+        kept[file] = entry, record | ({} if note is None else {"note": note})
     make_folder(place)
-    if file.exists():
-        _check_same(load_result(file), entry, file)
-    with atomic_writer(file) as handle:
-        handle.write(f"{_dump(record)}\n".encode())
-    return file
+    for file, (_, record) in kept.items():
+        with atomic_writer(file) as handle:
+            handle.write(f"{_dump(record)}\n".encode())
+    return list(kept)
 
 
 def make_folder(folder: Path) -> None:
@@ -220,6 +240,13 @@ def _check_same(found: Entry, entry: Entry, file: Path) -> None:
         raise ValueError(
             f"{file}: is the record of a run of {there}, and is not replaced by one of {here}. Use another folder."
         )
+
+
+def _check_once(first: Entry, kept: Mapping[str, Any], second: Entry, record: Mapping[str, Any], file: Path) -> None:
+    one, two = (kept["metrics"], first.epochs, settings_of(first)), (record["metrics"], second.epochs, settings_of(second))
+    if one != two:
+        places = " and ".join(str(entry.folder or entry.method) for entry in (first, second))
+        raise ValueError(f"{file}: must be the record of one run, got two, {places}. Leave one out.")
 
 
 def _sparse_note(entry: Entry) -> str | None:
