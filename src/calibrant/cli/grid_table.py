@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.text import Text
 
 from calibrant.cli.layout import Row, fit_table
+from calibrant.core.words import SIGNIFICANT
 from calibrant.grid.captions import MARK, several_best, size_notes
 from calibrant.grid.layout import INFO_NAMES, Cell, Column, Line, Table
-from calibrant.grid.significance import SIGNIFICANT
 
 # In place of bold, where there is none.
 _BEST = "*"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from calibrant.core.sizes import size_note
 from calibrant.grid.layout import Line, Table
 from calibrant.grid.paper import load_paper
-from calibrant.grid.significance import LEAST_SEEDS
+from calibrant.metrics.differences import LEAST_SEEDS
 
 MARK = "†"
 NOT_IN_PAPER = "The paper has no numbers for these data, networks and methods."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from calibrant.grid.significance import SIGNIFICANT
+from calibrant.core.words import SIGNIFICANT
 
 DIGITS = 3
 Info = Literal["preset", "epochs", "seeds", "calibrated"]

@@ -10,7 +10,6 @@ from calibrant.core.lookup import lookup
 from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, data_name
 from calibrant.grid.paper import load_paper, paper_table
 from calibrant.grid.rows import Row, comparable, group_rows
-from calibrant.grid.significance import Difference, compare_rows, holm
 from calibrant.grid.tables import (
     SIX,
     Style,
@@ -22,6 +21,7 @@ from calibrant.grid.tables import (
     paper_line,
     told_keys,
 )
+from calibrant.metrics.differences import Difference, compare_runs, holm
 
 # Method, preset, epochs, network and settings: one line of Table 5, over several data sets.
 _Setting = tuple[str, str | None, int | None, str | None, tuple[str, ...]]
@@ -135,7 +135,7 @@ def _gain(name: str, rows: Sequence[Row], style: Style) -> Table:
 
 
 def _gain_line(first: Row, second: Row, columns: Sequence[Column]) -> Line:
-    found = compare_rows(first, second, [c.metric for c in columns], test=False)
+    found = compare_runs(first.runs, second.runs, [c.metric for c in columns], test=False)
     cells = {c.key: Cell(found[c.metric].mean, found[c.metric].std) for c in columns if c.metric in found}
     common = {difference.n for difference in found.values()}
     return Line(
@@ -200,7 +200,7 @@ def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], data: Sequ
             continue
         key = (row.method, row.preset, row.epochs, row.model, row.settings)
         first.setdefault(key, row)
-        tested = compare_rows(base, row, ["error", "ece"], test=style.test)
+        tested = compare_runs(base.runs, row.runs, ["error", "ece"], test=style.test)
         found.setdefault(key, {}).update({f"{row.data}:{metric}": difference for metric, difference in tested.items()})
     keys = sorted(found, key=lambda key: paper_table("table5").methods.index(key[0]))
     corrected = {c.key: holm([found[k][c.key].p_value if c.key in found[k] else None for k in keys]) for c in columns}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -292,15 +291,3 @@ def _step(row: Row) -> dict[str, object]:
         return _said(row)
     train = resolved(recipe).train
     return {key: getattr(train, key.removeprefix("train.")) for key in LEFT_TO_METHOD}
-
-
-def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and, of two values or more, standard deviation (divided by n - 1).
-
-    Example:
-        >>> mean_and_std([1.0, 3.0]), mean_and_std([2.0])
-        ((2.0, 1.4142135623730951), (2.0, None))
-    """
-    mean = statistics.fmean(values)
-    finite = all(value - value == 0 for value in values)
-    return mean, statistics.stdev(values) if len(values) > 1 and finite else None

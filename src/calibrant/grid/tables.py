@@ -14,8 +14,8 @@ from calibrant.core.sizes import common_size, usual_size
 from calibrant.grid.captions import notes_of
 from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, data_name
 from calibrant.grid.paper import PaperRow, load_paper, paper_row, paper_table
-from calibrant.grid.rows import LEFT_TO_METHOD, Row, chosen, comparable, group_rows, holds, is_foreign, mean_and_std
-from calibrant.grid.significance import Difference, compare_rows, holm
+from calibrant.grid.rows import LEFT_TO_METHOD, Row, chosen, comparable, group_rows, holds, is_foreign
+from calibrant.metrics.differences import Difference, compare_runs, holm, mean_and_std
 
 # The columns of the paper's Table 1.
 METRIC_NAMES = {"error": "Error", "nll": "NLL", "ece": "ECE", "mce": "MCE", "ace": "ACE", "classwise_ece": "Classwise ECE"}
@@ -54,7 +54,7 @@ def compare_table(
     """Make the table of any runs: a section for every data set and network, a line for every method.
 
     The best value of a column is marked among the rows that may be compared: same data, network and epochs (ties as printed are
-    all marked). Every row is tested against the first of its section; see `calibrant.grid.significance.compare_rows`.
+    all marked). Every row is tested against the first of its section; see `calibrant.metrics.differences.compare_runs`.
 
     Args:
         entries: Runs and somebody's predictions; their order is that of the rows.
@@ -197,7 +197,7 @@ def _compared(rows: Sequence[Row], columns: Sequence[Column], style: Style, told
         mark_best(lines, rows, column)
     if style.test:
         keys, first = [c.metric for c in columns], rows[0]
-        tests = [compare_rows(first, row, keys) if comparable(first, row) else {} for row in rows[1:]]
+        tests = [compare_runs(first.runs, row.runs, keys) if comparable(first, row) else {} for row in rows[1:]]
         _mark_tests(lines, tests, columns)
     return lines
 

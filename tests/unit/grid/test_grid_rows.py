@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from calibrant.grid.rows import (
     chosen,
     comparable,
     group_rows,
-    mean_and_std,
     preset_matters,
     settings_of,
     tell_apart,
@@ -223,11 +221,6 @@ def test_comparable_looks_at_averaging_and_selection_and_not_at_who_chose_them(
 ) -> None:
     assert comparable(row(**first), row(**second)) is expected
     assert comparable(row(**second), row(**first)) is expected
-
-
-def test_mean_and_std_divides_by_one_less() -> None:
-    assert mean_and_std([1.0, 2.0, 6.0]) == (3.0, pytest.approx(math.sqrt(7.0)))
-    assert mean_and_std([1.0, math.inf]) == (math.inf, None)
 
 
 def test_catalogue_order_puts_predictions_last_as_they_came() -> None:

@@ -1,18 +1,17 @@
-"""Does a row differ from the first by more than chance? Over seeds where there are several, else over test examples."""
+"""Do the runs of two rows differ by more than chance? Over seeds where there are several, else over test examples."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
 
 from calibrant.core.entry import Entry
-from calibrant.grid.rows import Row, mean_and_std
 from calibrant.metrics.paired import paired_test
 
-SIGNIFICANT = 0.05
 # Two seeds leave one degree of freedom, with which a t-test hardly ever finds anything.
 LEAST_SEEDS = 3
 # Differences of sums of 10,000 numbers in float64 are uncertain by about this.
@@ -37,8 +36,10 @@ class Difference(NamedTuple):
     over: Literal["seeds", "examples"] | None
 
 
-def compare_rows(first: Row, second: Row, metrics: Sequence[str], *, test: bool = True) -> dict[str, Difference]:
-    """Difference of two rows in several metrics, tested.
+def compare_runs(
+    first: Sequence[Entry], second: Sequence[Entry], metrics: Sequence[str], *, test: bool = True
+) -> dict[str, Difference]:
+    """Difference of the runs of two rows in several metrics, tested.
 
     With three or more seeds that both rows have, the differences per seed are tested against zero by Student's t. Where each
     row is a single run, of the same seed or of an unknown one, the two networks are tested on the same test examples by
@@ -46,8 +47,8 @@ def compare_rows(first: Row, second: Row, metrics: Sequence[str], *, test: bool 
     second only about these two networks. What lies between is not tested: two seeds tell too little.
 
     Args:
-        first: The row to compare with.
-        second: The other.
+        first: Runs of the row to compare with.
+        second: Those of the other.
         metrics: Keys of `Scores`; those that a run lacks are left out.
         test: Whether to test at all.
 
@@ -55,13 +56,13 @@ def compare_rows(first: Row, second: Row, metrics: Sequence[str], *, test: bool 
         Metric → difference.
     """
     pairs = _pairs(first, second)
-    alone = len(first.runs) == len(second.runs) == 1
+    alone = len(first) == len(second) == 1
     over_examples = _examples_test(pairs) if test and alone else {}
     found = {}
     for key in metrics:
-        ones, twos = first.values(key), second.values(key)
-        if not ones or not twos:
+        if not all(key in entry.scores for entry in (*first, *second)):
             continue
+        ones, twos = ([entry.scores[key].value for entry in runs] for runs in (first, second))
         drawn = [b.scores[key].value - a.scores[key].value for a, b in pairs]
         mean, std = mean_and_std(drawn) if drawn else (mean_and_std(twos)[0] - mean_and_std(ones)[0], None)
         if test and len(pairs) >= LEAST_SEEDS:
@@ -122,12 +123,57 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return found
 
 
-def _pairs(first: Row, second: Row) -> list[tuple[Entry, Entry]]:
-    if not (first.seeds and second.seeds):
+def welch_t(first: Sequence[float], second: Sequence[float]) -> float | None:
+    r"""Two-sided p-value of Welch's t for two samples of equal mean whose variances may differ.
+
+    With means :math:`\bar x_k`, variances :math:`s_k^2` and sizes :math:`n_k`, and :math:`v_k = s_k^2 / n_k`,
+
+    .. math:: t = \frac{\bar x_1 - \bar x_2}{\sqrt{v_1 + v_2}}, \qquad
+        \nu = \frac{(v_1 + v_2)^2}{v_1^2 / (n_1 - 1) + v_2^2 / (n_2 - 1)}
+
+    Returns:
+        The p-value; without any spread 1 where the means are equal and 0 where not; None where a sample has fewer than two
+        values, or one is not finite.
+
+    Example:
+        >>> round(welch_t([1.0, 2.0, 3.0], [4.0, 6.0, 8.0]), 4)
+        0.0548
+
+    Reference:
+        Welch, Biometrika 1947.
+    """
+    from scipy.special import stdtr
+
+    samples = (first, second)
+    if min(map(len, samples)) < 2 or not all(math.isfinite(value) for values in samples for value in values):
+        return None
+    apart = statistics.fmean(first) - statistics.fmean(second)
+    parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in samples]
+    error = math.sqrt(math.fsum(part for part, _ in parts))
+    if error <= _ROUNDING:
+        return float(abs(apart) <= _ROUNDING)
+    freedom = error**4 / math.fsum(part**2 / degrees for part, degrees in parts)
+    return float(2 * stdtr(freedom, -abs(apart) / error))
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and, of two values or more, standard deviation (divided by n - 1).
+
+    Example:
+        >>> mean_and_std([1.0, 3.0]), mean_and_std([2.0])
+        ((2.0, 1.4142135623730951), (2.0, None))
+    """
+    mean = statistics.fmean(values)
+    finite = all(value - value == 0 for value in values)
+    return mean, statistics.stdev(values) if len(values) > 1 and finite else None
+
+
+def _pairs(first: Sequence[Entry], second: Sequence[Entry]) -> list[tuple[Entry, Entry]]:
+    ones, twos = ({entry.seed: entry for entry in runs if entry.seed is not None} for runs in (first, second))
+    if not (ones and twos):
         # Where seeds are unknown, two single runs can still be compared on their examples.
-        return [(first.runs[0], second.runs[0])] if len(first.runs) == len(second.runs) == 1 else []
-    others = {entry.seed: entry for entry in second.runs if entry.seed is not None}
-    return [(entry, others[entry.seed]) for entry in first.runs if entry.seed is not None and entry.seed in others]
+        return [(first[0], second[0])] if len(first) == len(second) == 1 else []
+    return [(entry, twos[seed]) for seed, entry in ones.items() if seed in twos]
 
 
 def _examples_test(pairs: Sequence[tuple[Entry, Entry]]) -> dict[str, float]:

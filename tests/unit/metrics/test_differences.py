@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,16 +9,14 @@ from scipy import stats
 
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
-from calibrant.grid.rows import group_rows
-from calibrant.grid.significance import compare_rows, holm, paired_t
+from calibrant.metrics.differences import compare_runs, holm, mean_and_std, paired_t, welch_t
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
 from made_up_runs import run_of
 
 
 def two(first: list[Entry], second: list[Entry], *, test: bool = True) -> dict[str, object]:
-    one, other = group_rows([*first, *second])
-    return dict(compare_rows(one, other, ["error", "ece"], test=test))
+    return dict(compare_runs(first, second, ["error", "ece"], test=test))
 
 
 def test_paired_t_agrees_with_scipy() -> None:
@@ -32,6 +31,25 @@ def test_paired_t_without_spread_says_only_that_nothing_differs() -> None:
     assert paired_t([0.1, float("inf"), 0.2]) is None
 
 
+def test_welch_t_agrees_with_scipy() -> None:
+    first, second = [0.3, -0.1, 0.7, 0.2], [0.9, 0.4]
+    expected = stats.ttest_ind(first, second, equal_var=False).pvalue
+    assert welch_t(first, second) == pytest.approx(expected, rel=1e-12)
+    assert welch_t(second, first) == pytest.approx(expected, rel=1e-12)
+
+
+def test_welch_t_without_spread_or_runs_says_what_can_be_said() -> None:
+    assert welch_t([0.1, 0.1], [0.1, 0.1 + 1e-17]) == 1.0
+    assert welch_t([0.1, 0.1], [0.2, 0.2]) == 0.0
+    assert welch_t([0.1], [0.2, 0.3]) is None
+    assert welch_t([0.1, float("nan")], [0.2, 0.3]) is None
+
+
+def test_mean_and_std_divides_by_one_less() -> None:
+    assert mean_and_std([1.0, 2.0, 6.0]) == (3.0, pytest.approx(math.sqrt(7.0)))
+    assert mean_and_std([1.0, math.inf]) == (math.inf, None)
+
+
 def test_holm_by_hand() -> None:
     # Of 4: 0.005*4, 0.011*3, then 0.02*2 and 0.04*1, the latter raised to the one before.
     assert holm([0.04, 0.005, 0.02, 0.011]) == pytest.approx([0.04, 0.02, 0.04, 0.033])
@@ -39,7 +57,7 @@ def test_holm_by_hand() -> None:
     assert holm([]) == []
 
 
-def test_compare_rows_three_common_seeds_are_tested_over_them() -> None:
+def test_compare_runs_three_common_seeds_are_tested_over_them() -> None:
     first = [run_of("ce", 0.05 + 0.001 * s, seed=s) for s in range(4)]
     second = [run_of("focal", 0.06 + 0.002 * s, seed=s) for s in (1, 2, 3, 5)]
     found = two(first, second)["error"]
@@ -49,7 +67,7 @@ def test_compare_rows_three_common_seeds_are_tested_over_them() -> None:
     assert found.p_value == pytest.approx(stats.ttest_1samp(drawn, 0).pvalue, rel=1e-6)  # type: ignore[attr-defined]
 
 
-def test_compare_rows_without_common_seeds_or_predictions_is_not_tested() -> None:
+def test_compare_runs_without_common_seeds_or_predictions_is_not_tested() -> None:
     found = two([run_of("ce", 0.05, seed=0)], [run_of("focal", 0.06, seed=1)])["error"]
     assert (found.n, found.p_value, found.over) == (0, None, None)  # type: ignore[attr-defined]
     assert found.mean == pytest.approx(0.01)  # type: ignore[attr-defined]
@@ -68,7 +86,7 @@ def foreign(name: str, confidence: float, *, n: int = 300, seed: int | None = No
     return Entry("coins", name, measure(test, n_resamples=20), seed=seed, test=test)
 
 
-def test_compare_rows_one_run_each_is_tested_on_its_examples() -> None:
+def test_compare_runs_one_run_each_is_tested_on_its_examples() -> None:
     good, bad = foreign("good", 0.9), foreign("bad", 0.6)
     found = two([good], [bad])["ece"]
     expected = paired_test(predictions(0.9), predictions(0.6))["ece"].p_value
@@ -77,19 +95,19 @@ def test_compare_rows_one_run_each_is_tested_on_its_examples() -> None:
     assert two([good], [bad], test=False)["ece"].p_value is None  # type: ignore[attr-defined]
 
 
-def test_compare_rows_two_seeds_are_not_tested() -> None:
+def test_compare_runs_two_seeds_are_not_tested() -> None:
     first = [foreign("good", 0.9, seed=0), foreign("good", 0.88, seed=1)]
     second = [foreign("bad", 0.6, seed=0), foreign("bad", 0.62, seed=1)]
     found = two(first, second)["ece"]
     assert (found.n, found.p_value) == (2, None)  # type: ignore[attr-defined]
 
 
-def test_compare_rows_other_examples_are_not_tested() -> None:
+def test_compare_runs_other_examples_are_not_tested() -> None:
     found = two([foreign("good", 0.9)], [foreign("other", 0.6, n=200)])["ece"]
     assert found.p_value is None  # type: ignore[attr-defined]
 
 
-def test_compare_rows_several_runs_of_unknown_seed_are_not_paired() -> None:
+def test_compare_runs_several_runs_of_unknown_seed_are_not_paired() -> None:
     several = [replace(foreign("other", confidence), seed=seed) for seed, confidence in enumerate((0.6, 0.7))]
     found = two([foreign("good", 0.9)], several)["ece"]
     assert (found.n, found.p_value) == (0, None)  # type: ignore[attr-defined]
