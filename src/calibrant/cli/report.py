@@ -75,18 +75,19 @@ def write_report(test: Path | None, options: Options) -> None:
         entries = _load_runs(options.runs)
     rows, best = tell_apart(entries), best_metrics(entries)
     with progress_bar("drawing the page", None):
+        verdict = verdict_of(examined, repaired=repaired, entries=rows, best=best)
         page = render_page(
             examined,
             repaired=repaired,
             entries=rows,
             best=best,
             title=options.title,
+            verdict=verdict,
             n_resamples=options.resamples,
             seed=options.seed,
         )
     save_page(options.out, page)
     console = Console(highlight=False)
-    verdict = verdict_of(examined, repaired=repaired, entries=rows, best=best)
     show_prose(console, f"{verdict.headline}.", style="bold")
     for sentence in verdict.sentences:
         show_prose(console, sentence)

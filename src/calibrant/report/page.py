@@ -6,6 +6,7 @@ Figures for papers are drawn elsewhere in this room.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -14,11 +15,12 @@ from calibrant import __version__
 from calibrant.core.entry import Entry
 from calibrant.core.summary import summarize_with_top
 from calibrant.report.page_bins import REGION_EDGES, examine_stops, mean_confidences, regions_of, risk_curve, slider_stops
+from calibrant.report.page_chance import labels_within_chance
 from calibrant.report.page_charts import CURVES, GRID_STOPS, runs_view
 from calibrant.report.page_classes import class_names_of, class_view, confident_mistakes
 from calibrant.report.page_content import Candidate, Examined, FinishedTable, Repair, calibrator_label
 from calibrant.report.page_embed import embed_json, script_hash
-from calibrant.report.page_runs import Group, group_entries, labels_within_chance, leader, run_rows
+from calibrant.report.page_runs import Group, group_entries, leader, run_rows
 from calibrant.report.page_tables import calibrator_rows, key_figures, metric_rows
 from calibrant.report.page_verdict import Verdict, give_runs_verdict, give_verdict
 
@@ -33,6 +35,7 @@ def render_page(
     best: Sequence[Collection[str]] | None = None,
     tables: Sequence[FinishedTable] = (),
     title: str | None = None,
+    verdict: Verdict | None = None,
     n_resamples: int = 1000,
     seed: int = 0,
 ) -> str:
@@ -48,6 +51,7 @@ def render_page(
             least value of a data set and network is.
         tables: Finished tables to show before the runs.
         title: Title of the page; made from the file or the data sets by default.
+        verdict: What stands at the top, where `verdict_of` was asked for it already.
         n_resamples: Resamples behind what a calibrated model would show for each number of bins; as in `calibrant.measure`.
         seed: Their seed; as in `calibrant.measure`.
 
@@ -68,7 +72,8 @@ def render_page(
     if best is not None and len(best) != len(entries):
         raise ValueError(f"render_page: `best` must have one part an entry, got {len(best)} for {len(entries)}.")
     groups = group_entries(entries, best=best)
-    verdict = verdict_of(examined, repaired=repaired, entries=entries, best=best)
+    if verdict is None:
+        verdict = verdict_of(examined, repaired=repaired, entries=entries, best=best)
     charts = runs_view(groups)
     data: dict[str, object] = {"runs": charts, "gridStops": GRID_STOPS, "predictions": None}
     view: dict[str, object] = {"title": title or _title(examined, groups), "verdict": verdict, "version": __version__}
@@ -200,16 +205,25 @@ def verdict_of(
     if examined is not None:
         return give_verdict(examined, repaired)
     groups = group_entries(entries, best=best)
-    here = [group for group in groups if group.place == groups[0].place]
+    found = [_place_verdict(groups, place, n_runs=len(entries)) for place in dict.fromkeys(group.place for group in groups)]
+    # Of several places each has a paragraph, below a headline about all.
+    return found[0] if len(found) == 1 else replace(found[0], sentences=tuple(" ".join(one.sentences) for one in found))
+
+
+def _place_verdict(groups: Sequence[Group], place: str, *, n_runs: int) -> Verdict:
+    here = [group for group in groups if group.place == place]
     calibrated, accurate = leader(here, "ece", "error"), leader(here, "error", "ece")
+    leaders = {key: group for key, group in (("ece", calibrated), ("error", accurate)) if group is not None}
+    near = labels_within_chance(here, leaders)
     return give_runs_verdict(
         [(group.label, group.mean("error"), group.mean("ece")) for group in here],
-        n_runs=len(entries),
+        n_runs=n_runs,
         data=list(dict.fromkeys(group.data for group in groups)),
         n_methods=len({group.entries[0].method for group in here}),
-        place=here[0].place,
+        place=place,
         n_networks=len({group.place for group in groups if group.data == here[0].data}),
         leaders=None if calibrated is None or accurate is None else (calibrated.label, accurate.label),
-        near=labels_within_chance(here, "ece", best=calibrated),
+        near=near.get("ece", ()),
+        near_error=near.get("error", ()),
         apart=[group.label for group in here if group.size_note],
     )

@@ -143,30 +143,6 @@ def _cell(group: Group, key: str) -> dict[str, object]:
     return {"value": write_value(mean_of(values), unit), "spread": spread, "is_best": key in group.best}
 
 
-def labels_within_chance(groups: Sequence[Group], key: str, *, best: Group | None = None) -> list[str]:
-    """Rows whose mean of a metric chance alone could have put above that of the ``best``, by default the least one.
-
-    Two rows of several seeds are told apart by more than two standard errors of their difference; a single run stands for
-    itself, and two such by 95 % intervals that do not meet.
-    """
-    known = [group for group in groups if group.values(key) and not group.size_note]
-    if not known:
-        return []
-    best = best or min(known, key=lambda group: group.mean(key))
-    above = [group for group in known if group is not best and group.mean(key) >= best.mean(key)]
-    return [group.label for group in above if _is_within_chance(group, best, key)]
-
-
-def _is_within_chance(group: Group, best: Group, key: str) -> bool:
-    samples = group.values(key), best.values(key)
-    if min(map(len, samples)) > 1:
-        error = math.sqrt(math.fsum(_deviation(values) ** 2 / len(values) for values in samples))
-        return mean_of(samples[0]) - mean_of(samples[1]) <= 2 * error
-    lowest = min(entry.scores[key].low for entry in group.entries if key in entry.scores)
-    highest = max(entry.scores[key].high for entry in best.entries if key in entry.scores)
-    return lowest <= highest
-
-
 def mean_of(values: Sequence[float]) -> float:
     """Mean of ``values``; nan if there is none.
 

@@ -132,13 +132,13 @@ def give_runs_verdict(
     n_networks: int = 1,
     leaders: tuple[str, str] | None = None,
     near: Sequence[str] = (),
+    near_error: Sequence[str] = (),
     apart: Sequence[str] = (),
 ) -> Verdict:
     """Say what comparing runs found.
 
     Args:
-        rows: Label, mean error and mean ECE of each row; of one place, if there are several the first one's. A number
-            that is not known is nan.
+        rows: Label, mean error and mean ECE of each row of one place. A number that is not known is nan.
         n_runs: Number of runs in all.
         data: Names of the data sets; an empty one is unknown.
         n_methods: Number of methods that the rows are of; one a row by default.
@@ -146,6 +146,7 @@ def give_runs_verdict(
         n_networks: Number of networks on that data set.
         leaders: Labels of the rows to name as those of the least ECE and of the least error; by default those that have it.
         near: Labels of the rows whose ECE these runs do not tell from the least one.
+        near_error: Labels of those whose error they do not tell from the least one.
         apart: Labels of the rows of another number of test examples, which are not compared.
 
     Returns:
@@ -158,24 +159,27 @@ def give_runs_verdict(
     here = data[0] if place is None else place
     one = f"{data[0]} with {n_networks} networks" if n_networks > 1 else here
     where = f" on {len(data)} data sets" if len(data) > 1 else f" on {one}" if one else ""
-    on = f"On {here}, " if here else ""
+    on = f"On {here}, " if here else "On data without a name, " if len(data) > 1 else ""
     known = {row[0]: row for row in rows if math.isfinite(row[1] + row[2])}
     if not known:
-        return Verdict(f"{several}{where}, {runs}", ("No run has both an error and a calibration error (ECE).",), "runs")
+        nothing = f"{on}{'no' if on else 'No'} run has both an error and a calibration error (ECE)."
+        return Verdict(f"{several}{where}, {runs}", (nothing,), "runs")
     held = [row for row in known.values() if row[0] not in apart] or list(known.values())
     least = (min(held, key=lambda row: (row[2], row[1])), min(held, key=lambda row: (row[1], row[2])))
     best, accurate = least if leaders is None else (known[leaders[0]], known[leaders[1]])
-    # The headline names a single row.
+    # The headline names a single row of a single place.
     alone = len(held) == 1
-    name = "it" if len(rows) == 1 else best[0]
+    name = "it" if len(rows) == len(data) == n_networks == 1 else best[0]
     sentences = [_tell_alone(best, on, name) if alone else _name_leaders(best, accurate, on)]
     if (best[2], accurate[1]) != (least[0][2], least[1][1]):
         sentences.append("Rows that have no run of the same length and settings beside them are left out here.")
     if apart:
         is_are = "is" if len(apart) == 1 else "are"
         sentences.append(f"{_join(apart)} {is_are} of another number of test examples and not compared.")
-    if near:
-        sentences.append(f"These runs do not tell the ECE of {_join(near)} from the least: the difference is within chance.")
+    same = [row[0] for row in held if row[1] == accurate[1] and row[0] != accurate[0]]
+    if same:
+        sentences.append(f"{_join(same)} {'has' if len(same) == 1 else 'have'} the same error.")
+    sentences += _tell_unclear(list(near), [label for label in near_error if label not in same])
     return Verdict(f"{several}{where}, {runs}", tuple(sentences), "runs")
 
 
@@ -194,6 +198,15 @@ def _name_leaders(best: tuple[str, float, float], accurate: tuple[str, float, fl
         f"{on}{best[0]} has the least calibration error (ECE {_percent(best[2])}, error {_percent(best[1])}); "
         f"{accurate[0]} errs least ({_percent(accurate[1])}, ECE {_percent(accurate[2])})."
     )
+
+
+def _tell_unclear(ece: list[str], error: list[str]) -> list[str]:
+    both = ece == error
+    return [
+        f"These runs do not tell the {what} of {_join(names)} from the least: the difference is within chance."
+        for what, names in (("ECE and error" if both else "ECE", ece), ("error", [] if both else error))
+        if names
+    ]
 
 
 def _join(names: Sequence[str]) -> str:

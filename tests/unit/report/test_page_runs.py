@@ -14,7 +14,7 @@ from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Scores
 from calibrant.report.page import render_page, verdict_of
-from calibrant.report.page_runs import group_entries, labels_within_chance, leader, run_rows
+from calibrant.report.page_runs import group_entries, leader, run_rows
 
 NONE = torch.empty(0)
 
@@ -50,25 +50,6 @@ def test_group_entries_puts_seeds_together_and_names_only_what_differs() -> None
     ]
 
 
-def seeds(method: str, *eces: float) -> list[Entry]:
-    return [entry(method, seed, ece=ece) for seed, ece in enumerate(eces)]
-
-
-def test_labels_within_chance_take_two_standard_errors_over_seeds() -> None:
-    # Each row has a variance of 1e-4 over two seeds, so a difference has a standard error of 0.01.
-    apart = math.sqrt(0.5e-4)
-    means = {"ce": 0.05, "focal": 0.069, "mmce": 0.071}
-    runs = [run for method, mean in means.items() for run in seeds(method, mean - apart, mean + apart)]
-    assert labels_within_chance(group_entries(runs), "ece") == ["focal"]
-
-
-def test_labels_within_chance_take_the_intervals_of_single_runs() -> None:
-    # Every interval reaches 0.01 to both sides.
-    groups = group_entries([entry("ce", ece=0.03), entry("focal", ece=0.049), entry("mmce", ece=0.051)])
-    assert labels_within_chance(groups, "ece") == ["focal"]
-    assert labels_within_chance([], "ece") == []
-
-
 def test_run_rows_give_mean_and_deviation_or_the_interval_of_one_run() -> None:
     names, rows = run_rows(group_entries([entry("ce", 0, error=0.10), entry("ce", 1, error=0.12), entry("focal", error=0.3)]))
     assert names == ["Error", "NLL", "ECE"]
@@ -102,11 +83,14 @@ def test_groups_give_means_over_the_runs_that_have_the_metric() -> None:
 
 def test_verdict_of_runs_names_one_where_errors_tie_and_says_when_nothing_is_known() -> None:
     tie = verdict_of(entries=[entry("ce", ece=0.06), entry("ce+ts", ece=0.03)])
-    assert tie.sentences == ("On digits, ce+ts has both the least calibration error (ECE 3.00%) and the least error (10.0%).",)
+    assert tie.sentences == (
+        "On digits, ce+ts has both the least calibration error (ECE 3.00%) and the least error (10.0%).",
+        "ce has the same error.",
+    )
     bare = dataclasses.replace(entry("bare"), scores=dataclasses.replace(scores(0.2, 0.1), metrics={}))
     verdict = verdict_of(entries=[bare, dataclasses.replace(bare, seed=1)])
     assert verdict.headline == "bare on digits, 2 runs"
-    assert verdict.sentences == ("No run has both an error and a calibration error (ECE).",)
+    assert verdict.sentences == ("On digits, no run has both an error and a calibration error (ECE).",)
 
 
 THEIRS = {"preset": None, "epochs": None, "model": None}
@@ -159,6 +143,15 @@ def test_verdict_of_runs_and_predictions_of_one_data_set_counts_it_once() -> Non
     assert verdict_of(entries=networks).headline == "2 methods on digits with 2 networks, 3 runs"
     both = [*networks, entry("ce", data="mixture", model="mlp", epochs=4)]
     assert verdict_of(entries=both).headline == "2 methods on 2 data sets, 4 runs"
+    told = verdict_of(entries=[*both, entry("mine", data="?", **THEIRS)])
+    assert [sentence.partition(",")[0] for sentence in told.sentences] == [
+        "On digits · convnet",
+        "On digits · mlp",
+        "On mixture · mlp",
+        "On data without a name",
+    ]
+    assert told.sentences[2] == "On mixture · mlp, ce has an error of 10.0% and a calibration error (ECE) of 5.00%."
+    assert told.sentences[0].endswith("ce has the same error.")
     settings = [entry("ce", preset=preset) for preset in (None, "train.average=ema", "train.select=last")]
     assert verdict_of(entries=settings).headline == "3 rows of 1 method on digits, 3 runs"
 
@@ -169,6 +162,7 @@ def test_verdict_of_runs_leaves_out_what_may_not_be_compared() -> None:
     assert told.sentences == (
         "On digits, focal has both the least calibration error (ECE 4.00%) and the least error (10.0%).",
         "Rows that have no run of the same length and settings beside them are left out here.",
+        "ce has the same error.",
         "These runs do not tell the ECE of ce from the least: the difference is within chance.",
     )
 

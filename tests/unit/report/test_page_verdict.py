@@ -148,6 +148,15 @@ def test_runs_verdict_says_what_chance_may_have_made() -> None:
     assert two.sentences[1] == "These runs do not tell the ECE of mmce and ce from the least: the difference is within chance."
     assert "the ECE of mmce from" in give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce"]).sentences[1]
     assert len(give_runs_verdict(rows, n_runs=9, data=["digits"]).sentences) == 1
+    both = give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce"], near_error=["mmce"])
+    assert both.sentences[1:] == (
+        "These runs do not tell the ECE and error of mmce from the least: the difference is within chance.",
+    )
+    each = give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce"], near_error=["ce", "mmce"])
+    assert [sentence.split(" from ")[0] for sentence in each.sentences[1:]] == [
+        "These runs do not tell the ECE of mmce",
+        "These runs do not tell the error of ce and mmce",
+    ]
 
 
 def test_metric_rows_write_values_as_measure_does() -> None:
