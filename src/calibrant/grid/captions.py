@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calibrant.core.sizes import size_note
+from calibrant.grid.choices import choice_notes
 from calibrant.grid.layout import Line, Table
 from calibrant.grid.paper import load_paper
 from calibrant.metrics.differences import LEAST_SEEDS
@@ -17,16 +18,18 @@ _WAYS = {
 }
 
 
-def notes_of(table: Table, *, tested: bool, paper: bool = False) -> tuple[str, ...]:
+def notes_of(table: Table, *, tested: bool, paper: bool = False, beside: Sequence[Line] = ()) -> tuple[str, ...]:
     """Say what a reader must know of a table.
 
     Args:
         table: The table, its cells marked.
         tested: Whether differences were tested, where they could be.
         paper: Whether the paper's numbers were asked for.
+        beside: Lines that are not shown, which the others are held against.
     """
     lines = [line for line in table.lines if line.kind != "paper"]
-    notes = [_averaged(lines), *_common(table, lines), *_bold(table), *size_notes(table)]
+    notes = [_averaged(lines), *_common(table, lines), *choice_notes([*beside, *lines])]
+    notes += [*_bold(table), *size_notes(table)]
     notes += _tests(lines, sections=len(table.sections), base=table.base) if tested else []
     if "calibrated" in table.info:
         notes.append(
@@ -79,7 +82,7 @@ def _best(table: Table) -> list[set[str]]:
 def _bold(table: Table) -> list[str]:
     if not any(_best(table)):
         return []
-    notes = ["Bold: the lowest of a column among rows of the same data, network, epochs and settings."]
+    notes = ["Bold: the lowest of a column among rows of the same data, network, epochs and given settings (--set)."]
     if several_best(table):
         notes.append(
             "Several values of a column are bold, or not its lowest, where only some rows may be compared with each other."
@@ -103,7 +106,8 @@ def _common(table: Table, lines: Sequence[Line]) -> list[str]:
         notes.append(f"{epochs.pop()} epochs.")
     if "preset" not in table.info and len(presets) == 1:
         notes.append(f"Preset {presets.pop()}.")
-    known = [line.settings for line in lines if line.epochs is not None and line.kind == "ours"]
+    ours = [line for line in lines if line.kind == "ours"]
+    known = [line.settings for line in ours or lines if line.epochs is not None]
     shared = [text for text in known[0] if all(text in other for other in known)] if known else []
     if shared:
         notes.append(f"Settings: {', '.join(shared)}.")

@@ -89,6 +89,7 @@ class Line:
         settings: Further recipe keys, as ``key=value``.
         calibrated_p: Of every run, how probable so large an ECE is for a calibrated model.
         examples: Test examples that its numbers are of, where all runs have as many.
+        choices: How its runs averaged weights and chose their epoch, as ``key=value``, told or by the choice of their method.
     """
 
     label: str
@@ -103,6 +104,7 @@ class Line:
     settings: tuple[str, ...] = ()
     calibrated_p: tuple[float, ...] = ()
     examples: int | None = None
+    choices: tuple[str, ...] = ()
 
     @property
     def is_foreign(self) -> bool:

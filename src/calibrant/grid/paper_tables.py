@@ -136,7 +136,8 @@ def _gain(name: str, rows: Sequence[Row], style: Style) -> Table:
 
 def _gain_line(first: Row, second: Row, columns: Sequence[Column]) -> Line:
     found = compare_runs(first.runs, second.runs, [c.metric for c in columns], test=False)
-    cells = {c.key: Cell(found[c.metric].mean, found[c.metric].std) for c in columns if c.metric in found}
+    kept = {c.key: found[c.metric] for c in columns if c.metric in found}
+    cells = {key: Cell(difference.mean, difference.std, difference.values) for key, difference in kept.items()}
     common = {difference.n for difference in found.values()}
     return Line(
         label="gain from SECE",
@@ -147,6 +148,7 @@ def _gain_line(first: Row, second: Row, columns: Sequence[Column]) -> Line:
         epochs=second.epochs,
         model=second.model,
         runs=max(common) or None,
+        seeds=_common_seeds([(first, second)]),
     )
 
 
@@ -187,31 +189,40 @@ def _differences(name: str, rows: Sequence[Row], style: Style) -> Table:
     table = Table(name, paper_table(name).title, columns, sections, base="CE")
     if not any(line.kind == "difference" for line in table.lines):
         raise ValueError(f"{name}: `entries` must hold a run of ce, and one of another method that it may be compared with.")
-    table = finish_table(table, style._replace(calibrated=False))
+    # Cross-entropy has no line here; how it was trained matters to all that have.
+    beside = [line_of(row, (), style) for row in rows if row.method == "ce"]
+    table = finish_table(table, style._replace(calibrated=False), beside=beside)
     return replace(table, notes=("Method minus CE, means over the seeds that both have; negative is better.", *table.notes[1:]))
 
 
 def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], data: Sequence[str], style: Style) -> tuple[Line, ...]:
     found: dict[_Setting, dict[str, Difference]] = {}
-    first: dict[_Setting, Row] = {}
+    pairs: dict[_Setting, list[tuple[Row, Row]]] = {}
     for row in rows:
         base = _base_of(row, rows)
         if base is None:
             continue
         key = (row.method, row.preset, row.epochs, row.model, row.settings)
-        first.setdefault(key, row)
+        pairs.setdefault(key, []).append((base, row))
         tested = compare_runs(base.runs, row.runs, ["error", "ece"], test=style.test)
         found.setdefault(key, {}).update({f"{row.data}:{metric}": difference for metric, difference in tested.items()})
     keys = sorted(found, key=lambda key: paper_table("table5").methods.index(key[0]))
     corrected = {c.key: holm([found[k][c.key].p_value if c.key in found[k] else None for k in keys]) for c in columns}
     common, told, lines = common_settings(rows), told_keys(rows), []
     for place, key in enumerate(keys):
-        cells = {c: Cell(d.mean, d.std, p_value=corrected[c][place], over=d.over) for c, d in found[key].items()}
-        line = line_of(first[key], (), style, common=common, told=told)
-        lines.append(replace(line, cells=cells, kind="difference", runs=max(d.n for d in found[key].values()) or None))
+        cells = {c: Cell(d.mean, d.std, d.values, p_value=corrected[c][place], over=d.over) for c, d in found[key].items()}
+        line = line_of(pairs[key][0][1], (), style, common=common, told=told)
+        seeds, runs = _common_seeds(pairs[key]), max(d.n for d in found[key].values()) or None
+        lines.append(replace(line, cells=cells, kind="difference", runs=runs, seeds=seeds))
         last = all(other[0] != key[0] for other in keys[place + 1 :])
         lines += [_paper_differences(key[0], data)] if style.paper and last else []
     return tuple(lines)
+
+
+def _common_seeds(pairs: Sequence[tuple[Row, Row]]) -> tuple[int, ...]:
+    """Seeds that both rows of a pair have; none where pairs differ in that."""
+    found = {tuple(sorted({*one.seeds} & {*other.seeds})) for one, other in pairs}
+    return found.pop() if len(found) == 1 else ()
 
 
 def _base_of(row: Row, rows: Sequence[Row]) -> Row | None:

@@ -93,8 +93,8 @@ def build_table(rows: Sequence[Row], metrics: Sequence[str], style: Style, *, na
     return finish_table(Table(name, title, columns, tuple(sections)), style)
 
 
-def finish_table(table: Table, style: Style) -> Table:
-    """Add the columns that tell lines apart, and the notes."""
+def finish_table(table: Table, style: Style, *, beside: Sequence[Line] = ()) -> Table:
+    """Add the columns that tell lines apart, and the notes; ``beside`` are lines not shown that the others are held against."""
     presets = {line.preset for line in table.lines} - {None}
     epochs = {line.epochs for line in table.lines}
     wanted: dict[Info, bool] = {
@@ -104,7 +104,7 @@ def finish_table(table: Table, style: Style) -> Table:
         "calibrated": style.calibrated,
     }
     table = replace(table, info=tuple(key for key, shown in wanted.items() if shown))
-    return replace(table, notes=notes_of(table, tested=style.test, paper=style.paper))
+    return replace(table, notes=notes_of(table, tested=style.test, paper=style.paper, beside=beside))
 
 
 def metric_column(key: str) -> Column:
@@ -147,6 +147,7 @@ def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequen
         settings=tuple(sorted({*row.settings, *common, *effective})) if row.epochs is not None else row.settings,
         calibrated_p=tuple(entry.scores.ece_if_calibrated.p_value for entry in row.runs),
         examples=common_size(row.runs),
+        choices=tuple(f"{key}={value}" for key in LEFT_TO_METHOD if (value := chosen(row, key)) is not None),
     )
 
 

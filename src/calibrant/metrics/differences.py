@@ -27,6 +27,7 @@ class Difference(NamedTuple):
         n: Seeds that both have.
         p_value: Two-sided p-value, or None where nothing could be tested.
         over: What was sampled: "seeds" (paired t-test) or "examples" (paired bootstrap of one network each).
+        values: The difference of every seed that both have, by rising seed.
     """
 
     mean: float
@@ -34,6 +35,7 @@ class Difference(NamedTuple):
     n: int
     p_value: float | None
     over: Literal["seeds", "examples"] | None
+    values: tuple[float, ...] = ()
 
 
 def compare_runs(
@@ -67,10 +69,10 @@ def compare_runs(
         mean, std = mean_and_std(drawn) if drawn else (mean_and_std(twos)[0] - mean_and_std(ones)[0], None)
         if test and len(pairs) >= LEAST_SEEDS:
             p_value = paired_t(drawn)
-            found[key] = Difference(mean, std, len(pairs), p_value, None if p_value is None else "seeds")
+            found[key] = Difference(mean, std, len(pairs), p_value, None if p_value is None else "seeds", tuple(drawn))
         else:
             p_value = over_examples.get(key)
-            found[key] = Difference(mean, std, len(pairs), p_value, None if p_value is None else "examples")
+            found[key] = Difference(mean, std, len(pairs), p_value, None if p_value is None else "examples", tuple(drawn))
     return found
 
 

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+from calibrant.grid.choices import choice_notes
+from calibrant.grid.export import to_csv, to_json
+from calibrant.grid.latex import to_latex
+from calibrant.grid.markdown import to_markdown
+from calibrant.grid.paper_tables import make_paper_table
+from calibrant.grid.tables import compare_table
+from made_up_runs import run_of, seeds
+
+_AVERAGED = "averaged weights (train.average=phase), of an epoch chosen by validation error and NLL (train.select=error+nll)"
+_USUAL = "weights as they are, of the epoch of least validation error"
+
+
+def test_caption_names_rows_that_average_and_select_in_another_way() -> None:
+    table = compare_table([run_of("ce"), run_of("ce+ts"), run_of("flgamma-sece"), run_of("ce-dece")])
+    note = f"By preset, flgamma-sece and ce-dece predict with {_AVERAGED}; all others with {_USUAL}."
+    assert note in table.notes
+    assert note in json.loads(to_json(table))["notes"]
+    assert "all others with weights as they are" in to_markdown(table)
+    assert "train.average=phase" in to_latex(table)
+    assert any("epochs and given settings (--set)" in said for said in table.notes)
+    assert json.loads(to_json(table))["sections"][0]["lines"][2]["choices"] == ["train.average=phase", "train.select=error+nll"]
+
+
+def test_caption_is_silent_where_all_rows_average_and_select_alike() -> None:
+    told = "calibrant train --set train.average=no --set train.select=last"
+    alike = [run_of("ce", command=told), run_of("flgamma-sece", command=told)]
+    theirs = run_of("theirs", model=None, epochs=None, seed=None, preset=None)
+    for runs in ([run_of("ce"), run_of("focal"), theirs], alike, [run_of("flgamma-sece"), run_of("flgamma")]):
+        assert choice_notes(compare_table(runs).lines) == []
+
+
+def test_caption_is_silent_where_labels_say_how_rows_average() -> None:
+    runs = [run_of("ce"), run_of("ce", command="calibrant train --set train.average=phase"), run_of("flgamma-sece")]
+    assert choice_notes(compare_table(runs).lines) == []
+
+
+def test_caption_tells_presets_of_one_method_apart() -> None:
+    table = compare_table([run_of("ce"), run_of("flgamma-sece"), run_of("flgamma-sece", preset="paper")])
+    assert choice_notes(table.lines) == [
+        f"By preset, flgamma-sece (default) predicts with {_AVERAGED}; all others with {_USUAL}."
+    ]
+
+
+def test_caption_names_the_one_of_the_two_that_differs() -> None:
+    effective = {"train.average": "no", "train.select": "nll"}
+    kept = replace(run_of("flgamma"), facts={"effective": effective})
+    assert choice_notes(compare_table([run_of("ce"), kept]).lines) == [
+        "By preset, flgamma predicts with weights of the epoch of least validation NLL (train.select=nll); "
+        "all others with weights of the epoch of least validation error."
+    ]
+
+
+def test_table5_caption_says_how_cross_entropy_was_trained_and_the_common_settings() -> None:
+    told = "calibrant train --set optim.lr=0.2"
+    table = make_paper_table("table5", [run_of("ce", command=told), run_of("flgamma-sece", command=told)])
+    assert f"By preset, FLγ-SECE predicts with {_AVERAGED}; all others with {_USUAL}." in table.notes
+    assert "Settings: optim.lr=0.2." in table.notes
+
+
+def test_table5_differences_have_the_value_of_every_common_seed() -> None:
+    table = make_paper_table("table5", [*seeds("ce", 0.05), *seeds("focal", 0.06)[1:]])
+    row = next(row for row in csv.DictReader(io.StringIO(to_csv(table))) if row["metric"] == "error")
+    values = [float(text) for text in row["values"].split()]
+    assert (row["seeds"], row["runs"], len(values)) == ("1 2 3", "3", 3)
+    assert abs(sum(values) / 3 - float(row["mean"])) < 1e-12
+
+
+def test_table2_gains_have_the_value_of_every_common_seed() -> None:
+    table = make_paper_table("table2", [*seeds("flgamma", 0.05), *seeds("flgamma-sece", 0.06)])
+    gain = next(line for line in table.lines if line.kind == "difference")
+    assert gain.seeds == (0, 1, 2, 3)
+    assert len(gain.cells["error"].values) == 4
