@@ -275,7 +275,7 @@ def _short_recipe(recipe: Recipe, shape: Shape, probe: _Probe, file: Path) -> tu
     if isinstance(plan, MetaPlan):
         meta = max(plan.meta_batch_size // probe.share, 2)
         options["meta_batch_size"] = meta
-    val, test = (2 * batch, 2 * batch) if not probe.tested else (2, probe.tested - 2)
+    val, test = (2 * batch, 2 * batch) if not probe.tested else (2, max(probe.tested - 2, 2))
     _save_images(file, shape, train=probe.steps * batch + val + 2 * meta, test=test)
     short = replace(
         recipe,
@@ -289,12 +289,13 @@ def _short_recipe(recipe: Recipe, shape: Shape, probe: _Probe, file: Path) -> tu
 def _save_images(file: Path, shape: Shape, *, train: int, test: int) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (train + test, *shape.size, shape.channels), dtype=np.uint8)
-    labels = np.arange(train + test) % shape.num_classes
+    # A few steps may take fewer images than there are classes; no class may be tested that is not trained on.
+    trained = np.arange(train) % shape.num_classes
     np.savez(
         file,
         images=images[:train],
-        labels=labels[:train],
+        labels=trained,
         test_images=images[train:],
-        test_labels=labels[train:],
+        test_labels=np.resize(trained, test),
         class_names=np.array([str(k) for k in range(shape.num_classes)]),
     )

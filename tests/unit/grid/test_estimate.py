@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 import torch
 
 from calibrant.data import DATASETS
+from calibrant.engine.loop import EpochRecord
 from calibrant.engine.recipe import DataPart, Recipe, override
+from calibrant.engine.run import run_recipe
+from calibrant.engine.setup import load_data
 from calibrant.grid.estimate import forecast, kind_of, measure_speed, shape_of
 from calibrant.grid.plan import plan_cells
 
@@ -32,6 +36,49 @@ def test_shape_of_a_path_is_read(tmp_path: Path) -> None:
     images = np.zeros((50, 8, 6, 3), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", images=images, labels=np.arange(50) % 5, test_images=images[:7], test_labels=np.arange(7) % 5)
     assert shape_of(DataPart(str(tmp_path / "x.npz"))) == (50, 7, (8, 6), 3, 5)
+
+
+@pytest.mark.parametrize("method", ["ce", "flgamma-sece"])
+@pytest.mark.parametrize("name", DATASETS)
+def test_measure_speed_of_every_named_set_times_its_steps(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.grid.estimate._TOO_SHORT", 0.0)
+    settings = {"train.device": "cpu", "backbone.name": "mlp", "method.name": method}
+    speed = measure_speed(override(Recipe(), {"data.name": name} | settings))
+    assert speed.train > 0
+    assert speed.test > 0
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("classes", [2, 10, 100, 200, 1000])
+def test_measure_speed_of_ones_own_images_takes_any_number_of_classes(
+    classes: int, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = np.repeat(np.arange(classes), 2 if classes >= 100 else 200)
+    images = np.zeros((len(labels), 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", images=images, labels=labels, test_images=images, test_labels=labels)
+    # Without a lower limit, parts of batches are timed; with a high one, whole batches and as many test images as there are.
+    monkeypatch.setattr("calibrant.grid.estimate._TOO_SHORT", 1e9 if whole else 0.0)
+    steps: list[tuple[int, int]] = []
+
+    def noting(short: Recipe, *, report: Callable[[EpochRecord], None]) -> object:
+        data = load_data(short.data)
+        assert data.train.num_classes == classes
+        steps.append((short.train.batch_size, len(data.test)))
+        return run_recipe(short, report=report)
+
+    monkeypatch.setattr("calibrant.grid.estimate.run_recipe", noting)
+    settings = {"data.name": str(tmp_path / "x.npz"), "backbone.name": "mlp", "method.name": "ce", "train.batch_size": 64}
+    speed = measure_speed(override(Recipe(), settings | {"train.device": "cpu"}))
+    assert speed.train > 0
+    held = len(labels) // 10 + len(labels)
+    assert steps == [(8, 16), *([(64, min(held, 10_000) - 2)] if whole else [])]
+
+
+def test_measure_speed_with_a_single_test_image_is_measured(tmp_path: Path) -> None:
+    images, labels = np.zeros((40, 4, 4), dtype=np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "x.npz", images=images, labels=labels, test_images=images[:1], test_labels=labels[:1])
+    settings = {"data.name": str(tmp_path / "x.npz"), "data.val": 1, "backbone.name": "mlp", "method.name": "ce"}
+    assert measure_speed(override(Recipe(), settings | {"train.device": "cpu", "train.batch_size": 8})).test > 0
 
 
 def test_measure_speed_scales_with_epochs() -> None:
