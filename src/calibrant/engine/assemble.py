@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
+from calibrant.data.fingerprint import fingerprint
 from calibrant.engine.average import WeightAverage
 from calibrant.engine.batches import MetaBatches, TrainBatches
 from calibrant.engine.distributed import ALONE_GROUP, Group
@@ -38,12 +39,13 @@ from calibrant.meta.virtual import VirtualStep
 
 @dataclass(frozen=True)
 class Assembly:
-    """A run ready to start: its parts, its data and the hardware it runs on."""
+    """A run ready to start: its parts, its data, by what these are known again, and the hardware it runs on."""
 
     parts: LoopParts
     data: RunData
     hardware: Hardware
     plan: Plan
+    fingerprint: dict[str, int | str]
     group: Group = ALONE_GROUP
 
 
@@ -58,6 +60,7 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
     # The plan says whether there is a meta part, and some plans need the size of the training part.
     probe = make_plan(part.name, part.options, facts_of(recipe))
     whole = load_data(recipe.data)
+    known = fingerprint(whole)
     data = divide(whole, recipe.data, seed=recipe.seed, with_meta=isinstance(probe, MetaPlan))
     data = replace(data, train=augmented(data.train, recipe.data))
     plan = make_plan(part.name, part.options, facts_of(recipe, num_train=len(data.train)))
@@ -70,7 +73,7 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
         raise ValueError(f"train: `backbone.freeze` must leave the head free for {part.name}, which looks ahead with it.")
     with hardware.active():
         parts = _loop_parts(_Scene(recipe, data, model, hardware, group), plan)
-    return Assembly(parts, data, hardware, plan, group)
+    return Assembly(parts, data, hardware, plan, known, group)
 
 
 def _network(recipe: Recipe, data: RunData, hardware: Hardware, group: Group, *, uses_head: bool) -> nn.Module:

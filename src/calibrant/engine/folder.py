@@ -1,9 +1,9 @@
 """The folder of a run: what is written while it goes on, what at its end, and reading it back.
 
-``recipe.toml`` the resolved recipe · ``run.json`` versions, device, command, and whether it is finished · ``history.jsonl`` one
-line an epoch · TensorBoard events · ``state.pt`` the checkpoint, until the end · ``weights.safetensors``, ``val.npz``,
-``test.npz`` the best epoch · ``metrics.json`` what ``calibrant measure --json`` says of ``test.npz`` · ``shift.json`` the same
-of corrupted copies of the test set, where asked for.
+``recipe.toml`` the resolved recipe · ``run.json`` versions, device, command, by what the data are known again, and whether it
+is finished · ``history.jsonl`` one line an epoch · TensorBoard events · ``state.pt`` the checkpoint, until the end ·
+``weights.safetensors``, ``val.npz``, ``test.npz`` the best epoch · ``metrics.json`` what ``calibrant measure --json`` says of
+``test.npz`` · ``shift.json`` the same of corrupted copies of the test set, where asked for.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Shape(NamedTuple):
 
 def is_finished(folder: str | Path) -> bool:
     """Whether a folder holds a finished run."""
-    return _read_facts(Path(folder)).get("finished") is not None
+    return read_facts(Path(folder)).get("finished") is not None
 
 
 class RunFolder:
@@ -90,7 +90,7 @@ class RunFolder:
         shape = assembly.data.train
         if not (self.path / "recipe.toml").exists():
             _write_text(self.path / "recipe.toml", to_toml(self.recipe))
-        known = _read_facts(self.path)
+        known = read_facts(self.path)
         self._board = open_board(self.path, first_epoch=len(history))
         facts = provenance(assembly.hardware) | {
             "seed": self.recipe.seed,
@@ -98,6 +98,7 @@ class RunFolder:
             "parameters": sum(p.numel() for p in assembly.parts.model.parameters()),
             "inputs": {"num_classes": shape.num_classes, "channels": shape.channels, "size": list(shape.size)},
             "examples": {name: len(part) for name, part in vars(assembly.data).items() if part is not None},
+            "data": assembly.fingerprint,
             **({"learning": learning} if (learning := learning_of(assembly.parts)) else {}),
             "tensorboard": not isinstance(self._board, NoBoard),
             "started": known.get("started") or _now(),
@@ -112,7 +113,7 @@ class RunFolder:
         """Write what `begin` does for a run that is made from a finished one and not trained."""
         assert base.folder is not None
         _write_text(self.path / "recipe.toml", to_toml(self.recipe))
-        self._write_facts(_read_facts(base.folder) | {"base": str(base.folder), "finished": None})
+        self._write_facts(read_facts(base.folder) | {"base": str(base.folder), "finished": None})
         _write_text(self.path / "history.jsonl", "".join(_line(record) for record in base.history))
 
     def epoch(self, record: EpochRecord) -> None:
@@ -140,7 +141,7 @@ class RunFolder:
         _write_text(self.path / "metrics.json", measure(run.test, file="test.npz").to_json(indent=2) + "\n")
         if run.shift:
             save_shift(self.path / "shift.json", run.shift)
-        facts = _read_facts(self.path) | {
+        facts = read_facts(self.path) | {
             "finished": _now(),
             "best_epoch": run.best_epoch,
             "seconds": run.history[-1].seconds,
@@ -187,7 +188,7 @@ def load_run(folder: str | Path) -> Run:
     path = Path(folder)
     if not (path / "recipe.toml").exists():
         raise ValueError(f"load_run: `{path}` must be the folder of a run, got one without recipe.toml.")
-    facts = _read_facts(path)
+    facts = read_facts(path)
     if facts.get("finished") is None:
         raise ValueError(f"load_run: the run in `{path}` must be finished, got one that is not. Go on with it with `--resume`.")
     recipe = load_recipe(path / "recipe.toml")
@@ -221,7 +222,8 @@ def _network(part: BackbonePart, inputs: dict[str, Any], path: Path) -> nn.Modul
     return model
 
 
-def _read_facts(folder: Path) -> dict[str, Any]:
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Return what ``run.json`` of a run says; empty where there is none."""
     file = folder / "run.json"
     if not file.exists():
         return {}

@@ -23,6 +23,7 @@ from calibrant.engine.meta_objective import MetaObjective
 from calibrant.engine.recipe import NEUTRAL, Recipe, TrainPart, load_recipe_text, to_dict, to_toml
 from calibrant.engine.resolve import idle_keys, resolved
 from calibrant.engine.result import Run
+from calibrant.engine.same_data import check_same_data
 from calibrant.engine.selection import BestEpoch
 
 Report = Callable[[EpochRecord], None]
@@ -73,7 +74,7 @@ def run_recipe(
             best.offer(record, _weights(parts, averaged=True))
             due = time.monotonic() - saved >= recipe.train.checkpoint_every_seconds or epoch + 1 == recipe.train.epochs
             if checkpoint is not None and due and group.leads:
-                _save(checkpoint, parts, best, recipe, history)
+                _save(checkpoint, assembly, best, recipe, history)
                 saved = time.monotonic()
             if report is not None:
                 report(record)
@@ -99,13 +100,15 @@ def _weights(parts: LoopParts, *, averaged: bool = False) -> dict[str, Tensor]:
     return found
 
 
-def _save(path: Path, parts: LoopParts, best: BestEpoch, recipe: Recipe, history: list[EpochRecord]) -> None:
+def _save(path: Path, assembly: Assembly, best: BestEpoch, recipe: Recipe, history: list[EpochRecord]) -> None:
+    parts = assembly.parts
     state = {
         "state": copy_state(parts.step.state()),
         "best": [held | {"weights": copy_state(held["weights"])} for held in best.state()],
         "history": [record.to_dict() for record in history],
         "recipe": to_toml(recipe),
         "learning": learning_of(parts),
+        "data": assembly.fingerprint,
     }
     save_atomically(state, path)
 
@@ -114,6 +117,8 @@ def _resume(path: Path, assembly: Assembly, best: BestEpoch, recipe: Recipe) -> 
     group, parts = assembly.group, assembly.parts
     found = group.by_first(lambda: load_checkpoint(path))
     check_same_run(load_recipe_text(found["recipe"], where=str(path)), recipe, where=str(path))
+    # Of the data that the first process sees: all must stop, or none.
+    check_same_data(found.get("data", {}), group.share(assembly.fingerprint), recipe.data, where=str(path.parent))
     _check_same_learning(found.get("learning"), learning_of(parts), where=str(path))
     restore_state(parts.step.state(), found["state"])
     best.restore(found["best"], like=_weights(parts))

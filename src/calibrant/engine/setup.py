@@ -29,9 +29,14 @@ class RunData:
     test: ImageSet
 
 
+def is_own(part: DataPart) -> bool:
+    """Whether a recipe names its data by a path: other images may come to lie there, while a published set stays what it is."""
+    return part.name not in DATASETS and is_path(part.name)
+
+
 def load_data(part: DataPart) -> DataSet:
     """Read the data set that a recipe names, by its name or its path."""
-    if part.name not in DATASETS and is_path(part.name):
+    if is_own(part):
         return load_path(part.name, size=part.size)
     lookup(dict.fromkeys(DATASETS), part.name, kind="data set")
     if part.size is not None:

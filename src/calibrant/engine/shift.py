@@ -31,9 +31,15 @@ def shifted_predictions(run: Run, *, seed: int = 0, group: Group = ALONE_GROUP) 
         group: Processes that share the work.
 
     Yields:
-        ``"gaussian_noise-1"`` … ``"contrast-5"`` and the predictions, after temperature scaling where the run has it.
+        ``"gaussian_noise-1"`` … ``"contrast-5"`` and the predictions, after temperature scaling where the run has it. Raises
+        ``ValueError`` if the data are others than those that the run was tested on, by their labels.
     """
     train, test = run.recipe.train, load_data(run.recipe.data).test
+    if not torch.equal(test.labels, run.test.labels):
+        raise ValueError(
+            f"evaluate_shift: `data` must be what the run was tested on, got other test labels in {run.recipe.data.name}. "
+            "Put the old data back."
+        )
     hardware = choose_hardware(device=train.device, precision=train.precision, group=group)
     model = run.network().to(hardware.device, hardware.dtype).eval()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

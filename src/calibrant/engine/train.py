@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrant.engine.distributed import ALONE_GROUP, Group, joined_group
-from calibrant.engine.folder import RunFolder, is_finished, load_run
+from calibrant.engine.folder import RunFolder, is_finished, load_run, read_facts
 from calibrant.engine.loop import EpochRecord, Tick
 from calibrant.engine.methods import split_name
 from calibrant.engine.recipe import Recipe, load_recipe, recipe_of
 from calibrant.engine.resolve import resolved
 from calibrant.engine.result import Run
 from calibrant.engine.run import Report, run_recipe
+from calibrant.engine.same_data import check_data_now
 from calibrant.engine.scaling import with_temperature
 from calibrant.engine.shift import evaluate_shift, save_shift
 
@@ -36,7 +37,7 @@ def train(
         recipe: What to run: a `Recipe`, nested plain data, or the path of a TOML file.
         out: Run folder; None writes nothing.
         resume: Go on with the run in ``out`` if there is one; a finished one is read and returned (and evaluated under shift,
-            if that is asked for only now).
+            if that is asked for only now). Data named by a path must still be those that it was trained on.
         report: Called with every epoch's record, in the first process.
         tick: Called after every step with the epoch, its steps done and all its steps, in the first process.
 
@@ -137,6 +138,7 @@ def _with_shift(run: Run, group: Group = ALONE_GROUP) -> Run:
 def _finished(recipe: Recipe, out: Path) -> Run:
     """Read a finished run; what it was not asked for at the time is added to its folder."""
     run = load_run(out)
+    check_data_now(read_facts(out), recipe.data, where=str(out))
     if recipe.data.shift and not run.shift:
         # The recipe at hand says where the data lie and what to compute on; else the two are the same.
         run = _with_shift(replace(run, recipe=recipe))

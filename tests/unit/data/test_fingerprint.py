@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.data import DataSet, ImageSet
+from calibrant.data import fingerprint as module
+from calibrant.data.fingerprint import difference, fingerprint
+from calibrant.data.npz import load_npz
+
+
+def images(n: int, *, first: int = 0, names: tuple[str, ...] | None = ("ant", "bee")) -> ImageSet:
+    pixels = (first + torch.arange(n * 12)).remainder(251).to(torch.uint8).view(n, 2, 2, 3)
+    return ImageSet(pixels, torch.arange(n) % 2, 2, (0.5,) * 3, (0.5,) * 3, class_names=names)
+
+
+DATA = DataSet("insects", images(10), images(4, first=7))
+
+
+def test_fingerprint_counts_and_hashes_are_those_of_the_bytes_on_any_machine():
+    assert fingerprint(DATA) == {
+        "num_classes": 2,
+        "train_examples": 10,
+        "test_examples": 4,
+        "class_names": "cb375e27548ea219",
+        "train": "9f862dd7f4258aaaf60f4e6010620674",
+        "test": "19788f9dbcca22cb22df00dc53494841",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (replace(DATA, test=images(5, first=7)), "4 test images then and 5 now"),
+        (replace(DATA, train=images(12)), "10 images to train on then and 12 now"),
+        (replace(DATA, test=replace(DATA.test, num_classes=3)), "2 classes then and 3 now"),
+        (replace(DATA, test=replace(DATA.test, class_names=("ant", "wasp"))), "other names of classes"),
+        (replace(DATA, test=images(4, first=8)), "other test images or labels"),
+        (replace(DATA, test=replace(DATA.test, labels=1 - DATA.test.labels)), "other test images or labels"),
+        (replace(DATA, train=images(10, first=1)), "other images or labels to train on"),
+        (replace(DATA, train=DATA.train.pick([1, 0, *range(2, 10)])), "other images or labels to train on"),
+        (DataSet("elsewhere", DATA.train, replace(DATA.test, mean=(0.1,) * 3)), ""),
+    ],
+)
+def test_difference_says_what_is_not_the_same(changed, words):
+    assert difference(fingerprint(DATA), fingerprint(changed)) == words
+
+
+def test_difference_passes_over_what_was_not_kept():
+    assert difference({}, fingerprint(DATA)) == ""
+    assert difference({"test_examples": 4}, fingerprint(DATA)) == ""
+
+
+def test_fingerprint_of_several_blocks_sees_a_change_in_the_last_one(monkeypatch):
+    monkeypatch.setattr(module, "_BLOCK", 16)
+    changed = images(10)
+    changed.images[-1, -1, -1, -1] += 1
+    assert difference(fingerprint(DATA), fingerprint(replace(DATA, train=changed))) == "other images or labels to train on"
+
+
+def test_fingerprint_of_a_file_is_that_of_its_arrays_however_it_is_written(tmp_path):
+    pixels, labels = np.arange(20 * 16, dtype=np.uint8).reshape(20, 4, 4), np.arange(20) % 2
+    np.savez(tmp_path / "a.npz", images=pixels, labels=labels)
+    np.savez_compressed(tmp_path / "b.npz", y=labels.astype(np.int32), x=pixels.astype(np.int64))
+    first, second = (fingerprint(load_npz(tmp_path / name)) for name in ("a.npz", "b.npz"))
+    assert first == second
