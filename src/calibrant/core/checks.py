@@ -199,6 +199,22 @@ def check_logit_values(logits: Tensor, *, where: str) -> None:
         raise ValueError(f"{where}: `logits` must not hold NaN or +inf, got {value} in row {row}.")
 
 
+def check_before_softmax(logits: Tensor, *, where: str) -> None:
+    """Raise if ``logits [N, C]`` are not what `check_logit_values` allows, or what a softmax leaves: probabilities."""
+    check_logit_values(logits, where=where)
+    # A few rows may be an example made by hand; ten that all do what softmax does are not.
+    if len(logits) >= 10 and _are_probs(logits[:10]) and _are_probs(logits):
+        raise ValueError(
+            f"{where}: `logits` must be scores before softmax, got rows in [0, 1] that sum to 1. "
+            "They look like probabilities: pass `Predictions(probs=...)`, or their logarithm."
+        )
+
+
+def _are_probs(rows: Tensor) -> bool:
+    tolerance = max(1e-3, SUM_TOLERANCE.get(rows.dtype, 1e-3))
+    return bool((rows >= 0).all()) and bool(((rows.double().sum(1) - 1).abs() <= tolerance).all())
+
+
 def check_label_values(labels: Tensor, num_classes: int, *, where: str, ignore_index: int | None = None) -> None:
     """Raise unless every label is in ``[0, num_classes)`` (those equal to ``ignore_index`` are not looked at)."""
     kept = labels if ignore_index is None else labels[labels != ignore_index]

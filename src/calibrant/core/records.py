@@ -18,8 +18,8 @@ from torch import Tensor
 
 from calibrant.core.checks import (
     ArrayLike,
+    check_before_softmax,
     check_label_values,
-    check_logit_values,
     check_prob_values,
     check_shapes,
     check_weights,
@@ -95,7 +95,7 @@ class Predictions:
         if weight is not None and ignore_index is not None:
             check_weights(weight, target, where=where)
         check_label_values(target, scores.shape[1], where=where)
-        (check_prob_values if kind == "probs" else check_logit_values)(scores, where=where)
+        (check_prob_values if kind == "probs" else check_before_softmax)(scores, where=where)
         table = {name: _as_column(values, name) for name, values in (columns or {}).items()}
         for name, values in table.items():
             if len(values) not in (len(kept), len(target)):

@@ -28,6 +28,7 @@ _KNOWN = {*SCORES, *_ALIASES, *_ALIASES.values(), "split", "class_names", EXTRAS
 _SCORE_COLUMN = re.compile(r"(p|logit)(0|[1-9]\d*)")
 _REPAIR = "Repair or remove that row."
 _AS_LOGITS = "store them as `logits` (columns logit0, logit1, … in a table)."
+_AS_PROBS = "store them as `probs` (columns p0, p1, … in a table)."
 
 
 def check_readable(
@@ -202,6 +203,8 @@ def _for_files(message: str, first_row: int) -> str:
     rule = message.split(". ", 1)[0].rstrip(".")
     if "look like logits" in message:
         return f"{rule}. They look like logits: {_AS_LOGITS}"
+    if "look like probabilities" in message:
+        return f"{rule}. They look like probabilities: {_AS_PROBS}"
     if "must sum to 1" in rule:
         return f"{rule}. Normalise the rows, or if they are scores {_AS_LOGITS}"
     if "in row" in rule and ("must be finite" in rule or "NaN" in rule):

@@ -19,9 +19,9 @@ from torchmetrics import Metric
 from calibrant.core.binning import TopLabel
 from calibrant.core.checks import (
     ArrayLike,
+    check_before_softmax,
     check_count,
     check_label_values,
-    check_logit_values,
     check_prob_values,
     check_shapes,
     check_weights,
@@ -158,7 +158,7 @@ class Stream(Metric):
         if scores.ndim > 2 or self.ignore_index is not None:
             scores, labels, weights, _ = flatten_examples(scores, labels, weights, ignore_index=self.ignore_index, where=where)
         check_label_values(labels, self.num_classes, where=where)
-        (check_prob_values if kind == "probs" else check_logit_values)(scores, where=where)
+        (check_prob_values if kind == "probs" else check_before_softmax)(scores, where=where)
         return scores, labels.long(), weights
 
     def _add(self, scores: Tensor, labels: Tensor, weights: Tensor | None, *, kind: str) -> None:

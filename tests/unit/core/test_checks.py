@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from calibrant.core.checks import (
+    check_before_softmax,
     check_count,
     check_label_values,
     check_logit_values,
@@ -196,3 +197,20 @@ def test_weights_each_mistake_is_named(weights: list[float], message: str) -> No
 
 def test_weights_integers_and_zeros_pass() -> None:
     assert check_weights(torch.tensor([0, 3]), LABELS, where="f") is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_logit_values_that_are_a_softmax_are_refused(dtype: torch.dtype) -> None:
+    probs = torch.randn(40, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(1).to(dtype)
+    with pytest.raises(ValueError, match=r"^f: `logits` must be scores before softmax, .* They look like probabilities: pass"):
+        check_before_softmax(probs, where="f")
+
+
+def test_logit_values_that_only_resemble_a_softmax_pass() -> None:
+    probs = torch.full((12, 4), 0.25)
+    last_row_sums_to_two = probs.clone()
+    last_row_sums_to_two[-1] = 0.5
+    below_zero = probs + torch.tensor([0.5, -0.5, 0.0, 0.0])
+    few_rows = probs[:9]
+    for logits in (few_rows, probs.log(), 2 * probs, below_zero, last_row_sums_to_two):
+        assert check_before_softmax(logits, where="f") is None

@@ -157,6 +157,10 @@ def test_load_no_ending_lists_the_formats(tmp_path: Path) -> None:
         ({"probs": EYE * 0.9, "labels": [0, 1]}, "must sum to 1 .* Normalise the rows, or if they are scores store them"),
         ({"probs": [[np.nan, 1], [0, 1]], "labels": [0, 1]}, "must be finite, got NaN in row 0. Repair or remove that row"),
         ({"logits": [[0, 1], [0, np.inf]], "labels": [0, 1]}, "must not hold NaN or .inf, got inf in row 1"),
+        (
+            {"logits": np.tile(EYE, (5, 1)), "labels": [0, 1] * 5},
+            "got rows in .* look like probabilities: store them as `probs`",
+        ),
         ({"logits": [["a", "b"]], "labels": [0]}, "`logits` must hold numbers"),
         ({"logits": EYE.astype(int), "labels": [0, 1]}, "floating point, got torch.int64. Save them as floating point"),
         ({"logits": np.ones(2), "labels": [0, 1]}, r"must be \[N, C\]"),
