@@ -171,7 +171,8 @@ class Sample:
 
 def _shrinkage(gap: Tensor, variance: Tensor) -> Tensor:
     """Part of each gap to take away: all of those that are no larger than chance makes them."""
-    return gap * (variance / gap.square().clamp_min(torch.finfo(gap.dtype).tiny)).clamp_max(1)
+    # The variance of a mean confidence that passes 1 by rounding is below 0: nothing is to be taken away then.
+    return gap * (variance / gap.square().clamp_min(torch.finfo(gap.dtype).tiny)).clamp(0, 1)
 
 
 def _level_shift(levels: Levels, pieces: Tensor) -> Tensor:

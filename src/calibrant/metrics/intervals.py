@@ -68,7 +68,7 @@ def score_intervals(
     few = max(math.ceil(_PER_WORLD * n_resamples), 2)
     aurc, level_aurc = aurc_interval(levels, n_resamples=n_resamples, rng=rng)
     return {
-        "error": rate_interval(min(max(values["error"], 0.0), 1.0), size=size),
+        "error": rate_interval(values["error"], size=size),
         "nll": mean_interval(summary.nll, weight=summary.weight, size=size),
         "brier": mean_interval(summary.brier, weight=summary.weight, size=size, most=2.0),
         **binned_intervals(within, null=null, n_resamples=n_resamples, rng=rng),

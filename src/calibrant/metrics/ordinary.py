@@ -70,6 +70,8 @@ def rate_interval(rate: float, *, size: float) -> Range:
     Reference:
         Wilson, Journal of the American Statistical Association 22, 1927.
     """
+    # A ratio of sums may pass 0 or 1 by rounding.
+    rate = min(max(rate, 0.0), 1.0)
     square = _Z**2
     middle = (rate + square / (2 * size)) / (1 + square / size)
     half = _Z * math.sqrt(rate * (1 - rate) / size + square / (4 * size**2)) / (1 + square / size)
@@ -86,7 +88,8 @@ def signed_gap_interval(levels: Levels) -> Range:
         Zou and Donner, Statistics in Medicine 27, 2008 (correlated estimates: Zou, American Journal of Epidemiology 165, 2007).
     """
     share, confidence = levels.share, levels.confidence
-    mean, rate = float(share @ confidence), float(share @ levels.accuracy)
+    # Shares add up to 1 within rounding, and so may the rate of a model seen without errors pass it.
+    mean, rate = float(share @ confidence), min(float(share @ levels.accuracy), 1.0)
     spread = max(float(share @ confidence**2) - mean**2, 0.0)
     half = _Z * math.sqrt(spread / max(levels.size - 1, 1))
     joint = float(share @ (confidence * levels.accuracy)) - mean * rate

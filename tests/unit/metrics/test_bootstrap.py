@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.metrics.bootstrap import Sample, bootstrap_scores, draw_counts
+from calibrant.metrics.bootstrap import Sample, _shrinkage, bootstrap_scores, draw_counts
 from calibrant.metrics.values import KEYS, score_values
 from helpers import mixed_gaps
 
@@ -123,3 +123,9 @@ def test_bootstrap_scores_wrong_counts_raise() -> None:
         bootstrap_scores(some_predictions(10), n_bins=-1)
     with pytest.raises(ValueError, match="bootstrap_scores: `seed` must be a whole number >= 0, got -1"):
         bootstrap_scores(some_predictions(10), seed=-1)
+
+
+def test_shrinkage_takes_nothing_away_where_rounding_makes_a_variance_negative() -> None:
+    gap = torch.tensor([2e-16, -2e-16, 0.1], dtype=torch.float64)
+    variance = torch.tensor([-2e-19, 0.0, 0.001], dtype=torch.float64)
+    torch.testing.assert_close(_shrinkage(gap, variance), torch.tensor([0.0, 0.0, 0.01], dtype=torch.float64))

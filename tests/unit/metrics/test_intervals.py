@@ -52,6 +52,15 @@ def test_intervals_of_over_confident_predictions_exclude_zero() -> None:
     assert found["ece"].low < values["ece"] < found["ece"].high
 
 
+def test_intervals_of_predictions_all_right_whose_shares_round_past_one() -> None:
+    # Shares of these levels add up to 1 + 2e-16.
+    rng = np.random.default_rng(72)
+    logits = 3 * rng.standard_normal((int(rng.integers(10, 3000)), 5))
+    found = intervals(summarize(Predictions(logits=logits, labels=logits.argmax(1))), n_resamples=20)
+    assert found["signed_gap"].low < found["signed_gap"].high < -0.2
+    assert found["error"].low == 0
+
+
 def test_intervals_shrink_with_more_data() -> None:
     few, many = (intervals(summarize(calibrated(n, scale=1.5))) for n in (500, 8000))
     for key in set(KEYS) - {"mce"}:

@@ -92,6 +92,28 @@ def test_signed_gap_interval_all_right_allows_for_unseen_errors() -> None:
     assert high == pytest.approx(0.999 - 0.8389, abs=1e-3)
 
 
+def test_signed_gap_interval_accuracy_that_rounding_carries_past_one_is_one() -> None:
+    share = torch.full((49,), 1 / 49, dtype=torch.float64)
+    share[0] += 4e-16
+    levels = Levels(
+        share=share,
+        confidence=torch.linspace(0.5, 0.9, 49, dtype=torch.float64),
+        accuracy=torch.ones(49, dtype=torch.float64),
+        bin_index=torch.zeros(49, dtype=torch.int64),
+        last_cell=torch.arange(49),
+        size=500,
+        n_bins=15,
+    )
+    assert float(share @ levels.accuracy) > 1
+    low, high = signed_gap_interval(levels)
+    assert low < -0.3 < high < -0.28
+
+
+def test_rate_interval_of_a_rate_that_rounding_carries_past_its_ends_is_that_of_the_end() -> None:
+    assert rate_interval(1 + 4e-16, size=1e12) == rate_interval(1.0, size=1e12)
+    assert rate_interval(-4e-16, size=1e12) == rate_interval(0.0, size=1e12)
+
+
 def test_aurc_interval_all_right_ends_at_the_largest_possible_error_rate() -> None:
     interval, value = aurc_interval(
         some_levels(torch.full((20,), 0.9), torch.ones(20)), n_resamples=50, rng=np.random.default_rng(0)
