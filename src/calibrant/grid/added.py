@@ -117,12 +117,12 @@ def _grid_labels(data: str, cells: Sequence[Cell], runs: Path) -> KnownLabels | 
     for cell in own:
         if is_finished(runs / cell.name):
             test = load_predictions(runs / cell.name / "test.npz")
-            return KnownLabels("the grid", test.num_classes, test.labels)
+            return KnownLabels("the grid", test.num_classes, test.labels, test.class_names)
     if not own:
         return None
     # Refused now, not after hours of training.
     images = load_data(own[0].recipe.data).test
-    return KnownLabels("the grid", images.num_classes, images.labels)
+    return KnownLabels("the grid", images.num_classes, images.labels, images.class_names)
 
 
 def _once(found: Sequence[Entry], expected: Sequence[Entry]) -> tuple[list[Entry], tuple[str, ...]]:

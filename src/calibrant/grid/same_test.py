@@ -19,11 +19,13 @@ class KnownLabels(NamedTuple):
         owner: Whose test set it is.
         num_classes: Its number of classes.
         labels: Its labels ``[N]``, in order.
+        class_names: Names of its classes, or None.
     """
 
     owner: str
     num_classes: int
     labels: torch.Tensor
+    class_names: tuple[str, ...] | None = None
 
 
 class Asked(NamedTuple):
@@ -45,14 +47,15 @@ def labels_of(entries: Sequence[Entry]) -> KnownLabels | None:
     usual = usual_size(entries)
     for entry in entries:
         if entry.test is not None and len(entry.test.labels) == usual:
-            return KnownLabels(str(entry.folder or entry.method), entry.test.num_classes, entry.test.labels)
+            test = entry.test
+            return KnownLabels(str(entry.folder or entry.method), test.num_classes, test.labels, test.class_names)
     return None
 
 
 def check_labels(entries: Sequence[Entry], known: KnownLabels, *, asked: Asked) -> None:
     """Refuse rows of one data set that are of another test set than ``known``, or in another order.
 
-    Another number of examples may be a part of the test set: such a row is shown, but not compared.
+    Fewer examples may be a part of the test set: such a row is shown, but not compared.
 
     Args:
         entries: The rows; of those that are records the number of classes alone is known.
@@ -64,19 +67,38 @@ def check_labels(entries: Sequence[Entry], known: KnownLabels, *, asked: Asked) 
     """
     for entry in entries:
         file, data = entry.folder or f"the record of {entry.method}", "" if entry.data == UNKNOWN else f" of {entry.data}"
+        of_one = f"{asked.option} must be of {'the test set' if data else 'one test set'}{data}, which has"
         if entry.scores.num_classes != known.num_classes:
             raise ValueError(
-                f"{asked.option} must be of {'the test set' if data else 'one test set'}{data}, which has {known.num_classes} "
-                f"classes in {known.owner}, got {entry.scores.num_classes} in {file}. {asked.other}"
+                f"{of_one} {known.num_classes} classes in {known.owner}, got {entry.scores.num_classes} in {file}. "
+                f"{asked.other}"
             )
-        labels = None if entry.test is None else entry.test.labels
-        if labels is None or len(labels) != len(known.labels) or torch.equal(labels, known.labels):
+        if entry.test is None:
+            continue
+        labels = entry.test.labels
+        if len(labels) > len(known.labels):
+            raise ValueError(
+                f"{of_one} {len(known.labels):,} examples in {known.owner}, got {len(labels):,} in {file}. {asked.other}"
+            )
+        _check_class_order(entry.test.class_names, known, where=f"{asked.option} must have the classes{data}", file=str(file))
+        if len(labels) != len(known.labels) or torch.equal(labels, known.labels):
             continue
         other = int((labels != known.labels).sum())
         raise ValueError(
             f"{asked.option} must hold the test examples{data} in the order of {known.owner}, got other labels for "
             f"{other:,} of {len(labels):,} in {file}. Write its predictions in that order, or {asked.shuffled}"
         )
+
+
+def _check_class_order(names: tuple[str, ...] | None, known: KnownLabels, *, where: str, file: str) -> None:
+    """Refuse the same classes in another order; other names may be other words for the same classes."""
+    if names is None or known.class_names is None or names == known.class_names or set(names) != set(known.class_names):
+        return
+    place = next(k for k, (one, two) in enumerate(zip(names, known.class_names, strict=True)) if one != two)
+    raise ValueError(
+        f"{where} in the order of {known.owner}, where class {place} is {known.class_names[place]}, got {names[place]} in "
+        f"{file}. Write its scores and labels in that order."
+    )
 
 
 def check_same_labels(entries: Sequence[Entry], *, asked: Asked) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from calibrant import Predictions, measure
@@ -44,8 +46,33 @@ def test_rows_of_other_labels_are_refused_also_behind_a_part() -> None:
     )
     with pytest.raises(ValueError, match=message):
         check_same_labels(rows, asked=ASKED)
+
+
+def test_rows_of_more_examples_than_the_run_has_are_refused() -> None:
     # A run knows its test set, so it decides, not what is longest.
-    check_same_labels([*rows, entry("ce", [0, 0], epochs=1)][2:], asked=ASKED)
+    message = "must be of the test set of coins, which has 2 examples in ce.npz, got 3 in theirs.npz. Leave it out."
+    with pytest.raises(ValueError, match=message):
+        check_same_labels([entry("theirs", [1, 1, 0]), entry("ce", [0, 0], epochs=1)], asked=ASKED)
+
+
+def test_rows_with_the_same_classes_in_another_order_are_refused() -> None:
+    names = ("heads", "tails", "edge")
+    rows = [entry(method, [0, 1, 2], classes=3) for method in ("mine", "theirs")]
+    named = [named_as(rows[0], names), named_as(rows[1], ("heads", "edge", "tails"))]
+    message = (
+        "page: `run` must have the classes of coins in the order of mine.npz, where class 1 is tails, got edge in theirs.npz. "
+        "Write its scores and labels in that order."
+    )
+    with pytest.raises(ValueError, match=message):
+        check_same_labels(named, asked=ASKED)
+    # Other words for the classes, or none, say nothing about their order.
+    for other in (("0", "1", "2"), names, None):
+        check_same_labels([named[0], named_as(rows[1], other)], asked=ASKED)
+
+
+def named_as(row: Entry, names: tuple[str, ...] | None) -> Entry:
+    assert row.test is not None
+    return replace(row, test=Predictions(probs=row.test.probs, labels=row.test.labels, class_names=names))
 
 
 def test_rows_of_data_without_a_name_are_held_against_the_first() -> None:
