@@ -44,6 +44,7 @@ def reproduce(
     from calibrant.cli.train import parse_settings
     from calibrant.grid.plan import check_folders
     from calibrant.grid.reproduce import plan_reproduction
+    from calibrant.grid.unchanged import check_unchanged
 
     keys = {"train.device": device, "data.root": None if data_root is None else str(data_root)}
     changes = {key: value for key, value in keys.items() if value is not None} | parse_settings(settings or [])
@@ -52,6 +53,7 @@ def reproduce(
     folder = Path("reproduce", f"{name}-quick" if quick else name) if out is None else out
     left = plan.left(folder)
     check_folders(plan.cells(), folder / "runs")
+    check_unchanged(plan.cells(), folder / "runs")
     missing = _missing_data(left, dry_run=dry_run)
     _say_plan(plan, folder, len(left))
     if missing:

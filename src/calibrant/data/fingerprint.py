@@ -48,12 +48,13 @@ def fingerprint(data: DataSet) -> dict[str, int | str]:
     }
 
 
-def difference(then: Mapping[str, object], now: Mapping[str, object]) -> str:
+def difference(then: Mapping[str, object], now: Mapping[str, object], *, when: tuple[str, str] = ("then", "now")) -> str:
     """Say in a few words what two fingerprints differ in, the first thing found; empty where they are the same.
 
     Args:
-        then: What was; keys that it lacks are not compared.
-        now: What is.
+        then: What was.
+        now: What is; keys that one of the two lacks are not compared.
+        when: What the two are called.
 
     Example:
         >>> difference({"num_classes": 3, "test_examples": 36}, {"num_classes": 3, "test_examples": 40, "test": "9a"})
@@ -61,10 +62,11 @@ def difference(then: Mapping[str, object], now: Mapping[str, object]) -> str:
         >>> difference({"test_examples": 40, "test": "17"}, {"test_examples": 40, "test": "9a"})
         'other test images or labels'
     """
+    differ = {key for key in then.keys() & now.keys() if then[key] != now[key]}
     for key, words in _COUNTS.items():
-        if key in then and then[key] != now[key]:
-            return f"{then[key]} {words} then and {now[key]} now"
-    return next((f"other {words}" for key, words in _HASHES.items() if key in then and then[key] != now[key]), "")
+        if key in differ:
+            return f"{then[key]} {words} {when[0]} and {now[key]} {when[1]}"
+    return next((f"other {words}" for key, words in _HASHES.items() if key in differ), "")
 
 
 def _part(part: ImageSet) -> str:

@@ -11,7 +11,7 @@ from calibrant.backbones import BACKBONES
 from calibrant.core.lookup import lookup
 from calibrant.data import DATASETS, DEFAULT_ROOT, EMBEDDED, ON_DISK, is_path, load_path
 from calibrant.data.image_set import DataSet, ImageSet
-from calibrant.data.splits import split_indices
+from calibrant.data.splits import Parts, split_indices
 from calibrant.engine.factory import Shape, call_factory, find_factory
 from calibrant.engine.recipe import BackbonePart, DataPart
 
@@ -30,13 +30,13 @@ class RunData:
 
 
 def is_own(part: DataPart) -> bool:
-    """Whether a recipe names its data by a path: other images may come to lie there, while a published set stays what it is."""
-    return part.name not in DATASETS and is_path(part.name)
+    """Whether a recipe names no published set but a path: other images may come to lie there, if any are there at all."""
+    return part.name not in DATASETS
 
 
 def load_data(part: DataPart) -> DataSet:
     """Read the data set that a recipe names, by its name or its path."""
-    if is_own(part):
+    if is_own(part) and is_path(part.name):
         return load_path(part.name, size=part.size)
     lookup(dict.fromkeys(DATASETS), part.name, kind="data set")
     if part.size is not None:
@@ -48,7 +48,13 @@ def load_data(part: DataPart) -> DataSet:
 
 def divide(data: DataSet, part: DataPart, *, seed: int, with_meta: bool) -> RunData:
     """Split a data set as a recipe says; the test set is never divided."""
-    n = len(data.train)
+    parts = divide_rows(len(data.train), part, seed=seed, with_meta=with_meta)
+    held = data.train.pick(parts.meta) if with_meta else None
+    return RunData(data.train.pick(parts.train), data.train.pick(parts.val), held, data.test)
+
+
+def divide_rows(n: int, part: DataPart, *, seed: int, with_meta: bool) -> Parts:
+    """Return which of ``n`` images each part of a run gets; raises ``ValueError`` if there are too few."""
     if n < 10 and (part.val is None or (with_meta and part.meta is None)):
         settings = "`--set data.val=1`" + (" and `--set data.meta=1`" if with_meta else "")
         raise ValueError(
@@ -59,9 +65,7 @@ def divide(data: DataSet, part: DataPart, *, seed: int, with_meta: bool) -> RunD
     meta = n // 10 if part.meta is None else part.meta
     if with_meta and meta == 0:
         raise ValueError("train: `data.meta` must be > 0 for a method that learns on held-out data, got 0.")
-    parts = split_indices(n, val=val, meta=meta, seed=seed, keep_meta_out=part.same_data, with_meta=with_meta)
-    held = data.train.pick(parts.meta) if with_meta else None
-    return RunData(data.train.pick(parts.train), data.train.pick(parts.val), held, data.test)
+    return split_indices(n, val=val, meta=meta, seed=seed, keep_meta_out=part.same_data, with_meta=with_meta)
 
 
 def augmented(train: ImageSet, part: DataPart) -> ImageSet:

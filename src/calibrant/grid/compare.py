@@ -19,6 +19,7 @@ from calibrant.grid.local import LocalExecutor, visible_gpus
 from calibrant.grid.outputs import write_outputs
 from calibrant.grid.plan import Cell, check_data, check_folders, check_out, parse_seeds, plan_cells
 from calibrant.grid.schedule import Board, Executor, Stage, Watch, run_cells
+from calibrant.grid.unchanged import check_alike, check_unchanged
 
 # Entries and a folder → the table of them, and the files that were written.
 Write = Callable[[Sequence[Entry], Path], tuple[Table, tuple[Path, ...]]]
@@ -106,7 +107,7 @@ def compare(
 
     Returns:
         The comparison. Raises ``ValueError`` or ``OSError`` with one sentence, before anything is run, if a name is unknown,
-        data are missing, or a folder holds a run by another recipe.
+        data are missing, or a folder holds a run by another recipe, or of other data under the same path.
 
     Example:
         >>> from tempfile import mkdtemp
@@ -122,6 +123,7 @@ def compare(
     cells = plan_cells(names, parts, parse_seeds(seeds), recipe=recipe, settings=settings)
     check_out(folder)
     check_folders(cells, folder / "runs")
+    check_unchanged(cells, folder / "runs")
     added = load_added(add, cells, runs=folder / "runs")
     board = _board(cells, folder / "runs")
     if board.count(Stage.WAITING):
@@ -186,6 +188,7 @@ def _finish(board: Board, folder: Path, added: Added, *, methods: Sequence[str],
     # Runs go seed by seed, rows as the methods were named: the first is what the others are tested against.
     sets = list(dict.fromkeys(state.cell.data for state in states))
     done.sort(key=lambda state: (sets.index(state.cell.data), methods.index(state.cell.method)))
+    check_alike([state.cell for state in done], folder / "runs")
     entries = [load_run_entry(folder / "runs" / state.cell.name) for state in done]
     failures = tuple(Failure(s.cell.name, s.text, s.log) for s in states if s.stage is Stage.FAILED)
     entries += added.entries

@@ -52,6 +52,7 @@ def test_difference_says_what_is_not_the_same(changed, words):
 def test_difference_passes_over_what_was_not_kept():
     assert difference({}, fingerprint(DATA)) == ""
     assert difference({"test_examples": 4}, fingerprint(DATA)) == ""
+    assert difference(fingerprint(DATA), {"test_examples": 9}, when=("in a", "in b")) == "4 test images in a and 9 in b"
 
 
 def test_fingerprint_of_several_blocks_sees_a_change_in_the_last_one(monkeypatch):
