@@ -185,6 +185,11 @@ def dropout_net(num_classes):
     [
         ({"method.name": "focal", "method.options.gamma": "-1"}, "gamma"),
         ({"method.name": "ce", "optim.lr": "1e30"}, r"the loss became nan in epoch 1\. Lower `optim.lr`"),
+        # One step an epoch: its loss is still a number, only the predictions after it are none.
+        (
+            {"method.name": "ce", "optim.lr": "1e38", "train.batch_size": "1600", "train.clip_norm": "0"},
+            r"the logits of the validation part are no longer finite after epoch 1\. Lower `optim.lr`, or clip .* is 0 \(off\)",
+        ),
         (
             {"method.name": "flgamma-sece", "optim.lr": "1e30"},
             r"train: training broke down in epoch 1 \(focal_loss: `gamma` must be finite .* got nan\)\. Lower `optim.lr`",

@@ -135,7 +135,8 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
         tick: Called after every step; a GPU may still be working on it.
 
     Returns:
-        The epoch's line of history; raises ``FloatingPointError`` if the loss is no longer finite.
+        The epoch's line of history; raises ``FloatingPointError`` if the loss, or what the network predicts, is no longer
+        finite.
     """
     step, train = parts.step, resolved(recipe).train
     lr = learning_rate(recipe.optim, epoch, epochs=train.epochs)
@@ -153,7 +154,7 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
             if epoch == place == 0:
                 raise
             # What a step before this one took is refused now: a loss may be the first to meet what is no number.
-            raise _diverged(f"training broke down in epoch {epoch + 1} ({str(error).rstrip('.')})") from error
+            raise _diverged(f"training broke down in epoch {epoch + 1} ({str(error).rstrip('.')})", train.clip_norm) from error
         if tick is not None:
             tick(epoch, place + 1, steps)
     examples = steps * step.batches.batch_size
@@ -165,15 +166,22 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
     loss = total / (examples if train.reduction == "sum" else steps)
     if not math.isfinite(loss):
         # Epochs are counted from 1 where they are shown.
-        raise _diverged(f"the loss became {loss} in epoch {epoch + 1}")
+        raise _diverged(f"the loss became {loss} in epoch {epoch + 1}", train.clip_norm)
     due = (epoch + 1) % train.eval_every_epochs == 0 or epoch + 1 == train.epochs
-    scores = _evaluate(parts, epoch) if due else {}
+    scores = _evaluate(parts, epoch, clip_norm=train.clip_norm) if due else {}
     seconds = time.monotonic() - started
     return EpochRecord(epoch, lr, loss, images_per_second=speed, seconds=seconds, **scores)
 
 
-def _diverged(what: str) -> FloatingPointError:
-    return FloatingPointError(f"train: {what}. Lower `optim.lr`, or clip the gradient with `train.clip_norm`.")
+def _diverged(what: str, clip_norm: float) -> FloatingPointError:
+    clip = "lower `train.clip_norm` too" if clip_norm else "clip the gradient with `train.clip_norm`, which is 0 (off)"
+    return FloatingPointError(f"train: {what}. Lower `optim.lr`, or {clip}.")
+
+
+def _check_finite(logits: Tensor, part: str, epoch: int, clip_norm: float) -> None:
+    """Raise if the network predicts no numbers: the last step may be the one that broke it, and no loss shows that."""
+    if not bool(torch.isfinite(logits.amax(1)).all()):
+        raise _diverged(f"the logits of the {part} part are no longer finite after epoch {epoch + 1}", clip_norm)
 
 
 def _level_statistics(parts: LoopParts) -> None:
@@ -199,14 +207,16 @@ def _pass_again(parts: LoopParts, epoch: int) -> None:
             parts.eval_forward(parts.objective.inputs(step.batches.next()))
 
 
-def _evaluate(parts: LoopParts, epoch: int) -> Mapping[str, float]:
+def _evaluate(parts: LoopParts, epoch: int, *, clip_norm: float) -> Mapping[str, float]:
     precision, average = parts.step.precision, parts.step.average
     if average is not None and average.by_phase and gathering_norms(parts.model):
         average.renew(lambda: _pass_again(parts, epoch))
         _level(average.buffer_means, parts.step.group)
     with nullcontext() if average is None else average.applied():
         val = parts.val.run(parts.model, parts.eval_forward, precision=precision)
+        _check_finite(val.logits, "validation", epoch, clip_norm)
         test = parts.test.run(parts.model, parts.eval_forward, precision=precision, gamma=parts.gamma)
+    _check_finite(test.logits, "test", epoch, clip_norm)
     parts.objective.end_epoch(val.logits, parts.val.labels)
     found: dict[str, float] = {}
     for name, outputs, labels in (("val", val, parts.val.labels), ("test", test, parts.test.labels)):

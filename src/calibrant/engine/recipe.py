@@ -17,6 +17,8 @@ from calibrant.engine.values import plain_value, read_value, toml_value
 NEUTRAL = frozenset(
     {"data.root", "data.place", "data.shift", "train.device", "train.compile", "train.graph", "train.checkpoint_every_seconds"}
 )
+# Keys that a number switches off, and that number: `none`, as other keys have it, means the same.
+_OFF = {"train.clip_norm": 0.0}
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class TrainPart:
         epochs: Passes over the training set.
         batch_size: Examples of one step, over all processes together.
         reduction: Whether the loss of a batch is the "sum" or the "mean" of its examples'.
-        clip_norm: Largest norm of the gradient; 0 switches clipping off.
+        clip_norm: Largest norm of the gradient; 0 (or "none") switches clipping off.
         precision: "bf16" autocast, "float32" or "float64"; "auto" is bf16 on a GPU that has it, else float32.
         select: What of the validation part picks the best epoch: lowest "error" or "nll"; "error+nll" or "error+ece", the
             lowest NLL or ECE among the epochs whose error is close to the lowest; or "last". "auto" for "error+nll" with
@@ -254,8 +256,8 @@ def _build(kind: type, values: object, where: str) -> object:
     arguments = {}
     for key, value in values.items():
         hint = lookup(known, key, kind=f"key of {where}")
-        part = dataclasses.is_dataclass(hint)
-        arguments[key] = (
-            _build(hint, value, key) if part else read_value(hint, value, key if where == "recipe" else f"{where}.{key}")
-        )
+        name = key if where == "recipe" else f"{where}.{key}"
+        if name in _OFF and value in ("none", "None"):
+            value = _OFF[name]
+        arguments[key] = _build(hint, value, key) if dataclasses.is_dataclass(hint) else read_value(hint, value, name)
     return kind(**arguments)

@@ -53,6 +53,14 @@ def test_recipe_bad_value_is_one_sentence(values, message):
         recipe_of(values)
 
 
+@pytest.mark.parametrize("word", ["none", "None", "0"])
+def test_recipe_clipping_is_switched_off_by_zero_or_none(word):
+    assert override(Recipe(), {"train.clip_norm": word}).train.clip_norm == 0.0
+    assert recipe_of({"train": {"clip_norm": word}}).train.clip_norm == 0.0
+    with pytest.raises(ValueError, match="`train.clip_norm` must be a number, got 'never'"):
+        override(Recipe(), {"train.clip_norm": "never"})
+
+
 def test_override_unknown_part_suggests_the_nearest():
     with pytest.raises(ValueError, match="unknown recipe key 'optm'. Did you mean 'optim'"):
         override(Recipe(), {"optm.lr": "1"})
