@@ -12,13 +12,13 @@ from calibrant.data.tiny_imagenet import load_tiny_imagenet
 
 
 def is_path(name: str) -> bool:
-    """Whether ``name`` is meant as a path: it has a separator or the ending ``.npz``, or there is such a folder.
+    """Whether ``name`` is meant as a path: it has a separator or the ending ``.npz``, or there is such a folder or file.
 
     Example:
         >>> is_path("photos/birds"), is_path("birds.npz"), is_path("cifar10")
         (True, True, False)
     """
-    return os.sep in name or "/" in name or name.lower().endswith(".npz") or Path(name).expanduser().is_dir()
+    return os.sep in name or "/" in name or name.lower().endswith(".npz") or Path(name).expanduser().exists()
 
 
 def load_path(path: str | Path, *, size: int | None = None) -> DataSet:

@@ -16,22 +16,21 @@ from calibrant.engine.average import WeightAverage
 from calibrant.engine.batches import MetaBatches, TrainBatches
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import EvalSet
-from calibrant.engine.factory import check_network
 from calibrant.engine.features import FeatureFunction, feature_function, find_head
 from calibrant.engine.hardware import Hardware, choose_hardware
 from calibrant.engine.limits import check_recipe
 from calibrant.engine.loop import LoopParts, learning_rate
 from calibrant.engine.meta_objective import MetaObjective, Watched
 from calibrant.engine.methods import make_plan
+from calibrant.engine.network import build_network
 from calibrant.engine.objectives import LossObjective, MixupObjective
 from calibrant.engine.optim import build_optimizer
 from calibrant.engine.plans import LossPlan, MetaPlan, Plan
 from calibrant.engine.recipe import Recipe, TrainPart
 from calibrant.engine.resolve import facts_of, resolved
 from calibrant.engine.schedule import cosine_rate
-from calibrant.engine.setup import RunData, augmented, build_backbone, divide, fits_on_device, load_data
+from calibrant.engine.setup import RunData, augmented, divide, fits_on_device, load_data
 from calibrant.engine.step import TrainStep, steppers
-from calibrant.engine.weights import freeze, load_initial_weights
 from calibrant.meta.bn import gathering_norms
 from calibrant.meta.objectives import words_of
 from calibrant.meta.virtual import VirtualStep
@@ -68,25 +67,10 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
     hardware = choose_hardware(
         device=train.device, precision=train.precision, compiled=train.compile, graph=train.graph, steps=steps, group=group
     )
-    model = _network(recipe, data, hardware, group, uses_head=isinstance(plan, MetaPlan))
-    if isinstance(plan, MetaPlan) and not find_head(model)[1].weight.requires_grad:
-        raise ValueError(f"train: `backbone.freeze` must leave the head free for {part.name}, which looks ahead with it.")
+    model = build_network(recipe, data.train, hardware, group=group, uses_head=isinstance(plan, MetaPlan))
     with hardware.active():
         parts = _loop_parts(_Scene(recipe, data, model, hardware, group), plan)
     return Assembly(parts, data, hardware, plan, known, group)
-
-
-def _network(recipe: Recipe, data: RunData, hardware: Hardware, group: Group, *, uses_head: bool) -> nn.Module:
-    model = build_backbone(recipe.backbone, data.train, seed=recipe.seed)
-    if recipe.backbone.init is not None:
-        load_initial_weights(model, recipe.backbone.init)
-    if group.world_size > 1 and hardware.device.type == "cuda":
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    model = model.to(hardware.device, hardware.dtype).train()
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    check_network(model, data.train, hardware, name=recipe.backbone.name, uses_head=uses_head)
-    freeze(model, recipe.backbone.freeze)
-    return model
 
 
 class _Scene(NamedTuple):

@@ -32,6 +32,17 @@ class Batch(NamedTuple):
     step: Tensor
 
 
+def check_batch_size(batch_size: int, *, examples: int, world_size: int = 1) -> None:
+    """Raise ``ValueError`` with one sentence unless so many training examples, and processes, make a batch."""
+    if batch_size % world_size:
+        raise ValueError(f"train: `train.batch_size` must be a multiple of {world_size} processes, got {batch_size}.")
+    if batch_size > examples:
+        raise ValueError(
+            f"train: `train.batch_size` must be at most the {examples} training examples, got {batch_size}. "
+            "Lower it with `--set train.batch_size=…`."
+        )
+
+
 class TrainBatches:
     """Augmented training batches.
 
@@ -58,13 +69,7 @@ class TrainBatches:
         world_size: int = 1,
         resident: bool = True,
     ) -> None:
-        if batch_size % world_size:
-            raise ValueError(f"train: `train.batch_size` must be a multiple of {world_size} processes, got {batch_size}.")
-        if batch_size > len(data):
-            raise ValueError(
-                f"train: `train.batch_size` must be at most the {len(data)} training examples, got {batch_size}. "
-                "Lower it with `--set train.batch_size=…`."
-            )
+        check_batch_size(batch_size, examples=len(data), world_size=world_size)
         self.batch_size, self.seed, self.size, self.flip, self.pad = batch_size, seed, data.size, data.flip, data.pad
         self.steps_per_epoch = len(data) // batch_size
         local = batch_size // world_size

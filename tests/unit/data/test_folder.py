@@ -172,6 +172,7 @@ def test_is_path_and_load_path_tell_names_from_paths(tmp_path, monkeypatch):
     (tmp_path / "set.txt").write_text("x")
     with pytest.raises(ValueError, match="must be a folder of class folders or an .npz of images, got another file"):
         load_path("./set.txt")
+    assert is_path("set.txt")
     assert module._TEST_NAMES[0] == "test"
 
 
