@@ -176,8 +176,8 @@ def test_report_of_one_method_under_two_settings_tells_them_apart(capsys: pytest
     assert again[0] == 0, again[2]
     assert "2 rows of 1 method" in again[1]
     page = out.read_text()
-    assert '<th scope="row">ce</th><td>1</td>' in page
-    assert '<th scope="row">ce (average=uniform)</th><td>1</td>' in page
+    assert '<th scope="row">CE</th><td>1</td>' in page
+    assert '<th scope="row">CE (average=uniform)</th><td>1</td>' in page
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,13 @@ def test_runs_are_drawn_hidden_and_changed(opened: Any) -> None:
     sync_api.expect(opened.locator("#trade-off path.mark:not(.faint)")).to_have_count(3)
     sync_api.expect(opened.locator("#trade-off path.mark.faint")).to_have_count(4)
     sync_api.expect(opened.locator("#sweep path.line")).to_have_count(3)
-    opened.get_by_label("flgamma-sece").uncheck()
+    opened.get_by_label("FLγ-SECE").uncheck()
     sync_api.expect(opened.locator("#curves path.line")).to_have_count(1)
     sync_api.expect(opened.locator("#gamma")).to_contain_text("No run shown here has this")
     sync_api.expect(opened.locator("#gamma-confidence")).to_contain_text("No run shown here has this")
     opened.locator("#sweep-key").select_option("mce")
     sync_api.expect(opened.locator("#sweep")).to_contain_text("MCE")
-    for name in ("ce", "ce+ts"):
+    for name in ("CE", "CE (TS)"):
         opened.get_by_label(name, exact=True).uncheck()
     sync_api.expect(opened.locator("#trade-off")).to_contain_text("No run shown here has both")
     sync_api.expect(opened.locator("#grid")).to_contain_text("No run shown here has its predictions")
@@ -69,7 +69,7 @@ def test_runs_are_drawn_hidden_and_changed(opened: Any) -> None:
 
 def test_sweep_shows_what_a_calibrated_model_with_the_confidences_of_the_best_row_shown_would(opened: Any) -> None:
     places = {}
-    for hidden, label in ((None, "ce+ts"), ("ce+ts", "ce")):
+    for hidden, label in ((None, "CE (TS)"), ("CE (TS)", "CE")):
         if hidden:
             opened.get_by_label(hidden, exact=True).uncheck()
         for key in ("ece", "mce"):
@@ -80,12 +80,12 @@ def test_sweep_shows_what_a_calibrated_model_with_the_confidences_of_the_best_ro
     found = prepare_robustness([row for row in group_rows(made_runs())[0].rows if row.runs[0].method == "ce"])
     assert found is not None
     assert found.chance is not None
-    points = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", places["ce", "mce"])]
+    points = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", places["CE", "mce"])]
     # As on its axis, which is even: equal steps of the value are equal steps of the place.
     heights, values = [y for _, y in points], found.chance.mce.mean
     scale = (heights[-1] - heights[0]) / (values[-1] - values[0])
     assert [heights[0] + scale * (value - values[0]) for value in values] == pytest.approx(heights, abs=0.2)
-    for name in ("ce", "flgamma-sece"):
+    for name in ("CE", "FLγ-SECE"):
         opened.get_by_label(name, exact=True).uncheck()
     sync_api.expect(opened.locator("#sweep-chance")).to_be_hidden()
 
@@ -111,9 +111,9 @@ def test_trade_off_has_the_pareto_front_and_the_looks_of_the_figures(opened: Any
     sync_api.expect(opened.locator("#trade-off text.label")).to_have_count(3)
     # A repaired row has its method's colour, other dashes and an empty mark.
     keys = opened.locator("#run-legend .key")
-    sync_api.expect(keys.filter(has_text=re.compile("^ce$")).locator("line.black")).to_have_attribute("stroke-dasharray", "")
-    sync_api.expect(keys.filter(has_text=re.compile(r"^ce\+ts$")).locator("path.mark.black.open")).to_have_count(1)
-    sync_api.expect(keys.filter(has_text="flgamma-sece").locator("path.mark.vermillion")).to_have_count(1)
+    sync_api.expect(keys.filter(has_text=re.compile("^CE$")).locator("line.black")).to_have_attribute("stroke-dasharray", "")
+    sync_api.expect(keys.filter(has_text=re.compile(r"^CE \(TS\)$")).locator("path.mark.black.open")).to_have_count(1)
+    sync_api.expect(keys.filter(has_text="FLγ-SECE").locator("path.mark.vermillion")).to_have_count(1)
 
 
 def test_learning_curves_are_logarithmic_unless_switched(opened: Any) -> None:
@@ -174,7 +174,7 @@ def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_every_netwo
         for place in ("digits · convnet", "digits · mlp"):
             page.locator("#place").select_option(place)
             sync_api.expect(page.locator("#trade-off path.mark:not(.faint)")).to_have_count(3)
-            assert page.locator("#run-legend .key").all_inner_texts() == ["ce", "focal", "theirs"]
+            assert page.locator("#run-legend .key").all_inner_texts() == ["CE", "Focal", "theirs"]
 
 
 def test_many_settings_of_one_method_have_looks_of_their_own(browser: Any, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def write_outputs(
         The table, and the files.
     """
     # matplotlib takes a while to load, and is not needed until the last run has ended.
-    from calibrant.grid.page_table import to_page_table
+    from calibrant.grid.page_table import name_methods, to_page_table
     from calibrant.report.figures import FIGURES, draw_all
     from calibrant.report.page import render_page
     from calibrant.report.save import clear_figures
@@ -36,7 +36,7 @@ def write_outputs(
     table = compare_table(entries, paper=paper, calibrated=True, name="table")
     files = write_table(table, folder)
     # The page has a table of its own, without the paper's numbers.
-    shown, rows = [to_page_table(table)] if paper else [], tell_apart(entries)
+    shown, rows = [to_page_table(name_methods(table))] if paper else [], tell_apart(entries)
     page = folder / "report.html"
     with atomic_writer(page) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.

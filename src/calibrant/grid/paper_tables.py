@@ -72,7 +72,7 @@ def make_paper_table(
     rows = sorted(
         group_rows(kept), key=lambda row: (_data_place(row.data), row.model or "", order[row.method], len(row.settings))
     )
-    style = Style(paper=paper, calibrated=calibrated, test=test, labels="paper", info=info)
+    style = Style(paper=paper, calibrated=calibrated, test=test, labels="name", info=info)
     return lookup(_BUILDERS, name, kind="table of the paper")(name, rows, style)
 
 

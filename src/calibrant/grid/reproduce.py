@@ -197,7 +197,7 @@ def _table(plan: Reproduction, entries: Sequence[Entry]) -> Table:
     methods = {entry.method for entry in entries}
     alone = plan.name == "table5" and ("ce" not in methods or methods == {"ce"})
     if plan.name == "figures" or alone:
-        table = compare_table(entries, paper=not plan.quick, calibrated=True, name=plan.name, title=plan.title)
+        table = compare_table(entries, paper=not plan.quick, calibrated=True, labels="name", name=plan.name, title=plan.title)
     else:
         table = make_paper_table(plan.name, entries, paper=not plan.quick, calibrated=True, any_model=True)
     if not plan.quick:

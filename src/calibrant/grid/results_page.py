@@ -21,6 +21,7 @@ from calibrant.grid.rows import catalogue_order, group_rows, tell_apart
 from calibrant.grid.tables import SIX, Style, build_table
 from calibrant.io.atomic import atomic_writer
 from calibrant.report.save import figure_stem
+from calibrant.report.style import method_name
 
 # Columns that every table of the page has.
 _INFO: tuple[Info, ...] = ("preset", "epochs")
@@ -190,7 +191,7 @@ def _notes(tables: dict[str, Table]) -> str:
     for note in load_paper().notes:
         if note.table in tables:
             where = [f"Table {note.table.removeprefix('table')}", *([data_name(note.data)] if note.data else [])]
-            about = ", ".join(load_paper().labels[method] for method in note.methods)
+            about = ", ".join(method_name(method) for method in note.methods)
             metric = {None: "", "mce": "MCE", "ece": "ECE", "nll": "NLL", "ace": "ACE"}.get(
                 note.metric, str(note.metric).replace("_", " ")
             )

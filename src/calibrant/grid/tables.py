@@ -13,9 +13,10 @@ from calibrant.core.entry import Entry
 from calibrant.core.sizes import common_size, usual_size
 from calibrant.grid.captions import notes_of
 from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, data_name
-from calibrant.grid.paper import PaperRow, load_paper, paper_row, paper_table
+from calibrant.grid.paper import PaperRow, paper_row, paper_table
 from calibrant.grid.rows import LEFT_TO_METHOD, Row, chosen, comparable, group_rows, holds, is_foreign
 from calibrant.metrics.differences import Difference, compare_runs, holm, mean_and_std
+from calibrant.report.style import method_name
 
 # The columns of the paper's Table 1.
 METRIC_NAMES = {"error": "Error", "nll": "NLL", "ece": "ECE", "mce": "MCE", "ace": "ACE", "classwise_ece": "Classwise ECE"}
@@ -30,14 +31,14 @@ class Style(NamedTuple):
         paper: Put the paper's numbers below ours.
         calibrated: Add a column: how probable so large an ECE would be for a perfectly calibrated model.
         test: Test the difference to the first row.
-        labels: Name methods as they are typed ("method") or as the "paper" does.
+        labels: Name methods as they are typed ("method") or as figures do ("name").
         info: Columns that are shown in any case; epochs and preset are shown where they differ.
     """
 
     paper: bool = False
     calibrated: bool = False
     test: bool = True
-    labels: Literal["method", "paper"] = "method"
+    labels: Literal["method", "name"] = "method"
     info: tuple[Info, ...] = ()
 
 
@@ -48,6 +49,7 @@ def compare_table(
     paper: bool = False,
     calibrated: bool = False,
     test: bool = True,
+    labels: Literal["method", "name"] = "method",
     name: str = "comparison",
     title: str = "Comparison of methods on test data",
 ) -> Table:
@@ -62,6 +64,7 @@ def compare_table(
         paper: Put the paper's numbers below ours, where it has some for the same data, network and method.
         calibrated: Add the column of p-values of `Scores.ece_if_calibrated`.
         test: Whether to test differences; the paired bootstrap takes about a second a row.
+        labels: Name methods as they are typed ("method") or as figures do ("name").
         name: For file names and references.
         title: What the table shows.
 
@@ -78,7 +81,7 @@ def compare_table(
     rows = group_rows(entries)
     if not rows:
         raise ValueError("compare_table: `entries` must hold at least one run, got none.")
-    style = Style(paper=paper, calibrated=calibrated, test=test)
+    style = Style(paper=paper, calibrated=calibrated, test=test, labels=labels)
     return build_table(rows, metrics, style, name=name, title=title)
 
 
@@ -133,7 +136,7 @@ def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequen
     """
     effective = {f"{key}={value}" for key in told if (value := chosen(row, key)) is not None}
     own = sorted({text for text in row.settings if text not in common} | effective)
-    label = load_paper().labels.get(row.method, row.method) if style.labels == "paper" else row.method
+    label = method_name(row.method) if style.labels == "name" else row.method
     cells = {c.key: Cell(*mean_and_std(values), values) for c in columns if (values := row.values(c.metric))}
     return Line(
         label=f"{label} ({', '.join(own)})" if own else label,

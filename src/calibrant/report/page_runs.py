@@ -10,7 +10,7 @@ from calibrant.core.entry import Entry
 from calibrant.core.sizes import common_size, size_note, usual_size
 from calibrant.core.words import metric_of, write_interval, write_value
 from calibrant.report.rows import Row, group_rows
-from calibrant.report.style import method_label
+from calibrant.report.style import method_label, method_name
 
 # Metrics of the comparison table.
 COLUMNS = ("error", "nll", "brier", "ece", "mce", "ace", "classwise_ece")
@@ -73,7 +73,7 @@ def group_entries(entries: Sequence[Entry], *, best: Sequence[Collection[str]] |
         usual = usual_size(entry for row in group.rows for entry in row.runs)
         for row in group.rows:
             method = row.runs[0].method
-            label = method + row.label.removeprefix(method_label(method))
+            label = method_name(method) + row.label.removeprefix(method_label(method))
             note = size_note(common_size(row.runs), usual)
             found.append(Group(label, data, place, row, marked.get(id(row.runs[0]), ()), note))
     return found if best is not None else [replace(group, best=_best(group, found)) for group in found]

@@ -104,7 +104,8 @@ _SAME_COLOUR = 3
 
 _GAMMA = r"$_\gamma$"
 _LONGEST = 40
-_LABELS = {
+# What a method is called wherever it is shown and not typed: in figures, on pages and in the paper's tables.
+_NAMES = {
     "ce": "CE",
     "focal": "Focal",
     "flsd": "FLSD",
@@ -115,10 +116,10 @@ _LABELS = {
     "brier": "Brier",
     "ce-dece": "CE-DECE",
     "ce-sece": "CE-SECE",
-    "flgamma-dece": r"FL$_\gamma$-DECE",
-    "flgamma-sece": r"FL$_\gamma$-SECE",
-    "flgamma-skce": r"FL$_\gamma$-SKCE",
-    "flgamma": r"FL$_\gamma$",
+    "flgamma-dece": "FLγ-DECE",
+    "flgamma-sece": "FLγ-SECE",
+    "flgamma-skce": "FLγ-SKCE",
+    "flgamma": "FLγ",
     "adafocal": "AdaFocal",
     "dual-focal": "Dual Focal",
     "mbls": "MbLS",
@@ -136,15 +137,28 @@ _LABELS = {
 }
 
 
+def method_name(method: str) -> str:
+    """Return what a method is called in print, as plain text; a name that it does not know stays as it is.
+
+    Example:
+        >>> method_name("flgamma-sece"), method_name("ce+ts"), method_name("mine")
+        ('FLγ-SECE', 'CE (TS)', 'mine')
+    """
+    base = method.removesuffix("+ts")
+    name = _NAMES.get(base, base)
+    return f"{name} (TS)" if base != method else name
+
+
 def method_label(method: str) -> str:
-    r"""Return how a figure writes a method, in matplotlib's mathtext; a name that it does not know stays as it is.
+    r"""Return how a figure writes the name of a method, in matplotlib's mathtext; see `method_name`.
 
     Example:
         >>> method_label("flgamma-sece"), method_label("ce+ts"), method_label("mine")
         ('FL$_\\gamma$-SECE', 'CE (TS)', 'mine')
     """
     base = method.removesuffix("+ts")
-    label = _LABELS.get(base) or plain_text(base)
+    # Somebody's own name is shown as it is, and not too long.
+    label = _NAMES[base].replace("γ", _GAMMA) if base in _NAMES else plain_text(base)
     return f"{label} (TS)" if base != method else label
 
 

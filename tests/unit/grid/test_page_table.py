@@ -3,8 +3,10 @@ from __future__ import annotations
 import re
 
 from calibrant.grid.layout import Cell, Column, Line, Section, Table
-from calibrant.grid.page_table import to_page_table
+from calibrant.grid.page_table import name_methods, to_page_table
+from calibrant.grid.tables import compare_table
 from calibrant.report.page import render_page
+from calibrant.report.page_runs import group_entries
 from made_up_runs import run_of
 
 COLUMNS = (Column("error", "Error", "error"), Column("ece", "ECE", "ece"))
@@ -36,3 +38,15 @@ def test_page_shows_a_finished_table_before_the_runs() -> None:
     assert "<td><b>1.000†</b></td>" in page
     assert re.search(r'<td class="quiet">4.056 ± 0.092</td>', page)
     assert "One &amp; all." in page
+
+
+def test_name_methods_gives_rows_and_notes_the_names_of_figures() -> None:
+    table = compare_table(
+        [run_of("patra"), run_of("ls-0.05"), run_of("flgamma-sece"), run_of("theirs", epochs=None, model=None)]
+    )
+    named = name_methods(table)
+    assert [line.label for line in table.lines] == ["patra", "ls-0.05", "flgamma-sece", "theirs"]
+    assert [line.label for line in named.lines] == ["Huber-DCA", "LS-0.05", "FLγ-SECE", "theirs"]
+    assert any(note.startswith("By preset, FLγ-SECE predicts") for note in named.notes)
+    # The page's own rows have the same names.
+    assert [group.label for group in group_entries([run_of("patra"), run_of("ls-0.05")])] == ["Huber-DCA", "LS-0.05"]

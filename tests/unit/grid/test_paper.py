@@ -7,6 +7,7 @@ from calibrant.data import DATASETS
 from calibrant.engine.methods import METHODS, split_name
 from calibrant.grid.paper import PaperValue, load_paper, notes_about, paper_row, paper_table
 from calibrant.metrics import METRICS
+from calibrant.report.style import method_name
 
 SIX = ("error", "nll", "ece", "mce", "ace", "classwise_ece")
 
@@ -159,3 +160,9 @@ def test_notes_about_names_what_concerns_the_rows_shown() -> None:
     texts = [note.text for note in notes_about("table1", data="cifar10", methods=("ce", "ce+ts"))]
     assert any("Temperature scaling" in text for text in texts)
     assert not any("FLSD" in text for text in texts)
+
+
+def test_paper_labels_hold_the_names_that_figures_and_tables_show() -> None:
+    for method, label in load_paper().labels.items():
+        name = "MbLS, no margin" if method == "mbls-0" else method_name(method)
+        assert label == name or label.endswith(f" ({name})"), method

@@ -15,6 +15,7 @@ from calibrant.grid.reproduce import plan_reproduction, write_report
 from calibrant.metrics.measure import measure
 from calibrant.report.figures import Drawing
 from calibrant.report.save import save_figure
+from calibrant.report.style import method_label
 from helpers import mixed_gaps
 
 
@@ -119,6 +120,19 @@ def test_report_of_a_table_has_its_four_forms_and_page(tmp_path: Path, monkeypat
     # The paper's numbers stand below ours, in its own words.
     assert ">gain from SECE</th>" in page
     assert ">2.138 ± 0.819</td>" in page
+
+
+def test_report_of_the_figures_names_methods_as_the_figures_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
+    methods = ("ce", "ce+ts", "ls-0.05", "flgamma-sece")
+    plan = plan_reproduction("figures", data=["cifar10"], seeds=1)
+    table, _ = write_report(plan, entries(methods, data="cifar10"), tmp_path)
+    names = ["CE", "CE (TS)", "LS-0.05", "FLγ-SECE"]
+    assert [line.label for line in table.lines if line.kind == "ours"] == names
+    page = (tmp_path / "report.html").read_text()
+    # In the table, and in that of the runs below it.
+    assert [page.count(f'<th scope="row">{name}</th>') for name in names] == [2] * 4
+    assert all(method_label(method).replace(r"$_\gamma$", "γ") == name for method, name in zip(methods, names, strict=True))
 
 
 def test_report_of_a_quick_version_says_so_everywhere_and_has_no_number_of_the_paper(tmp_path: Path) -> None:

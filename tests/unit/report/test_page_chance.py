@@ -42,7 +42,7 @@ def test_three_common_seeds_are_tested_in_pairs() -> None:
     first, second = (0.02, 0.05, 0.09), (0.039, 0.07, 0.111)
     assert near([*seeds("ce", *first), *seeds("focal", *second)]) == []
     # Other seeds are no pairs, and two samples of this spread are one.
-    assert near([*seeds("ce", *first), *seeds("focal", *second, first=5)]) == ["focal"]
+    assert near([*seeds("ce", *first), *seeds("focal", *second, first=5)]) == ["Focal"]
 
 
 def test_two_seeds_must_be_far_apart() -> None:
@@ -50,15 +50,15 @@ def test_two_seeds_must_be_far_apart() -> None:
     apart = math.sqrt(0.5e-4)
     rows = {"ce": 0.05, "focal": 0.092, "mmce": 0.094}
     runs = {name: seeds(name, mean - apart, mean + apart) for name, mean in rows.items()}
-    assert near([*runs["ce"], *runs["focal"]]) == ["focal"]
+    assert near([*runs["ce"], *runs["focal"]]) == ["Focal"]
     assert near([*runs["ce"], *runs["mmce"]]) == []
     # Two tests are corrected for being two.
-    assert near([run for many in runs.values() for run in many]) == ["focal", "mmce"]
+    assert near([run for many in runs.values() for run in many]) == ["Focal", "MMCE"]
 
 
 def test_single_runs_without_predictions_are_told_apart_by_their_intervals() -> None:
-    assert near([single("ce", 0.03), single("focal", 0.049), single("mmce", 0.051)]) == ["focal"]
-    assert near([*seeds("ce", 0.03, 0.031), single("focal", 0.04), single("mmce", 0.042)]) == ["focal"]
+    assert near([single("ce", 0.03), single("focal", 0.049), single("mmce", 0.051)]) == ["Focal"]
+    assert near([*seeds("ce", 0.03, 0.031), single("focal", 0.04), single("mmce", 0.042)]) == ["Focal"]
     assert labels_within_chance([], {}) == {}
 
 
@@ -76,8 +76,8 @@ def test_single_runs_are_tested_on_their_examples_as_in_tables() -> None:
     # The same wrong answers with more confidence are worse on every resample, though intervals meet.
     marked = [line.label for line in compare_table(runs).lines if line.cells["ece"].differs]
     assert marked == ["focal", "flsd"]
-    assert near(runs) == ["brier"]
-    assert near(runs, "error") == ["focal", "brier", "flsd"]
+    assert near(runs) == ["Brier"]
+    assert near(runs, "error") == ["Focal", "Brier", "FLSD"]
 
 
 def test_single_runs_whose_intervals_do_not_meet_are_not_resampled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_single_runs_whose_intervals_do_not_meet_are_not_resampled(monkeypatch: 
     assert labels_within_chance(groups, {"ece": groups[0]}) == {"ece": []}
     assert asked == []
     # Once for both metrics.
-    assert labels_within_chance(groups, dict.fromkeys(("ece", "error"), groups[0])) == {"ece": [], "error": ["flsd"]}
+    assert labels_within_chance(groups, dict.fromkeys(("ece", "error"), groups[0])) == {"ece": [], "error": ["FLSD"]}
     assert len(asked) == 1
 
 
@@ -101,7 +101,7 @@ def test_verdict_says_of_the_error_too_what_is_within_chance() -> None:
     more = replace(wrong, scores=measure(test, n_resamples=100), test=test)
     runs = [predicted("ce", 0.93), predicted("flsd", 0.6), more]
     assert verdict_of(entries=runs, best=best_metrics(runs)).sentences == (
-        "On coins · mlp, ce has both the least calibration error (ECE 3.00%) and the least error (10.0%).",
-        "flsd has the same error.",
-        "These runs do not tell the error of brier from the least: the difference is within chance.",
+        "On coins · mlp, CE has both the least calibration error (ECE 3.00%) and the least error (10.0%).",
+        "FLSD has the same error.",
+        "These runs do not tell the error of Brier from the least: the difference is within chance.",
     )

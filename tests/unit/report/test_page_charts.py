@@ -104,12 +104,12 @@ def test_long_curves_are_thinned_and_keep_the_last_epoch() -> None:
 def test_looks_are_those_of_the_figures_whatever_the_order_and_the_data() -> None:
     first = {view["label"]: view["look"] for view in views(entry("ce"), entry("flgamma-sece"), entry("ce+ts"))}
     second = {view["label"]: view["look"] for view in views(entry("flgamma-sece", data="cifar10"), entry("focal"), entry("ce"))}
-    assert first["ce"] == second["ce"] == look_of(METHOD_STYLES["ce"])
-    assert first["flgamma-sece"] == second["flgamma-sece"]
-    assert first["flgamma-sece"] == {"hue": "vermillion", "marker": "*", "dash": "", "filled": True}
-    assert first["ce+ts"]["hue"] == "black"
-    assert first["ce+ts"]["filled"] is False
-    assert first["ce+ts"]["dash"] != ""
+    assert first["CE"] == second["CE"] == look_of(METHOD_STYLES["ce"])
+    assert first["FLγ-SECE"] == second["FLγ-SECE"]
+    assert first["FLγ-SECE"] == {"hue": "vermillion", "marker": "*", "dash": "", "filled": True}
+    assert first["CE (TS)"]["hue"] == "black"
+    assert first["CE (TS)"]["filled"] is False
+    assert first["CE (TS)"]["dash"] != ""
 
 
 def test_every_look_can_be_drawn_by_the_page() -> None:

@@ -42,11 +42,11 @@ def test_group_entries_puts_seeds_together_and_names_only_what_differs() -> None
     ]
     groups = group_entries(many)
     assert [(group.label, group.place, len(group.entries)) for group in groups] == [
-        ("ce (10 epochs)", "digits · convnet", 2),
-        ("ce (paper, 10 epochs)", "digits · convnet", 1),
-        ("flgamma-sece (10 epochs)", "digits · convnet", 1),
-        ("flgamma-sece (20 epochs)", "digits · convnet", 1),
-        ("ce", "cifar10", 1),
+        ("CE (10 epochs)", "digits · convnet", 2),
+        ("CE (paper, 10 epochs)", "digits · convnet", 1),
+        ("FLγ-SECE (10 epochs)", "digits · convnet", 1),
+        ("FLγ-SECE (20 epochs)", "digits · convnet", 1),
+        ("CE", "cifar10", 1),
     ]
 
 
@@ -84,8 +84,8 @@ def test_groups_give_means_over_the_runs_that_have_the_metric() -> None:
 def test_verdict_of_runs_names_one_where_errors_tie_and_says_when_nothing_is_known() -> None:
     tie = verdict_of(entries=[entry("ce", ece=0.06), entry("ce+ts", ece=0.03)])
     assert tie.sentences == (
-        "On digits, ce+ts has both the least calibration error (ECE 3.00%) and the least error (10.0%).",
-        "ce has the same error.",
+        "On digits, CE (TS) has both the least calibration error (ECE 3.00%) and the least error (10.0%).",
+        "CE has the same error.",
     )
     bare = dataclasses.replace(entry("bare"), scores=dataclasses.replace(scores(0.2, 0.1), metrics={}))
     verdict = verdict_of(entries=[bare, dataclasses.replace(bare, seed=1)])
@@ -100,18 +100,18 @@ def test_group_entries_puts_unknown_networks_beside_every_network_of_their_data(
     many = [entry("ce", model="convnet"), entry("ce", model="mlp"), entry("theirs", **THEIRS), entry("ce", data="?")]
     groups = group_entries(many)
     assert [(group.label, group.data, group.place) for group in groups] == [
-        ("ce", "digits", "digits · convnet"),
+        ("CE", "digits", "digits · convnet"),
         ("theirs", "digits", "digits · convnet"),
-        ("ce", "digits", "digits · mlp"),
+        ("CE", "digits", "digits · mlp"),
         ("theirs", "digits", "digits · mlp"),
-        ("ce", "", ""),
+        ("CE", "", ""),
     ]
     # The table has the row once, and does not say a network that is not known.
     assert [(row["label"], row["place"]) for row in run_rows(groups)[1]] == [
-        ("ce", "digits · convnet"),
+        ("CE", "digits · convnet"),
         ("theirs", "digits"),
-        ("ce", "digits · mlp"),
-        ("ce", ""),
+        ("CE", "digits · mlp"),
+        ("CE", ""),
     ]
 
 
@@ -131,7 +131,7 @@ def test_leader_is_the_least_of_those_that_are_marked() -> None:
     least = leader(group_entries(runs, best=[set()] * 3), "ece", "error")
     assert told is not None
     assert least is not None
-    assert (told.label, least.label) == ("mmce", "focal")
+    assert (told.label, least.label) == ("MMCE", "Focal")
     assert leader([], "ece", "error") is None
 
 
@@ -150,8 +150,8 @@ def test_verdict_of_runs_and_predictions_of_one_data_set_counts_it_once() -> Non
         "On mixture · mlp",
         "On data without a name",
     ]
-    assert told.sentences[2] == "On mixture · mlp, ce has an error of 10.0% and a calibration error (ECE) of 5.00%."
-    assert told.sentences[0].endswith("ce has the same error.")
+    assert told.sentences[2] == "On mixture · mlp, CE has an error of 10.0% and a calibration error (ECE) of 5.00%."
+    assert told.sentences[0].endswith("CE has the same error.")
     settings = [entry("ce", preset=preset) for preset in (None, "train.average=ema", "train.select=last")]
     assert verdict_of(entries=settings).headline == "3 rows of 1 method on digits, 3 runs"
 
@@ -160,10 +160,10 @@ def test_verdict_of_runs_leaves_out_what_may_not_be_compared() -> None:
     runs = [entry("ce", ece=0.05), entry("focal", ece=0.04), entry("mmce", ece=0.01, error=0.2)]
     told = verdict_of(entries=runs, best=[{"error"}, {"ece", "error"}, set()])
     assert told.sentences == (
-        "On digits, focal has both the least calibration error (ECE 4.00%) and the least error (10.0%).",
+        "On digits, Focal has both the least calibration error (ECE 4.00%) and the least error (10.0%).",
         "Rows that have no run of the same length and settings beside them are left out here.",
-        "ce has the same error.",
-        "These runs do not tell the ECE of ce from the least: the difference is within chance.",
+        "CE has the same error.",
+        "These runs do not tell the ECE of CE from the least: the difference is within chance.",
     )
 
 
@@ -196,11 +196,11 @@ def test_page_says_of_a_part_of_the_test_set_how_large_it_is_and_compares_it_wit
     assert page.count('class="note">') == 1
     told = verdict_of(entries=runs)
     assert told.sentences[:2] == (
-        "On digits · convnet, ce has both the least calibration error (ECE 5.00%) and the least error (10.0%).",
+        "On digits · convnet, CE has both the least calibration error (ECE 5.00%) and the least error (10.0%).",
         "theirs is of another number of test examples and not compared.",
     )
     assert "theirs" not in "".join(told.sentences[2:])
     # Not even where nothing else is marked as the best.
     told = verdict_of(entries=runs[:2], best=[set(), set()])
-    assert told.sentences[0] == "On digits · convnet, ce has an error of 10.0% and a calibration error (ECE) of 5.00%."
+    assert told.sentences[0] == "On digits · convnet, CE has an error of 10.0% and a calibration error (ECE) of 5.00%."
     assert told.headline == "2 methods on digits · convnet, 2 runs"
