@@ -15,7 +15,7 @@ from calibrant.cli.grid_table import show_table
 from calibrant.cli.train import parse_settings
 from calibrant.engine.recipe import load_recipe
 from calibrant.grid.captions import NOT_IN_PAPER
-from calibrant.grid.compare import Comparison, compare
+from calibrant.grid.compare import Comparison, Failure, compare
 from calibrant.grid.schedule import Stage
 
 
@@ -101,8 +101,35 @@ def summarize(found: Comparison) -> None:
     names = dict.fromkeys(file.relative_to(found.folder).parts[0] for file in found.files)
     shown = ["runs/", *(f"{name}/" if (found.folder / name).is_dir() else name for name in names)]
     console.print(f"written to {found.folder}: {', '.join(shown)}", soft_wrap=True)
-    for failure in found.failures:
-        said = "" if failure.log is None else f" (log: {failure.log})"
-        print(f"calibrant: {failure.name} failed: {failure.reason}{said}", file=sys.stderr)
-    if found.failures:
-        print("calibrant: the same command tries again what failed.", file=sys.stderr)
+    for sentence in failure_words(found.failures):
+        print(f"calibrant: {sentence}", file=sys.stderr)
+
+
+def failure_words(failures: Sequence[Failure]) -> list[str]:
+    """Say what failed, each reason once.
+
+    Example:
+        >>> failed = [Failure(f"digits-mlp-{name}-seed0", "no room", Path("logs", f"{name}.log")) for name in ("ce", "focal")]
+        >>> failure_words(failed)[0]
+        '2 runs failed: no room (digits-mlp-ce-seed0 and digits-mlp-focal-seed0; logs in logs)'
+    """
+    reasons: dict[str, list[Failure]] = {}
+    several = sum(failure.log is None for failure in failures) > 1
+    for failure in failures:
+        # What never began was to be made of a run that failed, each of another.
+        made = several and failure.log is None
+        reasons.setdefault("the run that each is made of failed" if made else failure.reason, []).append(failure)
+    said = []
+    for reason, alike in reasons.items():
+        first = alike[0]
+        if len(alike) == 1:
+            said.append(f"{first.name} failed: {reason}{'' if first.log is None else f' (log: {first.log})'}")
+        else:
+            names = f"{first.name} and {alike[1].name}" if len(alike) == 2 else f"{first.name} to {alike[-1].name}"
+            logs = "" if first.log is None else f"; logs in {first.log.parent}"
+            said.append(f"{len(alike)} runs failed: {reason} ({names}{logs})")
+    if said:
+        said.append(
+            "the same command tries again what failed; if the reason lies in data, network or settings, change that first."
+        )
+    return said

@@ -34,6 +34,7 @@ class GridDisplay:
         self.console = Console(highlight=False, soft_wrap=True) if console is None else console
         self._live = Live(console=self.console, transient=True, auto_refresh=False) if self.console.is_terminal else None
         self._drawn = 0.0
+        self._reasons: set[str] = set()
         self.board: Board | None = None
 
     def __enter__(self) -> GridDisplay:
@@ -59,7 +60,10 @@ class GridDisplay:
         if first and found:
             self.console.print(f"{found} {'run was' if found == 1 else 'runs were'} finished before")
         if event is not None and ended:
-            self.console.print(ended_words(board, board.states[event.name]))
+            state = board.states[event.name]
+            failed = state.stage is Stage.FAILED
+            self.console.print(ended_words(board, state, known=failed and state.text in self._reasons))
+            self._reasons |= {state.text} if failed else set()
 
 
 def draw_board(board: Board, *, width: int) -> RenderableType:
@@ -128,14 +132,14 @@ def total_words(board: Board) -> str:
     return ", ".join(words) + "; done cells show test error / ECE in %"
 
 
-def ended_words(board: Board, state: CellState) -> str:
-    """Say in one line what became of a run."""
+def ended_words(board: Board, state: CellState, *, known: bool = False) -> str:
+    """Say in one line what became of a run; why it failed is not said again where that is known."""
     done = board.count(Stage.DONE) + board.count(Stage.FAILED)
     place = f"[{done}/{len(board.states)}] {state.cell.data} {state.cell.method} seed {state.cell.seed}"
     if state.stage is Stage.WAITING:
         return f"{place}: tried again, for {state.text}"
     if state.stage is Stage.FAILED:
-        return f"{place}: failed, {state.text}"
+        return f"{place}: failed for the same reason" if known else f"{place}: failed, {state.text}"
     numbers = {key: state.numbers.get(key) for key in ("error", "ece")}
     said = ", ".join(f"{name} {100 * value:.2f}%" for name, value in numbers.items() if value is not None)
     left = board.seconds_left()

@@ -18,6 +18,7 @@ from calibrant.grid.layout import Table
 from calibrant.grid.local import LocalExecutor, visible_gpus
 from calibrant.grid.outputs import write_outputs
 from calibrant.grid.plan import Cell, check_data, check_folders, check_out, parse_seeds, plan_cells
+from calibrant.grid.ready import check_ready
 from calibrant.grid.schedule import Board, Executor, Stage, Watch, run_cells
 from calibrant.grid.unchanged import check_alike, check_unchanged
 
@@ -107,7 +108,8 @@ def compare(
 
     Returns:
         The comparison. Raises ``ValueError`` or ``OSError`` with one sentence, before anything is run, if a name is unknown,
-        data are missing, or a folder holds a run by another recipe, or of other data under the same path.
+        data are missing or cannot be used, a network cannot be built, a batch cannot be filled, or a folder holds a run by
+        another recipe, or of other data under the same path.
 
     Example:
         >>> from tempfile import mkdtemp
@@ -126,9 +128,10 @@ def compare(
     check_unchanged(cells, folder / "runs")
     added = load_added(add, cells, runs=folder / "runs")
     board = _board(cells, folder / "runs")
-    if board.count(Stage.WAITING):
-        check_data([state.cell for state in board.states.values() if state.stage is Stage.WAITING])
+    left = [state.cell for state in board.states.values() if state.stage is Stage.WAITING]
+    check_data(left)
     start = _executor(cells, on=on, jobs=jobs, threads=threads, address=ray_address)
+    check_ready(left, on=on)
     _make(folder)
     if watch is not None:
         watch(board, None)

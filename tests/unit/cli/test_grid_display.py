@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from calibrant.cli.compare import failure_words
 from calibrant.cli.grid_display import GridDisplay, cell_text, draw_board, ended_words, total_words
 from calibrant.cli.grid_table import show_table
+from calibrant.grid.compare import Failure
 from calibrant.grid.layout import Cell, Column, Line, Section, Table
 from calibrant.grid.plan import plan_cells
 from calibrant.grid.schedule import Board, Event, Stage
@@ -93,6 +96,35 @@ def test_grid_display_without_a_terminal_writes_a_line_for_every_end(board: Boar
         display.watch(board, Event("digits-convnet-ce-seed1", "step", epochs=3.0))
         display.watch(board, Event("digits-convnet-focal-seed0", "failed"))
     assert stream.getvalue() == "1 run was finished before\n[4/9] digits focal seed 0: failed, it broke\n"
+
+
+def test_grid_display_without_a_terminal_says_a_reason_once(board: Board) -> None:
+    stream = io.StringIO()
+    board.note(Event("digits-convnet-ce-seed2", "failed", text="it broke", again=False), retries=0)
+    with GridDisplay(console=Console(file=stream, width=200)) as display:
+        display.watch(board, Event("digits-convnet-focal-seed0", "failed"))
+        display.watch(board, Event("digits-convnet-ce-seed2", "failed"))
+        display.watch(board, Event("digits-convnet-focal+ts-seed0", "failed"))
+    first, second, third = stream.getvalue().splitlines()
+    assert first.endswith("digits focal seed 0: failed, it broke")
+    assert second.endswith("digits ce seed 2: failed for the same reason")
+    assert third.endswith("focal+ts seed 0: failed, digits-convnet-focal-seed0, which it is made of, failed")
+
+
+def test_failure_words_say_each_reason_once() -> None:
+    logs = Path("out", "logs")
+    failed = [Failure(f"d-m-ce-seed{k}", "it broke", logs / f"d-m-ce-seed{k}.log") for k in range(3)]
+    made = [Failure(f"d-m-ce+ts-seed{k}", f"d-m-ce-seed{k}, which it is made of, failed", None) for k in range(2)]
+    other = Failure("d-m-focal-seed0", "no room", logs / "x.log")
+    *said, last = failure_words([*failed, *made, other])
+    assert said == [
+        f"3 runs failed: it broke (d-m-ce-seed0 to d-m-ce-seed2; logs in {logs})",
+        "2 runs failed: the run that each is made of failed (d-m-ce+ts-seed0 and d-m-ce+ts-seed1)",
+        f"d-m-focal-seed0 failed: no room (log: {logs / 'x.log'})",
+    ]
+    assert last.startswith("the same command tries again what failed")
+    assert failure_words(made[:1])[0] == "d-m-ce+ts-seed0 failed: d-m-ce-seed0, which it is made of, failed"
+    assert failure_words([]) == []
 
 
 def test_grid_display_on_a_terminal_draws_and_clears_the_grid(board: Board) -> None:

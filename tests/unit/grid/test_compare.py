@@ -93,6 +93,19 @@ def test_compare_reports_what_failed_and_compares_the_rest(tmp_path: Path) -> No
     assert second == Failure("mixture-mlp-focal+ts-seed0", "mixture-mlp-focal-seed0, which it is made of, failed", None)
 
 
+def test_compare_of_runs_that_cannot_begin_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    message = "compare: flgamma-sece on mixture: `train.batch_size` must be at most the 1600 training examples, got 1700"
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "grid", "ce,flgamma-sece", settings=SHORT | {"train.batch_size": 1700})
+    assert not (tmp_path / "grid").exists()
+
+
+def test_compare_of_finished_runs_alone_reads_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path)
+    monkeypatch.setattr("calibrant.grid.ready.load_data", lambda part: pytest.fail("read"))
+    assert len(run(tmp_path).entries) == 1
+
+
 def test_compare_of_nothing_but_failures_has_no_table(tmp_path: Path) -> None:
     found = run(tmp_path, "ce", settings=SHORT | {"optim.lr": 1e30, "train.clip_norm": 0})
     assert (found.entries, found.table, found.files) == ((), None, ())
