@@ -204,6 +204,21 @@ def test_mixin_resumed_from_a_checkpoint_goes_on_as_if_never_stopped(tmp_path: P
     assert resumed.history == callback.history
 
 
+def test_mixin_makes_its_learner_without_touching_the_random_numbers() -> None:
+    states = []
+
+    class Drawing(Calibrated):
+        options = {"generator": None}
+
+        def on_train_start(self) -> None:
+            states.append(torch.get_rng_state())
+            super().on_train_start()
+            states.append(torch.get_rng_state())
+
+    trainer().fit(Drawing(), loader())
+    assert torch.equal(*states)
+
+
 def test_mixin_moves_schedulers_by_step_and_by_epoch() -> None:
     class Scheduled(Calibrated):
         interval = "step"

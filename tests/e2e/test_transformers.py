@@ -150,6 +150,19 @@ def test_trainer_resumed_from_a_checkpoint_goes_on_as_if_never_stopped(tmp_path:
     assert not (tmp_path / "final" / STATE_FILE).exists()
 
 
+def test_trainer_resumed_with_dropout_goes_on_with_the_random_numbers_and_the_meta_batches(tmp_path: Path) -> None:
+    # The learner draws from the global numbers, and the checkpoint lies within a pass over the held-out samples.
+    saving = {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant", "meta": {"generator": None}}
+    through, rest = calibrated(tmp_path / "a", **saving), calibrated(tmp_path / "b", **saving)
+    through.meta_batch_size = rest.meta_batch_size = 20
+    set_seed(0)
+    through.train()
+    rest.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-1"))
+    assert torch.equal(weights(rest.model), weights(through.model))
+    for name, value in hyper_of(through).items():
+        assert torch.equal(hyper_of(rest)[name], value)
+
+
 @pytest.mark.parametrize("lookahead", ["head", "full"])
 def test_trainer_in_bfloat16_stays_near_full_precision(lookahead: str, tmp_path: Path) -> None:
     found = []

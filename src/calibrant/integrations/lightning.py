@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from calibrant.integrations.recorder import Recorder, add_batch, draw_scores
 from calibrant.meta import MetaLearner
 from calibrant.meta.batches import split_batch
+from calibrant.meta.network import own_randomness
 from calibrant.metrics.streaming import CalibrationSuite
 
 try:
@@ -113,7 +114,9 @@ class CalibratedMixin(_Module):
     def on_train_start(self) -> None:
         """Make the learner, and let it go on where a checkpoint was taken."""
         super().on_train_start()
-        self.learner = self.configure_learner()
+        # A module may have restored the random numbers of a checkpoint by now: dropout must go on with them.
+        with own_randomness(self.device):
+            self.learner = self.configure_learner()
         if self._resumed is not None:
             self.learner.load_state_dict(self._resumed)
             self._resumed = None

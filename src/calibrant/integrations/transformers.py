@@ -15,6 +15,7 @@ from calibrant.core.checks import check_count
 from calibrant.integrations.recorder import Recorder, add_batch, draw_scores
 from calibrant.meta import LoaderBatches, MetaLearner
 from calibrant.meta.batches import split_batch
+from calibrant.meta.network import own_randomness
 
 try:
     from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -95,7 +96,11 @@ class CalibratedTrainer(Trainer):
         """Return the learner's loss of a training batch, after a meta update where one is due; else the model's own loss."""
         if not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        learner = self.learner = self.learner or self.make_learner(model)
+        if self.learner is None:
+            # The Trainer has restored the random numbers of a checkpoint by now: dropout must go on with them.
+            with own_randomness(next(model.parameters()).device):
+                self.learner = self.make_learner(model)
+        learner = self.learner
         x, labels = split_batch(inputs)
         learner.steps = self.state.global_step
         due = learner.due and self._updated_at != learner.steps
@@ -126,7 +131,11 @@ class CalibratedTrainer(Trainer):
             dataset, num_replicas=args.world_size, rank=args.process_index, seed=args.seed, drop_last=args.world_size > 1
         )
         size = min(self.meta_batch_size, len(sampler))
-        return DataLoader(dataset, batch_size=size, sampler=sampler, collate_fn=self.data_collator, drop_last=True)
+        # A loader without a generator draws from the global one whenever a pass begins.
+        own = torch.Generator().manual_seed(args.seed)
+        return DataLoader(
+            dataset, batch_size=size, sampler=sampler, collate_fn=self.data_collator, drop_last=True, generator=own
+        )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model and, in a checkpoint that training can go on from, the learner beside it."""

@@ -118,7 +118,7 @@ class LoaderBatches:
             raise ValueError(
                 "LoaderBatches: `loader` must shuffle, got a sequential one. Pass `DataLoader(..., shuffle=True)`."
             )
-        self.loader, self.passes = loader, 0
+        self.loader, self.passes, self._taken = loader, 0, 0
         self._current: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
@@ -129,6 +129,7 @@ class LoaderBatches:
             if self._current is None:
                 self._current = self._begin()
             for batch in self._current:
+                self._taken += 1
                 x, labels = split_batch(batch)
                 if self.loader.batch_size is None or len(labels) >= self.loader.batch_size:
                     return x, labels
@@ -142,16 +143,25 @@ class LoaderBatches:
         sampler: Any = getattr(self.loader, "sampler", None)
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.passes)
-        self.passes += 1
+        self.passes, self._taken = self.passes + 1, 0
         return iter(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of passes begun; a resumed run begins the next one."""
-        return {"passes": self.passes}
+        """Return the number of passes begun, and of batches taken in the last."""
+        return {"passes": self.passes, "taken": self._taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the pass after those of ``state``."""
-        self.passes, self._current = int(state["passes"]), None
+        """Go on where ``state`` was taken if the sampler repeats the order of a pass (`set_epoch`), else with the next pass."""
+        self.passes, self._current, self._taken = int(state["passes"]), None, 0
+        taken = int(state.get("taken", 0))
+        if taken and hasattr(getattr(self.loader, "sampler", None), "set_epoch"):
+            # What the samples of the batches passed over draw was drawn before.
+            with torch.random.fork_rng(devices=[]):
+                self.passes -= 1
+                self._current = self._begin()
+                for _ in range(taken):
+                    next(self._current, None)
+            self._taken = taken
 
 
 def _take(values: Tensor, index: Tensor) -> Tensor:

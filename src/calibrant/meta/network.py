@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias, cast
@@ -195,6 +195,11 @@ def replayed_randomness(state: Tensor | None, device: torch.device) -> Iterator[
     finally:
         assert now is not None
         _set_random_state(now, device)
+
+
+def own_randomness(device: torch.device) -> AbstractContextManager[None]:
+    """Leave the global generators of the CPU and of ``device`` as they were, whatever is drawn inside."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def random_state(device: torch.device) -> Tensor | None:
