@@ -111,20 +111,22 @@ class Sample:
         self.sums = torch.stack([rows.nll.where(rows.nll.isfinite(), 0.0), rows.brier, infinite.double()]).float().numpy()
         self.num_classes = predictions.num_classes
         self.classes, self.totals = _class_residuals(rows, n_bins)
+        self.spread, self.bin_of_level = _lacking_spread(self.levels, slot // 2, weights)
         self.shifts = [_level_shift(self.levels, pieces) for pieces in (self.levels.bin_index, self.levels.mass_index)]
         cells = class_bins_of(rows.probs, rows.labels, top.weights, n_bins=n_bins)
         share, mean = cells.weight / weights.sum(), cells.confidence / cells.weight.where(cells.weight > 0, 1.0)
         gap = (cells.confidence - cells.correct) / weights.sum()
         self.class_shift = _shrinkage(gap, share * mean * (1 - mean) / size)
 
-    def scores(self, counts: Array, *, rng: np.random.Generator | None = None) -> dict[str, Tensor]:
+    def scores(self, counts: Array, *, noise: Array | None = None) -> dict[str, Tensor]:
         """Score resamples in which examples are drawn ``counts [N, r]`` times; key → ``[r]``.
 
-        With ``rng`` they are made to differ from each other as data sets do. The gaps of the data hold chance already, and a
-        resample adds it once more: so the gaps of bins are first reduced by what chance is expected to have added (James and
-        Stein). Kernels average over many gaps, and squares have their chance subtracted; metrics made of those need it not.
-        The MCE, on the other hand, often is the gap of a bin with few examples, of which resamples show too little
-        variety (none, if there is one): the variance that is missing is added as noise.
+        With standard normal ``noise [N, r]`` they are made to differ from each other as data sets do. The gaps of the data hold
+        chance already, and a resample adds it once more: so the gaps of bins are first reduced by what chance is expected to
+        have added (James and Stein). Kernels average over many gaps, and squares have their chance subtracted; metrics made of
+        those need it not. The MCE, on the other hand, often is the gap of a bin with few examples, of which resamples show too
+        little variety (none, if there is one): the variance that is missing is added, a part for each example, so that two
+        models with the same examples in a bin get the same.
         """
         counts = counts if bool((self.weights == 1).all()) else counts * self.weights[:, None]
         held = torch.from_numpy(self.places @ counts).double()
@@ -134,8 +136,10 @@ class Sample:
         wrong, right = (held / total).T.unflatten(1, (-1, 2)).unbind(2)
         mass, levels = wrong + right, self.levels
         nll, brier, infinite = torch.from_numpy(self.sums @ counts).double() / total
-        by_width, by_mass = (right if rng is None else right + mass * shift for shift in self.shifts)
-        noisy = by_width if rng is None else by_width + mass * self._noise(len(mass), rng)
+        by_width, by_mass = (right if noise is None else right + mass * shift for shift in self.shifts)
+        noisy = by_width
+        if noise is not None:
+            noisy = by_width + mass * torch.from_numpy(self.spread @ noise).T[:, self.bin_of_level].double()
         return {
             "error": wrong.sum(1),
             "nll": nll.where(infinite == 0, torch.inf),
@@ -143,21 +147,12 @@ class Sample:
             "ece": batched_ece(levels, mass, by_width),
             "mce": batched_mce(levels, mass, noisy),
             "ace": batched_ace(levels, mass, by_mass),
-            "classwise_ece": self._classwise(counts, total, shrunk=rng is not None),
+            "classwise_ece": self._classwise(counts, total, shrunk=noise is not None),
             **{key: BATCHED[key](levels, mass, right) for key in ("sece", "smece", "mmce")},
             "ece_debiased": batched_debiased(levels, mass, right, size=levels.size),
             "signed_gap": mass @ levels.confidence - right.sum(1),
             "aurc": batched_aurc(levels, mass, right),
         }
-
-    def _noise(self, rows: int, rng: np.random.Generator) -> Tensor:
-        """Variation of each bin's accuracy that resamples lack, ``[rows, G]``."""
-        bins = merge_bins(self.levels)
-        count = bins.share * bins.size
-        guess = (count * bins.accuracy + 2) / (count + 4)
-        lacking = (guess * (1 - guess) - bins.accuracy * (1 - bins.accuracy)).clamp_min(0)
-        drawn = torch.from_numpy(rng.standard_normal((rows, len(bins)))) * (lacking / count).sqrt()
-        return drawn[:, torch.searchsorted(bins.bin_index, self.levels.bin_index)]
 
     def _classwise(self, counts: Array, total: Tensor, *, shrunk: bool) -> Tensor:
         """Classwise ECE ``[r]``."""
@@ -167,6 +162,24 @@ class Sample:
         if shrunk:
             residual -= self.class_shift.unsqueeze(2)
         return residual.abs().sum((0, 1)) / self.num_classes
+
+
+def _lacking_spread(levels: Levels, level: Tensor, weights: Tensor) -> tuple[csr_matrix, Tensor]:
+    """What a unit of noise at each example adds to the accuracy of its bin, sparse ``[M, N]``, and the bin of each level.
+
+    Summed over its examples, the variance is what resamples lack of that of the bin's accuracy.
+    """
+    from scipy.sparse import csr_matrix
+
+    bins = merge_bins(levels)
+    index = torch.searchsorted(bins.bin_index, levels.bin_index)
+    count = bins.share * bins.size
+    guess = (count * bins.accuracy + 2) / (count + 4)
+    lacking = (guess * (1 - guess) - bins.accuracy * (1 - bins.accuracy)).clamp_min(0)
+    place, number = index[level], np.arange(len(level))
+    squares = torch.bincount(place, weights=weights.square(), minlength=len(bins))
+    part = weights * (lacking / (count * squares)).sqrt()[place]
+    return csr_matrix((part.float().numpy(), (place.numpy(), number)), shape=(len(bins), len(level))), index
 
 
 def _shrinkage(gap: Tensor, variance: Tensor) -> Tensor:

@@ -62,9 +62,14 @@ def paired_test(
     _check_same_examples(first, second, where=where)
     one, two = Sample(first, n_bins=n_bins), Sample(second, n_bins=n_bins)
     rng = np.random.default_rng([seed, 1])
+    # Where both predict the same class they are right or wrong together, and what resamples lack is the same for both.
+    apart = (first.predicted != second.predicted).nonzero().squeeze(1).numpy()
     parts = []
     for counts in draw_counts(len(first), n_resamples=n_resamples, seed=seed):
-        before, after = one.scores(counts, rng=rng), two.scores(counts, rng=rng)
+        noise = rng.standard_normal(counts.shape, dtype=np.float32)
+        before = one.scores(counts, noise=noise)
+        noise[apart] = rng.standard_normal((len(apart), counts.shape[1]), dtype=np.float32)
+        after = two.scores(counts, noise=noise)
         parts.append({key: after[key] - before[key] for key in before})
     drawn = join_parts(parts)
     values, others = score_values(first, n_bins=n_bins), score_values(second, n_bins=n_bins)

@@ -75,10 +75,10 @@ def test_sample_shrunk_gaps_within_chance_vanish_and_clear_ones_stay() -> None:
     chance = Predictions(probs=[[0.9, 0.1]] * 400, labels=[0] * 364 + [1] * 36)
     clear = Predictions(probs=[[0.9, 0.1]] * 400, labels=[0] * 200 + [1] * 200)
     # Gap 0.01 where chance gives 0.015; gap 0.4, of which chance may be 0.015² / 0.4.
-    rng = np.random.default_rng(0)
-    found = Sample(chance, n_bins=15).scores(ones, rng=rng)
+    still = np.zeros_like(ones)
+    found = Sample(chance, n_bins=15).scores(ones, noise=still)
     assert [float(found[key]) for key in ("ece", "ace", "classwise_ece")] == pytest.approx([0] * 3, abs=1e-6)
-    found = Sample(clear, n_bins=15).scores(ones, rng=rng)
+    found = Sample(clear, n_bins=15).scores(ones, noise=still)
     assert float(found["ece"]) == pytest.approx(0.4 - 0.9 * 0.1 / 400 / 0.4, rel=1e-5)
 
 
@@ -88,8 +88,16 @@ def test_sample_mce_of_a_single_example_varies_as_its_label_might() -> None:
     sample = Sample(predictions, n_bins=15)
     assert float(sample.scores(counts)["mce"].std()) < 1e-12
     # One example wrong: a guess of (0 + 2) / (1 + 4) right has variance 0.24.
-    drawn = sample.scores(counts, rng=np.random.default_rng(0))["mce"]
+    noise = np.random.default_rng(0).standard_normal(counts.shape, dtype=np.float32)
+    drawn = sample.scores(counts, noise=noise)["mce"]
     assert 0.2 < float(drawn.std()) < 0.5
+
+
+def test_sample_noise_of_weighted_examples_has_the_variance_that_resamples_lack() -> None:
+    predictions = Predictions(probs=[[0.9, 0.1]] * 4, labels=[0] * 4, weights=[1.0, 2.0, 2.0, 4.0])
+    sample = Sample(predictions, n_bins=15)
+    # 81 / 25 = 3 effective examples, all right: a guess of 5 / 7 has variance 10 / 49, shared by three.
+    assert float(sample.spread.power(2).sum()) == pytest.approx(10 / 49 / 3, rel=1e-5)
 
 
 def test_bootstrap_scores_spread_as_theory_says() -> None:
