@@ -94,6 +94,10 @@ def binned_intervals(
             parts.append(_invert(bins, worlds, data, BATCHED[key], null=null if key == "ece" else None))
         # The second family is there for what the first overlooks where data are few: smaller errors.
         found[key] = Range(min(part.low for part in parts), parts[0].high)
+    if "ece" in found and "mce" in found:
+        # The largest of gaps is at least their mean: what all bins together rule out for the one is ruled out for the other.
+        low = max(found["mce"].low, found["ece"].low)
+        found["mce"] = Range(low, max(found["mce"].high, low))
     return found
 
 

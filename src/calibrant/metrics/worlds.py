@@ -34,6 +34,8 @@ WORLDS = 12
 _TAIL = 0.025
 # Bisection steps: a step of the path, of the order of 1,000, is found to 1e-9.
 _HALVINGS = 40
+# Values of resamples that differ by less than this part of their size are equal.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -304,12 +306,14 @@ def _quantiles(values: Tensor, chance: Tensor) -> Tensor:
     """Quantile of each row of ``values [S, R]`` at its own ``chance [S]``.
 
     A row's mean and spread are its own; the shape of its distribution is taken from its two neighbours as well, which
-    makes one resample do the work of three.
+    makes one resample do the work of three. Rows whose values are equal but for rounding have no shape to give.
     """
     middle, spread = values.mean(1, keepdim=True), values.std(1, keepdim=True)
-    shape = (values - middle) / spread.clamp_min(torch.finfo(values.dtype).tiny)
-    around = torch.cat([shape[:1], shape, shape[-1:]])
-    near = torch.cat([around[:-2], shape, around[2:]], dim=1).sort(dim=1).values
+    varies = spread > _ROUNDING * values.abs().amax(1, keepdim=True)
+    shape = torch.where(varies, (values - middle) / spread.where(varies, 1.0), 0.0)
+    around, known = (torch.cat([part[:1], part, part[-1:]]) for part in (shape, varies))
+    sides = [torch.where(known[at], around[at], shape) for at in (slice(None, -2), slice(2, None))]
+    near = torch.cat([sides[0], shape, sides[1]], dim=1).sort(dim=1).values
     size = near.shape[1]
     place = (chance * (size + 1) - 1).clamp(0, size - 1).unsqueeze(1)
     left = place.floor().long()

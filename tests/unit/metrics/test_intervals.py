@@ -52,6 +52,25 @@ def test_intervals_of_over_confident_predictions_exclude_zero() -> None:
     assert found["ece"].low < values["ece"] < found["ece"].high
 
 
+def test_intervals_of_the_largest_gap_do_not_begin_below_those_of_the_mean_gap() -> None:
+    # Bins with few examples hide the largest gap; that the mean gap is 20 % or more cannot be hidden by them.
+    confidence = torch.cat([torch.linspace(0.6, 0.9, 1000), torch.tensor([0.2, 0.21, 0.3])]).double()
+    rest = ((1 - confidence) / 9).unsqueeze(1).expand(-1, 9)
+    labels = torch.cat([torch.arange(1000) % 2, torch.ones(3, dtype=torch.long)])
+    summary = summarize(Predictions(probs=torch.cat([confidence.unsqueeze(1), rest], dim=1), labels=labels))
+    found = intervals(summary)
+    assert 0.2 < found["ece"].low <= found["mce"].low < found["mce"].high
+
+
+def test_intervals_of_sure_predictions_are_as_wide_for_the_mmce_as_for_the_others() -> None:
+    # Confidences within 1e-9 of 1: if calibrated there would be no error but for rounding.
+    sure = 1e-9 * torch.linspace(0.5, 1, 1000, dtype=torch.float64)
+    predictions = Predictions(probs=torch.stack([1 - sure, sure], dim=1), labels=(torch.arange(1000) % 10 > 0).long())
+    found = intervals(summarize(predictions))
+    for key in ERRORS:
+        assert 0.85 < found[key].low < 0.9 < found[key].high < 0.95, key
+
+
 def test_intervals_of_predictions_all_right_whose_shares_round_past_one() -> None:
     # Shares of these levels add up to 1 + 2e-16.
     rng = np.random.default_rng(72)

@@ -208,3 +208,14 @@ def test_accepted_range_value_that_is_often_zero_still_has_an_upper_end() -> Non
     low, high = accepted_range(truth, drawn, 0.0)
     assert low == 0
     assert high == pytest.approx(1.96, abs=0.3)
+
+
+def test_accepted_range_values_that_differ_by_rounding_have_no_shape_to_give() -> None:
+    # A calibrated model that is sure shows no error, but for rounding; its neighbour is not to be widened by that.
+    truth = torch.tensor([0.0, 0.8, 1.0], dtype=torch.float64)
+    drawn = normal_worlds(truth, torch.zeros(3), spread=0.02)
+    # The spread of a thousand of these is zero, their distance from their mean 3e-25.
+    drawn[0] = 9.0322e-10
+    low, high = accepted_range(truth, drawn, 0.9)
+    assert low == pytest.approx(0.9 - 0.0392, abs=0.01)
+    assert high == pytest.approx(0.9 + 0.0392, abs=0.01)
