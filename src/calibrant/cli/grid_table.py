@@ -7,7 +7,7 @@ from rich.text import Text
 
 from calibrant.cli.layout import Row, fit_table
 from calibrant.core.words import SIGNIFICANT
-from calibrant.grid.captions import MARK, several_best, size_notes
+from calibrant.grid.captions import MARK, row_notes, several_best
 from calibrant.grid.layout import INFO_NAMES, Cell, Column, Line, Table
 
 # In place of bold, where there is none.
@@ -42,7 +42,7 @@ def show_table(table: Table, *, console: Console) -> None:
     legend += [f"{MARK}: differs from {table.base}, p < {SIGNIFICANT}"] if any(cell.differs for cell in cells) else []
     if legend:
         console.print(Text("; ".join(legend), style="dim"))
-    for note in size_notes(table):
+    for note in row_notes(table):
         console.print(Text(note, style="dim"))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from calibrant.core.sizes import size_note
 from calibrant.grid.choices import choice_notes
+from calibrant.grid.doubts import doubt_notes
 from calibrant.grid.layout import Line, Table
 from calibrant.grid.paper import load_paper
 from calibrant.metrics.differences import LEAST_SEEDS
@@ -29,7 +30,7 @@ def notes_of(table: Table, *, tested: bool, paper: bool = False, beside: Sequenc
     """
     lines = [line for line in table.lines if line.kind != "paper"]
     notes = [_averaged(lines), *_common(table, lines), *choice_notes([*beside, *lines])]
-    notes += [*_bold(table), *size_notes(table)]
+    notes += [*_bold(table), *size_notes(table), *doubt_notes(table)]
     notes += _tests(lines, sections=len(table.sections), base=table.base) if tested else []
     if "calibrated" in table.info:
         notes.append(
@@ -42,6 +43,11 @@ def notes_of(table: Table, *, tested: bool, paper: bool = False, beside: Sequenc
     elif paper:
         notes.append(NOT_IN_PAPER)
     return tuple(notes)
+
+
+def row_notes(table: Table) -> list[str]:
+    """Say what is special about some rows: how they average and select, of how many examples they are, what is doubtful."""
+    return [*choice_notes([line for line in table.lines if line.kind != "paper"]), *size_notes(table), *doubt_notes(table)]
 
 
 def size_notes(table: Table) -> list[str]:

@@ -90,6 +90,7 @@ class Line:
         calibrated_p: Of every run, how probable so large an ECE is for a calibrated model.
         examples: Test examples that its numbers are of, where all runs have as many.
         choices: How its runs averaged weights and chose their epoch, as ``key=value``, told or by the choice of their method.
+        doubts: What makes its numbers doubtful; see `calibrant.grid.doubts`.
     """
 
     label: str
@@ -105,6 +106,7 @@ class Line:
     calibrated_p: tuple[float, ...] = ()
     examples: int | None = None
     choices: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     @property
     def is_foreign(self) -> bool:

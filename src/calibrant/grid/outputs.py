@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from calibrant.core.entry import Entry
+from calibrant.grid.choices import choice_notes
+from calibrant.grid.doubts import doubt_notes
 from calibrant.grid.export import write_table
 from calibrant.grid.layout import Table
 from calibrant.grid.rows import group_rows, tell_apart
@@ -36,11 +38,12 @@ def write_outputs(
     table = compare_table(entries, paper=paper, calibrated=True, name="table")
     files = write_table(table, folder)
     # The page has a table of its own, without the paper's numbers.
-    shown, rows = [to_page_table(name_methods(table))] if paper else [], tell_apart(entries)
+    named, rows, best = name_methods(table), tell_apart(entries), best_metrics(entries)
+    shown, notes = ([to_page_table(named)], []) if paper else ([], [*choice_notes(named.lines), *doubt_notes(named)])
     page = folder / "report.html"
     with atomic_writer(page) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
-        handle.write(render_page(entries=rows, best=best_metrics(entries), tables=shown).encode(errors="replace"))
+        handle.write(render_page(entries=rows, best=best, tables=shown, notes=notes).encode(errors="replace"))
     clear_figures(folder / "figures", FIGURES)
     drawn = draw_all(rows, folder / "figures").files if figures else []
     return table, (*files, page, *drawn)

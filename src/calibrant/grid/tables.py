@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from calibrant.core.entry import Entry
 from calibrant.core.sizes import common_size, usual_size
 from calibrant.grid.captions import notes_of
+from calibrant.grid.doubts import doubts_of
 from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, data_name
 from calibrant.grid.paper import PaperRow, paper_row, paper_table
 from calibrant.grid.rows import LEFT_TO_METHOD, Row, chosen, comparable, group_rows, holds, is_foreign
@@ -151,6 +152,7 @@ def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequen
         calibrated_p=tuple(entry.scores.ece_if_calibrated.p_value for entry in row.runs),
         examples=common_size(row.runs),
         choices=tuple(f"{key}={value}" for key in LEFT_TO_METHOD if (value := chosen(row, key)) is not None),
+        doubts=doubts_of(row.runs),
     )
 
 

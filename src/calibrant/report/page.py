@@ -34,6 +34,7 @@ def render_page(
     entries: Sequence[Entry] = (),
     best: Sequence[Collection[str]] | None = None,
     tables: Sequence[FinishedTable] = (),
+    notes: Sequence[str] = (),
     title: str | None = None,
     verdict: Verdict | None = None,
     n_resamples: int = 1000,
@@ -50,6 +51,7 @@ def render_page(
         best: For each entry, the metrics in which its row is the best of those that it may be compared with; by default the
             least value of a data set and network is.
         tables: Finished tables to show before the runs.
+        notes: Sentences below the table of runs, about how some of them were trained or what is doubtful.
         title: Title of the page; made from the file or the data sets by default.
         verdict: What stands at the top, where `verdict_of` was asked for it already.
         n_resamples: Resamples behind what a calibrated model would show for each number of bins; as in `calibrant.measure`.
@@ -78,7 +80,7 @@ def render_page(
     data: dict[str, object] = {"runs": charts, "gridStops": GRID_STOPS, "predictions": None}
     view: dict[str, object] = {"title": title or _title(examined, groups), "verdict": verdict, "version": __version__}
     view["examined"] = view["repaired"] = None
-    view["tables"], view["is_told_best"] = tables, best is not None
+    view["tables"], view["run_notes"], view["is_told_best"] = tables, notes, best is not None
     if examined is not None:
         data["predictions"] = _predictions_data(examined, repaired, n_resamples=n_resamples, seed=seed)
         view |= _predictions_view(examined, repaired)

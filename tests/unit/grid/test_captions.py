@@ -5,7 +5,12 @@ import io
 import json
 from dataclasses import replace
 
+from rich.console import Console
+
+from calibrant.cli.grid_table import show_table
+from calibrant.core.entry import Entry
 from calibrant.grid.choices import choice_notes
+from calibrant.grid.doubts import doubt_notes
 from calibrant.grid.export import to_csv, to_json
 from calibrant.grid.latex import to_latex
 from calibrant.grid.markdown import to_markdown
@@ -77,3 +82,39 @@ def test_table2_gains_have_the_value_of_every_common_seed() -> None:
     gain = next(line for line in table.lines if line.kind == "difference")
     assert gain.seeds == (0, 1, 2, 3)
     assert len(gain.cells["error"].values) == 4
+
+
+def scaled(temperature: float, seed: int = 0, *, val: int = 300) -> Entry:
+    entry = run_of("ce+ts", 0.05, 0.0, seed=seed)
+    return replace(entry, temperature=temperature, facts={"examples": {"train": 130, "val": val, "test": 36}})
+
+
+def test_caption_says_where_a_temperature_ended_at_its_bound() -> None:
+    runs = [*seeds("ce", 0.05), scaled(1e5, 0), scaled(1.2, 1), scaled(1e5, 2), scaled(1e-3, 3)]
+    table = compare_table(runs)
+    notes = [
+        "ce+ts on cifar10: the temperature of seed 3 ended at its bound 0.001; do not trust it.",
+        "ce+ts on cifar10: the temperature of seeds 0, 2 ended at its bound 100000; do not trust it.",
+    ]
+    assert doubt_notes(table) == notes
+    assert set(notes) <= set(json.loads(to_json(table))["notes"])
+    assert all(note in to_markdown(table) for note in notes)
+    assert "ended at its bound 100000; do not trust it" in to_latex(table)
+    assert doubt_notes(compare_table([run_of("ce"), scaled(1e5)])) == [
+        "ce+ts on cifar10: the temperature ended at its bound 100000; do not trust it."
+    ]
+
+
+def test_caption_says_where_a_temperature_was_fitted_on_few_examples() -> None:
+    few = "ce+ts on cifar10: its temperature was fitted on 14 validation examples, which are few."
+    assert few in compare_table([run_of("ce"), scaled(1.4, val=14)]).notes
+    usual = compare_table([replace(run_of("ce"), facts=scaled(1.4, val=14).facts), scaled(1.4, val=50)])
+    assert doubt_notes(usual) == []
+    assert doubt_notes(compare_table([replace(scaled(1.4), facts={"examples": "many"})])) == []
+
+
+def test_terminal_says_which_rows_are_special() -> None:
+    stream = io.StringIO()
+    show_table(compare_table([run_of("ce"), scaled(1e5), run_of("flgamma-sece")]), console=Console(file=stream, width=300))
+    assert f"By preset, flgamma-sece predicts with {_AVERAGED}; all others with {_USUAL}." in stream.getvalue()
+    assert "ce+ts on cifar10: the temperature ended at its bound 100000; do not trust it." in stream.getvalue()

@@ -123,7 +123,8 @@ def test_tables_figures_and_page_agree_on_which_rows_are_parts_of_the_test_set(t
     whole = [replace(entry, method=f"whole {entry.method}") for entry in files]
     # Nothing is known of the network of the third, but that it was trained.
     trained = [replace(run_of("ce"), model=None), replace(run_of("focal", ece=0.5), model=None)]
-    mixed = [run_of("flsd", seed=0, error=0.001), sized(run_of("flsd", seed=1, error=0.001), 50)]
+    folds = [run_of("c", model=None, preset=None, epochs=None, seed=seed, error=0.001) for seed in (0, 1)]
+    mixed = [folds[0], sized(folds[1], 50)]
     for entries in ([*parts, *whole], [*parts, *trained], [*mixed, *parts, run_of("ce"), run_of("focal", ece=0.5)]):
         table, _ = write_outputs(entries, tmp_path, figures=False)
         in_table = [note.partition(" on ")[0] for note in size_notes(table)]
@@ -133,5 +134,14 @@ def test_tables_figures_and_page_agree_on_which_rows_are_parts_of_the_test_set(t
         points = prepare_tradeoff(rows_of_figures(entries)[0].rows)
         assert [point.label for point in points if point.best] == [points[-2].label]
         bold = [line.method for line in table.lines if any(cell.best for cell in line.cells.values())]
-        assert not {"a", "b", "flsd"} & set(bold)
+        assert not {"a", "b", "c"} & set(bold)
         assert len(bold) == 2
+
+
+@pytest.mark.parametrize("paper", [False, True])
+def test_page_says_once_which_rows_average_and_what_is_doubtful(paper: bool, tmp_path: Path) -> None:
+    runs = [run_of("ce"), replace(run_of("ce+ts"), temperature=1e5), run_of("flgamma-sece")]
+    write_outputs(runs, tmp_path, figures=False, paper=paper)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("By preset, FLγ-SECE predicts with averaged weights (train.average=phase)") == 1
+    assert page.count("CE (TS) on digits: the temperature ended at its bound 100000; do not trust it.") == 1
