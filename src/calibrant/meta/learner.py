@@ -18,7 +18,7 @@ from calibrant.meta.ddp import broadcast, exchange_of, group_of
 from calibrant.meta.gamma_net import GammaNet
 from calibrant.meta.info import StepInfo, overwrite, pack, unpack
 from calibrant.meta.monitor import Watch
-from calibrant.meta.network import Inputs, find_network, random_state, read_features
+from calibrant.meta.network import Inputs, check_optimizer, explained, find_network, random_state, read_features
 from calibrant.meta.objectives import make_objective
 from calibrant.meta.presets import PRESETS, MetaSettings, Options, regularizer_of, settings_of
 from calibrant.meta.regularizers import GammaFocal, Regularizer
@@ -35,7 +35,7 @@ class MetaLearner:
 
     Args:
         model: Any module that ends in an ``nn.Linear``; also wrapped in ``DistributedDataParallel``.
-        optimizer: Any optimizer of its parameters.
+        optimizer: Any optimizer of its parameters, or of those that are to be trained.
         regularizer: "gamma-focal", "unitwise-l2", "label-smoothing", "label-smoothing-per-class",
             "label-smoothing-non-uniform", or a `Regularizer`.
         objective: What meta updates minimise: "sece", "dece", "skce", "nll", any other loss or penalty by name, a mapping of
@@ -102,6 +102,7 @@ class MetaLearner:
             raise ValueError(
                 'MetaLearner: `leak_meta_grad` must go with a single process and lookahead="head". Pass `leak_meta_grad=False`.'
             )
+        check_optimizer(self.plan.network, optimizer)
         self.optimizer, self.meta_batches, self.scaler, self.backward = optimizer, meta_batches, scaler, backward
         self.accumulate, self.monitor_every = accumulate, monitor_every
         self.hyper = self._start(generator)
@@ -199,12 +200,14 @@ class MetaLearner:
         if self.settings.lookahead == "full":
             if x is None or x_meta is None:
                 raise ValueError("MetaLearner.meta_update: `x` and `x_meta` must be given for a full look-ahead, got nothing.")
-            found = self._full_update(batch, x, x_meta, y_meta, lr=lr, random=random)
+            with explained(logits=logits):
+                found = self._full_update(batch, x, x_meta, y_meta, lr=lr, random=random)
         else:
             if held_out is None:
                 assert x_meta is not None
                 held_out = meta_features(self.plan, x_meta, keep_graph=self.settings.leak_meta_grad)
-            found = head_update(self.plan, self.hyper, batch, held_out, y_meta, lr=lr)
+            with explained(logits=logits, features_of_held_out_data=held_out):
+                found = head_update(self.plan, self.hyper, batch, held_out, y_meta, lr=lr)
             if self.settings.leak_meta_grad:
                 self._leak(batch, held_out, y_meta, lr)
         self._apply(found, features)
@@ -212,7 +215,7 @@ class MetaLearner:
 
     def loss(self, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the training loss ``[]`` with the hyper-parameters as they are; minimise it by the network's parameters."""
-        with torch.autocast(logits.device.type, enabled=False):
+        with torch.autocast(logits.device.type, enabled=False), explained(logits=logits):
             values = self.regularizer.loss(self.hyper, features.detach(), logits, labels, self.plan.network.head_values)
         return values.sum() if self.settings.reduction == "sum" else values.mean()
 

@@ -82,6 +82,36 @@ def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Netwo
     return Network(model, inner, layers[found], found)
 
 
+def check_optimizer(network: Network, optimizer: torch.optim.Optimizer) -> None:
+    """Raise if ``optimizer`` holds no parameter of the network that can be trained: its steps would train another one."""
+    trained = {id(value) for value in network.parameters().values()}
+    held = {id(value) for group in optimizer.param_groups for value in group["params"]}
+    if trained and not trained & held:
+        raise ValueError(
+            "MetaLearner: `optimizer` must hold parameters of `model`, got one that holds none of them and would train nothing. "
+            "Make it from `model.parameters()`."
+        )
+
+
+@contextmanager
+def explained(**outputs: Tensor | None) -> Iterator[None]:
+    """Where something inside is refused, say so of the network's outputs if they are what is no number.
+
+    They are looked at only then: a look waits for the device.
+    """
+    try:
+        yield
+    except ValueError as error:
+        for name, values in outputs.items():
+            if values is not None and not bool(torch.isfinite(values.detach()).all()):
+                bad = int((~torch.isfinite(values.detach())).flatten(1).any(1).sum())
+                raise ValueError(
+                    f"MetaLearner: the network's {name.replace('_', ' ')} must be finite, got NaN or inf for {bad} of "
+                    f"{len(values)} examples. Look for such values in the input, or lower the learning rate."
+                ) from error
+        raise
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside distributed and compiled wrappers."""
     while True:
@@ -142,7 +172,7 @@ def read_features(network: Network, x: Inputs, *, inner: bool = False, verify: b
     if seen[0].ndim != 2:
         raise ValueError(f"{where} takes {list(seen[0].shape)}, not [B, d]. Pool or flatten before it.")
     # Trainers of mixed precision widen what the model returns, which does not change a number.
-    if verify and not torch.equal(made[0].to(logits.dtype), logits.detach()):
+    if verify and not torch.allclose(made[0].to(logits.dtype), logits.detach(), rtol=0, atol=0, equal_nan=True):
         raise ValueError(f"{where} makes something else. Name the last linear layer, and return its output unchanged.")
     return seen[0], logits
 

@@ -342,6 +342,33 @@ def test_gamma_net_of_a_learner():
         learner_of(mlp(), regularizer="label-smoothing").gamma_net()
 
 
+def test_optimizer_of_another_network_raises_and_of_a_part_is_taken():
+    model, other = mlp(), mlp()
+    with pytest.raises(ValueError, match="`optimizer` must hold parameters of `model`, got one that holds none of them"):
+        MetaLearner(model, torch.optim.SGD(other.parameters(), lr=0.1))
+    # The head alone is trained: the rest is frozen, or only left out.
+    model[0].requires_grad_(False)
+    MetaLearner(model, torch.optim.SGD(model[-1].parameters(), lr=0.1), every=1).step(*data())
+    MetaLearner(other, torch.optim.SGD(other[-1].parameters(), lr=0.1), every=1).step(*data())
+    with pytest.raises(ValueError, match="holds none of them"):
+        MetaLearner(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("lookahead", ["head", "full"])
+def test_step_on_input_that_is_no_number_says_so_of_the_logits(lookahead):
+    x, y, xm, ym = data()
+    x[:3] = float("nan")
+    with pytest.raises(ValueError, match="the network's logits must be finite, got NaN or inf for 3 of 32 examples"):
+        learner_of(mlp(), lookahead=lookahead).step(x, y, xm, ym)
+    learner = learner_of(mlp(), every=2)
+    learner.step(*data())
+    with pytest.raises(ValueError, match="the network's logits must be finite, got NaN or inf for 3 of 32 examples"):
+        learner.step(x, y)
+    x, y, *_ = data()
+    with pytest.raises(ValueError, match=r"MetaLearner\.step: `x_meta` and `y_meta` must be given"):
+        learner_of(mlp()).step(x, y)
+
+
 def test_wrong_options_raise():
     model = mlp()
     for option, place in (("gamma_max", "regularizer=GammaFocal"), ("nonnegative", "regularizer=UnitwiseL2")):
