@@ -88,7 +88,7 @@ def check_optimizer(network: Network, optimizer: torch.optim.Optimizer) -> None:
     held = {id(value) for group in optimizer.param_groups for value in group["params"]}
     if trained and not trained & held:
         raise ValueError(
-            "MetaLearner: `optimizer` must hold parameters of `model`, got one that holds none of them and would train nothing. "
+            "MetaLearner: `optimizer` must hold parameters of `model`, got one that holds none of them. "
             "Make it from `model.parameters()`."
         )
 
@@ -172,9 +172,14 @@ def read_features(network: Network, x: Inputs, *, inner: bool = False, verify: b
     if seen[0].ndim != 2:
         raise ValueError(f"{where} takes {list(seen[0].shape)}, not [B, d]. Pool or flatten before it.")
     # Trainers of mixed precision widen what the model returns, which does not change a number.
-    if verify and not torch.allclose(made[0].to(logits.dtype), logits.detach(), rtol=0, atol=0, equal_nan=True):
+    if verify and not _same(made[0].to(logits.dtype), logits.detach()):
         raise ValueError(f"{where} makes something else. Name the last linear layer, and return its output unchanged.")
     return seen[0], logits
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    # What is no number in both is the same: that input is bad is said elsewhere.
+    return first.shape == second.shape and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 def logits_tangent(network: Network, x: Inputs, params: Mapping[str, Tensor], along: Mapping[str, Tensor]) -> Tensor:
