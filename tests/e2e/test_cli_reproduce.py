@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,30 @@ def test_reproduce_dry_run_without_data_says_how_to_get_it_and_writes_nothing(ca
     assert "calibrant data fetch cifar10" in err
     assert len(err.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_reproduce_with_a_network_of_ones_own_finds_it_where_the_command_is_called(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "from calibrant.backbones import mlp\n\ndef small(num_classes):\n    return mlp(num_classes, num_inputs=64)\n"
+    (tmp_path / "own_of_reproduce.py").write_text(text)
+    # A command that is installed does not look where it is called by itself.
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    options = ("--quick", "--device", "cpu", "--dry-run", "--set")
+    code, out, err = call("reproduce", "table2", *options, "backbone.name=own_of_reproduce:small")
+    assert code == 0, err
+    assert "own_of_reproduce:small, learning on held-out data (default)" in out
+    sys.modules.pop("own_of_reproduce")
+    code, out, err = call("reproduce", "table2", *options, "backbone.name=own_of_reproduce:smal")
+    assert (code, out) == (2, "")
+    assert err.endswith("has no 'smal'. Did you mean 'small'?\n")
+    assert err.count("\n") == 1
+
+
+def test_reproduce_of_too_few_images_for_a_batch_is_one_sentence_before_the_plan(call: Call) -> None:
+    code, out, err = call("reproduce", "table2", "--quick", "--dry-run", "--set", "train.batch_size=1601")
+    assert (code, out) == (2, "")
+    assert "flgamma on mixture: `train.batch_size` must be at most the 1600 training examples, got 1601" in err
 
 
 def test_reproduce_unknown_name_is_answered_with_the_nearest(call: Call) -> None:

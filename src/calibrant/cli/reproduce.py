@@ -52,6 +52,9 @@ def reproduce(
     plan = plan_reproduction(name, data=sets, seeds=seeds, quick=quick, preset=preset, settings=changes)
     folder = Path("reproduce", f"{name}-quick" if quick else name) if out is None else out
     left = plan.left(folder)
+    if any(":" in cell.recipe.backbone.name for cell in left) and "" not in sys.path:
+        # A factory of one's own is looked for where the command is called, here as in the runs.
+        sys.path.insert(0, "")
     check_folders(plan.cells(), folder / "runs")
     check_unchanged(plan.cells(), folder / "runs")
     missing = _missing_data(left, dry_run=dry_run)
@@ -68,9 +71,12 @@ def _missing_data(left: Sequence[Cell], *, dry_run: bool) -> str:
     """What is to be said of data that are not there; raises where nothing could be run or, without them, be timed."""
     from calibrant.data import SOURCES
     from calibrant.grid.plan import check_data
+    from calibrant.grid.ready import check_ready
 
     # Of published sets the sizes are known; anything else is a path, or misspelt.
-    check_data([cell for cell in left if cell.recipe.data.name not in SOURCES])
+    others = [cell for cell in left if cell.recipe.data.name not in SOURCES]
+    check_data(others)
+    check_ready(others)
     try:
         check_data(left)
     except (OSError, ValueError) as error:
