@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from calibrant.engine.meta_methods import MetaMethod
@@ -17,12 +17,16 @@ _IDLE_KEYS: dict[str, tuple[str, ...]] = {
     "uniform": ("average_decay", "average_share"),
     "phase": (),
 }
-# Key of `train` that may say nothing → the key that decides so, and its values that it is about, the usual one first.
+# Key that may say nothing → the key that decides so, and its values that it is about, the usual one first.
 _MEANT_FOR = {
-    "average_decay": ("average", ("ema",)),
-    "average_share": ("average", ("phase",)),
-    "average_from_epoch": ("average", ("uniform", "ema", "phase")),
-    "select_within": ("select", ("error+nll", "error+ece")),
+    "train.average_decay": ("train.average", ("ema",)),
+    "train.average_share": ("train.average", ("phase",)),
+    "train.average_from_epoch": ("train.average", ("uniform", "ema", "phase")),
+    "train.select_within": ("train.select", ("error+nll", "error+ece")),
+    "optim.milestones_epochs": ("optim.schedule", ("multistep",)),
+    "optim.decay": ("optim.schedule", ("multistep",)),
+    "optim.momentum": ("optim.name", ("sgd",)),
+    "optim.nesterov": ("optim.name", ("sgd",)),
 }
 
 
@@ -79,16 +83,46 @@ def check_idle(recipes: Iterable[Recipe], keys: Iterable[str]) -> None:
         ValueError: train: `train.average_share` must come with train.average=phase, got train.average=no, under which ...
     """
     runs = list(recipes)
-    wanted = [key for key in keys if key.removeprefix("train.") in _MEANT_FOR]
-    for key in wanted:
-        if runs and all(key in idle_keys(recipe) for recipe in runs):
-            other, about = _MEANT_FOR[key.removeprefix("train.")]
-            ways = dict.fromkeys(getattr(resolved(recipe).train, other) for recipe in runs)
-            whom = f" for {split_name(runs[0].method.name)[0]}" if len(runs) == 1 else ""
+    for key in keys if runs else ():
+        if key in _MEANT_FOR and all(_is_idle(recipe, key) for recipe in runs):
+            other, about = _MEANT_FOR[key]
+            ways = dict.fromkeys(str(_value(resolved(recipe), other)) for recipe in runs)
+            whom = f" for {split_name(runs[0].method.name)[0]}" if len(runs) == 1 and key.startswith("train.") else ""
             raise ValueError(
-                f"train: `{key}` must come with train.{other}={' or '.join(about)}, got train.{other}={' and '.join(ways)}, "
-                f"under which it says nothing{whom}. Add `--set train.{other}={about[0]}`, or leave it out."
+                f"train: `{key}` must come with {other}={' or '.join(about)}, got {other}={' and '.join(ways)}, "
+                f"under which it says nothing{whom}. Add `--set {other}={about[0]}`, or leave it out."
             )
+        _check_reached(runs, key)
+
+
+def _is_idle(recipe: Recipe, key: str) -> bool:
+    if key.startswith("train."):
+        return key in idle_keys(recipe)
+    other, about = _MEANT_FOR[key]
+    # What is off anyway is not missed.
+    return _value(recipe, other) not in about and _value(recipe, key) not in (None, False)
+
+
+def _check_reached(runs: Sequence[Recipe], key: str) -> None:
+    """Raise if a change of the learning rate that was asked for would come after the end of every run."""
+    epochs = max(recipe.train.epochs for recipe in runs)
+    if key == "optim.milestones_epochs":
+        given = [place for recipe in runs for place in recipe.optim.milestones_epochs or ()]
+        if given and min(given) >= epochs:
+            raise ValueError(
+                f"train: `{key}` must hold an epoch below train.epochs={epochs}, got {min(given):g}, at which it says nothing. "
+                "Lower it, or leave it out; `--set optim.schedule=constant` never drops."
+            )
+    if key == "optim.warmup_epochs" and (least := min(recipe.optim.warmup_epochs for recipe in runs)) > epochs:
+        raise ValueError(
+            f"train: `{key}` must be at most train.epochs={epochs}, got {least:g}, with which the learning rate never reaches "
+            "`optim.lr`. Lower it, or leave it out."
+        )
+
+
+def _value(recipe: Recipe, key: str) -> object:
+    part, _, name = key.partition(".")
+    return getattr(getattr(recipe, part), name)
 
 
 def facts_of(recipe: Recipe, *, num_train: int = 1) -> Facts:

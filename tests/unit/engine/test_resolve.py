@@ -131,6 +131,52 @@ def test_check_idle_of_a_key_that_says_nothing_names_what_to_add(settings, key, 
         check_idle([recipe_of(method__name="ce", **settings)], ["optim.lr", key])
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"optim.schedule": "cosine", "optim.milestones_epochs": "1,2"},
+            "must come with optim.schedule=multistep, got .*=cosine,",
+        ),
+        (
+            {"optim.schedule": "constant", "optim.decay": "0.5"},
+            "`optim.decay` must come with .* under which it says nothing. Add",
+        ),
+        (
+            {"optim.name": "adamw", "optim.momentum": "0.5"},
+            "`optim.momentum` must come with optim.name=sgd, got optim.name=adamw,",
+        ),
+        ({"optim.name": "adamw", "optim.nesterov": "true"}, "`optim.nesterov` must come with optim.name=sgd"),
+        (
+            {"optim.warmup_epochs": "3", "train.epochs": "2"},
+            "must be at most train.epochs=2, got 3, with which the learning rate",
+        ),
+        (
+            {"optim.milestones_epochs": "50,60", "train.epochs": "10"},
+            "must hold an epoch below train.epochs=10, got 50, at which",
+        ),
+    ],
+)
+def test_check_idle_refuses_optimizer_settings_that_nothing_reads(settings, message):
+    with pytest.raises(ValueError, match=message):
+        check_idle([override(recipe_of(), settings)], settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optim.schedule": "cosine", "optim.milestones_epochs": "none"},
+        {"optim.name": "adamw", "optim.nesterov": "false", "optim.weight_decay": "0.1"},
+        {"optim.milestones_epochs": "1,50", "optim.decay": "0.5", "optim.warmup_epochs": "2", "train.epochs": "2"},
+        {"optim.momentum": "0.5", "optim.nesterov": "true"},
+    ],
+)
+def test_check_idle_takes_optimizer_settings_that_are_read_or_off(settings):
+    check_idle([override(recipe_of(), settings)], settings)
+    # Defaults that nothing reads are nobody's mistake.
+    check_idle([override(recipe_of(), {"optim.schedule": "cosine", "optim.name": "adamw"})], ["optim.schedule", "optim.name"])
+
+
 def test_check_idle_takes_a_key_that_says_something_about_one_of_the_runs():
     check_idle([recipe_of(method__name="ce"), recipe_of()], ["train.average_share", "train.average_decay"])
     check_idle([recipe_of(method__name="ce")], ["optim.lr", "train.average", "train.select"])
