@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 
+from calibrant.grid.latex_signs import DAGGER, escape
 from calibrant.grid.layout import INFO_NAMES, Cell, Column, Line, Section, Table
 
-_DAGGER = r"$^{\dagger}$"
 # Six metrics with their spread are wider than many a page; what fits keeps its size.
 _FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
-_SIGNS = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"$<$",
-    ">": r"$>$",
-    "|": r"$|$",
-    '"': "''",
-    "±": r"$\pm$",
-    "−": r"$-$",
-    "–": "--",
-    "†": _DAGGER,
-    "α": r"$\alpha$",
-    "γ": r"$\gamma$",
-    "Δ": r"$\Delta$",
-    "“": "``",
-    "”": "''",
-    "’": "'",
-    "…": r"\dots{}",
-    "≥": r"$\ge$",
-    "→": r"$\rightarrow$",
-    "×": r"$\times$",
-}
+# Points that a column of a page has at this size, that a letter takes on average, and that stand between two columns.
+_COLUMN, _LETTER, _BETWEEN = 240, 4.2, 12
 
 
 def to_latex(table: Table) -> str:
     r"""Write a table as a LaTeX ``table`` environment; the document needs ``\usepackage{booktabs,graphicx}``.
 
+    One too wide for a column becomes a ``table*``, which goes over both columns of a page and is the same in documents of one.
+
     Args:
-        table: The table. Its notes become the caption, its name the label ``tab:NAME``. It shrinks where it is too wide.
+        table: The table. Its title and its first note become the caption, the others stand below the table; its name becomes
+            the label ``tab:NAME``. What is wider than the page shrinks.
 
     Example:
         >>> from calibrant.grid.layout import Cell, Column, Line, Section, Table
@@ -71,10 +47,11 @@ def to_latex(table: Table) -> str:
         <BLANKLINE>
     """
     width = 1 + len(table.info) + len(table.columns)
-    caption = " ".join([f"{table.title}.", *table.notes])
+    kind, place = ("table*", "tb") if _is_wide(table) else ("table", "htb")
+    caption = " ".join([f"{table.title}.", *table.notes[:1]])
     lines = [
         r"% needs \usepackage{booktabs,graphicx}",
-        r"\begin{table}[htb]",
+        rf"\begin{{{kind}}}[{place}]",
         r"\centering",
         r"\footnotesize",
         rf"\caption{{{escape(caption)}}}",
@@ -86,17 +63,27 @@ def to_latex(table: Table) -> str:
     ]
     for section in table.sections:
         lines += [r"\midrule", *_section(table, section, width)]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table}"]) + "\n"
+    lines += [r"\bottomrule", r"\end{tabular}}", *_below(table.notes[1:]), rf"\end{{{kind}}}"]
+    return "\n".join(lines) + "\n"
 
 
-def escape(text: str) -> str:
-    r"""Text that LaTeX prints as it is; an FL with its gamma is set as the paper does.
+def _below(notes: Sequence[str]) -> list[str]:
+    """Sentences under the table: a caption of twenty lines nobody reads."""
+    if not notes:
+        return []
+    return [r"\par\smallskip", r"\begin{minipage}{\linewidth}\footnotesize", *map(escape, notes), r"\end{minipage}"]
 
-    Example:
-        >>> escape("50% of_it & FLγ")
-        '50\\% of\\_it \\& FL$_{\\gamma}$'
-    """
-    return r"FL$_{\gamma}$".join("".join(_SIGNS.get(sign, sign) for sign in part) for part in text.split("FLγ"))
+
+def _is_wide(table: Table) -> bool:
+    """Whether a column of a page is too narrow for a table, by the number of its letters."""
+    heads = ["Method", *(INFO_NAMES[name] for name in table.info), *(column.heading for column in table.columns)]
+    widths = [len(head) for head in heads]
+    for line in table.lines:
+        texts = [line.label, *(line.info(name) for name in table.info)]
+        cells = [(line.cells.get(column.key), column) for column in table.columns]
+        texts += ["" if cell is None else " ± ".join(filter(None, cell.shown(column))) for cell, column in cells]
+        widths = [max(width, len(text)) for width, text in zip(widths, texts, strict=True)]
+    return _LETTER * sum(widths) + _BETWEEN * len(widths) > _COLUMN
 
 
 def _heads(table: Table) -> list[str]:
@@ -133,7 +120,7 @@ def _number(cell: Cell, column: Column) -> str:
     mean, std = cell.shown(column)
     mean = mean.replace("-", "$-$")
     text = mean if std is None else rf"{mean} $\pm$ {std}"
-    return (rf"\textbf{{{text}}}" if cell.best else text) + (_DAGGER if cell.differs else "")
+    return (rf"\textbf{{{text}}}" if cell.best else text) + (DAGGER if cell.differs else "")
 
 
 def _row(cells: list[str]) -> str:

@@ -11,8 +11,8 @@ import pytest
 
 from calibrant.core.entry import Entry
 from calibrant.grid.export import CSV_COLUMNS, to_csv, to_json, write_table
-from calibrant.grid.latex import escape as latex_escape
 from calibrant.grid.latex import to_latex
+from calibrant.grid.latex_signs import escape as latex_escape
 from calibrant.grid.layout import Table
 from calibrant.grid.markdown import escape as markdown_escape
 from calibrant.grid.markdown import to_markdown
@@ -131,13 +131,13 @@ def test_compare_table_size_is_that_of_the_runs_and_unknown_where_seeds_differ()
         return replace(entry, scores=replace(entry.scores, n=n))
 
     theirs = sized(run_of("theirs", model=None, epochs=None, preset=None, seed=None), 500)
-    runs = [run_of("ce"), run_of("focal", seed=0), sized(run_of("focal", seed=1), 500)]
-    table = compare_table([theirs, *runs], test=False)
+    parts = [run_of("parts", model=None, epochs=None, preset=None, seed=seed) for seed in (0, 1)]
+    table = compare_table([theirs, run_of("ce"), parts[0], sized(parts[1], 500)], test=False)
     assert [line.examples for line in table.lines] == [500, 10000, None]
     notes = [note for note in table.notes if "test examples" in note]
     assert notes == [
         "theirs on cifar10: 500 test examples, other rows 10,000; not compared with them.",
-        "focal on cifar10: seeds of different numbers of test examples, other rows 10,000; not compared with them.",
+        "parts on cifar10: seeds of different numbers of test examples, other rows 10,000; not compared with them.",
     ]
 
 
