@@ -71,7 +71,7 @@ def test_cli_train_default_folder_is_named_after_the_run():
         (["--preset", "papr"], "`method.preset` must be one of 'default', 'paper', got 'papr'"),
         (["--device", "cuda:x"], "`device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got 'cuda:x'"),
         (["--epochs", "0"], "`train.epochs` must be a whole number >= 1, got 0"),
-        (["--seed", "-1"], "`seed` must be a whole number >= 0, got -1"),
+        (["--seed", "-1"], "`seed` must be a whole number from 0 to 2**63 - 1, got -1"),
         (["--set", "lr=1"], "`--set` must name a key with its part, got 'lr'. Did you mean 'optim.lr'?"),
         (["--set", "sed=1"], "unknown recipe key 'sed'. Did you mean 'seed'?"),
         (["--set", "optim.lrr=1"], "unknown key of optim 'lrr'. Did you mean 'lr'?"),

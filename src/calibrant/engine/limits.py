@@ -10,8 +10,8 @@ from calibrant.engine.recipe import Recipe
 def check_recipe(recipe: Recipe) -> None:
     """Raise ``ValueError`` with one sentence if a number of the recipe cannot be."""
     train, optim, data = recipe.train, recipe.optim, recipe.data
-    if recipe.seed < 0:
-        raise ValueError(f"recipe: `seed` must be a whole number >= 0, got {recipe.seed}.")
+    if not 0 <= recipe.seed < 2**63:
+        raise ValueError(f"recipe: `seed` must be a whole number from 0 to 2**63 - 1, got {recipe.seed}.")
     for key, count in (
         ("train.epochs", train.epochs),
         ("train.batch_size", train.batch_size),

@@ -80,13 +80,15 @@ def _scalar(hint: type, value: object, key: str) -> object:
             if isinstance(value, bool):
                 return value
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[(text or "?").lower()]
+        if hint is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
         if hint is int and not isinstance(value, bool) and (text is not None or float(value) == int(value)):  # type: ignore[arg-type, call-overload]
             return int(text if text is not None else value)  # type: ignore[call-overload]
         if hint is float and not isinstance(value, bool):
             return float(text if text is not None else value)  # type: ignore[arg-type]
         if hint is str and isinstance(value, str):
             return value
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         pass
     raise ValueError(f"recipe: `{key}` must be {_KINDS[hint]}, got {value!r}.")
 

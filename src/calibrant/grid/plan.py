@@ -26,6 +26,9 @@ SMALL: dict[str, dict[str, object]] = {
     "mixture": {"backbone.name": "mlp", "train.epochs": 60},
 }
 
+# More than this is a seed that was meant, not a number of them.
+_MOST_SEEDS = 1000
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -119,6 +122,12 @@ def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
         >>> parse_seeds(3), parse_seeds("0,3,7"), parse_seeds("5,")
         ([0, 1, 2], [0, 3, 7], [5])
     """
+    count = seeds if isinstance(seeds, int) else int(seeds) if isinstance(seeds, str) and seeds.strip().isdecimal() else 0
+    if count > _MOST_SEEDS:
+        raise ValueError(
+            f"compare: `seeds` must be at most {_MOST_SEEDS:,} where it says how many, got {count}. "
+            f"A comma makes one number a list: `{count},` is seed {count} alone."
+        )
     try:
         if isinstance(seeds, str):
             parts = [int(part) for part in seeds.split(",") if part.strip()]

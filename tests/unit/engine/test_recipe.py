@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from calibrant.engine.limits import check_recipe
 from calibrant.engine.loop import learning_rate
 from calibrant.engine.recipe import OptimPart, Recipe, load_recipe, override, recipe_of, to_toml
 
@@ -40,6 +41,7 @@ def test_recipe_toml_round_trip_keeps_everything(tmp_path):
         ({"sed": 1}, "unknown key of recipe 'sed'. Did you mean 'seed'"),
         ({"train": {"epochs": "many"}}, "`train.epochs` must be a whole number, got 'many'"),
         ({"train": {"epochs": 1.5}}, "`train.epochs` must be a whole number, got 1.5"),
+        ({"train": {"epochs": float("inf")}}, "`train.epochs` must be a whole number, got inf"),
         ({"train": {"epochs": True}}, "`train.epochs` must be a whole number, got True"),
         ({"optim": {"name": "sdg"}}, "`optim.name` must be one of 'sgd', 'adamw', got 'sdg'. Did you mean 'sgd'?"),
         ({"train": {"select": "error+nl"}}, "got 'error+nl'. Did you mean 'error+nll'?"),
@@ -51,6 +53,15 @@ def test_recipe_toml_round_trip_keeps_everything(tmp_path):
 def test_recipe_bad_value_is_one_sentence(values, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         recipe_of(values)
+
+
+def test_recipe_takes_a_seed_that_no_float_holds():
+    assert recipe_of({"seed": 2**63 - 1}).seed == 2**63 - 1
+    check_recipe(recipe_of({"seed": 2**63 - 1}))
+    with pytest.raises(
+        ValueError, match=re.escape("`seed` must be a whole number from 0 to 2**63 - 1, got 9223372036854775808")
+    ):
+        check_recipe(recipe_of({"seed": 2**63}))
 
 
 @pytest.mark.parametrize("word", ["none", "None", "0"])

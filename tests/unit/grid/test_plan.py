@@ -110,6 +110,22 @@ def test_parse_seeds_of_something_else_is_refused(given) -> None:
         parse_seeds(given)
 
 
+@pytest.mark.parametrize("given", [20261116, "20261116", " 20261116 "])
+def test_parse_seeds_of_a_count_that_must_be_a_seed_says_how_to_write_one(given) -> None:
+    message = "`seeds` must be at most 1,000 where it says how many, got 20261116. .*: `20261116,` is seed 20261116 alone"
+    with pytest.raises(ValueError, match=message):
+        parse_seeds(given)
+    assert len(parse_seeds("1000")) == 1000
+    assert parse_seeds("20261116,") == parse_seeds([20261116]) == [20261116]
+
+
+def test_seeds_beyond_what_a_recipe_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match="`seeds` must be at most 1,000"):
+        parse_seeds("99999999999999999999")
+    with pytest.raises(ValueError, match=r"`seed` must be a whole number from 0 to 2\*\*63 - 1, got 99999999999999999999"):
+        plan_cells(["digits"], ["ce"], parse_seeds("99999999999999999999,"))
+
+
 def test_check_data_names_the_first_set_that_is_missing(tmp_path: Path) -> None:
     check_data(plan_cells(["digits", "mixture"], ["ce"], [0]))
     with pytest.raises(FileNotFoundError, match="calibrant data fetch cifar10"):
