@@ -47,7 +47,8 @@ class Entry:
         best_epoch: Epoch that the predictions come from.
         sweep: Binned errors against the number of bins, where they were computed.
         temperature: What ``+ts`` divided the logits by.
-        facts: Where it comes from: ``command``, ``machine``, ``versions``, ``seconds``, ``examples``, ``note``, where known.
+        facts: Where it comes from: ``command``, ``machine``, ``versions``, ``seconds``, ``examples``, ``data``, ``note``, where
+            known.
         folder: Where it was read from.
     """
 

@@ -65,8 +65,12 @@ def difference(then: Mapping[str, object], now: Mapping[str, object], *, when: t
     differ = {key for key in then.keys() & now.keys() if then[key] != now[key]}
     for key, words in _COUNTS.items():
         if key in differ:
-            return f"{then[key]} {words} {when[0]} and {now[key]} {when[1]}"
+            return f"{_number(then[key])} {words} {when[0]} and {_number(now[key])} {when[1]}"
     return next((f"other {words}" for key, words in _HASHES.items() if key in differ), "")
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _part(part: ImageSet) -> str:

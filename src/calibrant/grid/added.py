@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,9 +63,10 @@ def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path) 
     ]
     if not found:
         return Added([], ())
-    _check_test_sets(found, cells, runs)
-    # Nothing of a grid's run but its name is known before it is finished; that is all that decides its row.
-    expected = [_expected(cell, found[0].scores, runs) for cell in cells if cell.shown]
+    sizes = _check_test_sets(found, cells, runs)
+    # Nothing of a grid's run but its name and its test set is known before it is finished; they are all that decides its row.
+    scores = {cell.data: replace(found[0].scores, n=sizes.get(cell.data, found[0].scores.n)) for cell in cells}
+    expected = [_expected(cell, scores[cell.data], runs) for cell in cells if cell.shown]
     found, notes = _once(found, expected)
     _check_copies(found)
     found = name_apart(found)
@@ -103,12 +105,16 @@ def once_by_path(entries: Sequence[Entry]) -> list[Entry]:
     return list(kept.values())
 
 
-def _check_test_sets(found: Sequence[Entry], cells: Sequence[Cell], runs: Path) -> None:
+def _check_test_sets(found: Sequence[Entry], cells: Sequence[Cell], runs: Path) -> dict[str, int]:
+    """Refuse rows of another test set; return how many examples each test set has."""
+    sizes: dict[str, int] = {}
     for data in dict.fromkeys(entry.data for entry in found):
         entries = [entry for entry in found if entry.data == data]
         known = _grid_labels(data, cells, runs) or labels_of(entries)
         if known is not None:
             check_labels(entries, known, asked=_ASKED)
+            sizes[data] = len(known.labels)
+    return sizes
 
 
 def _grid_labels(data: str, cells: Sequence[Cell], runs: Path) -> KnownLabels | None:

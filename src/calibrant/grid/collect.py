@@ -18,6 +18,7 @@ from calibrant.data import is_path
 from calibrant.engine.folder import is_finished
 from calibrant.engine.recipe import MethodPart, Recipe, load_recipe, to_dict
 from calibrant.engine.resolve import idle_keys, resolved
+from calibrant.engine.setup import is_own
 from calibrant.grid.names import name_apart, name_of, place_of
 from calibrant.grid.results import load_result
 from calibrant.io.predictions import FORMATS, load_predictions
@@ -239,7 +240,9 @@ def _run_facts(recipe: Recipe, facts: Mapping[str, Any]) -> dict[str, object]:
         "machine": device if device.startswith("cpu") else f"{processes}x {device}",
         "versions": {name: facts[name] for name in ("calibrant", "torch", "python") if name in facts},
     }
-    return known | {name: facts[name] for name in ("seconds", "examples", "commit") if facts.get(name) is not None}
+    # Published sets are what they are, while others may come to lie under a path.
+    kept = ("seconds", "examples", "commit", *(["data"] if is_own(recipe.data) else []))
+    return known | {name: facts[name] for name in kept if facts.get(name) is not None}
 
 
 def _load_file(file: Path, *, data: str | None) -> Entry:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from calibrant.core.entry import Entry
+from calibrant.data.fingerprint import difference
 from calibrant.engine.methods import METHODS, Facts, MetaPlan, make_plan, split_name
 from calibrant.engine.recipe import NEUTRAL, Recipe, override
 from calibrant.engine.resolve import idle_keys, resolved
@@ -61,8 +62,9 @@ def group_rows(entries: Iterable[Entry]) -> list[Row]:
         entries: Runs, in any order.
 
     Returns:
-        Rows in the order in which their first run is given. Raises ``ValueError`` if two runs have everything in common, or a
-        row has several runs and one does not say its seed: they may be anything.
+        Rows in the order in which their first run is given. Raises ``ValueError`` if two runs have everything in common, if a
+        row has several runs and one does not say its seed, as they may be anything, or if its runs had different data. Files
+        of somebody's predictions may be of different parts of the test set; their row is compared with no other.
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -84,6 +86,7 @@ def group_rows(entries: Iterable[Entry]) -> list[Row]:
                 f"tables: runs of one row must have different seeds, got {seed} of {first.method} on {first.data} "
                 f"twice ({first.folder or 'a record'} and {second.folder or 'a record'}). Leave one out."
             )
+        _check_same_data(runs)
     return [Row(*key, runs=tuple(sorted(runs, key=lambda e: (e.seed is None, e.seed or 0)))) for key, runs in merged.items()]
 
 
@@ -163,6 +166,24 @@ def _repeated(runs: Sequence[Entry]) -> tuple[Entry, Entry] | None:
             return next(iter(seen.values())), entry
         seen[entry.seed] = entry
     return None
+
+
+def _check_same_data(runs: Sequence[Entry]) -> None:
+    """Refuse to average runs on different data: those under one path may have changed between two of them."""
+    known = [(entry, _data_of(entry)) for entry in runs if entry.model is not None or entry.epochs is not None]
+    for place, (entry, data) in enumerate(known):
+        for other, before in known[:place]:
+            differ = difference(before, data, when=("in the first", "in the second"))
+            if differ:
+                raise ValueError(
+                    f"tables: runs of one row must have the same data, got {other.folder or 'a record'} and "
+                    f"{entry.folder or 'a record'} of {entry.method} on {entry.data}: {differ}. Leave one out."
+                )
+
+
+def _data_of(entry: Entry) -> dict[str, object]:
+    kept = entry.facts.get("data")
+    return {**(kept if isinstance(kept, Mapping) else {}), "test_examples": entry.scores.n}
 
 
 @cache

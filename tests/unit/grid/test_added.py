@@ -141,6 +141,19 @@ def test_load_added_of_a_part_of_the_test_set_is_taken(runs: Path, predicted: Pr
     assert [entry.scores.n for entry in add(part, runs=runs).entries] == [500]
 
 
+def test_load_added_of_a_seed_of_the_grids_row_must_be_of_the_whole_test_set(
+    runs: Path, predicted: Predictions, tmp_path: Path
+) -> None:
+    few = predicted.subset(range(500))
+    theirs = saved(tmp_path / "theirs.npz", few)
+    (cell,) = plan_cells(["mixture"], ["ce"], [1], settings=SHORT)
+    train(cell.recipe, out=tmp_path / cell.name)
+    assert called(add(theirs, tmp_path / cell.name, runs=runs)) == [("theirs", None), ("ce", 1)]
+    few.save(tmp_path / cell.name / "test.npz")
+    with pytest.raises(ValueError, match=r"seed1 of ce on mixture: 4,000 test images in the first and 500 in the second"):
+        add(tmp_path / cell.name, runs=runs)
+
+
 def test_load_added_of_data_that_the_grid_has_not_holds_rows_against_the_first(
     runs: Path, predicted: Predictions, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
 from calibrant.grid.rows import (
     Row,
@@ -88,6 +89,32 @@ def test_tell_apart_names_the_settings_that_rows_of_one_method_differ_in() -> No
 def test_group_rows_same_run_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="must have different seeds, got seed 3 of ce on cifar10 twice"):
         group_rows([run_of("ce", seed=3), run_of("ce", seed=3)])
+
+
+def sized(entry: Entry, n: int) -> Entry:
+    return replace(entry, scores=replace(entry.scores, n=n), folder=f"runs/{n}")
+
+
+def test_group_rows_runs_of_different_numbers_of_test_examples_are_not_averaged() -> None:
+    runs = [sized(run_of("ce", seed=0), 36), run_of("ce", seed=1), sized(run_of("ce", seed=2), 40)]
+    said = "got runs/36 and a record of ce on cifar10: 36 test images in the first and 10,000 in the second. Leave one out."
+    with pytest.raises(ValueError, match=f"^tables: runs of one row must have the same data, {said}$"):
+        group_rows(runs)
+    # Other rows may be of another test set, and files of predictions of a part of it.
+    assert len(group_rows([runs[0], replace(runs[2], method="focal")])) == 2
+    theirs = [replace(run, model=None, epochs=None) for run in runs]
+    assert [len(row.runs) for row in group_rows(theirs)] == [3]
+
+
+def test_group_rows_runs_on_other_images_are_not_averaged() -> None:
+    first, second, third = (replace(run_of("ce", seed=seed), folder=f"runs/{seed}") for seed in range(3))
+    known = [replace(run, facts={"data": {"test": text}}) for run, text in ((first, "17"), (second, "9a"), (third, "17"))]
+    with pytest.raises(ValueError, match="got runs/0 and runs/1 of ce on cifar10: other test images or labels. Leave one out"):
+        group_rows(known)
+    # One that does not say it may be of either, but does not hide that two others differ.
+    assert len(group_rows([known[0], second, known[2]])) == 1
+    with pytest.raises(ValueError, match="got runs/1 and runs/2"):
+        group_rows([first, *known[1:]])
 
 
 @pytest.mark.parametrize("seeds", [(None, None), (0, None), (None, 3)])
