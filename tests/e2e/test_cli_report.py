@@ -93,6 +93,24 @@ def test_report_with_one_method_shows_before_and_after_as_repair_does(
     assert 'id="calibrators"' not in page
 
 
+def test_report_of_a_doubtful_repair_says_why_on_the_page(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    val = load_predictions(folder / "val.npz")
+    val.subset((val.labels < 2).nonzero().flatten()[:30]).save(tmp_path / "few.npz")
+    out, few = tmp_path / "report.html", ("--fit", tmp_path / "few.npz", "--method", "platt")
+    code, text, err = run(capsys, "report", folder / "test.npz", *few, "--out", out, "--resamples", 40)
+    assert (code, err) == (0, "")
+    page, printed = out.read_text(), " ".join(text.split())
+    for doubt in (
+        "30 examples are few for this method (40 or more are advised with 4 classes).",
+        "2 of 4 classes have no example in the fit data (2, 3). Their probabilities cannot be trusted",
+        "do not use it.",
+    ):
+        assert doubt in page
+        assert doubt in printed
+
+
 def test_report_of_files_as_runs_compares_them(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
     theirs = load_predictions(folder / "test.npz")
     for seed in (0, 1):

@@ -4,9 +4,10 @@ Train-time objectives are in `calibrant.losses`.
 """
 
 from calibrant.calibrators.attended import AttendedTemperatureScaling
-from calibrant.calibrators.auto import AutoCalibrator, Ranked
+from calibrant.calibrators.auto import AutoCalibrator
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.bbq import BayesianBinning
+from calibrant.calibrators.choice import Ranked
 from calibrant.calibrators.ensemble import EnsembleTemperatureScaling
 from calibrant.calibrators.fit_data import CalibrationWarning
 from calibrant.calibrators.histogram import HistogramBinning

@@ -11,6 +11,9 @@ from calibrant.calibrators.log_space import floor_logits, log_complements
 from calibrant.calibrators.scalar_search import least_in_log
 from calibrant.calibrators.temperature import check_bounds, temperature_log_probs, warn_at_bound
 
+# Below this many classes the bias is half of the temperature and more.
+_FEWEST_CLASSES = 10
+
 
 def attended_nll(data: FitData, temperature: float, *, threshold: float) -> float:
     r"""The attended negative log-likelihood, summed.
@@ -53,8 +56,12 @@ class AttendedTemperatureScaling(Calibrator):
     """Divides all logits by a temperature found from labels and from the other likely classes of every example.
 
     The extra terms make the estimate vary less from one small fit set to the next, and depend less on single wrong labels;
-    the price is a bias that depends on the threshold (on 5,000 examples of true temperature 2.4, 10 classes and 19 % error:
-    2.5 at a threshold of 0.01, but 10 at the 1e-5 of the authors' notebook). Use it where plain temperature scaling warns.
+    the price is a bias that no number of examples removes. It depends on the threshold (on 5,000 examples of true temperature
+    2.4, 10 classes and 19 % error: 2.5 at a threshold of 0.01, but 10 at the 1e-5 of the authors' notebook) and on the number
+    of classes (at a true temperature of 2: near 4 with 2 classes, 3.0 with 5, 2.5 with 10, 1.6 with 100). With two classes the
+    label cancels out of most examples, since 1 - q of the other class is its own probability. Prefer `TemperatureScaling`; with
+    10 classes or more, fewer than some hundred examples and labels that may be wrong, compare the two. A fit on fewer classes
+    warns.
 
     The objective is that of the authors' released code.
 
@@ -88,6 +95,14 @@ class AttendedTemperatureScaling(Calibrator):
     def fewest_samples(self, num_classes: int) -> int:
         """Number of examples below which a fit warns: it is made for few."""
         return 20
+
+    def doubts(self, data: FitData) -> list[str]:
+        """Why a fit on ``data`` may not be trusted: too few examples, or too few classes."""
+        few = (
+            f"AttendedTemperatureScaling.fit: {data.num_classes} classes are few for this method ({_FEWEST_CLASSES} or more "
+            "are advised). Its temperature will be far too high; use temperature scaling."
+        )
+        return super().doubts(data) + ([few] if data.num_classes < _FEWEST_CLASSES else [])
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         def loss(temperature: float) -> float:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from calibrant.calibrators.base import Calibrator, Learned
-from calibrant.calibrators.fit_data import CalibrationWarning, FitData, warn_about
+from calibrant.calibrators.choice import Ranked, advise, choose, rank
+from calibrant.calibrators.fit_data import CalibrationWarning, FitData, few_examples, missing_classes
 from calibrant.calibrators.folds import split_folds
 from calibrant.calibrators.identity import Identity
 from calibrant.core.checks import FitError, check_count
@@ -20,32 +21,6 @@ from calibrant.core.lookup import lookup
 Score = Callable[[Tensor, Tensor], Tensor]
 # Called with the name of the method just tried, how many are done and how many there are.
 Progress = Callable[[str, int, int], None]
-# For 95 % intervals of a mean over many examples.
-_NORMAL_95 = 1.959964
-
-
-class Ranked(NamedTuple):
-    """How one method did in the cross-validation.
-
-    Attributes:
-        name: Its name; "none" is doing nothing.
-        score: Mean held-out score per example; lower is better.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-        gain: Mean score of doing nothing minus its own, on the same examples: positive is an improvement.
-        gain_low: Lower end of the 95 % interval of the gain.
-        gain_high: Upper end.
-        failure: Why it could not be fitted, or None.
-    """
-
-    name: str
-    score: float
-    low: float
-    high: float
-    gain: float
-    gain_low: float
-    gain_high: float
-    failure: str | None = None
 
 
 def nll_scores(log_probs: Tensor, labels: Tensor) -> Tensor:
@@ -61,28 +36,18 @@ def brier_scores(log_probs: Tensor, labels: Tensor) -> Tensor:
 
 SCORES: dict[str, Score] = {"nll": nll_scores, "brier": brier_scores}
 
-
-def mean_interval(values: Tensor, weights: Tensor) -> tuple[float, float, float]:
-    """Weighted mean of ``values [N]`` and its 95 % interval, from the weighted variance.
-
-    Example:
-        >>> mean_interval(torch.tensor([1.0, 3.0]).double(), torch.ones(2).double())
-        (2.0, 0.04003..., 3.95996...)
-    """
-    total = weights.sum()
-    mean = (weights @ values) / total
-    n_effective = total**2 / (weights @ weights)
-    spread = (weights @ (values - mean) ** 2) / total
-    half = _NORMAL_95 * math.sqrt(float(spread / (n_effective - 1).clamp(min=1)))
-    return float(mean), float(mean) - half, float(mean) + half
+_LEFT_OUT = "Methods that learn something of every class were left out"
 
 
 class AutoCalibrator(Calibrator):
     """Tries every calibrator on held-out parts of the fit data, ranks them, and fits the best on all of it.
 
     Every method predicts each example from a fit that has not seen it. The one of least mean score wins, unless a simpler one
-    (an earlier one in the table; doing nothing is the simplest) is worse by no more than one standard error of their difference
-    on the same examples: then nothing shows that the complexity pays.
+    (an earlier one in the table) is worse by no more than one standard error of their difference on the same examples: then
+    nothing shows that the complexity pays. Where no gain on doing nothing has a 95 % interval above zero, nothing is done.
+
+    A method that learns something of every class is left out where a class has no example: the held-out examples cannot show
+    what it does to that class. One that would warn of the data, as of too few examples, is ranked but not chosen.
 
     Args:
         methods: Names from `CALIBRATORS`; all that take logits ``[N, C]`` by default.
@@ -150,19 +115,25 @@ class AutoCalibrator(Calibrator):
         if len(data) < self.n_folds:
             raise FitError(f"AutoCalibrator.fit: needs at least {self.n_folds} examples for its folds, got {len(data)}.")
 
+    def doubts(self, data: FitData) -> list[str]:
+        """Why the choice may not be trusted: few examples, or classes without any, which leave methods out."""
+        where = "AutoCalibrator.fit"
+        fewest = self.fewest_samples(data.num_classes)
+        few = few_examples(data, fewest=fewest, where=where, what="a choice between methods")
+        missing = missing_classes(data)
+        left_out = missing and f"{where}: {missing}. {_LEFT_OUT}; use data that has all classes."
+        return [doubt for doubt in (few, left_out) if doubt]
+
     def _learn(self, data: FitData) -> None:
         held, failures = self._try_methods(data)
+        doubtful = [name for name, calibrator in self.settled_.items() if calibrator.doubts(data)]
         self.ranking_ = rank(held, failures, data.weights)
-        self.best_name_ = choose(held, data.weights, ["none", *self.settled_])
+        self.best_name_ = choose(held, data.weights, ["none", *self.settled_], doubtful=doubtful)
         self.best_ = Identity() if self.best_name_ == "none" else self.settled_[self.best_name_]
-        warn_about(
-            data,
-            fewest=self.best_.fewest_samples(data.num_classes),
-            needs_every_class=self.best_.needs_every_class,
-            where=f"{type(self.best_).__name__}.fit",
-        )
         self.best_._learn(data)
-        self.advice_ = advise(self.ranking_, self.best_name_, self.score)
+        missing = missing_classes(data)
+        self.advice_ = advise(self.ranking_, self.best_name_, self.score, doubtful=doubtful)
+        self.advice_ += f" {_LEFT_OUT}: {missing}." if missing else ""
         self.num_classes_ = data.num_classes
 
     def _try_methods(self, data: FitData) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -173,8 +144,11 @@ class AutoCalibrator(Calibrator):
         held = {"none": SCORES[self.score](data.logits.double().log_softmax(1), data.labels)}
         failures: dict[str, str] = {}
         self.settled_ = {}
+        missing = missing_classes(data)
         for done, name in enumerate(names, 1):
             try:
+                if missing and table[name].needs_every_class:
+                    raise FitError(f"{table[name].__name__}.fit: needs an example of every class, and {missing}.")
                 with warnings.catch_warnings():
                     # A fold is smaller than the data: the warnings that count are those of the last fit.
                     warnings.simplefilter("ignore", CalibrationWarning)
@@ -243,47 +217,3 @@ def candidates() -> dict[str, type[Calibrator]]:
     from calibrant.calibrators import CALIBRATORS
 
     return {name: kind for name, kind in CALIBRATORS.items() if name != "mc_temperature"}
-
-
-def rank(held: Mapping[str, Tensor], failures: Mapping[str, str], weights: Tensor) -> tuple[Ranked, ...]:
-    """Rank methods by their mean held-out score; those that failed come last."""
-    entries = [
-        Ranked(name, *mean_interval(scores, weights), *mean_interval(held["none"] - scores, weights))
-        for name, scores in held.items()
-    ]
-    nan = math.nan
-    lost = [Ranked(name, nan, nan, nan, nan, nan, nan, why) for name, why in failures.items()]
-    return (*sorted(entries, key=lambda entry: entry.score), *lost)
-
-
-def choose(held: Mapping[str, Tensor], weights: Tensor, order: Sequence[str]) -> str:
-    """Return the first name in ``order`` that is worse than the best by at most one standard error of their difference."""
-    best = min(held, key=lambda name: float(weights @ held[name]))
-    for name in order:
-        if name in held:
-            worse, low, _ = mean_interval(held[name] - held[best], weights)
-            if name == best or worse <= (worse - low) / _NORMAL_95:
-                return name
-    return best
-
-
-def advise(ranking: Sequence[Ranked], chosen: str, score: str) -> str:
-    """Say in a sentence what the ranking means."""
-    entry = next(item for item in ranking if item.name == chosen)
-    what = {"nll": "negative log-likelihood", "brier": "Brier score"}[score]
-    if chosen == "none":
-        rival = next((item for item in ranking if item.name != "none" and item.failure is None), None)
-        if rival is None:
-            return "Doing nothing is all that is left: no method could be fitted."
-        return (
-            f"Doing nothing is best: no method improves the held-out {what} clearly (the nearest, {rival.name}, changes it by "
-            f"{-rival.gain:+.4f})."
-        )
-    interval = f"95% interval {entry.gain_low:.4f} to {entry.gain_high:.4f}"
-    lead = ranking[0]
-    if lead.name == chosen:
-        return f"{chosen} is best: it lowers the held-out {what} by {entry.gain:.4f} ({interval})."
-    return (
-        f"{chosen} is enough: it lowers the held-out {what} by {entry.gain:.4f} ({interval}), and {lead.name}, with the least, "
-        "is not clearly better."
-    )

@@ -17,9 +17,11 @@ from calibrant.calibrators.fit_data import (
     at_least_single,
     check_fit_input,
     chunk_rows,
+    doubt_classes,
+    few_examples,
     marks_to_keep,
-    warn_about,
     warn_if_seen,
+    warn_of,
 )
 from calibrant.calibrators.layer import CalibratedModel, CalibrationLayer
 from calibrant.calibrators.log_space import keep_top
@@ -71,7 +73,7 @@ class Calibrator(ABC):
         where = f"{type(self).__name__}.fit"
         data = check_fit_input(logits, labels, weights, where=where)
         self._check_enough(data)
-        warn_about(data, fewest=self.fewest_samples(data.num_classes), needs_every_class=self.needs_every_class, where=where)
+        warn_of(self.doubts(data))
         self._learn(data)
         self._seen = marks_to_keep(data.logits)
         return self
@@ -79,6 +81,12 @@ class Calibrator(ABC):
     def _check_enough(self, data: FitData) -> None:
         """Raise ``FitError`` if nothing can be learned from so few examples; most methods learn from one."""
         return
+
+    def doubts(self, data: FitData) -> list[str]:
+        """Why a fit on ``data`` may not be trusted, whatever it will find: too few examples, a class without any."""
+        where = f"{type(self).__name__}.fit"
+        few = few_examples(data, fewest=self.fewest_samples(data.num_classes), where=where)
+        return [doubt for doubt in (few, doubt_classes(data, where=where) if self.needs_every_class else None) if doubt]
 
     def _learn(self, data: FitData) -> None:
         found = self._fit(data)

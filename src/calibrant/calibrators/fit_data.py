@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -134,22 +134,39 @@ def warn(message: str) -> None:
     warnings.warn(message, CalibrationWarning, stacklevel=4)
 
 
-def warn_about(data: FitData, *, fewest: int, needs_every_class: bool, where: str) -> None:
-    """Warn of too few examples and, where that matters, of classes without any."""
-    if len(data) < fewest:
-        count = f"{len(data)} examples are" if len(data) > 1 else "one example is"
-        other = ", or a method with fewer parameters such as temperature scaling" if fewest > _FEW_FOR_ALL else ""
-        warn(
-            f"{where}: {count} few for this method ({fewest} or more are advised with {data.num_classes} classes). "
-            f"Use more validation data{other}."
-        )
-    if needs_every_class:
-        missing = (data.class_weight() == 0).nonzero().flatten().tolist()
-        if missing:
-            warn(
-                f"{where}: {len(missing)} of {data.num_classes} classes have no example in the fit data ({_some(missing)}). "
-                "Their probabilities cannot be trusted; use more data, or a method that treats classes alike."
-            )
+def warn_of(doubts: Iterable[str]) -> None:
+    """Warn of each of ``doubts``, naming the line that called the fit."""
+    for doubt in doubts:
+        warn(doubt)
+
+
+def few_examples(data: FitData, *, fewest: int, where: str, what: str = "this method") -> str | None:
+    """Say that the examples are fewer than ``fewest``, too few for ``what``; None if they are not."""
+    if len(data) >= fewest:
+        return None
+    count = f"{len(data)} examples are" if len(data) > 1 else "one example is"
+    other = ", or a method with fewer parameters such as temperature scaling" if fewest > _FEW_FOR_ALL else ""
+    return (
+        f"{where}: {count} few for {what} ({fewest} or more are advised with {data.num_classes} classes). "
+        f"Use more validation data{other}."
+    )
+
+
+def missing_classes(data: FitData) -> str | None:
+    """Say which classes have no example; None if all have one."""
+    missing = (data.class_weight() == 0).nonzero().flatten().tolist()
+    if not missing:
+        return None
+    have = "has" if len(missing) == 1 else "have"
+    return f"{len(missing)} of {data.num_classes} classes {have} no example in the fit data ({_some(missing)})"
+
+
+def doubt_classes(data: FitData, *, where: str) -> str | None:
+    """Say that a method which learns something of every class has none of some; None if it has."""
+    missing = missing_classes(data)
+    return missing and (
+        f"{where}: {missing}. Their probabilities cannot be trusted; use more data, or a method that treats classes alike."
+    )
 
 
 def _some(values: Sequence[int], most: int = 5) -> str:

@@ -15,8 +15,8 @@ from calibrant.calibrators.fit_data import (
     check_fit_input,
     chunk_rows,
     marks_to_keep,
-    warn_about,
     warn_if_seen,
+    warn_of,
     weighted_data,
 )
 from calibrant.calibrators.layer import CalibrationLayer
@@ -105,7 +105,7 @@ class MonteCarloTemperatureScaling(Calibrator):
             if weight is not None:
                 check_weights(weight, checked.labels, where=where)
             data = weighted_data(at_least_single(samples), checked.labels, weight)
-        warn_about(data, fewest=self.fewest_samples(data.num_classes), needs_every_class=False, where=where)
+        warn_of(self.doubts(data))
         self._learn(data)
         self._seen = marks_to_keep(data.logits if data.logits.ndim == 2 else data.logits[0])
         return self

@@ -61,7 +61,6 @@ class TopLabelBinning(Calibrator):
     learned: ClassVar[tuple[str, ...]] = ("edges", "values")
     transform = staticmethod(top_label_log_probs)
     layer_dtype: ClassVar[torch.dtype] = torch.float64
-    needs_every_class: ClassVar[bool] = False
 
     edges_: Tensor
     values_: Tensor

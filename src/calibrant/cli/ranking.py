@@ -18,7 +18,7 @@ def ranking_table(ranking: Sequence[Ranked], chosen: str, *, score: str, width: 
         name = "doing nothing" if entry.name == "none" else entry.name
         style = "bold green" if entry.name == chosen else ""
         if entry.failure is not None:
-            rows.append([Text(name, style="dim"), "n/a", "", "", Text("could not be fitted", style="dim")])
+            rows.append([Text(name, style="dim"), "n/a", "", "", Text("not used", style="dim")])
             continue
         gain, ends = f"{entry.gain:+.4f}", f"{entry.gain_low:+.4f} – {entry.gain_high:+.4f}"
         idle = entry.name == "none"

@@ -51,18 +51,19 @@ def repair_predictions(fit_data: Predictions, given: Examined, *, method: str, f
     """Fit ``method`` on ``fit_data`` and say what it does to ``given``; with "auto", what every other method would do too."""
     calibrator = calibrator_of(method)
     total = calibrator.n_methods if isinstance(calibrator, AutoCalibrator) else None
-    with progress_bar("trying calibrators" if total else "fitting", total) as advance:
-        if isinstance(calibrator, AutoCalibrator):
-            calibrator.on_progress(lambda name, done, of: advance(1))
-        calibrator.fit(fit_data)
-    with progress_bar("measuring the repair", None):
-        done = measure_repair(
-            calibrator,
-            given.predictions,
-            n_bins=precision.n_bins,
-            n_resamples=precision.n_resamples,
-            seed=precision.seed,
-        )
+    with _doubts() as doubts:
+        with progress_bar("trying calibrators" if total else "fitting", total) as advance:
+            if isinstance(calibrator, AutoCalibrator):
+                calibrator.on_progress(lambda name, done, of: advance(1))
+            calibrator.fit(fit_data)
+        with progress_bar("measuring the repair", None):
+            done = measure_repair(
+                calibrator,
+                given.predictions,
+                n_bins=precision.n_bins,
+                n_resamples=precision.n_resamples,
+                seed=precision.seed,
+            )
     best, after = done.fitted, Examined(done.predictions, done.after)
     made = Repair(
         name=name_of(best),
@@ -72,6 +73,7 @@ def repair_predictions(fit_data: Predictions, given: Examined, *, method: str, f
         fit_file=file.name,
         temperature=float(getattr(best, "temperature_", 1.0)) if best.learned == ("temperature",) else None,
         preserves_accuracy=best.preserves_accuracy,
+        doubts=tuple(doubts),
     )
     if isinstance(calibrator, AutoCalibrator):
         tried = _try_all(calibrator, fit_data, given, after, precision)
@@ -106,6 +108,21 @@ def _candidate(entry: Ranked, scores: Scores | None, calibrator: Calibrator | No
     gain = None if entry.failure else Estimate(entry.gain, entry.gain_low, entry.gain_high)
     keeps = entry.name == "none" or (calibrator is not None and calibrator.preserves_accuracy)
     return Candidate(entry.name, entry.score, gain, scores, keeps, entry.failure)
+
+
+@contextmanager
+def _doubts() -> Iterator[list[str]]:
+    """Collect what calibrators warn of, without the name of the function: the page says it, and what is printed of it."""
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CalibrationWarning)
+        yield found
+    for entry in caught:
+        if issubclass(entry.category, CalibrationWarning):
+            where, _, what = str(entry.message).partition(": ")
+            found.append(f"{(what or where)[0].upper()}{(what or where)[1:]}")
+        else:
+            warnings.warn_explicit(entry.message, entry.category, entry.filename, entry.lineno)
 
 
 @contextmanager

@@ -31,9 +31,9 @@ class Candidate:
         name: Its name in `CALIBRATORS`, or "none" for doing nothing.
         held_out: Mean negative log-likelihood in the cross-validation on the fit data; nan if unknown.
         gain: What that gains on doing nothing, with its interval; None if unknown.
-        scores: What its predictions for the test data score, fitted on all fit data; None if it could not be fitted.
+        scores: What its predictions for the test data score, fitted on all fit data; None if it was not used.
         preserves_accuracy: Whether it never changes a prediction.
-        failure: Why it could not be fitted, or None.
+        failure: Why it was not used, or None: it failed, or the fit data lack a class.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Repair:
         preserves_accuracy: Whether no prediction can have changed.
         advice: What choosing the calibrator found, in a sentence; empty where it was given.
         candidates: All calibrators that were tried, best first; empty where one was given.
+        doubts: Why the repair may not be trusted, a sentence each.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Repair:
     preserves_accuracy: bool = False
     advice: str = ""
     candidates: tuple[Candidate, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 class TableRow(NamedTuple):

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from calibrant.core.effect import join_words, tell_effect, write_percent
 from calibrant.core.scores import Estimate, Scores
-from calibrant.core.words import SIGNIFICANT, count_examples, direction, is_miscalibrated, write_p
+from calibrant.core.words import count_examples, direction, is_miscalibrated, write_p
 from calibrant.report.page_content import Examined, Repair, calibrator_label
 
 # Below this many examples a verdict says that they are few.
@@ -42,7 +43,8 @@ def give_verdict(examined: Examined, repaired: Repair | None) -> Verdict:
     scores = examined.scores
     tone = {"over-confident": "over", "under-confident": "under", "both": "both"}.get(direction(scores), "good")
     tone = "unsure" if tone == "good" and scores.n < _FEW else tone
-    sentences = [_finding(scores), *_caution(scores), _repair(scores, repaired)]
+    doubts = () if repaired is None else repaired.doubts
+    sentences = [_finding(scores), *_caution(scores), _repair(scores, repaired), *doubts]
     return Verdict(_headline(scores, tone), tuple(filter(None, sentences)), tone)
 
 
@@ -59,22 +61,22 @@ def _headline(scores: Scores, tone: str) -> str:
 def _finding(scores: Scores) -> str:
     null, ece, gap = scores.ece_if_calibrated, scores["ece"], scores["signed_gap"]
     accuracy = 1 - scores["error"].value
-    sure = f"The model is {_percent(accuracy + gap.value)} sure on average and {_percent(accuracy)} right"
+    sure = f"The model is {write_percent(accuracy + gap.value)} sure on average and {write_percent(accuracy)} right"
     if not is_miscalibrated(scores):
         return (
-            f"{sure}. Its calibration error (ECE) of {_percent(ece.value)} is what chance alone shows: a perfectly calibrated "
-            f"model of this size would show {_percent(null.mean)} on average and rarely more than {_percent(null.p95)} "
-            f"({write_p(null.p_value)})."
+            f"{sure}. Its calibration error (ECE) of {write_percent(ece.value)} is what chance alone shows: a perfectly "
+            f"calibrated model of this size would show {write_percent(null.mean)} on average and rarely more than "
+            f"{write_percent(null.p95)} ({write_p(null.p_value)})."
         )
-    null_text = f"a perfectly calibrated model of this size would show {_percent(null.mean)}"
+    null_text = f"a perfectly calibrated model of this size would show {write_percent(null.mean)}"
     if direction(scores) == "both":
         return (
             f"{sure}, but too sure in some places and not sure enough in others. Its calibration error (ECE) is "
-            f"{_percent(ece.value)}, 95% interval {_interval(ece)}; {null_text}."
+            f"{write_percent(ece.value)}, 95% interval {_interval(ece)}; {null_text}."
         )
     return (
         f"{sure}: {direction(scores)} by {_points(abs(gap.value))}, 95% interval {_interval(_absolute(gap))}. Its calibration "
-        f"error (ECE) is {_percent(ece.value)}; {null_text}."
+        f"error (ECE) is {write_percent(ece.value)}; {null_text}."
     )
 
 
@@ -85,10 +87,10 @@ def _caution(scores: Scores) -> list[str]:
         return [few] if scores.n < _FEW else []
     if scores.n < _FEW:
         return [
-            f"With {count_examples(scores.n)} nothing smaller than {_percent(scores.ece_if_calibrated.p95)} could have been "
-            "seen. Measure more before relying on it."
+            f"With {count_examples(scores.n)} nothing smaller than {write_percent(scores.ece_if_calibrated.p95)} could have "
+            "been seen. Measure more before relying on it."
         ]
-    return [f"An error of up to {_percent(scores['ece'].high)} cannot be excluded."]
+    return [f"An error of up to {write_percent(scores['ece'].high)} cannot be excluded."]
 
 
 def _repair(before: Scores, repaired: Repair | None) -> str:
@@ -96,30 +98,15 @@ def _repair(before: Scores, repaired: Repair | None) -> str:
         return ""
     on = f"{count_examples(repaired.n_fit)}{f' of {repaired.fit_file}' if repaired.fit_file else ''}"
     if repaired.name == "none":
-        tried = f"Of {len(repaired.candidates) - 1} repairs tried" if len(repaired.candidates) > 1 else "Of the repairs tried"
-        return f"{tried} on {on} none was clearly better than doing nothing: the probabilities are left as they are."
-    after, test = repaired.after.scores, repaired.paired["ece"]
+        n_tried = sum(entry.name != "none" and entry.failure is None for entry in repaired.candidates)
+        tried = f"Of {n_tried} repairs tried" if n_tried > 1 else "Of the repairs tried"
+        told = f"{tried} on {on} none was clearly better than doing nothing: the probabilities are left as they are."
+        remains = " The error remains; fit on more examples, of the kind that is to be repaired."
+        return told + (remains if is_miscalibrated(before) else "")
     name = calibrator_label(repaired.name)
     is_plain = repaired.name == "temperature" and repaired.temperature is not None
     what = f"Temperature {repaired.temperature:.2f}" if is_plain else f"{name.capitalize()} calibration"
-    what, to = f"{what}, fitted on {on},", _percent(after["ece"].value)
-    clear = test.p_value < SIGNIFICANT
-    if clear and test.difference < 0:
-        left = "" if is_miscalibrated(after) else ", which can no longer be told from calibrated"
-        return f"{what} brings it to {to}{left}; {_error_change(before, repaired)}."
-    if clear:
-        return (
-            f"{what} makes it worse here: {to} ({write_p(test.p_value)}). The examples it was fitted on seem to differ from "
-            "these; do not use it."
-        )
-    return f"{what} changes it to {to}, a difference that chance explains ({write_p(test.p_value)}): no repair is needed."
-
-
-def _error_change(before: Scores, repaired: Repair) -> str:
-    old, new = before["error"].value, repaired.after.scores["error"].value
-    if old == new:
-        return f"the error rate stays at {_percent(old)}"
-    return f"the error rate goes from {_percent(old)} to {_percent(new)}"
+    return f"{what}, fitted on {on}, {tell_effect(before, repaired.after.scores, repaired.paired, it='it')}"
 
 
 def give_runs_verdict(
@@ -175,42 +162,38 @@ def give_runs_verdict(
         sentences.append("Rows that have no run of the same length and settings beside them are left out here.")
     if apart:
         is_are = "is" if len(apart) == 1 else "are"
-        sentences.append(f"{_join(apart)} {is_are} of another number of test examples and not compared.")
+        sentences.append(f"{join_words(apart)} {is_are} of another number of test examples and not compared.")
     same = [row[0] for row in held if row[1] == accurate[1] and row[0] != accurate[0]]
     if same:
-        sentences.append(f"{_join(same)} {'has' if len(same) == 1 else 'have'} the same error.")
+        sentences.append(f"{join_words(same)} {'has' if len(same) == 1 else 'have'} the same error.")
     sentences += _tell_unclear(list(near), [label for label in near_error if label not in same])
     return Verdict(f"{several}{where}, {runs}", tuple(sentences), "runs")
 
 
 def _tell_alone(row: tuple[str, float, float], on: str, name: str) -> str:
     subject = "It" if name == "it" and not on else name
-    return f"{on}{subject} has an error of {_percent(row[1])} and a calibration error (ECE) of {_percent(row[2])}."
+    return f"{on}{subject} has an error of {write_percent(row[1])} and a calibration error (ECE) of {write_percent(row[2])}."
 
 
 def _name_leaders(best: tuple[str, float, float], accurate: tuple[str, float, float], on: str) -> str:
     if best[0] == accurate[0]:
         return (
-            f"{on}{best[0]} has both the least calibration error (ECE {_percent(best[2])}) and the least error "
-            f"({_percent(best[1])})."
+            f"{on}{best[0]} has both the least calibration error (ECE {write_percent(best[2])}) and the least error "
+            f"({write_percent(best[1])})."
         )
     return (
-        f"{on}{best[0]} has the least calibration error (ECE {_percent(best[2])}, error {_percent(best[1])}); "
-        f"{accurate[0]} errs least ({_percent(accurate[1])}, ECE {_percent(accurate[2])})."
+        f"{on}{best[0]} has the least calibration error (ECE {write_percent(best[2])}, error {write_percent(best[1])}); "
+        f"{accurate[0]} errs least ({write_percent(accurate[1])}, ECE {write_percent(accurate[2])})."
     )
 
 
 def _tell_unclear(ece: list[str], error: list[str]) -> list[str]:
     both = ece == error
     return [
-        f"These runs do not tell the {what} of {_join(names)} from the least: the difference is within chance."
+        f"These runs do not tell the {what} of {join_words(names)} from the least: the difference is within chance."
         for what, names in (("ECE and error" if both else "ECE", ece), ("error", [] if both else error))
         if names
     ]
-
-
-def _join(names: Sequence[str]) -> str:
-    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
 
 
 def _absolute(estimate: Estimate) -> Estimate:
@@ -220,11 +203,6 @@ def _absolute(estimate: Estimate) -> Estimate:
 
 def _points(value: float) -> str:
     return f"{100 * value:.1f} points"
-
-
-def _percent(value: float) -> str:
-    """Two digits for small numbers, where they matter, else one."""
-    return f"{100 * value:.{2 if abs(value) < 0.1 else 1}f}%"
 
 
 def _interval(estimate: Estimate) -> str:

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.calibrators import AutoCalibrator, Calibrator, Identity, TemperatureScaling
-from calibrant.calibrators.auto import advise, brier_scores, candidates, choose, mean_interval, nll_scores, rank
+from calibrant.calibrators import AutoCalibrator, CalibrationWarning, Calibrator, Identity, TemperatureScaling, VectorScaling
+from calibrant.calibrators.auto import brier_scores, candidates, nll_scores
 from calibrant.calibrators.base import Learned
+from calibrant.calibrators.choice import advise, choose, mean_interval, rank
 from calibrant.calibrators.fit_data import FitData, check_fit_input
 from calibrant.calibrators.folds import split_folds
 from calibrant.core.checks import FitError
@@ -88,15 +89,52 @@ def test_mean_interval_weights_act_as_repeated_examples_in_the_mean() -> None:
     assert (high - low) / 2 == pytest.approx(1.959964 * math.sqrt(0.75))
 
 
-def test_choose_simpler_within_one_standard_error_wins() -> None:
+def test_choose_does_nothing_where_the_interval_of_the_gain_includes_zero() -> None:
     noise = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     noise = (noise - noise.mean()) / noise.std()
     weights = torch.ones(400, dtype=torch.float64)
     # One standard error of the difference is 1 / 20.
-    held = {"none": noise + 0.04, "temperature": torch.zeros(400).double()}
+    held = {"none": noise + 0.09, "temperature": torch.zeros(400).double()}
     assert choose(held, weights, ["none", "temperature"]) == "none"
-    held = {"none": noise + 0.06, "temperature": torch.zeros(400).double()}
+    held = {"none": noise + 0.11, "temperature": torch.zeros(400).double()}
     assert choose(held, weights, ["none", "temperature"]) == "temperature"
+    assert choose(held, weights, ["none", "temperature"], doubtful=["temperature"]) == "none"
+    # Where doing nothing has no probability for a label, its score is infinite and the gain has no interval.
+    held = {"none": torch.full((400,), math.inf).double(), "temperature": torch.zeros(400).double()}
+    assert choose(held, weights, ["none", "temperature"]) == "temperature"
+
+
+def test_choose_simpler_within_one_standard_error_wins() -> None:
+    noise = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = (noise - noise.mean()) / noise.std()
+    weights = torch.ones(400, dtype=torch.float64)
+    order, worst = ["none", "temperature", "vector"], torch.full((400,), 9.0).double()
+    held = {"none": worst, "temperature": noise + 0.04, "vector": torch.zeros(400).double()}
+    assert choose(held, weights, order) == "temperature"
+    held = {"none": worst, "temperature": noise + 0.06, "vector": torch.zeros(400).double()}
+    assert choose(held, weights, order) == "vector"
+
+
+def test_auto_does_nothing_with_so_few_examples_that_every_method_would_warn() -> None:
+    # Eight right answers: a temperature near zero gains on every one of them, and is wrong.
+    logits = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(4, 1)
+    with pytest.warns(CalibrationWarning, match=r"8 examples are few for a choice between methods \(100 or more"):
+        auto = AutoCalibrator(methods=("temperature", "platt")).fit(logits, [0, 1] * 4)
+    assert auto.ranking_[0].gain_low > 0
+    assert (auto.best_name_, auto.advice_) == ("none", "Doing nothing is best: the examples are too few for every method.")
+
+
+def test_auto_does_not_choose_a_method_that_has_too_few_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = predictions()
+    # What was done to one class no temperature undoes.
+    logits = given.logits * torch.tensor([0.3, 1.0, 1.0, 1.0])
+    auto = AutoCalibrator(methods=("temperature", "vector"))
+    assert auto.fit(logits, given.labels).best_name_ == "vector"
+    monkeypatch.setattr(VectorScaling, "fewest_samples", lambda self, num_classes: 10_000)
+    auto.fit(logits, given.labels)
+    assert [entry.name for entry in auto.ranking_] == ["vector", "temperature", "none"]
+    assert auto.best_name_ == "temperature"
+    assert auto.advice_.startswith("temperature is best of the methods that have enough examples: it lowers")
 
 
 def test_rank_failed_methods_come_last_with_their_reason() -> None:
@@ -106,6 +144,16 @@ def test_rank_failed_methods_come_last_with_their_reason() -> None:
     assert (ranking[0].gain, ranking[2].failure) == (1.0, "why")
     assert math.isnan(ranking[2].score)
     assert "a is best: it lowers the held-out Brier score by 1.0000" in advise(ranking, "a", "brier")
+
+
+def test_advise_of_nothing_clear_gives_the_interval_of_the_nearest() -> None:
+    noise = torch.tensor([0.5, -0.5]).double()
+    ranking = rank({"none": torch.zeros(2).double(), "a": noise - 0.1, "b": noise - 0.2}, {}, torch.ones(2).double())
+    assert advise(ranking, "none", "nll") == (
+        "Doing nothing is best: no method improves the held-out negative log-likelihood clearly (the nearest, b, changes it by "
+        "-0.2000, 95% interval -1.1800 to +0.7800)."
+    )
+    assert "none of the methods that have enough examples improves" in advise(ranking, "none", "nll", doubtful=["b"])
 
 
 def test_advise_names_the_leader_that_is_not_clearly_better() -> None:

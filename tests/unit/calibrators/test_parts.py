@@ -184,6 +184,17 @@ def test_attended_temperature_varies_less_between_small_fit_sets() -> None:
     assert np.mean(found[AttendedTemperatureScaling]) == pytest.approx(2.4, rel=0.2)
 
 
+def test_attended_temperature_of_few_classes_warns() -> None:
+    given, _ = synthetic_predictions(2000, 2, temperature=2.0, split="val")
+    with pytest.warns(
+        CalibrationWarning, match=r"fit: 2 classes are few for this method \(10 or more .*use temperature scaling"
+    ):
+        assert AttendedTemperatureScaling().fit(given).temperature_ > 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AttendedTemperatureScaling().fit(synthetic_predictions(500, 10, split="val")[0])
+
+
 def test_monte_carlo_one_sample_is_temperature_scaling() -> None:
     given, _ = synthetic_predictions(800, 4, temperature=2.0, split="val")
     single = TemperatureScaling().fit(given).temperature_
@@ -277,8 +288,11 @@ def test_row_marks_tell_rows_apart_and_ignore_precision() -> None:
 def test_fit_without_a_class_warns_where_classes_are_apart() -> None:
     given, _ = synthetic_predictions(3000, 4, split="val")
     kept = (given.labels != 2).nonzero().flatten()
-    with pytest.warns(CalibrationWarning, match=r"VectorScaling\.fit: 1 of 4 classes have no example in the fit data \(2\)"):
+    with pytest.warns(CalibrationWarning, match=r"VectorScaling\.fit: 1 of 4 classes has no example in the fit data \(2\)"):
         VectorScaling().fit(given.subset(kept))
+    # Accuracy where a class is predicted says nothing if the class cannot be right.
+    with pytest.warns(CalibrationWarning, match=r"TopLabelBinning\.fit: 1 of 4 classes has no example"):
+        TopLabelBinning().fit(given.subset(kept))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert TemperatureScaling().fit(given.subset(kept)).temperature_ > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -108,18 +109,26 @@ def test_fit_that_reaches_its_bound_warns_in_every_temperature_method() -> None:
     for name in ("temperature", "mc_temperature", "ensemble_temperature"):
         with pytest.warns(CalibrationWarning, match=r"the temperature ended at its bound 0\.001"):
             CALIBRATORS[name]().fit(logits, logits.argmax(1))
+    given, _ = synthetic_predictions(1000, 10, temperature=2.4, split="val")
     for name in ("temperature", "attended_temperature", "mc_temperature", "ensemble_temperature"):
         # Its best temperature is 2.4.
         with pytest.warns(CalibrationWarning, match=r"the temperature ended at its bound 1\.5: the best one lies beyond it"):
-            CALIBRATORS[name](bounds=(0.1, 1.5)).fit(VAL)
+            CALIBRATORS[name](bounds=(0.1, 1.5)).fit(given)
 
 
-def test_auto_warns_as_the_method_it_chooses() -> None:
+def test_auto_leaves_out_what_needs_every_class_where_one_is_missing() -> None:
     kept = (VAL.labels != 2).nonzero().flatten()
     given = Predictions(logits=3 * torch.tensor([0.2, 1.0, 1.0, 0.4]) * VAL.logits, labels=VAL.labels, split="val").subset(kept)
-    with pytest.warns(CalibrationWarning, match=r"VectorScaling\.fit: 1 of 4 classes have no example in the fit data \(2\)"):
-        auto = AutoCalibrator(methods=("vector",)).fit(given)
-    assert auto.best_name_ == "vector"
+    missing = r"1 of 4 classes has no example in the fit data \(2\)"
+    with pytest.warns(CalibrationWarning, match=rf"AutoCalibrator\.fit: {missing}\. Methods that learn .* left out"):
+        auto = AutoCalibrator(methods=("vector", "temperature", "top_label_binning")).fit(given)
+    # Of the others' labels a vector learns most; of the missing class it can only learn that it never comes.
+    assert auto.best_name_ == "temperature"
+    assert [entry.name for entry in auto.ranking_ if entry.failure] == ["vector", "top_label_binning"]
+    assert re.fullmatch(
+        rf"VectorScaling\.fit: needs an example of every class, and {missing}\.", str(auto.ranking_[-2].failure)
+    )
+    assert re.search(rf"Methods that learn something of every class were left out: {missing}\.$", auto.advice_)
 
 
 def test_too_few_examples_advise_a_smaller_method_only_where_there_is_one() -> None:
@@ -146,5 +155,5 @@ def test_fit_that_gives_no_finite_numbers_fails() -> None:
         BetaCalibration().fit(1e308 * signs, labels)
     with pytest.warns(CalibrationWarning, match="60 examples are few"):
         auto = AutoCalibrator(methods=("temperature", "beta")).fit(1e308 * signs, labels)
-    assert auto.advice_ == "Doing nothing is all that is left: no method could be fitted."
+    assert auto.advice_ == "Doing nothing is all that is left: no method could be used."
     assert all(entry.failure for entry in auto.ranking_ if entry.name != "none")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -34,12 +36,15 @@ def repair(
     name: str = "temperature",
     after_p: float = 0.4,
     error: float = 0.2,
+    worse: tuple[str, ...] = (),
 ) -> Repair:
     after = made(ece=ece, gap=0.001, p_value=after_p, error=error)
+    risen = {key: Estimate(0.4, 0.3, 0.5) for key in worse if key != "error"}
+    after = replace(after, scores=replace(after.scores, metrics={**after.scores.metrics, **risen}))
     paired = {
         key: Paired(after.scores[key].value - before.scores[key].value, -0.1, 0.1, p_value if key == "ece" else 0.5)
         for key in KEYS
-    }
+    } | {key: Paired(0.1, 0.05, 0.15, 0.001) for key in worse}
     tried = tuple(Candidate(other, 0.5, None, after.scores, True) for other in ("temperature", "vector", "none"))
     return Repair(name, after, paired, 5000, "val.npz", 1.9 if "temp" in name else None, True, "", tried)
 
@@ -106,7 +111,54 @@ def test_verdict_of_few_examples_says_so(p_value: float, headline: str, tone: st
 def test_verdict_of_a_repair_that_does_not_help_says_so() -> None:
     before = made()
     sentence = give_verdict(before, repair(before, ece=0.039, p_value=0.4)).sentences[-1]
-    assert "changes it to 3.90%, a difference that chance explains (p = 0.40)" in sentence
+    assert sentence.endswith(
+        "changes it to 3.90%, a difference that chance explains (p = 0.40): this repair does not help. The examples it was "
+        "fitted on seem to be unlike these, or too few; fit on examples of the kind that is to be repaired."
+    )
+
+
+def test_verdict_of_a_repair_that_is_not_needed_says_so() -> None:
+    before = made(ece=0.007, gap=0.001, p_value=0.31)
+    sentence = give_verdict(before, repair(before, ece=0.006, p_value=0.4)).sentences[-1]
+    assert sentence.endswith("changes it to 0.60%, a difference that chance explains (p = 0.40): no repair is needed.")
+
+
+@pytest.mark.parametrize("p_value", [0.001, 0.4])
+def test_verdict_of_a_repair_that_changes_nothing_that_is_shown_does_not_claim_it(p_value: float) -> None:
+    before = made(ece=0.175, gap=0.175)
+    sentence = give_verdict(before, repair(before, ece=0.1749, p_value=p_value)).sentences[-1]
+    assert "val.npz, leaves it at 17.5%: this repair does not help. The examples it was fitted on" in sentence
+
+
+@pytest.mark.parametrize(
+    ("ece", "p_value", "worse", "told"),
+    [
+        (0.02, 0.001, ("error", "nll"), "brings it to 2.00%, but the error rate rises from 20.0% to 30.0% and the negative "),
+        (0.039, 0.4, ("nll", "brier"), "(p = 0.40), and the negative log-likelihood rises from 0.3000 to 0.4000 and the "),
+    ],
+)
+def test_verdict_of_a_repair_that_harms_elsewhere_warns(ece: float, p_value: float, worse: tuple[str, ...], told: str) -> None:
+    before = made()
+    given = repair(before, ece=ece, p_value=p_value, name="vector", worse=worse, error=0.3, after_p=0.001)
+    sentence = give_verdict(before, given).sentences[-1]
+    assert told in sentence
+    assert (
+        "0.4000: this repair does harm. The examples it was fitted on seem to be unlike these, or too few; do not" in sentence
+    )
+
+
+def test_verdict_of_a_repair_that_has_a_price_names_it() -> None:
+    before = made()
+    given = repair(before, name="vector", worse=("error",), error=0.22, after_p=0.01)
+    assert (
+        give_verdict(before, given).sentences[-1].endswith("brings it to 0.90%, but the error rate rises from 20.0% to 22.0%.")
+    )
+
+
+def test_verdict_says_why_the_repair_may_not_be_trusted() -> None:
+    before = made()
+    given = replace(repair(before), doubts=("2 of 10 classes have no example in the fit data (3, 7).",))
+    assert give_verdict(before, given).sentences[-1] == "2 of 10 classes have no example in the fit data (3, 7)."
 
 
 def test_verdict_of_a_repair_that_harms_warns() -> None:
@@ -120,6 +172,13 @@ def test_verdict_of_doing_nothing_counts_what_was_tried() -> None:
     before = made(ece=0.007, gap=0.001, p_value=0.31)
     sentence = give_verdict(before, repair(before, name="none")).sentences[-1]
     assert sentence.startswith("Of 2 repairs tried on 5,000 examples of val.npz none was clearly better than doing nothing")
+    assert sentence.endswith("the probabilities are left as they are.")
+    # What was left out was not tried.
+    given = repair(made(), name="none")
+    failed = Candidate("platt", float("nan"), None, None, False, "needs an example of every class")
+    sentence = give_verdict(made(), replace(given, candidates=(*given.candidates, failed))).sentences[-1]
+    assert sentence.startswith("Of 2 repairs tried")
+    assert sentence.endswith("The error remains; fit on more examples, of the kind that is to be repaired.")
 
 
 def test_verdict_of_a_repair_that_changes_predictions_gives_both_errors() -> None:
