@@ -164,12 +164,14 @@ def finished(place: Path) -> bool:
     return facts(place).get("finished") is not None
 
 
-def test_compare_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_compare_interrupted_says_how_to_go_on(number: int, code: int, tmp_path: Path) -> None:
     process = start("--methods", "ce,focal", "--model", "own:waiting", "--jobs", "1", "--no-figures", cwd=tmp_path)
     read_until(process, "[1/2]")
-    os.killpg(process.pid, signal.SIGINT)
-    code, _, err = finish(process)
-    assert code == 130
+    # As a keyboard sends it to all that a terminal runs, and a batch system to what it has started.
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    left, _, err = finish(process)
+    assert left == code
     assert err == "calibrant: interrupted, 1 of 2 runs are finished. The same command goes on.\n"
 
 

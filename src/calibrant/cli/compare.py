@@ -12,6 +12,7 @@ from rich.console import Console
 
 from calibrant.cli.grid_display import GridDisplay
 from calibrant.cli.grid_table import show_table
+from calibrant.cli.stopping import says_how_to_go_on
 from calibrant.cli.train import parse_settings
 from calibrant.engine.recipe import load_recipe
 from calibrant.grid.captions import NOT_IN_PAPER
@@ -59,28 +60,24 @@ def compare_methods(
         raise ValueError("compare: `--data` must name a data set (`calibrant data list`), got none.")
     changes = {key: value for key, value in keys.items() if value is not None} | parse_settings(settings)
     display = GridDisplay()
-    try:
-        with display:
-            found = compare(
-                data or [recipe.data.name if recipe is not None else ""],
-                methods=methods,
-                out=options.out,
-                seeds=options.seeds,
-                recipe=recipe,
-                settings=changes,
-                jobs=options.jobs,
-                threads=options.threads,
-                on=options.on,
-                ray_address=options.ray_address,
-                retries=options.retries,
-                add=options.add,
-                paper=options.paper,
-                figures=options.figures,
-                watch=display.watch,
-            )
-    except KeyboardInterrupt:
-        print(f"calibrant: interrupted{_so_far(display)}. The same command goes on.", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with says_how_to_go_on(lambda: _so_far(display)), display:
+        found = compare(
+            data or [recipe.data.name if recipe is not None else ""],
+            methods=methods,
+            out=options.out,
+            seeds=options.seeds,
+            recipe=recipe,
+            settings=changes,
+            jobs=options.jobs,
+            threads=options.threads,
+            on=options.on,
+            ray_address=options.ray_address,
+            retries=options.retries,
+            add=options.add,
+            paper=options.paper,
+            figures=options.figures,
+            watch=display.watch,
+        )
     summarize(found)
     if found.failures:
         raise typer.Exit(1)

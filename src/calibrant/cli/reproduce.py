@@ -123,14 +123,11 @@ def _say_forecast(plan: Reproduction, folder: Path, jobs: int | None) -> None:
 def _run(plan: Reproduction, folder: Path, jobs: int | None) -> None:
     from calibrant.cli.compare import summarize
     from calibrant.cli.grid_display import GridDisplay
+    from calibrant.cli.stopping import says_how_to_go_on
     from calibrant.grid.reproduce import run_reproduction
 
-    try:
-        with GridDisplay() as display:
-            found = run_reproduction(plan, out=folder, jobs=jobs, watch=display.watch)
-    except KeyboardInterrupt:
-        print("calibrant: interrupted. The same command goes on.", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with says_how_to_go_on(), GridDisplay() as display:
+        found = run_reproduction(plan, out=folder, jobs=jobs, watch=display.watch)
     summarize(found)
     if found.failures:
         raise typer.Exit(1)
