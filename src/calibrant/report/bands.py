@@ -82,19 +82,45 @@ def draw_bands(ax: Axes, bands: Sequence[Band], *, factor: float = 100.0) -> Non
 
 
 def log_axis(ax: Axes, bands: Sequence[Band], *, factor: float = 100.0) -> None:
-    """Make the vertical axis logarithmic around ``bands``, with plain numbers at it; a value of zero falls below it."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
+    """Make the vertical axis logarithmic around ``bands``, with plain numbers at it; see `log_scale`."""
     spans = [(m, s) for band in bands for m, s in zip(band.mean, band.std or [0.0] * len(band.mean), strict=True)]
     # A band that comes close to zero is cut off: on this scale it would have no end.
-    lows = [factor * max(mean - std, mean / 2) for mean, std in spans if mean > 0]
-    ax.set_yscale("log")
-    if lows:
-        ax.set_ylim(min(lows) / 1.15, max(factor * (mean + std) for mean, std in spans) * 1.15)
-    ax.yaxis.set_major_locator(FixedLocator(log_ticks(*ax.get_ylim())))
+    lows = [factor * max(mean - std, mean / 2) for mean, std in spans]
+    log_scale(ax, lows, max((factor * (mean + std) for mean, std in spans), default=0.0), room=1.15)
+    ax.grid(axis="y")
+
+
+def log_scale(ax: Axes, lows: Sequence[float], high: float, *, room: float, span: float = 1000.0) -> None:
+    """Make the vertical axis logarithmic from the least of ``lows`` to ``high``, with plain numbers at it.
+
+    What is below the ``span``-th part of ``high``, zero above all, does not stretch the axis: it lies in a short linear part at
+    the bottom, which ends at zero.
+
+    Args:
+        ax: The axes.
+        lows: What the axis has to reach down to, in its unit.
+        high: What it has to reach up to.
+        room: Factor to leave free at both ends.
+        span: The largest ratio that is shown on a logarithmic scale.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    least, kept = min(lows, default=0.0), [low for low in lows if low > high / span]
+    if not kept:
+        return
+    # From here on upwards the axis is logarithmic.
+    start, top = min(kept) / room, high * room
+    ticks = log_ticks(start, top)
+    if least >= min(kept):
+        ax.set_yscale("log")
+        ax.set_ylim(start, top)
+    else:
+        ax.set_yscale("symlog", linthresh=start, linscale=0.3)
+        ax.set_ylim(-start / 3, top)
+        ticks = [0.0, *ticks]
+    ax.yaxis.set_major_locator(FixedLocator(ticks))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.grid(axis="y")
 
 
 def log_ticks(low: float, high: float) -> list[float]:

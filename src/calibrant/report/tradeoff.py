@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrant.core.sizes import common_size, usual_size
-from calibrant.report.bands import log_ticks, seeds_note
+from calibrant.report.bands import log_scale, seeds_note
 from calibrant.report.placing import Box, place_labels
 from calibrant.report.rows import Row
 from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, fold_label, print_style
@@ -29,6 +29,10 @@ _FROM_AXES = 3.0
 _LABEL_WIDTH = 22
 # Lines of all labels together that a figure as wide as a column has room for.
 _FEW_LINES = 12
+# The largest ratio of two ECEs that the axis shows on its logarithmic scale.
+_SPAN = 200.0
+# So many times lower than the lowest point the axis goes for the end of a bar.
+_BELOW = 4.0
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,8 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
     """Draw ECE against error in per cent, a labelled point a row, with the Pareto front.
 
     Better is further left and further down. The stepped line joins the rows that no other row beats in both; what lies above
-    and to the right of it is beaten by one of them. Bars are standard deviations over seeds.
+    and to the right of it is beaten by one of them. Bars are standard deviations over seeds; one that goes
+    on below the axis ends in an arrow. The axis of ECE is logarithmic down to the least value that is not nearly zero.
 
     Args:
         points: What to draw; see `prepare_tradeoff`.
@@ -161,19 +166,21 @@ def _draw_point(ax: Axes, point: TradeoffPoint) -> None:
 
 
 def _scale_ece(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
-    """Make the axis of ECE logarithmic: methods differ in it by factors. It stays linear if some ECE is zero."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    """Make the axis of ECE logarithmic: methods differ in it by factors. An ECE of nearly zero does not stretch it.
 
-    low, high = min(point.ece for point in points), max(point.ece + (point.ece_std or 0.0) for point in points)
-    if low <= 0:
-        return
-    below = min(max(point.ece - (point.ece_std or 0.0), 0.6 * low) for point in points)
-    room = max((high / below) ** 0.1, 1.1)
-    ax.set_yscale("log")
-    ax.set_ylim(100 * below / room, 100 * high * room)
-    ax.yaxis.set_major_locator(FixedLocator(log_ticks(*ax.get_ylim())))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.yaxis.set_minor_locator(NullLocator())
+    The axis holds the bars where they do not come much closer to zero than the points; others end in an arrow.
+    """
+    least, high = min(point.ece for point in points), max(point.ece + (point.ece_std or 0.0) for point in points)
+    lows = [max(point.ece - (point.ece_std or 0.0), min(point.ece, least / _BELOW)) for point in points]
+    kept = [low for low in lows if low > high / _SPAN]
+    log_scale(
+        ax, [100 * low for low in lows], 100 * high, room=max((high / min(kept)) ** 0.1, 1.1) if kept else 1.1, span=_SPAN
+    )
+    bottom = ax.get_ylim()[0]
+    for point in points:
+        if point.ece_std is not None and 100 * (point.ece - point.ece_std) < bottom:
+            options = {"color": point.style.color, "marker": "v", "markersize": 3.5, "clip_on": False, "zorder": 4}
+            ax.plot([100 * point.error], [0.02], transform=ax.get_xaxis_transform(), **options)  # type: ignore[arg-type]
 
 
 def _draw_front(ax: Axes, points: Sequence[TradeoffPoint]) -> None:

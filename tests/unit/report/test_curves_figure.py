@@ -148,11 +148,11 @@ def test_draw_curves_legend_says_what_the_bands_are() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["CE", "Focal"]
 
 
-def test_draw_curves_of_an_ece_of_zero_keeps_the_axis() -> None:
+def test_draw_curves_of_an_ece_of_zero_has_zero_at_the_axis() -> None:
     found = prepare_curves(group_rows([run_of(curve=[0.1, 0.0, 0.05])])[0].rows)
     assert found is not None
     low, high = draw_curves(found).axes[0].get_ylim()
-    assert (low, high) == pytest.approx((5 / 1.15, 10 * 1.15))
+    assert (low, high) == pytest.approx((-5 / 1.15 / 3, 10 * 1.15))
 
 
 def test_band_of_curves_without_a_shared_point_is_none() -> None:
@@ -180,6 +180,17 @@ def test_log_axis_holds_bands_that_stay_away_from_zero() -> None:
     assert ax.get_ylim() == pytest.approx((3 / 1.15, 7 * 1.15))
     log_axis(ax, [Band("CE", CE, (1, 2), (0.04, 0.05), (0.04, 0.0), 2)])
     assert ax.get_ylim() == pytest.approx((2 / 1.15, 8 * 1.15))
+
+
+@pytest.mark.parametrize("least", [0.0, 1e-7])
+def test_log_axis_is_not_stretched_by_what_is_nearly_zero(least: float) -> None:
+    ax = Figure().subplots()
+    log_axis(ax, [Band("CE", CE, (1, 2), (0.04, 0.05), None, 1), Band("mine", CE, (1, 2), (least, 0.01), None, 1)])
+    bottom, low, high, top = (ax.transData.transform((0, y))[1] for y in (ax.get_ylim()[0], 1.0, 5.0, ax.get_ylim()[1]))
+    # A fifth is half of the height, and zero is on the axis.
+    assert (high - low) / (top - bottom) > 0.5
+    assert ax.get_ylim()[0] < 0
+    assert ax.get_yticks()[0] == 0
 
 
 @pytest.mark.parametrize(

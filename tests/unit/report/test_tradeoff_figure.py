@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from calibrant.report.rows import group_rows
+from calibrant.report.style import METHOD_STYLES
 from calibrant.report.tradeoff import TradeoffPoint, draw_tradeoff, prepare_tradeoff
 from figure_data import run_of
 
@@ -110,8 +111,39 @@ def test_draw_tradeoff_axes_hold_every_point() -> None:
     assert ax.get_yscale() == "log"
 
 
-def test_draw_tradeoff_of_an_ece_of_zero_is_linear() -> None:
-    assert draw_tradeoff(points_of({"ce": (5.0, 0.0), "focal": (4.0, 1.0)})).axes[0].get_yscale() == "linear"
+def placed(**places: tuple[float, float, float | None]) -> list[TradeoffPoint]:
+    """Error, ECE and its spread in per cent."""
+    return [
+        TradeoffPoint(name, METHOD_STYLES["ce"], x / 100, y / 100, None, None if std is None else std / 100, 3, True)
+        for name, (x, y, std) in places.items()
+    ]
+
+
+def test_draw_tradeoff_axis_holds_the_ends_of_bars_with_their_caps() -> None:
+    ax = draw_tradeoff(placed(a=(26.7, 2.65, 1.55), b=(26.0, 4.7, 0.9), c=(27.0, 7.8, 6.8))).axes[0]
+    assert ax.get_ylim()[0] < 7.8 - 6.8
+    assert not [line for line in ax.get_lines() if line.get_marker() == "v"]
+
+
+def test_draw_tradeoff_bars_that_go_on_below_the_axis_end_in_an_arrow() -> None:
+    ax = draw_tradeoff(placed(a=(26.7, 2.65, 2.6), b=(26.0, 4.7, 4.9), c=(27.0, 7.8, 1.0))).axes[0]
+    # Not for the sake of a bar that has no end on this axis.
+    assert ax.get_ylim()[0] > 2.65 / 8
+    assert [float(line.get_xdata()[0]) for line in ax.get_lines() if line.get_marker() == "v"] == pytest.approx([26.7, 26.0])
+
+
+@pytest.mark.parametrize("least", [0.0, 0.00001])
+def test_draw_tradeoff_of_an_ece_of_nearly_zero_shows_the_others_apart(least: float) -> None:
+    ax = draw_tradeoff(placed(a=(5.0, 4.0, None), b=(4.0, 1.0, None), c=(6.0, least, None))).axes[0]
+    heights = [float(ax.transAxes.inverted().transform(ax.transData.transform((5.0, y)))[1]) for y in (4.0, 1.0, least)]
+    assert heights[0] - heights[1] > 0.4
+    assert heights[1] - heights[2] > 0.15
+    assert 0 < heights[2] < heights[0] < 1
+    assert ax.get_yticks()[0] == 0
+
+
+def test_draw_tradeoff_of_nothing_but_zeros_is_linear() -> None:
+    assert draw_tradeoff(points_of({"ce": (5.0, 0.0), "focal": (4.0, 0.0)})).axes[0].get_yscale() == "linear"
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
