@@ -20,6 +20,7 @@ from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import Outputs
 from calibrant.engine.loop import EpochRecord, LoopParts, Tick, run_epoch
 from calibrant.engine.meta_objective import MetaObjective
+from calibrant.engine.outcome import Outlook
 from calibrant.engine.recipe import NEUTRAL, Recipe, TrainPart, load_recipe_text, to_dict, to_toml
 from calibrant.engine.resolve import idle_keys, resolved
 from calibrant.engine.result import Run
@@ -59,6 +60,7 @@ def run_recipe(
     assembly = assemble(recipe, group=group)
     parts = assembly.parts
     best = BestEpoch(recipe.train.select, n_val=len(assembly.data.val), within=recipe.train.select_within)
+    outlook = Outlook(num_classes=assembly.data.val.num_classes, n_val=len(assembly.data.val), shown=group.leads)
     history: list[EpochRecord] = []
     if resume and checkpoint is not None and group.share(checkpoint.exists()):
         history = _resume(checkpoint, assembly, best, recipe)
@@ -78,6 +80,9 @@ def run_recipe(
                 saved = time.monotonic()
             if report is not None:
                 report(record)
+            if epoch + 1 < recipe.train.epochs:
+                outlook.epoch(record)
+        outlook.end(history)
         return _finish(assembly, best, recipe, tuple(history))
 
 

@@ -172,9 +172,10 @@ def test_check_idle_refuses_optimizer_settings_that_nothing_reads(settings, mess
     ],
 )
 def test_check_idle_takes_optimizer_settings_that_are_read_or_off(settings):
-    check_idle([override(recipe_of(), settings)], settings)
+    assert check_idle([override(recipe_of(), settings)], settings) is None
     # Defaults that nothing reads are nobody's mistake.
-    check_idle([override(recipe_of(), {"optim.schedule": "cosine", "optim.name": "adamw"})], ["optim.schedule", "optim.name"])
+    usual = {"optim.schedule": "cosine", "optim.name": "adamw"}
+    assert check_idle([override(recipe_of(), usual)], usual) is None
 
 
 def test_check_idle_takes_a_key_that_says_something_about_one_of_the_runs():
