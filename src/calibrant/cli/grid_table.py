@@ -27,11 +27,15 @@ def show_table(table: Table, *, console: Console) -> None:
     drop = [place for word in _DROP for place, name in enumerate(names) if name.removesuffix(" %") == word]
     # Bold is nothing but a word where the terminal, or a file, has none.
     plain = console.color_system is None
+    dropped: dict[str, None] = {}
     for section in table.sections:
         rows: list[Row] = [_row(table, line, plain=plain) for line in section.lines]
+        fitted = fit_table(names, rows, width=console.width, drop=drop)
         console.print()
         console.print(Text(section.title, style="bold cyan"))
-        console.print(fit_table(names, rows, width=console.width, drop=drop))
+        console.print(fitted)
+        shown = {str(column.header) for column in fitted.columns}
+        dropped |= {name.removesuffix(" %"): None for name in names if name not in shown}
     console.print()
     legend = ["mean ± standard deviation over seeds"] if any((line.runs or 0) > 1 for line in table.lines) else []
     if all(line.kind != "ours" for line in table.lines):
@@ -42,6 +46,8 @@ def show_table(table: Table, *, console: Console) -> None:
     legend += [f"{MARK}: differs from {table.base}, p < {SIGNIFICANT}"] if any(cell.differs for cell in cells) else []
     if legend:
         console.print(Text("; ".join(legend), style="dim"))
+    if dropped:
+        console.print(Text(f"not shown for want of room, but in {table.name}.md: {', '.join(dropped)}", style="dim"))
     for note in row_notes(table):
         console.print(Text(note, style="dim"))
 
