@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import quote
 
 from calibrant.core.entry import Entry
 from calibrant.grid.layout import Info, Table, data_name
-from calibrant.grid.markdown import to_markdown
+from calibrant.grid.markdown import escape, to_markdown
 from calibrant.grid.paper import load_paper
 from calibrant.grid.paper_tables import make_paper_tables
 from calibrant.grid.results import load_results, make_folder, result_name
@@ -44,7 +45,7 @@ def render_results(
     out: str = "docs/results.md",
     drawn: str | None = "docs/figures",
 ) -> str:
-    """Write all results as Markdown, the paper's numbers beside them.
+    """Write all results as Markdown, the paper's numbers beside them where it has some.
 
     Args:
         entries: Runs, as `calibrant.grid.results.load_results` reads them.
@@ -64,10 +65,11 @@ def render_results(
         (section.data, section.model, line.method) for t in tables.values() for section in t.sections for line in section.lines
     }
     others = [entry for entry in entries if (entry.data, entry.model, entry.method) not in shown]
-    parts = [_head(entries, source, _command(source, out, drawn))]
+    quoted = any(line.kind == "paper" for table in tables.values() for line in table.lines)
+    parts = [_head(entries, source, _command(source, out, drawn), quoted=quoted)]
     parts += [_table(table, f"Table {name.removeprefix('table')}: {table.title}") for name, table in tables.items()]
     if others:
-        style = Style(calibrated=True, info=_INFO)
+        style = Style(calibrated=True, labels="name", info=_INFO)
         parts.append(to_markdown(build_table(group_rows(others), SIX, style, name="others", title="Other runs"), heading="##"))
     parts += [_figures(figures, entries)] if figures else []
     parts += [_runs(entries, link), _notes(tables)]
@@ -110,15 +112,14 @@ def _command(source: str, out: str, drawn: str | None) -> str:
     return shlex.join([*words, *([] if drawn is None else ["--figures", drawn])])
 
 
-def _head(entries: Sequence[Entry], source: str, command: str) -> str:
+def _head(entries: Sequence[Entry], source: str, command: str, *, quoted: bool) -> str:
     machines = dict.fromkeys(str(entry.facts["machine"]) for entry in entries if "machine" in entry.facts)
     seconds = sum(float(str(entry.facts.get("seconds", 0))) for entry in entries if entry.temperature is None)
     count = f"{len(entries)} run{'' if len(entries) == 1 else 's'}"
-    paper = load_paper()
+    beside = f", beside the numbers of [the paper]({load_paper().url})" if quoted else ""
     return (
         "# Results\n\n"
-        f"{count} on {', '.join(machines) or 'an unknown machine'}, {_duration(seconds)} of training, beside the numbers of "
-        f"[the paper]({paper.url}).\n"
+        f"{count} on {', '.join(machines) or 'an unknown machine'}, {_duration(seconds)} of training{beside}.\n"
         "Epochs, preset and number of seeds stand in every row; a shorter run is never shown as a full one, and bold compares\n"
         "only rows of the same length. Numbers are of the test set; nothing was chosen by it.\n"
         "The command and the machine of every run stand below.\n\n"
@@ -134,8 +135,8 @@ def _figures(figures: Sequence[str], entries: Sequence[Entry]) -> str:
     places = dict.fromkeys((entry.data, entry.model) for entry in entries)
     lines = ["## Figures\n"]
     for path in figures:
-        caption = _caption(Path(path).stem, list(places))
-        lines.append(f"![{caption}]({path})\n\n{caption}\n")
+        caption = escape(_caption(Path(path).stem, list(places)))
+        lines.append(f"![{caption}]({_address(path)})\n\n{caption}\n")
     return "\n".join(lines)
 
 
@@ -155,10 +156,16 @@ def _runs(entries: Sequence[Entry], link: str) -> str:
     lines = ["## Runs\n", "What every row was made of; the record holds all metrics with their 95 % intervals.\n"]
     for entry in sorted(entries, key=result_name):
         name = Path(entry.folder).name if entry.folder else result_name(entry)
-        lines.append(f"- [`{name}`]({link}/{name}): {'; '.join(_facts(entry))}.")
+        address = _address(f"{link}/{name}")
+        lines.append(f"- [`{name}`]({address}): {'; '.join(_facts(entry))}.")
         if "command" in entry.facts:
             lines.append(f"  `{entry.facts['command']}`")
     return "\n".join(lines) + "\n"
+
+
+def _address(path: str) -> str:
+    """A path as the address of a link: spaces and brackets would end it."""
+    return quote(path, safe="/+=,@~")
 
 
 def _facts(entry: Entry) -> list[str]:

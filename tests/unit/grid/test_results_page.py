@@ -114,7 +114,7 @@ def test_page_keeps_short_runs_apart_from_full_ones() -> None:
 def test_page_shows_methods_that_the_paper_has_not() -> None:
     page = render_results([run_of("ce"), run_of("brier"), run_of("ce", model="wrn28-10")], source="results", link="x")
     assert "## Other runs" in page
-    assert re.search(r"\| brier +\|", page)
+    assert re.search(r"\| Brier +\|", page)
     assert "CIFAR-10, wrn28-10" in page
 
 
@@ -165,9 +165,9 @@ def test_other_runs_are_in_the_order_of_the_catalogue_plain_ones_first() -> None
     entries = [run_of("brier", **made), run_of("ce+ts", command=SPECIAL, **made), run_of("ce+ts", **made)]  # type: ignore[arg-type]
     entries += [run_of("focal", **made), run_of("ce", command=SPECIAL, **made), run_of("ce", **made)]  # type: ignore[arg-type]
     rows = rows_of(render_results(entries, source="results", link="x"), "Other runs")
-    found = [(row[0].partition(" ")[0], "average=phase" in row[0]) for row in rows]
-    assert found[:4] == [("ce", False), ("ce+ts", False), ("ce", True), ("ce+ts", True)]
-    assert found[4:] == [("focal", False), ("brier", False)]
+    found = [(row[0].partition(" (train")[0], "average=phase" in row[0]) for row in rows]
+    assert found[:4] == [("CE", False), ("CE (TS)", False), ("CE", True), ("CE (TS)", True)]
+    assert found[4:] == [("Focal", False), ("Brier", False)]
     assert render_results(entries[::-1], source="results", link="x") == render_results(entries, source="results", link="x")
 
 
@@ -244,3 +244,18 @@ def test_write_results_page_draws_the_rows_of_its_tables(tmp_path: Path, monkeyp
     monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _, n_bins: shown.extend(rows) or Drawing([], {}))
     write_results_page(tmp_path / "kept", out=tmp_path / "page.md", figures=tmp_path / "figures")
     assert [(entry.method, entry.preset) for entry in shown] == [("ce", None), ("ce", "optim.lr=0.4"), ("focal", None)]
+
+
+def test_page_addresses_hold_no_spaces_and_no_brackets() -> None:
+    figure = "my figs (2)/tradeoff-cifar10-resnet18.png"
+    page = render_results([run_of("ce"), run_of("ce+ts")], source="my results", link="../my results", figures=[figure])
+    assert "](my%20figs%20%282%29/tradeoff-cifar10-resnet18.png)" in page
+    assert "](../my%20results/cifar10-resnet18-ce+ts-default-seed0.json)" in page
+    assert not re.search(r"\]\([^)]* ", page)
+
+
+def test_page_names_the_paper_only_where_it_shows_its_numbers() -> None:
+    assert "of training, beside the numbers of [the paper](" in render_results([run_of("ce")], source="results", link="x")
+    page = render_results([run_of("ce", data="birds"), run_of("brier")], source="results", link="x")
+    assert "of training.\n" in page
+    assert "beside the numbers" not in page
