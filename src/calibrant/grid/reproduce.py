@@ -37,6 +37,8 @@ _QUICK |= {"train.select": "last", "train.average": "no", "optim.lr": 0.05, "opt
 _SHORT: dict[str, object] = {"train.epochs": 20}
 # For sets of real size: one to three minutes a run on CIFAR-10 on one core, where an epoch of ResNet-18 takes an hour.
 _SMALL: dict[str, object] = {"train.epochs": 3, "backbone.name": "convnet"}
+# What the title of Table 4 calls its network.
+_DENSENET = "DenseNet (100 layers)"
 _QUICK_NOTE = (
     "Quick version: a small network and a short schedule, on small data unless others were named, to see that everything "
     "works. Nothing here can be held against the paper or against full runs."
@@ -115,7 +117,7 @@ def plan_reproduction(
     sets = _DRAWN_DATA if table is None else tuple(table.rows)
     model = (table and table.model) or "resnet18"
     full = override(Recipe(), {"backbone.name": model})
-    return Reproduction(
+    plan = Reproduction(
         name=name,
         title="The paper's figures" if table is None else table.title,
         data=tuple(data) or ((_QUICK_DATA,) if quick else sets),
@@ -126,6 +128,15 @@ def plan_reproduction(
         settings={"method.preset": preset} | (_quick_settings(data) if quick else {}) | dict(settings or {}),
         quick=quick,
     )
+    return replace(plan, title=_title(plan))
+
+
+def _title(plan: Reproduction) -> str:
+    """What the experiment shows; where the paper's title names its network and others are trained, these are named."""
+    if plan.name != "table4":
+        return plan.title
+    networks = dict.fromkeys(cell.recipe.backbone.name for cell in plan.cells())
+    return plan.title if [*networks] == [paper_table("table4").model] else plan.title.replace(_DENSENET, ", ".join(networks))
 
 
 def _quick_settings(data: Sequence[str]) -> dict[str, object]:
@@ -199,7 +210,8 @@ def _table(plan: Reproduction, entries: Sequence[Entry]) -> Table:
     if plan.name == "figures" or alone:
         table = compare_table(entries, paper=not plan.quick, calibrated=True, labels="name", name=plan.name, title=plan.title)
     else:
-        table = make_paper_table(plan.name, entries, paper=not plan.quick, calibrated=True, any_model=True)
+        made = make_paper_table(plan.name, entries, paper=not plan.quick, calibrated=True, any_model=True)
+        table = replace(made, title=plan.title)
     if not plan.quick:
         return table
     quick = f"{table.title} (quick version)"

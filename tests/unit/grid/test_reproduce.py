@@ -198,3 +198,21 @@ def test_report_removes_figures_of_an_older_one_and_marks_as_tables_do(tmp_path:
     write_report(plan_reproduction("table1", data=["cifar10"], seeds=1), entries(("ce",), data="cifar10"), tmp_path)
     assert not any(file.exists() for file in old)
     assert given["best"] == [frozenset()]
+
+
+@pytest.mark.parametrize(
+    ("options", "network"),
+    [
+        ({}, "DenseNet (100 layers)"),
+        ({"quick": True}, "mlp"),
+        ({"quick": True, "data": ["cifar10"]}, "convnet"),
+        ({"settings": {"backbone.name": "resnet18"}}, "resnet18"),
+    ],
+)
+def test_table4_names_the_network_that_is_trained(options, network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
+    plan = plan_reproduction("table4", seeds=1, **options)
+    assert plan.title == f"{network} with meta-learning methods"
+    table, _ = write_report(plan, entries(plan.methods[:2], data="cifar10"), tmp_path)
+    assert table.title.startswith(plan.title)
+    assert f"Table 4: {network} with meta-learning methods" in (tmp_path / "report.html").read_text()
