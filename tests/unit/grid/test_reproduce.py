@@ -216,3 +216,15 @@ def test_table4_names_the_network_that_is_trained(options, network, tmp_path: Pa
     table, _ = write_report(plan, entries(plan.methods[:2], data="cifar10"), tmp_path)
     assert table.title.startswith(plan.title)
     assert f"Table 4: {network} with meta-learning methods" in (tmp_path / "report.html").read_text()
+
+
+def test_table1_has_all_runs_of_table5_and_the_figures() -> None:
+    # As the documentation says of one folder for all of them.
+    first = {cell.name: cell.recipe for cell in plan_reproduction("table1").cells()}
+    for name in ("table5", "figures"):
+        assert all(first[cell.name] == cell.recipe for cell in plan_reproduction(name).cells())
+    for name in ("table2", "table3"):
+        cells = {cell.name: cell.recipe for cell in plan_reproduction(name).cells()}
+        shared = [key for key in cells if key in first]
+        assert {cells[key].method.name for key in shared} == {"flgamma-sece"}
+        assert all(cells[key] == first[key] for key in shared)
