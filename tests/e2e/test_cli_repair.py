@@ -60,6 +60,8 @@ def test_repair_prints_before_after_and_the_test(capsys: pytest.CaptureFixture[s
     assert code == 0, err
     for part in ("divided by a temperature of 2.", "before", "after", "After minus before", "better", "p = ", "r.npz"):
         assert part in text, part
+    assert "fitted on 2,000 examples of val.npz, applied to 2,000 of test.npz" in text
+    assert "The repair brings the ECE to " in text
 
 
 def test_repair_auto_ranks_methods(

@@ -47,7 +47,8 @@ class AutoCalibrator(Calibrator):
     nothing shows that the complexity pays. Where no gain on doing nothing has a 95 % interval above zero, nothing is done.
 
     A method that learns something of every class is left out where a class has no example: the held-out examples cannot show
-    what it does to that class. One that would warn of the data, as of too few examples, is ranked but not chosen.
+    what it does to that class. One that would warn of the data, as of too few examples, is ranked but not chosen,
+    and none is where the model makes no mistake.
 
     Args:
         methods: Names from `CALIBRATORS`; all that take logits ``[N, C]`` by default.
@@ -122,11 +123,24 @@ class AutoCalibrator(Calibrator):
         few = few_examples(data, fewest=fewest, where=where, what="a choice between methods")
         missing = missing_classes(data)
         left_out = missing and f"{where}: {missing}. {_LEFT_OUT}; use data that has all classes."
-        return [doubt for doubt in (few, left_out) if doubt]
+        right = (
+            f"{where}: every example of the fit data is predicted right, from which no method can learn how sure to be. Use "
+            "data on which the model errs too."
+        )
+        return [doubt for doubt in (few, left_out, None if _has_mistakes(data) else right) if doubt]
+
+    def _doubtful(self, data: FitData) -> list[str]:
+        """Names that must not be chosen: their own fit would warn, or the choice of so many parameters would."""
+        few = len(data) < self.fewest_samples(data.num_classes)
+        return [
+            name
+            for name, calibrator in self.settled_.items()
+            if not _has_mistakes(data) or calibrator.doubts(data) or (few and calibrator.needs_every_class)
+        ]
 
     def _learn(self, data: FitData) -> None:
         held, failures = self._try_methods(data)
-        doubtful = [name for name, calibrator in self.settled_.items() if calibrator.doubts(data)]
+        doubtful = self._doubtful(data)
         self.ranking_ = rank(held, failures, data.weights)
         self.best_name_ = choose(held, data.weights, ["none", *self.settled_], doubtful=doubtful)
         self.best_ = Identity() if self.best_name_ == "none" else self.settled_[self.best_name_]
@@ -198,6 +212,10 @@ class AutoCalibrator(Calibrator):
         self.best_name_, self.advice_ = str(learned["name"]), str(learned["advice"])
         self.ranking_ = tuple(_ranked(entry) for entry in ranking)
         self.num_classes_ = num_classes
+
+
+def _has_mistakes(data: FitData) -> bool:
+    return bool((data.logits.argmax(1) != data.labels).any())
 
 
 def _ranked(entry: Mapping[str, object]) -> Ranked:

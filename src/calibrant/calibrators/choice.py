@@ -104,7 +104,7 @@ def advise(ranking: Sequence[Ranked], chosen: str, score: str, *, doubtful: Coll
         if not tried:
             return "Doing nothing is all that is left: no method could be used."
         if not able:
-            return "Doing nothing is best: the examples are too few for every method."
+            return "Doing nothing is best: these examples are too few, or too easy, for every method."
         none = f"none{of_them}" if of_them else "no method"
         interval = f"95% interval {-able[0].gain_high:+.4f} to {-able[0].gain_low:+.4f}"
         return (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from calibrant.calibrators.auto import AutoCalibrator
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.identity import Identity
 from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Paired, Scores
@@ -135,8 +136,12 @@ def describe(calibrator: Calibrator) -> str:
         return calibrator.advice_ + ("" if found is None else f" Its temperature is {found:.3f}.")
     temperature = _temperature(calibrator)
     if temperature is None:
-        kept = "predictions stay as they are" if calibrator.preserves_accuracy else "some predictions may change"
-        return f"{type(calibrator).__name__} was fitted; {kept}."
+        if isinstance(calibrator, Identity):
+            return "Nothing was fitted: the probabilities stay as they are."
+        kept = "the predicted classes stay" if calibrator.preserves_accuracy else "some predicted classes may change too"
+        return f"{type(calibrator).__name__} was fitted: the probabilities change, {kept}."
+    if f"{temperature:.3f}" == "1.000":
+        return "The best temperature is 1.000, which changes nothing: by its own measure the model was calibrated."
     what = "over-confident" if temperature > 1 else "under-confident"
     return f"The logits are divided by a temperature of {temperature:.3f}: by its own measure the model was {what}."
 

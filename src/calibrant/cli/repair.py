@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from calibrant.calibrators import AutoCalibrator, Calibrator, Repaired
+from calibrant.calibrators import AutoCalibrator, Calibrator, Identity, Repaired
 from calibrant.calibrators.fit_data import refuse_test_split
 from calibrant.calibrators.repair import calibrator_of, measure_repair
 from calibrant.cli.destination import check_destination
@@ -18,7 +18,7 @@ from calibrant.cli.page import _heading, show_prose
 from calibrant.cli.progress import progress_bar
 from calibrant.cli.ranking import ranking_table
 from calibrant.cli.tables import comparison_table, paired_table
-from calibrant.core.records import Predictions
+from calibrant.core.effect import tell_effect
 from calibrant.core.words import verdict
 from calibrant.io import load_predictions, save_predictions
 from calibrant.io.predictions import FORMATS
@@ -60,7 +60,7 @@ def repair_file(fit_path: Path, path: Path, options: Options) -> None:
     if options.as_json:
         print(_to_json(done, options))
     else:
-        _show(done, fit_data, options)
+        _show(done, f"{len(fit_data):,} examples of {fit_path.name}, applied to {len(given):,} of {path.name}", options)
 
 
 def _check_out(options: Options, *, inputs: tuple[Path, ...]) -> None:
@@ -82,9 +82,9 @@ def _progress(calibrator: Calibrator) -> Iterator[None]:
         yield
 
 
-def _show(done: Repaired, fit_data: Predictions, options: Options) -> None:
+def _show(done: Repaired, data: str, options: Options) -> None:
     console = Console(highlight=False)
-    _heading(console, "Repair", f"fitted on {len(fit_data):,} examples, applied to {done.before.n:,} others")
+    _heading(console, "Repair", f"fitted on {data}")
     show_prose(console, done.advice, style="bold")
     if isinstance(done.calibrator, AutoCalibrator):
         console.print()
@@ -97,6 +97,8 @@ def _show(done: Repaired, fit_data: Predictions, options: Options) -> None:
     console.print()
     show_prose(console, f"before: {verdict(done.before)}")
     show_prose(console, f"after: {verdict(done.after)}")
+    if not isinstance(done.fitted, Identity):
+        show_prose(console, f"The repair {tell_effect(done.before, done.after, done.paired, it='the ECE')}", style="bold")
     console.print(f"\nThe repaired predictions are in {options.out}.\n", soft_wrap=True)
 
 

@@ -19,6 +19,15 @@ _INTERVAL = "95% interval"
 _NEW_GROUP = ("ece", "classwise_ece")
 _COLOURS = {"over-confident": "red", "under-confident": "blue", "both": "magenta", "no clear error": "green"}
 _LONGEST_BAR = 24
+# Names for where the room is short, of those that are long.
+_SHORT = {
+    "nll": "NLL",
+    "aurc": "AURC",
+    "ece": "ECE",
+    "ace": "adaptive ECE",
+    "mce": "MCE",
+    "signed_gap": "conf. − accuracy",
+}
 
 
 def scores_table(scores: Scores, *, width: int) -> Table:
@@ -98,16 +107,22 @@ def parts_table(head: str, parts: Mapping[str, Scores], *, width: int) -> Table:
 
 def comparison_table(parts: Mapping[str, Scores], *, width: int) -> Table:
     """The metrics of several files side by side, with intervals if there is room; a line for each file if they are many."""
-    for with_intervals in (True, False):
-        rows, sizes = _comparison_rows(parts, with_intervals)
+    for with_intervals, short in ((True, False), (True, True), (False, False), (False, True)):
+        rows, sizes = _comparison_rows(parts, with_intervals, short)
         if total_width(sizes) <= width:
             return fit_table(("Metric", *parts), rows, width=width)
     return parts_table("File", parts, width=width)
 
 
-def _comparison_rows(parts: Mapping[str, Scores], with_intervals: bool) -> tuple[list[Row], list[int]]:
+def _comparison_rows(parts: Mapping[str, Scores], with_intervals: bool, short: bool) -> tuple[list[Row], list[int]]:
     many = list(parts.values())
     rows: list[Row] = []
+    ends = [
+        write_interval(estimate, metric_of(key).unit, signed=key == "signed_gap")
+        for scores in many
+        for key, estimate in scores.metrics.items()
+    ]
+    room = max(map(len, ends), default=0)
     for key in _ordered(many[0]):
         rows += [None] if key in _NEW_GROUP else []
         metric, signed = metric_of(key), key == "signed_gap"
@@ -117,30 +132,45 @@ def _comparison_rows(parts: Mapping[str, Scores], with_intervals: bool) -> tuple
             value = write_value(scores[key].value, metric.unit, signed=signed)
             interval = write_interval(scores[key], metric.unit, signed=signed) if with_intervals else ""
             style = "bold" if abs(scores[key].value) == best else ""
-            cells.append(Text.assemble((value, style), (f"  {interval:>17}" if interval else "", "dim")))
-        rows.append([metric.name, *cells])
+            cells.append(Text.assemble((value, style), (f"  {interval:>{room}}" if interval else "", "dim")))
+        rows.append([_name(key, short), *cells])
     rows += [None, ["ECE if calibrated", *(_dim(write_value(scores.ece_if_calibrated.mean, "%")) for scores in many)]]
     rows.append(["direction", *(Text(direction(scores), style=_COLOURS[direction(scores)]) for scores in many)])
-    widest = [max(len(name), *(len(row[k]) for row in rows if row)) for k, name in enumerate(parts, 1)]
-    return rows, [20, *widest]
+    widest = [max(len(name), *(len(row[k]) for row in rows if row)) for k, name in enumerate(("", *parts))]
+    return rows, widest
+
+
+def _name(key: str, short: bool) -> str:
+    return _SHORT.get(key, metric_of(key).name) if short else metric_of(key).name
 
 
 def paired_table(tests: Mapping[str, Paired], *, width: int) -> Table:
     """How the second file differs from the first on the same examples, and whether chance could have done it."""
+    headers = ("Metric", "Difference", _INTERVAL, "", "")
+    for short in (False, True):
+        rows = _paired_rows(tests, short)
+        table = fit_table(headers, rows, width=width, drop=(2,))
+        if len(table.columns) == len(headers):
+            return table
+    table.caption, table.caption_justify = "Intervals need a wider window.", "left"
+    return table
+
+
+def _paired_rows(tests: Mapping[str, Paired], short: bool) -> list[Row]:
     rows: list[Row] = []
     for key in _ordered(tests):
         rows += [None] if key in _NEW_GROUP else []
         test, unit = tests[key], metric_of(key).unit
         rows.append(
             [
-                metric_of(key).name,
+                _name(key, short),
                 write_value(test.difference, unit, signed=True),
                 _dim(write_interval(test, unit, signed=True)),
                 write_p(test.p_value),
                 _judge(key, test),
             ]
         )
-    return fit_table(("Metric", "Difference", _INTERVAL, "", ""), rows, width=width, drop=(2,))
+    return rows
 
 
 def _judge(key: str, test: Paired) -> Text:

@@ -26,6 +26,9 @@ from helpers import golden
 FEW = ("temperature", "ensemble_temperature", "vector", "histogram")
 
 
+TOO_FEW = "Doing nothing is best: these examples are too few, or too easy, for every method."
+
+
 def predictions(n: int = 1500, *, temperature: float = 2.4, seed: int = 0, split: str = "val") -> Predictions:
     return synthetic_predictions(n, 4, temperature=temperature, hardness=0.5, seed=seed, split=split)[0]
 
@@ -116,12 +119,30 @@ def test_choose_simpler_within_one_standard_error_wins() -> None:
 
 
 def test_auto_does_nothing_with_so_few_examples_that_every_method_would_warn() -> None:
-    # Eight right answers: a temperature near zero gains on every one of them, and is wrong.
-    logits = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(4, 1)
+    # Seven of eight are right, and the wrong one is not less sure: less confidence gains nothing that is clear.
+    logits = torch.tensor([[6.0, 0.0], [0.0, 6.0]]).repeat(4, 1)
     with pytest.warns(CalibrationWarning, match=r"8 examples are few for a choice between methods \(100 or more"):
-        auto = AutoCalibrator(methods=("temperature", "platt")).fit(logits, [0, 1] * 4)
+        auto = AutoCalibrator(methods=("temperature", "platt")).fit(logits, [1, 1] + [0, 1] * 3)
+    assert (auto.best_name_, auto.advice_) == ("none", TOO_FEW)
+
+
+def test_auto_of_less_than_100_examples_does_not_choose_what_learns_something_of_every_class() -> None:
+    # Three wrong of 60: a beta curve gains on those that are right, and loses half a nat on other examples.
+    given, _ = synthetic_predictions(60, 3, temperature=1.0, split="val")
+    with pytest.warns(CalibrationWarning, match="60 examples are few for a choice"):
+        auto = AutoCalibrator(methods=("temperature", "beta")).fit(given)
+    assert auto.ranking_[0].name == "beta"
     assert auto.ranking_[0].gain_low > 0
-    assert (auto.best_name_, auto.advice_) == ("none", "Doing nothing is best: the examples are too few for every method.")
+    assert auto.best_name_ == "none"
+
+
+def test_auto_of_predictions_that_are_all_right_does_nothing() -> None:
+    logits = predictions(300).logits
+    with pytest.warns(CalibrationWarning, match="every example of the fit data is predicted right"):
+        auto = AutoCalibrator(methods=("temperature", "platt")).fit(logits, logits.argmax(1))
+    # More confidence gains on every one of them, and the first mistake would cost all of it.
+    assert auto.ranking_[0].gain_low > 0
+    assert (auto.best_name_, auto.advice_) == ("none", TOO_FEW)
 
 
 def test_auto_does_not_choose_a_method_that_has_too_few_examples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from calibrant.calibrators import (
     CalibrationWarning,
     Calibrator,
     EnsembleTemperatureScaling,
+    Identity,
     Repaired,
     TemperatureScaling,
     VectorScaling,
@@ -70,8 +71,16 @@ def test_repair_takes_a_calibrator_and_says_what_auto_chose() -> None:
 
 
 def test_describe_of_a_mixture_does_not_speak_of_one_temperature() -> None:
-    assert describe(EnsembleTemperatureScaling()) == "EnsembleTemperatureScaling was fitted; predictions stay as they are."
-    assert describe(VectorScaling()) == "VectorScaling was fitted; some predictions may change."
+    changes = "was fitted: the probabilities change"
+    assert describe(EnsembleTemperatureScaling()) == f"EnsembleTemperatureScaling {changes}, the predicted classes stay."
+    assert describe(VectorScaling()) == f"VectorScaling {changes}, some predicted classes may change too."
+
+
+def test_describe_of_what_changes_nothing_says_so() -> None:
+    assert describe(Identity()) == "Nothing was fitted: the probabilities stay as they are."
+    calibrator = TemperatureScaling()
+    calibrator.temperature_ = 1.0004
+    assert describe(calibrator).startswith("The best temperature is 1.000, which changes nothing")
 
 
 def test_repair_wrong_input_is_named() -> None:

@@ -160,7 +160,7 @@ def test_classes_table_says_in_which_direction() -> None:
 def test_comparison_of_many_files_has_a_line_for_each() -> None:
     scores = made_scores()
     few = lines_of(comparison_table({"a": scores, "b": scores}, width=120), width=120)
-    assert any("5.00%        4.00 – 6.00" in line for line in few)
+    assert any("5.00%      4.00 – 6.00" in line for line in few)
     many = lines_of(comparison_table({f"model_{k}": scores for k in range(9)}, width=80), width=80)
     assert many[0].startswith("File")
     assert sum(line.startswith("model_") for line in many) == 9
@@ -175,6 +175,27 @@ def test_paired_table_judges_only_what_is_clear() -> None:
     }
     lines = [line for line in lines_of(paired_table(tests, width=80), width=80) if line]
     assert [line.split()[-1] for line in lines[2:]] == ["worse", "better", "unclear", "sure"]
+
+
+def test_paired_table_gives_up_long_names_before_intervals_and_says_what_it_leaves_out() -> None:
+    tests = {"ece": Paired(0.667, 0.647, 0.687, 0.005), "nll": Paired(18.4367, 18.1904, 18.683, 0.005)}
+    assert "expected calibration error" in "\n".join(lines_of(paired_table(tests, width=82), width=82))
+    narrow = "\n".join(lines_of(paired_table(tests, width=72), width=72))
+    assert "+18.1904 – +18.6830" in narrow
+    assert "ECE    " in narrow
+    assert "wider" not in narrow
+    least = "\n".join(lines_of(paired_table(tests, width=44), width=44))
+    assert "95% interval" not in least
+    assert "Intervals need a wider window." in least
+
+
+def test_comparison_of_two_files_gives_up_long_names_before_intervals() -> None:
+    scores = made_scores()
+    for width, name in ((80, "expected calibration error "), (68, "ECE "), (60, "expected calibration error ")):
+        lines = lines_of(comparison_table({"before": scores, "after": scores}, width=width), width=width)
+        assert any(line.startswith(name) for line in lines), width
+        assert not any("…" in line for line in lines), width
+        assert any("4.00 – 6.00" in line for line in lines) == (width > 60), width
 
 
 def test_short_names_tell_files_apart() -> None:
