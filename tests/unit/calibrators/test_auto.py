@@ -257,6 +257,13 @@ def test_candidates_leave_out_what_needs_samples() -> None:
     assert next(iter(candidates())) == "temperature"
 
 
+def test_candidates_are_as_many_as_the_documentation_says() -> None:
+    root = Path(__file__).parents[3]
+    assert len(candidates()) == AutoCalibrator().n_methods == 14
+    assert "cross-validates fourteen post-hoc calibrators" in (root / "README.md").read_text()
+    assert "fourteen in all" in (root / "docs" / "calibrators.md").read_text()
+
+
 def over_confident(seed: int, split: str) -> Predictions:
     """10,000 examples of 10 classes at true temperature 2.4, whose error is near 6 % and ECE near 5 %."""
     generator = torch.Generator().manual_seed(seed)
