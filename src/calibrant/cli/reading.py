@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrant.cli.progress import progress_bar
-from calibrant.cli.request import Measured, Request, check_column, check_groups, check_names
+from calibrant.cli.request import Measured, Request, check_column, check_groups
 from calibrant.cli.streaming import measure_stream
 from calibrant.io import load_predictions, survey_predictions
 from calibrant.metrics.measure import measure
@@ -27,13 +27,10 @@ def measure_file(path: Path, request: Request) -> Measured:
     Returns:
         The scores. Raises ``ValueError``, ``OSError`` or ``ImportError`` with one sentence.
     """
-    survey = survey_predictions(path)
+    survey = survey_predictions(path, class_names=request.class_names)
     if survey and (survey.rows > STREAM_ROWS or survey.rows * survey.num_classes > STREAM_ENTRIES):
         return measure_stream(path, survey, request)
-    predictions = load_predictions(path, ignore_index=request.ignore_index)
-    if request.class_names is not None:
-        check_names(path, request.class_names, predictions.num_classes)
-        predictions = predictions.replace(class_names=request.class_names)
+    predictions = load_predictions(path, ignore_index=request.ignore_index, class_names=request.class_names)
     if request.slice_by is not None:
         check_column(path, request.slice_by, list(predictions.columns))
         check_groups(path, request.slice_by, len(np.unique(predictions.columns[request.slice_by].astype(str))))

@@ -12,7 +12,6 @@ from calibrant.calibrators.repair import calibrator_of
 from calibrant.cli.destination import check_destination
 from calibrant.cli.page import show_prose
 from calibrant.cli.progress import progress_bar
-from calibrant.cli.request import check_names
 from calibrant.cli.tried import Precision, load_fit_data, repair_predictions
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
@@ -104,12 +103,8 @@ def save_page(out: Path, page: str) -> None:
 
 
 def _load(path: Path, options: Options) -> Predictions:
-    predictions = load_predictions(path)
-    if options.class_names is None:
-        return predictions
-    names = load_class_names(options.class_names)
-    check_names(path, names, predictions.num_classes)
-    return predictions.replace(class_names=names)
+    names = None if options.class_names is None else load_class_names(options.class_names)
+    return load_predictions(path, class_names=names)
 
 
 def _load_runs(folders: Sequence[Path]) -> list[Entry]:

@@ -29,7 +29,13 @@ def measure_stream(path: Path, survey: Survey, request: Request) -> Measured:
     for column in columns:
         check_column(path, column, list(survey.columns))
     rows = max(_BATCH_ENTRIES // max(survey.num_classes, 1), 1)
-    batches = iter_prediction_batches(path, batch_rows=min(rows, 65536), columns=columns, ignore_index=request.ignore_index)
+    batches = iter_prediction_batches(
+        path,
+        batch_rows=min(rows, 65536),
+        columns=columns,
+        ignore_index=request.ignore_index,
+        class_names=request.class_names,
+    )
     total: Summary | None = None
     groups: dict[str, Summary] = {}
     sample = RowSample(seed=request.seed) if request.keep else None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from calibrant.core.records import Column
-from calibrant.io.table import is_number_column
+from calibrant.io.table import LABELS, is_number_column
 
 
 def require_pyarrow(path: str | Path) -> None:
@@ -50,7 +50,9 @@ def to_numpy(column: Any, name: str, *, path: str | Path) -> Column | None:
                 f"{path}: column `{name}` must hold numbers, got lists. Name a column of lists `probs` or `logits`."
             )
         return None
-    if is_number_column(name) and not (kinds.is_floating(kind) or kinds.is_integer(kind)):
+    is_text = kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
+    # Names of classes become indices where their order is known.
+    if is_number_column(name) and not (is_text and name in LABELS) and not (kinds.is_floating(kind) or kinds.is_integer(kind)):
         column = _cast_to_number(column, name, path)
         kind = column.type
     if kinds.is_floating(kind) or kinds.is_integer(kind) or kinds.is_timestamp(kind) or kinds.is_date(kind):

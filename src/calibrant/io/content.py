@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -19,11 +19,14 @@ import torch
 from calibrant.core.checks import ArrayLike
 from calibrant.core.records import Column, Predictions
 from calibrant.io.extras import COLUMN_KINDS, EXTRAS_KEY, Extras
+from calibrant.io.labels import class_indices
+from calibrant.io.rounding import without_rounding
 
 Fields: TypeAlias = dict[str, Column]
 
 SCORES = ("logits", "probs")
-_ALIASES = {"label": "labels", "weight": "weights"}
+# Other spellings of a key; the last is that of scikit-learn.
+_ALIASES = {"label": "labels", "weight": "weights", "sample_weight": "weights"}
 _KNOWN = {*SCORES, *_ALIASES, *_ALIASES.values(), "split", "class_names", EXTRAS_KEY}
 _SCORE_COLUMN = re.compile(r"(p|logit)(0|[1-9]\d*)")
 _REPAIR = "Repair or remove that row."
@@ -86,7 +89,13 @@ def from_predictions(predictions: Predictions) -> Fields:
 
 
 def to_predictions(
-    fields: Fields, *, path: str | Path, extras: Extras, first_row: int = 0, ignore_index: int | None = None
+    fields: Fields,
+    *,
+    path: str | Path,
+    extras: Extras,
+    first_row: int = 0,
+    ignore_index: int | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Predictions:
     """Make the record of what a file holds.
 
@@ -97,21 +106,28 @@ def to_predictions(
         extras: What the file's format could not hold in ``fields``.
         first_row: Row of the file at which ``fields`` begin, for messages.
         ignore_index: Label of examples to leave out.
+        class_names: Names of the classes, in place of the file's.
 
     Returns:
         The record. Raises ``ValueError`` with one sentence that names the file.
     """
     fields = _canonical(fields, path)
     kind = next(key for key in SCORES if key in fields)
-    scores = torch.from_numpy(_own(fields.pop(kind)))
+    given = _own(fields.pop(kind))
+    # A file that says its precision comes back as it was saved.
+    scores = torch.from_numpy(without_rounding(given) if kind == "probs" and extras.dtype is None else given)
     if scores.ndim == 1 and fields["labels"].ndim == 2 and fields["labels"].dtype.kind == "f":
         raise ValueError(
             f"{path}: `{kind}` must be [N, C], got {list(scores.shape)}. It looks swapped with `labels`: rename both."
         )
-    labels = _whole_numbers(fields.pop("labels"), path, first_row)
+    names = _class_names(fields.pop("class_names", None), class_names, extras)
+    if names is not None and scores.ndim == 2 and len(names) != scores.shape[1]:
+        raise ValueError(
+            f"{path}: `class_names` must hold C = {scores.shape[1]} names, got {len(names)}. Name every class once."
+        )
+    labels = class_indices(fields.pop("labels"), names=names, path=path, first_row=first_row, ignore_index=ignore_index)
     split = one_split(fields.pop("split", None), path)
     weights = fields.pop("weights", None)
-    names = fields.pop("class_names", None)
     columns: dict[str, ArrayLike] = {}
     for name, values in fields.items():
         if values.ndim == 1 and len(values) == labels.size:
@@ -126,19 +142,26 @@ def to_predictions(
             split=split,
             weights=None if weights is None else weights.astype(np.float64),
             columns=columns,
-            class_names=extras.class_names if names is None else [str(name) for name in names.reshape(-1)],
+            class_names=names,
             ignore_index=ignore_index,
         )
     except ValueError as error:
         raise ValueError(f"{path}: {_for_files(str(error), first_row)}") from None
 
 
+def _class_names(stored: Column | None, given: Sequence[str] | None, extras: Extras) -> Sequence[str] | None:
+    if given is not None:
+        return given
+    return extras.class_names if stored is None else [str(name) for name in stored.reshape(-1)]
+
+
 def _canonical(fields: Fields, path: str | Path) -> Fields:
     """Put the keys of ``fields`` under their one spelling and make sure that the needed ones are there, once."""
     found = (", ".join(list(fields)[:12]) or "nothing") + (f" and {len(fields) - 12} more" if len(fields) > 12 else "")
-    for short, full in _ALIASES.items():
-        if short in fields and full in fields:
-            raise ValueError(f"{path}: must hold one of `{short}` and `{full}`, got both. Remove one of them.")
+    for full in dict.fromkeys(_ALIASES.values()):
+        twice = [key for key in (*_ALIASES, full) if key in fields and _ALIASES.get(key, key) == full]
+        if len(twice) > 1:
+            raise ValueError(f"{path}: must hold one of `{twice[0]}` and `{twice[1]}`, got both. Remove one of them.")
     fields = {_ALIASES.get(key, key): value for key, value in fields.items()}
     given = [key for key in SCORES if key in fields]
     if len(given) == 2:
@@ -151,29 +174,6 @@ def _canonical(fields: Fields, path: str | Path) -> Fields:
         if key in fields and fields[key].dtype.kind not in "fiub":
             raise ValueError(f"{path}: `{key}` must hold numbers, got {fields[key].dtype}. Save it as numbers.")
     return fields
-
-
-def _whole_numbers(labels: Column, path: str | Path, first_row: int) -> Column:
-    if labels.dtype.kind in "iub":
-        return labels.astype(np.int64)
-    if labels.dtype.kind != "f":
-        shown = labels.reshape(-1)[0] if labels.size else labels.dtype
-        raise ValueError(
-            f"{path}: `labels` must be class indices 0, 1, 2, …, got {str(shown)!r}. Replace names by their indices."
-        )
-    if labels.ndim > 1 and labels.shape[-1] > 1 and bool((labels.sum(-1) == 1).all()):
-        raise ValueError(
-            f"{path}: `labels` must be class indices [N], got {list(labels.shape)}. They look one-hot: take `argmax`."
-        )
-    flat = labels.reshape(-1).astype(np.float64)
-    bad = np.flatnonzero(~np.isfinite(flat) | (flat != np.round(flat)))
-    if len(bad):
-        value = flat[bad[0]]
-        what = "no label" if np.isnan(value) else str(value)
-        raise ValueError(
-            f"{path}: `labels` must be class indices 0, 1, 2, …, got {what} in row {first_row + int(bad[0])}. {_REPAIR}"
-        )
-    return labels.astype(np.int64)
 
 
 def one_split(values: Column | None, path: str | Path) -> str | None:

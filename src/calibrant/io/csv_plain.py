@@ -12,11 +12,9 @@ from typing import BinaryIO
 import numpy as np
 
 from calibrant.core.records import Column
-from calibrant.io.header import Header, column_kind, not_a_number
+from calibrant.io.header import MISSING, Header, column_kind, not_a_number
 
 _READ_ROWS = 65536
-# Cells that mean "missing" in a column of numbers: those that pyarrow takes for it too.
-_MISSING = {"", "NA", "N/A", "#N/A", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "n/a", "#NA"}
 
 
 def read_table(path: Path, header: Header) -> dict[str, Column]:
@@ -68,7 +66,7 @@ def _numbers(cells: Sequence[str], name: str, kind: str, path: Path, first: int)
         values = np.empty(len(cells), dtype=kind)
         for row, cell in enumerate(cells):
             try:
-                values[row] = np.nan if cell.strip() in _MISSING else float(cell)
+                values[row] = np.nan if cell.strip() in MISSING else float(cell)
             except ValueError:
                 raise not_a_number(path, name, cell, first + row) from None
         return values
@@ -80,7 +78,7 @@ def _inferred(values: Column) -> Column:
         return np.asarray(lowered == "true")
     for dtype in (np.int64, np.float64):
         try:
-            known = np.where(np.isin(values, list(_MISSING)), "nan", values) if dtype is np.float64 else values
+            known = np.where(np.isin(values, list(MISSING)), "nan", values) if dtype is np.float64 else values
             return known.astype(dtype)
         except (ValueError, OverflowError):
             continue

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calibrant.io.extras import EXTRAS_KEY, Extras
-from calibrant.io.table import is_number_column, score_columns
+from calibrant.io.table import LABELS, is_number_column, is_score_column, score_columns
+
+# Cells that mean "missing" in a column of numbers: those that pyarrow takes for it.
+MISSING = {"", "NA", "N/A", "#N/A", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "n/a", "#NA"}
 
 
 @dataclass(frozen=True)
@@ -18,11 +21,13 @@ class Header:
         names: Names of the columns, without surrounding blanks.
         delimiter: What separates the cells.
         extras: What the first row says about the whole file.
+        named_labels: Whether the first row's label is a name, so that all are read as text.
     """
 
     names: list[str]
     delimiter: str
     extras: Extras
+    named_labels: bool = False
 
 
 def read_header(path: Path) -> Header:
@@ -42,15 +47,18 @@ def read_header(path: Path) -> Header:
     if not score_columns(names, path=path)[1] and names and all(_is_number(name) for name in names):
         raise ValueError(f"{path}: the first line must name the columns (p0, p1, …, label), got {line.strip()[:60]!r}.")
     said = first[names.index(EXTRAS_KEY)] if EXTRAS_KEY in names and len(first) == len(names) else ""
-    return Header(names, delimiter, Extras.from_json(said, path=path))
+    labels = [cell.strip() for name, cell in zip(names, first, strict=False) if name in LABELS]
+    named = any(not _is_number(cell.replace(",", ".")) and cell not in MISSING for cell in labels)
+    return Header(names, delimiter, Extras.from_json(said, path=path), named)
 
 
 def column_kind(name: str, header: Header, *, infer: bool) -> str:
     """How the cells of a column are read: "float32", "float64", "text", or "infer"."""
+    if name in LABELS and header.named_labels:
+        return "text"
     if is_number_column(name):
-        is_score = name not in ("label", "labels", "weight", "weights")
         narrow = header.extras.dtype in ("float16", "bfloat16", "float32")
-        return "float32" if is_score and narrow else "float64"
+        return "float32" if is_score_column(name) and narrow else "float64"
     return "infer" if infer and name not in header.extras.columns and name not in ("split", EXTRAS_KEY) else "text"
 
 

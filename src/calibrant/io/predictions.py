@@ -39,19 +39,24 @@ FORMATS = {
 _MEANT = {".npy": ".npz", ".pth": ".pt", ".tsv": ".csv", ".txt": ".csv", ".pq": ".parquet", ".pkl": ".npz", ".json": ".csv"}
 
 
-def load_predictions(path: str | Path, *, ignore_index: int | None = None) -> Predictions:
+def load_predictions(
+    path: str | Path, *, ignore_index: int | None = None, class_names: Sequence[str] | None = None
+) -> Predictions:
     r"""Read predictions from a ``.npz``, ``.csv``, ``.parquet`` or ``.pt`` file. No file can run code.
 
     ``.npz`` and ``.pt`` (a dict of tensors) hold the keys ``logits`` or ``probs`` ``[N, C]``, ``labels`` ``[N]`` and
     optionally ``split``, ``weights`` ``[N]`` and ``class_names``; every further 1-D array of N values is a column to slice by.
     ``.csv`` and ``.parquet`` hold the columns ``p0…`` or ``logit0…``, ``label`` and optionally ``split`` (the same in every
-    row) and ``weight``; every further column can be sliced by. Labels may be floating point if they are whole numbers.
-    Text has no precision: probabilities in a ``.csv`` are float64, unless float32 holds them exactly or their rows sum to one
-    no better than float32 rows do.
+    row) and ``weight``; every further column can be sliced by. Labels may be floating point if they are whole numbers, or
+    names of classes where ``class_names`` are known. Weights may be called ``sample_weight``, too. Text has no precision:
+    probabilities in a ``.csv`` are float64, unless float32 holds them exactly or their rows sum to one no better than float32
+    rows do. Rows of probabilities that do not sum to one because they were rounded are divided by their sums; see
+    `calibrant.io.rounding.without_rounding`.
 
     Args:
         path: The file; its ending says the format.
         ignore_index: Label that marks examples to leave out.
+        class_names: Names of the classes in their order, in place of the file's.
 
     Returns:
         The record, checked. Raises ``ValueError``, ``OSError`` or (where pyarrow is missing) ``ImportError`` with one
@@ -69,7 +74,7 @@ def load_predictions(path: str | Path, *, ignore_index: int | None = None) -> Pr
     kind = _format_of(path)
     with one_sentence(path):
         fields, extras = kind.read(Path(path))
-        return to_predictions(fields, path=path, extras=extras, ignore_index=ignore_index)
+        return to_predictions(fields, path=path, extras=extras, ignore_index=ignore_index, class_names=class_names)
 
 
 def save_predictions(predictions: Predictions, path: str | Path) -> None:
@@ -104,7 +109,12 @@ def save_predictions(predictions: Predictions, path: str | Path) -> None:
 
 
 def iter_prediction_batches(
-    path: str | Path, *, batch_rows: int = 65536, columns: Sequence[str] | None = None, ignore_index: int | None = None
+    path: str | Path,
+    *,
+    batch_rows: int = 65536,
+    columns: Sequence[str] | None = None,
+    ignore_index: int | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Iterator[Predictions]:
     """Read a file piece by piece, with the checks of `load_predictions`.
 
@@ -115,6 +125,7 @@ def iter_prediction_batches(
         batch_rows: Rows in a piece (the last one may be shorter, and one that ends at a border of the file's own pieces too).
         columns: Slice columns to read; None reads all. In a ``.csv`` they come as text.
         ignore_index: Label that marks examples to leave out; a piece in which all are is left out too.
+        class_names: Names of the classes in their order, in place of the file's.
 
     Yields:
         Records of up to ``batch_rows`` examples. Raises as `load_predictions` does, once it comes to what is wrong.
@@ -123,7 +134,7 @@ def iter_prediction_batches(
     check_readable(path)
     kind = _format_of(path)
     if kind.stream is None:
-        whole = load_predictions(path, ignore_index=ignore_index)
+        whole = load_predictions(path, ignore_index=ignore_index, class_names=class_names)
         for start in range(0, len(whole), batch_rows):
             yield whole.subset(np.arange(start, min(start + batch_rows, len(whole))))
         return
@@ -135,7 +146,14 @@ def iter_prediction_batches(
             splits.add(one_split(fields.get("split"), path) or "")
             one_split(np.array(list(splits)), path)
             if not _says_nothing(fields, ignore_index):
-                yield to_predictions(fields, path=path, extras=extras, first_row=first_row, ignore_index=ignore_index)
+                yield to_predictions(
+                    fields,
+                    path=path,
+                    extras=extras,
+                    first_row=first_row,
+                    ignore_index=ignore_index,
+                    class_names=class_names,
+                )
             first_row += rows
         if first_row == 0:
             raise ValueError(f"{path}: must hold at least one row of predictions, got only the header.")
@@ -143,8 +161,10 @@ def iter_prediction_batches(
 
 def _says_nothing(fields: Fields, ignore_index: int | None) -> bool:
     """Whether all rows of a piece are ignored or weigh nothing, which is no mistake as long as others do."""
-    labels, weights = (fields.get(short, fields.get(full)) for short, full in (("label", "labels"), ("weight", "weights")))
-    ignored = labels is not None and ignore_index is not None and bool((labels == ignore_index).all())
+    spellings = (("label", "labels"), ("weight", "weights", "sample_weight"))
+    labels, weights = (next((fields[name] for name in names if name in fields), None) for names in spellings)
+    wanted = str(ignore_index) if labels is not None and labels.dtype.kind in "UO" else ignore_index
+    ignored = labels is not None and ignore_index is not None and bool((labels == wanted).all())
     return ignored or (weights is not None and weights.dtype.kind in "fiu" and not weights.any())
 
 

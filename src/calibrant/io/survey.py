@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,11 +24,12 @@ class Survey(NamedTuple):
     columns: tuple[str, ...]
 
 
-def survey_predictions(path: str | Path) -> Survey | None:
+def survey_predictions(path: str | Path, *, class_names: Sequence[str] | None = None) -> Survey | None:
     """Return the size of a ``.parquet`` or ``.csv`` file; None for formats that can only be read whole.
 
     Args:
         path: The file.
+        class_names: Names of the classes, for a file whose labels are such names.
 
     Returns:
         The survey. Raises as `load_predictions` does where the file cannot be opened.
@@ -43,8 +45,9 @@ def survey_predictions(path: str | Path) -> Survey | None:
         else:
             names, rows = read_header(Path(path)).names, _estimate_lines(Path(path))
         # A single column of lists does not say how long they are; the first row does.
-        num_classes = len(score_columns(names, path=path)[1]) or next(iter_prediction_batches(path, batch_rows=1)).num_classes
-        return Survey(rows, num_classes, tuple(further_columns(names)))
+        num_classes = len(score_columns(names, path=path)[1])
+        first = None if num_classes else next(iter_prediction_batches(path, batch_rows=1, class_names=class_names))
+        return Survey(rows, num_classes if first is None else first.num_classes, tuple(further_columns(names)))
 
 
 def _estimate_lines(path: Path) -> int:

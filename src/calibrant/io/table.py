@@ -14,7 +14,8 @@ from calibrant.io.extras import EXTRAS_KEY
 
 _KINDS = {"p": "probs", "logit": "logits"}
 _SCORE = re.compile(r"(p|logit)(0|[1-9]\d*)")
-_NUMBERS = ("label", "labels", "weight", "weights")
+LABELS = ("label", "labels")
+_NUMBERS = (*LABELS, "weight", "weights", "sample_weight")
 _BINARY = {
     "p": "For a binary problem write p0 = 1 - p and p1 = p",
     "logit": "For a binary problem write logit0 = 0 and logit1 = the log-odds",
@@ -60,6 +61,11 @@ def score_columns(names: Sequence[str], *, path: str | Path) -> tuple[str, list[
 def is_number_column(name: str) -> bool:
     """Whether a column of this name must hold numbers."""
     return name in _NUMBERS or _SCORE.fullmatch(name) is not None
+
+
+def is_score_column(name: str) -> bool:
+    """Whether a column of this name holds the scores of a class."""
+    return _SCORE.fullmatch(name) is not None
 
 
 def further_columns(names: Iterable[str]) -> list[str]:
