@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from calibrant.engine.features import feature_function, find_head
 from calibrant.engine.hardware import Hardware
 from calibrant.meta.bn import meta_mode
+from calibrant.meta.network import lazy_parameters
 
 _WHERE = "CALIBRANT_TRACEBACK=1 before the same command shows where."
 # Too little memory says nothing about the network: where it ran out decides whether a run is tried again.
@@ -89,6 +90,11 @@ def call_factory(factory: Callable[[int], object], num_classes: int, *, name: st
     if not isinstance(model, nn.Module):
         got = f"{type(model).__name__} from {name!r}"
         raise ValueError(f"train: `model` must build an `nn.Module`, got {got}. Let the factory return the network.")
+    if lazy := lazy_parameters(model):
+        raise ValueError(
+            f"train: `model` must have parameters of known size, got lazy ones ({lazy[0]}) from {name!r}. Run a batch through "
+            "the network before the factory returns it, or say the sizes."
+        )
     return model
 
 

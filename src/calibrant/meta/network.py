@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 
 from calibrant.meta.bn import norms_of, untracked
 from calibrant.meta.regularizers.base import Params
@@ -55,6 +56,11 @@ class Network:
         return {name: value for name, value in self.inner.named_parameters() if value.requires_grad}
 
 
+def lazy_parameters(model: nn.Module) -> list[str]:
+    """Names of the parameters and buffers that get their size, and their values, only from the first batch."""
+    return [name for name, value in [*model.named_parameters(), *model.named_buffers()] if is_lazy(value)]
+
+
 def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Network:
     """Find the linear layer that ends ``model``.
 
@@ -67,6 +73,10 @@ def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Netwo
         The network; raises ``ValueError`` if there is no such layer.
     """
     inner = unwrap(model)
+    if lazy := lazy_parameters(inner):
+        raise ValueError(
+            f"MetaLearner: `model` must have parameters of known size, got lazy ones ({lazy[0]}). Run a batch through it first."
+        )
     layers = {name: module for name, module in inner.named_modules() if isinstance(module, nn.Linear)}
     named = f"Linear layers: {', '.join(layers) or 'none'}."
     if isinstance(head, nn.Module):

@@ -24,6 +24,14 @@ from torch import nn
 def good(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
 
+def lazy(num_classes):
+    return nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(num_classes))
+
+def seen(num_classes):
+    model = lazy(num_classes)
+    model(torch.zeros(1, 1, 8, 8))
+    return model
+
 def needs_two(num_classes, width):
     return good(num_classes)
 
@@ -106,6 +114,11 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "users_nets:needs_two",
             "train: `model` must be a factory that needs the number of classes alone, got 'users_nets:needs_two' (missing a "
             "required argument: 'width'). Let it take that first, and give every other argument a default.",
+        ),
+        (
+            "users_nets:lazy",
+            "train: `model` must have parameters of known size, got lazy ones (0.weight) from 'users_nets:lazy'. Run a batch "
+            "through the network before the factory returns it, or say the sizes.",
         ),
         (
             "users_nets:takes_none",
@@ -197,6 +210,12 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_assemble_users_network_that_cannot_be_is_one_sentence(name: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         assemble(override(Recipe(), SETTINGS | {"backbone.name": name}))
+
+
+@pytest.mark.usefixtures("nets")
+def test_assemble_takes_a_network_whose_lazy_layers_have_seen_a_batch() -> None:
+    model = assemble(override(Recipe(), SETTINGS | {"backbone.name": "users_nets:seen"})).parts.model
+    assert sum(value.numel() for value in model.parameters()) == 4 * 9 + 4 + 144 * 10 + 10
 
 
 @pytest.mark.usefixtures("nets")

@@ -61,6 +61,14 @@ def test_read_features_gives_the_head_input_and_leaves_no_hook():
     assert not model.odd._forward_hooks
 
 
+def test_network_with_lazy_layers_must_have_seen_a_batch():
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match=r"parameters of known size, got lazy ones \(0.weight\). Run a batch through it first"):
+        find_network(model)
+    model(torch.zeros(2, 5))
+    assert find_network(model).head is model[-1]
+
+
 def test_read_features_wrong_head_raises():
     model = Named("odd")
     with pytest.raises(ValueError, match="but `body` makes something else. Name the last linear layer"):
