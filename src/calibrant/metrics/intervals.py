@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from calibrant.core.summary import Summary
-from calibrant.metrics.batched import BATCHED, batched_debiased
+from calibrant.metrics.batched import BATCHED, Batched, batched_debiased
 from calibrant.metrics.levels import Levels, levels_of, merge_bins
 from calibrant.metrics.ordinary import Range, aurc_interval, mean_interval, rate_interval, signed_gap_interval
 from calibrant.metrics.worlds import (
@@ -23,6 +23,7 @@ from calibrant.metrics.worlds import (
     draw_from,
     draw_labels,
     draw_right,
+    spread_of_confidences,
     worlds_by_embedding,
     worlds_by_largest_gap,
     worlds_by_mean_gap,
@@ -40,8 +41,6 @@ _LEAST_PER_WORLD = 40
 _BY_MASS = ("ace", "sece", "smece")
 # A value further off than by this ratio is small, and differs by the coarseness of its own search (smECE).
 _FAR = 1.25
-
-Metric = Callable[[Levels, Tensor, Tensor], Tensor]
 
 
 def score_intervals(
@@ -91,14 +90,40 @@ def binned_intervals(
         for family in families[key]:
             worlds = family(bins, bins.bin_index)
             data = draw_from(worlds, bins, n_resamples=n_resamples, rng=rng)
+            if key == "mce":
+                data = _vary_within_bins(data, levels, bins, n_resamples=n_resamples, rng=rng)
             parts.append(_invert(bins, worlds, data, BATCHED[key], null=null if key == "ece" else None))
         # The second family is there for what the first overlooks where data are few: smaller errors.
         found[key] = Range(min(part.low for part in parts), parts[0].high)
     if "ece" in found and "mce" in found:
         # The largest of gaps is at least their mean: what all bins together rule out for the one is ruled out for the other.
         low = max(found["mce"].low, found["ece"].low)
-        found["mce"] = Range(low, max(found["mce"].high, low))
+        found["mce"] = Range(low, max(min(found["mce"].high, _widest_gap(bins)), low))
     return found
+
+
+def _vary_within_bins(
+    data: tuple[Tensor, Tensor], levels: Levels, bins: Levels, *, n_resamples: int, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Let the mean confidence of bins vary in ``data`` drawn from worlds on ``bins``, but for the first, calibrated one.
+
+    Drawn are numbers of examples and of right ones in each bin; a gap of one bin also varies with where in it examples lie,
+    and if all are right with nothing else. It is taken from what is right, from which only the gap is computed. As much as
+    two examples spread evenly over the bin are added to those seen.
+    """
+    mass, right = data
+    index = torch.searchsorted(bins.bin_index, levels.bin_index)
+    from_mean = (levels.confidence - bins.confidence[index]).square()
+    squares = torch.zeros_like(bins.share).index_add_(0, index, levels.share * from_mean) * bins.size
+    variance = (squares + 2 / (12 * bins.n_bins**2)) / (bins.share * bins.size + 2)
+    moved = (mass * variance / bins.size).sqrt() * torch.from_numpy(rng.standard_normal(mass.shape))
+    moved[:n_resamples] = 0
+    return mass, right - moved
+
+
+def _widest_gap(bins: Levels) -> float:
+    """The largest gap that confidence and accuracy can have in the bins in use."""
+    return float(torch.maximum(bins.bin_index + 1, bins.n_bins - bins.bin_index).max()) / bins.n_bins
 
 
 def _mass_intervals(
@@ -108,7 +133,7 @@ def _mass_intervals(
     debiased, in_truth = (partial(batched_debiased, size=size) for size in (levels.size, math.inf))
     # Whether an interval begins at zero is the calibrated world's to say, so more is drawn from that one.
     calibrated = draw_labels(levels.confidence.unsqueeze(0), levels, n_resamples=_MORE * n_resamples, rng=rng)
-    plans: list[tuple[Callable[[Levels, Tensor], Tensor], dict[str, Metric]]] = [
+    plans: list[tuple[Callable[[Levels, Tensor], Tensor], dict[str, Batched]]] = [
         (worlds_by_mean_gap, {**{key: BATCHED[key] for key in _BY_MASS}, "ece_debiased": debiased}),
         (worlds_by_embedding, {"mmce": BATCHED["mmce"]}),
     ]
@@ -119,7 +144,9 @@ def _mass_intervals(
         for key, metric in metrics.items():
             truly = in_truth if key == "ece_debiased" else metric
             null = metric(levels, *calibrated)
-            found[key] = _invert(levels, worlds, data, metric, in_truth=truly, value=values[key], null=null)
+            spread = spread_of_confidences(worlds, levels, truly, n_resamples=max(n_resamples // 2, 2), rng=rng)
+            noise = spread.unsqueeze(1) * torch.from_numpy(rng.standard_normal((len(worlds), n_resamples)))
+            found[key] = _invert(levels, worlds, data, metric, in_truth=truly, value=values[key], null=null, noise=noise)
     return found
 
 
@@ -127,11 +154,12 @@ def _invert(
     levels: Levels,
     worlds: Tensor,
     data: tuple[Tensor, Tensor],
-    metric: Metric,
+    metric: Batched,
     *,
     value: float | None = None,
-    in_truth: Metric | None = None,
+    in_truth: Batched | None = None,
     null: Tensor | None = None,
+    noise: Tensor | None = None,
 ) -> Range:
     """Interval of a metric from data drawn from worlds; ``in_truth`` is the metric of infinitely many examples.
 
@@ -139,8 +167,9 @@ def _invert(
     """
     observed = float(metric(levels, *_as_row(levels, levels.accuracy)))
     truth = (in_truth or metric)(levels, *_as_row(levels, worlds))
-    drawn = metric(levels, *data).view(len(worlds), -1)
-    found = Range(*accepted_range(truth, drawn, observed, null=null))
+    drawn = metric(levels, *data).view(len(worlds), -1) + (0.0 if noise is None else noise)
+    low, high = accepted_range(truth, drawn, observed, null=null)
+    found = Range(low, min(high, 1.0))
     return found if value is None else _stretch(found, value, observed)
 
 
@@ -175,20 +204,27 @@ def classwise_interval(summary: Summary, *, n_resamples: int, rng: np.random.Gen
         n_bins=summary.n_bins,
     )
     budget = max(_CLASS_DRAWS // (WORLDS * len(levels)), _LEAST_PER_WORLD)
+    of_class = held.nonzero()[:, 0]
     found = [
-        _invert_classwise(levels, family(levels, levels.bin_index), summary.num_classes, min(n_resamples, budget), rng)
+        _invert_classwise(levels, family(levels, levels.bin_index), of_class, min(n_resamples, budget), rng)
         for family in (worlds_by_mean_gap, worlds_of_few_gaps)
     ]
     return Range(min(r.low for r in found), max(r.high for r in found))
 
 
-def _invert_classwise(levels: Levels, worlds: Tensor, num_classes: int, n_resamples: int, rng: np.random.Generator) -> Range:
+def _invert_classwise(levels: Levels, worlds: Tensor, of_class: Tensor, n_resamples: int, rng: np.random.Generator) -> Range:
+    num_classes = int(of_class.max()) + 1
     truth = (levels.share * (levels.confidence - worlds)).abs().sum(1)
     drawn = []
     for world in worlds:
         count, right = draw_right(levels, world, n_resamples=n_resamples, rng=rng)
         drawn.append((count * levels.confidence - right).abs().sum(1) / levels.size)
     values = torch.stack(drawn)
+    # Which probabilities a class has varies as well, and with them its mean gap, independent of how many examples are right.
+    gap, share = (levels.confidence - worlds).abs(), levels.share * num_classes
+    mean, square = (truth.new_zeros(len(worlds), num_classes).index_add_(1, of_class, share * g) for g in (gap, gap**2))
+    spread = ((square - mean**2).clamp_min(0).sum(1, keepdim=True) / (num_classes * levels.size)).sqrt()
+    values = values + spread * torch.from_numpy(rng.standard_normal(values.shape))
     # Bins are drawn independently. In truth what one class gains another loses: residuals of two of C classes are correlated
     # by -1 / (C - 1) on average. Their sizes are by about its square while chance decides the signs, and fully, in pairs,
     # once true gaps do; so the variance is up to twice that of independent bins (exactly twice for two classes).
@@ -196,4 +232,5 @@ def _invert_classwise(levels: Levels, worlds: Tensor, num_classes: int, n_resamp
     alike = (truth.unsqueeze(1) / middle.clamp_min(1e-300)).square().clamp(1 / (num_classes - 1), 1)
     values = middle + (values - middle) * (1 + alike).sqrt()
     observed = float((levels.share * (levels.confidence - levels.accuracy)).abs().sum())
-    return Range(*accepted_range(truth, values, observed))
+    low, high = accepted_range(truth, values, observed)
+    return Range(low, min(high, 2 / num_classes))

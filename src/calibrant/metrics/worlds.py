@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrant.metrics.batched import Batched
 from calibrant.metrics.levels import Levels
 
 # Worlds along the path. Quantiles are joined linearly between them, and bend little.
@@ -107,12 +108,16 @@ def worlds_by_largest_gap(levels: Levels, pieces: Tensor, *, count: int = WORLDS
     """True accuracy per level in worlds of increasing largest gap ``[S, G]``, the calibrated one first.
 
     Below the observed largest gap all larger ones are cut to size, which is the most likely way to be smaller; above it, the
-    worlds are those of `worlds_by_mean_gap`. Arguments and result as there.
+    worlds are those of `worlds_by_mean_gap`. Two more worlds cut the largest by one and two standard deviations of its bin,
+    since a bin seen without errors may well have some. Arguments and result as there, but for two worlds more.
     """
     given = _pieces_of(levels, pieces)
     size = given.gap.abs()
     below = count // 2
-    limits = torch.linspace(0, 1, below + 1, dtype=torch.float64)[:-1].unsqueeze(1) * size.max()
+    largest = int(size.argmax())
+    near = (given.variance[largest] / (levels.size * given.weight[largest])).sqrt() * torch.tensor([1.0, 2.0])
+    limits = torch.linspace(0, 1, below + 1, dtype=torch.float64)[:-1] * size.max()
+    limits = torch.cat([limits, (size.max() - near).clamp_min(0)]).sort().values.unsqueeze(1)
     cut = given.gap.sign() * size.minimum(limits)
     observed = float(given.weight @ size)
     steps = torch.linspace(observed, observed + 4 * given.noise, count - below, dtype=torch.float64)
@@ -265,6 +270,26 @@ def draw_labels(worlds: Tensor, levels: Levels, *, n_resamples: int, rng: np.ran
     return torch.cat(mass), torch.cat(hits)
 
 
+def spread_of_confidences(
+    worlds: Tensor, levels: Levels, metric: Batched, *, n_resamples: int, rng: np.random.Generator
+) -> Tensor:
+    """Standard deviation of the true value in each world ``[S]`` that comes from which confidences happen to be drawn.
+
+    `draw_labels` leaves confidences as they are. Where gaps differ from one confidence to another, other examples have other
+    gaps: this is all the chance there is in a model that is always right.
+
+    Args:
+        worlds: True accuracy per level ``[S, G]``.
+        levels: Where confidences lie, and how many examples there are.
+        metric: Value of rows ``mass, right [R, G]`` if examples were infinitely many.
+        n_resamples: Number R of sets of confidences, at least 2; the same for all worlds.
+        rng: Source of randomness.
+    """
+    drawn = torch.from_numpy(rng.multinomial(levels.size, levels.share.numpy(), size=n_resamples)).double() / levels.size
+    mass = drawn.repeat(len(worlds), 1)
+    return metric(levels, mass, mass * worlds.repeat_interleave(n_resamples, 0)).view(len(worlds), -1).std(1)
+
+
 def accepted_range(truth: Tensor, drawn: Tensor, observed: float, *, null: Tensor | None = None) -> tuple[float, float]:
     """Smallest and largest true value among the worlds that could have given the observed value.
 
@@ -291,7 +316,14 @@ def accepted_range(truth: Tensor, drawn: Tensor, observed: float, *, null: Tenso
     last = max(first, _position(lower, observed, int((lower <= observed).sum())))
     places = [first, *range(math.ceil(first), math.floor(last) + 1), last]
     values = np.interp(places, np.arange(len(truth)), truth.numpy())
-    return (0.0 if first == 0 else float(values.min())), float(values.max())
+    low, high = float(values.min()), float(values.max())
+    # Accuracies end at 0 and 1, and worlds with them. Beyond the worst one values are taken to move as the truth does.
+    worst = int(truth.argmax())
+    if upper[-1] < observed:
+        low = float(truth[worst] - upper[worst]) + observed
+    if lower[-1] <= observed:
+        high = max(high, float(truth[worst] - lower[worst]) + observed)
+    return (0.0 if first == 0 else low), high
 
 
 def _position(curve: Tensor, level: float, below: int) -> float:

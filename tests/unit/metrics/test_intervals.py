@@ -71,6 +71,19 @@ def test_intervals_of_sure_predictions_are_as_wide_for_the_mmce_as_for_the_other
         assert 0.85 < found[key].low < 0.9 < found[key].high < 0.95, key
 
 
+@pytest.mark.parametrize("right", [1.0, 0.0])
+def test_intervals_of_predictions_all_right_or_all_wrong_are_as_wide_as_that_of_the_signed_gap(right: float) -> None:
+    # Gaps have one sign everywhere, so these errors are the size of the signed gap; labels do not vary, confidences do.
+    confidence = torch.linspace(0.55, 0.9, 1000, dtype=torch.float64)
+    probs = torch.stack([confidence, 1 - confidence], dim=1)
+    found = intervals(summarize(Predictions(probs=probs, labels=torch.full((1000,), int(1 - right)))), n_resamples=300)
+    gap = sorted(abs(end) for end in found["signed_gap"])
+    for key in ("ece", "ace", "sece", "smece"):
+        assert found[key] == pytest.approx(gap, abs=0.008), key
+    for key in ERRORS:
+        assert found[key].high - found[key].low > 0.003, key
+
+
 def test_intervals_of_predictions_all_right_whose_shares_round_past_one() -> None:
     # Shares of these levels add up to 1 + 2e-16.
     rng = np.random.default_rng(72)

@@ -14,6 +14,7 @@ from calibrant.metrics.worlds import (
     draw_from,
     draw_labels,
     draw_right,
+    spread_of_confidences,
     worlds_by_embedding,
     worlds_by_largest_gap,
     worlds_by_mean_gap,
@@ -38,7 +39,7 @@ def rows(levels: Levels, worlds: torch.Tensor) -> tuple[Levels, torch.Tensor, to
 def test_worlds_begin_calibrated_and_are_possible(family: object) -> None:
     levels = some_bins()
     worlds = family(levels, levels.bin_index)  # type: ignore[operator]
-    assert worlds.shape == (12, len(levels))
+    assert worlds.shape == (14 if family is worlds_by_largest_gap else 12, len(levels))
     assert torch.equal(worlds[0], levels.confidence)
     assert float(worlds.min()) >= 0
     assert float(worlds.max()) <= 1
@@ -219,3 +220,37 @@ def test_accepted_range_values_that_differ_by_rounding_have_no_shape_to_give() -
     low, high = accepted_range(truth, drawn, 0.9)
     assert low == pytest.approx(0.9 - 0.0392, abs=0.01)
     assert high == pytest.approx(0.9 + 0.0392, abs=0.01)
+
+
+def test_accepted_range_goes_beyond_the_last_world_as_its_values_do() -> None:
+    # The worst world shows 1 with a spread of 0.1; having seen 1, or 2, the truth may be beyond it.
+    truth = torch.linspace(0, 1, 11, dtype=torch.float64)
+    drawn = normal_worlds(truth, torch.zeros(11), spread=0.1)
+    assert accepted_range(truth, drawn, 1.0) == pytest.approx((0.804, 1.196), abs=0.01)
+    assert accepted_range(truth, drawn, 2.0) == pytest.approx((1.804, 2.196), abs=0.01)
+
+
+def test_spread_of_confidences_is_that_of_the_gaps_between_examples() -> None:
+    levels = Levels(
+        share=torch.tensor([0.5, 0.5], dtype=torch.float64),
+        confidence=torch.tensor([0.7, 0.9], dtype=torch.float64),
+        accuracy=torch.ones(2, dtype=torch.float64),
+        bin_index=torch.tensor([10, 13]),
+        last_cell=torch.tensor([10, 13]),
+        size=400,
+        n_bins=15,
+    )
+    worlds = torch.stack([levels.confidence, levels.confidence + 0.1, levels.accuracy])
+    found = spread_of_confidences(worlds, levels, batched_ece, n_resamples=2000, rng=np.random.default_rng(0))
+    # Gaps 0 and 0; 0.1 and 0.1; 0.3 and 0.1, whose standard deviation of 0.1 is divided by the root of 400.
+    assert found.tolist() == pytest.approx([0, 0, 0.005], rel=0.06, abs=1e-12)
+
+
+def test_worlds_by_largest_gap_try_errors_in_a_bin_seen_without() -> None:
+    confidence = torch.full((100,), 0.55, dtype=torch.float64)
+    levels = merge_bins(levels_of(grid_of(confidence, torch.ones(100).double()), size=100, n_bins=15, within_bins=True))
+    worlds = worlds_by_largest_gap(levels, levels.bin_index)
+    # 102 of 104 right has a standard deviation of 0.0137 among 100.
+    assert worlds[4:8, 0].tolist() == pytest.approx(
+        [0.55 + 0.45 * 4 / 6, 0.55 + 0.45 * 5 / 6, 1 - 0.0275, 1 - 0.0137], abs=1e-4
+    )
