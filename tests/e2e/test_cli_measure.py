@@ -202,6 +202,19 @@ def test_measure_table_of_several_files_compares_them(
     assert re.search(r"expected calibration error +−\d+\.\d+% .* better", out)
 
 
+def test_measure_labels_that_are_names_are_read_by_the_class_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = [("0.7,0.2,0.1", "dog"), ("0.2,0.7,0.1", "cat"), ("0.1,0.2,0.7", "eel")] * 10
+    file, names = tmp_path / "x.csv", tmp_path / "names.txt"
+    file.write_text("p0,p1,p2,label\n" + "".join(f"{probs},{label}\n" for probs, label in rows))
+    names.write_text("dog\ncat\neel\n")
+    found = measure_json(capsys, file, "--class-names", names, "--by-class")
+    assert isinstance(found, dict)
+    assert (found["n"], found["metrics"]["error"]["value"]) == (30, 0)
+    code, _, err = run(capsys, "measure", file)
+    assert code == 2
+    assert "got 'dog' in row 0. Write indices, or say the names of the classes in their order" in err
+
+
 def test_measure_class_names_come_from_a_file(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
     names.write_text("eins\nzwei\ndrei\nvier\n")

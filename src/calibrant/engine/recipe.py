@@ -259,5 +259,6 @@ def _build(kind: type, values: object, where: str) -> object:
         name = key if where == "recipe" else f"{where}.{key}"
         if name in _OFF and value in ("none", "None"):
             value = _OFF[name]
-        arguments[key] = _build(hint, value, key) if dataclasses.is_dataclass(hint) else read_value(hint, value, name)
+        part = dataclasses.is_dataclass(hint)
+        arguments[key] = _build(hint, value, key) if part else read_value(hint, value, name)
     return kind(**arguments)

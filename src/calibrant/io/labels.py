@@ -51,8 +51,8 @@ def class_indices(
 def _from_text(
     labels: Column, names: Sequence[str] | None, path: str | Path, first_row: int, ignore_index: int | None
 ) -> Column:
-    as_bytes = labels.dtype.kind == "S"
-    text = np.char.strip(np.char.decode(labels, "utf-8", "replace") if as_bytes else labels.astype(str))
+    text = np.char.decode(labels.astype(bytes), "utf-8", "replace") if labels.dtype.kind == "S" else labels.astype(str)
+    text = np.char.strip(text)
     index = {str(name).strip(): number for number, name in reversed(list(enumerate(names or ())))}
     known = index if ignore_index is None else index | {str(ignore_index): ignore_index}
     distinct, place = np.unique(text, return_inverse=True)

@@ -37,7 +37,7 @@ def without_rounding(probs: Column) -> Column:
     # NaN fails the comparison; what is bad otherwise is for the record to say.
     if not usual < off <= _MOST or probs.min() < 0 or off > _explained(probs):
         return probs
-    return (probs / sums[:, None]).astype(probs.dtype)
+    return np.asarray(probs / sums[:, None], dtype=probs.dtype)
 
 
 def _explained(probs: Column) -> float:
