@@ -207,7 +207,7 @@ def test_phone_shows_everything_without_scrolling_sideways(opened: Any) -> None:
 def test_phone_cuts_off_no_text_of_a_chart(opened: Any) -> None:
     opened.set_viewport_size({"width": 360, "height": 740})
     for chart in ("calibrator-chart", "regions", "reliability-chart", "histogram", "trade-off", "grid"):
-        sync_api.expect(opened.locator(f"#{chart} svg")).to_have_attribute("width", re.compile(r"^[1-3]\d\d$"))
+        sync_api.expect(opened.locator(f"#{chart} svg.chart")).to_have_attribute("width", re.compile(r"^[1-3]\d\d$"))
     outside = opened.evaluate(
         """() => [...document.querySelectorAll("svg.chart text")].filter((text) => {
             const { left, right } = text.getBoundingClientRect();

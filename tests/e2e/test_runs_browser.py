@@ -191,3 +191,33 @@ def test_many_settings_of_one_method_have_looks_of_their_own(browser: Any, tmp_p
         }
         assert len(looks) == len(settings)
         assert parts_without_numbers(page) == []
+
+
+def test_print_divides_no_row_of_diagrams_and_leaves_no_heading_alone(opened: Any, browser: Any, tmp_path: Path) -> None:
+    # A single row is one picture, on paper too.
+    assert opened.locator(".slice").count() == 0
+    known, file = next(run for run in made_runs() if run.method == "ce"), tmp_path / "many.html"
+    file.write_text(render_page(entries=[replace(known, method=f"m{k:02d}") for k in range(30)]), encoding="utf-8")
+    with opened_page(browser, file) as page:
+        rows, slices = page.locator("#grid g.row").count(), page.locator("#grid .slice")
+        assert slices.count() == rows > 4
+        assert not slices.first.is_visible()
+        page.emulate_media(media="print")
+        assert slices.last.is_visible()
+        assert not page.locator("#grid > svg.chart").is_visible()
+        frames_its_row = """slice => {
+            const { y, height } = slice.querySelector("use").getBBox(), frame = slice.viewBox.baseVal;
+            return height > 0 && y >= frame.y && y + height <= frame.y + frame.height;
+        }"""
+        assert slices.nth(2).evaluate(frames_its_row)
+        for part, rule, value in (
+            (".slice", "breakInside", "avoid"),
+            (".run-controls", "breakInside", "avoid"),
+            ("figure:has(#grid)", "breakInside", "auto"),
+            ("#grid", "breakInside", "auto"),
+            ("figure:has(#grid) h3", "breakAfter", "avoid"),
+            ("figure:has(#grid) .control", "breakAfter", "avoid"),
+            ("figure:has(#grid) figcaption", "breakBefore", "avoid"),
+        ):
+            told = page.locator(part).first.evaluate("(part, rule) => getComputedStyle(part)[rule]", rule)
+            assert told == value, (part, rule)

@@ -10,10 +10,16 @@ function layPanels(total, width, { least, above, below, left, ratio }) {
   const wide = Math.min((width - GAP * (columns - 1)) / columns, least * 1.7);
   const inner = wide - left - 12; // the last number of an axis stands out by so much
   const deep = Math.round(inner * ratio);
+  const step = above + deep + below;
   const place = (k) => ({
-    left: (k % columns) * (wide + GAP) + left, top: Math.floor(k / columns) * (above + deep + below) + above, width: inner, height: deep,
+    left: (k % columns) * (wide + GAP) + left, top: Math.floor(k / columns) * step + above, width: inner, height: deep,
   });
-  return { place, height: rows * (above + deep + below) };
+  // What the panels of a row are drawn into: on paper a row is not divided.
+  const rowOf = (svg, k) => {
+    const at = Math.floor(k / columns);
+    return svg.querySelectorAll("g.row")[at] || shape("g", { class: "row", "data-top": at * step, "data-height": step }, svg);
+  };
+  return { place, rowOf, height: rows * step };
 }
 
 // As much of a text as fits; the whole is in the tip.
@@ -34,17 +40,18 @@ function drawGrid(svg, width) {
   const most = Math.max(...shown.flatMap((run) => rowsOf(run.diagram.stops[at].rows).map((row) => row.count)));
   const items = shown.map((run, k) => {
     const box = panels.place(k);
+    const part = panels.rowOf(svg, k);
     const { ece, rows } = run.diagram.stops[at];
     const title = { x: box.left, "text-anchor": "start" };
     const told = [`error ${percent(run.diagram.error)}`, `ECE ${percent(ece)}`];
     const notes = narrow ? told : [told.join(" · ")];
-    shape("text", { class: "label strong", ...title, y: box.top - 12 - 16 * notes.length }, svg, fit(run.label, box.width));
-    notes.forEach((note, row) => shape("text", { class: "note", ...title, y: box.top - 11 - 15 * (notes.length - 1 - row) }, svg, note));
-    const plot = frame(svg, { ...box, x: [0, 1], y: [0, 1], yTicks: [0, 0.5, 1], yText: (t) => percent(t, 0) });
-    const group = shape("g", { class: "bars", "data-height": box.height, "data-run": run.label }, svg);
+    shape("text", { class: "label strong", ...title, y: box.top - 12 - 16 * notes.length }, part, fit(run.label, box.width));
+    notes.forEach((note, row) => shape("text", { class: "note", ...title, y: box.top - 11 - 15 * (notes.length - 1 - row) }, part, note));
+    const plot = frame(part, { ...box, x: [0, 1], y: [0, 1], yTicks: [0, 0.5, 1], yText: (t) => percent(t, 0) });
+    const group = shape("g", { class: "bars", "data-height": box.height, "data-run": run.label }, part);
     for (const row of rowsOf(rows)) drawBar(group, plot, row, bins);
-    shape("line", { class: "diagonal", x1: plot.x(0), y1: plot.y(0), x2: plot.x(1), y2: plot.y(1) }, svg);
-    const below = frame(svg, {
+    shape("line", { class: "diagonal", x1: plot.x(0), y1: plot.y(0), x2: plot.x(1), y2: plot.y(1) }, part);
+    const below = frame(part, {
       left: box.left, width: box.width, top: box.top + box.height + 8, height: strip, x: [0, 1], y: [0.5, 2 * most], logY: true,
       yTicks: [1, 10 ** Math.max(1, Math.floor(Math.log10(most)))], yText: count, xTicks: [0, 0.5, 1], xText: (t) => percent(t, 0),
     });
@@ -81,28 +88,29 @@ function drawGammaByConfidence(svg, width) {
   const items = [];
   shown.forEach((run, k) => {
     const box = panels.place(k);
+    const part = panels.rowOf(svg, k);
     const dots = ["right", "wrong"].map((name) => run.dots[name]);
     const least = Math.min(...dots.flatMap(([where]) => where));
     const ys = widen(extent(dots.flatMap(([, gamma]) => gamma)));
     const yTicks = niceTicks(ys[0], ys[1], 4);
     const ticks = [0.5, 0.9, 0.99, 0.999, 1].filter((t) => t > least);
-    const plot = frame(svg, {
+    const plot = frame(part, {
       ...box, x: [stretch(least) - 0.1, 4.1], y: ys, xGrid: true, yTicks, yText: (t) => `${+t.toPrecision(4)}`,
       xTicks: ticks.map(stretch), xText: (t) => `${+(100 * (1 + 1e-4 - 10 ** -t)).toFixed(2)}%`, xTitle: "confidence",
     });
-    shape("text", { class: "label strong", x: box.left, y: box.top - 12 }, svg, fit(run.label, box.width));
+    shape("text", { class: "label strong", x: box.left, y: box.top - 12 }, part, fit(run.label, box.width));
     const spots = ([where, gamma]) => where.map((c, i) => [plot.x(stretch(c)), plot.y(gamma[i])]);
     const faint = Math.max(0.25, Math.min(0.8, 120 / dots[0][0].length));
     const circles = spots(dots[0]).map(([x, y]) => `M${x.toFixed(1)} ${y.toFixed(1)}h0`).join("");
-    shape("path", { class: "dots right", d: circles, "stroke-opacity": faint }, svg);
+    shape("path", { class: "dots right", d: circles, "stroke-opacity": faint }, part);
     const crosses = spots(dots[1]).map(([x, y]) => `M${(x - 2.5).toFixed(1)} ${(y - 2.5).toFixed(1)}l5 5m0 -5l-5 5`).join("");
-    shape("path", { class: "dots wrong", d: crosses }, svg);
+    shape("path", { class: "dots wrong", d: crosses }, part);
     for (const name of ["right", "wrong"]) {
       const points = spots(run.dots[`${name}Mean`]);
       if (!points.length) continue;
-      for (const kind of ["under-mean", `mean-of ${name}`]) shape("path", { class: `line ${kind}`, d: path(points) }, svg);
+      for (const kind of ["under-mean", `mean-of ${name}`]) shape("path", { class: `line ${kind}`, d: path(points) }, part);
       run.dots[`${name}Mean`][0].forEach((c, i) => {
-        shape("circle", { class: `mean-dot ${name}`, cx: points[i][0], cy: points[i][1], r: 3 }, svg);
+        shape("circle", { class: `mean-dot ${name}`, cx: points[i][0], cy: points[i][1], r: 3 }, part);
         items.push({
           x: points[i][0] - 9, y: points[i][1] - 9, width: 18, height: 18,
           lines: [run.label, `${name} predictions near ${percent(c, 1)}`, `gamma ${run.dots[`${name}Mean`][1][i].toFixed(3)} on average`],

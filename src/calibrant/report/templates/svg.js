@@ -97,6 +97,7 @@ function chart(id, draw) {
     if (host.dataset.label) svg.setAttribute("aria-label", host.dataset.label);
     if (old) host.replaceChild(svg, old);
     else host.appendChild(svg);
+    slice(host, svg, width);
     if (focused && svg.tabIndex === 0) svg.focus({ preventScroll: true });
   };
   new ResizeObserver(() => {
@@ -105,6 +106,21 @@ function chart(id, draw) {
   charts.push(redraw);
   redraw();
   return redraw;
+}
+
+// A picture of several rows is printed in as many pictures: a page may end between them, and not in the midst of one.
+function slice(host, svg, width) {
+  const rows = svg.querySelectorAll("g.row");
+  host.querySelector(".slices")?.remove();
+  host.classList.toggle("sliced", rows.length > 1);
+  if (rows.length < 2) return;
+  const slices = element("div", { class: "slices", "aria-hidden": "true" }, host);
+  rows.forEach((row, k) => {
+    row.id = `${host.id}-row-${k}`;
+    const { top, height } = row.dataset;
+    const part = shape("svg", { class: "slice", viewBox: `0 ${top} ${width} ${height}` }, slices);
+    shape("use", { href: `#${row.id}` }, part);
+  });
 }
 
 // A plot area with grid, ticks and titles; returns its scales and where it lies.
