@@ -198,6 +198,16 @@ def test_report_of_one_method_under_two_settings_tells_them_apart(capsys: pytest
     assert '<th scope="row">CE (average=uniform)</th><td>1</td>' in page
 
 
+def test_report_of_runs_says_which_average_their_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for method in ("ce", "flgamma-sece"):
+        made = ("--data", "mixture", "--model", "mlp", "--method", method, "--epochs", 1, "--device", "cpu")
+        code, _, err = run(capsys, "train", *made, "--out", tmp_path / method)
+        assert code == 0, err
+    code, _, err = run(capsys, "report", "--run", tmp_path, "--out", tmp_path / "runs.html")
+    assert code == 0, err
+    assert "FLγ-SECE predicts with averaged weights (train.average=phase)" in (tmp_path / "runs.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -18,7 +18,7 @@ from calibrant.core.records import Predictions
 from calibrant.grid.added import once_by_path
 from calibrant.grid.collect import load_entries
 from calibrant.grid.names import name_apart, seed_notes
-from calibrant.grid.outputs import best_metrics
+from calibrant.grid.outputs import best_metrics, page_notes
 from calibrant.grid.rows import tell_apart
 from calibrant.grid.same_test import Asked, check_same_labels
 from calibrant.io import load_class_names, load_predictions
@@ -82,6 +82,7 @@ def write_report(test: Path | None, options: Options) -> None:
             best=best,
             title=options.title,
             verdict=verdict,
+            notes=page_notes(entries) if entries else (),
             n_resamples=options.resamples,
             seed=options.seed,
         )

@@ -38,8 +38,8 @@ def write_outputs(
     table = compare_table(entries, paper=paper, calibrated=True, name="table")
     files = write_table(table, folder)
     # The page has a table of its own, without the paper's numbers.
-    named, rows, best = name_methods(table), tell_apart(entries), best_metrics(entries)
-    shown, notes = ([to_page_table(named)], []) if paper else ([], [*choice_notes(named.lines), *doubt_notes(named)])
+    rows, best = tell_apart(entries), best_metrics(entries)
+    shown, notes = ([to_page_table(name_methods(table))], []) if paper else ([], page_notes(entries))
     page = folder / "report.html"
     with atomic_writer(page) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
@@ -47,6 +47,14 @@ def write_outputs(
     clear_figures(folder / "figures", FIGURES)
     drawn = draw_all(rows, folder / "figures").files if figures else []
     return table, (*files, page, *drawn)
+
+
+def page_notes(entries: Sequence[Entry]) -> list[str]:
+    """Say below a page's table of runs which of them are averaged or chosen otherwise, and which have doubtful numbers."""
+    from calibrant.grid.page_table import name_methods
+
+    named = name_methods(compare_table(entries, metrics=("error",), test=False))
+    return [*choice_notes(named.lines), *doubt_notes(named)]
 
 
 def best_metrics(entries: Sequence[Entry]) -> list[frozenset[str]]:
