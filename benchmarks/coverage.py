@@ -116,6 +116,13 @@ def plant(probs: Tensor, *, shape: str, error: float) -> World:
     return world(low if error > 0 else 0.0)
 
 
+def hardly_wrong(accuracy: float) -> World:
+    """Confidences evenly between 50 and 90 %, right much more often: an under-confident model."""
+    confidence = torch.linspace(0.5, 0.9, POPULATION, dtype=torch.float64).unsqueeze(1)
+    probs, chances = (torch.cat([c, ((1 - c) / 9).expand(-1, 9)], dim=1) for c in (confidence, confidence * 0 + accuracy))
+    return World(probs, chances)
+
+
 def bootstrap_intervals(summary: Summary, rng: np.random.Generator, n_resamples: int) -> dict[str, tuple[float, float]]:
     """Intervals of the ECE that resample the data, for comparison."""
     levels = levels_of(summary.grid, size=summary.n, n_bins=N_BINS, within_bins=True)
@@ -178,6 +185,7 @@ def main() -> None:
     parser.add_argument("--only-ece", action="store_true", help="leave out the other scores, which take most of the time")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", help="also write one JSON line per world to this file")
+    parser.add_argument("--hardly-wrong", action="store_true", help="under-confident models right in 99 to 100 %% instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     worlds: list[tuple[str, str, float]] = [
@@ -186,10 +194,12 @@ def main() -> None:
         for error in (0.0, 0.005, 0.02, 0.05)
         for shape in (("one sign",) if error == 0 else ("one sign", "mixed signs", "temperature"))
     ]
+    if options.hardly_wrong:
+        worlds = [("even", "one sign", error) for error in (0.3, 0.299, 0.29)]
     for n in options.n:
         for k, (kind, shape, error) in enumerate(worlds):
             start = time.perf_counter()
-            world = plant(histogram(kind), shape=shape, error=error)
+            world = hardly_wrong(0.7 + error) if kind == "even" else plant(histogram(kind), shape=shape, error=error)
             found = run(
                 world,
                 n=n,

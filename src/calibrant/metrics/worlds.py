@@ -13,7 +13,8 @@ confidence bin) with accuracy :math:`a_k` becomes
 
 which, for each value of :math:`\sum_k w_k |g_k|`, is the most likely set of gaps (for normal noise of variance
 :math:`a_k (1 - a_k) / n_k`; a Lagrange multiplier gives it). Each world is tried with 2.5 % at either end; towards the
-calibrated world, which has no error below it, the 5 % move to the upper end.
+calibrated world, which has no error below it, the 5 % move to the upper end. Accuracies end at 0 and 1, and so do worlds;
+beyond the last one the observed error is taken to move as the true one does.
 
 Reference: Chuang and Lai, Statistica Sinica 10, 2000.
 """
