@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.same_data import known_data
+from calibrant.engine.same_data import check_same_data, known_data
 from calibrant.engine.shift import evaluate_shift
 from calibrant.engine.train import scale_run, train
 
@@ -28,7 +28,7 @@ def write(file: Path, *, seed: int = 0, n: int = 60) -> Path:
     return file
 
 
-def recipe(file: Path, **settings: object) -> Recipe:
+def recipe(file: Path | str, **settings: object) -> Recipe:
     return override(Recipe(), TINY | {"data.name": str(file)} | {key.replace("__", "."): v for key, v in settings.items()})
 
 
@@ -95,8 +95,17 @@ def test_train_finished_run_is_read_only_as_long_as_its_data_are_the_same_or_gon
     write(file, seed=1)
     with pytest.raises(ValueError, match="got other data in .*: other test images or labels"):
         train(recipe(file), out=out, resume=True)
+    file.write_text("no longer an archive")
+    assert train(recipe(file), out=out, resume=True).test.logits.equal(run.test.logits)
     file.unlink()
     assert train(recipe(file), out=out, resume=True).test.logits.equal(run.test.logits)
+
+
+def test_check_same_data_takes_published_sets_to_be_what_they_are(tmp_path):
+    then, now = {"test_examples": 500, "test": "17"}, {"test_examples": 500, "test": "9a"}
+    check_same_data(then, now, recipe("digits").data, where="run")
+    with pytest.raises(ValueError, match="other test images or labels"):
+        check_same_data(then, now, recipe(tmp_path / "a.npz").data, where="run")
 
 
 def test_evaluate_shift_on_other_labels_is_one_sentence(tmp_path):
