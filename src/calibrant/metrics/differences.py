@@ -165,8 +165,9 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
         >>> mean_and_std([1.0, 3.0]), mean_and_std([2.0])
         ((2.0, 1.4142135623730951), (2.0, None))
     """
-    mean = statistics.fmean(values)
     finite = all(value - value == 0 for value in values)
+    # Of infinities of both signs `fmean` would raise.
+    mean = statistics.fmean(values) if finite else sum(values) / len(values)
     return mean, statistics.stdev(values) if len(values) > 1 and finite else None
 
 

@@ -48,6 +48,7 @@ def test_welch_t_without_spread_or_runs_says_what_can_be_said() -> None:
 def test_mean_and_std_divides_by_one_less() -> None:
     assert mean_and_std([1.0, 2.0, 6.0]) == (3.0, pytest.approx(math.sqrt(7.0)))
     assert mean_and_std([1.0, math.inf]) == (math.inf, None)
+    assert mean_and_std([-math.inf, math.inf]) == (pytest.approx(math.nan, nan_ok=True), None)
 
 
 def test_holm_by_hand() -> None:
@@ -64,6 +65,7 @@ def test_compare_runs_three_common_seeds_are_tested_over_them() -> None:
     drawn = [0.011, 0.012, 0.013]
     assert found.mean == pytest.approx(0.012)  # type: ignore[attr-defined]
     assert (found.n, found.over) == (3, "seeds")  # type: ignore[attr-defined]
+    assert found.values == pytest.approx(drawn)  # type: ignore[attr-defined]
     assert found.p_value == pytest.approx(stats.ttest_1samp(drawn, 0).pvalue, rel=1e-6)  # type: ignore[attr-defined]
 
 
@@ -75,14 +77,16 @@ def test_compare_runs_without_common_seeds_or_predictions_is_not_tested() -> Non
     assert (again.n, again.p_value) == (1, None)  # type: ignore[attr-defined]
 
 
-def predictions(confidence: float, *, n: int = 300) -> Predictions:
+def predictions(confidence: float, *, n: int = 300, weights: torch.Tensor | None = None) -> Predictions:
     labels = (torch.arange(n) % 10 == 0).long()  # nine of ten are class 0
     probs = torch.tensor([confidence, 1 - confidence], dtype=torch.float64).repeat(n, 1)
-    return Predictions(probs=probs, labels=labels, split="test")
+    return Predictions(probs=probs, labels=labels, weights=weights, split="test")
 
 
-def foreign(name: str, confidence: float, *, n: int = 300, seed: int | None = None) -> Entry:
-    test = predictions(confidence, n=n)
+def foreign(
+    name: str, confidence: float, *, n: int = 300, seed: int | None = None, weights: torch.Tensor | None = None
+) -> Entry:
+    test = predictions(confidence, n=n, weights=weights)
     return Entry("coins", name, measure(test, n_resamples=20), seed=seed, test=test)
 
 
@@ -105,6 +109,26 @@ def test_compare_runs_two_seeds_are_not_tested() -> None:
 def test_compare_runs_other_examples_are_not_tested() -> None:
     found = two([foreign("good", 0.9)], [foreign("other", 0.6, n=200)])["ece"]
     assert found.p_value is None  # type: ignore[attr-defined]
+
+
+def test_compare_runs_of_other_weights_are_not_tested() -> None:
+    rising, falling = torch.arange(1.0, 301.0), torch.arange(300.0, 0.0, -1.0)
+    good = foreign("good", 0.9, weights=rising)
+    assert two([good], [foreign("bad", 0.6, weights=rising)])["ece"].over == "examples"  # type: ignore[attr-defined]
+    for weights in (falling, None):
+        bad = foreign("bad", 0.6, weights=weights)
+        assert two([good], [bad])["ece"].p_value is None  # type: ignore[attr-defined]
+        assert two([bad], [good])["ece"].p_value is None  # type: ignore[attr-defined]
+
+
+def test_compare_runs_infinite_values_of_different_seeds_are_not_averaged() -> None:
+    sure = Predictions(probs=torch.eye(2).repeat(20, 1), labels=torch.ones(40, dtype=torch.long))
+    endless, usual = (measure(test, n_resamples=20) for test in (sure, predictions(0.9)))
+    first = [Entry("coins", "a", scores, seed=seed) for seed, scores in enumerate((usual, endless, usual))]
+    second = [Entry("coins", "b", scores, seed=seed) for seed, scores in enumerate((endless, usual, usual))]
+    found = compare_runs(first, second, ["nll"])["nll"]
+    assert math.isnan(found.mean)
+    assert (found.std, found.p_value, found.values) == (None, None, (math.inf, -math.inf, 0.0))
 
 
 def test_compare_runs_several_runs_of_unknown_seed_are_not_paired() -> None:
