@@ -122,6 +122,11 @@ def check_network(model: nn.Module, data: Shape, hardware: Hardware, *, name: st
             f"train: `model` must return one logit for each of {classes} classes, got {got} from {name!r}. "
             "Give its last layer as many outputs as the factory is told."
         )
+    if bool((logits >= 0).all()) and bool(((logits.double().sum(1) - 1).abs() < 1e-5).all()):
+        raise ValueError(
+            f"train: `model` must return scores before softmax, got probabilities from {name!r}. Leave its softmax out: losses "
+            "and metrics take it themselves."
+        )
     if not any(isinstance(module, nn.Linear) for module in model.modules()):
         raise ValueError(
             f"train: `model` must end in an `nn.Linear`, whose inputs are its features, got {name!r} without one. "

@@ -53,6 +53,9 @@ def none(num_classes):
 def wrong_classes(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
 
+def soft(num_classes):
+    return nn.Sequential(good(num_classes), nn.Softmax(1))
+
 def wrong_input(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(63, num_classes))
 
@@ -158,6 +161,11 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "users_nets:Two",
             "train: `model` must return one logit for each of 10 classes, got tuple from 'users_nets:Two'. Give its last layer "
             "as many outputs as the factory is told.",
+        ),
+        (
+            "users_nets:soft",
+            "train: `model` must return scores before softmax, got probabilities from 'users_nets:soft'. Leave its softmax out: "
+            "losses and metrics take it themselves.",
         ),
         (
             "users_nets:headless",
