@@ -164,8 +164,8 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             "users_nets:soft",
-            "train: `model` must return scores before softmax, got probabilities from 'users_nets:soft'. Leave its softmax out: "
-            "losses and metrics take it themselves.",
+            "train: `model` must return scores before softmax, got probabilities from 'users_nets:soft'. Leave its softmax "
+            "out: losses and metrics take it themselves.",
         ),
         (
             "users_nets:headless",
