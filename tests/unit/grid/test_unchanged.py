@@ -64,6 +64,21 @@ def test_check_unchanged_other_data_of_another_name_or_size_are_not_compared(gri
     assert check_unchanged(plan_cells(["mixture"], ["ce"], [0]), runs) is None
 
 
+def test_check_unchanged_looks_at_every_set_and_every_run(grid, tmp_path):
+    file, runs = grid
+    other = write(tmp_path / "others.npz")
+    first, second = cells_of(other)[0], cells_of(file, seeds=(1,))[0]
+    train(second.recipe, out=runs / second.name)
+    strip(runs / "shapes-mlp-ce-seed0", "data", "examples", "inputs")
+    write(file, n=75)
+    with pytest.raises(ValueError, match="than shapes-mlp-ce-seed1 had: 12 test images then and 15 now"):
+        check_unchanged([first, second], runs)
+    train(first.recipe, out=runs / first.name)
+    other.unlink()
+    with pytest.raises(ValueError, match="than shapes-mlp-ce-seed1 had: 12 test images then and 15 now"):
+        check_unchanged([first, second], runs)
+
+
 def test_check_unchanged_same_name_in_another_place_is_other_data(grid, tmp_path):
     _, runs = grid
     (tmp_path / "elsewhere").mkdir()
@@ -130,3 +145,8 @@ def test_compare_data_that_changed_while_the_grid_went_on_make_no_table(grid):
         compare(str(file), methods="ce,focal", out=runs.parent, settings=SHORT, figures=False)
     strip(runs / cells[0].name, "data")
     assert check_alike(cells, runs) is None
+    # The first knows too little to tell the other two apart.
+    third = cells_of(write(file, seed=2), "ce", (1,))[0]
+    train(third.recipe, out=runs / third.name)
+    with pytest.raises(ValueError, match=r"got other test images or labels \(\S*focal-seed0 and \S*ce-seed1\)"):
+        check_alike([*cells, third], runs)
