@@ -39,12 +39,14 @@ def test_rounded_probabilities_sum_to_one_again_and_stay_close(decimals: int, dt
         # Off by more than ten entries of three decimals can be.
         made().round(3) * np.array([[1.0]] * 399 + [[0.99]]),
         np.array([[0.994, 0.0], [0.5, 0.5]]),
+        # Each of two entries of three decimals is off by half of the last one at most.
+        np.array([[0.499, 0.499], [0.5, 0.5]]),
         # Not rounded: only unnormalised.
         made() * 0.99,
         # A hundred entries of two decimals: what is lost cannot be known.
         made(num_classes=100).round(2),
         np.array([[0.333, 0.333, np.nan]]),
-        np.array([[-0.003, 0.5, 0.5]]),
+        np.array([[-0.001, 0.5, 0.5]]),
         np.array([0.333, 0.333, 0.333]),
         np.zeros((0, 3)),
         np.array([[1, 0], [0, 2]]),
