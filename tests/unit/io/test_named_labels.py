@@ -63,6 +63,8 @@ def test_labels_that_are_names_become_indices_by_the_names_given(
         read(path, class_names=("cat", "dog", "eels"))
     with pytest.raises(ValueError, match="`class_names` must hold C = 3 names, got 2. Name every class once"):
         read(path, class_names=NAMES[:2])
+    with pytest.raises(ValueError, match=r"among the class names, got 'cow' in row 3\. Name every class"):
+        read(write(tmp_path / f"y{ending}", [*LABELS[:3], "cow"]), class_names=NAMES)
     with pytest.raises(ValueError, match="got 'dog' in row 0. Write indices, or say the names .* with `--class-names`"):
         read(path)
 
