@@ -155,6 +155,7 @@ def test_check_idle_of_a_key_that_says_nothing_names_what_to_add(settings, key, 
             {"optim.milestones_epochs": "50,60", "train.epochs": "10"},
             "must hold an epoch below train.epochs=10, got 50, at which",
         ),
+        ({"optim.milestones_epochs": "10", "train.epochs": "10"}, "must hold an epoch below train.epochs=10, got 10, at which"),
     ],
 )
 def test_check_idle_refuses_optimizer_settings_that_nothing_reads(settings, message):
@@ -179,6 +180,8 @@ def test_check_idle_takes_optimizer_settings_that_are_read_or_off(settings):
 
 
 def test_check_idle_takes_a_key_that_says_something_about_one_of_the_runs():
+    change = {"optim.milestones_epochs": "5", "optim.warmup_epochs": "4"}
+    check_idle([override(recipe_of(), change | {"train.epochs": epochs}) for epochs in ("2", "10")], change)
     check_idle([recipe_of(method__name="ce"), recipe_of()], ["train.average_share", "train.average_decay"])
     check_idle([recipe_of(method__name="ce")], ["optim.lr", "train.average", "train.select"])
     with pytest.raises(ValueError, match="got train.average=no, under which it says nothing. Add"):
