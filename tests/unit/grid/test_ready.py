@@ -34,6 +34,8 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, num_classes))\n"
         "def narrow(num_classes):\n"
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(50, num_classes))\n"
+        "def headless(num_classes):\n"
+        "    return torch.nn.Sequential(build(num_classes), torch.nn.LogSoftmax(1))\n"
     )
     monkeypatch.chdir(tmp_path)
     return file
@@ -90,6 +92,14 @@ def test_check_ready_of_batches_that_one_method_cannot_fill_names_it(tmp_path: P
     message = "compare: flgamma-sece on x: `train.batch_size` must be at most the 116 training examples, got 128. Lower it with"
     with pytest.raises(ValueError, match=message):
         check_ready(cells_of(data, "ce,flgamma-sece"))
+
+
+@pytest.mark.usefixtures("network")
+def test_check_ready_of_a_network_that_one_method_cannot_use_names_it(tmp_path: Path) -> None:
+    data, settings = save(tmp_path / "x.npz"), {"train__batch_size": 32, "backbone__name": "own_net_of_a_grid:headless"}
+    check_ready(cells_of(data, "ce", **settings))
+    with pytest.raises(ValueError, match="^compare: flgamma-sece on x: "):
+        check_ready(cells_of(data, "ce,flgamma-sece", **settings))
 
 
 @pytest.mark.parametrize(
