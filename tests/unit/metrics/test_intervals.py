@@ -6,11 +6,13 @@ import torch
 
 from calibrant import Predictions
 from calibrant.core.summary import Summary, summarize
-from calibrant.metrics.intervals import classwise_interval, score_intervals
+from calibrant.metrics import intervals as module
+from calibrant.metrics.intervals import binned_intervals, classwise_interval, score_intervals
 from calibrant.metrics.levels import levels_of
 from calibrant.metrics.null import null_of_levels
 from calibrant.metrics.ordinary import Range
 from calibrant.metrics.values import KEYS, values_of_summary
+from calibrant.metrics.worlds import worlds_by_mean_gap
 from helpers import mixed_gaps
 
 ERRORS = ("ece", "mce", "ace", "classwise_ece", "sece", "smece", "mmce", "ece_debiased")
@@ -60,6 +62,28 @@ def test_intervals_of_the_largest_gap_do_not_begin_below_those_of_the_mean_gap()
     summary = summarize(Predictions(probs=torch.cat([confidence.unsqueeze(1), rest], dim=1), labels=labels))
     found = intervals(summary)
     assert 0.2 < found["ece"].low <= found["mce"].low < found["mce"].high
+
+
+def binned(confidence: torch.Tensor, labels: torch.Tensor) -> dict[str, Range]:
+    summary = summarize(Predictions(probs=torch.stack([confidence, 1 - confidence], dim=1), labels=labels))
+    levels = levels_of(summary.grid, size=summary.effective_n, n_bins=summary.n_bins, within_bins=True)
+    null = null_of_levels(levels, n_resamples=400, rng=np.random.default_rng(1))
+    return binned_intervals(levels, null=null, n_resamples=200, rng=np.random.default_rng(0))
+
+
+def test_intervals_of_few_predictions_begin_lower_by_even_gaps_and_end_where_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    confidence, labels = torch.tensor([0.95] * 40 + [0.6] * 5).double(), torch.tensor([0] * 40 + [1] * 5)
+    found = binned(confidence, labels)["ece"]
+    monkeypatch.setattr(module, "worlds_of_even_gaps", worlds_by_mean_gap)
+    alone = binned(confidence, labels)["ece"]
+    assert 0 < found.low < 0.8 * alone.low
+    assert found.high == alone.high
+
+
+def test_intervals_of_the_largest_gap_end_where_their_bin_does() -> None:
+    # Confidences of this bin are at most 0.6, and accuracy at least 0.
+    found = binned(torch.full((6,), 0.598).double(), torch.ones(6, dtype=torch.long))
+    assert found["mce"].high == pytest.approx(0.6)
 
 
 def test_intervals_of_sure_predictions_are_as_wide_for_the_mmce_as_for_the_others() -> None:
