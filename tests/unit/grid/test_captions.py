@@ -13,6 +13,7 @@ from calibrant.grid.choices import choice_notes
 from calibrant.grid.doubts import doubt_notes
 from calibrant.grid.export import to_csv, to_json
 from calibrant.grid.latex import to_latex
+from calibrant.grid.layout import Line
 from calibrant.grid.markdown import to_markdown
 from calibrant.grid.paper_tables import make_paper_table
 from calibrant.grid.tables import compare_table
@@ -44,6 +45,21 @@ def test_caption_is_silent_where_all_rows_average_and_select_alike() -> None:
 def test_caption_is_silent_where_labels_say_how_rows_average() -> None:
     runs = [run_of("ce"), run_of("ce", command="calibrant train --set train.average=phase"), run_of("flgamma-sece")]
     assert choice_notes(compare_table(runs).lines) == []
+
+
+def test_caption_names_rows_whose_labels_do_not_say_how_they_average() -> None:
+    usual, own = ("train.average=no", "train.select=error"), ("train.average=phase", "train.select=error")
+    lines = [
+        Line("CE", "ce", {}, choices=usual),
+        Line("CE, train.average=phase", "ce", {}, choices=own),
+        Line("FL", "flgamma", {}, choices=own, preset="paper"),
+        Line("FL", "flgamma", {}, choices=own),
+    ]
+    assert choice_notes(lines) == [
+        "By preset, CE predicts with weights as they are; all others with averaged weights (train.average=phase)."
+    ]
+    told = "By preset, FL (paper) and FL predict with averaged weights (train.average=phase)"
+    assert choice_notes([lines[0], *lines[2:], *(replace(lines[0], label=name) for name in ("a", "b"))])[0].startswith(told)
 
 
 def test_caption_tells_presets_of_one_method_apart() -> None:
