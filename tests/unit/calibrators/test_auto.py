@@ -107,6 +107,13 @@ def test_choose_does_nothing_where_the_interval_of_the_gain_includes_zero() -> N
     assert choose(held, weights, ["none", "temperature"]) == "temperature"
 
 
+def test_mean_interval_of_unequal_weights_is_that_of_the_effective_number() -> None:
+    mean, low, high = mean_interval(torch.tensor([0.0, 2.0, 4.0]).double(), torch.tensor([1.0, 1.0, 2.0]).double())
+    # Variance (2.5² + 0.5² + 2 · 1.5²) / 4 = 2.75; effective number 4² / 6 = 8/3.
+    assert mean == 2.5
+    assert (low, high) == pytest.approx((2.5 - 1.959964 * (2.75 / (5 / 3)) ** 0.5, 2.5 + 1.959964 * (2.75 / (5 / 3)) ** 0.5))
+
+
 def test_choose_simpler_within_one_standard_error_wins() -> None:
     noise = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     noise = (noise - noise.mean()) / noise.std()
@@ -175,6 +182,7 @@ def test_advise_of_nothing_clear_gives_the_interval_of_the_nearest() -> None:
         "-0.2000, 95% interval -1.1800 to +0.7800)."
     )
     assert "none of the methods that have enough examples improves" in advise(ranking, "none", "nll", doubtful=["b"])
+    assert advise(ranking, "none", "nll", doubtful=["a"]) == advise(ranking, "none", "nll")
 
 
 def test_advise_names_the_leader_that_is_not_clearly_better() -> None:
