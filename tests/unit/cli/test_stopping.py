@@ -19,6 +19,18 @@ def test_says_how_to_go_on_when_told_to_terminate(capsys: pytest.CaptureFixture[
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_says_how_to_go_on_does_not_hold_up_who_asks_a_second_time() -> None:
+    then: list[object] = []
+
+    def so_far() -> str:
+        then.append(signal.getsignal(signal.SIGTERM))
+        return ""
+
+    with pytest.raises(typer.Exit), says_how_to_go_on(so_far):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert then == [signal.SIG_DFL]
+
+
 def test_says_how_to_go_on_when_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as ended, says_how_to_go_on():
         raise KeyboardInterrupt
