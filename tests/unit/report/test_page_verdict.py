@@ -199,6 +199,9 @@ def test_runs_verdict_names_the_best_or_the_two_bests() -> None:
     assert unknown.headline == "2 methods, 2 runs"
     assert unknown.sentences[0].startswith("focal has the least")
     assert give_runs_verdict([("ce", 0.1, 0.05)], n_runs=1, data=["digits"]).headline == "ce on digits, 1 run"
+    networks = give_runs_verdict([("ce", 0.1, 0.05)], n_runs=2, data=["digits"], place="digits, mlp", n_networks=2)
+    assert networks.headline == "ce on digits with 2 networks, 2 runs"
+    assert networks.sentences[0].startswith("On digits, mlp, ce has an error of 10.0%")
 
 
 def test_runs_verdict_says_what_chance_may_have_made() -> None:
