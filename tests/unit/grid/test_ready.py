@@ -98,7 +98,7 @@ def test_check_ready_of_batches_that_one_method_cannot_fill_names_it(tmp_path: P
 def test_check_ready_of_a_network_that_one_method_cannot_use_names_it(tmp_path: Path) -> None:
     data, settings = save(tmp_path / "x.npz"), {"train__batch_size": 32, "backbone__name": "own_net_of_a_grid:headless"}
     check_ready(cells_of(data, "ce", **settings))
-    with pytest.raises(ValueError, match="^compare: flgamma-sece on x: "):
+    with pytest.raises(ValueError, match="^compare: flgamma-sece on x: `model` must return what its last"):
         check_ready(cells_of(data, "ce,flgamma-sece", **settings))
 
 
