@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -14,6 +16,9 @@ from calibrant.data.image_set import DataSet, ImageSet
 from calibrant.data.splits import Parts, split_indices
 from calibrant.engine.factory import Shape, call_factory, find_factory
 from calibrant.engine.recipe import BackbonePart, DataPart
+
+# What a recipe says of data → the data.
+Reader: TypeAlias = Callable[[DataPart], DataSet]
 
 # Of the memory that is free, the share that images may take; the network and its activations need the rest.
 _SHARE = 0.5

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from calibrant.core.entry import Entry
 from calibrant.engine.folder import is_finished
 from calibrant.engine.lock import lock_folder
 from calibrant.engine.recipe import Recipe
+from calibrant.engine.setup import load_data
 from calibrant.grid.added import Added, load_added
 from calibrant.grid.collect import load_run_entry, test_numbers
 from calibrant.grid.layout import Table
@@ -125,13 +126,16 @@ def compare(
     cells = plan_cells(names, parts, parse_seeds(seeds), recipe=recipe, settings=settings)
     check_out(folder)
     check_folders(cells, folder / "runs")
-    check_unchanged(cells, folder / "runs")
+    # What two checks look at is read once, and let go before the first run.
+    read = cache(load_data)
+    check_unchanged(cells, folder / "runs", read=read)
     added = load_added(add, cells, runs=folder / "runs")
     board = _board(cells, folder / "runs")
     left = [state.cell for state in board.states.values() if state.stage is Stage.WAITING]
     check_data(left)
     start = _executor(cells, on=on, jobs=jobs, threads=threads, address=ray_address)
-    check_ready(left, on=on)
+    check_ready(left, on=on, read=read)
+    read.cache_clear()
     _make(folder)
     if watch is not None:
         watch(board, None)

@@ -16,12 +16,12 @@ from calibrant.engine.network import build_network
 from calibrant.engine.plans import MetaPlan
 from calibrant.engine.recipe import Recipe
 from calibrant.engine.resolve import facts_of
-from calibrant.engine.setup import augmented, divide_rows, load_data
+from calibrant.engine.setup import Reader, augmented, divide_rows, load_data
 from calibrant.grid.local import visible_gpus
 from calibrant.grid.plan import Cell
 
 
-def check_ready(cells: Sequence[Cell], *, on: str = "local") -> None:
+def check_ready(cells: Sequence[Cell], *, on: str = "local", read: Reader = load_data) -> None:
     """Raise ``ValueError`` or ``OSError`` with one sentence if a run of a grid could not begin, which no other seed would help.
 
     Every data set is read once; every network is built for it once and tried with two images on the CPU. A network of one's own
@@ -30,6 +30,7 @@ def check_ready(cells: Sequence[Cell], *, on: str = "local") -> None:
     Args:
         cells: The runs that are left; those made of others without training need nothing.
         on: Where they are to run. On a Ray cluster a network of one's own may be found that is not here: it is not built.
+        read: Reads data; one that remembers them has perhaps done so for another check.
 
     Example:
         >>> from calibrant.grid.plan import plan_cells
@@ -45,7 +46,7 @@ def check_ready(cells: Sequence[Cell], *, on: str = "local") -> None:
             # Of a grid's runs by one method on one set only the seeds differ.
             sets.setdefault((part.name, part.root, part.size), {}).setdefault(cell.method, cell)
     for alike in sets.values():
-        data = load_data(next(iter(alike.values())).recipe.data)
+        data = read(next(iter(alike.values())).recipe.data)
         built: set[tuple[object, ...]] = set()
         for cell in alike.values():
             with _named(cell):

@@ -11,7 +11,7 @@ from calibrant.data.fingerprint import difference, fingerprint
 from calibrant.engine.folder import is_finished, read_facts
 from calibrant.engine.recipe import DataPart, load_recipe
 from calibrant.engine.same_data import known_data
-from calibrant.engine.setup import is_own, load_data
+from calibrant.engine.setup import Reader, is_own, load_data
 from calibrant.grid.collect import data_label, is_run
 from calibrant.grid.plan import Cell
 
@@ -23,7 +23,7 @@ class _Known(NamedTuple):
     data: dict[str, object]
 
 
-def check_unchanged(cells: Sequence[Cell], runs: Path) -> None:
+def check_unchanged(cells: Sequence[Cell], runs: Path, *, read: Reader = load_data) -> None:
     """Raise if a grid's data are others than those that runs in its folder were trained on: they would become one table.
 
     Published sets are taken to be what they are. Runs that have not come to a checkpoint begin anew, and are not looked at.
@@ -32,6 +32,7 @@ def check_unchanged(cells: Sequence[Cell], runs: Path) -> None:
     Args:
         cells: The grid.
         runs: Folder of its runs; also those of other methods and seeds count.
+        read: Reads data; one that remembers them spares the next check a second time.
 
     Returns:
         Nothing. Raises ``ValueError`` that names a run and what differs.
@@ -42,7 +43,7 @@ def check_unchanged(cells: Sequence[Cell], runs: Path) -> None:
         if key not in known:
             continue
         try:
-            now = fingerprint(load_data(part))
+            now = fingerprint(read(part))
         except (OSError, ValueError):
             continue
         for run in known[key]:

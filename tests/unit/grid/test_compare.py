@@ -5,8 +5,10 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from calibrant.data import load_path
 from calibrant.engine.lock import lock_folder
 from calibrant.engine.recipe import to_dict
 from calibrant.grid import compare as module
@@ -102,8 +104,25 @@ def test_compare_of_runs_that_cannot_begin_is_refused_before_anything_starts(tmp
 
 def test_compare_of_finished_runs_alone_reads_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path)
-    monkeypatch.setattr("calibrant.grid.ready.load_data", lambda part: pytest.fail("read"))
+    monkeypatch.setattr("calibrant.grid.compare.load_data", lambda part: pytest.fail("read"))
     assert len(run(tmp_path).entries) == 1
+
+
+def test_compare_that_goes_on_reads_ones_own_data_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, file = np.random.default_rng(0), tmp_path / "own.npz"
+    parts = {"images": (300, 8, 8), "test_images": (40, 8, 8)}
+    arrays = {name: rng.integers(0, 256, shape, dtype=np.uint8) for name, shape in parts.items()}
+    np.savez(file, **arrays, labels=np.arange(300) % 2, test_labels=np.arange(40) % 2)
+    read = []
+    monkeypatch.setattr(
+        "calibrant.engine.setup.load_path", lambda name, *, size: read.append(name) or load_path(name, size=size)
+    )
+    for seeds in (1, 2):
+        read.clear()
+        settings = SHORT | {"train.batch_size": 32}
+        compare(str(file), methods="ce,focal", seeds=seeds, out=tmp_path / "grid", settings=settings, jobs=1, figures=False)
+        # Once for the checks, and once for each of the two runs that are left.
+        assert read == 3 * [str(file)]
 
 
 def test_compare_of_nothing_but_failures_has_no_table(tmp_path: Path) -> None:

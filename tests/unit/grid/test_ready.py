@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calibrant.data.image_set import DataSet
+from calibrant.engine.recipe import DataPart
 from calibrant.engine.setup import load_data
 from calibrant.grid.plan import Cell, plan_cells
 from calibrant.grid.ready import check_ready
@@ -50,16 +52,18 @@ def test_check_ready_takes_a_grid_that_can_begin(tmp_path: Path, network: Path) 
     assert network.stem not in sys.modules
 
 
-def test_check_ready_reads_each_set_once_and_leaves_repaired_runs_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_ready_reads_each_set_once_and_leaves_repaired_runs_alone(tmp_path: Path) -> None:
     data, read = save(tmp_path / "x.npz"), []
-    monkeypatch.setattr("calibrant.grid.ready.load_data", lambda part: read.append(part.name) or load_data(part))
+
+    def noted(part: DataPart) -> DataSet:
+        read.append(part.name)
+        return load_data(part)
+
     cells = [*cells_of(data, "ce,ce+ts,focal", 3, train__batch_size=32), *cells_of("mixture")]
-    check_ready(cells)
+    check_ready(cells, read=noted)
     assert read == [data, "mixture"]
     read.clear()
-    check_ready([cell for cell in cells if cell.base is not None])
+    check_ready([cell for cell in cells if cell.base is not None], read=noted)
     assert read == []
 
 
