@@ -90,7 +90,7 @@ def fine_index(confidence: Tensor, *, dtype: torch.dtype = torch.float64) -> Ten
     index = cell * _PER_CELL + part.to(torch.int64)
     top = (cell == WIDTH_CELLS - 1).nonzero().squeeze(1)
     if len(top):
-        octaves = -((1 - confidence[top]) * WIDTH_CELLS).log2()
+        octaves = -((1 - confidence[top]).clamp_min_(0) * WIDTH_CELLS).log2()  # Rounding may put a probability above one.
         last = FINE_CELLS - 1 - _PLAIN_CELLS
         index[top] = _PLAIN_CELLS + (octaves * _PER_OCTAVE).ceil_().sub_(1).clamp_(0, last).to(torch.int64)
     return index

@@ -55,6 +55,13 @@ def test_grid_zero_is_in_the_first_cell_and_one_in_the_last() -> None:
     assert fine_index(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist() == [0, FINE_CELLS - 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_grid_what_rounding_put_above_one_is_in_the_last_cell(dtype: torch.dtype) -> None:
+    above = torch.tensor([1 + torch.finfo(dtype).eps, 1.0009765625], dtype=torch.float64)
+    assert grid_index(above, dtype=dtype).tolist() == [NUM_CELLS - 1] * 2
+    assert fine_index(above, dtype=dtype).tolist() == [FINE_CELLS - 1] * 2
+
+
 def test_grid_of_weights_enter_every_sum() -> None:
     confidence, correct = torch.tensor([0.25, 0.75], dtype=torch.float64), torch.tensor([0.0, 1.0], dtype=torch.float64)
     grid = grid_of(confidence, correct, torch.tensor([2.0, 4.0], dtype=torch.float64))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from calibrant.metrics import METRICS
 from calibrant.metrics.from_grid import KEPT_EXAMPLES
 from calibrant.metrics.streaming import (
     CalibrationSuite,
@@ -167,6 +168,25 @@ def test_update_from_logits_is_exact_where_probabilities_underflow() -> None:
     from_probs = NegativeLogLikelihood(num_classes=2)
     from_probs.update(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
     assert float(from_probs.compute()) == float("inf")
+
+
+def test_update_of_probabilities_rounded_above_one_equals_the_functions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2_000, 4, generator=generator) * 20
+    labels = torch.randint(0, 4, (2_000,), generator=generator)
+    # The mean of ten networks that agree: a float32 tenth is too large, and so is the sum of ten.
+    probs = sum(logits.softmax(1) * 0.1 for _ in range(10))
+    assert isinstance(probs, Tensor)
+    assert float(probs.max()) > 1
+    suite = CalibrationSuite(num_classes=4)
+    suite.update(probs, labels)
+    direct = {key: METRICS[key](probs, labels) for key in suite.compute()}
+    assert_same(suite.compute(), direct)
+    for _ in range(KEPT_EXAMPLES // len(labels)):
+        suite.update(probs, labels)  # The same examples again and again, until the cells alone must do.
+    exact = ("error", "nll", "brier", "ece", "mce", "classwise_ece", "signed_gap")
+    found = suite.compute()
+    assert_same({key: found[key] for key in exact}, {key: direct[key] for key in exact})
 
 
 def test_weight_zero_leaves_an_example_out() -> None:
