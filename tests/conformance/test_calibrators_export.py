@@ -151,3 +151,24 @@ def test_calibrator_wrapped_dense_model_calibrates_every_place(name: str) -> Non
     half = layer(dense.half())
     assert half.dtype == torch.float32
     torch.testing.assert_close(half.exp().sum(1), torch.ones(2, 3, 5))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calibrator_wrapped_model_cast_to_another_precision_repairs_as_before(name: str) -> None:
+    found = fitted(name)
+    given = 8 * torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        wrapped, logits = found.wrap(nn.Linear(4, 4)).to(dtype), given.to(dtype)
+        assert wrapped.model.weight.dtype == dtype
+        assert {value.dtype for value in wrapped.calibration.buffers()} <= {found.layer_dtype}
+        expected, log_probs = found.predict_proba(logits), wrapped.calibration(logits)
+        assert log_probs.dtype == expected.dtype
+        # Temperatures and the like are held in single precision whatever the logits.
+        torch.testing.assert_close(log_probs.exp(), expected, atol=1e-6, rtol=0)
+        assert not found.preserves_accuracy or torch.equal(log_probs.argmax(1), logits.argmax(1))
+
+
+def test_calibration_layer_follows_the_device_when_its_precision_is_cast() -> None:
+    layer = fitted("isotonic").as_layer()
+    for moved in (layer.to("meta", torch.float16), layer.to(device="meta")):
+        assert {(value.device.type, value.dtype) for value in moved.buffers()} == {("meta", torch.float64)}

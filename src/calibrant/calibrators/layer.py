@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,8 @@ class CalibrationLayer(nn.Module):
     """Maps logits ``[B, C]`` (or dense ``[B, C, ...]``) to calibrated log-probabilities of the same shape.
 
     What was learned is held in buffers, so it is part of the ``state_dict`` and follows ``.to(device)``, but no optimiser
-    changes it. Computed in the precision of the buffers, or that of the logits if it is higher.
+    changes it, and ``.half()`` leaves its precision. Computed in the precision of the buffers, or that of the logits if it is
+    higher.
 
     Args:
         transform: Pure function ``(logits [..., C], **learned) -> log-probabilities [..., C]``.
@@ -49,12 +51,23 @@ class CalibrationLayer(nn.Module):
         learned = {name: self.get_buffer(name) for name in self._names}
         held = next(iter(learned.values())).dtype if learned else torch.float32
         wide = logits.to(torch.promote_types(held, logits.dtype))
+        learned = {name: value.to(wide.dtype) for name, value in learned.items()}
         dense = logits.ndim > 2 and not self._classes_last
         wide = wide.movedim(1, -1) if dense else wide
         found = self._transform(wide, **learned)
         found = keep_top(found, wide) if self._keeps_top else found
         single = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
         return (found.movedim(-1, 1) if dense else found).to(self._out_dtype or single)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the buffers but keep their precision: in half of it a table of probabilities is no repair any more."""
+
+        def move(value: Tensor) -> Tensor:
+            moved = fn(value)
+            return moved if moved.dtype == value.dtype else value.to(moved.device)
+
+        super()._apply(move, recurse)
+        return self
 
 
 class CalibratedModel(nn.Module):
