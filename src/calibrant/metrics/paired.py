@@ -16,6 +16,8 @@ from calibrant.metrics.values import score_values
 
 # Two models whose scores differ by less than a millionth differ by the rounding of float32, however consistently.
 _ROUNDING = 1e-6
+# The largest difference that two values of a score can have; all others lie between 0 and 1.
+_LARGEST = {"nll": math.inf, "brier": 2.0, "signed_gap": 2.0}
 
 
 def paired_test(
@@ -29,8 +31,9 @@ def paired_test(
     .. math:: p = \frac{1 + \#\{r : |d^*_r - \bar d^*| \ge |d|\}}{R + 1}
 
     and the 95 % interval is :math:`d` plus and minus the 95 % quantile of :math:`|d^*_r - \bar d^*|`, so that it holds zero
-    where p > 0.05. The gaps of bins hold chance already; before resampling adds it again they are shrunk by its expected
-    part, without which the test would be too timid near perfect calibration.
+    where p > 0.05; it ends at the largest difference that is possible, 1 for a score between 0 and 1. The gaps of bins hold
+    chance already; before resampling adds it again they are shrunk by its expected part, without which the test would be too
+    timid near perfect calibration.
 
     Args:
         first: Predictions of one model.
@@ -73,10 +76,10 @@ def paired_test(
         parts.append({key: after[key] - before[key] for key in before})
     drawn = join_parts(parts)
     values, others = score_values(first, n_bins=n_bins), score_values(second, n_bins=n_bins)
-    return {key: _compare(others[key] - values[key], drawn[key]) for key in drawn}
+    return {key: _compare(others[key] - values[key], drawn[key], most=_LARGEST.get(key, 1.0)) for key in drawn}
 
 
-def _compare(difference: float, drawn: Tensor) -> Paired:
+def _compare(difference: float, drawn: Tensor, *, most: float) -> Paired:
     if not math.isfinite(difference) or not bool(drawn.isfinite().all()):
         # A score that is infinite for one model is worse than any finite one; two infinite ones cannot be told apart.
         p_value = 1.0 if math.isnan(difference) else 1 / (1 + len(drawn))
@@ -84,7 +87,8 @@ def _compare(difference: float, drawn: Tensor) -> Paired:
     spread = (drawn - drawn.mean()).abs()
     as_large = int((spread >= abs(difference) - _ROUNDING).sum())
     half = float(torch.quantile(spread, 0.95))
-    return Paired(difference, difference - half, difference + half, (1 + as_large) / (1 + len(drawn)))
+    low, high = max(difference - half, -most), min(difference + half, most)
+    return Paired(difference, low, high, (1 + as_large) / (1 + len(drawn)))
 
 
 def _check_same_examples(first: Predictions, second: Predictions, *, where: str) -> None:

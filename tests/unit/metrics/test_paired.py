@@ -40,6 +40,17 @@ def test_paired_test_of_nearly_the_same_model_finds_nearly_no_difference_in_the_
     assert -0.01 < found.low <= found.high < 0.01
 
 
+def test_paired_test_interval_ends_at_the_largest_difference_that_is_possible() -> None:
+    # The gap of the only example of its bin, which the second model has in none, is seen or not.
+    labels = torch.tensor([0] * 180 + [1] * 20 + [1])
+    probs = torch.tensor([[0.9, 0.1]] * 200 + [[0.99, 0.01]], dtype=torch.float64)
+    first, second = Predictions(probs=probs, labels=labels), Predictions(probs=probs[:1].repeat(201, 1), labels=labels)
+    found = paired_test(first, second, n_resamples=100)
+    assert found["mce"].difference == pytest.approx(-0.99, abs=0.01)
+    assert found["mce"].low == -1
+    assert all(-1 <= test.low <= test.high <= 1 for key, test in found.items() if key not in ("nll", "brier", "signed_gap"))
+
+
 def test_paired_test_difference_is_second_minus_first() -> None:
     first, second = two_models(500, 0, second_scale=1.5)
     found = paired_test(first, second, n_resamples=50)
