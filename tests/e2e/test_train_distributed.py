@@ -37,6 +37,8 @@ CASES = {
     "crl": {"train.epochs": "3"},
     # Sizes that two processes cannot share evenly.
     "adafocal": {"train.epochs": "2", "data.val": "201", "data.meta": "199"},
+    # The validation part is predicted by both after epochs without an evaluation, too.
+    "seldom": {"method.name": "adafocal", "train.epochs": "3", "train.eval_every_epochs": "3"},
     "patra": {"train.epochs": "3", "method.options.every": "1"},
     "averaged": {"method.name": "ce", "train.average": "ema", "train.average_decay": "0.8"},
     "phase": {"method.name": "flgamma-sece", "train.average": "phase", "train.epochs": "2", "optim.milestones_epochs": "1"},
@@ -56,7 +58,7 @@ def recipe_of_case(case):
 def results(run):
     values = {f"model.{name}": value for name, value in run.model.state_dict().items()}
     values |= {f"hyper.{name}": value for name, value in run.hyper.items()}
-    losses = torch.tensor([[record.train_loss, record.test_nll] for record in run.history], dtype=torch.float64)
+    losses = torch.tensor([[record.train_loss, record.test_nll or 0.0] for record in run.history], dtype=torch.float64)
     return values | {"logits": run.test.logits, "val": run.val.logits, "losses": losses}
 
 

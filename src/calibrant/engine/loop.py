@@ -168,7 +168,7 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
         # Epochs are counted from 1 where they are shown.
         raise _diverged(f"the loss became {loss} in epoch {epoch + 1}", train.clip_norm)
     due = (epoch + 1) % train.eval_every_epochs == 0 or epoch + 1 == train.epochs
-    scores = _evaluate(parts, epoch, clip_norm=train.clip_norm) if due else {}
+    scores = _end_epoch(parts, epoch, due=due, clip_norm=train.clip_norm)
     seconds = time.monotonic() - started
     return EpochRecord(epoch, lr, loss, images_per_second=speed, seconds=seconds, **scores)
 
@@ -207,7 +207,14 @@ def _pass_again(parts: LoopParts, epoch: int) -> None:
             parts.eval_forward(parts.objective.inputs(step.batches.next()))
 
 
-def _evaluate(parts: LoopParts, epoch: int, *, clip_norm: float) -> Mapping[str, float]:
+def _end_epoch(parts: LoopParts, epoch: int, *, due: bool, clip_norm: float) -> Mapping[str, float]:
+    """End an epoch for the objective, and return its scores where an evaluation is due.
+
+    What the objective learns from the validation part it learns after every epoch: how often one evaluates changes no training.
+    """
+    if not (due or parts.objective.learns_from_val()):
+        parts.objective.end_epoch(None, parts.val.labels)
+        return {}
     precision, average = parts.step.precision, parts.step.average
     if average is not None and average.by_phase and gathering_norms(parts.model):
         average.renew(lambda: _pass_again(parts, epoch))
@@ -215,9 +222,11 @@ def _evaluate(parts: LoopParts, epoch: int, *, clip_norm: float) -> Mapping[str,
     with nullcontext() if average is None else average.applied():
         val = parts.val.run(parts.model, parts.eval_forward, precision=precision)
         _check_finite(val.logits, "validation", epoch, clip_norm)
+        parts.objective.end_epoch(val.logits, parts.val.labels)
+        if not due:
+            return {}
         test = parts.test.run(parts.model, parts.eval_forward, precision=precision, gamma=parts.gamma)
     _check_finite(test.logits, "test", epoch, clip_norm)
-    parts.objective.end_epoch(val.logits, parts.val.labels)
     found: dict[str, float] = {}
     for name, outputs, labels in (("val", val, parts.val.labels), ("test", test, parts.test.labels)):
         scores = epoch_scores(outputs.logits, labels)

@@ -105,7 +105,11 @@ class MetaObjective:
             set_learning_rate(self.optimizer, self._schedule(epoch))
         self.batches.begin_epoch(epoch)
 
-    def end_epoch(self, logits: Tensor, labels: Tensor) -> None:
+    def learns_from_val(self) -> bool:
+        """Meta batches are of another part."""
+        return False
+
+    def end_epoch(self, logits: Tensor | None, labels: Tensor) -> None:
         """Nothing to learn from validation data."""
 
     def kept(self) -> None:

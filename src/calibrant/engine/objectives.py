@@ -42,20 +42,29 @@ class LossObjective:
             if isinstance(member, (ScheduledFocalLoss, CRL)):
                 member.set_epoch(epoch)
 
-    def end_epoch(self, logits: Tensor, labels: Tensor) -> None:
+    def learns_from_val(self) -> bool:
+        """Whether a member learns from validation logits at the end of this epoch."""
+        return bool(self._learners())
+
+    def end_epoch(self, logits: Tensor | None, labels: Tensor) -> None:
         """Show validation ``logits`` to members that learn from them; let the pruner prune."""
-        for member in self._members:
-            if isinstance(member, AdaFocalLoss):
-                member.update(Predictions(logits=logits, labels=labels, split=Split.VAL))
-            # The released AvUC code sets the threshold during its first five epochs.
-            if isinstance(member, AvUC) and self._epoch < 5:
+        for member in self._learners():
+            assert logits is not None
+            if isinstance(member, AvUC):
                 member.update_threshold(logits, labels.to(logits.device))
+            else:
+                member.update(Predictions(logits=logits, labels=labels, split=Split.VAL))
         if self.pruner is not None:
             self.pruner.end_epoch()
 
     def kept(self) -> Tensor | None:
         """Return the training examples still in use, or None for all."""
         return None if self.pruner is None else self.pruner.kept_indices()
+
+    def _learners(self) -> list[AdaFocalLoss | AvUC]:
+        # The released AvUC code sets the threshold during its first five epochs.
+        kinds = (AdaFocalLoss, AvUC) if self._epoch < 5 else (AdaFocalLoss,)
+        return [member for member in self._members if isinstance(member, kinds)]
 
     def inputs(self, batch: Batch) -> Tensor:
         """Return the images as they are."""

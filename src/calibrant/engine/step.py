@@ -31,8 +31,12 @@ class Objective(Protocol):
         """Draw the epoch's randomness."""
         ...
 
-    def end_epoch(self, logits: Tensor, labels: Tensor) -> None:
-        """Learn from validation logits, where the method does."""
+    def learns_from_val(self) -> bool:
+        """Whether `end_epoch` of the epoch that was begun learns from validation logits."""
+        ...
+
+    def end_epoch(self, logits: Tensor | None, labels: Tensor) -> None:
+        """Count an epoch, and learn from validation logits; None where nothing asks for them."""
         ...
 
     def kept(self) -> Tensor | None:
