@@ -278,10 +278,23 @@ def test_meta_images_pass_a_cpu_in_pieces_that_change_nothing(monkeypatch):
 
 @pytest.mark.parametrize(
     ("shape", "device", "expected"),
-    [((32, 32, 3), "cpu", 32), ((8, 8, 1), "cpu", 1536), ((64, 64, 3), "cpu", 32), ((8, 8, 1), "cuda", 2000)],
+    [
+        ((32, 32, 3), "cpu", 32),
+        ((8, 8, 1), "cpu", 1536),
+        ((64, 64, 3), "cpu", 32),
+        ((8, 8, 1), "cuda", 2000),
+        ((32, 32, 3), "cuda", 2000),
+        ((3, 64, 64), "cuda", 500),
+        ((224, 224, 3), "cuda", 40),
+        ((512, 512, 3), "cuda", 32),
+    ],
 )
-def test_at_once_keeps_images_in_the_caches_of_a_cpu(shape, device, expected):
+def test_at_once_keeps_images_in_the_caches_of_a_cpu_and_the_memory_of_a_gpu(shape, device, expected):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     assert at_once(torch.zeros(shape), model, torch.device(device)) == expected
+    # It treats each image by itself.
+    model[1] = torch.nn.InstanceNorm2d(4)
+    assert at_once(torch.zeros(shape), model, torch.device(device)) == expected
+    # What it predicts depends on the images that pass together.
     model[1] = torch.nn.BatchNorm2d(4, track_running_stats=False)
     assert at_once(torch.zeros(shape), model, torch.device(device)) == 2000
