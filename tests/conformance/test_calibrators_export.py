@@ -172,3 +172,11 @@ def test_calibration_layer_follows_the_device_when_its_precision_is_cast() -> No
     layer = fitted("isotonic").as_layer()
     for moved in (layer.to("meta", torch.float16), layer.to(device="meta")):
         assert {(value.device.type, value.dtype) for value in moved.buffers()} == {("meta", torch.float64)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calibrator_wrapped_under_autocast_repairs_as_outside(name: str) -> None:
+    wrapped, logits = fitted(name).wrap(nn.Identity()), 8 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = wrapped(logits)
+    assert torch.equal(cast, wrapped(logits))

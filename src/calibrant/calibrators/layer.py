@@ -54,7 +54,8 @@ class CalibrationLayer(nn.Module):
         learned = {name: value.to(wide.dtype) for name, value in learned.items()}
         dense = logits.ndim > 2 and not self._classes_last
         wide = wide.movedim(1, -1) if dense else wide
-        found = self._transform(wide, **learned)
+        with torch.autocast(logits.device.type, enabled=False):
+            found = self._transform(wide, **learned)
         found = keep_top(found, wide) if self._keeps_top else found
         single = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
         return (found.movedim(-1, 1) if dense else found).to(self._out_dtype or single)
