@@ -109,7 +109,7 @@ def _save(path: Path, assembly: Assembly, best: BestEpoch, recipe: Recipe, histo
     parts = assembly.parts
     state = {
         "state": copy_state(parts.step.state()),
-        "best": [held | {"weights": copy_state(held["weights"])} for held in best.state()],
+        "best": best.state(),
         "history": [record.to_dict() for record in history],
         "recipe": to_toml(recipe),
         "learning": learning_of(parts),
@@ -126,7 +126,7 @@ def _resume(path: Path, assembly: Assembly, best: BestEpoch, recipe: Recipe) -> 
     check_same_data(found.get("data", {}), group.share(assembly.fingerprint), recipe.data, where=str(path.parent))
     _check_same_learning(found.get("learning"), learning_of(parts), where=str(path))
     restore_state(parts.step.state(), found["state"])
-    best.restore(found["best"], like=_weights(parts))
+    best.restore(found["best"])
     return [EpochRecord(**record) for record in found["history"]]
 
 

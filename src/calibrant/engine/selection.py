@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from calibrant.engine.checkpoint import copy_state
 from calibrant.engine.loop import EpochRecord
 
 # What each way of selecting compares; lower is better.
@@ -27,7 +28,7 @@ class Candidate(NamedTuple):
         epoch: Number of the epoch.
         error: Its validation error, where the choice asks for one close to the lowest; else 0.
         value: What is compared; lower is better.
-        weights: Copies of its weights.
+        weights: Copies of its weights, in host memory: dozens of epochs may wait for the choice.
     """
 
     epoch: int
@@ -73,8 +74,7 @@ class BestEpoch:
             return
         self.candidates = [held for held in self.candidates if held.error < error or held.value < value]
         if error <= self._bound([error]):
-            copies = {name: tensor.detach().clone() for name, tensor in weights.items()}
-            self.candidates.append(Candidate(record.epoch, error, value, copies))
+            self.candidates.append(Candidate(record.epoch, error, value, copy_state(weights)))
         bound = self._bound([])
         self.candidates = [held for held in self.candidates if held.error <= bound]
 
@@ -86,11 +86,6 @@ class BestEpoch:
         """Return the candidates as plain data."""
         return [candidate._asdict() for candidate in self.candidates]
 
-    def restore(self, state: Sequence[Mapping[str, Any]], *, like: Mapping[str, Tensor]) -> None:
-        """Take up what `state` gave, its weights on the devices of ``like``."""
-        self.candidates = [
-            Candidate(
-                held["epoch"], held["error"], held["value"], {k: v.to(like[k].device) for k, v in held["weights"].items()}
-            )
-            for held in state
-        ]
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Take up what `state` gave."""
+        self.candidates = [Candidate(**held) for held in state]

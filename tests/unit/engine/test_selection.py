@@ -60,8 +60,44 @@ def test_best_epoch_copies_weights_and_goes_on_from_its_state():
         weights["w"].fill_(epoch)
         best.offer(EpochRecord(epoch, 0.1, 1.0, val_error=error, val_nll=nll, val_ece=ece), weights)
     again = BestEpoch("error+ece", n_val=100)
-    again.restore(best.state(), like=weights)
+    again.restore(best.state())
     assert again.best.epoch == best.best.epoch == 2
     assert again.best.weights["w"].tolist() == [2.0, 2.0]
     again.offer(EpochRecord(3, 0.1, 1.0, val_error=0.01, val_nll=1.0, val_ece=0.5), weights)
     assert (again.best.epoch, best.best.epoch) == (3, 2)
+
+
+class OnDevice:
+    """A tensor of a device whose memory is counted."""
+
+    copies = 0
+
+    def detach(self):
+        return self
+
+    def clone(self):
+        self.copies += 1
+        return self
+
+    def to(self, device, *, copy):
+        assert (device, copy) == ("cpu", True)
+        return torch.zeros(1)
+
+
+def test_best_epoch_keeps_weights_in_host_memory():
+    best, weight = BestEpoch("error+nll", n_val=5000), OnDevice()
+    for epoch in range(20):
+        # The error creeps down by an image an epoch, the NLL up: any of them may be chosen in the end.
+        best.offer(EpochRecord(epoch, 0.1, 1.0, val_error=0.3 - epoch / 5000, val_nll=1 + epoch / 1000), {"w": weight})
+    assert len(best.candidates) == 20
+    assert weight.copies == 0
+    assert {held.weights["w"].device.type for held in best.candidates} == {"cpu"}
+
+
+@pytest.mark.cuda
+def test_best_epoch_of_weights_on_cuda_holds_no_memory_there():
+    best, weight = BestEpoch("last", n_val=10), torch.ones(1000, device="cuda")
+    before = torch.cuda.memory_allocated()
+    best.offer(EpochRecord(0, 0.1, 1.0), {"w": weight})
+    assert torch.cuda.memory_allocated() == before
+    assert best.best.weights["w"].equal(weight.cpu())
