@@ -157,10 +157,16 @@ class RunFolder:
 
     def close(self) -> None:
         """Close what is open; a folder made for a run that could not begin goes away again."""
-        self._lock.close()
-        if self._history is not None:
-            self._history.close()
-        self._board.close()
+        try:
+            if self._history is not None:
+                self._history.close()
+            self._board.close()
+            self._clear()
+        finally:
+            # Last: another process may begin a run in a folder that is free, and what it writes is not ours to delete.
+            self._lock.close()
+
+    def _clear(self) -> None:
         if self._abandoned:
             events = set(self.path.glob(_EVENTS)) - self._others_events
             for place in (*(self.path / name for name in _BEGUN), *events):

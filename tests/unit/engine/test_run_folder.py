@@ -8,6 +8,7 @@ import torch
 import calibrant.engine.board as board_module
 from calibrant.engine.distributed import Group, joined_group
 from calibrant.engine.folder import RunFolder, is_finished, load_network, load_run
+from calibrant.engine.lock import lock_folder
 from calibrant.engine.loop import EpochRecord
 from calibrant.engine.provenance import package_commit
 from calibrant.engine.recipe import Recipe, load_recipe, override
@@ -263,6 +264,41 @@ def test_run_folder_in_use_is_refused_until_it_is_closed(tmp_path):
     folder.close()
     assert not (tmp_path / "run").exists()
     RunFolder(tmp_path / "run", tiny(), resume=False).close()
+
+
+class ClosingBoard:
+    """A board that does something while it is closed."""
+
+    def __init__(self, act):
+        self.close = act
+
+
+def test_run_folder_is_free_for_others_only_when_its_files_are_gone(tmp_path):
+    folder, seen = RunFolder(tmp_path / "run", tiny(), resume=True), []
+    (folder.path / "recipe.toml").write_text("")
+    folder.abandon()
+
+    def take():
+        with pytest.raises(ValueError, match="is being written by another process"):
+            lock_folder(folder.path)
+        seen.append(sorted(path.name for path in folder.path.iterdir()))
+
+    folder._board = ClosingBoard(take)
+    folder.close()
+    assert seen == [["recipe.toml"]]
+    assert not folder.path.exists()
+
+
+def test_run_folder_that_cannot_be_closed_is_let_go(tmp_path):
+    def fail():
+        raise OSError("disk full")
+
+    folder = RunFolder(tmp_path / "run", tiny(), resume=True)
+    folder._board = ClosingBoard(fail)
+    with pytest.raises(OSError, match="disk full"):
+        folder.close()
+    lock_folder(folder.path).close()
+    assert folder.path.exists()
 
 
 def test_scale_run_makes_the_scaled_run_without_training(finished, tmp_path):
