@@ -48,7 +48,8 @@ def shifted_predictions(run: Run, *, seed: int = 0, group: Group = ALONE_GROUP) 
         worse = replace(test, images=corrupt(test.images, kind=kind, severity=severity, seed=seed), posterior=None)
         # Not around the loop: what is set in it must not be in force while whoever asked for the predictions works on them.
         with hardware.active():
-            part = EvalSet(worse, device=hardware.device, dtype=hardware.dtype, group=group)
+            # Each set passes once, so that no `data.place` needs all of it on the device.
+            part = EvalSet(worse, device=hardware.device, dtype=hardware.dtype, group=group, resident=False)
             logits = part.run(model, forward, precision=hardware.precision).logits.cpu() / (run.temperature or 1.0)
         found = Predictions(logits=logits, labels=test.labels, split=Split.TEST, class_names=test.class_names)
         yield f"{kind}-{severity}", found

@@ -5,9 +5,11 @@ import torch
 from PIL import Image
 
 from calibrant.data import load_digits, load_mixture
+from calibrant.engine.evaluate import EvalSet
 from calibrant.engine.recipe import DataPart, Recipe, override
 from calibrant.engine.run import run_recipe
 from calibrant.engine.setup import augmented, divide, fits_on_device, load_data
+from calibrant.engine.shift import shifted_predictions
 
 SETTINGS = {
     "data.name": "mixture",
@@ -24,6 +26,14 @@ def test_train_images_sent_from_the_host_give_the_same_run(method):
     first, second = run_recipe(recipe), run_recipe(override(recipe, {"data.place": "host"}))
     assert first.test.logits.equal(second.test.logits)
     assert [r.train_loss for r in first.history] == [r.train_loss for r in second.history]
+
+
+def test_shift_sends_images_batch_by_batch(monkeypatch):
+    run = run_recipe(override(Recipe(), SETTINGS | {"method.name": "ce", "train.epochs": "1", "data.place": "host"}))
+    built, kept = [], EvalSet.__init__
+    monkeypatch.setattr(EvalSet, "__init__", lambda self, *a, **k: (built.append(k["resident"]), kept(self, *a, **k))[1])
+    assert len(next(shifted_predictions(run))[1]) == 4000
+    assert built == [False]
 
 
 def test_fits_on_device_follows_the_recipe_and_the_free_memory(monkeypatch):
