@@ -204,6 +204,20 @@ def test_mixin_resumed_from_a_checkpoint_goes_on_as_if_never_stopped(tmp_path: P
     assert resumed.history == callback.history
 
 
+def test_mixin_resumed_between_accumulated_parts_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    class Parts(Calibrated):
+        options = {"accumulate": 2}  # Of three batches an epoch: after the first epoch one waits for its second half.
+
+    through, half, rest = Parts(), Parts(), Parts()
+    trainer(max_epochs=3).fit(through, loader())
+    first = trainer(max_epochs=1)
+    first.fit(half, loader())
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    trainer(max_epochs=3).fit(rest, loader(), ckpt_path=tmp_path / "half.ckpt")
+    assert (half.learner.steps, rest.learner.steps) == (1, 4)
+    assert torch.equal(weights(rest), weights(through))
+
+
 def test_mixin_makes_its_learner_without_touching_the_random_numbers() -> None:
     states = []
 

@@ -58,6 +58,17 @@ def unpack(state: Mapping[str, Any], hyper: Params, adam: AdamState) -> None:
     adam.steps.copy_(state["adam_steps"])
 
 
+def pack_grads(params: Params) -> Params:
+    """Copy the gradients that ``params`` hold, by name."""
+    return {name: value.grad.clone() for name, value in params.items() if value.grad is not None}
+
+
+def unpack_grads(grads: Mapping[str, Tensor], params: Params) -> None:
+    """Give ``params`` copies of what `pack_grads` made, on their device; those that had no gradient have none."""
+    for name, value in params.items():
+        value.grad = grads[name].to(value, copy=True) if name in grads else None
+
+
 def overwrite(held: Params, source: Mapping[str, Tensor]) -> None:
     """Copy values into the tensors of ``held``, which keep their place in memory (a captured step reads them there)."""
     for name, value in held.items():

@@ -16,7 +16,7 @@ from calibrant.meta.adam import AdamState, init_adam
 from calibrant.meta.batches import to_device
 from calibrant.meta.ddp import broadcast, exchange_of, group_of
 from calibrant.meta.gamma_net import GammaNet
-from calibrant.meta.info import StepInfo, overwrite, pack, unpack
+from calibrant.meta.info import StepInfo, overwrite, pack, pack_grads, unpack, unpack_grads
 from calibrant.meta.monitor import Watch
 from calibrant.meta.network import Inputs, check_optimizer, explained, find_network, random_state, read_features
 from calibrant.meta.objectives import make_objective
@@ -241,17 +241,23 @@ class MetaLearner:
         return self.regularizer.net(self.hyper)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run needs besides the model's, the optimizer's and the scaler's own state."""
+        """Return all that a resumed run needs besides the model's, the optimizer's and the scaler's own state.
+
+        Between the parts of an accumulated batch that includes the gradients of the parts so far.
+        """
         source: Any = self.meta_batches
         batches = source.state_dict() if hasattr(source, "state_dict") else None
         counts = {"steps": self.steps, "meta_updates": self.meta_updates, "part": self._part}
-        return {**pack(self.hyper, self.adam), **counts, "meta_lr": self.meta_lr, "meta_batches": batches}
+        grads = pack_grads(self.plan.network.parameters()) if self._part else {}
+        return {**pack(self.hyper, self.adam), **counts, "meta_lr": self.meta_lr, "meta_batches": batches, "grads": grads}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken; tensors are copied into place."""
         unpack(state, self.hyper, self.adam)
         self.steps, self.meta_updates, self._part = int(state["steps"]), int(state["meta_updates"]), int(state["part"])
         self.meta_lr = float(state["meta_lr"])
+        if self._part:
+            unpack_grads(state["grads"], self.plan.network.parameters())
         source: Any = self.meta_batches
         if state["meta_batches"] is not None and hasattr(source, "load_state_dict"):
             source.load_state_dict(state["meta_batches"])
