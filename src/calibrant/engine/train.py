@@ -115,11 +115,12 @@ def scale_run(base: str | Path, *, out: str | Path, resume: bool = False) -> Run
         The run after temperature scaling. Raises ``ValueError`` if ``base`` holds no finished run.
     """
     found = load_run(base)
-    run = _with_shift(with_temperature(found))
-    folder = RunFolder(out, run.recipe, resume=resume)
+    scaled = with_temperature(found)
+    folder = RunFolder(out, scaled.recipe, resume=resume)
     try:
         if is_finished(out):
             return load_run(out)
+        run = _with_shift(scaled)
         folder.begin_from(found)
         return folder.finish(run)
     finally:

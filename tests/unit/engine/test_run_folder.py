@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import calibrant.engine.board as board_module
+import calibrant.engine.train as train_module
 from calibrant.engine.distributed import Group, joined_group
 from calibrant.engine.folder import RunFolder, is_finished, load_network, load_run
 from calibrant.engine.lock import lock_folder
@@ -328,3 +329,24 @@ def test_check_same_run_asks_how_weights_are_averaged_only_where_they_are(key):
         differing("ema")
     if "decay" in key:
         differing("uniform")
+
+
+def test_scale_run_evaluates_under_shift_only_what_is_not_finished(finished, tmp_path, monkeypatch):
+    base = dataclasses.replace(finished[0], recipe=resolved(tiny(data__shift="true")))
+    asked = []
+
+    def evaluate(run, **_):
+        asked.append(run.temperature)
+        if len(asked) == 1:
+            raise ValueError("no data")
+        return {}
+
+    monkeypatch.setattr(train_module, "load_run", lambda folder: base if folder == "base" else load_run(folder))
+    monkeypatch.setattr(train_module, "evaluate_shift", evaluate)
+    with pytest.raises(ValueError, match="no data"):
+        scale_run("base", out=tmp_path / "ts")
+    assert not (tmp_path / "ts").exists()
+    made = scale_run("base", out=tmp_path / "ts")
+    again = scale_run("base", out=tmp_path / "ts", resume=True)
+    assert asked == [made.temperature] * 2
+    assert again.test.logits.equal(made.test.logits)
