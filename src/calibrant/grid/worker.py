@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import queue
+import shlex
 import sys
 import threading
 import time
@@ -46,7 +47,7 @@ def run_task(task: Mapping[str, Any], *, send: Send) -> None:
         if recipe.train.device.startswith("cuda:"):
             # The process sees the one GPU that it was given.
             recipe = override(recipe, {"train.device": "cuda"})
-        sys.argv = command_of(recipe).split()
+        sys.argv = shlex.split(command_of(recipe))
         if ":" in recipe.backbone.name and "" not in sys.path:
             sys.path.insert(0, "")
         if task["base"] is not None:
