@@ -179,11 +179,12 @@ class Calibrator(ABC):
         """Apply the repair to checked ``logits [N, C]``, some rows at a time in float64; no guard rails."""
         learned = {name: value.to(logits.device) for name, value in self.learned_values().items()}
         rows = chunk_rows(int(logits.shape[-1]))
-        parts = []
-        for part in logits.double().split(rows):
+        result = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
+        for at in range(0, len(logits), rows):
+            part = logits[at : at + rows].double()
             found = type(self).transform(part, **learned)
-            parts.append(keep_top(found, part) if self._keeps_top else found)
-        return torch.cat(parts) if parts else logits.double()
+            result[at : at + rows] = keep_top(found, part) if self._keeps_top else found
+        return result
 
     @property
     def _keeps_top(self) -> bool:
