@@ -118,10 +118,12 @@ def drops(part: OptimPart, epoch: int, *, epochs: int) -> bool:
 
 
 def _milestones(part: OptimPart, epochs: int) -> Sequence[float]:
+    if part.milestones_epochs is not None:
+        return part.milestones_epochs
     # The paper drops at 150 and 250 of 350 epochs; other lengths keep the proportions, but the first epoch has the rate that
     # was asked for and no two drops come together.
     first = max(1, round(epochs * 3 / 7))
-    return part.milestones_epochs or (first, max(first + 1, round(epochs * 5 / 7)))
+    return first, max(first + 1, round(epochs * 5 / 7))
 
 
 def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, tick: Tick | None = None) -> EpochRecord:

@@ -144,7 +144,7 @@ class OptimPart:
         nesterov: Nesterov momentum.
         schedule: "multistep", "cosine" or "constant".
         milestones_epochs: Where multistep drops; None for 3/7 and 5/7 of all epochs (150 and 250 of 350), the first
-            epoch excepted.
+            epoch excepted; an empty list for nowhere.
         decay: Factor of each drop.
         warmup_epochs: Epochs over which the rate rises linearly.
     """

@@ -100,7 +100,7 @@ def _is_idle(recipe: Recipe, key: str) -> bool:
         return key in idle_keys(recipe)
     other, about = _MEANT_FOR[key]
     # What is off anyway is not missed.
-    return _value(recipe, other) not in about and _value(recipe, key) not in (None, False)
+    return _value(recipe, other) not in about and _value(recipe, key) not in (None, False, ())
 
 
 def _check_reached(runs: Sequence[Recipe], key: str) -> None:

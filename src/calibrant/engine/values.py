@@ -50,7 +50,7 @@ def read_value(hint: Any, value: object, key: str) -> object:
         inner = [h for h in get_args(hint) if h is not type(None)]
         return None if value is None or value in ("none", "None") else _one_of(inner, value, key)
     if origin is tuple:
-        items = value.split(",") if isinstance(value, str) else value
+        items = (value.split(",") if value.strip() else []) if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):
             raise ValueError(f"recipe: `{key}` must be a list, got {value!r}.")
         return tuple(read_value(get_args(hint)[0], item, key) for item in items)

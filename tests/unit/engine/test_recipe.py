@@ -1,9 +1,10 @@
 import re
+import tomllib
 
 import pytest
 
 from calibrant.engine.limits import check_recipe
-from calibrant.engine.loop import learning_rate
+from calibrant.engine.loop import drops, learning_rate
 from calibrant.engine.recipe import OptimPart, Recipe, load_recipe, override, recipe_of, to_toml
 
 
@@ -48,6 +49,7 @@ def test_recipe_toml_round_trip_keeps_everything(tmp_path):
         ({"data": {"same_data": "maybe"}}, "`data.same_data` must be true or false, got 'maybe'"),
         ({"train": 3}, "`train` must be a table of keys, got 3"),
         ({"backbone": {"name": 5}}, "`backbone.name` must be text, got 5"),
+        ({"optim": {"milestones_epochs": 0}}, "`optim.milestones_epochs` must be a list, got 0"),
     ],
 )
 def test_recipe_bad_value_is_one_sentence(values, message):
@@ -89,6 +91,15 @@ def test_load_recipe_missing_or_broken_file_is_one_sentence(tmp_path):
 def test_learning_rate_of_the_first_epoch_is_the_one_asked_for_and_drops_come_one_by_one(epochs, drops):
     rates = [learning_rate(OptimPart(), epoch, epochs=epochs) for epoch in range(epochs)]
     assert rates == pytest.approx([0.1 ** (1 + sum(epoch >= drop for drop in drops)) for epoch in range(epochs)])
+
+
+@pytest.mark.parametrize("given", [[], ""], ids=["list", "text"])
+def test_learning_rate_with_an_empty_list_of_milestones_never_drops(given):
+    recipe = override(Recipe(), {"optim.milestones_epochs": given})
+    assert recipe.optim.milestones_epochs == ()
+    assert {learning_rate(recipe.optim, epoch, epochs=7) for epoch in range(7)} == {0.1}
+    assert not any(drops(recipe.optim, epoch, epochs=7) for epoch in range(7))
+    assert recipe_of(tomllib.loads(to_toml(recipe))) == recipe
 
 
 def test_learning_rate_other_schedules_and_lengths():

@@ -167,6 +167,8 @@ def test_check_idle_refuses_optimizer_settings_that_nothing_reads(settings, mess
     "settings",
     [
         {"optim.schedule": "cosine", "optim.milestones_epochs": "none"},
+        {"optim.schedule": "cosine", "optim.milestones_epochs": ""},
+        {"optim.milestones_epochs": "", "train.epochs": "2"},
         {"optim.name": "adamw", "optim.nesterov": "false", "optim.weight_decay": "0.1"},
         {"optim.milestones_epochs": "1,50", "optim.decay": "0.5", "optim.warmup_epochs": "2", "train.epochs": "2"},
         {"optim.momentum": "0.5", "optim.nesterov": "true"},
