@@ -342,7 +342,10 @@ def flatten_examples(
 
 
 def _as_column(values: ArrayLike, name: str) -> Column:
-    array = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"Predictions: column `{name}` must be [N], got {list(array.shape)}.")
     if array.dtype.kind == "O":

@@ -64,6 +64,13 @@ def test_predictions_each_mistake_is_named(arguments: dict[str, object], message
         Predictions(labels=LABELS, **arguments)  # type: ignore[arg-type]
 
 
+def test_predictions_columns_may_be_any_tensor() -> None:
+    graph = torch.tensor([0.5, 1.5, 2.5], requires_grad=True)
+    for column in (graph, graph.bfloat16(), graph.half(), graph.detach()):
+        record = Predictions(probs=PROBS, labels=LABELS, columns={"age": column})
+        assert record.columns["age"].tolist() == [0.5, 1.5, 2.5]
+
+
 def test_predictions_ignored_examples_go_with_weights_and_columns() -> None:
     record = Predictions(probs=PROBS, labels=[0, -1, 1], weights=[1, 2, 3], columns={"site": ["a", "b", "c"]}, ignore_index=-1)
     assert record.labels.tolist() == [0, 1]
