@@ -35,6 +35,12 @@ def test_recipe_toml_round_trip_keeps_everything(tmp_path):
     assert load_recipe(file) == recipe
 
 
+def test_recipe_toml_round_trip_keeps_text_of_any_characters():
+    text = "".join(map(chr, range(0xA0))) + '\\n "Bäume" \U0001f333'
+    recipe = recipe_of({"data": {"name": text}, "backbone": {"freeze": [text, "\n"]}, "method": {"options": {"variant": text}}})
+    assert recipe_of(tomllib.loads(to_toml(recipe))) == recipe
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
