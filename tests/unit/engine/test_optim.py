@@ -1,0 +1,80 @@
+import pytest
+import torch
+from torch.optim import SGD, Adam, AdamW
+
+from calibrant.engine.optim import allocate_state, build_optimizer, set_learning_rate
+
+# PyTorch advises to capture what can be captured.
+pytestmark = pytest.mark.filterwarnings("ignore:This instance was constructed with capturable:UserWarning")
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
+
+
+def path(make, device):
+    """Where three steps along uneven gradients lead, the learning rate lowered before the last."""
+    values = [torch.nn.Parameter(torch.linspace(-1, 1, 5, device=device)), torch.nn.Parameter(torch.ones(2, 3, device=device))]
+    optimizer, found = make(values), []
+    for step in range(3):
+        if step == 2:
+            set_learning_rate(optimizer, 0.03)
+        for number, value in enumerate(values):
+            value.grad = torch.cos(value.detach() * (step + 2) + number)
+        optimizer.step()
+        found += [value.detach().clone() for value in values]
+    return found
+
+
+def check_same(make, reference, device):
+    for found, expected in zip(path(make, device), path(reference, device), strict=True):
+        # Fused and capturable updates round otherwise; on the CPU they are the same lines.
+        torch.testing.assert_close(found, expected, rtol=1e-5 if device == "cuda" else 0, atol=1e-6 if device == "cuda" else 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_build_optimizer_adamw_steps_as_torch_does(weight_decay, device):
+    def make(values):
+        return build_optimizer(values, name="adamw", lr=0.1, weight_decay=weight_decay)
+
+    check_same(make, lambda values: AdamW(values, lr=0.1, weight_decay=weight_decay), device)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_build_optimizer_sgd_steps_as_torch_does(momentum, nesterov, device):
+    options = {"lr": 0.1, "momentum": momentum, "nesterov": nesterov, "weight_decay": 0.1}
+    check_same(lambda values: build_optimizer(values, name="sgd", **options), lambda values: SGD(values, **options), device)
+
+
+@pytest.mark.parametrize(
+    ("form", "device"),
+    [
+        ({}, "cpu"),
+        ({"foreach": True}, "cpu"),
+        ({"fused": True}, "cpu"),
+        pytest.param({"capturable": True}, "cuda", marks=pytest.mark.cuda),
+        pytest.param({"capturable": True, "fused": True}, "cuda", marks=pytest.mark.cuda),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [Adam, AdamW])
+def test_allocate_state_leaves_the_steps_of_adam_as_they_are(kind, form, device):
+    options = {"lr": 0.1, "betas": (0.5, 0.9), "eps": 1e-8} | form
+    check_same(lambda values: allocate_state(kind(values, **options)), lambda values: kind(values, **options), device)
+
+
+def test_allocate_state_moves_nothing_and_leaves_state_at_zero():
+    value = torch.nn.Parameter(torch.ones(3))
+    optimizer = allocate_state(AdamW([value], lr=0.1, weight_decay=0.1))
+    assert value.tolist() == [1, 1, 1]
+    assert value.grad is None
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert {name: float(entry.sum()) for name, entry in optimizer.state[value].items()} == {
+        "step": 0,
+        "exp_avg": 0,
+        "exp_avg_sq": 0,
+    }
+
+
+def test_build_optimizer_without_trainable_parameters_is_one_sentence():
+    with pytest.raises(ValueError, match="`parameters` must hold one that requires a gradient, got none"):
+        build_optimizer([torch.zeros(1)])
