@@ -64,6 +64,14 @@ def test_predictions_each_mistake_is_named(arguments: dict[str, object], message
         Predictions(labels=LABELS, **arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+def test_predictions_share_the_memory_of_arrays_as_documented(kind: str) -> None:
+    array = np.array(PROBS)
+    record = Predictions(labels=LABELS, **{kind: array})
+    for shared in (record, record.replace(split="val")):
+        assert getattr(shared, kind).data_ptr() == array.ctypes.data
+
+
 def test_predictions_columns_may_be_any_tensor() -> None:
     graph = torch.tensor([0.5, 1.5, 2.5], requires_grad=True)
     for column in (graph, graph.bfloat16(), graph.half(), graph.detach()):
