@@ -18,9 +18,10 @@ from calibrant.core.records import Predictions
 from calibrant.grid.added import once_by_path
 from calibrant.grid.collect import load_entries
 from calibrant.grid.names import name_apart, seed_notes
-from calibrant.grid.outputs import best_metrics, page_notes
-from calibrant.grid.rows import tell_apart
+from calibrant.grid.outputs import best_metrics, page_notes, told_by
+from calibrant.grid.rows import catalogue_order, tell_apart
 from calibrant.grid.same_test import Asked, check_same_labels
+from calibrant.grid.tables import compare_table
 from calibrant.io import load_class_names, load_predictions
 from calibrant.io.atomic import atomic_writer
 from calibrant.report.page import render_page, verdict_of
@@ -54,6 +55,10 @@ def write_report(test: Path | None, options: Options) -> None:
     if test is not None and (test / "test.npz").is_file():
         options = replace(options, runs=[test, *options.runs])
         test = test / "test.npz"
+    elif test is not None and test.is_dir():
+        raise ValueError(
+            f"report: the first argument must be a file or a finished run, got {test}. For its runs: `--run {test}`."
+        )
     check_destination(options.out, ENDINGS)
     calibrator_of(options.method)  # a wrong name is told before anything is read
     if test is None and not options.runs:
@@ -74,12 +79,14 @@ def write_report(test: Path | None, options: Options) -> None:
         entries = _load_runs(options.runs)
     rows, best = tell_apart(entries), best_metrics(entries)
     with progress_bar("drawing the page", None):
-        verdict = verdict_of(examined, repaired=repaired, entries=rows, best=best)
+        told = told_by(compare_table(entries, calibrated=True), entries) if entries else None
+        verdict = verdict_of(examined, repaired=repaired, entries=rows, best=best, told=told)
         page = render_page(
             examined,
             repaired=repaired,
             entries=rows,
             best=best,
+            told=told,
             title=options.title,
             verdict=verdict,
             notes=page_notes(entries) if entries else (),
@@ -111,4 +118,4 @@ def _load(path: Path, options: Options) -> Predictions:
 def _load_runs(folders: Sequence[Path]) -> list[Entry]:
     entries = once_by_path([entry for folder in folders for entry in load_entries(folder)])
     check_same_labels(entries, asked=_ASKED)
-    return name_apart(entries)
+    return sorted(name_apart(entries), key=catalogue_order)

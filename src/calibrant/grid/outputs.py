@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from calibrant.core.entry import Entry
 from calibrant.grid.choices import choice_notes
@@ -13,6 +14,9 @@ from calibrant.grid.layout import Table
 from calibrant.grid.rows import group_rows, tell_apart
 from calibrant.grid.tables import Style, by_section, compare_table, line_of, mark_best, metric_column
 from calibrant.io.atomic import atomic_writer
+
+if TYPE_CHECKING:
+    from calibrant.report.page_content import InTable
 
 
 def write_outputs(
@@ -43,7 +47,8 @@ def write_outputs(
     page = folder / "report.html"
     with atomic_writer(page) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
-        handle.write(render_page(entries=rows, best=best, tables=shown, notes=notes).encode(errors="replace"))
+        text = render_page(entries=rows, best=best, told=told_by(table, entries), tables=shown, notes=notes)
+        handle.write(text.encode(errors="replace"))
     clear_figures(folder / "figures", FIGURES)
     drawn = draw_all(rows, folder / "figures").files if figures else []
     return table, (*files, page, *drawn)
@@ -55,6 +60,25 @@ def page_notes(entries: Sequence[Entry]) -> list[str]:
 
     named = name_methods(compare_table(entries, metrics=("error",), test=False))
     return [*choice_notes(named.lines), *doubt_notes(named)]
+
+
+def told_by(table: Table, entries: Sequence[Entry]) -> list[InTable]:
+    """Return for each entry what its comparison says of its row.
+
+    Args:
+        table: What `calibrant.grid.tables.compare_table` made of the entries.
+        entries: The entries, in the same order.
+    """
+    from calibrant.report.page_content import InTable
+
+    found: dict[int, InTable] = {}
+    parts = by_section(group_rows(entries)).values()
+    for number, (section, rows) in enumerate(zip(table.sections, parts, strict=True)):
+        lines = [line for line in section.lines if line.kind == "ours"]
+        for place, (line, row) in enumerate(zip(lines, rows, strict=True)):
+            tested = {key: cell.p_value for key, cell in line.cells.items() if cell.p_value is not None}
+            found |= {id(entry): InTable(number, place == 0, tested) for entry in row.runs}
+    return [found[id(entry)] for entry in entries]
 
 
 def best_metrics(entries: Sequence[Entry]) -> list[frozenset[str]]:

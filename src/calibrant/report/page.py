@@ -15,10 +15,10 @@ from calibrant import __version__
 from calibrant.core.entry import Entry
 from calibrant.core.summary import summarize_with_top
 from calibrant.report.page_bins import REGION_EDGES, examine_stops, mean_confidences, regions_of, risk_curve, slider_stops
-from calibrant.report.page_chance import labels_within_chance
+from calibrant.report.page_chance import labels_not_told
 from calibrant.report.page_charts import CURVES, GRID_STOPS, runs_view
 from calibrant.report.page_classes import class_names_of, class_view, confident_mistakes
-from calibrant.report.page_content import Candidate, Examined, FinishedTable, Repair, calibrator_label
+from calibrant.report.page_content import Candidate, Examined, FinishedTable, InTable, Repair, calibrator_label
 from calibrant.report.page_embed import embed_json, script_hash
 from calibrant.report.page_runs import Group, group_entries, leader, run_rows
 from calibrant.report.page_tables import calibrator_rows, key_figures, metric_rows
@@ -33,6 +33,7 @@ def render_page(
     repaired: Repair | None = None,
     entries: Sequence[Entry] = (),
     best: Sequence[Collection[str]] | None = None,
+    told: Sequence[InTable] | None = None,
     tables: Sequence[FinishedTable] = (),
     notes: Sequence[str] = (),
     title: str | None = None,
@@ -50,6 +51,7 @@ def render_page(
         entries: Runs to compare, of any data sets; those that differ only in their seed make one row.
         best: For each entry, the metrics in which its row is the best of those that it may be compared with; by default the
             least value of a data set and network is.
+        told: For each entry, what a table says of its row; the verdict then says the same.
         tables: Finished tables to show before the runs.
         notes: Sentences below the table of runs, about how some of them were trained or what is doubtful.
         title: Title of the page; made from the file or the data sets by default.
@@ -58,7 +60,7 @@ def render_page(
         seed: Their seed; as in `calibrant.measure`.
 
     Returns:
-        The page. Raises ``ValueError`` if there is nothing to show, or ``best`` is not about these entries.
+        The page. Raises ``ValueError`` if there is nothing to show, or ``best`` or ``told`` is not about these entries.
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -71,11 +73,12 @@ def render_page(
         raise ValueError("render_page: `examined` or `entries` must be given, got neither.")
     if repaired is not None and examined is None:
         raise ValueError("render_page: `examined` must be given with `repaired`, got only the latter.")
-    if best is not None and len(best) != len(entries):
-        raise ValueError(f"render_page: `best` must have one part an entry, got {len(best)} for {len(entries)}.")
-    groups = group_entries(entries, best=best)
+    for name, given in (("best", best), ("told", told)):
+        if given is not None and len(given) != len(entries):
+            raise ValueError(f"render_page: `{name}` must have one part an entry, got {len(given)} for {len(entries)}.")
+    groups = group_entries(entries, best=best, told=told)
     if verdict is None:
-        verdict = verdict_of(examined, repaired=repaired, entries=entries, best=best)
+        verdict = verdict_of(examined, repaired=repaired, entries=entries, best=best, told=told)
     charts = runs_view(groups)
     data: dict[str, object] = {"runs": charts, "gridStops": GRID_STOPS, "predictions": None}
     view: dict[str, object] = {"title": title or _title(examined, groups), "verdict": verdict, "version": __version__}
@@ -202,11 +205,12 @@ def verdict_of(
     repaired: Repair | None = None,
     entries: Sequence[Entry] = (),
     best: Sequence[Collection[str]] | None = None,
+    told: Sequence[InTable] | None = None,
 ) -> Verdict:
     """Return what stands at the top of the page of these records; see `render_page`."""
     if examined is not None:
         return give_verdict(examined, repaired)
-    groups = group_entries(entries, best=best)
+    groups = group_entries(entries, best=best, told=told)
     found = [_place_verdict(groups, place, n_runs=len(entries)) for place in dict.fromkeys(group.place for group in groups)]
     # Of several places each has a paragraph, below a headline about all.
     return found[0] if len(found) == 1 else replace(found[0], sentences=tuple(" ".join(one.sentences) for one in found))
@@ -216,7 +220,7 @@ def _place_verdict(groups: Sequence[Group], place: str, *, n_runs: int) -> Verdi
     here = [group for group in groups if group.place == place]
     calibrated, accurate = leader(here, "ece", "error"), leader(here, "error", "ece")
     leaders = {key: group for key, group in (("ece", calibrated), ("error", accurate)) if group is not None}
-    near = labels_within_chance(here, leaders)
+    near = labels_not_told(here, leaders)
     return give_runs_verdict(
         [(group.label, group.mean("error"), group.mean("ece")) for group in here],
         n_runs=n_runs,
@@ -228,4 +232,5 @@ def _place_verdict(groups: Sequence[Group], place: str, *, n_runs: int) -> Verdi
         near=near.get("ece", ()),
         near_error=near.get("error", ()),
         apart=[group.label for group in here if group.size_note],
+        seeds={group.label: len(group.entries) for group in here},
     )

@@ -1,4 +1,4 @@
-"""Which rows of a comparison chance alone could have put above the best. Tables mark differences by the same tests."""
+"""Which rows of a comparison its runs do not tell from the best. Tables mark differences by the same tests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from calibrant.metrics.differences import compare_runs, holm, welch_t
 from calibrant.report.page_runs import Group
 
 
-def labels_within_chance(groups: Sequence[Group], leaders: Mapping[str, Group]) -> dict[str, list[str]]:
+def labels_not_told(groups: Sequence[Group], leaders: Mapping[str, Group]) -> dict[str, list[str]]:
     """Find the rows that these runs do not tell from the best one of a metric.
 
-    Two rows are told apart by `calibrant.metrics.differences.compare_runs`, over seeds or over test examples; where that tests
-    nothing, by Welch's t over their seeds; and a single run beside several, or without its predictions, by 95 % intervals that
-    do not meet. The tests of a metric are corrected after Holm.
+    A pair that a table of these rows tests has the table's p-value, so that the two never contradict each other. Others are
+    told apart by `calibrant.metrics.differences.compare_runs`, over seeds or over test examples; where that tests nothing, by
+    Welch's t over their seeds; and a single run beside several, or without its predictions, by 95 % intervals that do not meet.
+    The tests that are not the table's are corrected after Holm, those of a metric together.
 
     Args:
         groups: Rows of one place; a part of the test set is left out.
@@ -28,17 +29,27 @@ def labels_within_chance(groups: Sequence[Group], leaders: Mapping[str, Group]) 
     found = {}
     for key, best in leaders.items():
         above = [group for group in groups if _is_above(group, best, key)]
-        for group in above:
+        told = [_in_table(best, group, key) for group in above]
+        own = [group for group, p in zip(above, told, strict=True) if p is None]
+        for group in own:
             if (id(best), id(group)) not in tested:
                 tested[id(best), id(group)] = _p_values(best, group, list(leaders))
-        corrected = holm([tested[id(best), id(group)][key] for group in above])
-        unclear = [_meet(best, g, key) if p is None else not p < SIGNIFICANT for g, p in zip(above, corrected, strict=True)]
+        corrected = iter(holm([tested[id(best), id(group)][key] for group in own]))
+        found_p = [next(corrected) if p is None else p for p in told]
+        unclear = [_meet(best, g, key) if p is None else not p < SIGNIFICANT for g, p in zip(above, found_p, strict=True)]
         found[key] = [group.label for group, is_unclear in zip(above, unclear, strict=True) if is_unclear]
     return found
 
 
 def _is_above(group: Group, best: Group, key: str) -> bool:
     return group is not best and not group.size_note and bool(group.values(key)) and group.mean(key) >= best.mean(key)
+
+
+def _in_table(best: Group, group: Group, key: str) -> float | None:
+    """P-value of the pair in a table, where that tests one of the two against the other."""
+    if best.told.section != group.told.section:
+        return None
+    return next((b.told.p_values.get(key) for a, b in ((best, group), (group, best)) if a.told.is_base), None)
 
 
 def _p_values(best: Group, group: Group, keys: Sequence[str]) -> dict[str, float | None]:

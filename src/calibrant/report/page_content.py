@@ -73,6 +73,21 @@ class Repair:
     doubts: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class InTable:
+    """What a table of runs says of a row, for the page to say the same.
+
+    Attributes:
+        section: Number of its part of the table; None where it is in none.
+        is_base: Whether it is the row that the others of its part are tested against.
+        p_values: Metric → p-value of the difference from that row, corrected; without those that were not tested.
+    """
+
+    section: int | None = None
+    is_base: bool = False
+    p_values: Mapping[str, float] = field(default_factory=dict)
+
+
 class TableRow(NamedTuple):
     """A row of a finished table.
 

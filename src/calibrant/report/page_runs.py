@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from calibrant.core.entry import Entry
 from calibrant.core.sizes import common_size, size_note, usual_size
 from calibrant.core.words import metric_of, write_interval, write_value
+from calibrant.report.page_content import InTable
 from calibrant.report.rows import Row, group_rows
 from calibrant.report.style import method_label, method_name
 
@@ -30,6 +31,7 @@ class Group:
         best: Metrics in which it is the best.
         size_note: What is to be said of its number of test examples where that is not the usual one of its place, so that it
             is not compared with the other rows; else empty.
+        told: What a table says of it.
     """
 
     label: str
@@ -38,6 +40,7 @@ class Group:
     row: Row
     best: Collection[str] = ()
     size_note: str = ""
+    told: InTable = InTable()
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -53,7 +56,9 @@ class Group:
         return mean_of(self.values(key))
 
 
-def group_entries(entries: Sequence[Entry], *, best: Sequence[Collection[str]] | None = None) -> list[Group]:
+def group_entries(
+    entries: Sequence[Entry], *, best: Sequence[Collection[str]] | None = None, told: Sequence[InTable] | None = None
+) -> list[Group]:
     """Put the seeds of each row together, in the order in which the rows come; labels are those of figures, as plain text.
 
     A row of unknown network is there once for every network of its data set.
@@ -61,11 +66,13 @@ def group_entries(entries: Sequence[Entry], *, best: Sequence[Collection[str]] |
     Args:
         entries: Runs, in any order.
         best: For each, the metrics in which its row is the best; by default those in which no row of the same place is better.
+        told: For each, what a table says of its row.
 
     Returns:
         The rows.
     """
     marked = {} if best is None else {id(entry): keys for entry, keys in zip(entries, best, strict=True)}
+    said = {} if told is None else {id(entry): part for entry, part in zip(entries, told, strict=True)}
     found = []
     for group in group_rows(entries) if entries else ():
         data = "" if group.data == _UNKNOWN else group.data
@@ -75,7 +82,8 @@ def group_entries(entries: Sequence[Entry], *, best: Sequence[Collection[str]] |
             method = row.runs[0].method
             label = method_name(method) + row.label.removeprefix(method_label(method))
             note = size_note(common_size(row.runs), usual)
-            found.append(Group(label, data, place, row, marked.get(id(row.runs[0]), ()), note))
+            first = id(row.runs[0])
+            found.append(Group(label, data, place, row, marked.get(first, ()), note, said.get(first, InTable())))
     return found if best is not None else [replace(group, best=_best(group, found)) for group in found]
 
 

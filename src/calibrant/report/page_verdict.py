@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from calibrant.core.effect import join_words, tell_effect, write_percent
@@ -121,6 +121,7 @@ def give_runs_verdict(
     near: Sequence[str] = (),
     near_error: Sequence[str] = (),
     apart: Sequence[str] = (),
+    seeds: Mapping[str, int] | None = None,
 ) -> Verdict:
     """Say what comparing runs found.
 
@@ -135,6 +136,7 @@ def give_runs_verdict(
         near: Labels of the rows whose ECE these runs do not tell from the least one.
         near_error: Labels of those whose error they do not tell from the least one.
         apart: Labels of the rows of another number of test examples, which are not compared.
+        seeds: Label → number of runs; one each by default.
 
     Returns:
         The verdict.
@@ -166,7 +168,8 @@ def give_runs_verdict(
     same = [row[0] for row in held if row[1] == accurate[1] and row[0] != accurate[0]]
     if same:
         sentences.append(f"{join_words(same)} {'has' if len(same) == 1 else 'have'} the same error.")
-    sentences += _tell_unclear(list(near), [label for label in near_error if label not in same])
+    unclear = {"ECE": (best[0], list(near)), "error": (accurate[0], [label for label in near_error if label not in same])}
+    sentences += _tell_unclear(unclear, seeds or {})
     return Verdict(f"{several}{where}, {runs}", tuple(sentences), "runs")
 
 
@@ -187,13 +190,17 @@ def _name_leaders(best: tuple[str, float, float], accurate: tuple[str, float, fl
     )
 
 
-def _tell_unclear(ece: list[str], error: list[str]) -> list[str]:
-    both = ece == error
-    return [
-        f"These runs do not tell the {what} of {join_words(names)} from the least: the difference is within chance."
-        for what, names in (("ECE and error" if both else "ECE", ece), ("error", [] if both else error))
-        if names
-    ]
+def _tell_unclear(unclear: Mapping[str, tuple[str, list[str]]], seeds: Mapping[str, int]) -> list[str]:
+    """Say of which rows too few runs are known to tell them from the best; a metric has the best row and these."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for what, (best, names) in unclear.items():
+        if names:
+            counts = [seeds.get(name, 1) for name in (best, *names)]
+            few, many = min(counts), max(counts)
+            number = str(many) if few == many else f"{few} to {many}"
+            runs = "One run each is too little" if many == 1 else f"{number} seeds are too few"
+            told.setdefault((runs, join_words(names)), []).append(what)
+    return [f"{runs} to tell the {join_words(what)} of {names} from the least." for (runs, names), what in told.items()]
 
 
 def _absolute(estimate: Estimate) -> Estimate:

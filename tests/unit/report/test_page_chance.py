@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ import torch
 from calibrant import Predictions, measure
 from calibrant.core.entry import Entry
 from calibrant.core.scores import Estimate
-from calibrant.grid.outputs import best_metrics
+from calibrant.grid.outputs import best_metrics, told_by, write_outputs
+from calibrant.grid.reproduce import plan_reproduction, write_report
 from calibrant.grid.tables import compare_table
-from calibrant.report import page_chance
+from calibrant.report import figures, page_chance
 from calibrant.report.page import verdict_of
-from calibrant.report.page_chance import labels_within_chance
+from calibrant.report.page_chance import labels_not_told
+from calibrant.report.page_content import InTable
 from calibrant.report.page_runs import group_entries
 from figure_data import run_of
 
@@ -23,7 +26,7 @@ from figure_data import run_of
 def near(entries: list[Entry], key: str = "ece") -> list[str]:
     """Rows that are not told from the first."""
     groups = group_entries(entries)
-    return labels_within_chance(groups, {key: groups[0]})[key]
+    return labels_not_told(groups, {key: groups[0]})[key]
 
 
 def seeds(method: str, *eces: float, first: int = 0) -> list[Entry]:
@@ -59,7 +62,7 @@ def test_two_seeds_must_be_far_apart() -> None:
 def test_single_runs_without_predictions_are_told_apart_by_their_intervals() -> None:
     assert near([single("ce", 0.03), single("focal", 0.049), single("mmce", 0.051)]) == ["Focal"]
     assert near([*seeds("ce", 0.03, 0.031), single("focal", 0.04), single("mmce", 0.042)]) == ["Focal"]
-    assert labels_within_chance([], {}) == {}
+    assert labels_not_told([], {}) == {}
 
 
 def predicted(method: str, confidence: float, *, model: str = "mlp") -> Entry:
@@ -84,14 +87,14 @@ def test_single_runs_whose_intervals_do_not_meet_are_not_resampled(monkeypatch: 
     asked = []
     monkeypatch.setattr(page_chance, "compare_runs", lambda first, *_: asked.append(first) or {})
     groups = group_entries([predicted("ce", 0.91), predicted("flsd", 0.6)])
-    assert labels_within_chance(groups, {"ece": groups[0]}) == {"ece": []}
+    assert labels_not_told(groups, {"ece": groups[0]}) == {"ece": []}
     assert asked == []
     # Once for both metrics.
-    assert labels_within_chance(groups, dict.fromkeys(("ece", "error"), groups[0])) == {"ece": [], "error": ["FLSD"]}
+    assert labels_not_told(groups, dict.fromkeys(("ece", "error"), groups[0])) == {"ece": [], "error": ["FLSD"]}
     assert len(asked) == 1
 
 
-def test_verdict_says_of_the_error_too_what_is_within_chance() -> None:
+def test_verdict_says_of_the_error_too_what_is_not_told() -> None:
     wrong = predicted("brier", 0.6)
     assert wrong.test is not None
     # Two more of 400 are wrong.
@@ -103,5 +106,45 @@ def test_verdict_says_of_the_error_too_what_is_within_chance() -> None:
     assert verdict_of(entries=runs, best=best_metrics(runs)).sentences == (
         "On coins · mlp, CE has both the least calibration error (ECE 3.00%) and the least error (10.0%).",
         "FLSD has the same error.",
-        "These runs do not tell the error of Brier from the least: the difference is within chance.",
+        "One run each is too little to tell the error of Brier from the least.",
     )
+
+
+def far_apart() -> list[Entry]:
+    """Three methods far from the first, of which the best differs from seed to seed."""
+    eces = {"ce": (0.2, 0.2, 0.2), "ce+ts": (0.13, 0.1, 0.07), "focal": (0.1011, 0.1001, 0.0991), "mmce": (0.1012, 0.1, 0.0992)}
+    return [run for method, values in eces.items() for run in seeds(method, *values)]
+
+
+def test_verdict_takes_the_p_value_of_a_pair_from_the_table() -> None:
+    runs = far_apart()
+    table = compare_table(runs)
+    # The other two of the table are told with less doubt, so that its correction leaves this p-value as it is.
+    assert [line.method for line in table.lines if line.cells["ece"].differs] == ["ce+ts", "focal", "mmce"]
+    told = verdict_of(entries=runs, best=best_metrics(runs), told=told_by(table, runs))
+    assert told.sentences[-1] == "3 seeds are too few to tell the ECE of Focal and MMCE from the least."
+    # Among the pairs with the best it would be the first of three.
+    alone = verdict_of(entries=runs, best=best_metrics(runs))
+    assert alone.sentences[-1] == "3 seeds are too few to tell the ECE of CE, Focal and MMCE from the least."
+
+
+def test_verdict_takes_no_p_value_from_another_part_of_the_table() -> None:
+    first, other = InTable(0, True), InTable(1, False, {"ece": 0.001})
+    groups = group_entries([*seeds("ce", 0.1, 0.2), *seeds("focal", 0.11, 0.21)], told=[first] * 2 + [other] * 2)
+    assert labels_not_told(groups, {"ece": groups[0]}) == {"ece": ["Focal"]}
+    groups = [groups[0], replace(groups[1], told=replace(other, section=0))]
+    assert labels_not_told(groups, {"ece": groups[0]}) == {"ece": []}
+
+
+@pytest.mark.parametrize("way", ["compare", "reproduce"])
+def test_report_does_not_say_of_a_marked_difference_that_it_is_not_told(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "draw_all", lambda *_, **__: figures.Drawing([], {}))
+    if way == "compare":
+        write_outputs(far_apart(), tmp_path, figures=False)
+    else:
+        plan = plan_reproduction("table5", data=["digits"], quick=True)
+        write_report(plan, far_apart(), tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "3 seeds are too few to tell the ECE of Focal and MMCE from the least." in page

@@ -163,7 +163,7 @@ def test_verdict_of_runs_leaves_out_what_may_not_be_compared() -> None:
         "On digits, Focal has both the least calibration error (ECE 4.00%) and the least error (10.0%).",
         "Rows that have no run of the same length and settings beside them are left out here.",
         "CE has the same error.",
-        "These runs do not tell the ECE of CE from the least: the difference is within chance.",
+        "One run each is too little to tell the ECE of CE from the least.",
     )
 
 

@@ -204,20 +204,21 @@ def test_runs_verdict_names_the_best_or_the_two_bests() -> None:
     assert networks.sentences[0].startswith("On digits, mlp, ce has an error of 10.0%")
 
 
-def test_runs_verdict_says_what_chance_may_have_made() -> None:
+def test_runs_verdict_says_what_so_many_runs_do_not_tell() -> None:
     rows = [("ce", 0.1, 0.05), ("focal", 0.09, 0.02), ("mmce", 0.1, 0.03)]
-    two = give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce", "ce"])
-    assert two.sentences[1] == "These runs do not tell the ECE of mmce and ce from the least: the difference is within chance."
+    seeds = {"ce": 3, "focal": 3, "mmce": 3}
+    two = give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce", "ce"], seeds=seeds)
+    assert two.sentences[1] == "3 seeds are too few to tell the ECE of mmce and ce from the least."
+    mixed = give_runs_verdict(rows, n_runs=7, data=["digits"], near=["mmce", "ce"], seeds=seeds | {"ce": 1})
+    assert mixed.sentences[1] == "1 to 3 seeds are too few to tell the ECE of mmce and ce from the least."
     assert "the ECE of mmce from" in give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce"]).sentences[1]
     assert len(give_runs_verdict(rows, n_runs=9, data=["digits"]).sentences) == 1
     both = give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce"], near_error=["mmce"])
-    assert both.sentences[1:] == (
-        "These runs do not tell the ECE and error of mmce from the least: the difference is within chance.",
-    )
+    assert both.sentences[1:] == ("One run each is too little to tell the ECE and error of mmce from the least.",)
     each = give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce"], near_error=["ce", "mmce"])
     assert [sentence.split(" from ")[0] for sentence in each.sentences[1:]] == [
-        "These runs do not tell the ECE of mmce",
-        "These runs do not tell the error of ce and mmce",
+        "One run each is too little to tell the ECE of mmce",
+        "One run each is too little to tell the error of ce and mmce",
     ]
 
 
