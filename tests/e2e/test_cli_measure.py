@@ -75,7 +75,7 @@ def test_measure_json_of_the_golden_input(capsys: pytest.CaptureFixture[str], tm
         Predictions(logits=logits, labels=labels).save(path)
         found = measure_json(capsys, path)
         assert isinstance(found, dict)
-        assert set(found) == {"file", "n", "num_classes", "metrics", "ece_if_calibrated"}
+        assert set(found) == {"file", "n", "num_classes", "n_bins", "metrics", "ece_if_calibrated"}
         assert (found["file"], found["n"], found["num_classes"]) == (str(path), 24, 5)
         assert set(found["metrics"]) == KEYS
         for key, value in expected.items():

@@ -104,6 +104,7 @@ class Scores:
             "file": self.file,
             "n": self.n,
             "num_classes": self.num_classes,
+            "n_bins": self.n_bins,
             "metrics": {key: estimate._asdict() for key, estimate in self.metrics.items()},
             "ece_if_calibrated": self.ece_if_calibrated._asdict(),
         }
@@ -124,21 +125,22 @@ class Scores:
         Args:
             data: What ``calibrant measure --json`` wrote of one file; a null is read as nan.
             bins: Content of the reliability diagram, which that schema leaves out; without it there are no bins.
-            n_bins: Bins of the binned metrics, where ``bins`` is not given.
+            n_bins: Bins of the binned metrics, where neither ``bins`` nor ``data`` says.
 
         Raises ``ValueError`` naming the key that is missing or malformed.
         """
         none = torch.empty(0, dtype=torch.float64)
         try:
+            count = int(data.get("n_bins", n_bins)) if bins is None else len(bins.count)
             return Scores(
                 n=int(data["n"]),
                 num_classes=int(data["num_classes"]),
-                n_bins=n_bins if bins is None else len(bins.count),
+                n_bins=count,
                 metrics={key: Estimate(**_with_nan(found)) for key, found in data["metrics"].items()},
                 ece_if_calibrated=IfCalibrated(**_with_nan(data["ece_if_calibrated"])),
                 bins=Bins(none, none, none, none) if bins is None else bins,
                 classes=tuple(ClassScore(**_with_nan(found)) for found in data.get("classes", ())),
-                slices={name: Scores.from_dict(part, n_bins=n_bins) for name, part in data.get("slices", {}).items()},
+                slices={name: Scores.from_dict(part, n_bins=count) for name, part in data.get("slices", {}).items()},
                 file=data.get("file"),
             )
         except (KeyError, TypeError, AttributeError) as error:

@@ -49,9 +49,22 @@ def test_scores_json_follows_the_schema() -> None:
         "file": "a.npz",
         "n": 10,
         "num_classes": 3,
+        "n_bins": 2,
         "metrics": {"ece": {"value": 0.1, "low": 0.05, "high": 0.2}, "brier": {"value": 0.5, "low": 0.4, "high": 0.6}},
         "ece_if_calibrated": {"mean": 0.02, "p95": 0.04, "p_value": 0.003},
     }
+
+
+def test_scores_from_dict_keeps_the_number_of_bins() -> None:
+    data = json.loads(scores(slices={"night": scores(n_bins=4)}).to_json())
+    found = Scores.from_dict(data)
+    assert (found.n_bins, found.slices["night"].n_bins) == (2, 4)
+    assert found == scores(slices={"night": scores(n_bins=4)})
+    # Records of earlier versions do not say.
+    del data["n_bins"], data["slices"]["night"]["n_bins"]
+    assert Scores.from_dict(data).n_bins == 15
+    found = Scores.from_dict(data, bins=scores().bins)
+    assert (found.n_bins, found.slices["night"].n_bins) == (2, 2)
 
 
 def test_scores_json_classes_and_slices_are_written_when_present() -> None:
