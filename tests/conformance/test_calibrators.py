@@ -283,6 +283,9 @@ def test_calibrator_round_trips_through_its_file(name: str, tmp_path: Path) -> N
     back = Calibrator.load(tmp_path / "calibrator.json")
     assert type(back) is CALIBRATORS[name]
     assert back.get_params() == found.get_params()
+    learned = {key: torch.as_tensor(value) for key, value in vars(found).items() if key.endswith("_")}
+    assert {key for key in vars(back) if key.endswith("_")} == set(learned)
+    assert all(torch.equal(torch.as_tensor(getattr(back, key)), value) for key, value in learned.items())
     assert torch.equal(back.predict_proba(logits), found.predict_proba(logits))
     assert CALIBRATORS[name].load(tmp_path / "calibrator.json").num_classes_ == 4
     other = CALIBRATORS["vector" if name == "temperature" else "temperature"]

@@ -169,6 +169,15 @@ class MatrixScaling(Calibrator):
         weight, bias = problem.split(solve_affine(problem, max_iter=self.max_iter, tolerance=1e-8, where=where))
         return {"weight": weight / scale, "bias": bias.clone()}
 
+    def to_dict(self) -> dict[str, object]:
+        """Return hyper-parameters, what was learned and the spread as plain data."""
+        data = super().to_dict()
+        return {**data, "learned": {**data["learned"], "spread": self.spread_}}  # type: ignore[dict-item]
+
+    def _restore(self, learned: Mapping[str, object], num_classes: int) -> None:
+        super()._restore(learned, num_classes)
+        self.spread_ = float(str(learned["spread"]))
+
     def _problem(self, inputs: FitData, spread: float) -> AffineProblem:
         off_diagonal, bias = odir_penalties(spread, n=len(inputs), num_classes=inputs.num_classes)
         return AffineProblem(
