@@ -31,7 +31,7 @@ def run_of(settings, *, every, **options):
     return run, kept["parts"].step.state()
 
 
-def check_same(first, second):
+def assert_same(first, second):
     assert set(first) == set(second)
     for name, value in first.items():
         assert torch.equal(value.nan_to_num(-1), second[name].nan_to_num(-1)), name
@@ -54,7 +54,7 @@ def check_same(first, second):
 def test_train_is_the_same_however_often_it_is_evaluated(settings):
     (often, state), (seldom, other) = (run_of(settings, every=every) for every in (1, 3))
     assert [record.val_error is None for record in seldom.history].count(True) >= 2
-    check_same(state, other)
+    assert_same(state, other)
     assert often.test.logits.equal(seldom.test.logits)
 
 
@@ -67,7 +67,7 @@ def test_train_resumed_between_evaluations_ends_the_same(settings, tmp_path):
     settings, saved = settings | {"train.checkpoint_every_seconds": "0"}, tmp_path / "state.pt"
     with pytest.raises(RuntimeError, match="stop"):
         run_of(settings, every=3, checkpoint=saved, report=stop)
-    check_same(run_of(settings, every=1)[1], run_of(settings, every=3, checkpoint=saved, resume=True)[1])
+    assert_same(run_of(settings, every=1)[1], run_of(settings, every=3, checkpoint=saved, resume=True)[1])
 
 
 def test_end_of_epoch_predicts_the_validation_part_only_where_something_learns_from_it(monkeypatch):

@@ -23,7 +23,7 @@ def path(make, device):
     return found
 
 
-def check_same(make, reference, device):
+def assert_same(make, reference, device):
     for found, expected in zip(path(make, device), path(reference, device), strict=True):
         # Fused and capturable updates round otherwise; on the CPU they are the same lines.
         torch.testing.assert_close(found, expected, rtol=1e-5 if device == "cuda" else 0, atol=1e-6 if device == "cuda" else 0)
@@ -35,14 +35,14 @@ def test_build_optimizer_adamw_steps_as_torch_does(weight_decay, device):
     def make(values):
         return build_optimizer(values, name="adamw", lr=0.1, weight_decay=weight_decay)
 
-    check_same(make, lambda values: AdamW(values, lr=0.1, weight_decay=weight_decay), device)
+    assert_same(make, lambda values: AdamW(values, lr=0.1, weight_decay=weight_decay), device)
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
 def test_build_optimizer_sgd_steps_as_torch_does(momentum, nesterov, device):
     options = {"lr": 0.1, "momentum": momentum, "nesterov": nesterov, "weight_decay": 0.1}
-    check_same(lambda values: build_optimizer(values, name="sgd", **options), lambda values: SGD(values, **options), device)
+    assert_same(lambda values: build_optimizer(values, name="sgd", **options), lambda values: SGD(values, **options), device)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_build_optimizer_sgd_steps_as_torch_does(momentum, nesterov, device):
 @pytest.mark.parametrize("kind", [Adam, AdamW])
 def test_allocate_state_leaves_the_steps_of_adam_as_they_are(kind, form, device):
     options = {"lr": 0.1, "betas": (0.5, 0.9), "eps": 1e-8} | form
-    check_same(lambda values: allocate_state(kind(values, **options)), lambda values: kind(values, **options), device)
+    assert_same(lambda values: allocate_state(kind(values, **options)), lambda values: kind(values, **options), device)
 
 
 def test_allocate_state_moves_nothing_and_leaves_state_at_zero():
