@@ -233,6 +233,9 @@ def test_entry_takes_hyper_parameters_by_keyword_with_the_same_default_in_both_f
         assert without == {k for k in entry.required if k in made}
     shared = [k for k in function if k in module and k != "base"]
     assert {k: function[k].default for k in shared} == {k: module[k].default for k in shared}
+    # The order of a norm is `p`, as in the metrics, and `temperature` that of the gamma-Net where both are options of a method.
+    assert not {"norm", "order"} & set(function)
+    assert "n_bins" not in function or "temperature" not in function
 
 
 @all_entries

@@ -135,14 +135,14 @@ PENALTIES: dict[str, Entry] = {
     "sb_ece": Entry(
         sb_ece_penalty,
         SBECE,
-        source="norm 2 of the paper; 15 bins and temperature 0.01 are ours (the paper tunes them)",
+        source="p = 2 of the paper; 15 bins and bin temperature 0.01 are ours (the paper tunes them)",
         reference="Karandikar et al., NeurIPS 2021, eq. 11",
         code="google/uncertainty-baselines, experimental/caltrain/secondary_losses.py",
     ),
     "label_binned_sb_ece": Entry(
         label_binned_sb_ece_penalty,
         LabelBinnedSBECE,
-        source="15 bins and temperature 0.01 are ours (the paper tunes them)",
+        source="15 bins and bin temperature 0.01 are ours (the paper tunes them)",
         reference="Karandikar et al., NeurIPS 2021, eq. 12",
         code="google/uncertainty-baselines, experimental/caltrain/secondary_losses.py",
     ),
@@ -185,7 +185,7 @@ PENALTIES: dict[str, Entry] = {
     "kde_ece": Entry(
         kde_ece_penalty,
         KDEECE,
-        source="bandwidth 0.01 is ours (the authors choose it by leave-one-out likelihood); norm 1 of the paper",
+        source="bandwidth 0.01 is ours (the authors choose it by leave-one-out likelihood); p = 1 of the paper",
         reference="Popordanoska, Sayer and Blaschko, NeurIPS 2022, eq. 9, in its top-label form",
         code="tpopordanoska/ece-kde, ece_kde.py, `get_ece_kde`",
         kernel=True,

@@ -68,16 +68,16 @@ def dece_penalty(
     probs = scores.softmax(1)
     confidence, _ = top_of(probs, labels)
     accuracy = all_pairs_accuracy(probs, labels, sharpness=sharpness)
-    member = soft_bins(confidence, n_bins=n_bins, temperature=bin_temperature)
+    member = soft_bins(confidence, n_bins=n_bins, bin_temperature=bin_temperature)
     member = (member + _MEMBERSHIP_EPS) / (1 + (n_bins + 1) * _MEMBERSHIP_EPS)
     return (member * (accuracy - confidence).unsqueeze(1)).mean(0).abs().sum()
 
 
-def soft_bins(confidence: Tensor, *, n_bins: int, temperature: float) -> Tensor:
+def soft_bins(confidence: Tensor, *, n_bins: int, bin_temperature: float) -> Tensor:
     """Membership ``[B, M]`` of every confidence in the M equal-width bins, rows summing to one (formula: `dece_penalty`)."""
     m = torch.arange(1, n_bins + 1, dtype=confidence.dtype, device=confidence.device)
     below = m * (m - 1) / (2 * n_bins)
-    return ((confidence.unsqueeze(1) * m - below) / temperature).softmax(1)
+    return ((confidence.unsqueeze(1) * m - below) / bin_temperature).softmax(1)
 
 
 class DECE(Penalty):

@@ -13,12 +13,12 @@ from calibrant.losses.base import Penalty
 from calibrant.losses.confidence import full_precision
 from calibrant.losses.logprob import true_class_log_odds, widen
 
-Norm: TypeAlias = Literal[1, 2]
+Order: TypeAlias = Literal[1, 2]
 # Confidence at which the kernel is evaluated is held this far from 0 and 1, where its logarithm is infinite.
 _EDGE = 1e-6
 
 
-def kde_ece_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.01, norm: Norm = 1) -> Tensor:
+def kde_ece_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.01, p: Order = 1) -> Tensor:
     r"""Mean gap between each confidence and a Beta-kernel estimate of accuracy there, from the other samples.
 
     With confidence :math:`c_i = \max_k q_{ik}`, :math:`q_i = \mathrm{softmax}(z_i)`, correctness
@@ -29,7 +29,7 @@ def kde_ece_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.01, 
         \frac{\sum_{j \ne i} k_{ij}\, a_j}{\sum_{j \ne i} k_{ij}} - c_i \Bigr|^p, \qquad
         k_{ij} = \mathrm{Beta}\Bigl( c_i;\; \tfrac{c_j}{b} + 1,\; \tfrac{1 - c_j}{b} + 1 \Bigr)
 
-    with :math:`b` the ``bandwidth`` and p the ``norm`` (no p-th root). In log space a factor that depends on i alone drops
+    with :math:`b` the ``bandwidth`` and no p-th root. In log space a factor that depends on i alone drops
     out of the ratio, which leaves a softmax over j of :math:`c_j \operatorname{logit}(c_i) / b - \ln \mathrm{B}(\cdot)`: one
     product over pairs, never 0/0. :math:`\operatorname{logit}(c_i)` is read from the logits, where it does not round to
     infinity, and held within that of 1e-6 and 1 - 1e-6; the released code is NaN at a confidence of 1.
@@ -39,7 +39,7 @@ def kde_ece_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.01, 
         labels: Class indices ``[B]``.
         bandwidth: ``b`` > 0; the kernel's standard deviation is about :math:`\sqrt{b\,c\,(1 - c)}`. The authors choose it on
             held-out predictions by leave-one-out likelihood; the default 0.01 is our choice, 0.05 wide at c = 1/2.
-        norm: 1 or 2.
+        p: Exponent of the gap, 1 or 2.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``; 0 is best. A single sample has no others: 0. Raises ``ValueError`` if shapes disagree or
@@ -57,8 +57,8 @@ def kde_ece_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.01, 
     where = "kde_ece_penalty"
     check_logits(logits, labels, where=where)
     check_positive(bandwidth, where=where, name="bandwidth")
-    if norm not in (1, 2):
-        raise ValueError(f"{where}: `norm` must be 1 or 2, got {norm!r}.")
+    if p not in (1, 2):
+        raise ValueError(f"{where}: `p` must be 1 or 2, got {p!r}.")
     scores = widen(logits)
     top = scores.detach().argmax(1)
     odds = -true_class_log_odds(scores, top)
@@ -69,7 +69,7 @@ def kde_ece_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.01, 
     with full_precision(scores):
         smoothed = _beta_weights(confidence, odds, bandwidth=bandwidth) @ correct
     gap = smoothed - confidence
-    return gap.abs().mean() if norm == 1 else gap.square().mean()
+    return gap.abs().mean() if p == 1 else gap.square().mean()
 
 
 def _beta_weights(confidence: Tensor, odds: Tensor, *, bandwidth: float) -> Tensor:
@@ -87,14 +87,14 @@ class KDEECE(Penalty):
 
     Args:
         bandwidth: Bandwidth of the Beta kernel.
-        norm: 1 or 2.
+        p: Exponent of the gap, 1 or 2.
     """
 
-    def __init__(self, *, bandwidth: float = 0.01, norm: Norm = 1) -> None:
+    def __init__(self, *, bandwidth: float = 0.01, p: Order = 1) -> None:
         super().__init__()
         self.bandwidth = bandwidth
-        self.norm: Norm = norm
+        self.p: Order = p
 
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the penalty of the batch, ``[]``."""
-        return kde_ece_penalty(logits, labels, bandwidth=self.bandwidth, norm=self.norm)
+        return kde_ece_penalty(logits, labels, bandwidth=self.bandwidth, p=self.p)

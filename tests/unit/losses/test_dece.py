@@ -30,7 +30,7 @@ def test_dece_of_one_bin_is_the_gap_of_the_means() -> None:
 
 
 def test_soft_bins_at_an_edge_are_shared_evenly_and_between_edges_hard() -> None:
-    member = soft_bins(torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64), n_bins=5, temperature=1e-3)
+    member = soft_bins(torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64), n_bins=5, bin_temperature=1e-3)
     torch.testing.assert_close(member.sum(1), torch.ones(3, dtype=torch.float64))
     assert member[0].tolist() == pytest.approx([0.5, 0.5, 0, 0, 0], abs=1e-12)
     assert member[1].tolist() == pytest.approx([0, 0, 1, 0, 0], abs=1e-12)
@@ -38,7 +38,7 @@ def test_soft_bins_at_an_edge_are_shared_evenly_and_between_edges_hard() -> None
 
 
 def test_soft_bins_log_odds_of_neighbours_are_the_distance_to_their_edge() -> None:
-    member = soft_bins(torch.tensor([0.53], dtype=torch.float64), n_bins=4, temperature=0.1)
+    member = soft_bins(torch.tensor([0.53], dtype=torch.float64), n_bins=4, bin_temperature=0.1)
     odds = member.log().diff(dim=1).squeeze(0)
     assert odds.tolist() == pytest.approx([(0.53 - edge) / 0.1 for edge in (0.25, 0.5, 0.75)])
 

@@ -15,8 +15,8 @@ def test_kde_ece_of_golden_input_has_the_golden_values(bandwidth: float, value: 
     assert KDEECE(bandwidth=bandwidth)(*golden()).item() == pytest.approx(value, abs=6e-7)
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-def test_kde_ece_of_three_samples_by_hand(norm: int) -> None:
+@pytest.mark.parametrize("p", [1, 2])
+def test_kde_ece_of_three_samples_by_hand(p: int) -> None:
     confidence, correct, b = [0.9, 0.8, 0.6], [1, 0, 1], 0.05
     logits, labels = with_confidence(confidence, correct)
     total = 0.0
@@ -24,8 +24,8 @@ def test_kde_ece_of_three_samples_by_hand(norm: int) -> None:
         others = [j for j in range(3) if j != i]
         k = [beta_distribution.pdf(confidence[i], confidence[j] / b + 1, (1 - confidence[j]) / b + 1) for j in others]
         ratio = sum(w * correct[j] for w, j in zip(k, others, strict=True)) / sum(k)
-        total += abs(ratio - confidence[i]) ** norm / 3
-    value = kde_ece_penalty(logits, labels, bandwidth=b, norm=norm)  # type: ignore[arg-type]
+        total += abs(ratio - confidence[i]) ** p / 3
+    value = kde_ece_penalty(logits, labels, bandwidth=b, p=p)  # type: ignore[arg-type]
     assert value.item() == pytest.approx(total, rel=1e-9)
 
 
@@ -68,8 +68,8 @@ def test_kde_ece_of_bad_options_raises() -> None:
     logits, labels = golden()
     with pytest.raises(ValueError, match=r"kde_ece_penalty: `bandwidth` must be a finite number > 0, got 0"):
         kde_ece_penalty(logits, labels, bandwidth=0)
-    with pytest.raises(ValueError, match=r"kde_ece_penalty: `norm` must be 1 or 2, got 0"):
-        kde_ece_penalty(logits, labels, norm=0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"kde_ece_penalty: `p` must be 1 or 2, got 0"):
+        kde_ece_penalty(logits, labels, p=0)  # type: ignore[arg-type]
 
 
 def test_kde_ece_at_a_confidence_of_one_evaluates_the_kernel_next_to_it() -> None:

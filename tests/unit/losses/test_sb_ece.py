@@ -11,10 +11,10 @@ from helpers import golden, mixed_gaps, with_confidence
 
 
 @pytest.mark.parametrize(
-    ("temperature", "norm", "value"), [(0.01, 2, 0.280120), (0.01, 1, 0.252784), (0.001, 2, 0.330962), (0.001, 1, 0.287732)]
+    ("temperature", "p", "value"), [(0.01, 2, 0.280120), (0.01, 1, 0.252784), (0.001, 2, 0.330962), (0.001, 1, 0.287732)]
 )
-def test_sb_ece_of_golden_input_has_the_golden_values(temperature: float, norm: int, value: float) -> None:
-    penalty = SBECE(temperature=temperature, norm=norm)  # type: ignore[arg-type]
+def test_sb_ece_of_golden_input_has_the_golden_values(temperature: float, p: int, value: float) -> None:
+    penalty = SBECE(bin_temperature=temperature, p=p)  # type: ignore[arg-type]
     assert penalty(*golden()).item() == pytest.approx(value, abs=6e-7)
 
 
@@ -26,13 +26,13 @@ def test_sb_ece_of_two_bins_by_hand() -> None:
     gaps = [abs(b[0] * -0.6 + b[1] * 0.1) / sum(b) for b in bins]
     one = sum(sum(b) / 2 * gap for b, gap in zip(bins, gaps, strict=True))
     two = math.sqrt(sum(sum(b) / 2 * gap**2 for b, gap in zip(bins, gaps, strict=True)))
-    assert sb_ece_penalty(logits, labels, n_bins=2, temperature=0.1, norm=1).item() == pytest.approx(one)
-    assert sb_ece_penalty(logits, labels, n_bins=2, temperature=0.1, norm=2).item() == pytest.approx(two)
+    assert sb_ece_penalty(logits, labels, n_bins=2, bin_temperature=0.1, p=1).item() == pytest.approx(one)
+    assert sb_ece_penalty(logits, labels, n_bins=2, bin_temperature=0.1, p=2).item() == pytest.approx(two)
 
 
 def test_sb_ece_with_cold_bins_is_ece() -> None:
     probs, labels = mixed_gaps(500)
-    cold = sb_ece_penalty(probs.log(), labels, temperature=1e-6, norm=1).item()
+    cold = sb_ece_penalty(probs.log(), labels, bin_temperature=1e-6, p=1).item()
     assert cold == pytest.approx(expected_calibration_error(probs, labels).item(), abs=1e-3)
 
 
@@ -55,10 +55,10 @@ def test_label_binned_sb_ece_bins_begin_at_one_over_the_number_of_classes() -> N
     # Two bins of [1/2, 1]: 0.75 lies on the border, so both samples share both bins evenly at any temperature.
     logits, labels = with_confidence([0.75, 0.75], [1, 0])
     for temperature in (1e-4, 1.0):
-        value = label_binned_sb_ece_penalty(logits, labels, n_bins=2, temperature=temperature)
+        value = label_binned_sb_ece_penalty(logits, labels, n_bins=2, bin_temperature=temperature)
         assert value.item() == pytest.approx(0.25**2)
     logits, labels = with_confidence([0.99, 0.51], [1, 0])
-    cold = label_binned_sb_ece_penalty(logits, labels, n_bins=2, temperature=1e-4)
+    cold = label_binned_sb_ece_penalty(logits, labels, n_bins=2, bin_temperature=1e-4)
     assert cold.item() == pytest.approx((0.01**2 + 0.51**2) / 2, rel=1e-3)
 
 
@@ -66,7 +66,7 @@ def test_sb_ece_of_bad_options_raises() -> None:
     logits, labels = golden()
     with pytest.raises(ValueError, match=r"sb_ece_penalty: `n_bins` must be a whole number >= 1, got 1.5"):
         sb_ece_penalty(logits, labels, n_bins=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"label_binned_sb_ece_penalty: `temperature` must be a finite number > 0, got 0"):
-        label_binned_sb_ece_penalty(logits, labels, temperature=0)
-    with pytest.raises(ValueError, match=r"sb_ece_penalty: `norm` must be 1 or 2, got 3"):
-        sb_ece_penalty(logits, labels, norm=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"label_binned_sb_ece_penalty: `bin_temperature` must be a finite number > 0, got 0"):
+        label_binned_sb_ece_penalty(logits, labels, bin_temperature=0)
+    with pytest.raises(ValueError, match=r"sb_ece_penalty: `p` must be 1 or 2, got 3"):
+        sb_ece_penalty(logits, labels, p=3)  # type: ignore[arg-type]
