@@ -219,6 +219,13 @@ def test_compare_in_python_reads_finished_runs_and_adds_others(whole: Path, tmp_
             "before `=`, mixture or digits, got 'digitz'",
         ),
         (("--data", "mixture", "--methods", "ce", "--device", "cuda:x"), "`device` must be"),
+        (("--data", "mixture"), "`--methods` must name methods to train, or `--add` predictions to compare, got neither."),
+        (("--data", "mixture", "--add", "x.npz", "--epochs", "3"), "`train.epochs` says nothing where no method is named"),
+        (
+            ("--data", "mixture", "--methods", "ce", "--epochs", "3", "--set", "train.epochs=4"),
+            "`train.epochs` must be said once, got 3 by its option and 4 by `--set`. Leave one out.",
+        ),
+        (("--data", "mixture", "--methods", "ce", "--ray-address", "auto"), "`ray_address` must come with on='ray'"),
     ],
 )
 def test_compare_of_what_cannot_be_says_so_before_anything_starts(
@@ -261,6 +268,31 @@ def test_compare_prints_models_of_one_name_as_rows_and_says_what_is_not_compared
     page = (tmp_path / "out" / "report.html").read_text()
     assert "a/m" in page
     assert "b/m" in page
+
+
+def test_compare_without_methods_makes_table_figures_and_report_of_files_alone(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test = load_entries(whole / "runs" / "mixture-waiting-ce-seed0")[0].test
+    for name, by in (("mine", 1.0), ("sharper", 3.0)):
+        test.replace(logits=by * test.logits).save(tmp_path / f"{name}.npz")
+    words = [word for name in ("mine", "sharper") for word in ("--add", str(tmp_path / f"{name}.npz"))]
+    with pytest.raises(SystemExit) as ended:
+        main.run(["compare", "--data", "my data", *words, "--out", str(tmp_path / "out")])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert f"written to {tmp_path}/out: table.md" in out
+    assert not (tmp_path / "out" / "runs").exists()
+    lines = json.loads((tmp_path / "out" / "table.json").read_text())["sections"][0]["lines"]
+    assert [line["method"] for line in lines] == ["mine", "sharper"]
+    assert lines[0]["cells"]["ece"]["best"]
+    assert lines[1]["cells"]["ece"]["p_value"] < 0.05
+    assert any(file.name.startswith("reliability-") for file in (tmp_path / "out" / "figures").iterdir())
+
+
+def test_compare_in_python_takes_one_path_to_add_as_it_is(whole: Path, tmp_path: Path) -> None:
+    found = calibrant.compare("mixture", add=whole / "runs" / "mixture-waiting-ce-seed0", out=tmp_path, figures=False)
+    assert [entry.method for entry in found.entries] == ["ce"]
 
 
 def test_compare_with_another_recipe_in_the_folder_names_what_differs(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,7 +194,7 @@ def test_report_of_one_method_under_two_settings_tells_them_apart(capsys: pytest
     assert again[0] == 0, again[2]
     assert "2 rows of 1 method" in again[1]
     page = out.read_text()
-    assert '<th scope="row">CE</th><td>1</td>' in page
+    assert '<th scope="row">CE (average=no)</th><td>1</td>' in page
     assert '<th scope="row">CE (average=uniform)</th><td>1</td>' in page
 
 
@@ -242,3 +242,10 @@ def test_report_bad_input_is_one_sentence_and_code_2(
     assert message in err
     assert err.count("\n") == 1
     assert not (tmp_path / "r.html").exists()
+
+
+def test_report_of_a_folder_of_runs_says_with_which_option(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = run(capsys, "report", tmp_path, "--out", tmp_path / "report.html")
+    assert code == 2
+    said = f"the first argument must be a file or a finished run, got {tmp_path}. For its runs: `--run {tmp_path}`."
+    assert err == f"calibrant: report: {said}\n"

@@ -117,12 +117,21 @@ def test_reproduce_unknown_name_is_answered_with_the_nearest(call: Call) -> None
 
 def test_results_add_without_runs_is_one_sentence(call: Call, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert call("results", "add", "empty") == (2, "", "calibrant: empty: must hold finished runs, got none.\n")
+    (tmp_path / "mine.npz").write_bytes(b"")
+    advice = "Name a folder that was `--out` of train or compare."
+    assert call("results", "add", "empty") == (2, "", f"calibrant: empty: must hold finished runs, got none. {advice}\n")
+    assert call("results", "add", "mine.npz") == (
+        2,
+        "",
+        f"calibrant: mine.npz: must hold finished runs, got a file. {advice}\n",
+    )
     assert not (tmp_path / "results").exists()
 
 
 def test_results_add_of_nothing_says_that_it_is_not_there(call: Call) -> None:
-    assert call("results", "add", "nothere") == (2, "", "calibrant: nothere: must hold finished runs, got nothing there.\n")
+    code, out, err = call("results", "add", "nothere")
+    assert (code, out) == (2, "")
+    assert err.startswith("calibrant: nothere: must hold finished runs, got nothing there. ")
 
 
 @pytest.mark.parametrize("data", ["digts", "cifar10,digts", "./nowhere"])
@@ -139,7 +148,8 @@ def test_reproduce_of_data_that_are_none_says_so_once_and_before_the_plan(data: 
     [
         ((), "mlp", 30, "shorter  with `--quick`, `--data NAME`, `--seeds 1` or `--set train.epochs=N`"),
         ((), "resnet18", 30, "`--seeds 1`, `--set backbone.name=convnet` or `--set train.epochs=N`"),
-        (("--quick",), "mlp", 30, "shorter  with `--data NAME`, `--seeds 1` or `--set train.epochs=N`"),
+        (("--quick",), "mlp", 30, "shorter  with `--seeds 1` or `--set train.epochs=N`"),
+        (("--quick", "--seeds", "4,"), "mlp", 30, "shorter  with `--set train.epochs=N`\n"),
         (("--quick",), "mlp", 0.5, None),
     ],
 )

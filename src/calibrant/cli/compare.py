@@ -13,7 +13,7 @@ from rich.console import Console
 from calibrant.cli.grid_display import GridDisplay
 from calibrant.cli.grid_table import show_table
 from calibrant.cli.stopping import says_how_to_go_on
-from calibrant.cli.train import parse_settings
+from calibrant.cli.train import merge_settings
 from calibrant.engine.recipe import load_recipe
 from calibrant.grid.captions import NOT_IN_PAPER
 from calibrant.grid.compare import Comparison, Failure, compare
@@ -50,7 +50,7 @@ def compare_methods(
     Args:
         file: Recipe that the runs have in common, or None.
         data: Names or paths of data sets; the recipe's own by default.
-        methods: Names of methods, with commas.
+        methods: Names of methods, with commas; none where what is added is to be compared alone.
         keys: Dotted key of the recipe → value; None where nothing was said.
         settings: Further ones as ``KEY=VALUE``.
         options: Where and how.
@@ -58,7 +58,9 @@ def compare_methods(
     recipe = None if file is None else load_recipe(file)
     if not data and recipe is None:
         raise ValueError("compare: `--data` must name a data set (`calibrant data list`), got none.")
-    changes = {key: value for key, value in keys.items() if value is not None} | parse_settings(settings)
+    if not methods.strip() and not options.add:
+        raise ValueError("compare: `--methods` must name methods to train, or `--add` predictions to compare, got neither.")
+    changes = merge_settings(keys, settings)
     display = GridDisplay()
     with says_how_to_go_on(lambda: _so_far(display)), display:
         found = compare(
@@ -96,7 +98,8 @@ def summarize(found: Comparison) -> None:
     for note in [*found.notes, *(note for note in (found.table.notes if found.table else ()) if note == NOT_IN_PAPER)]:
         console.print(note, soft_wrap=True)
     names = dict.fromkeys(file.relative_to(found.folder).parts[0] for file in found.files)
-    shown = ["runs/", *(f"{name}/" if (found.folder / name).is_dir() else name for name in names)]
+    runs = ["runs/"] if any((found.folder / "runs").glob("*")) else []
+    shown = [*runs, *(f"{name}/" if (found.folder / name).is_dir() else name for name in names)]
     console.print(f"written to {found.folder}: {', '.join(shown)}", soft_wrap=True)
     for sentence in failure_words(found.failures):
         print(f"calibrant: {sentence}", file=sys.stderr)

@@ -104,9 +104,12 @@ def train(
 
 @app.command()
 def compare(
-    methods: Annotated[str, typer.Option(metavar="A,B+ts,…", help="Methods; the first is what others are tested against.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs, tables, figures and the report go.")],
     recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE.toml", help="What the runs have in common.")] = None,
+    methods: Annotated[
+        str,
+        typer.Option(metavar="A,B+ts,…", help="Methods; others are tested against the first. None: compare what --add names."),
+    ] = "",
     data: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Data sets or paths, with commas or repeated.")] = None,
     seeds: Annotated[str, typer.Option(metavar="N", help="How many seeds, from 0, or which: 0,3,7.")] = "1",
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Backbone, or package.module:factory.")] = None,

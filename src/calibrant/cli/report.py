@@ -18,8 +18,8 @@ from calibrant.core.records import Predictions
 from calibrant.grid.added import once_by_path
 from calibrant.grid.collect import load_entries
 from calibrant.grid.names import name_apart, seed_notes
-from calibrant.grid.outputs import best_metrics, page_notes, told_by
-from calibrant.grid.rows import catalogue_order, tell_apart
+from calibrant.grid.outputs import best_metrics, label_rows, page_notes, told_by
+from calibrant.grid.rows import catalogue_order
 from calibrant.grid.same_test import Asked, check_same_labels
 from calibrant.grid.tables import compare_table
 from calibrant.io import load_class_names, load_predictions
@@ -77,9 +77,10 @@ def write_report(test: Path | None, options: Options) -> None:
             repaired = repair_predictions(fit_data, examined, method=options.method, file=options.fit, precision=precision)
     else:
         entries = _load_runs(options.runs)
-    rows, best = tell_apart(entries), best_metrics(entries)
     with progress_bar("drawing the page", None):
-        told = told_by(compare_table(entries, calibrated=True), entries) if entries else None
+        table = compare_table(entries, calibrated=True) if entries else None
+        rows, best = ([], []) if table is None else (label_rows(table, entries), best_metrics(entries))
+        told = [] if table is None else told_by(table, entries)
         verdict = verdict_of(examined, repaired=repaired, entries=rows, best=best, told=told)
         page = render_page(
             examined,

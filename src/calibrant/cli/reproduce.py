@@ -41,13 +41,13 @@ def reproduce(
     Says beforehand how long that takes on this machine. Finished runs are not repeated, so the same command goes on where it
     stopped; the report has the paper's numbers below ours.
     """
-    from calibrant.cli.train import parse_settings
+    from calibrant.cli.train import merge_settings
     from calibrant.grid.plan import check_folders
     from calibrant.grid.reproduce import plan_reproduction
     from calibrant.grid.unchanged import check_unchanged
 
     keys = {"train.device": device, "data.root": None if data_root is None else str(data_root)}
-    changes = {key: value for key, value in keys.items() if value is not None} | parse_settings(settings or [])
+    changes = merge_settings(keys, settings or [])
     sets = [part.strip() for text in data or [] for part in text.split(",") if part.strip()]
     plan = plan_reproduction(name, data=sets, seeds=seeds, quick=quick, preset=preset, settings=changes)
     folder = Path("reproduce", f"{name}-quick" if quick else name) if out is None else out
@@ -116,8 +116,9 @@ def _say_forecast(plan: Reproduction, folder: Path, jobs: int | None) -> None:
     if found.high > _LONG:
         networks = {cell.recipe.backbone.name for cell in plan.cells()}
         smaller = [] if networks <= {"convnet", "mlp"} else ["`--set backbone.name=convnet`"]
-        less = [*([] if plan.quick else ["`--quick`"]), "`--data NAME`", "`--seeds 1`", *smaller, "`--set train.epochs=N`"]
-        print(f"  shorter  with {', '.join(less[:-1])} or {less[-1]}", flush=True)
+        fewer = [option for option, values in (("`--data NAME`", plan.data), ("`--seeds 1`", plan.seeds)) if len(values) > 1]
+        less = [*([] if plan.quick else ["`--quick`"]), *fewer, *smaller, "`--set train.epochs=N`"]
+        print(f"  shorter  with {' or '.join([', '.join(less[:-1]), less[-1]] if less[1:] else less)}", flush=True)
 
 
 def _run(plan: Reproduction, folder: Path, jobs: int | None) -> None:

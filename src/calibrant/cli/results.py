@@ -33,7 +33,8 @@ def add_results(
     for path, there in found.items():
         if not there.finished:
             got = f"{len(there.unfinished)} not finished" if there.unfinished else "none" if path.exists() else "nothing there"
-            raise ValueError(f"{path}: must hold finished runs, got {got}.")
+            got = "a file" if path.is_file() else got
+            raise ValueError(f"{path}: must hold finished runs, got {got}. Name a folder that was `--out` of train or compare.")
     folders = dict.fromkeys(folder for there in found.values() for folder in there.finished)
     for file in save_results([load_run_entry(folder) for folder in folders], to, note=note):
         print(file)

@@ -32,7 +32,7 @@ def train_model(
     """
     if file is None and resume and out is not None and (out / "recipe.toml").exists():
         file = out / "recipe.toml"
-    changes = {key: value for key, value in options.items() if value is not None} | parse_settings(settings)
+    changes = merge_settings(options, settings)
     recipe = override(Recipe() if file is None else load_recipe(file), changes)
     check_idle([recipe], changes)
     folder = default_folder(recipe) if out is None else out
@@ -79,6 +79,23 @@ def _how_to_go_on(folder: Path) -> str:
     if (folder / "recipe.toml").exists():
         return f"No epoch was saved yet; start again {again}"
     return "Nothing was written yet; start again with the same command."
+
+
+def merge_settings(options: Mapping[str, object], settings: Sequence[str]) -> dict[str, object]:
+    """Put ``KEY=VALUE`` texts beside the options that were said, dotted key → value; one that says otherwise is refused.
+
+    Example:
+        >>> merge_settings({"train.epochs": 5, "data.root": None}, ["optim.lr=0.2"])
+        {'train.epochs': 5, 'optim.lr': '0.2'}
+    """
+    said = {key: value for key, value in options.items() if value is not None}
+    found = parse_settings(settings)
+    for key in said.keys() & found.keys():
+        if str(said[key]) != found[key]:
+            raise ValueError(
+                f"train: `{key}` must be said once, got {said[key]} by its option and {found[key]} by `--set`. Leave one out."
+            )
+    return said | found
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, object]:

@@ -43,7 +43,7 @@ _ASKED = Asked(
 )
 
 
-def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path) -> Added:
+def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path, sets: Sequence[str]) -> Added:
     """Read the rows that are to be put below those of a grid.
 
     What is given twice, or lies in the grid's own folder too, with the same predictions, is taken once.
@@ -52,6 +52,7 @@ def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path) 
         add: Paths, or ``DATA=PATH`` with one of the grid's data sets.
         cells: The grid.
         runs: Folder of its runs; those of its own cells are not added to themselves.
+        sets: What its data sets are called; a grid without cells compares what is added.
 
     Returns:
         The rows. Raises ``ValueError`` if one has everything in common with a run of the grid, seed included, but for what it
@@ -59,7 +60,7 @@ def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path) 
     """
     own = {(runs / cell.name).resolve() for cell in cells if cell.shown}
     found = [
-        entry for entry in once_by_path(_load(add, cells)) if entry.folder is None or Path(entry.folder).resolve() not in own
+        entry for entry in once_by_path(_load(add, sets)) if entry.folder is None or Path(entry.folder).resolve() not in own
     ]
     if not found:
         return Added([], ())
@@ -74,8 +75,7 @@ def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path) 
     return Added(found, (*notes, *seed_notes(found)))
 
 
-def _load(add: Sequence[str | Path], cells: Sequence[Cell]) -> list[Entry]:
-    sets = list(dict.fromkeys(cell.data for cell in cells))
+def _load(add: Sequence[str | Path], sets: Sequence[str]) -> list[Entry]:
     found: list[Entry] = []
     for given in add:
         name, equals, rest = str(given).partition("=")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from calibrant.core.effect import join_words
 from calibrant.core.sizes import size_note
 from calibrant.grid.choices import choice_notes
 from calibrant.grid.doubts import doubt_notes
@@ -13,6 +14,8 @@ from calibrant.metrics.differences import LEAST_SEEDS
 
 MARK = "†"
 NOT_IN_PAPER = "The paper has no numbers for these data, networks and methods."
+# How bins are cut → metric → what it is called.
+_BINNED = {"width": {"ece": "ECE", "mce": "MCE", "classwise_ece": "classwise ECE"}, "mass": {"ace": "ACE"}}
 _WAYS = {
     "seeds": f"a paired t-test over seeds, where two rows have {LEAST_SEEDS} or more in common",
     "examples": "a paired bootstrap of one network each on the same test examples, which is about these networks alone",
@@ -29,7 +32,7 @@ def notes_of(table: Table, *, tested: bool, paper: bool = False, beside: Sequenc
         beside: Lines that are not shown, which the others are held against.
     """
     lines = [line for line in table.lines if line.kind != "paper"]
-    notes = [_averaged(lines), *_common(table, lines), *choice_notes([*beside, *lines])]
+    notes = [_averaged(lines), *_binned(table, lines), *_common(table, lines), *choice_notes([*beside, *lines])]
     notes += [*_bold(table), *size_notes(table), *doubt_notes(table)]
     notes += _tests(lines, sections=len(table.sections), base=table.base) if tested else []
     if "calibrated" in table.info:
@@ -88,7 +91,10 @@ def _best(table: Table) -> list[set[str]]:
 def _bold(table: Table) -> list[str]:
     if not any(_best(table)):
         return []
-    notes = ["Bold: the lowest of a column among rows of the same data, network, epochs and given settings (--set)."]
+    notes = [
+        "Bold: the lowest of a column among rows of the same data, network, epochs and given settings (--set), "
+        "a method's own aside."
+    ]
     if several_best(table):
         notes.append(
             "Several values of a column are bold, or not its lowest, where only some rows may be compared with each other."
@@ -104,6 +110,20 @@ def _averaged(lines: Sequence[Line]) -> str:
     return "Mean ± standard deviation over runs of different seeds (n − 1); Seeds is their number."
 
 
+def _binned(table: Table, lines: Sequence[Line]) -> list[str]:
+    """Say over which bins the binned columns are, where that is known and one thing."""
+    numbers = {line.bins for line in lines} - {None}
+    if len(numbers) != 1:
+        return []
+    shown, bins = {column.metric for column in table.columns}, numbers.pop()
+    said: list[str] = []
+    for width, words in _BINNED.items():
+        names = [name for metric, name in words.items() if metric in shown]
+        if names:
+            said.append(f"{join_words(names)} over {f'{bins} bins' if not said else bins} of equal {width}")
+    return [f"{', '.join(said)}."] if said else []
+
+
 def _common(table: Table, lines: Sequence[Line]) -> list[str]:
     notes = []
     epochs = {line.epochs for line in lines} - {None}
@@ -112,12 +132,21 @@ def _common(table: Table, lines: Sequence[Line]) -> list[str]:
         notes.append(f"{epochs.pop()} epochs.")
     if "preset" not in table.info and len(presets) == 1:
         notes.append(f"Preset {presets.pop()}.")
-    ours = [line for line in lines if line.kind == "ours"]
-    known = [line.settings for line in ours or lines if line.epochs is not None]
-    shared = [text for text in known[0] if all(text in other for other in known)] if known else []
+    shared = _shared(lines)
     if shared:
         notes.append(f"Settings: {', '.join(shared)}.")
+    for section in table.sections if len(table.sections) > 1 else ():
+        own = [text for text in _shared([line for line in section.lines if line.kind != "paper"]) if text not in shared]
+        if own:
+            notes.append(f"Settings on {section.title}: {', '.join(own)}.")
     return notes
+
+
+def _shared(lines: Sequence[Line]) -> list[str]:
+    """Settings of all lines of which something is known; labels do not say them."""
+    ours = [line for line in lines if line.kind == "ours"]
+    known = [line.settings for line in ours or lines if line.epochs is not None]
+    return [text for text in known[0] if all(text in other for other in known)] if known else []
 
 
 def _tests(lines: Sequence[Line], *, sections: int, base: str) -> list[str]:

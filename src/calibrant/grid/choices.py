@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from calibrant.core.effect import join_words
 from calibrant.grid.layout import Line
 
 _AVERAGE, _SELECT = "train.average", "train.select"
@@ -41,11 +42,13 @@ def choice_notes(lines: Sequence[Line]) -> list[str]:
         return []
     usual = max(groups, key=lambda values: len(groups[values]))
     told = [
-        f"{_list([*names])} {'predicts' if len(names) == 1 else 'predict'} {_way(keys, values)}"
+        f"{join_words([*names])} {'predicts' if len(names) == 1 else 'predict'} {_way(keys, values)}"
         for values, names in groups.items()
         if values != usual
     ]
-    return [f"By preset, {'; '.join(told)}; all others {_way(keys, usual)}."]
+    # Of somebody's predictions nothing is known.
+    rest = "all others" if len(known) == len(lines) else "all other runs"
+    return [f"By preset, {'; '.join(told)}; {rest} {_way(keys, usual)}."]
 
 
 def _name(line: Line, lines: Sequence[Line]) -> str:
@@ -66,8 +69,3 @@ def _way(keys: Sequence[str], values: Sequence[str | None]) -> str:
 
 def _key(key: str, found: dict[str, str | None]) -> str:
     return "" if found[key] == _USUAL[key] else f" ({key}={found[key]})"
-
-
-def _list(names: Sequence[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last

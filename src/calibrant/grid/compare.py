@@ -14,7 +14,7 @@ from calibrant.engine.lock import lock_folder
 from calibrant.engine.recipe import Recipe
 from calibrant.engine.setup import load_data
 from calibrant.grid.added import Added, load_added
-from calibrant.grid.collect import load_run_entry, test_numbers
+from calibrant.grid.collect import data_label, load_run_entry, test_numbers
 from calibrant.grid.layout import Table
 from calibrant.grid.local import LocalExecutor, visible_gpus
 from calibrant.grid.outputs import write_outputs
@@ -66,7 +66,7 @@ class Comparison:
 def compare(
     data: str | Sequence[str],
     *,
-    methods: str | Sequence[str],
+    methods: str | Sequence[str] = (),
     out: str | Path,
     seeds: int | str | Sequence[int] = 1,
     recipe: Recipe | None = None,
@@ -76,7 +76,7 @@ def compare(
     on: str = "local",
     ray_address: str | None = None,
     retries: int = 1,
-    add: Sequence[str | Path] = (),
+    add: str | Path | Sequence[str | Path] = (),
     paper: bool = False,
     figures: bool = True,
     write: Write | None = None,
@@ -90,7 +90,7 @@ def compare(
     Args:
         data: Names or paths of data sets, as a list or as text with commas.
         methods: Names of methods; ``+ts`` behind one makes its run without training again. The first is what others are
-            tested against.
+            tested against. Without any, nothing is trained and what is added is compared; the first of that is the first row.
         out: Folder for everything.
         seeds: How many, from 0, or which.
         recipe: What the runs have in common; the paper's protocol by default, on embedded data a small network and few epochs.
@@ -123,20 +123,21 @@ def compare(
     if jobs is not None and jobs < 1 or threads < 1 or retries < 0:
         raise ValueError(f"compare: `jobs` and `threads` must be >= 1 and `retries` >= 0, got {jobs}, {threads} and {retries}.")
     names, parts = split_names(data), split_names(methods)
-    cells = plan_cells(names, parts, parse_seeds(seeds), recipe=recipe, settings=settings)
+    others = [add] if isinstance(add, (str, Path)) else list(add)
+    cells = _plan(names, parts, seeds, recipe=recipe, settings=settings, alone=bool(others))
     check_out(folder)
     check_folders(cells, folder / "runs")
     # What two checks look at is read once, and let go before the first run.
     read = cache(load_data)
     check_unchanged(cells, folder / "runs", read=read)
-    added = load_added(add, cells, runs=folder / "runs")
+    added = load_added(others, cells, runs=folder / "runs", sets=[data_label(name) for name in names])
     board = _board(cells, folder / "runs")
     left = [state.cell for state in board.states.values() if state.stage is Stage.WAITING]
     check_data(left)
     start = _executor(cells, on=on, jobs=jobs, threads=threads, address=ray_address)
     check_ready(left, on=on, read=read)
     read.cache_clear()
-    _make(folder)
+    _make(folder / "runs" if cells else folder)
     if watch is not None:
         watch(board, None)
     with closing(lock_folder(folder, where="compare")):
@@ -150,6 +151,24 @@ def split_names(names: str | Sequence[str]) -> list[str]:
     """Return names given as a list or as text with commas, each once."""
     parts = names.split(",") if isinstance(names, str) else [part for name in names for part in str(name).split(",")]
     return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def _plan(
+    names: Sequence[str],
+    methods: Sequence[str],
+    seeds: int | str | Sequence[int],
+    *,
+    recipe: Recipe | None,
+    settings: Mapping[str, object] | None,
+    alone: bool,
+) -> tuple[Cell, ...]:
+    """Lay out the grid; without methods there is none, where what is added is to be compared ``alone``."""
+    if methods or not alone:
+        return plan_cells(names, methods, parse_seeds(seeds), recipe=recipe, settings=settings)
+    if recipe is not None or settings:
+        told = "a recipe" if recipe is not None else f"`{next(iter(settings or {}))}`"
+        raise ValueError(f"compare: {told} says nothing where no method is named, as then nothing is trained. Leave it out.")
+    return ()
 
 
 def _board(cells: Sequence[Cell], runs: Path) -> Board:
@@ -168,7 +187,9 @@ def _board(cells: Sequence[Cell], runs: Path) -> Board:
 
 def _executor(cells: Sequence[Cell], *, on: str, jobs: int | None, threads: int, address: str | None) -> Callable[[], Executor]:
     """Choose where to run; what is missing for it is said now, while processes are started when it is called."""
-    device = cells[0].recipe.train.device
+    device = cells[0].recipe.train.device if cells else "auto"
+    if address is not None and on != "ray":
+        raise ValueError(f"compare: `ray_address` must come with on='ray' (`--on ray`), got {address!r} with on={on!r}.")
     if on == "ray":
         from calibrant.grid.ray import RayExecutor, require_ray
 
@@ -182,7 +203,7 @@ def _executor(cells: Sequence[Cell], *, on: str, jobs: int | None, threads: int,
 
 def _make(folder: Path) -> None:
     try:
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise type(error)(
             f"compare: the folder {folder} cannot be made ({error.strerror}). Choose another with `--out`."

@@ -91,6 +91,7 @@ class Line:
         examples: Test examples that its numbers are of, where all runs have as many.
         choices: How its runs averaged weights and chose their epoch, as ``key=value``, told or by the choice of their method.
         doubts: What makes its numbers doubtful; see `calibrant.grid.doubts`.
+        bins: How many bins its binned metrics have, where all runs have as many.
     """
 
     label: str
@@ -107,6 +108,7 @@ class Line:
     examples: int | None = None
     choices: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    bins: int | None = None
 
     @property
     def is_foreign(self) -> bool:

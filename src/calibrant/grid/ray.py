@@ -121,6 +121,12 @@ class RayExecutor:
             self._ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             self._logger.setLevel(self._level)
+            if isinstance(error, ConnectionError) and address is not None:
+                # Ray's own words name options of its own.
+                raise ValueError(
+                    f"compare: `--ray-address` must be where a Ray cluster runs, got {address!r}, where none answers. "
+                    "Start one there with `ray start --head`, or leave the option out to start Ray on this machine."
+                ) from None
             said = str(error).strip().splitlines()[0]
             raise ValueError(f"compare: Ray must be reachable at {address or 'this machine'}, got: {said}") from None
 

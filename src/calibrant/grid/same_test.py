@@ -20,12 +20,14 @@ class KnownLabels(NamedTuple):
         num_classes: Its number of classes.
         labels: Its labels ``[N]``, in order.
         class_names: Names of its classes, or None.
+        weights: Weights of its examples ``[N]``, or None where all count alike.
     """
 
     owner: str
     num_classes: int
     labels: torch.Tensor
     class_names: tuple[str, ...] | None = None
+    weights: torch.Tensor | None = None
 
 
 class Asked(NamedTuple):
@@ -48,7 +50,7 @@ def labels_of(entries: Sequence[Entry]) -> KnownLabels | None:
     for entry in entries:
         if entry.test is not None and len(entry.test.labels) == usual:
             test = entry.test
-            return KnownLabels(str(entry.folder or entry.method), test.num_classes, test.labels, test.class_names)
+            return KnownLabels(str(entry.folder or entry.method), test.num_classes, test.labels, test.class_names, test.weights)
     return None
 
 
@@ -81,7 +83,12 @@ def check_labels(entries: Sequence[Entry], known: KnownLabels, *, asked: Asked) 
                 f"{of_one} {len(known.labels):,} examples in {known.owner}, got {len(labels):,} in {file}. {asked.other}"
             )
         _check_class_order(entry.test.class_names, known, where=f"{asked.option} must have the classes{data}", file=str(file))
-        if len(labels) != len(known.labels) or torch.equal(labels, known.labels):
+        if len(labels) != len(known.labels):
+            continue
+        if torch.equal(labels, known.labels):
+            _check_weights(
+                entry.test.weights, known, where=f"{asked.option} must weigh the test examples{data}", file=str(file)
+            )
             continue
         other = int((labels != known.labels).sum())
         raise ValueError(
@@ -99,6 +106,17 @@ def _check_class_order(names: tuple[str, ...] | None, known: KnownLabels, *, whe
         f"{where} in the order of {known.owner}, where class {place} is {known.class_names[place]}, got {names[place]} in "
         f"{file}. Write its scores and labels in that order."
     )
+
+
+def _check_weights(weights: torch.Tensor | None, known: KnownLabels, *, where: str, file: str) -> None:
+    """Refuse other weights of the same examples: the numbers of such rows are not about the same thing."""
+    if known.weights is None and weights is not None:
+        how, got, change = "all alike", "`weights`", "without `weights`"
+    elif known.weights is not None and (weights is None or not torch.equal(weights, known.weights)):
+        how, got, change = "by its `weights`", "none" if weights is None else "others", "with the same `weights`"
+    else:
+        return
+    raise ValueError(f"{where} as {known.owner} does, {how}, got {got} in {file}. Write it {change}, or measure it alone.")
 
 
 def check_same_labels(entries: Sequence[Entry], *, asked: Asked) -> None:

@@ -153,6 +153,7 @@ def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequen
         examples=common_size(row.runs),
         choices=tuple(f"{key}={value}" for key in LEFT_TO_METHOD if (value := chosen(row, key)) is not None),
         doubts=doubts_of(row.runs),
+        bins=bins.pop() if len(bins := {entry.scores.n_bins for entry in row.runs}) == 1 else None,
     )
 
 
@@ -211,14 +212,14 @@ def _compared(rows: Sequence[Row], columns: Sequence[Column], style: Style, told
 def mark_best(lines: list[Line], rows: Sequence[Row], column: Column) -> None:
     """Mark the lines whose printed value no row that may be compared undercuts; a row without company is not the best.
 
-    Somebody's predictions alone are no company where there are runs: beating them says nothing about runs of the same length.
-    What is of another number of test examples than the section is not the best.
+    Somebody's predictions alone are no company where there are several runs: beating them says nothing about runs of another
+    length or settings beside it. What is of another number of test examples than the section is not the best.
     """
-    key, runs, usual = column.key, any(not is_foreign(row) for row in rows), _usual(rows)
+    key, several, usual = column.key, sum(not is_foreign(row) for row in rows) > 1, _usual(rows)
     shown = [float(line.cells[key].shown(column)[0]) if key in line.cells else None for line in lines]
     for place, line in enumerate(lines):
         own, others = shown[place], [k for k, row in enumerate(rows) if k != place and comparable(rows[place], row)]
-        company = not runs or any(not is_foreign(rows[k]) for k in others)
+        company = not several or any(not is_foreign(rows[k]) for k in others)
         values = [value for k in others if (value := shown[k]) is not None]
         if own is not None and line.examples == usual and company and values and own <= min(values):
             lines[place] = replace(line, cells={**line.cells, key: replace(line.cells[key], best=True)})

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
@@ -47,7 +48,8 @@ def sharper(predictions: Predictions, by: float) -> Predictions:
 
 
 def add(*given: object, grid: tuple[Cell, ...] | None = None, runs: Path) -> Added:
-    return load_added([str(path) for path in given], cells() if grid is None else grid, runs=runs)
+    chosen = cells() if grid is None else grid
+    return load_added([str(path) for path in given], chosen, runs=runs, sets=list(dict.fromkeys(cell.data for cell in chosen)))
 
 
 def called(added: Added) -> list[tuple[str, int | None]]:
@@ -216,3 +218,12 @@ def test_load_added_of_nothing_or_of_runs_on_other_data_than_named_is_refused(ru
             add(empty, runs=tmp_path)
     with pytest.raises(ValueError, match="that runs and records say themselves, mixture, got digits"):
         add(f"digits={runs}", grid=cells("mixture,digits"), runs=tmp_path)
+
+
+def test_load_added_refuses_weights_where_the_grid_has_none(runs: Path, predicted: Predictions, tmp_path: Path) -> None:
+    weights = torch.linspace(1.0, 2.0, len(predicted.labels))
+    file = saved(tmp_path / "mine.npz", Predictions(logits=2 * predicted.logits, labels=predicted.labels, weights=weights))
+    with pytest.raises(
+        ValueError, match=r"compare: `add` must weigh .* as the grid does, all alike, got `weights` in .*mine.npz"
+    ):
+        add(file, runs=runs)

@@ -34,6 +34,23 @@ def test_caption_names_rows_that_average_and_select_in_another_way() -> None:
     assert json.loads(to_json(table))["sections"][0]["lines"][2]["choices"] == ["train.average=phase", "train.select=error+nll"]
 
 
+def test_caption_says_nothing_of_how_somebodys_predictions_were_averaged() -> None:
+    theirs = run_of("theirs", model=None, epochs=None, seed=None, preset=None)
+    table = compare_table([run_of("ce"), run_of("focal"), run_of("flgamma-sece"), theirs])
+    assert f"By preset, flgamma-sece predicts with {_AVERAGED}; all other runs with {_USUAL}." in table.notes
+
+
+def test_caption_says_settings_that_the_runs_on_one_data_set_have_in_common() -> None:
+    told = "calibrant train --set data.val=300 --set optim.lr=0.2"
+    runs = [
+        run_of("ce", command="calibrant train --set optim.lr=0.2"),
+        *(run_of(m, data="digits", command=told) for m in ("ce", "focal")),
+    ]
+    notes = compare_table(runs).notes
+    assert "Settings: optim.lr=0.2." in notes
+    assert "Settings on digits, resnet18: data.val=300." in notes
+
+
 def test_caption_is_silent_where_all_rows_average_and_select_alike() -> None:
     told = "calibrant train --set train.average=no --set train.select=last"
     alike = [run_of("ce", command=told), run_of("flgamma-sece", command=told)]

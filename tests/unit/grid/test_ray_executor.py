@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,27 @@ def test_ray_executor_asks_for_what_a_cell_needs(fake, resources, options, room,
     executor = RayExecutor(**options)
     assert executor.free() == room
     assert made.asked[0] == {"num_cpus": options.get("threads", 1), "num_gpus": gpus, "max_retries": 0}
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (
+            "far:1",
+            "compare: `--ray-address` must be where a Ray cluster runs, got 'far:1', where none answers. Start one there",
+        ),
+        (None, "compare: Ray must be reachable at this machine, got: set `--address`"),
+    ],
+)
+def test_ray_executor_that_finds_no_cluster_names_our_option(fake, monkeypatch, address: str | None, said: str) -> None:
+    def fail(**_: object) -> None:
+        raise ConnectionError("set `--address`\nor so")
+
+    made = fake(CPU=1.0)
+    monkeypatch.setattr(made, "is_initialized", lambda: False)
+    monkeypatch.setattr(made, "init", fail, raising=False)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        RayExecutor(address=address)
 
 
 def test_ray_executor_tells_of_a_node_that_died_and_of_a_run_that_failed(fake, monkeypatch, tmp_path: Path) -> None:

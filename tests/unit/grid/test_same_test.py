@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -94,3 +95,26 @@ def test_records_are_held_against_the_number_of_classes_alone() -> None:
         ValueError, match="of the test set of coins, which has 2 classes in mine.npz, got 3 in the record of old"
     ):
         check_same_labels([many, entry("mine", [0, 1, 1])], asked=ASKED)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "sentence"),
+    [
+        (None, [1.0, 2.0], "as mine.npz does, all alike, got `weights` in theirs.npz. Write it without `weights`, or"),
+        ([1.0, 2.0], None, "as mine.npz does, by its `weights`, got none in theirs.npz. Write it with the same `weights`, or"),
+        ([1.0, 2.0], [2.0, 1.0], "as mine.npz does, by its `weights`, got others in theirs.npz. Write it with the same"),
+        ([1.0, 2.0], [1.0, 2.0], None),
+    ],
+)
+def test_rows_of_examples_that_weigh_otherwise_are_refused(
+    first: list[float] | None, second: list[float] | None, sentence: str | None
+) -> None:
+    rows = [
+        replace(entry(name, [0, 1]), test=Predictions(probs=[[0.9, 0.1]] * 2, labels=[0, 1], weights=weights))
+        for name, weights in (("mine", first), ("theirs", second))
+    ]
+    if sentence is None:
+        check_same_labels(rows, asked=ASKED)
+        return
+    with pytest.raises(ValueError, match=f"page: `run` must weigh the test examples of coins {re.escape(sentence)}"):
+        check_same_labels(rows, asked=ASKED)

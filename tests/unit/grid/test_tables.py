@@ -50,7 +50,13 @@ def test_compare_table_bold_only_among_equal_epochs() -> None:
 def test_compare_table_of_one_row_marks_nothing() -> None:
     table = compare_table([run_of("ce")])
     assert bold(table, "error") == []
-    assert table.notes == ("One run each.", "350 epochs.")
+    binned = "ECE, MCE and classwise ECE over 15 bins of equal width, ACE over 15 of equal mass."
+    assert table.notes == ("One run each.", binned, "350 epochs.")
+    assert "ECE over 15 bins of equal width." in compare_table([run_of("ce")], metrics=("error", "ece")).notes
+    assert not any("bins" in note for note in compare_table([run_of("ce")], metrics=("error", "nll")).notes)
+    other = run_of("focal")
+    mixed = compare_table([run_of("ce"), replace(other, scores=replace(other.scores, n_bins=10))])
+    assert not any("15 bins" in note for note in mixed.notes)
 
 
 def test_compare_table_takes_somebodys_predictions() -> None:
@@ -63,10 +69,18 @@ def test_compare_table_takes_somebodys_predictions() -> None:
     assert "theirs" in to_markdown(table)
 
 
-def test_compare_table_run_is_not_best_for_beating_somebody_alone() -> None:
+def test_compare_table_one_run_and_somebodys_predictions_compete_on_equal_terms() -> None:
+    def marked(of_theirs: float) -> list[str]:
+        theirs = run_of("theirs", of_theirs, model=None, epochs=None, seed=None)
+        return bold(compare_table([run_of("ce", 0.05, epochs=20), theirs]), "error")
+
+    assert marked(0.9) == ["ce"]
+    assert marked(0.01) == ["theirs"]
+
+
+def test_compare_table_run_among_others_is_not_best_for_beating_somebody_alone() -> None:
     theirs = run_of("theirs", 0.9, 0.9, model=None, epochs=None, seed=None)
-    table = compare_table([run_of("ce", 0.05, epochs=20), theirs])
-    assert bold(table, "error") == []
+    assert bold(compare_table([run_of("ce", 0.05, epochs=20), run_of("focal", 0.04), theirs]), "error") == []
 
 
 def test_compare_table_preset_is_a_column_only_where_it_differs() -> None:
