@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +13,8 @@ from calibrant.core.entry import Entry
 from calibrant.grid.choices import choice_notes
 from calibrant.grid.doubts import doubt_notes
 from calibrant.grid.export import write_table
-from calibrant.grid.layout import Table
-from calibrant.grid.rows import group_rows, tell_apart
+from calibrant.grid.layout import Line, Table
+from calibrant.grid.rows import Row, group_rows, tell_apart
 from calibrant.grid.tables import Style, by_section, compare_table, line_of, mark_best, metric_column
 from calibrant.io.atomic import atomic_writer
 
@@ -42,7 +45,7 @@ def write_outputs(
     table = compare_table(entries, paper=paper, calibrated=True, name="table")
     files = write_table(table, folder)
     # The page has a table of its own, without the paper's numbers.
-    rows, best = tell_apart(entries), best_metrics(entries)
+    rows, best = label_rows(table, entries), best_metrics(entries)
     shown, notes = ([to_page_table(name_methods(table))], []) if paper else ([], page_notes(entries))
     page = folder / "report.html"
     with atomic_writer(page) as handle:
@@ -72,13 +75,41 @@ def told_by(table: Table, entries: Sequence[Entry]) -> list[InTable]:
     from calibrant.report.page_content import InTable
 
     found: dict[int, InTable] = {}
-    parts = by_section(group_rows(entries)).values()
-    for number, (section, rows) in enumerate(zip(table.sections, parts, strict=True)):
-        lines = [line for line in section.lines if line.kind == "ours"]
-        for place, (line, row) in enumerate(zip(lines, rows, strict=True)):
+    for number, rows in enumerate(_rows_of(table, entries)):
+        for place, (line, row) in enumerate(rows):
             tested = {key: cell.p_value for key, cell in line.cells.items() if cell.p_value is not None}
             found |= {id(entry): InTable(number, place == 0, tested) for entry in row.runs}
     return [found[id(entry)] for entry in entries]
+
+
+def label_rows(table: Table, entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries with presets that name the settings which their comparison names, for the labels of figures and pages.
+
+    Args:
+        table: What `calibrant.grid.tables.compare_table` made of the entries.
+        entries: The entries, in the same order.
+
+    Returns:
+        The entries. Rows that would have the same label in a figure are told apart as by `calibrant.grid.rows.tell_apart`.
+    """
+    apart = {id(entry): told for entry, told in zip(entries, tell_apart(entries), strict=True)}
+    labels: list[tuple[Row, str | None]] = []
+    for line, row in chain.from_iterable(_rows_of(table, entries)):
+        settings = line.label.removeprefix(line.method).removeprefix(" (").removesuffix(")")
+        said = [text for text in (row.preset, settings) if text and text != "default"]
+        labels.append((row, ", ".join(said) if settings else apart[id(row.runs[0])].preset))
+    # A row that was told what another one of its method chooses by itself has the same settings in a table.
+    count = Counter((row.data, row.model, row.method, row.epochs, text) for row, text in labels)
+    alike = {place[:3] for place, number in count.items() if number > 1}
+    named = {id(entry): text for row, text in labels if (row.data, row.model, row.method) not in alike for entry in row.runs}
+    return [replace(told, preset=named.get(place, told.preset)) for place, told in apart.items()]
+
+
+def _rows_of(table: Table, entries: Sequence[Entry]) -> list[list[tuple[Line, Row]]]:
+    """The lines of every part of a comparison of these entries, with their rows."""
+    parts = by_section(group_rows(entries)).values()
+    ours = ([line for line in section.lines if line.kind == "ours"] for section in table.sections)
+    return [list(zip(lines, rows, strict=True)) for lines, rows in zip(ours, parts, strict=True)]
 
 
 def best_metrics(entries: Sequence[Entry]) -> list[frozenset[str]]:

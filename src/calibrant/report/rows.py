@@ -82,8 +82,8 @@ class Group:
 def group_rows(entries: Sequence[Entry]) -> list[Group]:
     """Put the seeds of a row together, and the rows of a data set and network.
 
-    A label is the method's, with the preset where it is not the only one of the method, and with the epochs where the rows of
-    a group differ in them. A method has the same colour, marker and line in all groups. A row whose network is not known
+    A label is the method's, with the preset where it is not the only one of the method, with the settings (``key=value``) that
+    the preset names, and with the epochs where the rows of a group differ in them. A method has the same colour, marker and line in all groups. A row whose network is not known
     stands in the group of every network of its data set, and in one of its own where there is none.
 
     Args:
@@ -131,20 +131,29 @@ def short_settings(presets: Iterable[str]) -> dict[str, str]:
 
 
 def _variant(key: Key, keys: Sequence[Key]) -> str:
-    """What tells ``key`` from others of the same method in its group; nothing for the default preset, or the first length."""
+    """What tells ``key`` from others of the same method in its group; nothing for the plainest preset, or the first length."""
     same = [other for other in keys if other.method == key.method]
     first = next(other.epochs for other in same if other.preset == key.preset)
     length = "" if key.epochs == first else f" {key.epochs}"
-    return _preset(key, keys, longest=None) + length + (f" {_NO_NETWORK}" if _is_doubled(key, keys) else "")
+    plainest = min((other.preset for other in same), key=_plainness)
+    preset = "" if key.preset == plainest else _preset(key, keys, longest=None)
+    return preset + length + (f" {_NO_NETWORK}" if _is_doubled(key, keys) else "")
+
+
+def _plainness(preset: str | None) -> tuple[bool, bool, int]:
+    """Order of presets: none, the default, others, and the more the more settings they name."""
+    return preset is not None, preset != "default", (preset or "").count("=")
 
 
 def _preset(key: Key, keys: Sequence[Key], *, longest: int | None = _LONGEST_SETTINGS) -> str:
-    """The preset, where another row of the group has the same method with another one.
+    """The preset, where another row of the group has the same method with another one, or it names settings.
 
     The default is said only where that other one has none.
     """
     others = {other.preset for other in keys if other.method == key.method}
-    if len(others) == 1 or key.preset is None or (key.preset == "default" and None not in others):
+    if key.preset is None or (key.preset == "default" and None not in others):
+        return ""
+    if len(others) == 1 and "=" not in key.preset:
         return ""
     short = short_settings(other.preset for other in keys if other.preset is not None)
     whole = short[str(key.preset)]

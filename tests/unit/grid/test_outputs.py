@@ -10,7 +10,8 @@ import pytest
 
 from calibrant.core.entry import Entry
 from calibrant.grid.captions import size_notes
-from calibrant.grid.outputs import best_metrics, write_outputs
+from calibrant.grid.outputs import best_metrics, label_rows, write_outputs
+from calibrant.grid.tables import compare_table
 from calibrant.report.figures import Drawing
 from calibrant.report.rows import group_rows as rows_of_figures
 from calibrant.report.style import method_name
@@ -104,6 +105,31 @@ def test_figures_show_the_rows_of_the_table(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _: shown.extend(rows) or Drawing([], {}))
     write_outputs([run_of("ce"), with_settings(run_of("ce", seed=1), "optim.lr=0.4")], tmp_path)
     assert [entry.preset for entry in shown] == [None, "optim.lr=0.4"]
+
+
+def test_page_and_figures_name_the_settings_that_the_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Entry] = []
+    monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _: shown.extend(rows) or Drawing([], {}))
+    focal = with_settings(run_of("focal"), "method.options.gamma=3", "data.val=30")
+    runs = [with_settings(run_of("ce"), "optim.lr=0.05", "data.val=30"), focal, with_settings(run_of("flsd"), "data.val=30")]
+    table, _ = write_outputs(runs, tmp_path)
+    assert [line.label for line in table.lines] == ["ce (optim.lr=0.05)", "focal (method.options.gamma=3)", "flsd"]
+    labels = ["CE (lr=0.05)", "Focal (gamma=3)", "FLSD"]
+    assert [row.label for row in rows_of_figures(shown)[0].rows] == labels
+    assert re.findall(r'<th scope="row">([^<]*)</th>', (tmp_path / "report.html").read_text()) == labels
+
+
+def test_rows_that_a_table_names_alike_stay_apart_in_figures() -> None:
+    # Told what the method chooses by itself; the third says why both must be named.
+    told = with_settings(run_of("flgamma-sece", seed=1), "train.average=phase")
+    runs = [run_of("flgamma-sece"), told, with_settings(run_of("ce"), "train.average=ema")]
+    table = compare_table(runs, test=False)
+    assert len({line.label for line in table.lines}) == 2
+    assert [entry.preset for entry in label_rows(table, runs)] == [
+        "default",
+        "train.average=phase",
+        "train.average=ema, train.select=error",
+    ]
 
 
 def test_best_metrics_mark_every_column_in_each_section() -> None:

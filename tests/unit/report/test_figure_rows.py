@@ -56,6 +56,15 @@ def test_group_rows_leaves_the_part_of_the_recipe_out_of_labels() -> None:
     assert rows[1].label == "CE (average=phase, average_share=1.0, weight_decay=0.001)"
 
 
+def test_group_rows_names_the_settings_of_a_method_that_is_there_once() -> None:
+    rows = group_rows([run_of("ce", preset="optim.lr=0.05"), run_of("focal", preset="method.options.gamma=3"), run_of("flsd")])
+    assert [row.label for row in rows[0].rows] == ["CE (lr=0.05)", "Focal (gamma=3)", "FLSD"]
+    # They look as the methods do, which nothing else stands for here.
+    assert all(row.style.filled for row in rows[0].rows)
+    (group,) = group_rows([run_of("ce", preset="train.average=no"), run_of("ce", preset="train.average=ema")])
+    assert [(row.label, row.style.filled) for row in group.rows] == [("CE (average=no)", True), ("CE (average=ema)", False)]
+
+
 def test_group_rows_tells_settings_apart_that_differ_where_a_label_is_cut() -> None:
     long = [f"{', '.join(f'optim.key{k}=0.00{k}' for k in range(9))}, train.x={x}, {'y' * 30}" for x in (1, 2)]
     rows = group_rows([run_of("ce"), *(run_of("ce", preset=text) for text in long)])[0].rows
