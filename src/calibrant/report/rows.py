@@ -83,8 +83,9 @@ def group_rows(entries: Sequence[Entry]) -> list[Group]:
     """Put the seeds of a row together, and the rows of a data set and network.
 
     A label is the method's, with the preset where it is not the only one of the method, with the settings (``key=value``) that
-    the preset names, and with the epochs where the rows of a group differ in them. A method has the same colour, marker and line in all groups. A row whose network is not known
-    stands in the group of every network of its data set, and in one of its own where there is none.
+    the preset names, and with the epochs where the rows of a group differ in them. A method has the same colour, marker and
+    line in all groups. A row whose network is not known stands in the group of every network of its data set, and in one of its
+    own where there is none.
 
     Args:
         entries: Runs, in any order.
