@@ -269,6 +269,20 @@ def test_mixin_in_half_precision_with_a_scaler_stays_near_full_precision() -> No
     assert float((weights(half) - weights(full)).norm()) < 0.02 * moved
 
 
+def test_mixin_written_after_another_module_is_refused_when_the_class_is_made() -> None:
+    class Logged:
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx)  # type: ignore[misc]
+
+    with pytest.raises(TypeError, match=r"`training_step` of Module would be used. Write CalibratedMixin first: `class Late\("):
+        type("Late", (Module, CalibratedMixin), {})
+    with pytest.raises(TypeError, match=r"Late: CalibratedMixin must come before every other module"):
+        type("Late", (Logged, Module, CalibratedMixin), {})
+    early = type("Early", (Logged, Calibrated), {})()
+    trainer(limit_train_batches=1).fit(early, loader())
+    assert early.learner.steps == 1
+
+
 def test_meta_learner_in_a_module_that_cannot_have_one_raises() -> None:
     class Automatic(Calibrated):
         def __init__(self) -> None:

@@ -100,6 +100,16 @@ class CalibratedMixin(_Module):
     learner: MetaLearner
     _resumed: Mapping[str, Any] | None = None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        steps = (base for base in cls.__mro__[1:] if "training_step" in vars(base))
+        first = next(base for base in steps if issubclass(base, CalibratedMixin | pl.LightningModule))
+        if not issubclass(first, CalibratedMixin):
+            raise TypeError(
+                f"{cls.__name__}: CalibratedMixin must come before every other module, or the plain `training_step` of "
+                f"{first.__name__} would be used. Write CalibratedMixin first: `class {cls.__name__}(CalibratedMixin, ...)`."
+            )
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.automatic_optimization = False
