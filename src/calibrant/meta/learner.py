@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
@@ -18,7 +19,7 @@ from calibrant.meta.ddp import broadcast, exchange_of, group_of
 from calibrant.meta.gamma_net import GammaNet
 from calibrant.meta.info import StepInfo, overwrite, pack, pack_grads, unpack, unpack_grads
 from calibrant.meta.monitor import Watch
-from calibrant.meta.network import Inputs, check_optimizer, explained, find_network, random_state, read_features
+from calibrant.meta.network import Inputs, capturing, check_optimizer, explained, find_network, random_state, read_features
 from calibrant.meta.objectives import make_objective
 from calibrant.meta.presets import PRESETS, MetaSettings, Options, regularizer_of, settings_of
 from calibrant.meta.regularizers import GammaFocal, Regularizer
@@ -50,7 +51,8 @@ class MetaLearner:
             scales the loss where that is needed, and ``optimizer`` is the trainer's wrapper, which steps by the scaler.
         process_group: Processes that share the meta updates, where a trainer and not ``model`` itself holds the
             ``DistributedDataParallel`` wrapper.
-        monitor_every: Meta updates between two looks at the hyper-parameters for trouble; 0 never looks.
+        monitor_every: Meta updates between two looks at the hyper-parameters for trouble, after one at the first held-out
+            value; 0 never looks.
         generator: Source of the gamma-Net's draw.
         options: Fields of `calibrant.meta.presets.MetaSettings` to override: ``lookahead``, ``lookahead_lr``, ``every``, ...
 
@@ -112,7 +114,7 @@ class MetaLearner:
         self.meta_lr = float(self.regularizer.pace / self.regularizer.speed(self.hyper)) if lr is None else lr
         self.adam: AdamState = init_adam(self.hyper)
         self.steps, self.meta_updates = 0, 0
-        self._part, self._verified, self._watch = 0, False, Watch()
+        self._part, self._verified, self._watch, self._missed = 0, False, Watch(), 0
         self._values: Mapping[str, Tensor] = {}
 
     @property
@@ -202,12 +204,14 @@ class MetaLearner:
                 raise ValueError("MetaLearner.meta_update: `x` and `x_meta` must be given for a full look-ahead, got nothing.")
             with explained(logits=logits):
                 found = self._full_update(batch, x, x_meta, y_meta, lr=lr, random=random)
+                self._check_first(found)
         else:
             if held_out is None:
                 assert x_meta is not None
                 held_out = meta_features(self.plan, x_meta, keep_graph=self.settings.leak_meta_grad)
             with explained(logits=logits, features_of_held_out_data=held_out):
                 found = head_update(self.plan, self.hyper, batch, held_out, y_meta, lr=lr)
+                self._check_first(found)
             if self.settings.leak_meta_grad:
                 self._leak(batch, held_out, y_meta, lr)
         self._apply(found, features)
@@ -255,6 +259,7 @@ class MetaLearner:
         """Go on where ``state`` was taken; tensors are copied into place."""
         unpack(state, self.hyper, self.adam)
         self.steps, self.meta_updates, self._part = int(state["steps"]), int(state["meta_updates"]), int(state["part"])
+        self._watch, self._missed = Watch(), self.meta_updates - int(self.adam.steps)
         self.meta_lr = float(state["meta_lr"])
         if self._part:
             unpack_grads(state["grads"], self.plan.network.parameters())
@@ -297,7 +302,24 @@ class MetaLearner:
             self._values = self.regularizer.summary(self.hyper, features=features.detach(), head=head)
         self._watch = self._watch.add(moved, self._values)
         if self.monitor_every and self.meta_updates % self.monitor_every == 0:
-            self._watch = self._watch.look(self.regularizer)
+            # Adam counts the updates it took, which are all but those that were not finite.
+            before, self._missed = self._missed, self.meta_updates - int(self.adam.steps)
+            missed = self._missed - before
+            # A scaler looks for the largest scale that does not overflow, and so finds some that do.
+            rare = self.scaler is not None and 2 * missed <= self._watch.updates
+            self._watch = self._watch.look(self.regularizer, missed=0 if rare else missed)
+
+    def _check_first(self, found: Hypergradient) -> None:
+        """Refuse a first held-out value that is no number; later ones are counted where the monitor looks."""
+        # With a scaler a full virtual step overflows until the scale is found.
+        scaled = self.scaler is not None and self.settings.lookahead == "full"
+        if self.meta_updates or not self.monitor_every or scaled or capturing(found.value.device):
+            return
+        if not math.isfinite(value := float(found.value)):
+            raise ValueError(
+                f"MetaLearner: the objective on the first held-out batch must be finite, got {value}. "
+                "Look for NaN or inf in the held-out data."
+            )
 
     def _leak(self, batch: Batch, held_out: Tensor, labels: Tensor, lr: float | Tensor) -> None:
         scale, params = self._loss_scale(), self.plan.network.parameters()

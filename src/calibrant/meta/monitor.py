@@ -1,4 +1,4 @@
-"""Watching the hyper-parameters: a warning when they run away, or when they have stopped moving."""
+"""Watching the hyper-parameters: a warning when they run away, stop moving, or miss updates that were no numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FROZEN = 0.01
 
 
 class MetaWarning(RuntimeWarning):
-    """The hyper-parameters ran away or froze; training goes on."""
+    """The hyper-parameters ran away, froze or missed updates; training goes on."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,26 @@ class Watch:
         total = moved.clone() if self.moved is None else self.moved.add_(moved)
         return replace(self, updates=self.updates + 1, moved=total, values=values)
 
-    def look(self, regularizer: Regularizer) -> Watch:
-        """Read what was seen, warn of what is wrong, and return a fresh watch."""
+    def look(self, regularizer: Regularizer, *, missed: int = 0) -> Watch:
+        """Read what was seen, warn of what is wrong, and return a fresh watch.
+
+        Args:
+            regularizer: Says whether the values look like a runaway.
+            missed: Updates of those seen that changed nothing, as the hypergradient was not finite.
+        """
         if self.moved is None or self.values is None:
             return self
         trouble: dict[str, str] = {}
-        pace = float(self.moved) / self.updates
+        if missed:
+            trouble["missed"] = (
+                f"{missed} of the last {self.updates} meta updates changed nothing, as their hypergradient was not finite. "
+                "Look for NaN or inf in the held-out data."
+            )
+        pace = float(self.moved) / max(self.updates - missed, 1)
         said = regularizer.alarm({name: float(value) for name, value in self.values.items()})
         if said is not None:
             trouble["runaway"] = said
-        if not pace >= FROZEN:
+        if missed < self.updates and not pace >= FROZEN:
             trouble["frozen"] = (
                 f"the hyper-parameters are frozen: Adam moved them by {pace:.2g} of its learning rate in each of the last "
                 f"{self.updates} meta updates. Use betas (0.5, 0.9), a smaller `eps`, or a constant `lookahead_lr`."

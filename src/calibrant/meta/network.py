@@ -251,7 +251,12 @@ def random_state(device: torch.device) -> Tensor | None:
     """State of the random numbers of ``device``; None while a CUDA graph is captured, where it cannot be read."""
     if device.type != "cuda":
         return torch.get_rng_state()
-    return None if torch.cuda.is_current_stream_capturing() else torch.cuda.get_rng_state(device)
+    return None if capturing(device) else torch.cuda.get_rng_state(device)
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether what runs on ``device`` is being captured as a CUDA graph, so that nothing can be read from it."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _set_random_state(state: Tensor, device: torch.device) -> None:
