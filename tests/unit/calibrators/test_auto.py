@@ -134,10 +134,11 @@ def test_auto_does_nothing_with_so_few_examples_that_every_method_would_warn() -
 
 
 def test_auto_of_less_than_100_examples_does_not_choose_what_learns_something_of_every_class() -> None:
-    # Three wrong of 60: a beta curve gains on those that are right, and loses half a nat on other examples.
-    given, _ = synthetic_predictions(60, 3, temperature=1.0, split="val")
-    with pytest.warns(CalibrationWarning, match="60 examples are few for a choice"):
-        auto = AutoCalibrator(methods=("temperature", "beta")).fit(given)
+    given, _ = synthetic_predictions(99, 3, temperature=1.0, hardness=0.5, split="val")
+    # One class is favoured, which no temperature undoes.
+    logits = given.logits + torch.tensor([4.0, 0.0, 0.0])
+    with pytest.warns(CalibrationWarning, match="99 examples are few for a choice"):
+        auto = AutoCalibrator(methods=("temperature", "beta")).fit(logits, given.labels)
     assert auto.ranking_[0].name == "beta"
     assert auto.ranking_[0].gain_low > 0
     assert auto.best_name_ == "none"
@@ -250,14 +251,49 @@ def test_auto_needs_an_example_a_fold() -> None:
         AutoCalibrator().fit(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
 
 
-def test_folds_spread_every_class() -> None:
-    labels = torch.tensor([0] * 10 + [1] * 5 + [2] * 3)
-    data = FitData(torch.zeros(18, 3), labels, torch.ones(18).double())
-    folds = split_folds(data, n_folds=5, seed=0)
-    assert sorted(torch.cat([held for _, held in folds]).tolist()) == list(range(18))
-    for _, held in folds:
-        assert int((labels[held] == 0).sum()) == 2
-        assert int((labels[held] == 1).sum()) == 1
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_auto_held_out_loss_of_a_superfluous_vector_is_that_on_new_examples(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 0.5 * torch.randn(20_600, 20, generator=generator, dtype=torch.float64)
+    # One temperature is the whole truth: whatever is learned of a class is chance.
+    labels = torch.multinomial((logits / 1.5).softmax(1), 1, generator=generator).squeeze(1)
+    auto = AutoCalibrator(methods=("temperature", "vector")).fit(logits[:600], labels[:600])
+    score = {entry.name: entry.score for entry in auto.ranking_}
+    new = {
+        kind: float(nll_scores(kind().fit(logits[:600], labels[:600]).predict_log_proba(logits[600:]), labels[600:]).mean())
+        for kind in (TemperatureScaling, VectorScaling)
+    }
+    true = new[VectorScaling] - new[TemperatureScaling]
+    assert true > 0.01
+    # Folds that share out every class evenly say -0.02 to -0.01 here: the classes of a held-out part are then no surprise.
+    assert score["vector"] - score["temperature"] == pytest.approx(true, abs=0.02)
+    assert score["vector"] > score["temperature"]
+    assert auto.best_name_ != "vector"
+
+
+def fit_data(labels: torch.Tensor) -> FitData:
+    return FitData(torch.zeros(len(labels), int(labels.max()) + 1), labels, torch.ones(len(labels)).double())
+
+
+def test_folds_are_of_one_size_and_hold_every_example_out_once() -> None:
+    folds = split_folds(fit_data(torch.arange(1000) % 2), n_folds=5, seed=0)
+    assert sorted(torch.cat([held for _, held in folds]).tolist()) == list(range(1000))
+    for kept, held in folds:
+        assert len(held) == 200
+        assert sorted([*kept.tolist(), *held.tolist()]) == list(range(1000))
+
+
+def test_folds_do_not_share_out_a_class_evenly() -> None:
+    labels = torch.arange(1000) % 2
+    ones = [int(labels[held].sum()) for _, held in split_folds(fit_data(labels), n_folds=5, seed=0)]
+    assert max(ones) - min(ones) > 5
+
+
+def test_folds_fit_on_every_class_that_has_two_examples() -> None:
+    # Two examples of a class meet in one of five folds by a chance of a fifth.
+    labels = torch.cat([torch.arange(200), torch.arange(200), torch.tensor([200])])
+    for kept, _ in split_folds(fit_data(labels), n_folds=5, seed=0):
+        assert set(labels[kept].tolist()) >= set(range(200))
 
 
 def test_candidates_leave_out_what_needs_samples() -> None:

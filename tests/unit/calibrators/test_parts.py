@@ -130,7 +130,7 @@ def test_matrix_and_dirichlet_of_the_identity_are_the_log_softmax() -> None:
 def test_matrix_spread_wide_for_strong_mixing_and_narrow_for_none(quiet: None) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(2000, 3, generator=generator, dtype=torch.float64)
-    mixing = torch.tensor([[0.2, 1.0, 0.0], [0.0, 0.2, 1.0], [1.0, 0.0, 0.2]]).double()
+    mixing = torch.tensor([[0.6, 1.0, 0.0], [0.0, 0.6, 1.0], [1.0, 0.0, 0.6]]).double()
     mixed = torch.multinomial((logits @ mixing.T).softmax(1), 1, generator=generator).squeeze(1)
     plain = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
     assert MatrixScaling().fit(logits, mixed).spread_ >= 0.3
