@@ -21,14 +21,14 @@ _MARGIN = 2
 
 def batched_ece(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
     """Expected calibration error of each row ``[R]``."""
-    return ((mass * levels.confidence - right) @ levels.in_bin).abs().sum(-1)
+    return levels.sum_by_bin((mass * levels.confidence).sub_(right)).abs_().sum(-1)
 
 
 def batched_mce(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
     """Maximum calibration error of each row ``[R]``."""
-    gap = ((mass * levels.confidence - right) @ levels.in_bin).abs()
-    held = mass @ levels.in_bin
-    return torch.where(held > 0, gap / held.where(held > 0, 1.0), 0.0).amax(-1)
+    gap = levels.sum_by_bin((mass * levels.confidence).sub_(right)).abs_()
+    held = levels.sum_by_bin(mass)
+    return gap.div_(held.where(held > 0, 1.0)).masked_fill_(held <= 0, 0.0).amax(-1)
 
 
 def batched_ace(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:

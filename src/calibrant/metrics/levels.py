@@ -57,14 +57,18 @@ class Levels:
 
     @cached_property
     def mass_cuts(self) -> Tensor:
-        """Where equal-mass bins of ``size`` examples begin and end, as a share of all ``[M + 1]``."""
+        """Where equal-mass bins of ``size`` examples begin and end, as a share of all ``[M + 1]``, but for empty ones."""
         return _mass_cuts(self.size, self.n_bins)
 
     @cached_property
-    def in_bin(self) -> Tensor:
-        """1 where level g is in equal-width bin m, ``[G, M]``; bins without a level are left out."""
+    def in_bin(self) -> Tensor | None:
+        """1 where level g is in equal-width bin m, ``[G, M]``; bins without a level are left out. None if each has one."""
         used, index = torch.unique(self.bin_index, return_inverse=True)
-        return torch.nn.functional.one_hot(index, len(used)).double()
+        return None if len(used) == len(self) else torch.nn.functional.one_hot(index, len(used)).double()
+
+    def sum_by_bin(self, values: Tensor) -> Tensor:
+        """Add up ``values [R, G]`` by equal-width bin; ``[R, M]`` without the bins that hold no level."""
+        return values if self.in_bin is None else values @ self.in_bin
 
     @cached_property
     def gauss(self) -> Tensor:
@@ -91,12 +95,18 @@ class Levels:
         middle = (self.confidence[1:] + self.confidence[:-1]) / 2
         even = torch.linspace(0, 1, round(1 / _WIDTH) + 1, dtype=torch.float64)
         ends = torch.cat([even, middle]).unique().float()
-        scale = (LADDER * 2**0.5).float().view(-1, 1, 1)
-        center = self.confidence.float().view(1, -1, 1)
+        center = self.confidence.float().unsqueeze(1)
         # Images of the kernel mirrored at 0 and 1; further ones matter only for bandwidths near 1.
-        places = [(ends + 2 * k + sign * center) / scale for k in (-1, 0, 1) for sign in (-1, 1)]
-        share = torch.stack([torch.erf(place) for place in places]).sum(0).diff(dim=-1)
-        return share / share.sum(-1, keepdim=True)
+        images = [ends + 2 * k + sign * center for k in (-1, 0, 1) for sign in (-1, 1)]
+        share = torch.empty(len(LADDER), len(center), len(ends) - 1)
+        # One bandwidth after the other: of 1,000 levels all images at all of them would fill 800 MB.
+        for rung, scale in enumerate((LADDER * 2**0.5).float()):
+            total = torch.erf(images[0] / scale)
+            for image in images[1:]:
+                total += torch.erf(image / scale)
+            torch.sub(total[:, 1:], total[:, :-1], out=share[rung])
+            share[rung] /= share[rung].sum(-1, keepdim=True)
+        return share
 
 
 def levels_of(grid: Grid, *, size: float, n_bins: int, within_bins: bool = False) -> Levels:
@@ -131,7 +141,8 @@ def levels_of(grid: Grid, *, size: float, n_bins: int, within_bins: bool = False
 
 
 def _mass_cuts(size: int, n_bins: int) -> Tensor:
-    """Where `numpy.array_split` cuts ``size`` examples into M parts, as a share of all ``[M + 1]``."""
+    """Where `numpy.array_split` cuts ``size`` examples into M parts, as a share of all ``[M + 1]``, but for empty parts."""
+    n_bins = min(n_bins, size)
     part, more = divmod(size, n_bins)
     k = torch.arange(n_bins + 1, dtype=torch.float64)
     return (k * part + k.clamp(max=more)) / size

@@ -119,7 +119,7 @@ def null_of_levels(levels: Levels, *, n_resamples: int, rng: np.random.Generator
     values = []
     for at in range(0, n_resamples, rows):
         count, right = draw_right(levels, levels.confidence, n_resamples=min(rows, n_resamples - at), rng=rng)
-        values.append(((count * levels.confidence - right) @ levels.in_bin).abs().sum(1) / levels.size)
+        values.append(levels.sum_by_bin(count * levels.confidence - right).abs().sum(1) / levels.size)
     return torch.cat(values)
 
 

@@ -224,10 +224,13 @@ def draw_from(worlds: Tensor, levels: Levels, *, n_resamples: int, rng: np.rando
     right = levels.share * worlds
     chances = torch.cat([right, (levels.share - right).clamp_min(0)], dim=1)
     chances = chances / chances.sum(1, keepdim=True)
-    drawn = rng.multinomial(levels.size, chances.numpy()[:, None, :], size=(len(worlds), n_resamples))
-    counts = torch.from_numpy(drawn).double().flatten(0, 1) / levels.size
-    hits = counts[:, : len(levels)]
-    return hits + counts[:, len(levels) :], hits
+    mass, hits = torch.empty(2, len(worlds), n_resamples, len(levels), dtype=torch.float64)
+    # World after world: as whole numbers and for all at once, draws at 1,000 levels would fill 200 MB, and copies of them more.
+    for k, chance in enumerate(chances.numpy()):
+        counts = torch.from_numpy(rng.multinomial(levels.size, chance, size=n_resamples)).double() / levels.size
+        hits[k] = counts[:, : len(levels)]
+        mass[k] = hits[k] + counts[:, len(levels) :]
+    return mass.flatten(0, 1), hits.flatten(0, 1)
 
 
 def draw_right(levels: Levels, accuracy: Tensor, *, n_resamples: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:

@@ -63,6 +63,18 @@ def test_batched_many_examples_are_near_the_exact_metrics() -> None:
     assert float(batched_aurc(levels, mass, right)) == pytest.approx(float(risk_coverage_area(top)), rel=0.01)
 
 
+def test_batched_equal_mass_bins_beyond_the_examples_are_empty() -> None:
+    top = top_label(*mixed_gaps(40), where="test")
+    grid = grid_of(top.confidence, top.correct)
+    values = []
+    for n_bins in (40, 100_000):
+        levels = levels_of(grid, size=40, n_bins=n_bins)
+        row = levels, levels.share.unsqueeze(0), (levels.share * levels.accuracy).unsqueeze(0)
+        values.append((float(batched_ace(*row)), float(batched_debiased(*row, size=40))))
+    assert values[0] == pytest.approx(values[1], rel=1e-12)
+    assert values[0][0] == pytest.approx(float(adaptive_calibration_error(*mixed_gaps(40), n_bins=40)))
+
+
 def test_batched_rows_are_scored_one_by_one() -> None:
     levels, mass, right = as_row(top_label(*mixed_gaps(1000), where="test"))
     generator = torch.Generator().manual_seed(0)

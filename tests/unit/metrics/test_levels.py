@@ -65,6 +65,21 @@ def test_levels_mass_cuts_follow_array_split() -> None:
     assert [round(12 * float(c)) for c in some_levels(n_bins=5, size=12).mass_cuts] == [0, 3, 6, 8, 10, 12]
 
 
+def test_levels_mass_cuts_leave_out_bins_without_an_example() -> None:
+    # Twelve examples fill twelve of any number of bins; resamples times bins are held at once.
+    assert [round(12 * float(c)) for c in some_levels(n_bins=100_000, size=12).mass_cuts] == list(range(13))
+
+
+def test_levels_one_in_each_bin_are_not_multiplied_by_a_matrix() -> None:
+    fine = some_levels(within_bins=True)
+    merged = merge_bins(fine)
+    values = torch.rand(3, len(fine), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert merged.in_bin is None
+    expected = torch.stack([values[:, fine.bin_index == b].sum(1) for b in merged.bin_index.tolist()], dim=1)
+    torch.testing.assert_close(fine.sum_by_bin(values), expected)
+    torch.testing.assert_close(merged.sum_by_bin(expected), expected, rtol=0, atol=0)
+
+
 def test_levels_smoothers_spread_all_of_a_residual() -> None:
     levels = some_levels()
     assert levels.smoothers.shape[:2] == (len(LADDER), len(levels))

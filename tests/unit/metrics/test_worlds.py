@@ -120,6 +120,17 @@ def test_draw_from_gives_shares_with_the_right_means() -> None:
     assert torch.equal(right, again[1])
 
 
+def test_draw_from_draws_world_after_world_what_one_call_would() -> None:
+    levels = some_bins(400)
+    worlds = worlds_by_mean_gap(levels, levels.bin_index)
+    mass, right = draw_from(worlds, levels, n_resamples=30, rng=np.random.default_rng(1))
+    hits = levels.share * worlds
+    chances = torch.cat([hits, levels.share - hits], dim=1).numpy()[:, None]
+    drawn = np.random.default_rng(1).multinomial(400, chances, size=(len(worlds), 30)).reshape(-1, 2, len(levels))
+    np.testing.assert_allclose(right.numpy(), drawn[:, 0] / 400, rtol=1e-12)
+    np.testing.assert_allclose(mass.numpy(), drawn.sum(1) / 400, rtol=1e-12)
+
+
 def test_draw_right_keeps_whole_numbers_and_rounds_others_at_random() -> None:
     levels = some_bins(300)
     count, right = draw_right(levels, levels.confidence, n_resamples=50, rng=np.random.default_rng(0))
