@@ -116,7 +116,7 @@ def _vary_within_bins(
     from_mean = (levels.confidence - bins.confidence[index]).square()
     squares = torch.zeros_like(bins.share).index_add_(0, index, levels.share * from_mean) * bins.size
     variance = (squares + 2 / (12 * bins.n_bins**2)) / (bins.share * bins.size + 2)
-    varied = []
+    varied: list[Tensor] = []
     for part, hits in zip(mass.split(n_resamples), right.split(n_resamples), strict=True):
         moved = (part * variance / bins.size).sqrt() * torch.from_numpy(rng.standard_normal(part.shape))
         varied.append(hits - moved if varied else hits)
