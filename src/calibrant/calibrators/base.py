@@ -25,7 +25,7 @@ from calibrant.calibrators.fit_data import (
 )
 from calibrant.calibrators.layer import CalibratedModel, CalibrationLayer
 from calibrant.calibrators.log_space import keep_top
-from calibrant.core.checks import ArrayLike, FitError, check_logit_values, to_tensor
+from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, to_tensor
 from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
 
@@ -62,7 +62,8 @@ class Calibrator(ABC):
         """Learn the repair from held-out data.
 
         Args:
-            logits: Scores ``[N, C]`` (or dense ``[N, C, ...]``) whose softmax is the probability; or a `Predictions`.
+            logits: Scores ``[N, C]`` (or dense ``[N, C, ...]``) whose softmax is the probability; or a `Predictions`, which
+                may be made from probabilities: ``fit(Predictions(probs=probs, labels=labels))``.
             labels: Class indices ``[N]`` in ``[0, C)``; not with a `Predictions`.
             weights: Sample weights ``[N]``, non-negative; those of the `Predictions` by default.
 
@@ -124,6 +125,7 @@ class Calibrator(ABC):
 
         Args:
             logits: Scores ``[N, C]`` (or dense ``[N, C, ...]``), as tensor, numpy array or nested list; or a `Predictions`.
+                Of probabilities, pass the logarithm.
 
         Returns:
             Probabilities shaped as the logits: a tensor on the same device for a tensor (or a `Predictions`), else a numpy
@@ -155,6 +157,8 @@ class Calibrator(ABC):
         self._check_fitted(where)
         self._check_scores(scores, where=where)
         flat = scores if scores.ndim == 2 else scores.movedim(1, -1).reshape(-1, scores.shape[1])
+        if len(flat):
+            check_before_softmax(flat, where=where)
         warn_if_seen(flat, self._seen, where=where)
         found = self.log_probs(flat)
         if scores.ndim == 2:
@@ -172,8 +176,6 @@ class Calibrator(ABC):
             raise ValueError(
                 f"{where}: `logits` must have the C = {self.num_classes_} classes of the fit, got {list(scores.shape)}."
             )
-        if scores.numel():
-            check_logit_values(scores, where=where)
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Apply the repair to checked ``logits [N, C]``, some rows at a time in float64; no guard rails."""

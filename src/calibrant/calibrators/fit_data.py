@@ -11,8 +11,8 @@ from torch import Tensor
 
 from calibrant.core.checks import (
     ArrayLike,
+    check_before_softmax,
     check_label_values,
-    check_logit_values,
     check_shapes,
     check_weights,
     to_tensor,
@@ -86,7 +86,7 @@ def check_fit_input(
         check_weights(weight, target, where=where)
     scores, target, weight, _ = flatten_examples(scores, target, weight, ignore_index=None, where=where)
     check_label_values(target, scores.shape[1], where=where)
-    check_logit_values(scores, where=where)
+    check_before_softmax(scores, where=where)
     return weighted_data(at_least_single(scores), target.long(), weight)
 
 

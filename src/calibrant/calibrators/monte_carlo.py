@@ -23,7 +23,7 @@ from calibrant.calibrators.layer import CalibrationLayer
 from calibrant.calibrators.log_space import floor_logits
 from calibrant.calibrators.scalar_search import least_in_log
 from calibrant.calibrators.temperature import check_bounds, temperature_log_probs, warn_at_bound
-from calibrant.core.checks import ArrayLike, check_logit_values, check_weights, to_tensor
+from calibrant.core.checks import ArrayLike, check_before_softmax, check_weights, to_tensor
 from calibrant.core.records import Predictions
 
 
@@ -100,7 +100,7 @@ class MonteCarloTemperatureScaling(Calibrator):
             every = torch.ones(samples.shape[-2], dtype=torch.float64)
             checked = check_fit_input(samples if samples.ndim == 2 else samples[0], labels, every, where=where)
             for sample in samples[1:] if samples.ndim == 3 else ():
-                check_logit_values(sample, where=where)
+                check_before_softmax(sample, where=where)
             weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
             if weight is not None:
                 check_weights(weight, checked.labels, where=where)
@@ -136,6 +136,8 @@ class MonteCarloTemperatureScaling(Calibrator):
     def _checked_log_probs(self, scores: Tensor, *, where: str) -> Tensor:
         self._check_fitted(where)
         self._check_scores(scores, where=where)
+        if scores.numel():
+            check_before_softmax(scores.reshape(-1, scores.shape[-1]), where=where)
         warn_if_seen(scores if scores.ndim == 2 else scores[0], self._seen, where=where)
         return self.log_probs(scores)
 

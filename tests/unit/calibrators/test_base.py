@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from calibrant.calibrators import IsotonicCalibration, TemperatureScaling, fit_data
+from calibrant import Predictions
+from calibrant.calibrators import IsotonicCalibration, MonteCarloTemperatureScaling, TemperatureScaling, fit_data
 from calibrant.data.synthetic import synthetic_predictions
 
 
@@ -42,3 +43,26 @@ def test_log_probs_widens_some_rows_at_a_time(
     assert len(wide.made) == 1  # The result alone.
     assert torch.equal(parts, whole)
     assert found.log_probs(logits[:0]).shape == (0, 5)
+
+
+def test_probabilities_in_the_place_of_logits_are_refused() -> None:
+    val, _ = synthetic_predictions(300, 4, temperature=2.0, split="val")
+    test, _ = synthetic_predictions(300, 4, temperature=2.0, seed=1)
+    message = r"`logits` must be scores before softmax, .* pass `Predictions\(probs=...\)`, or their logarithm"
+    for kind in (TemperatureScaling, MonteCarloTemperatureScaling):
+        with pytest.raises(ValueError, match=rf"^{kind.__name__}.fit: {message}"):
+            kind().fit(val.probs, val.labels)
+        fitted = kind().fit(val)
+        with pytest.raises(ValueError, match=rf"^{kind.__name__}.predict_proba: {message}"):
+            fitted.predict_proba(test.probs)
+    dense = test.probs.reshape(1, 300, 4).movedim(-1, 1)
+    with pytest.raises(ValueError, match=rf"predict_log_proba: {message}"):
+        TemperatureScaling().fit(val).predict_log_proba(dense)
+
+
+def test_fit_on_probabilities_is_the_fit_on_their_logits() -> None:
+    val, _ = synthetic_predictions(300, 4, temperature=2.0, split="val")
+    of_probs = TemperatureScaling().fit(Predictions(probs=val.probs, labels=val.labels))
+    assert of_probs.temperature_ == pytest.approx(TemperatureScaling().fit(val).temperature_, rel=1e-6)
+    test, _ = synthetic_predictions(300, 4, temperature=2.0, seed=1)
+    torch.testing.assert_close(of_probs.predict_proba(test.probs.log()), of_probs.predict_proba(test.logits.double()))
