@@ -166,11 +166,11 @@ def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_every_netwo
     with opened_page(browser, file) as page:
         sync_api.expect(page.locator("h1")).to_have_text("3 methods on digits with 2 networks, 5 runs")
         # Once in the table, where what is told is bold, and in the charts of both networks.
-        rows = page.locator("table.runs tbody tr")
+        rows = page.locator("table.runs tbody tr:not(.part)")
         sync_api.expect(rows).to_have_count(5)
-        sync_api.expect(page.locator("table.runs b")).to_have_count(1)
+        sync_api.expect(page.locator("table.runs td b")).to_have_count(1)
         sync_api.expect(rows.filter(has_text="theirs").locator("b")).to_have_count(1)
-        sync_api.expect(rows.filter(has_text="theirs").locator("td.word")).to_have_text("digits")
+        sync_api.expect(rows.filter(has_text="theirs").locator(".note")).to_have_text("Network unknown.")
         for place in ("digits · convnet", "digits · mlp"):
             page.locator("#place").select_option(place)
             sync_api.expect(page.locator("#trade-off path.mark:not(.faint)")).to_have_count(3)

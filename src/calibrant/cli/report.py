@@ -90,7 +90,7 @@ def write_report(test: Path | None, options: Options) -> None:
             told=told,
             title=options.title,
             verdict=verdict,
-            notes=page_notes(entries) if entries else (),
+            notes=() if table is None else page_notes(table),
             n_resamples=options.resamples,
             seed=options.seed,
         )

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibrant.core.entry import Entry
-from calibrant.grid.choices import choice_notes
-from calibrant.grid.doubts import doubt_notes
+from calibrant.grid.captions import notes_of, size_notes
 from calibrant.grid.export import write_table
-from calibrant.grid.layout import Line, Table
+from calibrant.grid.layout import INFO_NAMES, Line, Table
 from calibrant.grid.rows import Row, group_rows, tell_apart
 from calibrant.grid.tables import Style, by_section, compare_table, line_of, mark_best, metric_column
 from calibrant.io.atomic import atomic_writer
@@ -46,7 +45,7 @@ def write_outputs(
     files = write_table(table, folder)
     # The page has a table of its own, without the paper's numbers.
     rows, best = label_rows(table, entries), best_metrics(entries)
-    shown, notes = ([to_page_table(name_methods(table))], []) if paper else ([], page_notes(entries))
+    shown, notes = ([to_page_table(name_methods(table))], []) if paper else ([], page_notes(table))
     page = folder / "report.html"
     with atomic_writer(page) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
@@ -57,12 +56,13 @@ def write_outputs(
     return table, (*files, page, *drawn)
 
 
-def page_notes(entries: Sequence[Entry]) -> list[str]:
-    """Say below a page's table of runs which of them are averaged or chosen otherwise, and which have doubtful numbers."""
+def page_notes(table: Table) -> list[str]:
+    """Return the notes of a comparison for a page's table of runs, which says itself of how many examples its rows are."""
     from calibrant.grid.page_table import name_methods
 
-    named = name_methods(compare_table(entries, metrics=("error",), test=False))
-    return [*choice_notes(named.lines), *doubt_notes(named)]
+    named = name_methods(table)
+    known = size_notes(named)
+    return [note for note in notes_of(named, tested=True) if note not in known]
 
 
 def told_by(table: Table, entries: Sequence[Entry]) -> list[InTable]:
@@ -78,7 +78,8 @@ def told_by(table: Table, entries: Sequence[Entry]) -> list[InTable]:
     for number, rows in enumerate(_rows_of(table, entries)):
         for place, (line, row) in enumerate(rows):
             tested = {key: cell.p_value for key, cell in line.cells.items() if cell.p_value is not None}
-            found |= {id(entry): InTable(number, place == 0, tested) for entry in row.runs}
+            info = {INFO_NAMES[name]: line.info(name) for name in table.info if name != "seeds"}
+            found |= {id(entry): InTable(number, place == 0, tested, info) for entry in row.runs}
     return [found[id(entry)] for entry in entries]
 
 

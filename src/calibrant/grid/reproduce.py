@@ -195,7 +195,7 @@ def write_report(plan: Reproduction, entries: Sequence[Entry], folder: Path) -> 
     files = write_table(table, folder)
     title = f"{_heading(plan)}, quick version" if plan.quick else _heading(plan)
     page = folder / "report.html"
-    told = told_by(compare_table(shown), shown)
+    told = told_by(compare_table(shown, calibrated=True), shown)
     with atomic_writer(page) as handle:
         text = render_page(entries=shown, best=best_metrics(shown), told=told, tables=[to_page_table(table)], title=title)
         handle.write(text.encode(errors="replace"))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from calibrant import __version__
+from calibrant.core.effect import join_words
 from calibrant.core.entry import Entry
 from calibrant.core.summary import summarize_with_top
 from calibrant.report.page_bins import REGION_EDGES, examine_stops, mean_confidences, regions_of, risk_curve, slider_stops
@@ -20,7 +22,7 @@ from calibrant.report.page_charts import CURVES, GRID_STOPS, runs_view
 from calibrant.report.page_classes import class_names_of, class_view, confident_mistakes
 from calibrant.report.page_content import Candidate, Examined, FinishedTable, InTable, Repair, calibrator_label
 from calibrant.report.page_embed import embed_json, script_hash
-from calibrant.report.page_runs import Group, group_entries, leader, run_rows
+from calibrant.report.page_runs import Group, column_keys, group_entries, info_heads, leader, run_rows, short_name, untested
 from calibrant.report.page_tables import calibrator_rows, key_figures, metric_rows
 from calibrant.report.page_verdict import Verdict, give_runs_verdict, give_verdict
 
@@ -51,9 +53,9 @@ def render_page(
         entries: Runs to compare, of any data sets; those that differ only in their seed make one row.
         best: For each entry, the metrics in which its row is the best of those that it may be compared with; by default the
             least value of a data set and network is.
-        told: For each entry, what a table says of its row; the verdict then says the same.
-        tables: Finished tables to show before the runs.
-        notes: Sentences below the table of runs, about how some of them were trained or what is doubtful.
+        told: For each entry, what a table says of its row; verdict and table of runs then say the same.
+        tables: Finished tables to show before the runs; where one has all that the table of runs has, that can be opened.
+        notes: Sentences below the table of runs: how they were trained, tested and marked, and what is doubtful.
         title: Title of the page; made from the file or the data sets by default.
         verdict: What stands at the top, where `verdict_of` was asked for it already.
         n_resamples: Resamples behind what a calibrated model would show for each number of bins; as in `calibrant.measure`.
@@ -84,6 +86,7 @@ def render_page(
     view: dict[str, object] = {"title": title or _title(examined, groups), "verdict": verdict, "version": __version__}
     view["examined"] = view["repaired"] = None
     view["tables"], view["run_notes"], view["is_told_best"] = tables, notes, best is not None
+    view["is_repeated"] = _is_repeated(groups, tables)
     if examined is not None:
         data["predictions"] = _predictions_data(examined, repaired, n_resamples=n_resamples, seed=seed)
         view |= _predictions_view(examined, repaired)
@@ -93,7 +96,9 @@ def render_page(
 def _runs_view(groups: Sequence[Group], charts: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """What the template writes of runs, and which of their charts there is anything to draw in."""
     view: dict[str, object] = {"has_runs": bool(groups), "places": list(dict.fromkeys(group.place for group in groups))}
-    view["run_columns"], view["run_rows"] = run_rows(groups)
+    view["run_columns"], rows = run_rows(groups)
+    view["run_rows"], view["run_heads"], view["untested"] = rows, info_heads(groups), join_words(untested(groups) or [""])
+    view["run_parts"] = [(place, list(part)) for place, part in groupby(rows, key=lambda row: row["place"])]
     for key in ("points", "sweep", "gamma", "dots", "diagram"):
         view[f"has_{key}"] = any(chart[key] for chart in charts)
     curves = [chart["curves"] for chart in charts]
@@ -103,7 +108,14 @@ def _runs_view(groups: Sequence[Group], charts: Sequence[Mapping[str, object]]) 
     # A single chart of dots leaves room for the other chart of gammas.
     view["gammas_beside"] = bool(view["has_gamma"]) and sum(bool(chart["dots"]) for chart in charts) == 1
     view["has_seeds"] = any(len(group.entries) > 1 for group in groups)
+    view["has_single"] = any(len(group.entries) == 1 for group in groups)
     return view
+
+
+def _is_repeated(groups: Sequence[Group], tables: Sequence[FinishedTable]) -> bool:
+    """Whether a finished table shows every metric of the table of runs, but for the Brier score."""
+    shown = {short_name(key) for key in column_keys(groups) if key != "brier"}
+    return any(shown <= {head.removesuffix(" (%)") for head in table.heads} for table in tables)
 
 
 def _fill(view: dict[str, object], data: dict[str, object]) -> str:

@@ -81,11 +81,13 @@ class InTable:
         section: Number of its part of the table; None where it is in none.
         is_base: Whether it is the row that the others of its part are tested against.
         p_values: Metric → p-value of the difference from that row, corrected; without those that were not tested.
+        info: Head of a column that describes rows → what stands there.
     """
 
     section: int | None = None
     is_base: bool = False
     p_values: Mapping[str, float] = field(default_factory=dict)
+    info: Mapping[str, str] = field(default_factory=dict)
 
 
 class TableRow(NamedTuple):

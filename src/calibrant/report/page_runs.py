@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 
 from calibrant.core.entry import Entry
 from calibrant.core.sizes import common_size, size_note, usual_size
-from calibrant.core.words import metric_of, write_interval, write_value
+from calibrant.core.words import SIGNIFICANT, metric_of, write_interval, write_value
 from calibrant.report.page_content import InTable
 from calibrant.report.rows import Row, group_rows
 from calibrant.report.style import method_label, method_name
 
 # Metrics of the comparison table.
 COLUMNS = ("error", "nll", "brier", "ece", "mce", "ace", "classwise_ece")
+# Behind a value that differs from that of the first row, as in tables.
+_MARK = "†"
 # Data set of predictions whose file cannot say it; see `calibrant.grid.collect`.
 _UNKNOWN = "?"
 
@@ -90,10 +92,11 @@ def group_entries(
 def run_rows(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, object]]]:
     """The comparison table: its columns, and a mapping for each row.
 
-    A row has ``label``, ``place``, ``seeds``, ``cells`` and, of another number of test examples than those around it, a
-    ``note``, else an empty one.
+    A row has ``label``, ``place``, ``seeds``, ``info``, ``cells`` and a ``note``: that it is of another number of test examples
+    than those around it, or of an unknown network, else empty.
     """
-    keys = [key for key in COLUMNS if any(group.values(key) for group in groups)]
+    keys, heads = column_keys(groups), info_heads(groups)
+    several = len({group.place for group in groups}) > 1
     rows: list[dict[str, object]] = []
     seen: set[int] = set()
     for group in groups:
@@ -101,11 +104,35 @@ def run_rows(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, object]
         if id(group.entries[0]) in seen:
             continue
         seen.add(id(group.entries[0]))
-        cells = [_cell(group, key) for key in keys]
-        place = group.data if group.entries[0].model is None else group.place
-        note = group.size_note
-        rows.append({"label": group.label, "place": place, "seeds": len(group.entries), "cells": cells, "note": note})
+        # Under the heading of one network among several, it would be taken for a run of that.
+        stranger = "Network unknown." if several and group.entries[0].model is None and group.place != group.data else ""
+        rows.append(
+            {
+                "label": group.label,
+                "place": group.place,
+                "seeds": len(group.entries),
+                "info": [group.told.info.get(head, "") for head in heads],
+                "cells": [_cell(group, key) for key in keys],
+                "note": " ".join(filter(None, (stranger, group.size_note))),
+            }
+        )
     return [short_name(key) for key in keys], rows
+
+
+def column_keys(groups: Sequence[Group]) -> list[str]:
+    """Metrics of the comparison table that any row has."""
+    return [key for key in COLUMNS if any(group.values(key) for group in groups)]
+
+
+def info_heads(groups: Sequence[Group]) -> list[str]:
+    """Heads of the columns that describe its rows."""
+    return list(dict.fromkeys(head for group in groups for head in group.told.info))
+
+
+def untested(groups: Sequence[Group]) -> list[str]:
+    """Names of the columns whose differences are not tested, where those of others are."""
+    tested = {key for group in groups for key in group.told.p_values}
+    return [short_name(key) for key in column_keys(groups) if key not in tested] if tested else []
 
 
 def leader(groups: Sequence[Group], key: str, then: str) -> Group | None:
@@ -143,12 +170,13 @@ def _cell(group: Group, key: str) -> dict[str, object]:
     """Mean and standard deviation over seeds; a single run has its own interval instead."""
     values, unit = group.values(key), metric_of(key).unit
     if not values:
-        return {"value": "", "spread": "", "is_best": False}
+        return {"value": "", "mark": "", "spread": "", "is_best": False}
     if len(values) > 1:
         spread = f"± {write_value(_deviation(values), unit).removesuffix('%')}"
     else:
         spread = write_interval(next(entry.scores[key] for entry in group.entries if key in entry.scores), unit)
-    return {"value": write_value(mean_of(values), unit), "spread": spread, "is_best": key in group.best}
+    mark = _MARK if group.told.p_values.get(key, 1.0) < SIGNIFICANT else ""
+    return {"value": write_value(mean_of(values), unit), "mark": mark, "spread": spread, "is_best": key in group.best}
 
 
 def mean_of(values: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -44,8 +45,11 @@ def bold_in_table(text: str) -> list[list[bool]]:
 
 def bold_on_page(text: str) -> list[list[bool]]:
     table = text[text.rindex('<table class="runs">') :]
-    rows = re.findall(r"<tr>(.*?)</tr>", table[: table.index("</table>")], re.DOTALL)
-    return [["<b>" in cell for cell in re.findall(r"<td>(.*?)</td>", row, re.DOTALL)[1:]] for row in rows[1:]]
+    head, *rows = re.findall(r"<tr>(.*?)</tr>", table[: table.index("</table>")], re.DOTALL)
+    names = re.findall(r'<th scope="col">(.*?)</th>', head)[1:]
+    places = [place for place, name in enumerate(names) if name in ("Error", "ECE")]
+    cells = [re.findall(r"<td>(.*?)</td>", row, re.DOTALL) for row in rows]
+    return [["<b>" in row[place] for place in places] for row in cells]
 
 
 def test_page_and_table_mark_the_same_values(tmp_path: Path) -> None:
@@ -162,6 +166,18 @@ def test_tables_figures_and_page_agree_on_which_rows_are_parts_of_the_test_set(t
         bold = [line.method for line in table.lines if any(cell.best for cell in line.cells.values())]
         assert not {"a", "b", "c"} & set(bold)
         assert len(bold) == 2
+
+
+def test_page_has_the_columns_marks_and_notes_of_the_table(tmp_path: Path) -> None:
+    eces = {"ce": (0.02, 0.03, 0.04), "focal": (0.05, 0.061, 0.069), "flsd": (0.01, 0.05, 0.03)}
+    runs = [run_of(method, seed=seed, ece=ece) for method, values in eces.items() for seed, ece in enumerate(values)]
+    table, _ = write_outputs([*runs, run_of("ce", epochs=9)], tmp_path, figures=False)
+    page = (tmp_path / "report.html").read_text()
+    assert re.findall(r'<th scope="col">(Epochs|p if calibrated)<', page) == ["Epochs", "p if calibrated"]
+    assert [line.method for line in table.lines if line.cells["ece"].differs] == ["focal"]
+    assert re.findall(r"<td>([^<]*)<span class=.dagger.>†<", page) == ["6.00%"]
+    shown = html.unescape(page)
+    assert [note for note in table.notes if note not in shown] == []
 
 
 @pytest.mark.parametrize("paper", [False, True])

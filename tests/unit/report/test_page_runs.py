@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Scores
 from calibrant.report.page import render_page, verdict_of
+from calibrant.report.page_content import FinishedTable, InTable
 from calibrant.report.page_runs import group_entries, leader, run_rows
 
 NONE = torch.empty(0)
@@ -57,8 +59,8 @@ def test_run_rows_give_mean_and_deviation_or_the_interval_of_one_run() -> None:
     assert isinstance(cells[0], list)
     assert isinstance(cells[1], list)
     # Two values 2 apart: their sample deviation is the square root of two.
-    assert cells[0][0] == {"value": "11.00%", "spread": "± 1.41", "is_best": True}
-    assert cells[1][0] == {"value": "30.00%", "spread": "29.00 – 31.00", "is_best": False}
+    assert cells[0][0] == {"value": "11.00%", "mark": "", "spread": "± 1.41", "is_best": True}
+    assert cells[1][0] == {"value": "30.00%", "mark": "", "spread": "29.00 – 31.00", "is_best": False}
 
 
 def test_run_rows_leave_cells_of_unknown_metrics_empty_and_take_no_best_from_them() -> None:
@@ -68,7 +70,7 @@ def test_run_rows_leave_cells_of_unknown_metrics_empty_and_take_no_best_from_the
     wild = entry("wild", error=math.nan)
     names, rows = run_rows(group_entries([bare, wild, entry("ce"), entry("ce", 1)]))
     errors = [row["cells"][names.index("Error")] for row in rows if isinstance(row["cells"], list)]
-    assert errors[0] == {"value": "", "spread": "", "is_best": False}
+    assert errors[0] == {"value": "", "mark": "", "spread": "", "is_best": False}
     # Of one finite value there is no least.
     assert [cell["is_best"] for cell in errors] == [False, False, False]
 
@@ -106,13 +108,15 @@ def test_group_entries_puts_unknown_networks_beside_every_network_of_their_data(
         ("theirs", "digits", "digits · mlp"),
         ("CE", "", ""),
     ]
-    # The table has the row once, and does not say a network that is not known.
-    assert [(row["label"], row["place"]) for row in run_rows(groups)[1]] == [
-        ("CE", "digits · convnet"),
-        ("theirs", "digits"),
-        ("CE", "digits · mlp"),
-        ("CE", ""),
+    # The table has the row once, and says that its network is not known.
+    assert [(row["label"], row["place"], row["note"]) for row in run_rows(groups)[1]] == [
+        ("CE", "digits · convnet", ""),
+        ("theirs", "digits · convnet", "Network unknown."),
+        ("CE", "digits · mlp", ""),
+        ("CE", "", ""),
     ]
+    titles = re.findall(r'scope="rowgroup" colspan="5"><b>([^<]*)<', render_page(entries=many))
+    assert titles == ["digits · convnet", "digits · mlp", "Data without a name"]
 
 
 def test_run_rows_mark_what_they_are_told_is_best() -> None:
@@ -123,6 +127,27 @@ def test_run_rows_mark_what_they_are_told_is_best() -> None:
         [name == "ECE" for name in names],
         [False] * len(names),
     ]
+
+
+def test_run_rows_show_what_a_table_says_of_them() -> None:
+    info = {"Epochs": "6", "p if calibrated": "0.020"}
+    told = [InTable(0, True, info=info), InTable(0, False, {"ece": 0.03, "error": 0.2}, info)]
+    runs = [entry("ce"), entry("focal", ece=0.01)]
+    names, rows = run_rows(group_entries(runs, told=told))
+    assert [row["info"] for row in rows] == [["6", "0.020"]] * 2
+    assert [cell["mark"] for cell in rows[1]["cells"]] == ["†" if name == "ECE" else "" for name in names]
+    page = render_page(entries=runs, told=told, notes=["6 epochs."])
+    assert re.findall(r'<th scope="col">([^<]*)<', page[page.rindex("<table") :]) == ["Method", "Seeds", *info, *names]
+    # What it does not test is not taken for what it found no difference in.
+    assert "6 epochs. Not tested: NLL." in page
+    assert "Not tested" not in render_page(entries=runs)
+
+
+def test_table_of_runs_can_be_opened_where_a_finished_one_has_its_numbers() -> None:
+    runs = [entry("ce"), entry("focal", ece=0.01)]
+    full, part = (FinishedTable("Table", ("Method", *heads), ()) for heads in (("Error (%)", "NLL", "ECE (%)"), ("ECE (%)",)))
+    assert '<details class="more">' in render_page(entries=runs, tables=[full])
+    assert '<details class="more">' not in render_page(entries=runs, tables=[part])
 
 
 def test_leader_is_the_least_of_those_that_are_marked() -> None:
