@@ -84,13 +84,13 @@ def _show_classes(console: Console, scores: Scores, all_classes: bool) -> None:
     if not shown or (scores.num_classes == 2 and not all_classes):
         return
     _heading(console, "Classes" if len(shown) == scores.num_classes else "Worst classes", "by the ECE of their own probability")
-    console.print(classes_table(shown, width=console.width))
+    console.print(classes_table(shown, width=console.width, total=scores.weight))
 
 
 def _show_slices(console: Console, scores: Scores) -> None:
     if scores.slices:
         _heading(console, "Groups", worst_slice(scores))
-        console.print(parts_table("Group", scores.slices, width=console.width))
+        console.print(parts_table("Group", scores.slices, width=console.width, total=scores.weight))
 
 
 def _heading(console: Console, title: str, rest: str) -> None:

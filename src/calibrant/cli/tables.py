@@ -47,13 +47,14 @@ def bins_table(bins: Bins, *, width: int) -> Table:
     shares = bins.weight * bins.gap
     room = min(width - 62, _LONGEST_BAR) if width >= 70 else 0
     largest = float(shares.abs().max().clamp(min=1e-12))
+    weights = [None] * len(shares) if bins.rows is None else bins.weight.tolist()
     for m in (bins.count > 0).nonzero().flatten().tolist():
         share, gap = float(shares[m]), float(bins.gap[m])
         bar = "█" * round(room * abs(share) / largest)
         rows.append(
             [
                 f"{100 * float(bins.edges[m]):.0f} – {100 * float(bins.edges[m + 1]):.0f}%",
-                f"{float(bins.count[m]):,.0f}",
+                _examples(float(bins.count[m] if bins.rows is None else bins.rows[m]), weights[m]),
                 _share(float(bins.confidence[m])),
                 _share(float(bins.accuracy[m])),
                 f"{100 * gap:+.1f}%".replace("-", "−"),
@@ -61,15 +62,16 @@ def bins_table(bins: Bins, *, width: int) -> Table:
                 Text(bar, style=_COLOURS["over-confident" if gap > 0 else "under-confident"]),
             ]
         )
-    return fit_table(("Bin", "Examples", "Confidence", "Accuracy", "Gap", "In ECE", ""), rows, width=width, drop=(6, 1, 5))
+    head = _examples_head(bins.rows is not None)
+    return fit_table(("Bin", head, "Confidence", "Accuracy", "Gap", "In ECE", ""), rows, width=width, drop=(6, 1, 5))
 
 
-def classes_table(classes: Sequence[ClassScore], *, width: int) -> Table:
-    """Classes in the order given: how far their probability is off, and in which direction."""
+def classes_table(classes: Sequence[ClassScore], *, width: int, total: float | None = None) -> Table:
+    """Classes in the order given: how far their probability is off, and in which direction; ``total`` is the weight of all."""
     rows: list[Row] = [
         [
             entry.name,
-            f"{entry.count:,.0f}",
+            _examples(entry.count, _part(entry.weight, total)),
             _share(entry.error),
             Text(write_value(entry.ece, "%"), style="bold"),
             write_value(entry.signed_gap, "%", signed=True),
@@ -77,7 +79,7 @@ def classes_table(classes: Sequence[ClassScore], *, width: int) -> Table:
         ]
         for entry in classes
     ]
-    return fit_table(("Class", "Examples", "Error", "ECE", "Bias", ""), rows, width=width, drop=(5, 2))
+    return fit_table(("Class", _examples_head(total is not None), "Error", "ECE", "Bias", ""), rows, width=width, drop=(5, 2))
 
 
 def _bias(signed_gap: float) -> str:
@@ -87,12 +89,12 @@ def _bias(signed_gap: float) -> str:
     return "predicted too often" if signed_gap > 0 else "predicted too rarely"
 
 
-def parts_table(head: str, parts: Mapping[str, Scores], *, width: int) -> Table:
-    """The main numbers of every group of examples, or of every file."""
+def parts_table(head: str, parts: Mapping[str, Scores], *, width: int, total: float | None = None) -> Table:
+    """The main numbers of every group of examples, whose weights add up to ``total``, or of every file."""
     rows: list[Row] = [
         [
             name or "(empty)",
-            f"{part.n:,}",
+            _examples(part.n, _part(part.weight, total)),
             _share(part["error"].value),
             Text(write_value(part["ece"].value, "%"), style="bold"),
             _dim(write_interval(part["ece"], "%")),
@@ -101,7 +103,7 @@ def parts_table(head: str, parts: Mapping[str, Scores], *, width: int) -> Table:
         ]
         for name, part in parts.items()
     ]
-    headers = (head, "Examples", "Error", "ECE", _INTERVAL, "If calibrated", "")
+    headers = (head, _examples_head(total is not None), "Error", "ECE", _INTERVAL, "If calibrated", "")
     return fit_table(headers, rows, width=width, drop=(5, 4, 6, 2))
 
 
@@ -194,6 +196,18 @@ def _note(scores: Scores, key: str, width: int) -> Text:
     if key == "signed_gap":
         return Text(direction(scores), style=_COLOURS[direction(scores)])
     return _dim(metric_of(key).meaning if width >= _WIDE else "")
+
+
+def _examples(rows: float, weight: float | None) -> str:
+    return f"{rows:,.0f}" if weight is None else f"{rows:,.0f} ({_share(weight)})"
+
+
+def _examples_head(weighted: bool) -> str:
+    return "Examples (weight)" if weighted else "Examples"
+
+
+def _part(weight: float | None, total: float | None) -> float | None:
+    return None if weight is None or total is None else weight / total
 
 
 def _dim(text: str) -> Text:

@@ -202,11 +202,12 @@ def bins_of_curve(curve: MassCurve, cuts: Tensor) -> Bins:
     return means_of_sums(edges, count, confidence, correct)
 
 
-def means_of_sums(edges: Tensor, count: Tensor, confidence: Tensor, accuracy: Tensor) -> Bins:
+def means_of_sums(edges: Tensor, count: Tensor, confidence: Tensor, accuracy: Tensor, *, rows: Tensor | None = None) -> Bins:
     """Make `Bins` from per-bin sums of weight, weight·confidence and weight·correct; empty bins get zeros."""
     safe = torch.where(count > 0, count, 1.0)
     zero = torch.zeros((), dtype=count.dtype)
-    return Bins(edges, count, torch.where(count > 0, confidence / safe, zero), torch.where(count > 0, accuracy / safe, zero))
+    sure, right = (torch.where(count > 0, total / safe, zero) for total in (confidence, accuracy))
+    return Bins(edges, count, sure, right, rows)
 
 
 def norm_of_bins(bins: Bins, *, p: float = 1, total: float | None = None) -> Tensor:

@@ -40,11 +40,13 @@ class Grid:
         weight: Sum of sample weights (a count where there are none).
         confidence: Sum of weight times confidence.
         correct: Sum of weight times correctness.
+        rows: Number of examples, where they have weights and it was kept; else None.
     """
 
     weight: Tensor
     confidence: Tensor
     correct: Tensor
+    rows: Tensor | None = None
 
 
 @lru_cache(maxsize=4)
@@ -70,7 +72,8 @@ def grid_of(confidence: Tensor, correct: Tensor, weights: Tensor | None = None, 
     index = grid_index(confidence, dtype=dtype)
     weight = torch.ones_like(confidence) if weights is None else weights
     sums = [torch.bincount(index, weights=v, minlength=NUM_CELLS) for v in (weight, weight * confidence, weight * correct)]
-    return Grid(*sums)
+    rows = None if weights is None else torch.bincount(index, minlength=NUM_CELLS).double()
+    return Grid(sums[0], sums[1], sums[2], rows)
 
 
 def fold_to_bins(sums: Tensor, n_bins: int) -> Tensor:

@@ -290,15 +290,17 @@ class Bins:
 
     Attributes:
         edges: ``[M + 1]``, or the confidence where an equal-mass bin begins and ends.
-        count: Examples in each bin ``[M]`` (fractional where ties are shared or examples weighted).
+        count: Examples in each bin ``[M]`` (fractional where ties are shared; their weight where they have weights).
         confidence: Mean confidence ``[M]``, 0 in an empty bin.
         accuracy: Share of right predictions ``[M]``, 0 in an empty bin.
+        rows: Number of examples in each bin ``[M]``, where they have weights and it was counted; else None.
     """
 
     edges: Tensor
     count: Tensor
     confidence: Tensor
     accuracy: Tensor
+    rows: Tensor | None = None
 
     @property
     def weight(self) -> Tensor:

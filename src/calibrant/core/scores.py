@@ -52,6 +52,7 @@ class ClassScore:
         ece: Its term of the classwise ECE (15 equal-width bins over this class's probability).
         signed_gap: Mean probability given to the class minus its frequency; positive is over-prediction.
         error: Share of its examples that are misclassified (nan where it has none).
+        weight: Sum of the weights of its examples; None where they have none.
     """
 
     index: int
@@ -60,6 +61,7 @@ class ClassScore:
     ece: float
     signed_gap: float
     error: float
+    weight: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Scores:
         classes: Per class, worst calibrated first; filled on request.
         slices: Group → its own scores; filled on request.
         file: Where the predictions came from, if from a file.
+        weight: Sum of the weights of the examples; None where they have none.
     """
 
     n: int
@@ -88,6 +91,7 @@ class Scores:
     classes: tuple[ClassScore, ...] = ()
     slices: Mapping[str, Scores] = field(default_factory=dict)
     file: str | None = None
+    weight: float | None = None
 
     def __getitem__(self, key: str) -> Estimate:
         return lookup(self.metrics, key, kind="metric")
@@ -103,13 +107,16 @@ class Scores:
         data: dict[str, object] = {
             "file": self.file,
             "n": self.n,
+            **({} if self.weight is None else {"weight": self.weight}),
             "num_classes": self.num_classes,
             "n_bins": self.n_bins,
             "metrics": {key: estimate._asdict() for key, estimate in self.metrics.items()},
             "ece_if_calibrated": self.ece_if_calibrated._asdict(),
         }
         if self.classes:
-            data["classes"] = [vars(entry) for entry in self.classes]
+            data["classes"] = [
+                {key: value for key, value in vars(entry).items() if value is not None} for entry in self.classes
+            ]
         if self.slices:
             data["slices"] = {name: scores.to_dict() for name, scores in self.slices.items()}
         return data
@@ -142,6 +149,7 @@ class Scores:
                 classes=tuple(ClassScore(**_with_nan(found)) for found in data.get("classes", ())),
                 slices={name: Scores.from_dict(part, n_bins=count) for name, part in data.get("slices", {}).items()},
                 file=data.get("file"),
+                weight=data.get("weight"),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"Scores.from_dict: `data` must be what `calibrant measure --json` writes, but {error}.") from None

@@ -39,6 +39,7 @@ class Summary:
         class_bins: One-vs-rest bins ``[C, M]``: weight, weighted probability of the class and weight of examples labelled
             with it, by the bin ``(m/M, (m+1)/M]`` in which the class's probability lies (zero in the first).
         class_correct: Weight of the correctly predicted examples of each true class ``[C]``.
+        class_rows: Number of examples of each true class ``[C]``, where they have weights; else None.
     """
 
     n: int
@@ -51,6 +52,7 @@ class Summary:
     brier: Tensor
     class_bins: Grid
     class_correct: Tensor
+    class_rows: Tensor | None = None
 
     def __add__(self, other: Summary) -> Summary:
         if (self.num_classes, self.n_bins) != (other.num_classes, other.n_bins):
@@ -69,6 +71,7 @@ class Summary:
             brier=self.brier + other.brier,
             class_bins=_add_grids(self.class_bins, other.class_bins),
             class_correct=self.class_correct + other.class_correct,
+            class_rows=_add_rows(self.class_rows, self.class_count, other.class_rows, other.class_count),
         )
 
     @property
@@ -159,6 +162,7 @@ def _summarize_rows(rows: Rows, n_bins: int) -> Summary:
         brier=_moments(rows.brier, weight),
         class_bins=class_bins_of(rows.probs, rows.labels, weights, n_bins=n_bins),
         class_correct=torch.bincount(rows.labels, weights=weight * rows.top.correct, minlength=num_classes),
+        class_rows=None if weights is None else torch.bincount(rows.labels, minlength=num_classes).double(),
     )
 
 
@@ -218,4 +222,12 @@ def _moments(values: Tensor, weight: Tensor) -> Tensor:
 
 
 def _add_grids(a: Grid, b: Grid) -> Grid:
-    return Grid(a.weight + b.weight, a.confidence + b.confidence, a.correct + b.correct)
+    rows = _add_rows(a.rows, a.weight, b.rows, b.weight)
+    return Grid(a.weight + b.weight, a.confidence + b.confidence, a.correct + b.correct, rows)
+
+
+def _add_rows(a: Tensor | None, a_weight: Tensor, b: Tensor | None, b_weight: Tensor) -> Tensor | None:
+    """Add numbers of examples, which are their weights where they have none."""
+    if a is None and b is None:
+        return None
+    return (a_weight if a is None else a) + (b_weight if b is None else b)

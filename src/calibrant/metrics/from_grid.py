@@ -38,6 +38,7 @@ class Sums:
         class_bins: Sums ``[3, C, M]`` of w, w times probability and w of examples with that label, by class and bin of
             its probability; or None.
         class_correct: Weight of the correctly predicted examples by label ``[C]``, or None.
+        class_rows: Number of examples by label ``[C]``, or None if they have no weights.
     """
 
     n: int
@@ -48,6 +49,7 @@ class Sums:
     kept: TopLabel | None
     class_bins: Tensor | None
     class_correct: Tensor | None
+    class_rows: Tensor | None = None
 
     @cached_property
     def bins(self) -> Bins:
@@ -116,6 +118,7 @@ class Sums:
             brier=self.totals[5:8].clone(),
             class_bins=Grid(*self.class_bins),
             class_correct=self.class_correct.clone(),
+            class_rows=self.class_rows,
         )
 
 

@@ -147,6 +147,7 @@ def _score(
         classes=class_scores(summary, names=names) if by_class else (),
         slices=slices or {},
         file=file,
+        weight=None if summary.class_rows is None else summary.weight,
     )
 
 
@@ -156,17 +157,18 @@ def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tup
         raise ValueError(f"class_scores: `names` must hold C = {summary.num_classes} names, got {len(names)}.")
     residual = (summary.class_bins.confidence - summary.class_bins.correct) / summary.weight
     error, gap = residual.abs().sum(1), residual.sum(1)
-    count = summary.class_count
-    wrong = torch.where(count > 0, 1 - summary.class_correct / count.where(count > 0, 1.0), torch.nan)
+    weight, rows = summary.class_count, summary.class_rows
+    wrong = torch.where(weight > 0, 1 - summary.class_correct / weight.where(weight > 0, 1.0), torch.nan)
     order = torch.argsort(error, descending=True, stable=True).tolist()
     return tuple(
         ClassScore(
             index=k,
             name=str(k) if names is None else str(names[k]),
-            count=float(count[k]),
+            count=float((weight if rows is None else rows)[k]),
             ece=float(error[k]),
             signed_gap=float(gap[k]),
             error=float(wrong[k]),
+            weight=None if rows is None else float(weight[k]),
         )
         for k in order
     )

@@ -63,6 +63,7 @@ class Stream(Metric):
     kept: Tensor
     class_bins: Tensor
     class_correct: Tensor
+    class_rows: Tensor
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Stream(Metric):
         if classwise:
             states["class_bins"] = torch.zeros(3, num_classes, n_bins, dtype=torch.float64, device="cpu")
             states["class_correct"] = torch.zeros(num_classes, dtype=torch.float64, device="cpu")
+            states["class_rows"] = torch.zeros(num_classes, dtype=torch.float64, device="cpu")
         if ignore_index is not None:
             # torchmetrics lets metrics of a collection share a state if names and first values agree. The name keeps
             # apart those that ignore different labels; the value is the number of examples left out.
@@ -186,6 +188,7 @@ class Stream(Metric):
             bins = class_bins_of(probs, labels, weights, n_bins=self.n_bins)
             self.class_bins += torch.stack([bins.weight, bins.confidence, bins.correct])
             self.class_correct.index_add_(0, labels, weight * top.correct)
+            self.class_rows.index_add_(0, labels, torch.ones_like(weight))
 
     def _add_top(self, top: TopLabel) -> None:
         n, seen = len(top), int(self.count[0])
@@ -279,6 +282,7 @@ class Stream(Metric):
             kept=TopLabel(signed.abs(), (signed > 0).double(), None if plain else weights) if n <= KEPT_EXAMPLES else None,
             class_bins=self.class_bins.cpu() if self.classwise else None,
             class_correct=self.class_correct.cpu() if self.classwise else None,
+            class_rows=self.class_rows.cpu() if self.classwise and not plain else None,
         )
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -110,10 +110,17 @@ def bins_of_summary(summary: Summary) -> Bins:
     grid, n_bins = summary.grid, summary.n_bins
     if WIDTH_CELLS % n_bins == 0:
         sums = (fold_to_bins(s, n_bins) for s in (grid.weight, grid.confidence, grid.correct))
-        return means_of_sums(equal_width_edges(n_bins), *sums)
+        rows = None if grid.rows is None else fold_to_bins(grid.rows, n_bins)
+        return means_of_sums(equal_width_edges(n_bins), *sums, rows=rows)
     used = grid.weight > 0
     weight = grid.weight[used]
-    return equal_width_bins(TopLabel(grid.confidence[used] / weight, grid.correct[used] / weight, weight), n_bins=n_bins)
+    top = TopLabel(grid.confidence[used] / weight, grid.correct[used] / weight, weight)
+    bins = equal_width_bins(top, n_bins=n_bins)
+    return (
+        bins
+        if grid.rows is None
+        else replace(bins, rows=equal_width_bins(replace(top, weights=grid.rows[used]), n_bins=n_bins).count)
+    )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,21 @@ def lines_of(renderable: object, *, width: int) -> list[str]:
     stream = io.StringIO()
     Console(file=stream, width=width, highlight=False).print(renderable)
     return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def test_tables_of_weighted_examples_show_rows_and_their_share_of_the_weight() -> None:
+    scores = made_scores()
+    bins = replace(scores.bins, count=torch.tensor([0.0, 0.02, 0.06]), rows=torch.tensor([0.0, 1, 999]))
+    shown = lines_of(bins_table(bins, width=120), width=120)
+    assert shown[0].split()[:3] == ["Bin", "Examples", "(weight)"]
+    assert ["1 (25.0%)" in shown[2], "999 (75.0%)" in shown[3]] == [True, True]
+    classes = [replace(entry, weight=0.02) for entry in scores.classes]
+    assert "300 (25.0%)" in lines_of(classes_table(classes, width=120, total=0.08), width=120)[2]
+    assert (
+        "1,000 (25.0%)"
+        in lines_of(parts_table("Group", {"a": replace(scores, weight=0.02)}, width=120, total=0.08), width=120)[2]
+    )
+    assert "(" not in "".join(lines_of(classes_table(scores.classes, width=120), width=120))
 
 
 def test_write_value_in_per_cent_or_plain() -> None:

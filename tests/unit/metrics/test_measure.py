@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from calibrant import Predictions
+from calibrant.core.scores import Scores
 from calibrant.core.summary import summarize
 from calibrant.metrics.classwise import class_calibration_errors
 from calibrant.metrics.measure import class_scores, measure, measure_summary
 from calibrant.metrics.null import if_calibrated
-from calibrant.metrics.values import KEYS, score_values
+from calibrant.metrics.values import KEYS, bins_of_summary, score_values
 from helpers import mixed_gaps
 
 
@@ -132,6 +133,39 @@ def test_class_scores_absent_class_has_no_error_rate() -> None:
     assert {c.index: math.isnan(c.error) for c in scores} == {0: False, 1: True, 2: True}
     with pytest.raises(ValueError, match="class_scores: `names` must hold C = 3 names, got 1"):
         class_scores(summarize(Predictions(probs=[[0.6, 0.3, 0.1]], labels=[0])), names=["a"])
+
+
+@pytest.mark.parametrize("n_bins", [15, 7])
+def test_measure_weighted_examples_are_counted_as_rows_beside_their_weight(n_bins: int) -> None:
+    probs, labels = mixed_gaps(300)
+    weights = torch.rand(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e-4
+    columns = {"half": [k // 150 for k in range(300)]}
+    given = Predictions(probs=probs, labels=labels, weights=weights, columns=columns)
+    scores = measure(given, n_bins=n_bins, n_resamples=20, by_class=True, slice_by="half")
+    assert scores.weight == pytest.approx(float(weights.sum()))
+    assert scores.bins.rows is not None
+    assert (
+        scores.bins.rows.tolist()
+        == bins_of_summary(summarize(Predictions(probs=probs, labels=labels), n_bins=n_bins)).count.tolist()
+    )
+    for entry in scores.classes:
+        assert entry.count == int((labels == entry.index).sum())
+        assert entry.weight == pytest.approx(float(weights[labels == entry.index].sum()))
+    assert [part.n for part in scores.slices.values()] == [150, 150]
+    assert scores.slices["1"].weight == pytest.approx(float(weights[150:].sum()))
+    first, rest = (summarize(given.subset(rows), n_bins=n_bins) for rows in torch.arange(300).split([100, 200]))
+    joined = measure_summary(first + rest, n_resamples=20, by_class=True)
+    assert {entry.index: entry.count for entry in joined.classes} == {entry.index: entry.count for entry in scores.classes}
+    again = Scores.from_dict(scores.to_dict())
+    assert again.weight == scores.weight
+    assert again.classes == scores.classes
+
+
+def test_measure_without_weights_says_nothing_of_weights() -> None:
+    scores = measure(Predictions(probs=[[0.9, 0.1]] * 9, labels=[0] * 9), n_resamples=20, by_class=True)
+    assert "weight" not in scores.to_json()
+    assert scores.bins.rows is None
+    assert scores.bins.count.sum() == 9
 
 
 def test_measure_whole_weights_give_the_values_of_repeated_examples() -> None:

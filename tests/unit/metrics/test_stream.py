@@ -136,7 +136,7 @@ def test_state_size_does_not_grow_with_examples() -> None:
     fresh, seen = CalibrationSuite(num_classes=4), filled(70_000)
     assert size(fresh) == size(seen) < 1_900_000
     per_class = size(CalibrationSuite(num_classes=1000)) - size(CalibrationSuite(num_classes=1000, classwise=False))
-    assert per_class == 24 * 1000 * 15 + 8 * 1000
+    assert per_class == 24 * 1000 * 15 + 16 * 1000
 
 
 def test_update_of_probs_that_require_grad_keeps_no_graph() -> None:
@@ -187,6 +187,18 @@ def test_update_of_probabilities_rounded_above_one_equals_the_functions() -> Non
     exact = ("error", "nll", "brier", "ece", "mce", "classwise_ece", "signed_gap")
     found = suite.compute()
     assert_same({key: found[key] for key in exact}, {key: direct[key] for key in exact})
+
+
+def test_scores_of_a_weighted_stream_count_rows_by_class() -> None:
+    probs, labels = mixed_gaps(60, 3)
+    suite = CalibrationSuite(num_classes=3)
+    for rows in torch.arange(60).split(20):
+        suite.update(probs[rows], labels[rows], weights=torch.full((20,), 0.01))
+    scores = suite.scores(by_class=True, n_resamples=20)
+    assert {entry.index: entry.count for entry in scores.classes} == dict(
+        enumerate(torch.bincount(labels, minlength=3).tolist())
+    )
+    assert sum(entry.weight or 0.0 for entry in scores.classes) == pytest.approx(0.6)
 
 
 def test_weight_zero_leaves_an_example_out() -> None:
