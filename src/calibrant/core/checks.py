@@ -107,6 +107,8 @@ def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bo
     low, high = range_if_free(labels, 0, 0)
     if low < 0 or high >= logits.shape[1]:
         hint = " They look one-based: pass `labels - 1`." if low >= 1 and high == logits.shape[1] else ""
+        if low < 0:
+            hint = f" If it marks examples to leave out, give the loss's module `ignore_index={low}`."
         wrong = low if low < 0 else high
         raise ValueError(f"{where}: `labels` must lie in [0, {logits.shape[1] - 1}], got {wrong}.{hint}")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_logits
-from calibrant.losses.base import Penalty
+from calibrant.losses.base import Penalty, Shared
 from calibrant.losses.logprob import widen
 
 
@@ -69,10 +71,13 @@ class ACLS(Penalty):
         margin: Size of the top logit, and distance from it, left unpunished.
         top_weight: Weight of the term on the top logit.
         rest_weight: Weight of the term on the others.
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
-    def __init__(self, *, margin: float = 10.0, top_weight: float = 1.0, rest_weight: float = 0.1) -> None:
-        super().__init__()
+    def __init__(
+        self, *, margin: float = 10.0, top_weight: float = 1.0, rest_weight: float = 0.1, **shared: Unpack[Shared]
+    ) -> None:
+        super().__init__(**shared)
         self.margin = margin
         self.top_weight = top_weight
         self.rest_weight = rest_weight

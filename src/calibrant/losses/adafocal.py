@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from calibrant.core.binning import equal_mass_bins, top_label
 from calibrant.core.checks import ArrayLike, check_count, check_logits, check_positive
 from calibrant.core.records import Bins, Predictions, Split
-from calibrant.losses.base import Loss, Reduction
+from calibrant.losses.base import Loss, Reduction, Shared
 from calibrant.losses.logprob import minus_log_p, true_class_log_odds, widen
 
 
@@ -114,6 +116,7 @@ class AdaFocalLoss(Loss):
         gamma_min: Least gamma, negative.
         gamma_max: Largest gamma.
         reduction: "mean", "sum" (as the authors train, with gradients clipped to norm 2) or "none".
+        shared: ``ignore_index`` and ``weight``, as in `Loss`.
 
     Example:
         >>> loss = AdaFocalLoss(n_bins=2)
@@ -135,8 +138,9 @@ class AdaFocalLoss(Loss):
         gamma_min: float = -2.0,
         gamma_max: float = 20.0,
         reduction: Reduction = "mean",
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(reduction=reduction)
+        super().__init__(reduction=reduction, **shared)
         check_count(n_bins, where="AdaFocalLoss", name="n_bins")
         for name, value in {"gamma_init": gamma_init, "rate": rate, "switch": switch, "gamma_max": gamma_max}.items():
             check_positive(value, where="AdaFocalLoss", name=name)

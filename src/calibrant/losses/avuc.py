@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from calibrant.core.checks import check_logits, check_positive
 from calibrant.core.closed_form import Array, Result, closed_form
-from calibrant.losses.base import Penalty
+from calibrant.losses.base import Penalty, Shared
 from calibrant.losses.confidence import probs_and_entropy, top_of
+from calibrant.losses.labelled import to_rows
 from calibrant.losses.logprob import widen
 from calibrant.losses.rows import entropy_of_rows, name_classes
 
@@ -200,6 +201,7 @@ class AvUC(Penalty):
     Args:
         threshold: Entropy in nats to start with.
         beta: Weight inside the penalty.
+        shared: ``ignore_index``, as in `Penalty`.
 
     Attributes:
         current_threshold: Buffer ``[]``, the threshold in use; saved with the module's state.
@@ -207,8 +209,8 @@ class AvUC(Penalty):
 
     current_threshold: Tensor
 
-    def __init__(self, *, threshold: float = 1.0, beta: float = 3.0) -> None:
-        super().__init__()
+    def __init__(self, *, threshold: float = 1.0, beta: float = 3.0, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         self.threshold = threshold
         self.beta = beta
         self.register_buffer("current_threshold", torch.tensor(float(threshold)))
@@ -220,7 +222,8 @@ class AvUC(Penalty):
     @torch.no_grad()
     def update_threshold(self, logits: Tensor, labels: Tensor) -> None:
         """Set the threshold from predictions (of an epoch) by `avuc_threshold`; the released code does so for five epochs."""
-        self.current_threshold.copy_(avuc_threshold(logits, labels))
+        rows = to_rows(logits, labels, {}, ignore_index=self.ignore_index, where="AvUC.update_threshold")
+        self.current_threshold.copy_(avuc_threshold(rows.logits, rows.labels))
 
 
 class SoftAvUC(Penalty):
@@ -229,10 +232,11 @@ class SoftAvUC(Penalty):
     Args:
         temperature: Softness of the threshold.
         threshold: Normalised entropy of a prediction half certain.
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
-    def __init__(self, *, temperature: float = 0.1, threshold: float = 0.5) -> None:
-        super().__init__()
+    def __init__(self, *, temperature: float = 0.1, threshold: float = 0.5, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         self.temperature = temperature
         self.threshold = threshold
 

@@ -29,13 +29,45 @@ tensor(0.9598)
 - What an objective needs besides logits and labels is passed by keyword (`loss(logits, labels, indices=indices)`), also
   through a sum. `set_epoch(epoch)` may be called on any; those that follow a schedule listen.
 - float16 and bfloat16 logits are computed, and the loss returned, in float32; float64 stays float64.
-- Nothing reads a value back from the device, so every objective compiles with `fullgraph=True` and fits into a CUDA graph.
+- Nothing reads a value back from the device (but for `ignore_index`, below), so every objective compiles with
+  `fullgraph=True` and fits into a CUDA graph.
 
 The docstring of each function has its formula, and where the released code of its authors departs from their paper.
 References name an equation, a section or an algorithm where the text of the paper could be checked or its authors' repository
 names it; "as others cite it" marks a number taken from work that cites the paper. For the rest, the exact definition is in the
 file named as the authors' code.
 `calibrant.losses.LOSSES` and `PENALTIES`, from which this page is written, map the names to the entries.
+
+## Padding, weights, segmentation
+
+Every module takes what `torch.nn.CrossEntropyLoss` takes: dense logits `[B, C, d1, ...]` with labels `[B, d1, ...]`, of which
+every position is a sample; `ignore_index`, the label of samples to leave out; and, if it is a loss, a `weight` for every class.
+
+```python
+>>> from calibrant.losses import CrossEntropyLoss, MDCA
+>>> logits = torch.randn(2, 5, 4, 4)  # two images of 4 x 4 pixels
+>>> labels = torch.randint(0, 5, (2, 4, 4))
+>>> labels[:, 0] = -100  # a row of pixels without a label
+>>> loss = FocalLoss(gamma=3, weight=torch.tensor([0.2, 1.0, 1.0, 2.0, 2.0])) + 0.5 * MDCA(ignore_index=-100)
+>>> loss(logits, labels).shape, FocalLoss(reduction="none", ignore_index=-100)(logits, labels).shape
+(torch.Size([]), torch.Size([2, 4, 4]))
+>>> ours, torchs = CrossEntropyLoss(ignore_index=-100), torch.nn.CrossEntropyLoss(ignore_index=-100)
+>>> torch.allclose(ours(logits, labels), torchs(logits, labels))
+True
+
+```
+
+- Of tokens `[B, T, C]` the classes come last: pass `logits.movedim(-1, 1)`.
+- `ignore_index` is None unless given (torch's is -100), and then a label below 0 is an error. Means are over the samples
+  that are left; with `"none"` the others are 0; where none is left everything is 0 (torch's mean is NaN). An `ignore_index`
+  that one term of a sum has holds for all of them: samples are left out once.
+- With `weight`, sample i counts `weight[labels[i]]` times: `"sum"` and `"none"` multiply by it, `"mean"` divides by its sum
+  over the samples. In a sum it concerns the loss that has it. Penalties are about the batch as a whole and refuse it.
+- `MixupLoss` takes dense logits, but neither of the two others, as a mixed sample has two labels. `CRL` leaves out the
+  `indices` of ignored labels, also in `update`.
+- The functions (`focal_loss`) take `[B, C]` and labels of classes only.
+- Dense logits and weights compile and are captured like everything else. `ignore_index` asks the device how many samples
+  are left: such a step waits for it, and is neither captured nor compiled as one graph.
 
 ## Speed
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from calibrant.core.checks import check_logits
-from calibrant.losses.base import Penalty
+from calibrant.losses.base import Penalty, Shared
 from calibrant.losses.logprob import widen
 
 # A block of pairs holds about this many numbers (4 MB in float32: within a processor's cache), more only where there would
@@ -130,10 +131,11 @@ class CPC(Penalty):
     Args:
         bdc_weight: Weight of the discrimination term.
         bec_weight: Weight of the exclusion term.
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
-    def __init__(self, *, bdc_weight: float = 0.1, bec_weight: float = 1.0) -> None:
-        super().__init__()
+    def __init__(self, *, bdc_weight: float = 0.1, bec_weight: float = 1.0, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         self.bdc_weight = bdc_weight
         self.bec_weight = bec_weight
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, Unpack
 
 import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_count, check_logits, range_if_free
-from calibrant.losses.base import Penalty
+from calibrant.losses.base import Penalty, Shared
 from calibrant.losses.confidence import confidence_and_correct, probs_and_entropy
+from calibrant.losses.labelled import to_rows
 from calibrant.losses.logprob import widen
 
 Score: TypeAlias = Literal["confidence", "entropy", "margin"]
@@ -83,6 +84,7 @@ class CRL(Penalty):
     Args:
         num_samples: Size of the training set.
         score: "confidence", "entropy" or "margin".
+        shared: ``ignore_index``, as in `Penalty`.
 
     Attributes:
         times_right: Buffer ``[num_samples]``, the counts r.
@@ -101,8 +103,8 @@ class CRL(Penalty):
     times_right: Tensor
     epochs: Tensor
 
-    def __init__(self, *, num_samples: int, score: Score = "confidence") -> None:
-        super().__init__()
+    def __init__(self, *, num_samples: int, score: Score = "confidence", **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         check_count(num_samples, where="CRL", name="num_samples")
         self.num_samples = num_samples
         self.score: Score = score
@@ -122,9 +124,10 @@ class CRL(Penalty):
     @torch.no_grad()
     def update(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> None:
         """Count which samples of a batch were right; ``indices [B]`` must not repeat. No device synchronisation."""
-        self._check_indices(indices, labels)
-        right = (logits.argmax(1) == labels).to(self.times_right.dtype)
-        self.times_right.index_add_(0, indices, right)
+        rows = to_rows(logits, labels, {"indices": indices}, ignore_index=self.ignore_index, where="CRL.update")
+        self._check_indices(rows.inputs["indices"], rows.labels)
+        right = (rows.logits.argmax(1) == rows.labels).to(self.times_right.dtype)
+        self.times_right.index_add_(0, rows.inputs["indices"], right)
 
     @torch.no_grad()
     def set_epoch(self, epoch: int) -> None:

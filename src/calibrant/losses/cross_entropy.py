@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from calibrant.core.checks import check_logits
-from calibrant.losses.base import Loss, Reduction
+from calibrant.losses.base import Loss, Reduction, Shared
+from calibrant.losses.labelled import Rows
 from calibrant.losses.logprob import widen
 
 
@@ -51,12 +54,22 @@ class CrossEntropyLoss(Loss):
     Args:
         label_smoothing: Smoothing in [0, 1).
         reduction: "mean", "sum" or "none".
+        shared: ``ignore_index`` and ``weight``, as in `Loss`.
     """
 
-    def __init__(self, *, label_smoothing: float = 0.0, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction=reduction)
+    def __init__(self, *, label_smoothing: float = 0.0, reduction: Reduction = "mean", **shared: Unpack[Shared]) -> None:
+        super().__init__(reduction=reduction, **shared)
         self.label_smoothing = label_smoothing
 
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of every sample, ``[B]``."""
         return cross_entropy_loss(logits, labels, label_smoothing=self.label_smoothing)
+
+    def _weighted(self, rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor]:
+        values, share = super()._weighted(rows, weight)
+        if self.label_smoothing:
+            # As torch has it: in a smoothed target every class has its own weight.
+            scores, labels, smoothing = widen(rows.logits), rows.labels.long(), self.label_smoothing
+            own = weight.to(scores.dtype)
+            values = F.cross_entropy(scores, labels, weight=own, reduction="none", label_smoothing=smoothing)
+        return values, share

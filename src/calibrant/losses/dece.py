@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_count, check_logits, check_positive
 from calibrant.core.soft_accuracy import all_pairs_accuracy
-from calibrant.losses.base import Penalty
+from calibrant.losses.base import Penalty, Shared
 from calibrant.losses.confidence import top_of
 from calibrant.losses.logprob import widen
 
@@ -87,10 +89,13 @@ class DECE(Penalty):
         n_bins: Number of bins.
         bin_temperature: Softness of the bins.
         sharpness: Slope of the soft accuracy.
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
-    def __init__(self, *, n_bins: int = 15, bin_temperature: float = 0.01, sharpness: float = 100.0) -> None:
-        super().__init__()
+    def __init__(
+        self, *, n_bins: int = 15, bin_temperature: float = 0.01, sharpness: float = 100.0, **shared: Unpack[Shared]
+    ) -> None:
+        super().__init__(**shared)
         self.n_bins = n_bins
         self.bin_temperature = bin_temperature
         self.sharpness = sharpness

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from calibrant.core.checks import check_logits
-from calibrant.losses.base import Loss, Reduction
+from calibrant.losses.base import Loss, Reduction, Shared
 from calibrant.losses.focal import Gamma, check_gamma
 from calibrant.losses.logprob import log_sum_others, minus_log_p, widen
 
@@ -61,10 +63,11 @@ class DualFocalLoss(Loss):
     Args:
         gamma: Strength, at least 0; it must be given.
         reduction: "mean", "sum" or "none".
+        shared: ``ignore_index`` and ``weight``, as in `Loss`.
     """
 
-    def __init__(self, *, gamma: float, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction=reduction)
+    def __init__(self, *, gamma: float, reduction: Reduction = "mean", **shared: Unpack[Shared]) -> None:
+        super().__init__(reduction=reduction, **shared)
         self.gamma = gamma
 
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:

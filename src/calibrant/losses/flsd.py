@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from calibrant.core.checks import check_logits
 from calibrant.core.closed_form import Array, Result, closed_form
-from calibrant.losses.base import Loss, Reduction, reduce_loss
+from calibrant.losses.base import Loss, Reduction, Shared, reduce_loss
 from calibrant.losses.focal import check_gamma, focal_by_numpy, focal_from_log_odds
 from calibrant.losses.logprob import true_class_log_odds, widen
 
@@ -120,6 +122,7 @@ class FLSDLoss(Loss):
         gamma_below: Gamma for p below it.
         gamma_above: Gamma for the others.
         reduction: "mean", "sum" or "none".
+        shared: ``ignore_index`` and ``weight``, as in `Loss`.
     """
 
     def __init__(
@@ -129,8 +132,9 @@ class FLSDLoss(Loss):
         gamma_below: float = 5.0,
         gamma_above: float = 3.0,
         reduction: Reduction = "mean",
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(reduction=reduction)
+        super().__init__(reduction=reduction, **shared)
         self.threshold = threshold
         self.gamma_below = gamma_below
         self.gamma_above = gamma_above
@@ -139,8 +143,6 @@ class FLSDLoss(Loss):
         """Return the loss of every sample, ``[B]``."""
         return flsd_loss(logits, labels, threshold=self.threshold, gamma_below=self.gamma_below, gamma_above=self.gamma_above)
 
-    def forward(self, logits: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
-        """Return the reduced loss of a batch."""
-        self._check_inputs(inputs)
+    def _reduced(self, logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], reduction: Reduction | None) -> Tensor:
         steps = (self.threshold, self.gamma_below, self.gamma_above)
-        return _reduced_flsd(logits, labels, steps=steps, reduction=self.reduction)
+        return _reduced_flsd(logits, labels, steps=steps, reduction=reduction or "none")

@@ -6,8 +6,8 @@ Rules that choose gamma live beside it: `flsd`, `scheduled_focal`, `adafocal`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from calibrant.core.checks import check_logits, range_if_free
 from calibrant.core.closed_form import Array, Result, closed_form
-from calibrant.losses.base import Loss, Reduction, reduce_loss
+from calibrant.losses.base import Loss, Reduction, Shared, reduce_loss
 from calibrant.losses.logprob import minus_log_p, true_class_log_odds, widen
 from calibrant.losses.rows import exponentials, flat_positions, large_enough, name_classes, row_sums, scale_rows
 
@@ -96,20 +96,19 @@ class FocalLoss(Loss):
     Args:
         gamma: Focusing strength, at least 0.
         reduction: "mean", "sum" or "none".
+        shared: ``ignore_index`` and ``weight``, as in `Loss`.
     """
 
-    def __init__(self, *, gamma: float = 3.0, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction=reduction)
+    def __init__(self, *, gamma: float = 3.0, reduction: Reduction = "mean", **shared: Unpack[Shared]) -> None:
+        super().__init__(reduction=reduction, **shared)
         self.gamma = gamma
 
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of every sample, ``[B]``."""
         return focal_loss(logits, labels, gamma=self.gamma)
 
-    def forward(self, logits: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
-        """Return the reduced loss of a batch."""
-        self._check_inputs(inputs)
-        return reduced_focal(logits, labels, gamma=self.gamma, reduction=self.reduction, where="focal_loss")
+    def _reduced(self, logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], reduction: Reduction | None) -> Tensor:
+        return reduced_focal(logits, labels, gamma=self.gamma, reduction=reduction or "none", where="focal_loss")
 
 
 def reduced_focal(logits: Tensor, labels: Tensor, *, gamma: Gamma, reduction: Reduction, where: str) -> Tensor:

@@ -5,11 +5,13 @@ Re-implemented from the description in the paper: its code was not released.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from calibrant.core.checks import check_count, check_logits, check_positive
-from calibrant.losses.base import Penalty
+from calibrant.losses.base import Penalty, Shared
 from calibrant.losses.confidence import confidence_and_correct
 
 
@@ -54,10 +56,11 @@ class HuberDCA(Penalty):
 
     Args:
         alpha: Gap from which the penalty grows linearly.
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
-    def __init__(self, *, alpha: float = 0.005) -> None:
-        super().__init__()
+    def __init__(self, *, alpha: float = 0.005, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         self.alpha = alpha
 
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:

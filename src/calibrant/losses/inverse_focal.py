@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_logits
-from calibrant.losses.base import Loss, Reduction
+from calibrant.losses.base import Loss, Reduction, Shared
 from calibrant.losses.cross_entropy import cross_entropy_loss
 from calibrant.losses.focal import Gamma, check_gamma
 
@@ -49,10 +51,11 @@ class InverseFocalLoss(Loss):
     Args:
         gamma: Strength, at least 0.
         reduction: "mean", "sum" or "none".
+        shared: ``ignore_index`` and ``weight``, as in `Loss`.
     """
 
-    def __init__(self, *, gamma: float, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction=reduction)
+    def __init__(self, *, gamma: float, reduction: Reduction = "mean", **shared: Unpack[Shared]) -> None:
+        super().__init__(reduction=reduction, **shared)
         self.gamma = gamma
 
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, Unpack
 
 import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_logits, check_positive
-from calibrant.losses.base import Penalty
+from calibrant.losses.base import Penalty, Shared
 from calibrant.losses.confidence import full_precision
 from calibrant.losses.logprob import true_class_log_odds, widen
 
@@ -88,10 +88,11 @@ class KDEECE(Penalty):
     Args:
         bandwidth: Bandwidth of the Beta kernel.
         p: Exponent of the gap, 1 or 2.
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
-    def __init__(self, *, bandwidth: float = 0.01, p: Order = 1) -> None:
-        super().__init__()
+    def __init__(self, *, bandwidth: float = 0.01, p: Order = 1, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         self.bandwidth = bandwidth
         self.p: Order = p
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_logits
-from calibrant.losses.base import Penalty
+from calibrant.losses.base import Penalty, Shared
 from calibrant.losses.logprob import widen
 
 
@@ -50,10 +52,11 @@ class MbLS(Penalty):
 
     Args:
         margin: Distance from the largest logit left unpunished.
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
-    def __init__(self, *, margin: float = 10.0) -> None:
-        super().__init__()
+    def __init__(self, *, margin: float = 10.0, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         self.margin = margin
 
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:

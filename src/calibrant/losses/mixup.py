@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from calibrant.core.checks import range_if_free
-from calibrant.losses.base import Loss, Objective, Reduction, WeightedSum
+from calibrant.losses.base import Loss, Objective, Reduction, Shared, WeightedSum
 from calibrant.losses.cross_entropy import CrossEntropyLoss, cross_entropy_loss
 
 
@@ -100,6 +101,7 @@ class MixupLoss(Loss):
         base: What is mixed: a loss, or a sum with penalties, each of which is then taken towards both labels.
             Cross-entropy if None.
         reduction: "mean", "sum" or "none"; that of ``base`` is not used.
+        shared: Neither ``ignore_index`` nor ``weight``: a mixed sample has two labels.
 
     Example:
         >>> loss = MixupLoss()
@@ -107,14 +109,21 @@ class MixupLoss(Loss):
         tensor(0.6269)
     """
 
-    def __init__(self, *, base: Loss | WeightedSum | None = None, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction=reduction)
+    def __init__(
+        self, *, base: Loss | WeightedSum | None = None, reduction: Reduction = "mean", **shared: Unpack[Shared]
+    ) -> None:
+        super().__init__(reduction=reduction, **shared)
         self.base: Objective = CrossEntropyLoss() if base is None else base
         given = getattr(self.base, "reduction", None)
         if given is None:
             raise ValueError(f"MixupLoss: `base` must be or hold a per-sample loss, got {self.base!r}.")
         if given not in ("mean", reduction):
             raise ValueError(f"MixupLoss: `base` must not reduce by {given!r}. Pass `reduction={given!r}` to MixupLoss itself.")
+        if not (self._plain and self.base._plain):
+            raise ValueError(
+                "MixupLoss: neither it nor `base` may have an `ignore_index` or a `weight`, as a mixed sample has two labels. "
+                "Leave samples out before they are mixed."
+            )
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]

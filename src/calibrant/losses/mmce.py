@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from calibrant.core.checks import check_logits, check_positive
 from calibrant.core.closed_form import Array, Result, closed_form
 from calibrant.core.kernels import can_factor, laplace_pair_sum, pair_sum_by_numpy
-from calibrant.losses.base import Penalty
+from calibrant.losses.base import Penalty, Shared
 from calibrant.losses.confidence import confidence_and_correct_by_torch
 from calibrant.losses.logprob import widen
 from calibrant.losses.rows import confidence_of_rows, name_classes
@@ -169,10 +169,11 @@ class MMCE(Penalty):
     Args:
         scale: Width of the Laplace kernel.
         squared: Whether to leave out the root.
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
-    def __init__(self, *, scale: float = 0.4, squared: bool = False) -> None:
-        super().__init__()
+    def __init__(self, *, scale: float = 0.4, squared: bool = False, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         self.scale = scale
         self.squared = squared
 
@@ -188,10 +189,13 @@ class WeightedMMCE(Penalty):
         scale: Width of the Laplace kernel.
         normalization: "paper" or "official".
         squared: Whether to leave out the root.
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
-    def __init__(self, *, scale: float = 0.4, normalization: Normalization = "paper", squared: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self, *, scale: float = 0.4, normalization: Normalization = "paper", squared: bool = False, **shared: Unpack[Shared]
+    ) -> None:
+        super().__init__(**shared)
         self.scale = scale
         self.normalization: Normalization = normalization
         self.squared = squared

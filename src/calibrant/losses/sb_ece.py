@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, Unpack
 
 import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_count, check_logits, check_positive
-from calibrant.losses.base import Penalty
+from calibrant.losses.base import Penalty, Shared
 from calibrant.losses.confidence import confidence_and_correct
 
 Order: TypeAlias = Literal[1, 2]
@@ -124,10 +124,11 @@ class SBECE(Penalty):
         n_bins: Number of bins.
         bin_temperature: Softness of the bins.
         p: Order of the norm: 1 or 2.
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
-    def __init__(self, *, n_bins: int = 15, bin_temperature: float = 0.01, p: Order = 2) -> None:
-        super().__init__()
+    def __init__(self, *, n_bins: int = 15, bin_temperature: float = 0.01, p: Order = 2, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         self.n_bins = n_bins
         self.bin_temperature = bin_temperature
         self.p: Order = p
@@ -143,10 +144,11 @@ class LabelBinnedSBECE(Penalty):
     Args:
         n_bins: Number of bins.
         bin_temperature: Softness of the bins.
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
-    def __init__(self, *, n_bins: int = 15, bin_temperature: float = 0.01) -> None:
-        super().__init__()
+    def __init__(self, *, n_bins: int = 15, bin_temperature: float = 0.01, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         self.n_bins = n_bins
         self.bin_temperature = bin_temperature
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_count
-from calibrant.losses.base import Loss, Reduction
+from calibrant.losses.base import Loss, Reduction, Shared
 from calibrant.losses.focal import check_gamma, focal_loss
 
 Schedule = Sequence[tuple[int, float]]
@@ -71,6 +72,7 @@ class ScheduledFocalLoss(Loss):
         epoch: Epoch to begin with.
         schedule: Pairs (first epoch, gamma).
         reduction: "mean", "sum" or "none".
+        shared: ``ignore_index`` and ``weight``, as in `Loss`.
 
     Example:
         >>> loss = ScheduledFocalLoss()
@@ -89,8 +91,9 @@ class ScheduledFocalLoss(Loss):
         epoch: int = 0,
         schedule: Schedule = ((0, 5.0), (100, 3.0), (250, 1.0)),
         reduction: Reduction = "mean",
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(reduction=reduction)
+        super().__init__(reduction=reduction, **shared)
         check_count(epoch, where="ScheduledFocalLoss", name="epoch", least=0)
         _check_schedule(schedule, where="ScheduledFocalLoss")
         self.schedule = schedule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, Unpack
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from calibrant.core.checks import check_logits, check_positive
 from calibrant.core.kernels import gaussian_weights
 from calibrant.core.soft_accuracy import all_pairs_accuracy
-from calibrant.losses.base import Penalty
+from calibrant.losses.base import Penalty, Shared
 from calibrant.losses.confidence import full_precision, top_of
 from calibrant.losses.logprob import minus_log_p, true_class_log_odds, widen
 
@@ -139,6 +139,7 @@ class SECE(Penalty):
         detach_accuracy: Whether the smoothed accuracy carries no gradient.
         centred: Whether confidences are smoothed too.
         distance: "absolute" or "kl".
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
     def __init__(
@@ -151,8 +152,9 @@ class SECE(Penalty):
         detach_accuracy: bool = False,
         centred: bool = False,
         distance: Distance = "absolute",
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__()
+        super().__init__(**shared)
         self.bandwidth = bandwidth
         self.accuracy: Accuracy = accuracy
         self.sharpness = sharpness

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor
 
 from calibrant.core.checks import check_logits, check_positive
 from calibrant.core.kernels import gaussian_exponents
-from calibrant.losses.base import Penalty
+from calibrant.losses.base import Penalty, Shared
 from calibrant.losses.confidence import confidence_and_correct, full_precision
 
 
@@ -57,10 +59,11 @@ class SKCE(Penalty):
 
     Args:
         bandwidth: Standard deviation of the Gaussian kernel.
+        shared: ``ignore_index``, as in `Penalty`.
     """
 
-    def __init__(self, *, bandwidth: float = 0.1) -> None:
-        super().__init__()
+    def __init__(self, *, bandwidth: float = 0.1, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         self.bandwidth = bandwidth
 
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:
