@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from calibrant.metrics.adaptive import adaptive_calibration_error
 from calibrant.metrics.batched import batched_ace, batched_ece, batched_mce, batched_mmce
 from calibrant.metrics.levels import Levels, levels_of, merge_bins
 from calibrant.metrics.worlds import (
+    _quantiles,
     accepted_range,
     draw_from,
     draw_labels,
@@ -166,6 +169,32 @@ def normal_worlds(truth: torch.Tensor, bias: torch.Tensor, *, spread: float) -> 
     chances = torch.linspace(0.0005, 0.9995, 1000, dtype=torch.float64)
     z = torch.distributions.Normal(0.0, 1.0).icdf(chances)
     return (truth + bias).unsqueeze(1) + spread * z
+
+
+@pytest.mark.parametrize(
+    ("rows", "chance", "expected"),
+    [
+        # Its shape, -1 0 1, three times: of nine values the 0.33-quantile lies at 0.33 · 10 - 1 = 2.3, between -1 and 0.
+        ([[0, 1, 2]], 0.33, [0.3]),
+        ([[0, 1, 2]], 0.0, [0.0]),
+        ([[0, 1, 2]], 1.0, [2.0]),
+        # The shape of the second, -0.577 twice and 1.155, is known to the first, and that of the first to the second, once.
+        ([[0, 1, 2], [0, 0, 3]], 0.0, [0.0, 1 - math.sqrt(3)]),
+        ([[0, 1, 2], [0, 0, 3]], 1.0, [1 + 2 / math.sqrt(3), 3.0]),
+        ([[0, 1, 2], [0, 0, 3]], 0.5, [1.0, 0.0]),
+        # A row without spread has no shape to give, and needs none.
+        ([[5, 5, 5], [0, 1, 2], [7, 7, 7]], 0.33, [5.0, 0.3, 7.0]),
+    ],
+)
+def test_quantiles_take_their_shape_from_neighbours(rows: list[list[int]], chance: float, expected: list[float]) -> None:
+    values = torch.tensor(rows, dtype=torch.float64)
+    found = _quantiles(values, torch.full((len(rows),), chance, dtype=torch.float64))
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_quantiles_of_rows_have_chances_of_their_own() -> None:
+    values = torch.tensor([[0, 1, 2], [10, 11, 12]], dtype=torch.float64)
+    assert _quantiles(values, torch.tensor([0.0, 1.0]).double()).tolist() == [0, 12]
 
 
 def test_accepted_range_of_an_unbiased_normal_value_is_the_usual_interval() -> None:
