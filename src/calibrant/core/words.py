@@ -35,6 +35,8 @@ METRICS = {
 # Below the first an error is called slight, above the second strong; between them it goes without a word.
 _SLIGHT, _STRONG = 0.02, 0.10
 SIGNIFICANT = 0.05
+# Below this many examples, not to see an error says little.
+_FEW = 200
 
 
 def count_examples(n: int) -> str:
@@ -75,6 +77,11 @@ def is_miscalibrated(scores: Scores) -> bool:
     return scores.ece_if_calibrated.p_value < SIGNIFICANT
 
 
+def is_too_few(scores: Scores) -> bool:
+    """Whether examples are so few that seeing no error among them is no sign of there being none."""
+    return scores.n < _FEW and not is_miscalibrated(scores)
+
+
 def direction(scores: Scores) -> str:
     """Return "over-confident", "under-confident", "both" in different places, or "no clear error"."""
     gap = scores["signed_gap"]
@@ -90,8 +97,9 @@ def verdict(scores: Scores) -> str:
     null, ece = scores.ece_if_calibrated, scores["ece"]
     ece_text, mean_text, p95_text = (write_value(v, "%") for v in (ece.value, null.mean, null.p95))
     if not is_miscalibrated(scores):
+        opening = "Too few examples to see an error" if is_too_few(scores) else "No sign of miscalibration"
         return (
-            f"No sign of miscalibration: an ECE of {ece_text} is what a perfectly calibrated model shows on "
+            f"{opening}: an ECE of {ece_text} is what a perfectly calibrated model shows on "
             f"{count_examples(scores.n)} ({mean_text} on average, rarely over {p95_text})."
         )
     accuracy = 1 - scores["error"].value

@@ -15,9 +15,11 @@ from calibrant.cli.layout import fit_table, total_width
 from calibrant.cli.page import short_names, show_comparison, show_scores
 from calibrant.cli.request import Measured
 from calibrant.cli.tables import bins_table, classes_table, comparison_table, paired_table, parts_table, scores_table
-from calibrant.core.records import Bins, Split
+from calibrant.core.records import Bins, Predictions, Split
 from calibrant.core.scores import ClassScore, Estimate, IfCalibrated, Paired, Scores
 from calibrant.core.words import METRICS, direction, verdict, worst_slice, write_interval, write_p, write_value
+from calibrant.report.page_content import Examined
+from calibrant.report.page_verdict import give_verdict
 
 
 def made_scores(*, ece: float = 0.05, gap: float = 0.04, width: float = 0.01, p_value: float = 0.0001, n: int = 1000) -> Scores:
@@ -92,6 +94,15 @@ def test_write_p_is_never_zero(p_value: float, text: str) -> None:
 )
 def test_direction_needs_a_gap_that_chance_does_not_explain(scores: Scores, word: str) -> None:
     assert direction(scores) == word
+
+
+@pytest.mark.parametrize(("n", "p_value", "few"), [(1, 0.9, True), (199, 0.2, True), (200, 0.2, False), (20, 0.001, False)])
+def test_verdict_of_few_examples_is_that_of_the_report(n: int, p_value: float, few: bool) -> None:
+    scores = made_scores(n=n, p_value=p_value)
+    page = give_verdict(Examined(Predictions(probs=[[0.9, 0.1]], labels=[0]), scores), None)
+    headline = "Too few examples to see an error"
+    assert [page.headline == headline, verdict(scores).startswith(headline + ": an ECE of 5.00% is what")] == [few, few]
+    assert verdict(made_scores(n=1, p_value=0.9)).endswith("shows on 1 example (0.71% on average, rarely over 1.03%).")
 
 
 def test_verdict_says_how_sure_how_right_and_whether_it_is_real() -> None:
