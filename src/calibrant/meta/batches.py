@@ -164,5 +164,17 @@ class LoaderBatches:
             self._taken = taken
 
 
+def endless(batches: Iterator[tuple[Any, Tensor]] | DataLoader[Any] | None) -> Iterator[tuple[Any, Tensor]] | None:
+    """Return the iterator to draw meta batches from: a loader's `LoaderBatches`, and what is an iterator already as it is."""
+    if isinstance(batches, DataLoader):
+        return LoaderBatches(batches)
+    if batches is not None and not hasattr(batches, "__next__"):
+        raise ValueError(
+            f"MetaLearner: `meta_batches` must be a DataLoader or an endless iterator of (x, labels), got "
+            f"{type(batches).__name__}. Pass `MetaBatches(x, labels)`."
+        )
+    return batches
+
+
 def _take(values: Tensor, index: Tensor) -> Tensor:
     return values[index.to(values.device)]

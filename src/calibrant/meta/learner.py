@@ -10,11 +10,12 @@ from typing import Any, Unpack
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from calibrant.core.checks import check_count
 from calibrant.core.lookup import lookup
 from calibrant.meta.adam import AdamState, init_adam
-from calibrant.meta.batches import to_device
+from calibrant.meta.batches import endless, to_device
 from calibrant.meta.ddp import broadcast, exchange_of, group_of
 from calibrant.meta.gamma_net import GammaNet
 from calibrant.meta.info import StepInfo, overwrite, pack, pack_grads, unpack, unpack_grads
@@ -43,7 +44,8 @@ class MetaLearner:
             names to weights, or a function ``(logits, labels) -> []``.
         preset: "default" or "paper"; see `calibrant.meta.presets`.
         head: Name of the last linear layer, or the layer; found if None.
-        meta_batches: Endless iterator of (x, labels) to draw from when a meta update is due, such as `MetaBatches`.
+        meta_batches: What to draw (x, labels) from when a meta update is due: `MetaBatches` or another endless iterator, or a
+            ``DataLoader`` that shuffles.
         accumulate: Calls of `step` to one optimizer step.
         amp: Autocast type of the forward passes (``torch.bfloat16``, ``torch.float16``), or None.
         scaler: Gradient scaler, for float16.
@@ -78,7 +80,7 @@ class MetaLearner:
         objective: str | Mapping[str, float] | MetaObjective = "sece",
         preset: str = "default",
         head: str | nn.Module | None = None,
-        meta_batches: Iterator[tuple[Any, Tensor]] | None = None,
+        meta_batches: Iterator[tuple[Any, Tensor]] | DataLoader[Any] | None = None,
         accumulate: int = 1,
         amp: torch.dtype | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -105,7 +107,8 @@ class MetaLearner:
                 'MetaLearner: `leak_meta_grad` must go with a single process and lookahead="head". Pass `leak_meta_grad=False`.'
             )
         check_optimizer(self.plan.network, optimizer)
-        self.optimizer, self.meta_batches, self.scaler, self.backward = optimizer, meta_batches, scaler, backward
+        self.optimizer, self.scaler, self.backward = optimizer, scaler, backward
+        self.meta_batches = endless(meta_batches)
         self.accumulate, self.monitor_every = accumulate, monitor_every
         self.hyper = self._start(generator)
         if group is not None:

@@ -3,7 +3,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from calibrant.meta import LoaderBatches, MetaBatches
+from calibrant.meta import LoaderBatches, MetaBatches, MetaLearner
 
 
 def take(batches, count):
@@ -93,3 +93,23 @@ def test_loader_batches_wrong_loaders_raise():
         LoaderBatches(DataLoader(data, batch_size=2))
     with pytest.raises(ValueError, match="at least one full batch of 4, got none in a whole pass. Lower its `batch_size`."):
         next(LoaderBatches(DataLoader(data, batch_size=4, shuffle=True)))
+
+
+def learner(batches):
+    model = torch.nn.Linear(4, 3)
+    return MetaLearner(model, torch.optim.SGD(model.parameters(), lr=0.1), every=1, meta_batches=batches)
+
+
+def test_learner_given_a_loader_draws_from_it_without_end():
+    x, labels = torch.randn(8, 4), torch.arange(8) % 3
+    own = learner(DataLoader(TensorDataset(x, labels), batch_size=4, shuffle=True))
+    assert isinstance(own.meta_batches, LoaderBatches)
+    infos = [own.step(x, labels) for _ in range(5)]
+    assert all(info.meta_value is not None for info in infos)
+    assert own.meta_batches.passes == 3
+
+
+@pytest.mark.parametrize("batches", [[(torch.randn(8, 4), torch.arange(8) % 3)], TensorDataset(torch.randn(8, 4))])
+def test_learner_given_no_iterator_says_so_at_once(batches):
+    with pytest.raises(ValueError, match=r"`meta_batches` must be a DataLoader or an endless iterator of \(x, labels\), got"):
+        learner(batches)
