@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from browser import (
     drawn_accuracies,
@@ -19,6 +20,8 @@ from browser import (
     percent,
     sync_api,
 )
+from calibrant import Predictions, measure
+from calibrant.core.entry import Entry
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error
 from calibrant.metrics.diagram import PALETTE
@@ -175,6 +178,20 @@ def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_every_netwo
             page.locator("#place").select_option(place)
             sync_api.expect(page.locator("#trade-off path.mark:not(.faint)")).to_have_count(3)
             assert page.locator("#run-legend .key").all_inner_texts() == ["CE", "Focal", "theirs"]
+
+
+def test_charts_round_as_the_table_does(browser: Any, tmp_path: Path) -> None:
+    # 29.125 and 29.375 lie in the middle, and each has an even neighbour.
+    labels = torch.zeros(800, dtype=torch.long)
+    probs = torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=torch.float64)
+    tests = [Predictions(probs=probs[(torch.arange(800) < wrong).long()], labels=labels) for wrong in (233, 235)]
+    runs = [Entry("d", f"m{k}", measure(test, n_resamples=10), test=test) for k, test in enumerate(tests)]
+    file = tmp_path / "middle.html"
+    file.write_text(render_page(entries=runs), encoding="utf-8")
+    with opened_page(browser, file) as page:
+        for row, written in enumerate(("29.12%", "29.38%")):
+            sync_api.expect(page.locator("table.runs tbody tr").nth(row)).to_contain_text(written)
+            sync_api.expect(page.locator("#grid text.note").nth(row)).to_contain_text(f"error {written}")
 
 
 def test_many_settings_of_one_method_have_looks_of_their_own(browser: Any, tmp_path: Path) -> None:

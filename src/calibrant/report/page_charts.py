@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibrant.core.binning import equal_width_bins, norm_of_bins, reduce_top_label
+from calibrant.core.binning import equal_width_bins, reduce_top_label
 from calibrant.core.entry import Entry
 from calibrant.metrics.diagram import PALETTE
 from calibrant.report.bands import Band, band_of
 from calibrant.report.curves import learning_rate_drops
 from calibrant.report.gamma import GammaPanel, prepare_gamma_confidence, prepare_gamma_epochs
 from calibrant.report.page_bins import bin_rows
-from calibrant.report.page_runs import Group
+from calibrant.report.page_runs import Group, mean_of
+from calibrant.report.reliability import error_and_ece
 from calibrant.report.robustness import prepare_robustness, usual_ece
 from calibrant.report.style import Style
 from calibrant.report.tradeoff import prepare_tradeoff
@@ -52,7 +53,8 @@ def runs_view(groups: Sequence[Group]) -> list[dict[str, object]]:
             "label": group.label,
             "place": group.place,
             "look": look_of(group.row.style),
-            "points": _points(group.entries),
+            "points": (points := _points(group.entries)),
+            "mean": [mean_of(values) for values in zip(*points, strict=True)],
             "front": place in front,
             "curves": _curves(group),
             "drops": _drops(group),
@@ -91,7 +93,7 @@ def _front(groups: Sequence[Group]) -> set[int]:
 def _points(entries: Sequence[Entry]) -> list[list[float]]:
     """Error and ECE of every run that has both."""
     both = [[entry.scores[key].value for key in ("error", "ece") if key in entry.scores] for entry in entries]
-    return [[_digits(value) for value in pair] for pair in both if len(pair) == 2 and math.isfinite(sum(pair))]
+    return [pair for pair in both if len(pair) == 2 and math.isfinite(sum(pair))]
 
 
 def _is_repaired(group: Group) -> bool:
@@ -170,8 +172,8 @@ def _diagram(entry: Entry) -> dict[str, object]:
     stops: list[dict[str, object]] = []
     for n_bins in GRID_STOPS:
         bins = equal_width_bins(top, n_bins=n_bins)
-        stops.append({"ece": float(norm_of_bins(bins)), "rows": bin_rows(bins, scale=effective / total)})
-    error = float(1 - bins.weight @ bins.accuracy)
+        error, ece = error_and_ece(entry, bins)
+        stops.append({"ece": ece, "rows": bin_rows(bins, scale=effective / total)})
     return {"error": error, "stops": stops}
 
 

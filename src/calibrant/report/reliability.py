@@ -63,12 +63,21 @@ def prepare_reliability(rows: Sequence[Row], *, n_bins: int = 15, seed: int | No
     """
     panels = []
     for row in rows:
-        bins = _bins_of(row.run(seed), n_bins)
-        if bins is None:
-            continue
-        error = float(1 - bins.weight @ bins.accuracy)
-        panels.append(ReliabilityPanel(row.label, error, float(bins.weight @ bins.gap.abs()), bins, _intervals(bins)))
+        run = row.run(seed)
+        bins = _bins_of(run, n_bins)
+        if bins is not None:
+            panels.append(ReliabilityPanel(row.label, *error_and_ece(run, bins), bins, _intervals(bins)))
     return panels
+
+
+def error_and_ece(entry: Entry, bins: Bins) -> tuple[float, float]:
+    """Error of a run, and its ECE over these bins: what was measured, where it was.
+
+    Adding up bins gives the same numbers but for their last digits, by which a number is rounded up here and down there.
+    """
+    known, usual = entry.scores, len(bins.count) == entry.scores.n_bins
+    error = known["error"].value if "error" in known else float(1 - bins.weight @ bins.accuracy)
+    return error, known["ece"].value if usual and "ece" in known else float(bins.weight @ bins.gap.abs())
 
 
 def shows_reliability(row: Row, *, n_bins: int, seed: int | None = None) -> bool:

@@ -88,16 +88,14 @@ def test_draw_all_makes_a_set_for_each_data_set_and_network(tmp_path: Path) -> N
 
 
 def test_figures_of_a_single_run_name_the_seed() -> None:
-    group = group_rows([run_of(seed=0), run_of(seed=3)])[0]
+    group = group_rows([run_of(seed=0), run_of(seed=3, error=0.2)])[0]
     ((more, figure),) = FIGURES["reliability"].draw(group, Options(n_bins=(20,)))
     assert more == "-20bins"
     assert figure.texts[0].get_text() == "digits, convnet, seed 3, 20 bins"
     ((_, other),) = FIGURES["reliability"].draw(group, Options(n_bins=(20,), seed=0))
     assert other.texts[0].get_text() == "digits, convnet, seed 0, 20 bins"
     for drawn, run in ((figure, group.rows[0].runs[1]), (other, group.rows[0].runs[0])):
-        assert run.test is not None
-        error = 100 * (1 - float(run.test.correct.double().mean()))
-        assert drawn.axes[1].get_title().startswith(f"CE ({error:.2f}%)")
+        assert drawn.axes[1].get_title().startswith(f"CE ({100 * run.scores['error'].value:.2f}%)")
 
 
 def test_curves_without_test_columns_fall_back_to_validation() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from calibrant import Predictions
+from calibrant import Predictions, measure
 from calibrant.core.entry import BinSweep, Entry
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Scores
@@ -187,13 +187,23 @@ def test_gamma_dots_are_few_and_span_all_confidences() -> None:
     assert view["dots"]["wrong"] == [[], []]
 
 
+def test_points_are_the_numbers_of_the_table() -> None:
+    # Six digits of these would give 29.82, and 29.83 the mean of what was cut.
+    errors = (0.29825049, 0.29824953)
+    (view,) = views(*(entry("ce", seed, error=error) for seed, error in enumerate(errors)))
+    assert [point[0] for point in view["points"]] == list(errors)
+    (group,) = group_entries([entry("ce", seed, error=error) for seed, error in enumerate(errors)])
+    assert view["mean"] == [group.mean("error"), group.mean("ece")]
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_diagram_holds_the_bins_of_every_stop_of_the_last_seed(weighted: bool) -> None:
     probs, labels = mixed_gaps(300)
     weights = torch.linspace(0.5, 1.5, len(labels)) if weighted else None
     test = Predictions(probs=probs, labels=labels, weights=weights)
     other = Predictions(probs=[[0.9, 0.1]], labels=[1])
-    (view,) = views(entry("ce", 3, test=test), entry("ce", 0, test=other))
+    last = dataclasses.replace(entry("ce", 3, test=test), scores=measure(test, n_resamples=20))
+    (view,) = views(last, entry("ce", 0, test=other))
     diagram = view["diagram"]
     assert (GRID_STOPS[0], GRID_STOPS[-1], 15 in GRID_STOPS) == (10, 100, True)
     for n_bins, stop in zip(GRID_STOPS, diagram["stops"], strict=True):

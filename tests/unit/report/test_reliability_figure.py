@@ -10,7 +10,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 
-from calibrant import Predictions
+from calibrant import Predictions, measure
 from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.metrics import expected_calibration_error, reliability_bins
@@ -75,9 +75,26 @@ def test_draw_reliability_many_bins_show_intervals_as_a_band() -> None:
     assert all(width == pytest.approx(0.01) for _, width, _, _ in found)
 
 
+def measured(entry: Entry) -> Entry:
+    """The run with what its predictions score."""
+    assert entry.test is not None
+    return replace(entry, scores=measure(entry.test, n_resamples=20))
+
+
+def test_prepare_reliability_shows_the_numbers_that_were_measured() -> None:
+    # In the middle of two that are printed, 29.97 and 29.98: added up from bins it would be rounded to the other one.
+    probs, labels = mixed_gaps(4000, 4)
+    labels = torch.where(torch.arange(4000) < 1199, (probs.argmax(1) + 1) % 4, probs.argmax(1))
+    run = measured(replace(run_of(), test=Predictions(probs=probs, labels=labels)))
+    (panel,) = prepare_reliability(group_rows([run])[0].rows, n_bins=15)
+    assert (panel.error, panel.ece) == (run.scores["error"].value, run.scores["ece"].value)
+    bins = panel.bins
+    assert f"{100 * panel.error:.2f}" != f"{100 * float(1 - bins.weight @ bins.accuracy):.2f}"
+
+
 @pytest.mark.parametrize("n_bins", [10, 20, 50, 100])
 def test_prepare_reliability_gives_the_bins_error_and_ece_of_the_run(n_bins: int) -> None:
-    entry = run_of(n=400)
+    entry = measured(run_of(n=400))
     panel = prepare_reliability(group_rows([entry])[0].rows, n_bins=n_bins)[0]
     assert entry.test is not None
     probs, labels = entry.test.probs, entry.test.labels
@@ -110,7 +127,7 @@ def test_prepare_reliability_takes_the_run_of_the_seed_and_skips_bare_numbers() 
     rows = group_rows([run_of(seed=0), run_of(seed=1), bare])[0].rows
     first, last = prepare_reliability(rows, seed=0), prepare_reliability(rows)
     assert [panel.label for panel in first] == ["CE"]
-    assert first[0].error != last[0].error
+    assert not torch.equal(first[0].bins.accuracy, last[0].bins.accuracy)
 
 
 def kept(entry: Entry, n_bins: int) -> Entry:

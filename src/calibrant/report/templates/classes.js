@@ -50,7 +50,7 @@ function tellClass() {
   byId("class-name").textContent = facts.named && !/^\d+$/.test(facts.names[k]) ? facts.names[k] : `Class ${facts.names[k]}`;
   const held = classes.count[k];
   const often = classes.gap[k] >= 0 ? "more often" : "less often";
-  const gap = `${Math.abs(100 * classes.gap[k]).toFixed(2)} points ${often}`;
+  const gap = `${fixed(Math.abs(100 * classes.gap[k]), 2)} points ${often}`;
   const lines = [
     ["Calibration error", `${percent(classes.ece[k])}, rank ${classes.order.indexOf(k) + 1} of ${count(facts.names.length)}`],
     ["Probability given", Math.abs(classes.gap[k]) < 5e-5 ? "as often as the class occurs" : `${gap} than the class occurs`],

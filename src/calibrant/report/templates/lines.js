@@ -79,7 +79,7 @@ function readings(plot, series, { unit, height, said }) {
   const positions = [...new Set(series.flatMap(([, xs]) => xs))].sort((a, b) => a - b);
   const step = Math.max(1, Math.ceil(positions.length / 60));
   const kept = positions.filter((_, k) => (positions.length - 1 - k) % step === 0);
-  const write = (value) => (unit === "%" ? percent(value) : value.toFixed(3));
+  const write = (value) => (unit === "%" ? percent(value) : fixed(value, 3));
   return kept.map((position, k) => {
     const before = k ? (plot.x(kept[k - 1]) + plot.x(position)) / 2 : plot.x(position) - 3;
     const after = k + 1 < kept.length ? (plot.x(kept[k + 1]) + plot.x(position)) / 2 : plot.x(position) + 3;

@@ -75,7 +75,7 @@ function drawBins(svg, width, { rows, bins, xTitle, yTitle, said, label }) {
         `${percent(row.index / bins, 0)} to ${percent((row.index + 1) / bins, 0)}`,
         `${count(row.count)} examples (${percent(share, 1)})`,
         `${said[0]} ${percent(row.confidence, 1)}`,
-        `${said[1]} ${percent(row.accuracy, 1)} (${(100 * row.low).toFixed(1)} to ${(100 * row.high).toFixed(1)})`,
+        `${said[1]} ${percent(row.accuracy, 1)} (${fixed(100 * row.low, 1)} to ${fixed(100 * row.high, 1)})`,
         `${signed(row.gap)} points, ${row.gap > 0 ? said[2] : said[3]}`,
       ],
     });
@@ -107,9 +107,9 @@ function tellBins() {
   byId("bins-ece").textContent = percent(view.ece);
   byId("bins-mce").textContent = percent(view.mce);
   byId("bins-null").textContent = percent(view.null);
-  byId("bins-over").textContent = `${(100 * view.over).toFixed(2)} points`;
+  byId("bins-over").textContent = `${fixed(100 * view.over, 2)} points`;
   byId("bins-over-share").textContent = `in bins that hold ${percent(view.overShare, 0)} of the examples`;
-  byId("bins-under").textContent = `${(100 * view.under).toFixed(2)} points`;
+  byId("bins-under").textContent = `${fixed(100 * view.under, 2)} points`;
   byId("bins-under-share").textContent = `in bins that hold ${percent(view.underShare, 0)}`;
   const body = byId("bins-table");
   body.textContent = "";
@@ -121,7 +121,7 @@ function tellBins() {
     element("td", {}, line, count(row.count));
     element("td", {}, line, percent(row.confidence, 1));
     element("td", {}, line, percent(row.accuracy, 1));
-    element("td", {}, line, `${(100 * row.low).toFixed(1)} – ${(100 * row.high).toFixed(1)}`);
+    element("td", {}, line, `${fixed(100 * row.low, 1)} – ${fixed(100 * row.high, 1)}`);
     element("td", {}, line, signed(row.gap));
     element("td", {}, line, percent((row.count / total) * Math.abs(row.gap)));
   }

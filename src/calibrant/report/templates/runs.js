@@ -10,13 +10,9 @@ function drawCurves(svg, width) {
   });
 }
 
-function meanPoint(run) {
-  return [0, 1].map((axis) => run.points.reduce((sum, p) => sum + p[axis], 0) / run.points.length);
-}
-
 // The stepped line through the methods that no other one beats in both, from the least error on.
 function drawFront(svg, plot, all) {
-  const best = all.filter((run) => run.front).map(meanPoint).sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+  const best = all.filter((run) => run.front).map((run) => run.mean).sort((a, b) => a[0] - b[0] || a[1] - b[1]);
   if (!best.length) return;
   const corners = best.flatMap(([error, ece], k) => (k ? [[error, best[k - 1][1]], [error, ece]] : [[error, ece]]));
   const first = [plot.x(best[0][0]), plot.top];
@@ -61,7 +57,7 @@ function drawTradeOff(svg, width) {
     if (run.points.length > 1) for (const [e, c] of run.points) mark(svg, run, plot.x(e), plot.y(c), 3, "faint");
   }
   const spots = all.map((run) => {
-    const [error, ece] = meanPoint(run);
+    const [error, ece] = run.mean;
     mark(svg, run, plot.x(error), plot.y(ece), 6.5);
     return { x: plot.x(error), y: plot.y(ece), run, error, ece };
   });

@@ -175,7 +175,7 @@ function drawCalibrators(svg, width) {
         shape("text", { class: "note", x: plot.left + plot.width + 12, y, dy: "0.32em" }, svg, "▸");
       } else shape("circle", { class: `dot ${kind}`, cx: plot.x(value), cy: y, r: 5 }, svg);
     }
-    const write = (v) => (v === null ? "infinite" : key === "ece" ? percent(v) : v.toFixed(4));
+    const write = (v) => (v === null ? "infinite" : key === "ece" ? percent(v) : fixed(v, 4));
     return {
       x: 0, width, y: y - row / 2, height: row,
       lines: [entry.name, `${key === "ece" ? "ECE" : "NLL"} ${write(value)}`, `95% interval ${write(from)} to ${write(to)}`],

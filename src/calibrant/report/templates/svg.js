@@ -23,12 +23,20 @@ function element(name, attributes, parent, text) {
   return made;
 }
 
+// As Python writes it: what lies in the middle of two goes to the even one, where toFixed takes the larger.
+function fixed(value, digits) {
+  const scaled = Math.abs(value * 10 ** digits);
+  const isMiddle = scaled % 1 === 0.5 && Number.isInteger(value * 2 ** (digits + 1));
+  if (!isMiddle) return value.toFixed(digits);
+  return (Math.sign(value) * 2 * Math.round(scaled / 2) / 10 ** digits).toFixed(digits);
+}
+
 function percent(value, digits = 2) {
-  return value === null || value === undefined ? "n/a" : (100 * value).toFixed(digits).replace("-", "−") + "%";
+  return value === null || value === undefined ? "n/a" : fixed(100 * value, digits).replace("-", "−") + "%";
 }
 
 function signed(value, digits = 1) {
-  const text = (100 * value).toFixed(digits);
+  const text = fixed(100 * value, digits);
   return (value >= 0 && !text.startsWith("-") ? "+" : "") + text.replace("-", "−");
 }
 
