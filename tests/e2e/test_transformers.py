@@ -183,6 +183,12 @@ def test_trainer_with_settings_that_are_the_trainers_raises(tmp_path: Path) -> N
         calibrated(tmp_path, label_smoothing_factor=0.1)
 
 
+@pytest.mark.parametrize(("dataset", "got"), [(None, "NoneType"), ([], "an empty list")])
+def test_trainer_without_held_out_samples_raises(dataset: Any, got: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"`meta_dataset` must be a dataset of samples .* with a length, got {got}\. Split"):
+        CalibratedTrainer(model(), arguments(tmp_path), meta_dataset=dataset)
+
+
 @pytest.mark.parametrize("by_batch", [True, False])
 def test_callback_logs_and_keeps_the_ece_of_the_whole_set(
     by_batch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
