@@ -181,6 +181,8 @@ def test_trainer_with_settings_that_are_the_trainers_raises(tmp_path: Path) -> N
         calibrated(tmp_path, meta={"clip": 1.0})
     with pytest.raises(ValueError, match="`label_smoothing_factor` must be 0"):
         calibrated(tmp_path, label_smoothing_factor=0.1)
+    with pytest.raises(ValueError, match="`compute_loss_func` must not be given, as the learner has its own loss"):
+        CalibratedTrainer(model(), arguments(tmp_path), meta_dataset=rows(8), compute_loss_func=lambda outputs, labels: None)
 
 
 @pytest.mark.parametrize(("dataset", "got"), [(None, "NoneType"), ([], "an empty list")])

@@ -78,6 +78,8 @@ class CalibratedTrainer(Trainer):
             )
         if self.label_smoother is not None:
             raise ValueError("CalibratedTrainer: `label_smoothing_factor` must be 0, as the learner has its own loss.")
+        if self.compute_loss_func is not None:
+            raise ValueError("CalibratedTrainer: `compute_loss_func` must not be given, as the learner has its own loss.")
         # The learner's loss is a mean over the batch, so the Trainer is to divide it by the number of accumulated batches.
         self.model_accepts_loss_kwargs = False
         self.meta_dataset, self.meta_batch_size, self.meta = meta_dataset, meta_batch_size, dict(meta or {})
