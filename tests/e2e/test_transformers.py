@@ -187,7 +187,7 @@ def test_trainer_with_settings_that_are_the_trainers_raises(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("dataset", "got"), [(None, "NoneType"), ([], "an empty list")])
 def test_trainer_without_held_out_samples_raises(dataset: Any, got: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"`meta_dataset` must be a dataset of samples .* with a length, got {got}\. Split"):
+    with pytest.raises(ValueError, match=rf"`meta_dataset` must be a dataset, with a length, of samples .*, got {got}\. Split"):
         CalibratedTrainer(model(), arguments(tmp_path), meta_dataset=dataset)
 
 
