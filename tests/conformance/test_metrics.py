@@ -132,7 +132,7 @@ BAD = [
     (torch.tensor([[0.5, 0.5]]), torch.tensor([[1, 0]]), "one-hot"),
     (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), "at least one example"),
     (torch.tensor([0, 1]), torch.tensor([[0.5, 0.5], [0.1, 0.9]]), "look swapped"),
-    (torch.tensor([[0.5, 0.5]]), torch.tensor([0.0]), "integer class indices"),
+    (torch.tensor([[0.5, 0.5]]), torch.tensor([0.5]), "must be class indices"),
     (torch.tensor([0.5, 0.5]), torch.tensor([0, 1]), "binary"),
 ]
 

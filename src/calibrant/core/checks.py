@@ -84,7 +84,10 @@ def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "pro
         form = "[N]" if scores.ndim == 2 else "[N, ...]"
         raise ValueError(f"{where}: `labels` must be {form} = {expected}, got {list(labels.shape)}.{hint}")
     if labels.is_floating_point() or labels.is_complex():
-        raise ValueError(f"{where}: `labels` must be integer class indices, got {labels.dtype}. Pass `labels.long()`.")
+        raise ValueError(
+            f"{where}: `labels` must be integer class indices, got {labels.dtype}. Leave out rows without a label, then pass "
+            "`labels.long()` of a tensor or `labels.astype(int)` of an array."
+        )
     if scores.numel() == 0:
         raise ValueError(f"{where}: `{kind}` must hold at least one example, got {list(scores.shape)}.")
 

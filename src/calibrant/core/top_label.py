@@ -17,6 +17,7 @@ from calibrant.core.checks import (
     check_weights,
     to_tensor,
 )
+from calibrant.core.labels import label_shape, read_labels
 from calibrant.core.records import flatten_examples
 
 # Rows up to this long are reduced by pooling; longer ones are vectorised by torch itself.
@@ -69,7 +70,7 @@ def check_input(
     """Convert, check and flatten the arguments of a metric (dense input becomes ``[N, C]``, ignored examples go)."""
     scores = to_tensor(probs, where=where, name="probs")
     # Reductions over classes stay on the device and in the dtype of the probabilities: both are exact for max and gather.
-    target = to_tensor(labels, where=where, name="labels").to(scores.device)
+    target = read_labels(labels, label_shape(scores), where=where, ignore_index=ignore_index).to(scores.device)
     check_shapes(scores, target, where=where)
     weight = None if weights is None else to_tensor(weights, where=where, name="weights").to(scores.device)
     if weight is not None:

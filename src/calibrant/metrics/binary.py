@@ -13,6 +13,7 @@ from torch import Tensor
 
 from calibrant.core.binning import TopLabel, equal_mass_bins, norm_of_bins
 from calibrant.core.checks import ArrayLike, check_count, check_label_values, check_weights, to_tensor
+from calibrant.core.labels import read_labels
 from calibrant.metrics.binned import check_norm, largest_gap, width_error
 
 
@@ -144,7 +145,9 @@ def positive_class(
 ) -> TopLabel:
     """Check the arguments of a binary metric; ``confidence`` is the probability and ``correct`` the label of the record."""
     score = to_tensor(probs, where=where, name="probs")
-    target = to_tensor(labels, where=where, name="labels")
+    # Numbers that are whole are looked for only where the arguments are not swapped.
+    shape = score.shape if score.is_floating_point() else ()
+    target = read_labels(labels, shape, where=where, ignore_index=ignore_index)
     weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
     _check_binary_shapes(score, target, where=where)
     if weight is not None:
@@ -178,7 +181,7 @@ def _check_binary_shapes(probs: Tensor, labels: Tensor, *, where: str) -> None:
         columns = probs.ndim == labels.ndim + 1
         hint = " Pass `probs[:, 1]` of two columns, or use the metrics without `binary_`." if columns else ""
         raise ValueError(f"{where}: `labels` must be {list(probs.shape)} as the probs, got {list(labels.shape)}.{hint}")
-    if labels.is_floating_point() or labels.is_complex():
-        raise ValueError(f"{where}: `labels` must be 0 or 1 as integers, got {labels.dtype}. Pass `labels.long()`.")
+    if labels.is_complex():
+        raise ValueError(f"{where}: `labels` must be 0 or 1 as integers, got {labels.dtype}.")
     if probs.numel() == 0:
         raise ValueError(f"{where}: `probs` must hold at least one example, got {list(probs.shape)}.")

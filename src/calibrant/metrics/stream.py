@@ -28,6 +28,7 @@ from calibrant.core.checks import (
     to_tensor,
 )
 from calibrant.core.grid import EXACT_BINS, FINE_CELLS, fine_index
+from calibrant.core.labels import label_shape, read_labels
 from calibrant.core.records import flatten_examples
 from calibrant.core.summary import class_bins_of
 from calibrant.metrics.from_grid import KEPT_EXAMPLES, Sums
@@ -131,7 +132,7 @@ class Stream(Metric):
         assert given is not None
         device = self.cells.device
         scores = to_tensor(given, where=where, name=kind).to(device)
-        target = to_tensor(labels, where=where, name="labels").to(device)
+        target = read_labels(labels, label_shape(scores), where=where, ignore_index=self.ignore_index).to(device)
         weight = None if weights is None else to_tensor(weights, where=where, name="weights").to(device).double()
         batch = self._check(scores, target, weight, kind=kind, where=where)
         self._leave_inference_mode()

@@ -92,7 +92,7 @@ LABELS = torch.tensor([0, 1])
         (
             torch.rand(2, 3),
             torch.tensor([0.0, 1.0]),
-            "`labels` must be integer class indices, got torch.float32. Pass `labels.l",
+            "`labels` must be integer class indices, got torch.float32. Leave out rows without a label, then pass `labels.l",
         ),
         (torch.rand(0, 3), torch.zeros(0, dtype=torch.long), r"`probs` must hold at least one example, got \[0, 3\]"),
     ],

@@ -97,7 +97,7 @@ def test_binary_half_precision_counts_do_not_saturate(metric: Metric) -> None:
         ([1, 0], [1, 0], r"`probs` must be floating point, got torch.int64\.$"),
         ([[0.1, 0.9]], [1], r"`labels` must be \[1, 2\] as the probs, got \[1\]. Pass `probs\[:, 1\]` of two columns"),
         ([0.1, 0.9], [1], r"`labels` must be \[2\] as the probs, got \[1\]\.$"),
-        ([0.1], [1.0], "`labels` must be 0 or 1 as integers, got torch.float64. Pass `labels.long"),
+        ([0.1], [0.5], r"`labels` must be class indices 0, 1, 2, …, got 0\.5 in row 0"),
         (np.zeros(0), np.zeros(0, dtype=int), r"`probs` must hold at least one example, got \[0\]"),
         ([0.1, 0.9], [0, 2], r"`labels` must lie in \[0, 1\], got 2"),
         ([0.1, float("nan")], [0, 1], "`probs` must be finite, got NaN in row 1"),
