@@ -57,7 +57,9 @@ def test_check_unchanged_other_data_are_refused_whatever_is_to_be_run(grid, chan
 
 
 def test_check_unchanged_other_data_of_another_name_or_size_are_not_compared(grid, tmp_path):
-    _, runs = grid
+    file, runs = grid
+    # Pictures of another size are another set, of the same file.
+    assert check_unchanged(plan_cells([str(file)], ["ce"], [0], settings={**SHORT, "data.size": 8}), runs) is None
     other = write(tmp_path / "others.npz", n=75)
     assert check_unchanged(cells_of(other), runs) is None
     assert check_unchanged(cells_of(other), tmp_path / "new" / "runs") is None
@@ -109,8 +111,38 @@ def test_check_unchanged_unfinished_run_counts_once_it_has_a_checkpoint(grid):
         check_unchanged(cells_of(file), runs)
 
 
+def test_check_unchanged_published_data_are_not_read(tmp_path):
+    (cell,) = plan_cells(["mixture"], ["ce"], [0], settings=SHORT)
+    train(cell.recipe, out=tmp_path / cell.name)
+
+    def read(part):
+        pytest.fail("was read")
+
+    assert check_unchanged([cell], tmp_path, read=read) is None
+
+
+def finish(runs: Path, cell: Cell, **data: object) -> None:
+    """Have a finished run say what its data were."""
+    (runs / cell.name).mkdir(parents=True)
+    (runs / cell.name / "run.json").write_text(json.dumps({"finished": "now", "data": data}))
+
+
+def test_check_alike_compares_runs_of_the_same_data_of_ones_own_alone(tmp_path):
+    first, second = cells_of(tmp_path / "a.npz", seeds=(0, 1))
+    (other,) = cells_of(tmp_path / "b.npz")
+    (sized,) = plan_cells([str(tmp_path / "a.npz")], ["focal"], [0], settings={**SHORT, "data.size": 8})
+    published = plan_cells(["mixture"], ["ce"], [0, 1], settings=SHORT)
+    for number, cell in enumerate([first, other, sized, *published]):
+        finish(tmp_path, cell, test_examples=10 + number)
+    finish(tmp_path, second, test_examples=10)
+    assert check_alike([first, second, other, sized, *published], tmp_path) is None
+
+
 def test_check_unchanged_damaged_run_of_no_cell_is_passed_over(grid):
     file, runs = grid
+    (runs / "loose").mkdir()
+    (runs / "loose" / "state.pt").touch()
+    (runs / "notes.txt").touch()
     (runs / "torn").mkdir()
     (runs / "torn" / "recipe.toml").write_text("")
     (runs / "torn" / "run.json").write_text("{")
