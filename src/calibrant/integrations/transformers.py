@@ -73,8 +73,8 @@ class CalibratedTrainer(Trainer):
         if not hasattr(meta_dataset, "__len__") or len(meta_dataset) == 0:
             got = f"{'an empty ' if hasattr(meta_dataset, '__len__') else ''}{type(meta_dataset).__name__}"
             raise ValueError(
-                f"CalibratedTrainer: `meta_dataset` must be a dataset, with a length, of samples kept out of training, got {got}."
-                " Split a tenth off the training set."
+                "CalibratedTrainer: `meta_dataset` must be a dataset, with a length, of samples kept out of training, "
+                f"got {got}. Split a tenth off the training set."
             )
         if self.label_smoother is not None:
             raise ValueError("CalibratedTrainer: `label_smoothing_factor` must be 0, as the learner has its own loss.")
