@@ -12,6 +12,10 @@ from calibrant.meta.adam import AdamState
 from calibrant.meta.regularizers.base import Params
 
 
+# Entries that every state of a learner has.
+_ENTRIES = ("hyper", "first", "second", "adam_steps", "steps", "meta_updates", "part", "meta_lr", "meta_batches")
+
+
 @dataclass(frozen=True)
 class StepInfo:
     """What a step did. Every number stays a tensor on the device until it is read, so that logging rarely costs a wait.
@@ -46,7 +50,15 @@ def pack(hyper: Params, adam: AdamState) -> dict[str, Any]:
 
 
 def unpack(state: Mapping[str, Any], hyper: Params, adam: AdamState) -> None:
-    """Copy what `pack` made into ``hyper`` and ``adam``, in place; raises ``ValueError`` where shapes disagree."""
+    """Copy what `pack` made into ``hyper`` and ``adam``, in place; raises ``ValueError`` where shapes disagree or it is no state.
+
+    That of the learner's own entries too is looked at here, before anything is changed.
+    """
+    missing = [name for name in _ENTRIES if name not in state]
+    if missing:
+        raise ValueError(
+            f"MetaLearner.load_state_dict: `state` must be what `learner.state_dict()` gave, got one without {missing[0]!r}."
+        )
     for name, held in (("hyper", hyper), ("first", adam.first), ("second", adam.second)):
         shapes, given = _shapes(held), _shapes(state[name])
         if shapes != given:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -93,7 +94,13 @@ def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Netwo
 
 
 def check_optimizer(network: Network, optimizer: torch.optim.Optimizer) -> None:
-    """Raise if ``optimizer`` holds no parameter of the network that can be trained: its steps would train another one."""
+    """Raise if ``optimizer`` holds no parameter of the network that can be trained, or cannot step by gradients alone."""
+    inside = getattr(optimizer, "optimizer", optimizer)
+    closure = inspect.signature(inside.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"MetaLearner: `optimizer` must step without a closure, got {type(inside).__name__}. Use SGD or Adam, for example."
+        )
     trained = {id(value) for value in network.parameters().values()}
     held = {id(value) for group in optimizer.param_groups for value in group["params"]}
     if trained and not trained & held:

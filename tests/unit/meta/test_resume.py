@@ -77,3 +77,13 @@ def test_load_state_dict_between_parts_copies_gradients_to_the_precision_of_the_
     assert all(model.get_parameter(name).grad.dtype == torch.float64 for name in kept)
     train(learner, 1, 2)
     assert all(torch.equal(value, state["grads"][name]) for name, value in kept.items())
+
+
+@pytest.mark.parametrize(("state", "missing"), [({"foo": 1}, "hyper"), ({**build(0, half=False)[1].state_dict()}, "part")])
+def test_load_state_dict_of_something_else_raises_and_changes_nothing(state: dict[str, Any], missing: str) -> None:
+    state.pop(missing, None)
+    _, learner = build(1, half=False)
+    before = {name: value.clone() for name, value in learner.hyper.items()}
+    with pytest.raises(ValueError, match=rf"`state` must be what `learner.state_dict\(\)` gave, got one without '{missing}'"):
+        learner.load_state_dict(state)
+    assert all(torch.equal(value, before[name]) for name, value in learner.hyper.items())

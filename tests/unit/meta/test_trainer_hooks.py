@@ -155,3 +155,17 @@ def test_random_state_is_read_for_a_full_lookahead_only() -> None:
     state = make(network(), lookahead="full").random_state()
     assert state is not None
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_optimizer_that_needs_a_closure_is_refused_when_the_learner_is_made() -> None:
+    class Wrapper(torch.optim.SGD):
+        """As trainers wrap an optimizer."""
+
+        optimizer: torch.optim.Optimizer
+
+    model = network()
+    wrapped = Wrapper(model.parameters(), lr=0.1)
+    wrapped.optimizer = torch.optim.LBFGS(model.parameters())
+    for optimizer in (wrapped, wrapped.optimizer):
+        with pytest.raises(ValueError, match=r"`optimizer` must step without a closure, got LBFGS\. Use SGD or Adam"):
+            make(model, optimizer)
