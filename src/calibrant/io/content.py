@@ -100,7 +100,8 @@ def to_predictions(
     """Make the record of what a file holds.
 
     Args:
-        fields: Key → array: ``logits`` or ``probs``, ``labels``, optionally ``split``, ``weights``, ``class_names``; every
+        fields: Key → array: ``logits`` or ``probs`` (``[N]`` or ``[N, 1]`` of the positive class of a binary problem, too),
+            ``labels``, optionally ``split``, ``weights``, ``class_names``; every
             further 1-D array with one value for each label is a column to slice by, all others are left out.
         path: The file, for messages.
         extras: What the file's format could not hold in ``fields``.
@@ -114,12 +115,13 @@ def to_predictions(
     fields = _canonical(fields, path)
     kind = next(key for key in SCORES if key in fields)
     given = _own(fields.pop(kind))
+    if given.ndim == 1 and fields["labels"].ndim == 2 and fields["labels"].dtype.kind == "f":
+        raise ValueError(
+            f"{path}: `{kind}` must be [N, C], got {list(given.shape)}. It looks swapped with `labels`: rename both."
+        )
+    given = _two_columns(given, kind)
     # A file that says its precision comes back as it was saved.
     scores = torch.from_numpy(without_rounding(given) if kind == "probs" and extras.dtype is None else given)
-    if scores.ndim == 1 and fields["labels"].ndim == 2 and fields["labels"].dtype.kind == "f":
-        raise ValueError(
-            f"{path}: `{kind}` must be [N, C], got {list(scores.shape)}. It looks swapped with `labels`: rename both."
-        )
     names = _class_names(fields.pop("class_names", None), class_names, extras)
     if names is not None and scores.ndim == 2 and len(names) != scores.shape[1]:
         raise ValueError(
@@ -147,6 +149,14 @@ def to_predictions(
         )
     except ValueError as error:
         raise ValueError(f"{path}: {_for_files(str(error), first_row)}") from None
+
+
+def _two_columns(scores: Column, kind: str) -> Column:
+    """Scores of both classes ``[N, 2]`` of a binary problem, of which ``[N]`` or ``[N, 1]`` are those of the positive one."""
+    if scores.dtype.kind != "f" or scores.shape[1:] not in ((), (1,)) or scores.ndim == 0:
+        return scores
+    positive = scores.reshape(-1)
+    return np.stack([1 - positive if kind == "probs" else np.zeros_like(positive), positive], axis=1)
 
 
 def _class_names(stored: Column | None, given: Sequence[str] | None, extras: Extras) -> Sequence[str] | None:

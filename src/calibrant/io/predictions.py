@@ -44,8 +44,9 @@ def load_predictions(
 ) -> Predictions:
     r"""Read predictions from a ``.npz``, ``.csv``, ``.parquet`` or ``.pt`` file. No file can run code.
 
-    ``.npz`` and ``.pt`` (a dict of tensors) hold the keys ``logits`` or ``probs`` ``[N, C]``, ``labels`` ``[N]`` and
-    optionally ``split``, ``weights`` ``[N]`` and ``class_names``; every further 1-D array of N values is a column to slice by.
+    ``.npz`` and ``.pt`` (a dict of tensors) hold the keys ``logits`` or ``probs`` ``[N, C]`` (of a binary problem also ``[N]``
+    or ``[N, 1]``: the probability of class 1, or its log-odds), ``labels`` ``[N]`` and optionally ``split``,
+    ``weights`` ``[N]`` and ``class_names``; every further 1-D array of N values is a column to slice by.
     ``.csv`` and ``.parquet`` hold the columns ``p0…`` or ``logit0…``, ``label`` and optionally ``split`` (the same in every
     row) and ``weight``; every further column can be sliced by. Labels may be floating point if they are whole numbers, or
     names of classes where ``class_names`` are known. Weights may be called ``sample_weight``, too. Text has no precision:

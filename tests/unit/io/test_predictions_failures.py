@@ -163,7 +163,7 @@ def test_load_no_ending_lists_the_formats(tmp_path: Path) -> None:
         ),
         ({"logits": [["a", "b"]], "labels": [0]}, "`logits` must hold numbers"),
         ({"logits": EYE.astype(int), "labels": [0, 1]}, "floating point, got torch.int64. Save them as floating point"),
-        ({"logits": np.ones(2), "labels": [0, 1]}, r"must be \[N, C\]"),
+        ({"logits": np.ones(2, dtype=int), "labels": [0, 1]}, r"must be \[N, C\]"),
         ({"logits": np.ones((0, 2)), "labels": np.zeros(0)}, "at least one example"),
         (
             {"logits": EYE, "labels": [0, 1], "split": "tset"},

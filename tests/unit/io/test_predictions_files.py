@@ -269,3 +269,25 @@ def test_survey_estimates_a_long_text_within_a_tenth(tmp_path: Path) -> None:
 
 def test_survey_of_a_format_read_whole_is_none(tmp_path: Path) -> None:
     assert survey_predictions(tmp_path / "x.npz") is None
+
+
+@pytest.mark.parametrize("ending", [".npz", ".pt"])
+@pytest.mark.parametrize("shape", [(3,), (3, 1)])
+@pytest.mark.parametrize("kind", ["probs", "logits"])
+def test_load_one_score_for_each_example_is_a_binary_problem(
+    tmp_path: Path, ending: str, shape: tuple[int, ...], kind: str
+) -> None:
+    path = tmp_path / f"binary{ending}"
+    given = {kind: torch.tensor([0.25, 0.5, 0.75]).reshape(shape), "labels": torch.tensor([0, 1, 1])}
+    torch.save(given, path) if ending == ".pt" else np.savez(path, **{key: value.numpy() for key, value in given.items()})
+    expected = Predictions.from_binary(**{kind: [0.25, 0.5, 0.75], "labels": [0, 1, 1]})  # type: ignore[arg-type]
+    torch.testing.assert_close(load_predictions(path).probs.double(), expected.probs.double(), rtol=0, atol=1e-7)
+
+
+def test_load_one_score_for_each_example_needs_labels_of_two_classes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "binary.npz", probs=np.array([0.25, 0.5]), labels=np.array([0, 2]))
+    with pytest.raises(ValueError, match=r"binary\.npz: `labels` must lie in \[0, 1\], got 2"):
+        load_predictions(tmp_path / "binary.npz")
+    np.savez(tmp_path / "scores.npz", probs=np.array([0.25, 2.5]), labels=np.array([0, 1]))
+    with pytest.raises(ValueError, match=r"scores\.npz: `probs` must lie in \[0, 1\], got values from -1\.5 to 2\.5"):
+        load_predictions(tmp_path / "scores.npz")
