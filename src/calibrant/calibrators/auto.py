@@ -52,7 +52,7 @@ class AutoCalibrator(Calibrator):
 
     Args:
         methods: Names from `CALIBRATORS`; all that take logits ``[N, C]`` by default.
-        score: Proper score to rank by: "nll" or "brier".
+        scoring: Proper score to rank by: "nll" or "brier".
         n_folds: Folds of the cross-validation.
         seed: Seed of the folds.
 
@@ -84,16 +84,16 @@ class AutoCalibrator(Calibrator):
         self,
         *,
         methods: Sequence[str] | None = None,
-        score: Literal["nll", "brier"] = "nll",
+        scoring: Literal["nll", "brier"] = "nll",
         n_folds: int = 5,
         seed: int = 0,
     ) -> None:
-        lookup(SCORES, score, kind="score")
+        lookup(SCORES, scoring, kind="score")
         check_count(n_folds, where="AutoCalibrator", name="n_folds", least=2)
         for name in methods or ():
             lookup(candidates(), name, kind="calibrator")
         self.methods = None if methods is None else tuple(methods)
-        self.score: Literal["nll", "brier"] = score
+        self.scoring: Literal["nll", "brier"] = scoring
         self.n_folds = n_folds
         self.seed = seed
         self._progress: Progress | None = None
@@ -146,7 +146,7 @@ class AutoCalibrator(Calibrator):
         self.best_ = Identity() if self.best_name_ == "none" else self.settled_[self.best_name_]
         self.best_._learn(data)
         missing = missing_classes(data)
-        self.advice_ = advise(self.ranking_, self.best_name_, self.score, doubtful=doubtful)
+        self.advice_ = advise(self.ranking_, self.best_name_, self.scoring, doubtful=doubtful)
         self.advice_ += f" {_LEFT_OUT}: {missing}." if missing else ""
         self.num_classes_ = data.num_classes
 
@@ -155,7 +155,7 @@ class AutoCalibrator(Calibrator):
         table = candidates()
         names = [name for name in table if self.methods is None or name in self.methods]
         folds = split_folds(data, n_folds=self.n_folds, seed=self.seed)
-        held = {"none": SCORES[self.score](data.logits.double().log_softmax(1), data.labels)}
+        held = {"none": SCORES[self.scoring](data.logits.double().log_softmax(1), data.labels)}
         failures: dict[str, str] = {}
         self.settled_ = {}
         missing = missing_classes(data)
@@ -181,7 +181,7 @@ class AutoCalibrator(Calibrator):
         for kept, held in folds:
             fitted = type(calibrator)(**calibrator.get_params())
             fitted._learn(data.subset(kept))
-            found[held] = SCORES[self.score](fitted.log_probs(data.logits[held]), data.labels[held])
+            found[held] = SCORES[self.scoring](fitted.log_probs(data.logits[held]), data.labels[held])
         return found
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:

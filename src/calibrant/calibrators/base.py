@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from calibrant.calibrators.estimator import Estimator
 from calibrant.calibrators.fit_data import (
     FitData,
     at_least_single,
@@ -28,13 +28,14 @@ from calibrant.calibrators.log_space import keep_top
 from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, to_tensor
 from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
+from calibrant.metrics.scores import error_rate
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 Learned: TypeAlias = "float | Tensor"
 Any_C = TypeVar("Any_C", bound="Calibrator")
 
 
-class Calibrator(ABC):
+class Calibrator(Estimator, ABC):
     """Repairs the probabilities of a trained classifier, learned from logits and labels it was not trained on.
 
     A subclass names what it learns (``learned``), how it is learned (``_fit``) and the pure function that applies it
@@ -53,11 +54,15 @@ class Calibrator(ABC):
     # Precision of `wrap`. Tables of probabilities need float64, where 1 - 1e-9 is not yet 1: networks are often that sure.
     layer_dtype: ClassVar[torch.dtype] = torch.float32
 
-    num_classes_: int
     _seen: Tensor | None = None
 
     def fit(
-        self, logits: ArrayLike | Predictions, labels: ArrayLike | None = None, *, weights: ArrayLike | None = None
+        self,
+        logits: ArrayLike | Predictions,
+        labels: ArrayLike | None = None,
+        *,
+        weights: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Learn the repair from held-out data.
 
@@ -66,18 +71,26 @@ class Calibrator(ABC):
                 may be made from probabilities: ``fit(Predictions(probs=probs, labels=labels))``.
             labels: Class indices ``[N]`` in ``[0, C)``; not with a `Predictions`.
             weights: Sample weights ``[N]``, non-negative; those of the `Predictions` by default.
+            sample_weight: Scikit-learn's word for ``weights``.
 
         Returns:
             This calibrator. Raises ``ValueError`` on wrong input or data marked as test, ``FitError`` if the fit fails; warns
             with `CalibrationWarning` where the result is doubtful.
         """
         where = f"{type(self).__name__}.fit"
-        data = check_fit_input(logits, labels, weights, where=where)
+        if weights is not None and sample_weight is not None:
+            raise ValueError(f"{where}: one of `weights` and `sample_weight` must be given, which are the same, got both.")
+        data = self._check_input(logits, labels, weights if sample_weight is None else sample_weight, where=where)
         self._check_enough(data)
         warn_of(self.doubts(data))
         self._learn(data)
-        self._seen = marks_to_keep(data.logits)
+        self._seen = marks_to_keep(data.logits if data.logits.ndim == 2 else data.logits[0])
         return self
+
+    def _check_input(
+        self, logits: ArrayLike | Predictions, labels: ArrayLike | None, weights: ArrayLike | None, *, where: str
+    ) -> FitData:
+        return check_fit_input(logits, labels, weights, where=where)
 
     def _check_enough(self, data: FitData) -> None:
         """Raise ``FitError`` if nothing can be learned from so few examples; most methods learn from one."""
@@ -111,11 +124,6 @@ class Calibrator(ABC):
         """Number of examples below which a fit warns."""
         return 10 * num_classes
 
-    @property
-    def is_fitted(self) -> bool:
-        """Whether there is something to apply."""
-        return hasattr(self, "num_classes_")
-
     @overload
     def predict_proba(self, logits: Tensor | Predictions) -> Tensor: ...
     @overload
@@ -131,7 +139,7 @@ class Calibrator(ABC):
             Probabilities shaped as the logits: a tensor on the same device for a tensor (or a `Predictions`), else a numpy
             array. Computed in float64, returned in the dtype of the logits (float32 for half precision).
         """
-        return self._give_back(logits, log=False)
+        return self._give_back(logits, what="predict_proba")
 
     @overload
     def predict_log_proba(self, logits: Tensor | Predictions) -> Tensor: ...
@@ -139,18 +147,30 @@ class Calibrator(ABC):
     def predict_log_proba(self, logits: ArrayLike) -> Tensor | Array: ...
     def predict_log_proba(self, logits: ArrayLike | Predictions) -> Tensor | Array:
         """Return calibrated log-probabilities, as `predict_proba` does; these do not underflow."""
-        return self._give_back(logits, log=True)
+        return self._give_back(logits, what="predict_log_proba")
+
+    @overload
+    def predict(self, logits: Tensor | Predictions) -> Tensor: ...
+    @overload
+    def predict(self, logits: ArrayLike) -> Tensor | Array: ...
+    def predict(self, logits: ArrayLike | Predictions) -> Tensor | Array:
+        """Return the class ``[N]`` of most calibrated probability, as tensor or numpy array as `predict_proba` does."""
+        return self._give_back(logits, what="predict").argmax(1)
+
+    def score(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return the accuracy, as scikit-learn's classifiers do; a calibrator is better told by ``"neg_log_loss"``."""
+        return 1 - float(error_rate(self.predict_proba(logits), labels, weights=sample_weight))
 
     def apply(self, predictions: Predictions) -> Predictions:
         """Return the record with calibrated log-probabilities as logits (float64) and everything else kept."""
         return predictions.replace(logits=self._checked_log_probs(predictions.logits, where=f"{type(self).__name__}.apply"))
 
-    def _give_back(self, logits: ArrayLike | Predictions, *, log: bool) -> Tensor | Array:
-        where = f"{type(self).__name__}.predict_{'log_' if log else ''}proba"
+    def _give_back(self, logits: ArrayLike | Predictions, *, what: str) -> Tensor | Array:
+        where = f"{type(self).__name__}.{what}"
         given = logits.logits if isinstance(logits, Predictions) else logits
         scores = to_tensor(given, where=where, name="logits")
         found = self._checked_log_probs(scores, where=where)
-        found = (found if log else found.exp_()).to(at_least_single(scores[:0]).dtype)
+        found = (found.exp_() if what == "predict_proba" else found).to(at_least_single(scores[:0]).dtype)
         return found if isinstance(given, Tensor) else np.asarray(found.numpy())
 
     def _checked_log_probs(self, scores: Tensor, *, where: str) -> Tensor:
@@ -224,15 +244,6 @@ class Calibrator(ABC):
             out_dtype=dtype,
             keeps_top=self._keeps_top,
         )
-
-    def get_params(self, deep: bool = True) -> dict[str, object]:
-        """Return the hyper-parameters, name → value (``deep`` is scikit-learn's and changes nothing)."""
-        given = inspect.signature(type(self).__init__).parameters.values()
-        return {entry.name: getattr(self, entry.name) for entry in given if entry.kind is entry.KEYWORD_ONLY}
-
-    def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
-        return f"{type(self).__name__}({given})"
 
     def to_dict(self) -> dict[str, object]:
         """Return hyper-parameters and what was learned as plain data."""

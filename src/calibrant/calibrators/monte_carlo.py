@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,8 @@ from calibrant.calibrators.base import Calibrator, Learned
 from calibrant.calibrators.fit_data import (
     FitData,
     at_least_single,
-    check_fit_input,
     chunk_rows,
-    marks_to_keep,
     warn_if_seen,
-    warn_of,
     weighted_data,
 )
 from calibrant.calibrators.layer import CalibrationLayer
@@ -86,29 +83,22 @@ class MonteCarloTemperatureScaling(Calibrator):
         """Number of examples below which a fit warns."""
         return 50
 
-    def fit(
-        self, logits: ArrayLike | Predictions, labels: ArrayLike | None = None, *, weights: ArrayLike | None = None
-    ) -> Self:
-        """Learn the temperature from logits ``[S, N, C]`` and labels ``[N]``; see `Calibrator.fit`."""
-        where = "MonteCarloTemperatureScaling.fit"
+    def _check_input(
+        self, logits: ArrayLike | Predictions, labels: ArrayLike | None, weights: ArrayLike | None, *, where: str
+    ) -> FitData:
         if isinstance(logits, Predictions):
-            data = check_fit_input(logits, labels, weights, where=where)
-        else:
-            samples = to_tensor(logits, where=where, name="logits").cpu()
-            if samples.ndim not in (2, 3) or samples.shape[0] == 0:
-                raise ValueError(f"{where}: `logits` must be [S, N, C] or [N, C], got {list(samples.shape)}.")
-            every = torch.ones(samples.shape[-2], dtype=torch.float64)
-            checked = check_fit_input(samples if samples.ndim == 2 else samples[0], labels, every, where=where)
-            for sample in samples[1:] if samples.ndim == 3 else ():
-                check_before_softmax(sample, where=where)
-            weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
-            if weight is not None:
-                check_weights(weight, checked.labels, where=where)
-            data = weighted_data(at_least_single(samples), checked.labels, weight)
-        warn_of(self.doubts(data))
-        self._learn(data)
-        self._seen = marks_to_keep(data.logits if data.logits.ndim == 2 else data.logits[0])
-        return self
+            return super()._check_input(logits, labels, weights, where=where)
+        samples = to_tensor(logits, where=where, name="logits").cpu()
+        if samples.ndim not in (2, 3) or samples.shape[0] == 0:
+            raise ValueError(f"{where}: `logits` must be [S, N, C] or [N, C], got {list(samples.shape)}.")
+        every = torch.ones(samples.shape[-2], dtype=torch.float64)
+        checked = super()._check_input(samples if samples.ndim == 2 else samples[0], labels, every, where=where)
+        for sample in samples[1:] if samples.ndim == 3 else ():
+            check_before_softmax(sample, where=where)
+        weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
+        if weight is not None:
+            check_weights(weight, checked.labels, where=where)
+        return weighted_data(at_least_single(samples), checked.labels, weight)
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         logits = floor_logits(data.logits)

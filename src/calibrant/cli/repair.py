@@ -89,7 +89,7 @@ def _show(done: Repaired, data: str, options: Options) -> None:
     if isinstance(done.calibrator, AutoCalibrator):
         console.print()
         auto = done.calibrator
-        console.print(ranking_table(auto.ranking_, auto.best_name_, score=auto.score.upper(), width=console.width))
+        console.print(ranking_table(auto.ranking_, auto.best_name_, score=auto.scoring.upper(), width=console.width))
     _heading(console, "Before and after", "best values in bold")
     console.print(comparison_table({"before": done.before, "after": done.after}, width=console.width))
     _heading(console, "After minus before", "on the same examples, paired bootstrap")

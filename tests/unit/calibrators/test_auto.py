@@ -72,7 +72,7 @@ def test_auto_scores_are_those_of_fits_that_have_not_seen_the_example() -> None:
 
 
 def test_auto_by_brier_ranks_by_it() -> None:
-    auto = AutoCalibrator(methods=("temperature",), score="brier").fit(predictions())
+    auto = AutoCalibrator(methods=("temperature",), scoring="brier").fit(predictions())
     none = next(entry for entry in auto.ranking_ if entry.name == "none")
     expected = brier_scores(predictions().logits.double().log_softmax(1), predictions().labels).mean()
     assert none.score == pytest.approx(float(expected))
@@ -237,7 +237,7 @@ def test_auto_wraps_its_best() -> None:
     ("arguments", "message"),
     [
         ({"methods": ("temprature",)}, "unknown calibrator 'temprature'. Did you mean 'temperature'"),
-        ({"score": "ece"}, "unknown score 'ece'"),
+        ({"scoring": "ece"}, "unknown score 'ece'"),
         ({"n_folds": 1}, "`n_folds` must be a whole number >= 2"),
     ],
 )
