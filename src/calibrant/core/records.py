@@ -50,11 +50,11 @@ class Predictions:
     Args:
         logits: Scores ``[N, C]`` (or dense ``[N, C, ...]``) whose softmax is the probability; ``-inf`` is probability zero.
         probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one within their dtype's rounding.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``, whole numbers of any type.
+        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``, whole numbers of any type; or names from ``class_names``.
         split: Part of the data: "train", "val", "meta" or "test".
         weights: Sample weights, shaped as the labels, non-negative.
         columns: Further columns of length N to group by (slices), name → values.
-        class_names: C names, for tables and figures.
+        class_names: C names in the order of the classes, for tables and figures, and for labels that are names.
         ignore_index: Label that marks examples to leave out (as in segmentation).
 
     Example:
@@ -89,7 +89,8 @@ class Predictions:
         kind, given = ("probs", probs) if logits is None else ("logits", logits)
         assert given is not None
         scores = to_tensor(given, where=where, name=kind).cpu()
-        target = read_labels(labels, label_shape(scores), where=where, ignore_index=ignore_index).cpu()
+        shape = label_shape(scores)
+        target = read_labels(labels, shape, where=where, names=class_names, ignore_index=ignore_index).cpu()
         check_shapes(scores, target, where=where, kind=kind)
         weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
         if weight is not None:
@@ -239,7 +240,7 @@ class Predictions:
         score = to_tensor(given, where=where, name="probs" if probs is not None else "logits").cpu()
         if score.ndim != 1 or not score.is_floating_point():
             raise ValueError(f"{where}: scores must be floating [N], got {score.dtype} {list(score.shape)}.")
-        target = read_labels(labels, score.shape, where=where)
+        target = read_labels(labels, score.shape, where=where, names=class_names)
         target = target.long() if target.dtype == torch.bool else target
         two_probs = torch.stack([1 - score, score], 1) if probs is not None else None
         two_logits = torch.stack([torch.zeros_like(score), score], 1) if probs is None else None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -67,3 +69,35 @@ def test_labels_of_a_binary_problem_may_be_whole_floats() -> None:
 def test_labels_that_are_one_hot_keep_their_own_message() -> None:
     with pytest.raises(ValueError, match=r"Pass `labels\.argmax\(1\)` if they are one-hot"):
         Predictions(probs=PROBS, labels=np.eye(3))
+
+
+@pytest.mark.parametrize(
+    "kind", [list, np.array, lambda names: np.array(names, dtype=object), lambda names: np.array(names, "S")]
+)
+def test_labels_that_are_names_are_looked_up_in_the_class_names(kind: Callable[[list[str]], object]) -> None:
+    given = kind(["eel", "cat", "eel"])
+    predictions = Predictions(probs=PROBS, labels=given, class_names=["cat", "dog", "eel"])  # type: ignore[arg-type]
+    assert predictions.labels.tolist() == [2, 0, 2]
+
+
+def test_labels_that_are_names_may_mark_examples_to_leave_out() -> None:
+    predictions = Predictions(probs=PROBS, labels=["b", "-100", "a"], class_names=list("abc"), ignore_index=-100)
+    assert predictions.labels.tolist() == [1, 0]
+    assert Predictions.from_binary(probs=[0.2, 0.9], labels=["no", "yes"], class_names=["no", "yes"]).labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "said"),
+    [
+        (["cat", "dgo", "eel"], ["cat", "dog", "eel"], r"among the class names, got 'dgo' in row 1\. Did you mean 'dog'\?$"),
+        (["cat", None, "eel"], ["cat", "dog", "eel"], r"got no label in row 1\. Leave that row out"),
+        (
+            ["cat", "dog", "eel"],
+            None,
+            r"got 'cat' in row 0\. Pass indices, or the names .* to `Predictions\(class_names=\.\.\.\)`\.$",
+        ),
+    ],
+)
+def test_labels_that_are_unknown_names_say_what_to_do(labels: list[str], names: list[str] | None, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Predictions(probs=PROBS, labels=labels, class_names=names)
