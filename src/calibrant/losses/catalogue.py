@@ -69,6 +69,40 @@ True
 - Dense logits and weights compile and are captured like everything else. `ignore_index` asks the device how many samples
   are left: such a step waits for it, and is neither captured nor compiled as one graph.
 
+## Modules with a state
+
+Five need more than logits and labels, or to be told how training goes. What they keep is in their `state_dict`: save it with
+the model's, and move them to its device (`loss.to(device)`).
+
+```python
+>>> from calibrant.losses import AdaFocalLoss, AvUC, ConfidencePruner, CRL, MixupLoss, mixup_inputs
+>>> model = torch.nn.Linear(8, 3)
+>>> x, y = torch.randn(60, 8), torch.arange(60) % 3
+>>> x_val, y_val = torch.randn(40, 8), torch.arange(40) % 3
+>>> loss = AdaFocalLoss() + CRL(num_samples=len(y)) + AvUC()  # AdaFocal starts with gamma 1 in every bin
+>>> adafocal, crl, avuc = loss.objectives
+>>> pruner = ConfidencePruner(num_samples=len(y), fraction=0.1, every=1)  # no loss: it says what to train on
+>>> for epoch in range(2):
+...     loss.set_epoch(epoch)  # CRL: so many epochs have ended
+...     for indices in pruner.kept_indices().split(20):  # positions in the training set, which the data loader must give
+...         logits = model(x[indices])
+...         loss(logits, y[indices], indices=indices).backward()
+...         crl.update(logits, y[indices], indices=indices)  # which were right
+...         pruner.update(logits, indices=indices)
+...     pruner.end_epoch()  # drops a tenth
+...     bins = adafocal.update(model(x_val).softmax(1).detach(), y_val)  # validation data, never test data
+...     avuc.update_threshold(model(x).detach(), y)  # the authors: after each of the first five epochs
+>>> len(pruner.kept_indices()), loss.inputs
+(49, ('indices',))
+>>> mixed, labels_a, labels_b, lam = mixup_inputs(x, y, alpha=0.2)
+>>> mixup = MixupLoss(base=FocalLoss(gamma=3))  # cross-entropy unless given
+>>> mixup(model(mixed), labels_a, labels_b=labels_b, lam=lam).shape
+torch.Size([])
+
+```
+
+Shuffle the batches of `CRL`: it compares neighbours. `ScheduledFocalLoss` too listens to `set_epoch`.
+
 ## Speed
 
 `python benchmarks/losses.py` prints the time of every objective, forward and backward on one CPU thread, as a ratio to
@@ -92,9 +126,9 @@ of the rows and the call of autograd around them 0.085 ms; what is left is half 
 operations on 512 numbers. With 1,000 classes the exponentials, which both forms have to take, outweigh the published loops:
 25 x, 7 x and 3.7 x.
 
-`CPC` is the slow one. Its exclusion term compares every pair of classes, B C²/2 terms that no shorter exact sum replaces: a batch
-of 128 takes 0.7 ms with 10 classes, 8 ms with 100 and 0.4 s with 1,000 (512: 1.7 s), where cross-entropy takes less than a
-millisecond. `CPC(bec_weight=0)` leaves that term out and takes 0.5 ms. With many classes choose another penalty.
+`CPC` is the slow one. Its exclusion term compares every pair of classes, B C²/2 terms that no shorter exact sum replaces: a
+batch of 128 takes 0.7 ms with 10 classes, 8 ms with 100 and 0.4 s with 1,000 (512: 1.7 s), where cross-entropy takes less than
+a millisecond. `CPC(bec_weight=0)` leaves that term out and takes 0.5 ms. With many classes choose another penalty.
 """
 
 
