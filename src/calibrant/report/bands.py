@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrant.report.rows import Row
-from calibrant.report.style import TEXT_WIDTH, Style, fold_label, seen_length
+from calibrant.report.style import TEXT_WIDTH, Style, fold_label, fold_to_width, seen_length
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -127,8 +127,8 @@ def log_ticks(low: float, high: float) -> list[float]:
     """Round numbers from ``low`` to ``high``: 1, 2, 5, 10 and so on, fewer if these are more than eight, more if under three.
 
     Example:
-        >>> log_ticks(0.8, 60), log_ticks(4, 11)
-        ([1.0, 2.0, 5.0, 10.0, 20.0, 50.0], [5.0, 7.0, 10.0])
+        >>> log_ticks(0.8, 60), log_ticks(4, 11), log_ticks(20.6, 29)
+        ([1.0, 2.0, 5.0, 10.0, 20.0, 50.0], [5.0, 7.0, 10.0], [22.0, 24.0, 26.0, 28.0])
     """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found = []
@@ -138,7 +138,15 @@ def log_ticks(low: float, high: float) -> list[float]:
     usual, *fewer, more, most = found
     if len(usual) > 8:
         return fewer[0] if len(fewer[0]) <= 8 else fewer[1]
-    return next((ticks for ticks in (usual, more) if len(ticks) >= 3), most)
+    return next((ticks for ticks in (usual, more, most) if len(ticks) >= 3), _even_ticks(low, high))
+
+
+def _even_ticks(low: float, high: float) -> list[float]:
+    """Multiples of the largest round number of which three or more lie between ``low`` and ``high``."""
+    power = math.floor(math.log10(high - low))
+    steps = (digit * 10.0**exponent for exponent in (power, power - 1) for digit in (5, 2, 1))
+    ticks = ([k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)] for step in steps)
+    return [round(tick, 12) for tick in next(found for found in ticks if len(found) >= 3)]
 
 
 def epoch_axis(ax: Axes) -> None:
@@ -189,7 +197,7 @@ def draw_shared_legend(figure: Figure, *, title: str | None) -> None:
         loc="outside upper center",
         ncols=math.ceil(len(shown) / rows),
         handlelength=3.2,
-        title=title,
+        title=title and "\n".join(fold_to_width(line, wide) for line in title.splitlines()),
         title_fontsize=8,
         columnspacing=1.2,
         borderpad=0.1,

@@ -203,7 +203,7 @@ def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = N
         for ax in axes[len(panels) :]:
             ax.remove()
         shown = title if len(panels) > 1 else ", ".join(said for said in (title, panels[0].label) if said)
-        draw_shared_legend(figure, title=fold_label(shown, 50) if shown else None)
+        draw_shared_legend(figure, title=shown or None)
     return figure
 
 

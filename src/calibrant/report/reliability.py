@@ -16,7 +16,7 @@ from calibrant.metrics.binned import reliability_bins
 from calibrant.metrics.diagram import draw_gap_bars
 from calibrant.metrics.ordinary import rate_interval
 from calibrant.report.rows import Row
-from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, fold_label, print_style, seen_length
+from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, fold_label, fold_to_width, print_style, seen_length
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -149,7 +149,9 @@ def draw_reliability_grid(
     check_count(columns, where="draw_reliability_grid", name="columns")
     signs = {name for panel in panels for name, found in (("+", panel.bins.gap > 0), ("-", panel.bins.gap < 0)) if found.any()}
     named = 2 + len(signs) + any(panel.intervals is not None for panel in panels)
-    sizes = _Sizes.of(len(panels), columns=columns, named=named, title=title is not None)
+    sizes = _Sizes.of(len(panels), columns=columns, named=named)
+    head = None if title is None else fold_to_width(title, sizes.width - 0.1)
+    sizes = replace(sizes, legend=sizes.legend + (0.0 if head is None else 0.04 + _LINE * (head.count("\n") + 1)))
     captions = _captions(panels, sizes.side + _BETWEEN)
     sizes = replace(sizes, lines=max(caption.count("\n") for caption in captions) + 1)
     most = max(float(panel.bins.count.max()) for panel in panels)
@@ -163,8 +165,8 @@ def draw_reliability_grid(
             _tidy(upper, lower, first=place % sizes.columns == 0, most=most)
             lower.set_title(caption, y=-(_TICKS + 1.2 * _LINE) / _STRIP, pad=0, va="top", fontsize=7.5, linespacing=1.15)
         _draw_legend(figure, sizes)
-        if title is not None:
-            figure.text(0.5, 1 - 0.04 / sizes.height, title, ha="center", va="top", fontsize=8)
+        if head is not None:
+            figure.text(0.5, 1 - 0.04 / sizes.height, head, ha="center", va="top", fontsize=8, linespacing=1.15)
     return figure
 
 
@@ -186,12 +188,12 @@ class _Sizes:
     lines: int = 2
 
     @staticmethod
-    def of(panels: int, *, columns: int, named: int, title: bool) -> _Sizes:
+    def of(panels: int, *, columns: int, named: int) -> _Sizes:
         wide = min(columns, panels)
         width = max(COLUMN_WIDTH, TEXT_WIDTH * wide / _MOST_COLUMNS)
         side = (width - _LEFT - _RIGHT - (wide - 1) * _BETWEEN) / wide
         beside = named if width > 0.9 * TEXT_WIDTH else 2
-        return _Sizes(wide, -(-panels // wide), width, side, beside, -(-named // beside), 0.05 + (0.17 if title else 0.0))
+        return _Sizes(wide, -(-panels // wide), width, side, beside, -(-named // beside), 0.05)
 
     @property
     def head(self) -> float:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 from calibrant.metrics.diagram import PALETTE
 
@@ -206,6 +207,36 @@ def fold_label(label: str, width: int) -> str:
             else:
                 lines.append(part)
     return "\n".join(lines).replace("\0", _GAMMA)
+
+
+def fold_to_width(text: str, inches: float, *, size: float = 8.0) -> str:
+    r"""Break a text as `fold_label` does, into even lines of at most ``inches`` as the font of figures writes them.
+
+    Args:
+        text: The text, in matplotlib's mathtext.
+        inches: Room for a line.
+        size: Of the letters, in points.
+
+    Example:
+        >>> fold_to_width("digits, convnet", 3.0), fold_to_width("digits, convnet", 0.6)
+        ('digits, convnet', 'digits,\nconvnet')
+    """
+    widths = range(seen_length(text), 3, -1)
+    fits = (w for w in widths if max(_width_of(line, size) for line in fold_label(text, w).splitlines()) <= 72 * inches)
+    widest = next(fits, 4)
+    lines = fold_label(text, widest).count("\n")
+    # As narrow as that many lines allow, without dividing a word for it.
+    least = min(widest, max((seen_length(word) for word in text.split()), default=4))
+    return next(even for w in range(least, widest + 1) if (even := fold_label(text, w)).count("\n") == lines)
+
+
+@lru_cache(maxsize=1024)
+def _width_of(line: str, size: float) -> float:
+    """How many points a line of text takes."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    return float(TextPath((0, 0), line, size=size, prop=FontProperties(family=str(_RC["font.family"]))).get_extents().width)
 
 
 def _parts(word: str, width: int) -> list[str]:

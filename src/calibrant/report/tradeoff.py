@@ -12,7 +12,7 @@ from calibrant.core.sizes import common_size, usual_size
 from calibrant.report.bands import log_scale, seeds_note
 from calibrant.report.placing import Box, place_labels
 from calibrant.report.rows import Row
-from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, fold_label, print_style
+from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, fold_label, fold_to_width, print_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,7 +147,9 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
         ax.grid()
         ax.legend(loc="best", handlelength=1.8)
         note = seeds_note([point.seeds for point in points])
-        ax.set_title(fold_label(", ".join(said for said in (title, note) if said), int(17 * size[0])))
+        figure.draw_without_rendering()  # a title stands above the axes, whose width is known from here on
+        wide = ax.get_window_extent().width / figure.dpi
+        ax.set_title(fold_to_width(", ".join(said for said in (title, note) if said), wide))
         _draw_labels(figure, ax, points)
     return figure
 

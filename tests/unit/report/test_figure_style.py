@@ -5,7 +5,16 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from calibrant.engine.methods import METHODS
-from calibrant.report.style import METHOD_STYLES, fold_label, method_label, plain_text, print_style, seen_length, styles_of
+from calibrant.report.style import (
+    METHOD_STYLES,
+    fold_label,
+    fold_to_width,
+    method_label,
+    plain_text,
+    print_style,
+    seen_length,
+    styles_of,
+)
 
 
 def test_method_styles_cover_the_catalogue_and_differ() -> None:
@@ -55,6 +64,17 @@ def test_method_label_is_that_of_the_paper_or_the_name(method: str, label: str) 
 )
 def test_plain_text_of_a_strange_name_can_be_drawn(name: str, text: str) -> None:
     assert plain_text(name) == text
+
+
+def test_fold_to_width_makes_even_lines_that_fit() -> None:
+    title = "my_new_histology_dataset_v2, mynet:net, mean ± std over 2 seeds"
+    assert fold_to_width(title, 9.0) == title
+    assert fold_to_width(title, 3.0) == "my_new_histology_dataset_v2,\nmynet:net, mean ± std over 2 seeds"
+    # Ten letters M take more than ten i do.
+    assert fold_to_width("iiiiiiiiii iiiiiiiiii", 1.2) == "iiiiiiiiii iiiiiiiiii"
+    assert fold_to_width("MMMMMMMMMM MMMMMMMMMM", 1.2) == "MMMMMMMMMM\nMMMMMMMMMM"
+    assert fold_to_width("", 1.0) == ""
+    assert fold_to_width("abcdefgh", 0.01) == "abcd\nefgh"
 
 
 def test_fold_label_keeps_mathtext_whole() -> None:
