@@ -162,6 +162,11 @@ class Scores:
         lines.append(
             f"  a calibrated model would show ece {null.mean:.4f} (95th percentile {null.p95:.4f}); p = {null.p_value:.3g}"
         )
+        lines += [] if not self.slices else ["  slices (examples, error, ece):"]
+        longest = max(map(len, self.slices), default=0)
+        for name, part in self.slices.items():
+            error, ece = part["error"].value, part["ece"]
+            lines.append(f"    {name:<{longest}}  {part.n}  {error:.4f}  {ece.value:.4f}  [{ece.low:.4f}, {ece.high:.4f}]")
         return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from calibrant.core.checks import check_count
+from calibrant.core.checks import ArrayLike, check_count
 from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
 from calibrant.core.scores import ClassScore, Estimate, Scores
@@ -19,7 +19,8 @@ from calibrant.metrics.values import bins_of_summary, values_of_summary, values_
 
 
 def measure(
-    predictions: Predictions,
+    predictions: Predictions | ArrayLike,
+    labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     by_class: bool = False,
@@ -40,7 +41,8 @@ def measure(
     ``docs/intervals.md`` for the method and its measured coverage.
 
     Args:
-        predictions: N examples of C classes; sample weights are respected.
+        predictions: N examples of C classes; sample weights are respected. Or probabilities ``[N, C]``, as in the metrics.
+        labels: Class indices ``[N]``, with probabilities only.
         n_bins: Number of bins of the binned metrics.
         by_class: Whether to add a table of the classes, worst calibrated first.
         slice_by: Column of the predictions; the same scores are added for each of its groups.
@@ -61,10 +63,7 @@ def measure(
         Chuang and Lai, Statistica Sinica 10, 2000 (intervals); Bröcker and Smith, Weather and Forecasting 22, 2007 (p-value).
     """
     where = "measure"
-    given: object = predictions
-    if not isinstance(given, Predictions):
-        got = type(given).__name__
-        raise ValueError(f"{where}: `predictions` must be a `Predictions`, got {got}. Make one of `probs` and `labels`.")
+    predictions = _as_predictions(predictions, labels, where=where)
     check_count(n_bins, where=where, name="n_bins")
     check_count(n_resamples, where=where, name="n_resamples", least=2)
     check_count(seed, where=where, name="seed", least=0)
@@ -174,6 +173,28 @@ def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tup
     )
 
 
+def _as_predictions(given: Predictions | ArrayLike, labels: ArrayLike | None, *, where: str) -> Predictions:
+    if isinstance(given, Predictions):
+        if labels is not None:
+            raise ValueError(f"{where}: `labels` must not be given with a `Predictions`, which holds its own.")
+        return given
+    if labels is None:
+        got = type(given).__name__
+        raise ValueError(
+            f"{where}: `predictions` must be a `Predictions`, got {got} without labels. "
+            "Pass `measure(Predictions(probs=..., labels=...))`, or `logits=...`."
+        )
+    try:
+        return Predictions(probs=given, labels=labels)
+    except ValueError as error:
+        raise ValueError(str(error).replace("Predictions", where, 1)) from None
+
+
 def _slices(predictions: Predictions, column: str) -> dict[str, Predictions]:
+    if not predictions.columns:
+        raise ValueError(
+            f"measure: `predictions` must have a column {column!r} to slice by, got no columns. "
+            f"Pass `Predictions(..., columns={{{column!r}: values}})`."
+        )
     values = lookup(predictions.columns, column, kind="column").astype(str)
     return {str(value): predictions.subset(values == value) for value in np.unique(values)}

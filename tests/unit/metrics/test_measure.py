@@ -96,7 +96,7 @@ def test_measure_unknown_column_raises_with_the_nearest() -> None:
 
 
 def test_measure_tensor_instead_of_predictions_raises() -> None:
-    with pytest.raises(ValueError, match="measure: `predictions` must be a `Predictions`, got Tensor. Make one of"):
+    with pytest.raises(ValueError, match="measure: `predictions` must be a `Predictions`, got Tensor without labels. Pass `measure"):
         measure(torch.eye(3))  # type: ignore[arg-type]
 
 
@@ -159,6 +159,34 @@ def test_measure_weighted_examples_are_counted_as_rows_beside_their_weight(n_bin
     again = Scores.from_dict(scores.to_dict())
     assert again.weight == scores.weight
     assert again.classes == scores.classes
+
+
+def test_measure_of_probabilities_and_labels_is_that_of_their_record() -> None:
+    probs, labels = mixed_gaps(80)
+    assert measure(probs, labels, n_resamples=20) == measure(Predictions(probs=probs, labels=labels), n_resamples=20)
+    with pytest.raises(ValueError, match=r"^measure: `probs` must lie in \[0, 1\].* or `Predictions\(logits=\.\.\.\)`"):
+        measure(8 * probs, labels)
+    with pytest.raises(
+        ValueError, match=r"got Tensor without labels\. Pass `measure\(Predictions\(probs=\.\.\., labels=\.\.\.\)\)`"
+    ):
+        measure(probs)
+    with pytest.raises(ValueError, match="`labels` must not be given with a `Predictions`"):
+        measure(Predictions(probs=probs, labels=labels), labels)
+
+
+def test_measure_slice_of_no_columns_says_how_to_give_one() -> None:
+    message = r"must have a column 'g' to slice by, got no columns\. Pass `Predictions\(\.\.\., columns=\{'g': values\}\)`"
+    with pytest.raises(ValueError, match=message):
+        measure(some_predictions(20), slice_by="g")
+
+
+def test_measure_printed_shows_the_slices() -> None:
+    columns = {"place": np.array(["Oslo", "Bern"])[np.arange(60) % 2]}
+    scores = measure(some_predictions(60, columns=columns), slice_by="place", n_resamples=20)
+    title, *lines = str(scores).splitlines()[-3:]
+    assert title == "  slices (examples, error, ece):"
+    assert [line.split()[:2] for line in lines] == [["Bern", "30"], ["Oslo", "30"]]
+    assert f"{scores.slices['Bern']['ece'].value:.4f}" in lines[0]
 
 
 def test_measure_without_weights_says_nothing_of_weights() -> None:
