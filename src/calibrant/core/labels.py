@@ -133,7 +133,7 @@ def _from_text(
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     text = np.char.decode(labels.astype(bytes), "utf-8", "replace") if labels.dtype.kind == "S" else labels.astype(str)
     text = np.char.strip(text)
-    index = {str(name).strip(): number for number, name in reversed(list(enumerate(names or ())))}
+    index = {str(name).strip(): number for number, name in reversed(list(enumerate(() if names is None else names)))}
     known = index if ignore_index is None else index | {str(ignore_index): ignore_index}
     distinct, place = np.unique(text, return_inverse=True)
     found = [known.get(str(value)) for value in distinct]

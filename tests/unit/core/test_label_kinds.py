@@ -78,6 +78,8 @@ def test_labels_that_are_names_are_looked_up_in_the_class_names(kind: Callable[[
     given = kind(["eel", "cat", "eel"])
     predictions = Predictions(probs=PROBS, labels=given, class_names=["cat", "dog", "eel"])  # type: ignore[arg-type]
     assert predictions.labels.tolist() == [2, 0, 2]
+    names = np.array(["cat", "dog", "eel"])
+    assert Predictions(probs=PROBS, labels=given, class_names=names).labels.tolist() == [2, 0, 2]  # type: ignore[arg-type]
 
 
 def test_labels_that_are_names_may_mark_examples_to_leave_out() -> None:
