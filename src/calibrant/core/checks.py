@@ -62,8 +62,8 @@ def check_positive(value: float, *, where: str, name: str) -> None:
         raise ValueError(f"{where}: `{name}` must be a finite number > 0, got {value!r}.")
 
 
-def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "probs") -> None:
-    """Raise unless ``scores`` is floating ``[N, C, ...]``, ``labels`` integer ``[N, ...]``, N >= 1 and C >= 2."""
+def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "probs", allow_empty: bool = False) -> None:
+    """Raise unless ``scores`` is floating ``[N, C, ...]``, ``labels`` integer ``[N, ...]``, N >= 1 (or 0) and C >= 2."""
     if _looks_swapped(scores, labels):
         raise ValueError(
             f"{where}: `{kind}` must be floating [N, C], got {_say(scores)} with labels {_say(labels)}. "
@@ -88,7 +88,7 @@ def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "pro
             f"{where}: `labels` must be integer class indices, got {labels.dtype}. Leave out rows without a label, then pass "
             "`labels.long()` of a tensor or `labels.astype(int)` of an array."
         )
-    if scores.numel() == 0:
+    if scores.numel() == 0 and not allow_empty:
         raise ValueError(f"{where}: `{kind}` must hold at least one example, got {list(scores.shape)}.")
 
 
@@ -111,7 +111,7 @@ def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bo
     if low < 0 or high >= logits.shape[1]:
         hint = " They look one-based: pass `labels - 1`." if low >= 1 and high == logits.shape[1] else ""
         if low < 0:
-            hint = f" If it marks examples to leave out, give the loss's module `ignore_index={low}`."
+            hint = f" If it marks examples to leave out, give the loss's module or the MetaLearner `ignore_index={low}`."
         wrong = low if low < 0 else high
         raise ValueError(f"{where}: `labels` must lie in [0, {logits.shape[1] - 1}], got {wrong}.{hint}")
 

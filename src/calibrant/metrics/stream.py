@@ -113,7 +113,7 @@ class Stream(Metric):
         logits: ArrayLike | None = None,
         weights: ArrayLike | None = None,
     ) -> None:
-        """Add a batch.
+        """Add a batch; one without examples adds nothing.
 
         Args:
             probs: Probabilities ``[N, C]`` or dense ``[N, C, ...]``, on any device.
@@ -150,10 +150,12 @@ class Stream(Metric):
     def _check(
         self, scores: Tensor, labels: Tensor, weights: Tensor | None, *, kind: str, where: str
     ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        """Checked ``[N, C]``, ``[N]`` and ``[N]``, or None if every example is to be ignored."""
-        check_shapes(scores, labels, where=where, kind=kind)
+        """Checked ``[N, C]``, ``[N]`` and ``[N]``, or None if there is no example, or none that is not to be ignored."""
+        check_shapes(scores, labels, where=where, kind=kind, allow_empty=True)
         if scores.shape[1] != self.num_classes:
             raise ValueError(f"{where}: `{kind}` must have C = {self.num_classes} columns, got {list(scores.shape)}.")
+        if labels.numel() == 0:
+            return None
         if weights is not None:
             check_weights(weights, labels, where=where)
         if self.ignore_index is not None and bool((labels == self.ignore_index).all()):

@@ -201,6 +201,23 @@ def test_scores_of_a_weighted_stream_count_rows_by_class() -> None:
     assert sum(entry.weight or 0.0 for entry in scores.classes) == pytest.approx(0.6)
 
 
+def test_update_without_examples_adds_nothing() -> None:
+    probs, labels = mixed_gaps(30, 3)
+    suite, plain = CalibrationSuite(num_classes=3, ignore_index=-1), CalibrationSuite(num_classes=3, ignore_index=-1)
+    suite.update(probs[:0], labels[:0])
+    suite.update(logits=torch.empty(0, 3, 4, 4), labels=torch.empty(0, 4, 4, dtype=torch.long))
+    suite.update(probs[:0], labels[:0], weights=torch.empty(0))
+    with pytest.raises(ValueError, match="no examples yet"):
+        suite.compute()
+    for metric in (suite, plain):
+        metric.update(probs, labels)
+    assert suite.compute() == plain.compute()
+    with pytest.raises(ValueError, match=r"must have C = 3 columns, got \[0, 4\]"):
+        suite.update(torch.empty(0, 4), labels[:0])
+    # An empty list becomes floating point.
+    suite.update(probs[:0], torch.empty(0))
+
+
 def test_weight_zero_leaves_an_example_out() -> None:
     probs, labels = mixed_gaps(300, 4)
     probs = torch.cat([probs, torch.tensor([[1.0, 0, 0, 0]])])
