@@ -223,13 +223,15 @@ class Calibrator(Estimator, ABC):
         for the bare model keeps working. What was learned is in its ``state_dict`` under ``calibration.``.
 
         Args:
-            model: Network that returns logits ``[B, C]`` or ``[B, C, ...]``.
+            model: Network that returns logits ``[B, C]`` or ``[B, C, ...]``, alone, first in a tuple, or as the entry or
+                attribute ``logits``, as models of Transformers do.
             dtype: Precision of what was learned and of the result. By default the result has that of the logits (float32 for
                 half precision), and what was learned is held in float32, or in float64 where it is a table of probabilities;
                 a device without float64 needs ``dtype=torch.float32``.
 
         Returns:
-            The module; put it into evaluation mode before use, as any network.
+            The module; it takes the arguments of ``model``, positional and by name, and returns a tensor whatever the model
+            returns. Put it into evaluation mode before use, as any network.
         """
         self._check_fitted(f"{type(self).__name__}.wrap")
         return CalibratedModel(model, self.as_layer(dtype=dtype))

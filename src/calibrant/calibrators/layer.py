@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.calibrators.log_space import keep_top
+from calibrant.core.collect import find_logits
 
 
 class CalibrationLayer(nn.Module):
@@ -84,8 +85,15 @@ class CalibratedModel(nn.Module):
         self.model = model
         self.calibration = calibration
 
-    def forward(self, inputs: Tensor, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        """Return calibrated log-probabilities of what the model is given."""
-        logits: Tensor = self.model(inputs, *args, **kwargs)
+    def forward(self, inputs: object = None, /, *args: object, **kwargs: object) -> Tensor:
+        """Return calibrated log-probabilities ``[B, C]`` (or ``[B, C, ...]``), for whatever the model is given.
+
+        Of a model that returns more than logits, as those of Transformers do, only the logits are kept.
+        """
+        # The first argument has a name of its own, or `torch.export` would ask for other dynamic shapes than the model's.
+        given = args if inputs is None else (inputs, *args)
+        logits = find_logits(self.model(*given, **kwargs), where="CalibratedModel")
+        if logits.ndim < 2:
+            raise ValueError(f"CalibratedModel: `model` must return logits [B, C], or them first, got {list(logits.shape)}.")
         calibrated: Tensor = self.calibration(logits)
         return calibrated

@@ -57,7 +57,7 @@ def collect_logits(
     with _eval_mode(model), torch.no_grad():
         for batch in _with_progress(loader, progress):
             inputs, target_labels = _split_batch(batch)
-            output = _find_logits(_call(model, _move(inputs, target)))
+            output = find_logits(_call(model, _move(inputs, target)), where=_WHERE)
             label = to_tensor(target_labels, where=_WHERE, name="labels").cpu()
             _check_batch(output, label)
             kept = output.float() if output.dtype == torch.bfloat16 else output
@@ -162,11 +162,12 @@ def _parameters(model: nn.Module) -> list[str]:
         return []
 
 
-def _find_logits(output: object) -> Tensor:
+def find_logits(output: object, *, where: str) -> Tensor:
+    """Return the logits in what a model gave: a tensor, the first of a tuple, or the entry or attribute ``logits``."""
     if isinstance(output, Mapping):
         found = next((output[key] for key in _LOGIT_KEYS if key in output), None)
         if not isinstance(found, Tensor):
-            raise ValueError(f"{_WHERE}: `model` must return logits, got the keys {', '.join(map(str, output))}.")
+            raise ValueError(f"{where}: `model` must return logits, got the keys {', '.join(map(str, output))}.")
         return found
     if not isinstance(output, Tensor) and hasattr(output, "logits"):
         output = output.logits
@@ -174,7 +175,7 @@ def _find_logits(output: object) -> Tensor:
         output = output[0]
     if not isinstance(output, Tensor):
         raise ValueError(
-            f"{_WHERE}: `model` must return logits [B, C], a tuple or mapping with them, got {type(output).__name__}."
+            f"{where}: `model` must return logits [B, C], a tuple or mapping with them, got {type(output).__name__}."
         )
     return output
 
