@@ -37,6 +37,7 @@ FORMATS = {
 }
 # Endings that are not close in spelling to the one that holds the same kind of data.
 _MEANT = {".npy": ".npz", ".pth": ".pt", ".tsv": ".csv", ".txt": ".csv", ".pq": ".parquet", ".pkl": ".npz", ".json": ".csv"}
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 def load_predictions(
@@ -173,6 +174,8 @@ def _format_of(path: str | Path) -> _Format:
     ending = Path(path).suffix.lower()
     if ending in FORMATS:
         return FORMATS[ending]
+    if ending in _PACKED:
+        raise ValueError(f"{path}: must not be compressed, got {ending!r}. Unpack it to {Path(path).stem} first.")
     near = [_MEANT[ending]] if ending in _MEANT else difflib.get_close_matches(ending, list(FORMATS), n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise ValueError(f"{path}: the file name must end in {', '.join(FORMATS)}, got {ending or 'no ending'!r}.{hint}")

@@ -131,6 +131,11 @@ def test_load_unknown_ending_names_the_nearest(tmp_path: Path, name: str, meant:
     assert message.endswith(f"Did you mean {meant}?")
 
 
+def test_load_compressed_file_says_that_it_must_be_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "p.csv.gz").write_bytes(b"\x1f\x8b")
+    assert message_of(tmp_path / "p.csv.gz").endswith("must not be compressed, got '.gz'. Unpack it to p.csv first.")
+
+
 def test_load_no_ending_lists_the_formats(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     assert message_of(tmp_path / "x").endswith("got 'no ending'.")
