@@ -20,6 +20,10 @@ ArrayLike: TypeAlias = "Tensor | np.ndarray[tuple[int, ...], np.dtype[np.generic
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
+# Entries outside [0, 1] by less than this look like probabilities that are not quite right, others like logits.
+_NEARLY = 0.1
+
+
 class FitError(RuntimeError):
     """A fit could not be done on the given data; nothing was learned."""
 
@@ -28,6 +32,7 @@ def to_tensor(value: ArrayLike, *, where: str, name: str) -> Tensor:
     """Return ``value`` (tensor, numpy array or nested list) as a detached tensor, sharing memory where possible."""
     if isinstance(value, Tensor):
         return value.detach()
+    refuse_masked(value, where=where, name=name)
     try:
         array = np.asarray(value)
         if array.dtype.kind not in "fiub":
@@ -47,6 +52,12 @@ def to_tensor(value: ArrayLike, *, where: str, name: str) -> Tensor:
             f"{where}: `{name}` must be a tensor, a numpy array or a nested list of numbers, got {type(value).__name__} "
             f"({error})."
         ) from None
+
+
+def refuse_masked(value: object, *, where: str, name: str) -> None:
+    """Raise if entries of a numpy array are masked: what is under a mask is no data."""
+    if np.ma.is_masked(value):
+        raise ValueError(f"{where}: `{name}` must have no masked entries. Leave those rows out of all arrays, or fill them.")
 
 
 def check_count(value: int, *, where: str, name: str, least: int = 1) -> None:
@@ -175,9 +186,16 @@ def check_prob_values(probs: Tensor, *, where: str) -> None:
         what = "NaN" if bool(torch.isnan(work).any()) else "inf"
         row = int((~torch.isfinite(work)).any(1).nonzero()[0])
         raise ValueError(f"{where}: `probs` must be finite, got {what} in row {row}.")
-    if low < -tolerance or float(work.amax()) > 1 + tolerance:
+    high = float(work.amax())
+    if low < -tolerance or high > 1 + tolerance:
+        if low > -_NEARLY and high < 1 + _NEARLY:
+            far, row = (high, int(work.amax(1).argmax())) if high - 1 > -low else (low, int(work.amin(1).argmin()))
+            raise ValueError(
+                f"{where}: `probs` must lie in [0, 1], got {far:.4g} in row {row}. "
+                "Set what is below zero to zero and divide every row by its sum, if they are probabilities."
+            )
         raise ValueError(
-            f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {float(work.amax()):.4g}. "
+            f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. "
             "They look like logits: pass `torch.softmax(logits, 1)`, or `Predictions(logits=...)`."
         )
     if off > tolerance:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import ArrayLike, to_tensor
+from calibrant.core.checks import ArrayLike, refuse_masked, to_tensor
 
 Labels = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
@@ -57,6 +57,7 @@ def read_labels(
     Returns:
         The labels; numbers of another shape as they are, for `check_shapes` to refuse.
     """
+    refuse_masked(labels, where=where, name="labels")
     array = labels if isinstance(labels, Tensor) else np.asarray(labels)
     if not isinstance(array, Tensor) and array.dtype.kind in "USO":
         found = class_indices(array, names=names, where=where, ignore_index=ignore_index)

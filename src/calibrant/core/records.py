@@ -23,6 +23,7 @@ from calibrant.core.checks import (
     check_prob_values,
     check_shapes,
     check_weights,
+    refuse_masked,
     to_tensor,
 )
 from calibrant.core.labels import label_shape, read_labels
@@ -351,6 +352,7 @@ def _as_column(values: ArrayLike, name: str) -> Column:
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    refuse_masked(values, where="Predictions", name=name)
     array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"Predictions: column `{name}` must be [N], got {list(array.shape)}.")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from calibrant import Predictions
 from calibrant.core.checks import (
     check_before_softmax,
     check_count,
@@ -214,3 +215,28 @@ def test_logit_values_that_only_resemble_a_softmax_pass() -> None:
     few_rows = probs[:9]
     for logits in (few_rows, probs.log(), 2 * probs, below_zero, last_row_sums_to_two):
         assert check_before_softmax(logits, where="f") is None
+
+
+def test_masked_entries_are_refused() -> None:
+    probs, labels = [[0.9, 0.1], [0.2, 0.8]], [0, 1]
+    hidden = np.ma.array(probs, mask=[[True, False], [False, False]])
+    with pytest.raises(ValueError, match=r"^Predictions: `probs` must have no masked entries\. Leave those rows out"):
+        Predictions(probs=hidden, labels=labels)
+    with pytest.raises(ValueError, match="`labels` must have no masked entries"):
+        Predictions(probs=probs, labels=np.ma.array(labels, mask=[False, True]))
+    with pytest.raises(ValueError, match="`g` must have no masked entries"):
+        Predictions(probs=probs, labels=labels, columns={"g": np.ma.array(labels, mask=[False, True])})
+    assert Predictions(probs=np.ma.array(probs), labels=labels).confidence.tolist() == [0.9, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("probs", "said"),
+    [
+        ([[0.5, 0.5], [1.01, 0.0]], r"must lie in \[0, 1\], got 1\.01 in row 1\. Set what is below zero to zero and divide"),
+        ([[0.5, 0.5], [1.01, -0.02]], r"got -0\.02 in row 1\. Set"),
+        ([[0.5, 0.5], [1.2, -0.2]], r"got values from -0\.2 to 1\.2\. They look like logits"),
+    ],
+)
+def test_probs_just_outside_their_range_are_not_called_logits(probs: list[list[float]], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Predictions(probs=probs, labels=[0, 1])
