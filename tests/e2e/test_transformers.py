@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForSequenceClassification, EvalPrediction, Trainer, TrainingArguments, set_seed
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    EvalPrediction,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 from calibrant.integrations.transformers import STATE_FILE, CalibratedTrainer, CalibrationCallback
 from calibrant.meta import MetaLearner
@@ -183,6 +191,23 @@ def test_trainer_with_settings_that_are_the_trainers_raises(tmp_path: Path) -> N
         calibrated(tmp_path, label_smoothing_factor=0.1)
     with pytest.raises(ValueError, match="`compute_loss_func` must not be given, as the learner has its own loss"):
         CalibratedTrainer(model(), arguments(tmp_path), meta_dataset=rows(8), compute_loss_func=lambda outputs, labels: None)
+
+
+def test_trainer_of_tokens_leaves_padding_out(tmp_path: Path) -> None:
+    samples: Any = [{**row, "labels": torch.where(row["attention_mask"] > 0, row["input_ids"] % 3, -100)} for row in rows()]
+    trainer = CalibratedTrainer(
+        BertForTokenClassification(model().config),
+        arguments(tmp_path),
+        train_dataset=samples[:48],
+        meta_dataset=samples[48:],
+        meta={"ignore_index": -100, "every": 1},
+    )
+    before = trainer.evaluate(samples)["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate(samples)["eval_loss"] < before
+    assert trainer.learner is not None
+    # Every one of the four meta updates was finite.
+    assert int(trainer.learner.adam.steps) == trainer.learner.meta_updates == 4
 
 
 @pytest.mark.parametrize(("dataset", "got"), [(None, "NoneType"), ([], "an empty list")])

@@ -36,7 +36,7 @@ STATE_FILE = "calibrant_meta_learner.pt"
 
 
 class CalibratedTrainer(Trainer):
-    """A ``Trainer`` that trains a sequence classifier by a `MetaLearner`.
+    """A ``Trainer`` that trains a classifier of sequences (or tokens: ``meta={"ignore_index": -100}``) by a `MetaLearner`.
 
     Everything else is the Trainer's: optimizer, schedule, precision, accumulation, clipping (``max_grad_norm``), processes
     started by ``torchrun`` or ``accelerate launch``. Checkpoints hold the learner too. Not for FSDP, DeepSpeed or

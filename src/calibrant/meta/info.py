@@ -11,7 +11,6 @@ from torch import Tensor
 from calibrant.meta.adam import AdamState
 from calibrant.meta.regularizers.base import Params
 
-
 # Entries that every state of a learner has.
 _ENTRIES = ("hyper", "first", "second", "adam_steps", "steps", "meta_updates", "part", "meta_lr", "meta_batches")
 
@@ -50,10 +49,7 @@ def pack(hyper: Params, adam: AdamState) -> dict[str, Any]:
 
 
 def unpack(state: Mapping[str, Any], hyper: Params, adam: AdamState) -> None:
-    """Copy what `pack` made into ``hyper`` and ``adam``, in place; raises ``ValueError`` where shapes disagree or it is no state.
-
-    That of the learner's own entries too is looked at here, before anything is changed.
-    """
+    """Copy what `pack` made into ``hyper`` and ``adam``, in place; raises ``ValueError`` if it is no such state."""
     missing = [name for name in _ENTRIES if name not in state]
     if missing:
         raise ValueError(

@@ -14,13 +14,24 @@ from torch.utils.data import DataLoader
 
 from calibrant.core.checks import check_count
 from calibrant.core.lookup import lookup
+from calibrant.losses.labelled import check_ignore_index
 from calibrant.meta.adam import AdamState, init_adam
 from calibrant.meta.batches import endless, to_device
 from calibrant.meta.ddp import broadcast, exchange_of, group_of
 from calibrant.meta.gamma_net import GammaNet
 from calibrant.meta.info import StepInfo, overwrite, pack, pack_grads, unpack, unpack_grads
 from calibrant.meta.monitor import Watch
-from calibrant.meta.network import Inputs, capturing, check_optimizer, explained, find_network, random_state, read_features
+from calibrant.meta.network import (
+    Inputs,
+    capturing,
+    check_optimizer,
+    explained,
+    find_network,
+    labelled,
+    random_state,
+    read_features,
+    rows_of,
+)
 from calibrant.meta.objectives import make_objective
 from calibrant.meta.presets import PRESETS, MetaSettings, Options, regularizer_of, settings_of
 from calibrant.meta.regularizers import GammaFocal, Regularizer
@@ -53,6 +64,8 @@ class MetaLearner:
             scales the loss where that is needed, and ``optimizer`` is the trainer's wrapper, which steps by the scaler.
         process_group: Processes that share the meta updates, where a trainer and not ``model`` itself holds the
             ``DistributedDataParallel`` wrapper.
+        ignore_index: Label of the samples or tokens to leave out (-100 where text is padded), or None. Steps with one wait for
+            the device, and are for a single process.
         monitor_every: Meta updates between two looks at the hyper-parameters for trouble, after one at the first held-out
             value; 0 never looks.
         generator: Source of the gamma-Net's draw.
@@ -86,14 +99,21 @@ class MetaLearner:
         scaler: torch.amp.GradScaler | None = None,
         backward: Callable[[Tensor], object] | None = None,
         process_group: dist.ProcessGroup | None = None,
+        ignore_index: int | None = None,
         monitor_every: int = 100,
         generator: torch.Generator | None = None,
         **options: Unpack[Options],
     ) -> None:
         check_count(accumulate, where="MetaLearner", name="accumulate")
         check_count(monitor_every, where="MetaLearner", name="monitor_every", least=0)
+        self.ignore_index = check_ignore_index(ignore_index, where="MetaLearner")
         chosen = lookup(PRESETS, preset, kind="preset")
         group = process_group if process_group is not None else group_of(model)
+        if ignore_index is not None and group is not None:
+            raise ValueError(
+                f"MetaLearner: `ignore_index` must be None with several processes, whose meta batches would differ in size, "
+                f"got {ignore_index}."
+            )
         self.plan = Plan(
             network=find_network(model, head),
             regularizer=regularizer_of(chosen, regularizer),
@@ -140,7 +160,7 @@ class MetaLearner:
 
         Args:
             x: Input of the model: a tensor, a tuple of positional or a mapping of keyword arguments.
-            y: Labels ``[B]``.
+            y: Labels ``[B]``, or ``[B, T]`` where the model returns logits ``[B, T, C]``: then every token is a sample.
             x_meta: Held-out input; needed when `due`, unless ``meta_batches`` was given.
             y_meta: Its labels ``[M]``.
 
@@ -162,7 +182,7 @@ class MetaLearner:
         return StepInfo(loss.detach(), logits.detach(), value, norm, self._values, stepped)
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        """Return the penultimate features ``[B, d]`` and the logits ``[B, C]`` of ``x``, with their graph."""
+        """Return the penultimate features ``[B, d]`` and the logits ``[B, C]`` of ``x``, with their graph; tokens are rows."""
         # Compiled code frees what a second backward pass through its graph needs, so where there is one the plain module runs.
         twice = self.settings.lookahead == "full" or self.settings.leak_meta_grad
         plain = twice and group_of(self.plan.network.model) is None
@@ -200,28 +220,33 @@ class MetaLearner:
         """
         if y_meta is None or (x_meta is None and held_out is None):
             raise ValueError("MetaLearner.meta_update: `y_meta` and `x_meta` (or `held_out`) must be given, got nothing.")
-        batch = Batch(features, logits, labels)
+        labels, kept = labelled(labels, logits, self.ignore_index)
+        batch = Batch(rows_of(features, kept), rows_of(logits, kept), labels)
         lr = current_lr(self.optimizer, self.plan.network.head.weight)
         if self.settings.lookahead == "full":
             if x is None or x_meta is None:
                 raise ValueError("MetaLearner.meta_update: `x` and `x_meta` must be given for a full look-ahead, got nothing.")
             with explained(logits=logits):
-                found = self._full_update(batch, x, x_meta, y_meta, lr=lr, random=random)
+                found = self._full_update(batch, x, x_meta, y_meta, lr=lr, random=random, kept=kept)
                 self._check_first(found)
         else:
             if held_out is None:
                 assert x_meta is not None
                 held_out = meta_features(self.plan, x_meta, keep_graph=self.settings.leak_meta_grad)
+            y_meta, kept = labelled(y_meta, held_out, self.ignore_index)
+            held_out = rows_of(held_out, kept)
             with explained(logits=logits, features_of_held_out_data=held_out):
                 found = head_update(self.plan, self.hyper, batch, held_out, y_meta, lr=lr)
                 self._check_first(found)
             if self.settings.leak_meta_grad:
                 self._leak(batch, held_out, y_meta, lr)
-        self._apply(found, features)
+        self._apply(found, batch.features)
         return found
 
     def loss(self, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the training loss ``[]`` with the hyper-parameters as they are; minimise it by the network's parameters."""
+        labels, kept = labelled(labels, logits, self.ignore_index)
+        features, logits = rows_of(features, kept), rows_of(logits, kept)
         with torch.autocast(logits.device.type, enabled=False), explained(logits=logits):
             values = self.regularizer.loss(self.hyper, features.detach(), logits, labels, self.plan.network.head_values)
         return values.sum() if self.settings.reduction == "sum" else values.mean()
@@ -277,15 +302,26 @@ class MetaLearner:
         return {name: value.to(layer.weight.device, dtype) for name, value in start.items()}
 
     def _full_update(
-        self, batch: Batch, x: Inputs, x_meta: Inputs, y_meta: Tensor, *, lr: float | Tensor, random: Tensor | None
+        self,
+        batch: Batch,
+        x: Inputs,
+        x_meta: Inputs,
+        y_meta: Tensor,
+        *,
+        lr: float | Tensor,
+        random: Tensor | None,
+        kept: Tensor | None,
     ) -> Hypergradient:
         plan, device = self.plan, self.plan.network.head.weight.device.type
         if plan.amp is None and torch.is_autocast_enabled(device):
             # A trainer's autocast around the step is for forward passes, not for the objective and its derivative.
             plan = replace(plan, amp=torch.get_autocast_dtype(device))
+        y_meta, meta_kept = labelled(y_meta, y_meta.reshape(-1), self.ignore_index)
         with torch.autocast(device, enabled=False):
             scale = self._loss_scale()
-            return full_update(plan, self.hyper, batch, x, x_meta, y_meta, lr=lr, random=random, loss_scale=scale)
+            return full_update(
+                plan, self.hyper, batch, x, x_meta, y_meta, lr=lr, random=random, loss_scale=scale, kept=(kept, meta_kept)
+            )
 
     def _loss_scale(self) -> float | Tensor:
         if self.scaler is None:

@@ -148,21 +148,39 @@ def call(function: Callable[..., Any], x: Inputs) -> Any:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Logits in what a model returned: a tensor, the first of a tuple, or the entry or attribute ``logits``."""
+    """Logits ``[B, C]`` in what a model returned: a tensor, the first of a tuple, or the entry or attribute ``logits``.
+
+    Logits of tokens, ``[B, T, C]``, become ``[B T, C]``.
+    """
     if isinstance(output, Mapping) and "logits" in output:
         output = output["logits"]
     elif not isinstance(output, Tensor) and hasattr(output, "logits"):
         output = output.logits
     elif isinstance(output, tuple | list) and output:
         output = output[0]
-    if not isinstance(output, Tensor) or output.ndim != 2:
+    if not isinstance(output, Tensor) or output.ndim < 2:
         got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(f"MetaLearner: the model must return logits [B, C] (or `.logits`, or them first), got {got}.")
-    return output
+    return _flat(output)
+
+
+def labelled(labels: Tensor, logits: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:
+    """Labels of those rows of ``logits`` that are not ignored, and their positions, for which it waits; None for all."""
+    if labels.ndim > 1 and labels.numel() == len(logits):
+        labels = labels.reshape(-1)
+    if ignore_index is None:
+        return labels, None
+    kept = (labels.long() != ignore_index).nonzero().squeeze(1)
+    return labels[kept], kept
+
+
+def rows_of(values: Tensor, kept: Tensor | None) -> Tensor:
+    """Rows ``kept`` of ``values``, or all."""
+    return values if kept is None else values.index_select(0, kept)
 
 
 def read_features(network: Network, x: Inputs, *, inner: bool = False, verify: bool = False) -> tuple[Tensor, Tensor]:
-    """Run the model and return the input of its head, ``[B, d]``, and its logits, ``[B, C]``.
+    """Run the model and return the input of its head, ``[B, d]``, and its logits, ``[B, C]``; of tokens one row each.
 
     Args:
         network: The model and its head.
@@ -186,12 +204,17 @@ def read_features(network: Network, x: Inputs, *, inner: bool = False, verify: b
         compiled = not seen and network.model is not network.inner and not inner
         hint = "If the model was compiled and called before, call `torch.compiler.reset()`." if compiled else ""
         raise ValueError(f"{where} ran {len(seen)} times. Name the last linear layer. {hint}".rstrip())
-    if seen[0].ndim != 2:
+    features = _flat(seen[0])
+    if len(features) != len(logits):
         raise ValueError(f"{where} takes {list(seen[0].shape)}, not [B, d]. Pool or flatten before it.")
     # Trainers of mixed precision widen what the model returns, which does not change a number.
-    if verify and not _same(made[0].to(logits.dtype), logits.detach()):
+    if verify and not _same(_flat(made[0].to(logits.dtype)), logits.detach()):
         raise ValueError(f"{where} makes something else. Name the last linear layer, and return its output unchanged.")
-    return seen[0], logits
+    return features, logits
+
+
+def _flat(values: Tensor) -> Tensor:
+    return values if values.ndim == 2 else values.reshape(-1, values.shape[-1])
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

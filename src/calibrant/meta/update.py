@@ -22,6 +22,7 @@ from calibrant.meta.network import (
     logits_tangent,
     read_features,
     replayed_randomness,
+    rows_of,
 )
 from calibrant.meta.presets import MetaSettings
 from calibrant.meta.regularizers.base import Params, Regularizer
@@ -107,13 +108,17 @@ def full_update(
     lr: float | Tensor,
     random: Tensor | None = None,
     loss_scale: float | Tensor = 1.0,
+    kept: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Hypergradient:
-    """Hypergradient through all parameters, given the training input ``x`` and the meta batch."""
+    """Hypergradient through all parameters, given the training input ``x`` and the meta batch.
+
+    ``kept`` are the rows of the network's outputs that ``batch`` and ``labels`` are about; None for all.
+    """
     params = plan.network.parameters()
 
     def tangent_of(along: Params) -> Tensor:
         with plan.autocast(), replayed_randomness(random, plan.network.head.weight.device):
-            return logits_tangent(plan.network, x, params, along)
+            return rows_of(logits_tangent(plan.network, x, params, along), kept[0])
 
     def meta_logits_of(values: Params) -> Tensor:
         def at_values(*args: object, **kwargs: object) -> object:
@@ -121,7 +126,7 @@ def full_update(
             return made
 
         with meta_mode(plan.network.inner, plan.settings.meta_bn), plan.autocast():
-            return logits_of(call(at_values, x_meta))
+            return rows_of(logits_of(call(at_values, x_meta)), kept[1])
 
     return full_hypergradient(
         plan.regularizer,
