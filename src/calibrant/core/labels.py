@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -58,10 +59,12 @@ def read_labels(
         The labels; numbers of another shape as they are, for `check_shapes` to refuse.
     """
     refuse_masked(labels, where=where, name="labels")
-    array = labels if isinstance(labels, Tensor) else np.asarray(labels)
-    if not isinstance(array, Tensor) and array.dtype.kind in "USO":
-        found = class_indices(array, names=names, where=where, ignore_index=ignore_index)
-        return torch.from_numpy(found)
+    if not isinstance(labels, Tensor):
+        # Of rows of different lengths there is no array, which `to_tensor` says.
+        with contextlib.suppress(ValueError):
+            labels = np.asarray(labels)
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "USO":
+        return torch.from_numpy(class_indices(labels, names=names, where=where, ignore_index=ignore_index))
     target = to_tensor(labels, where=where, name="labels")
     if not target.is_floating_point() or list(target.shape) != list(shape):
         return target

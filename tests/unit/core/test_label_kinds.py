@@ -50,6 +50,8 @@ def test_labels_with_a_missing_one_name_its_row(missing: object) -> None:
 def test_labels_between_whole_numbers_are_refused_with_their_row() -> None:
     with pytest.raises(ValueError, match=r"^Predictions: `labels` must be class indices 0, 1, 2, …, got 0\.5 in row 2\."):
         Predictions(probs=PROBS, labels=[0.0, 1.0, 0.5])
+    with pytest.raises(ValueError, match=r"^Predictions: `labels` must be a tensor, a numpy array or a nested list of numbers"):
+        Predictions(probs=PROBS, labels=[[0], [1, 2], [2]])
     with pytest.raises(ValueError, match=r"got other Python objects"):
         Predictions(probs=PROBS, labels=np.array([0, {}, 2], dtype=object))
 
