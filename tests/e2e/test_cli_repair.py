@@ -195,3 +195,40 @@ def test_repair_different_classes_are_named(capsys: pytest.CaptureFixture[str], 
     code, _, err = run(capsys, "repair", folder / "val.npz", tmp_path / "three.npz", "--out", tmp_path / "r.npz")
     assert code == 2
     assert "must have the 4 classes of" in err
+
+
+def write_named(path: Path, predictions: Predictions, ignored: int) -> None:
+    """A .csv with names for labels, whose last ``ignored`` rows have the label -100."""
+    names = np.array(["ant", "bee", "cat", "dog"])[predictions.labels.numpy()].tolist()
+    rows = zip(predictions.logits.tolist(), names[:-ignored] + ["-100"] * ignored, strict=True)
+    lines = [",".join([*(repr(value) for value in logits), name]) for logits, name in rows]
+    path.write_text("\n".join(["logit0,logit1,logit2,logit3,label", *lines]))
+
+
+@pytest.mark.parametrize("command", ["repair", "report"])
+def test_repair_and_report_take_the_options_that_refusals_recommend(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, command: str
+) -> None:
+    val, test, names = tmp_path / "val.csv", tmp_path / "test.csv", tmp_path / "names.txt"
+    write_named(val, Predictions.load(folder / "val.npz"), ignored=100)
+    write_named(test, Predictions.load(folder / "test.npz"), ignored=200)
+    names.write_text("ant\nbee\ncat\ndog\n")
+    out = tmp_path / ("out.npz" if command == "repair" else "out.html")
+    files = [val, test] if command == "repair" else [test, "--fit", val]
+    base = [command, *files, "--out", out, "--method", "temperature", "--resamples", 20]
+    code, _, err = run(capsys, *base)
+    assert (code, "--class-names" in err) == (2, True)
+    code, _, err = run(capsys, *base, "--class-names", names)
+    assert (code, "-100" in err) == (2, True)
+    code, _, err = run(capsys, *base, "--class-names", names, "--ignore-index", -100)
+    assert code == 0, err
+    if command == "repair":
+        repaired = Predictions.load(out)
+        assert (len(repaired), repaired.class_names) == (1800, ("ant", "bee", "cat", "dog"))
+        kept = Predictions.load(folder / "val.npz").subset(torch.arange(1900))
+        expected = TemperatureScaling().fit(kept).apply(Predictions.load(folder / "test.npz").subset(torch.arange(1800)))
+        torch.testing.assert_close(repaired.logits, expected.logits, atol=1e-6, rtol=1e-6)
+    else:
+        page = out.read_text()
+        assert "1,900" in page
+        assert "1,800" in page

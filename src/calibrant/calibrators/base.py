@@ -63,6 +63,7 @@ class Calibrator(Estimator, ABC):
         *,
         weights: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        ignore_index: int | None = None,
     ) -> Self:
         """Learn the repair from held-out data.
 
@@ -72,6 +73,7 @@ class Calibrator(Estimator, ABC):
             labels: Class indices ``[N]`` in ``[0, C)``; not with a `Predictions`.
             weights: Sample weights ``[N]``, non-negative; those of the `Predictions` by default.
             sample_weight: Scikit-learn's word for ``weights``.
+            ignore_index: Label that marks examples to leave out; not with a `Predictions`, which has left them out.
 
         Returns:
             This calibrator. Raises ``ValueError`` on wrong input or data marked as test, ``FitError`` if the fit fails; warns
@@ -80,7 +82,8 @@ class Calibrator(Estimator, ABC):
         where = f"{type(self).__name__}.fit"
         if weights is not None and sample_weight is not None:
             raise ValueError(f"{where}: one of `weights` and `sample_weight` must be given, which are the same, got both.")
-        data = self._check_input(logits, labels, weights if sample_weight is None else sample_weight, where=where)
+        given = weights if sample_weight is None else sample_weight
+        data = self._check_input(logits, labels, given, ignore_index=ignore_index, where=where)
         self._check_enough(data)
         warn_of(self.doubts(data))
         self._learn(data)
@@ -88,9 +91,15 @@ class Calibrator(Estimator, ABC):
         return self
 
     def _check_input(
-        self, logits: ArrayLike | Predictions, labels: ArrayLike | None, weights: ArrayLike | None, *, where: str
+        self,
+        logits: ArrayLike | Predictions,
+        labels: ArrayLike | None,
+        weights: ArrayLike | None,
+        *,
+        ignore_index: int | None,
+        where: str,
     ) -> FitData:
-        return check_fit_input(logits, labels, weights, where=where)
+        return check_fit_input(logits, labels, weights, ignore_index=ignore_index, where=where)
 
     def _check_enough(self, data: FitData) -> None:
         """Raise ``FitError`` if nothing can be learned from so few examples; most methods learn from one."""

@@ -69,10 +69,17 @@ class FitData:
 
 
 def check_fit_input(
-    logits: ArrayLike | Predictions, labels: ArrayLike | None, weights: ArrayLike | None, *, where: str
+    logits: ArrayLike | Predictions,
+    labels: ArrayLike | None,
+    weights: ArrayLike | None,
+    *,
+    where: str,
+    ignore_index: int | None = None,
 ) -> FitData:
     """Convert and check the arguments of ``fit``; dense ``[N, C, ...]`` input becomes ``[N, C]``."""
     if isinstance(logits, Predictions):
+        if ignore_index is not None:
+            raise ValueError(f"{where}: `ignore_index` must not be given with a `Predictions`. Give it to `Predictions(...)`.")
         return _from_predictions(logits, labels, weights, where=where)
     if labels is None:
         raise ValueError(
@@ -84,7 +91,9 @@ def check_fit_input(
     weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
     if weight is not None:
         check_weights(weight, target, where=where)
-    scores, target, weight, _ = flatten_examples(scores, target, weight, ignore_index=None, where=where)
+    scores, target, weight, _ = flatten_examples(scores, target, weight, ignore_index=ignore_index, where=where)
+    if weight is not None and ignore_index is not None:
+        check_weights(weight, target, where=where)
     check_label_values(target, scores.shape[1], where=where)
     check_before_softmax(scores, where=where)
     return weighted_data(at_least_single(scores), target.long(), weight)

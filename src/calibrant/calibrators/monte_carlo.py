@@ -84,20 +84,33 @@ class MonteCarloTemperatureScaling(Calibrator):
         return 50
 
     def _check_input(
-        self, logits: ArrayLike | Predictions, labels: ArrayLike | None, weights: ArrayLike | None, *, where: str
+        self,
+        logits: ArrayLike | Predictions,
+        labels: ArrayLike | None,
+        weights: ArrayLike | None,
+        *,
+        ignore_index: int | None,
+        where: str,
     ) -> FitData:
         if isinstance(logits, Predictions):
-            return super()._check_input(logits, labels, weights, where=where)
+            return super()._check_input(logits, labels, weights, ignore_index=ignore_index, where=where)
         samples = to_tensor(logits, where=where, name="logits").cpu()
         if samples.ndim not in (2, 3) or samples.shape[0] == 0:
             raise ValueError(f"{where}: `logits` must be [S, N, C] or [N, C], got {list(samples.shape)}.")
-        every = torch.ones(samples.shape[-2], dtype=torch.float64)
-        checked = super()._check_input(samples if samples.ndim == 2 else samples[0], labels, every, where=where)
-        for sample in samples[1:] if samples.ndim == 3 else ():
-            check_before_softmax(sample, where=where)
+        first = samples if samples.ndim == 2 else samples[0]
+        checked = super()._check_input(first, labels, None, ignore_index=ignore_index, where=where)
+        assert labels is not None
+        target = to_tensor(labels, where=where, name="labels").cpu()
         weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
         if weight is not None:
-            check_weights(weight, checked.labels, where=where)
+            check_weights(weight, target, where=where)
+        if ignore_index is not None:
+            kept = target != ignore_index
+            samples, weight = samples[..., kept, :], None if weight is None else weight[kept]
+            if weight is not None:
+                check_weights(weight, checked.labels, where=where)
+        for sample in samples[1:] if samples.ndim == 3 else ():
+            check_before_softmax(sample, where=where)
         return weighted_data(at_least_single(samples), checked.labels, weight)
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:

@@ -18,6 +18,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 app.add_typer(data_app, name="data")
 app.add_typer(results_app, name="results")
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of predictions: .npz, .csv, .parquet or .pt.")]
+ClassNames = Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line or JSON.")]
+IgnoreIndex = Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -47,8 +49,8 @@ def measure(
     slice_by: Annotated[
         str | None, typer.Option("--slice", metavar="COLUMN", help="Measure each group of this column too.")
     ] = None,
-    class_names: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line or JSON.")] = None,
-    ignore_index: Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")] = None,
+    class_names: ClassNames = None,
+    ignore_index: IgnoreIndex = None,
     resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap.")] = 0,
 ) -> None:
@@ -159,6 +161,8 @@ def repair(
     method: Annotated[str, typer.Option(metavar="NAME", help="auto, temperature, vector, isotonic …")] = "auto",
     calibrator: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write what was fitted (JSON).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")] = False,
+    class_names: ClassNames = None,
+    ignore_index: IgnoreIndex = None,
     n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
     resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")] = 0,
@@ -169,7 +173,7 @@ def repair(
     """
     from calibrant.cli.repair import Options, repair_file
 
-    repair_file(fit, file, Options(method, out, calibrator, as_json, n_bins, resamples, seed))
+    repair_file(fit, file, Options(method, out, calibrator, as_json, n_bins, resamples, seed, class_names, ignore_index))
 
 
 @app.command()
@@ -181,7 +185,8 @@ def report(
         list[Path] | None, typer.Option("--run", metavar="FOLDER", help="A run, or a folder of runs; may be repeated.")
     ] = None,
     method: Annotated[str, typer.Option(metavar="NAME", help="Calibrator: auto tries all; temperature, isotonic …")] = "auto",
-    class_names: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line or JSON.")] = None,
+    class_names: ClassNames = None,
+    ignore_index: IgnoreIndex = None,
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
     n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
     resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
@@ -194,7 +199,7 @@ def report(
     """
     from calibrant.cli.report import Options, write_report
 
-    write_report(file, Options(out, fit, runs or [], method, class_names, title, n_bins, resamples, seed))
+    write_report(file, Options(out, fit, runs or [], method, class_names, ignore_index, title, n_bins, resamples, seed))
 
 
 @app.command()

@@ -20,7 +20,7 @@ from calibrant.cli.ranking import ranking_table
 from calibrant.cli.tables import comparison_table, paired_table
 from calibrant.core.effect import tell_effect
 from calibrant.core.words import verdict
-from calibrant.io import load_predictions, save_predictions
+from calibrant.io import load_class_names, load_predictions, save_predictions
 from calibrant.io.predictions import FORMATS
 
 
@@ -35,6 +35,8 @@ class Options:
     n_bins: int
     resamples: int
     seed: int
+    class_names: Path | None = None
+    ignore_index: int | None = None
 
 
 def repair_file(fit_path: Path, path: Path, options: Options) -> None:
@@ -45,7 +47,10 @@ def repair_file(fit_path: Path, path: Path, options: Options) -> None:
     """
     calibrator = calibrator_of(options.method)
     _check_out(options, inputs=(fit_path, path))
-    fit_data, given = load_predictions(fit_path), load_predictions(path)
+    names = None if options.class_names is None else load_class_names(options.class_names)
+    fit_data, given = (
+        load_predictions(source, ignore_index=options.ignore_index, class_names=names) for source in (fit_path, path)
+    )
     refuse_test_split(fit_data, where=str(fit_path))
     if fit_data.num_classes != given.num_classes:
         raise ValueError(f"{path}: must have the {fit_data.num_classes} classes of {fit_path}, got {given.num_classes}.")

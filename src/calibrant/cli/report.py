@@ -14,7 +14,6 @@ from calibrant.cli.page import show_prose
 from calibrant.cli.progress import progress_bar
 from calibrant.cli.tried import Precision, load_fit_data, repair_predictions
 from calibrant.core.entry import Entry
-from calibrant.core.records import Predictions
 from calibrant.grid.added import once_by_path
 from calibrant.grid.collect import load_entries
 from calibrant.grid.names import name_apart, seed_notes
@@ -41,6 +40,7 @@ class Options:
     runs: Sequence[Path] = ()
     method: str = "auto"
     class_names: Path | None = None
+    ignore_index: int | None = None
     title: str | None = None
     n_bins: int = 15
     resamples: int = 1000
@@ -68,8 +68,11 @@ def write_report(test: Path | None, options: Options) -> None:
     precision = Precision(options.n_bins, options.resamples, options.seed)
     examined, repaired = None, None
     if test is not None:
-        predictions = _load(test, options)
-        fit_data = None if options.fit is None else load_fit_data(options.fit, test, predictions)
+        names = None if options.class_names is None else load_class_names(options.class_names)
+        predictions = load_predictions(test, ignore_index=options.ignore_index, class_names=names)
+        fit_data = None
+        if options.fit is not None:
+            fit_data = load_fit_data(options.fit, test, predictions, ignore_index=options.ignore_index, class_names=names)
         entries = _load_runs(options.runs)
         with progress_bar(f"measuring {test.name}", None):
             examined = Examined(predictions, precision.measure(predictions, file=str(test)))
@@ -109,11 +112,6 @@ def save_page(out: Path, page: str) -> None:
     with atomic_writer(out) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
         handle.write(page.encode(errors="replace"))
-
-
-def _load(path: Path, options: Options) -> Predictions:
-    names = None if options.class_names is None else load_class_names(options.class_names)
-    return load_predictions(path, class_names=names)
 
 
 def _load_runs(folders: Sequence[Path]) -> list[Entry]:

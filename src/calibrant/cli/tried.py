@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,14 +33,21 @@ class Precision:
         return measure(predictions, n_bins=self.n_bins, n_resamples=self.n_resamples, seed=self.seed, file=file)
 
 
-def load_fit_data(path: Path, test_path: Path, test: Predictions) -> Predictions:
+def load_fit_data(
+    path: Path,
+    test_path: Path,
+    test: Predictions,
+    *,
+    ignore_index: int | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Predictions:
     """Read the predictions to fit on; raise with one sentence if they are those of the test data or of other classes."""
     if path.exists() and path.resolve() == test_path.resolve():
         raise ValueError(
             f"{path}: the file to fit on must not be the test file. Measured on the data it was fitted on, any repair looks "
             "better than it is."
         )
-    fit_data = load_predictions(path)
+    fit_data = load_predictions(path, ignore_index=ignore_index, class_names=class_names)
     refuse_test_split(fit_data, where=str(path))
     if fit_data.num_classes != test.num_classes:
         raise ValueError(f"{path}: must have the {test.num_classes} classes of {test_path}, got {fit_data.num_classes}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from calibrant.calibrators import AutoCalibrator, MatrixScaling, VectorScaling
+from calibrant.calibrators import AutoCalibrator, MatrixScaling, MonteCarloTemperatureScaling, TemperatureScaling, VectorScaling
 from calibrant.calibrators.auto import nll_scores
 from calibrant.calibrators.fit_data import check_fit_input
 from calibrant.calibrators.folds import split_folds
@@ -49,3 +49,29 @@ def test_choices_do_not_depend_on_the_scale_of_the_weights() -> None:
     )
     assert (first.best_name_, [e.name for e in first.ranking_]) == (second.best_name_, [e.name for e in second.ranking_])
     assert [e.score for e in first.ranking_] == pytest.approx([e.score for e in second.ranking_], rel=1e-7)
+
+
+@pytest.mark.parametrize("kind", [TemperatureScaling, MonteCarloTemperatureScaling])
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_fit_leaves_out_examples_with_the_label_to_ignore(
+    kind: type[TemperatureScaling | MonteCarloTemperatureScaling], weights: torch.Tensor | None
+) -> None:
+    logits = LOGITS.clone()
+    # What is left out is not looked at.
+    logits[:100] = torch.nan
+    labels = torch.where(torch.arange(300) < 100, -100, LABELS)
+    alone = kind().fit(LOGITS[100:], LABELS[100:], weights=None if weights is None else weights[100:])
+    assert kind().fit(logits, labels, weights=weights, ignore_index=-100).temperature_ == alone.temperature_
+    with pytest.raises(ValueError, match="Pass `ignore_index=-100` if it marks examples to leave out"):
+        kind().fit(LOGITS, labels)
+    with pytest.raises(ValueError, match="`weights` must have a positive sum"):
+        kind().fit(LOGITS, labels, weights=(labels < 0).double(), ignore_index=-100)
+    with pytest.raises(ValueError, match=r"`ignore_index` must not be given with a `Predictions`. Give it to"):
+        kind().fit(GIVEN, ignore_index=0)
+
+
+def test_fit_on_samples_leaves_out_the_ignored_of_every_sample() -> None:
+    samples = torch.stack([LOGITS, LOGITS + 0.1 * LOGITS.roll(1, 1)])
+    labels = torch.where(torch.arange(300) < 100, -100, LABELS)
+    alone = MonteCarloTemperatureScaling().fit(samples[:, 100:], LABELS[100:])
+    assert MonteCarloTemperatureScaling().fit(samples, labels, ignore_index=-100).temperature_ == alone.temperature_
