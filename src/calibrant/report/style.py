@@ -6,7 +6,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from calibrant.metrics.diagram import PALETTE
@@ -96,6 +96,10 @@ _LOOKS: dict[str, tuple[tuple[str, str, Dashes], ...]] = {
 }
 _ALL = [(name, Style(PALETTE[color], marker, line)) for color, looks in _LOOKS.items() for name, marker, line in looks]
 METHOD_STYLES = {name: style for name, style in _ALL if name}
+# Who keeps the colour where several have it: those that stand first.
+_RANKS = {name: place for looks in _LOOKS.values() for place, (name, _, _) in enumerate(looks)}
+# Free colours in the order in which they are given to others; last those of the methods that are compared most.
+_SPARE = tuple(PALETTE[color] for color in ("purple", "blue", "orange", "grey", "sky", "green", "vermillion", "black"))
 _FREE = [style for name, style in _ALL if not name]
 
 # Those that the page can draw too, from the ones that are easiest to tell apart when they are empty.
@@ -250,9 +254,10 @@ def _parts(word: str, width: int) -> list[str]:
 def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Style]:
     """Give every ``(method, variant)`` its look.
 
-    A method of the catalogue always has the same colour, marker and line. A variant of it (``+ts``, or other settings) has an
-    empty marker and other dashes: the first has the method's marker, every further one another marker, and from the fourth on
-    a colour of its own, if any is free. Names that are not in the catalogue take what is free.
+    A method of the catalogue always has the same marker and line, and the same colour unless another method has it and one is
+    free: no two methods share a colour while there are any. A variant of a method (``+ts``, or other settings) has its colour,
+    an empty marker and other dashes: the first has the method's marker, every further one another marker, and from the fourth
+    on a colour of its own, if any is free. Names that are not in the catalogue take what is free.
 
     Args:
         variants: Method and what tells its row from others of the same method ("" if nothing does).
@@ -267,14 +272,24 @@ def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Styl
     """
     wanted = list(dict.fromkeys(variants))
     known = [key for key in wanted if _base(key[0]) in METHOD_STYLES]
-    used = {METHOD_STYLES[_base(method)].color for method, _ in known}
-    others = [PALETTE[color] for color in reversed(_LOOKS) if PALETTE[color] not in used]
+    colors = _colors_of(dict.fromkeys(_base(method) for method, _ in wanted))
+    others = [PALETTE[color] for color in reversed(_LOOKS) if PALETTE[color] not in colors.values()]
     chosen: dict[tuple[str, str], Style] = {}
     # Plain rows first: none of them gives way to a variant.
     for key in sorted(wanted, key=lambda key: (key not in known, not _is_plain(*key))):
         beside = [style for (method, _), style in chosen.items() if _base(method) == _base(key[0])]
-        chosen[key] = _choose(list(_candidates(*key, others)), [*chosen.values()], beside)
+        chosen[key] = _choose(list(_candidates(*key, colors[_base(key[0])], others)), [*chosen.values()], beside)
     return {key: chosen[key] for key in wanted}
+
+
+def _colors_of(bases: Iterable[str]) -> dict[str, str]:
+    """The colour of every method: its own, or a free one where another one of the same colour comes before it."""
+    found: dict[str, str] = {}
+    for base in sorted(bases, key=lambda base: (base not in METHOD_STYLES, _RANKS.get(base, 0))):
+        found[base] = _homes(base)[0].color
+    firsts = {color: base for base, color in reversed(found.items())}
+    free = [color for color in _SPARE if color not in firsts]
+    return {base: color if firsts[color] == base or not free else free.pop(0) for base, color in found.items()}
 
 
 def _choose(candidates: Sequence[Style], taken: Collection[Style], beside: Collection[Style]) -> Style:
@@ -297,15 +312,19 @@ def _is_plain(method: str, variant: str) -> bool:
     return _base(method) == method and variant in ("", "default")
 
 
-def _candidates(method: str, variant: str, others: Sequence[str]) -> Iterator[Style]:
-    base = _base(method)
+def _homes(base: str) -> list[Style]:
+    """Looks of a method, the best first."""
     if base in METHOD_STYLES:
-        home = [METHOD_STYLES[base]]
-    else:
-        # A stable start, so that somebody's row keeps its look when other rows come and go.
-        free = [*_FREE, *METHOD_STYLES.values()]
-        start = zlib.crc32(base.encode()) % len(_FREE)
-        home = [*free[start : len(_FREE)], *free[:start], *free[len(_FREE) :]]
+        return [METHOD_STYLES[base]]
+    # A stable start, so that somebody's row keeps its look when other rows come and go.
+    free = [*_FREE, *METHOD_STYLES.values()]
+    start = zlib.crc32(base.encode()) % len(_FREE)
+    return [*free[start : len(_FREE)], *free[:start], *free[len(_FREE) :]]
+
+
+def _candidates(method: str, variant: str, color: str, others: Sequence[str]) -> Iterator[Style]:
+    first, *rest = _homes(_base(method))
+    home = [replace(first, color=color), *rest]
     changed = [style for one in home for style in _changed(one, others)]
     yield from [*home, *changed] if _is_plain(method, variant) else [*changed, *home]
 

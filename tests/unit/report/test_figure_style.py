@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import matplotlib
 import pytest
 from matplotlib.colors import to_rgb
 
 from calibrant.engine.methods import METHODS
+from calibrant.metrics.diagram import PALETTE
 from calibrant.report.style import (
     METHOD_STYLES,
     fold_label,
@@ -98,6 +101,22 @@ def test_styles_of_a_method_do_not_depend_on_the_others() -> None:
     assert alone == among == METHOD_STYLES["flgamma-sece"]
 
 
+def test_styles_of_methods_of_one_colour_differ_while_a_colour_is_free() -> None:
+    few = [("ce", ""), ("dca+ts", ""), ("flgamma-sece", ""), ("mine", "")]
+    found = styles_of(few)
+    assert len({style.color for style in found.values()}) == 4
+    # The one that stands first keeps its look whatever the order is, and the other its marker.
+    assert found["flgamma-sece", ""] == METHOD_STYLES["flgamma-sece"]
+    assert found["dca+ts", ""].marker == METHOD_STYLES["dca"].marker
+    eight = [(name, "") for name in ("focal", "flsd", "crl", "dca", "flgamma", "mine", "yours", "theirs")]
+    assert len({style.color for style in styles_of(eight).values()}) == 8
+    # Where none is free two share one, and differ in marker and line.
+    paper = [
+        (name, "") for name in ("ce", "focal", "flsd", "ls-0.05", "mmce", "ce-dece", "ce-sece", "flgamma-dece", "flgamma-sece")
+    ]
+    assert styles_of(paper) == {key: METHOD_STYLES[key[0]] for key in paper}
+
+
 def test_styles_of_variants_keep_the_colour_and_change_the_line() -> None:
     found = styles_of([("ce", ""), ("ce+ts", ""), ("ce", "paper")])
     plain, repaired, paper = found.values()
@@ -129,7 +148,8 @@ def test_styles_of_variants_are_told_apart_by_their_markers_alone() -> None:
 
 def test_styles_of_a_plain_row_do_not_give_way_to_a_variant_named_before() -> None:
     found = styles_of([("ce", f"setting {number}") for number in range(50)] + [("ecp", ""), ("ce", "")])
-    assert (found["ecp", ""], found["ce", ""]) == (METHOD_STYLES["ecp"], METHOD_STYLES["ce"])
+    # The two would share black, and other colours are free.
+    assert (found["ecp", ""], found["ce", ""]) == (replace(METHOD_STYLES["ecp"], color=PALETTE["purple"]), METHOD_STYLES["ce"])
     assert len({(style.color, style.marker, style.line) for style in found.values()}) == 52
     (mine, plain) = styles_of([("mine", "x"), ("mine", "")]).values()
     assert plain == styles_of([("mine", "")])["mine", ""]
