@@ -96,7 +96,8 @@ def test_measure_unknown_column_raises_with_the_nearest() -> None:
 
 
 def test_measure_tensor_instead_of_predictions_raises() -> None:
-    with pytest.raises(ValueError, match="measure: `predictions` must be a `Predictions`, got Tensor without labels. Pass `measure"):
+    said = "measure: `predictions` must be a `Predictions`, got Tensor without labels. Pass `measure"
+    with pytest.raises(ValueError, match=said):
         measure(torch.eye(3))  # type: ignore[arg-type]
 
 
