@@ -28,6 +28,7 @@ from calibrant.metrics.diagram import PALETTE
 from calibrant.report.gamma import prepare_gamma_confidence
 from calibrant.report.page import render_page
 from calibrant.report.page_charts import GRID_STOPS
+from calibrant.report.page_content import FinishedTable, TableRow
 from calibrant.report.robustness import prepare_robustness
 from calibrant.report.rows import group_rows
 from calibrant.report.tradeoff import prepare_tradeoff
@@ -192,6 +193,35 @@ def test_charts_round_as_the_table_does(browser: Any, tmp_path: Path) -> None:
         for row, written in enumerate(("29.12%", "29.38%")):
             sync_api.expect(page.locator("table.runs tbody tr").nth(row)).to_contain_text(written)
             sync_api.expect(page.locator("#grid text.note").nth(row)).to_contain_text(f"error {written}")
+
+
+def test_wide_table_takes_the_width_of_the_window_and_keeps_its_names_in_view(browser: Any, tmp_path: Path) -> None:
+    row = TableRow("CE", tuple(("27.425 ± 0.198", False) for _ in range(8)))
+    table = FinishedTable("Wide", ("Method", *(f"Column {k}" for k in range(8))), (("digits", (row,)),))
+    file = tmp_path / "wide.html"
+    file.write_text(render_page(entries=made_runs(), tables=[table]), encoding="utf-8")
+    with opened_page(browser, file) as page:
+        wide = page.locator(".scroll").first
+        for width, fits in ((1920, True), (1400, True), (390, False)):
+            page.set_viewport_size({"width": width, "height": 900})
+            shown, whole = wide.evaluate("box => [box.clientWidth, box.scrollWidth]")
+            assert (shown >= whole) is fits, width
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert whole > 1072
+        places = [page.locator(".scroll").first.locator(part) for part in ("th[scope=row]", "thead th >> nth=0", "tr.part b")]
+        before = [place.bounding_box()["x"] for place in places]
+        wide.evaluate("box => { box.scrollLeft = 300; }")
+        assert [place.bounding_box()["x"] for place in places] == before
+        # Nothing of what is scrolled is seen through the names.
+        assert (
+            page.evaluate(
+                """() => {
+                const name = document.querySelector(".scroll th[scope=row]").getBoundingClientRect();
+                return document.elementFromPoint(name.left + 40, name.top + 10).textContent;
+            }"""
+            )
+            == "CE"
+        )
 
 
 def test_many_settings_of_one_method_have_looks_of_their_own(browser: Any, tmp_path: Path) -> None:
