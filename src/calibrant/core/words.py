@@ -36,7 +36,7 @@ METRICS = {
 _SLIGHT, _STRONG = 0.02, 0.10
 SIGNIFICANT = 0.05
 # Below this many examples, not to see an error says little.
-_FEW = 200
+FEW = 200
 
 
 def count_examples(n: int) -> str:
@@ -79,7 +79,7 @@ def is_miscalibrated(scores: Scores) -> bool:
 
 def is_too_few(scores: Scores) -> bool:
     """Whether examples are so few that seeing no error among them is no sign of there being none."""
-    return scores.n < _FEW and not is_miscalibrated(scores)
+    return scores.n < FEW and not is_miscalibrated(scores)
 
 
 def direction(scores: Scores) -> str:

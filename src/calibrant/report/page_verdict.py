@@ -8,11 +8,8 @@ from dataclasses import dataclass
 
 from calibrant.core.effect import join_words, tell_effect, write_percent
 from calibrant.core.scores import Estimate, Scores
-from calibrant.core.words import count_examples, direction, is_miscalibrated, write_p
+from calibrant.core.words import FEW, count_examples, direction, is_miscalibrated, write_p
 from calibrant.report.page_content import Examined, Repair, calibrator_label
-
-# Below this many examples a verdict says that they are few.
-_FEW = 200
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ def give_verdict(examined: Examined, repaired: Repair | None) -> Verdict:
     """
     scores = examined.scores
     tone = {"over-confident": "over", "under-confident": "under", "both": "both"}.get(direction(scores), "good")
-    tone = "unsure" if tone == "good" and scores.n < _FEW else tone
+    tone = "unsure" if tone == "good" and scores.n < FEW else tone
     doubts = () if repaired is None else repaired.doubts
     sentences = [_finding(scores), *_caution(scores), _repair(scores, repaired), *doubts]
     return Verdict(_headline(scores, tone), tuple(filter(None, sentences)), tone)
@@ -53,7 +50,7 @@ def _headline(scores: Scores, tone: str) -> str:
         return f"{tone.capitalize()}-confident by {_points(abs(scores['signed_gap'].value))}"
     if tone == "both":
         return f"Over-confident here, under-confident there: off by {_points(scores['ece'].value)}"
-    if scores.n < _FEW:
+    if scores.n < FEW:
         return "Too few examples to see an error"
     return "Not distinguishable from calibrated"
 
@@ -84,8 +81,8 @@ def _caution(scores: Scores) -> list[str]:
     """What a reader should not conclude."""
     if is_miscalibrated(scores):
         few = f"These are only {count_examples(scores.n)}: the direction is clear, the size of the error is not."
-        return [few] if scores.n < _FEW else []
-    if scores.n < _FEW:
+        return [few] if scores.n < FEW else []
+    if scores.n < FEW:
         return [
             f"With {count_examples(scores.n)} nothing smaller than {write_percent(scores.ece_if_calibrated.p95)} could have "
             "been seen. Measure more before relying on it."
