@@ -115,6 +115,8 @@ def save_page(out: Path, page: str) -> None:
 
 
 def _load_runs(folders: Sequence[Path]) -> list[Entry]:
-    entries = once_by_path([entry for folder in folders for entry in load_entries(folder)])
+    # As in a comparison: folders as they are named, the runs of each as methods are listed.
+    found = [entry for folder in folders for entry in sorted(load_entries(folder), key=catalogue_order)]
+    entries = once_by_path(found)
     check_same_labels(entries, asked=_ASKED)
-    return sorted(name_apart(entries), key=catalogue_order)
+    return name_apart(entries)
