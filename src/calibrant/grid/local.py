@@ -21,6 +21,8 @@ from calibrant.grid.schedule import Event, Task
 _MOST_ON_A_GPU = 4
 # Of the memory that one more run needs, what must be free.
 _MARGIN = 1.25
+# Seconds that a process is given to end.
+_PATIENCE = 5.0
 _START = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.append({place!r}); "
     "from calibrant.grid.worker import serve; serve()"
@@ -145,10 +147,14 @@ class _Worker:
     def release(self) -> int:
         """Wait for the end of a dismissed process, for some seconds, and give back what it held; return its code."""
         try:
-            code = self.process.wait(timeout=5)
+            code = self.process.wait(timeout=_PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            code = self.process.wait()
+            try:
+                code = self.process.wait(timeout=_PATIENCE)
+            except subprocess.TimeoutExpired:
+                # An interrupt can leave the lock taken under which `Popen` looks after its process: it would wait for ever.
+                code = -signal.SIGKILL
         self.thread.join()
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -190,7 +196,7 @@ class LocalExecutor:
         """Start a cell where most room is, in a process that waits there or a new one."""
         task.log.parent.mkdir(parents=True, exist_ok=True)
         place = max(self.places, key=lambda place: place.limit - len(self._running(place)))
-        idle = [w for w in self._workers if w.place is place and w.task is None and not w.leaves and w.process.poll() is None]
+        idle = [w for w in self._workers if w.place is place and w.task is None and not w.leaves and w.thread.is_alive()]
         worker = idle[0] if idle else _Worker(place, task.log, self._answers, self._threads)
         if not idle:
             self._workers.append(worker)

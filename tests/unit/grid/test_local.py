@@ -128,3 +128,18 @@ def test_local_executor_closed_leaves_no_process_behind(pool: LocalExecutor, tmp
     pool.close()
     with pytest.raises(ProcessLookupError):
         os.kill(event.numbers["pid"], 0)
+
+
+def test_close_does_not_wait_for_a_lock_that_an_interrupt_left_taken(
+    pool: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_PATIENCE", 0.1)
+    pool.submit(task(CELLS["crl"], tmp_path))
+    answers(pool)
+    process = pool._workers[0].process
+    # As after Ctrl-C in the midst of `Popen.poll`.
+    assert process._waitpid_lock.acquire(timeout=5)
+    pool.close()
+    assert pool._workers == []
+    process._waitpid_lock.release()
+    assert process.wait(timeout=5) is not None
