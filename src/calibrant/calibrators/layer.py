@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Self
 
 import torch
@@ -55,7 +56,8 @@ class CalibrationLayer(nn.Module):
         learned = {name: value.to(wide.dtype) for name, value in learned.items()}
         dense = logits.ndim > 2 and not self._classes_last
         wide = wide.movedim(1, -1) if dense else wide
-        with torch.autocast(logits.device.type, enabled=False):
+        device = logits.device.type
+        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
             found = self._transform(wide, **learned)
         found = keep_top(found, wide) if self._keeps_top else found
         single = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
@@ -91,7 +93,7 @@ class CalibratedModel(nn.Module):
         Of a model that returns more than logits, as those of Transformers do, only the logits are kept.
         """
         # The first argument has a name of its own, or `torch.export` would ask for other dynamic shapes than the model's.
-        given = args if inputs is None else (inputs, *args)
+        given = args if inputs is None and not args else (inputs, *args)
         logits = find_logits(self.model(*given, **kwargs), where="CalibratedModel")
         if logits.ndim < 2:
             raise ValueError(f"CalibratedModel: `model` must return logits [B, C], or them first, got {list(logits.shape)}.")

@@ -93,7 +93,7 @@ def merge_settings(options: Mapping[str, object], settings: Sequence[str]) -> di
     for key in said.keys() & found.keys():
         if str(said[key]) != found[key]:
             raise ValueError(
-                f"train: `{key}` must be said once, got {said[key]} by its option and {found[key]} by `--set`. Leave one out."
+                f"set: `{key}` must be said once, got {said[key]} by its option and {found[key]} by `--set`. Leave one out."
             )
     return said | found
 

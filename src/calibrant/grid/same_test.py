@@ -50,7 +50,8 @@ def labels_of(entries: Sequence[Entry]) -> KnownLabels | None:
     for entry in entries:
         if entry.test is not None and len(entry.test.labels) == usual:
             test = entry.test
-            return KnownLabels(str(entry.folder or entry.method), test.num_classes, test.labels, test.class_names, test.weights)
+            owner, weights = str(entry.folder or entry.method), _uneven(test.weights)
+            return KnownLabels(owner, test.num_classes, test.labels, test.class_names, weights)
     return None
 
 
@@ -108,8 +109,14 @@ def _check_class_order(names: tuple[str, ...] | None, known: KnownLabels, *, whe
     )
 
 
+def _uneven(weights: torch.Tensor | None) -> torch.Tensor | None:
+    """Weights that make a difference, or None."""
+    return None if weights is None or bool((weights == weights[0]).all()) else weights
+
+
 def _check_weights(weights: torch.Tensor | None, known: KnownLabels, *, where: str, file: str) -> None:
     """Refuse other weights of the same examples: the numbers of such rows are not about the same thing."""
+    weights = _uneven(weights)
     if known.weights is None and weights is not None:
         how, got, change = "all alike", "`weights`", "without `weights`"
     elif known.weights is not None and (weights is None or not torch.equal(weights, known.weights)):

@@ -175,7 +175,7 @@ class AdaFocalLoss(Loss):
         elif labels is None:
             raise ValueError(f"{where}: `labels` must be given beside `probs`, got nothing.")
         else:
-            top = top_label(probs, labels, where=where)
+            top = top_label(probs, labels, where=where, ignore_index=self.ignore_index)
         bins = equal_mass_bins(top, n_bins=self.n_bins)
         moved = adafocal_gammas(
             self.gammas.double().cpu(),

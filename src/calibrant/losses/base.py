@@ -125,6 +125,16 @@ class Objective(nn.Module):
                 raise ValueError(f"{type(self).__name__}: `{name}` must be given as a keyword argument, got nothing.")
 
 
+def refuse_unknown(kind: type[Objective], unknown: Mapping[str, object]) -> None:
+    """Raise ``TypeError`` naming the class and the nearest of its arguments, where one is none of them."""
+    for name in unknown:
+        known = [p.name for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        try:
+            lookup(dict.fromkeys([*known, *Shared.__annotations__]), name, kind=f"argument of {kind.__name__}")
+        except ValueError as error:
+            raise TypeError(str(error)) from None
+
+
 class Loss(Objective):
     """Facade of a per-sample loss: ``value`` gives ``[B]``, and ``reduction`` says what becomes of it.
 
@@ -138,7 +148,15 @@ class Loss(Objective):
     reduction: Reduction
     weight: Tensor | None
 
-    def __init__(self, *, reduction: Reduction = "mean", ignore_index: int | None = None, weight: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        reduction: Reduction = "mean",
+        ignore_index: int | None = None,
+        weight: Tensor | None = None,
+        **unknown: object,
+    ) -> None:
+        refuse_unknown(type(self), unknown)
         super().__init__(ignore_index=ignore_index)
         where = type(self).__name__
         self.reduction = check_reduction(reduction, where=where)
@@ -174,7 +192,8 @@ class Penalty(Objective):
         weight: Only losses have one: raises ``ValueError`` unless None.
     """
 
-    def __init__(self, *, ignore_index: int | None = None, weight: Tensor | None = None) -> None:
+    def __init__(self, *, ignore_index: int | None = None, weight: Tensor | None = None, **unknown: object) -> None:
+        refuse_unknown(type(self), unknown)
         super().__init__(ignore_index=ignore_index)
         if weight is not None:
             raise ValueError(

@@ -64,8 +64,10 @@ def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ign
     def flat(value: Tensor) -> Tensor:
         return value.movedim(1, -1).reshape(-1, value.shape[1]) if value.shape == logits.shape else value.reshape(-1)
 
-    every = [name for name, value in inputs.items() if isinstance(value, Tensor) and value.shape in (shape, logits.shape)]
-    more = {name: flat(value) if name in every else value for name, value in inputs.items()}
+    # A proportion that is given once for an example holds at all of its positions.
+    given = {name: _spread(value, shape) for name, value in inputs.items()}
+    every = [name for name, value in given.items() if isinstance(value, Tensor) and value.shape in (shape, logits.shape)]
+    more = {name: flat(value) if name in every else value for name, value in given.items()}
     rows = Rows(flat(logits), flat(labels), more, shape)
     if ignore_index is None or soft:
         return rows
@@ -74,6 +76,12 @@ def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ign
         return rows
     more = {name: value.index_select(0, kept) if name in every else value for name, value in more.items()}
     return Rows(rows.logits.index_select(0, kept), rows.labels.index_select(0, kept), more, shape, kept)
+
+
+def _spread(value: Tensor, shape: torch.Size) -> Tensor:
+    if not isinstance(value, Tensor) or not value.is_floating_point() or len(shape) == 1 or value.shape != shape[:1]:
+        return value
+    return value.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
 
 
 def from_rows(values: Tensor, rows: Rows) -> Tensor:

@@ -175,7 +175,9 @@ class MetaLearner:
         if self.due:
             if x_meta is None or y_meta is None:
                 x_meta, y_meta = self.draw()
-            found = self.meta_update(features, logits, y, x_meta, y_meta, x=x, random=random)
+            # A batch of ignored labels alone says nothing.
+            if self.ignore_index is None or all(bool((given != self.ignore_index).any()) for given in (y, y_meta)):
+                found = self.meta_update(features, logits, y, x_meta, y_meta, x=x, random=random)
         loss = self.loss(features, logits, y)
         stepped = self._backward(loss)
         value, norm = (None, None) if found is None else (found.value, found.norm())
@@ -247,6 +249,8 @@ class MetaLearner:
         """Return the training loss ``[]`` with the hyper-parameters as they are; minimise it by the network's parameters."""
         labels, kept = labelled(labels, logits, self.ignore_index)
         features, logits = rows_of(features, kept), rows_of(logits, kept)
+        if len(labels) == 0:
+            return logits.sum()
         with torch.autocast(logits.device.type, enabled=False), explained(logits=logits):
             values = self.regularizer.loss(self.hyper, features.detach(), logits, labels, self.plan.network.head_values)
         return values.sum() if self.settings.reduction == "sum" else values.mean()

@@ -118,7 +118,7 @@ class Sums:
             brier=self.totals[5:8].clone(),
             class_bins=Grid(*self.class_bins),
             class_correct=self.class_correct.clone(),
-            class_rows=self.class_rows,
+            class_rows=None if self.class_rows is None else self.class_rows.clone(),
         )
 
 

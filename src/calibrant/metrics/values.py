@@ -18,7 +18,7 @@ from calibrant.core.binning import (
     means_of_sums,
     norm_of_bins,
 )
-from calibrant.core.grid import WIDTH_CELLS, fold_to_bins
+from calibrant.core.grid import WIDTH_CELLS, fold_to_bins, grid_edges
 from calibrant.core.records import Bins, Predictions
 from calibrant.core.summary import Summary, summarize_with_top
 from calibrant.core.top_label import TopLabel
@@ -116,11 +116,14 @@ def bins_of_summary(summary: Summary) -> Bins:
     weight = grid.weight[used]
     top = TopLabel(grid.confidence[used] / weight, grid.correct[used] / weight, weight)
     bins = equal_width_bins(top, n_bins=n_bins)
-    return (
-        bins
-        if grid.rows is None
-        else replace(bins, rows=equal_width_bins(replace(top, weights=grid.rows[used]), n_bins=n_bins).count)
-    )
+    if grid.rows is None:
+        return bins
+    # Examples of weight zero leave no mean confidence in their cell: they are counted at its middle.
+    edges, held = grid_edges(), grid.rows > 0
+    middle = (edges[1:] + edges[:-1]) / 2
+    place = torch.where(used, grid.confidence / grid.weight.where(used, 1.0), middle)[held]
+    counted = equal_width_bins(TopLabel(place, torch.zeros_like(place), grid.rows[held]), n_bins=n_bins)
+    return replace(bins, rows=counted.count)
 
 
 @dataclass(frozen=True)

@@ -86,3 +86,17 @@ def test_wrapped_transformers_model_gives_log_probabilities_of_its_logits() -> N
         torch.testing.assert_close(
             FOUND.wrap(model).eval()(**batch), FOUND.predict_log_proba(model(**batch).logits), atol=1e-6, rtol=1e-5
         )
+
+
+def test_wrapped_model_is_given_a_first_argument_that_is_none() -> None:
+    class Masked(nn.Module):
+        def forward(self, mask: Tensor | None, x: Tensor) -> Tensor:
+            return x if mask is None else x * mask
+
+    wrapped = FOUND.wrap(Masked())
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(wrapped(None, x), wrapped(torch.ones(3), x))
+
+
+def test_wrapped_model_runs_where_nothing_is_computed() -> None:
+    assert FOUND.wrap(nn.Linear(4, 3)).to("meta")(torch.zeros(2, 4, device="meta")).shape == (2, 3)

@@ -118,3 +118,12 @@ def test_rows_of_examples_that_weigh_otherwise_are_refused(
         return
     with pytest.raises(ValueError, match=f"page: `run` must weigh the test examples of coins {re.escape(sentence)}"):
         check_same_labels(rows, asked=ASKED)
+
+
+def test_weights_that_are_all_the_same_are_none() -> None:
+    even = Predictions(probs=[[0.9, 0.1]] * 2, labels=[0, 1], weights=[2.0, 2.0])
+    rows = [replace(entry("theirs", [0, 1]), test=even), entry("mine", [0, 1])]
+    check_same_labels(rows, asked=ASKED)
+    found = labels_of(rows)
+    assert found is not None
+    assert found.weights is None

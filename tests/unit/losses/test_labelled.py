@@ -11,6 +11,7 @@ from calibrant.losses import (
     LOSSES,
     MDCA,
     PENALTIES,
+    AdaFocalLoss,
     AvUC,
     BrierLoss,
     CrossEntropyLoss,
@@ -259,3 +260,32 @@ def test_penalty_of_ones_own_has_it_all_for_nothing() -> None:
     logits, labels = draw(3)
     expected = logits.amax(1)[labels >= 0].mean()
     torch.testing.assert_close(MeanTop(ignore_index=-100)(logits, labels), expected)
+
+
+def test_misspelt_argument_is_answered_with_the_nearest_of_the_class_that_was_named() -> None:
+    with pytest.raises(TypeError, match="unknown argument of FocalLoss 'gama'. Did you mean 'gamma'?"):
+        FocalLoss(gama=3)
+    with pytest.raises(TypeError, match="unknown argument of MDCA 'ignor_index'. Did you mean 'ignore_index'?"):
+        MDCA(ignor_index=1)
+
+
+def test_adafocal_learns_from_labelled_rows_alone() -> None:
+    probs, labels = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)).softmax(1), torch.arange(60) % 3
+    padded, plain = AdaFocalLoss(ignore_index=-100), AdaFocalLoss()
+    padded.update(probs, labels.where(labels > 0, -100))
+    plain.update(probs[labels > 0], labels[labels > 0])
+    torch.testing.assert_close(padded.gammas, plain.gammas)
+
+
+def test_mixup_of_dense_logits_takes_a_proportion_for_every_example() -> None:
+    logits, labels = draw(3, ignored=None)
+    lam = torch.linspace(0, 1, len(logits))
+    positions = labels[0].numel()
+    found = MixupLoss()(logits, labels, labels_b=labels.flip(0), lam=lam)
+    expected = MixupLoss()(
+        logits.movedim(1, -1).reshape(-1, 4),
+        labels.reshape(-1),
+        labels_b=labels.flip(0).reshape(-1),
+        lam=lam.repeat_interleave(positions),
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -97,3 +97,15 @@ def test_logits_of_pooled_tokens_are_refused() -> None:
 def test_ignore_index_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="MetaLearner: `ignore_index` must be a whole number or None, got 'pad'"):
         make(ignore_index="pad")
+
+
+@pytest.mark.parametrize("lookahead", ["head", "full"])
+def test_batch_of_ignored_labels_alone_changes_nothing_but_the_count(lookahead: str) -> None:
+    learner = make(ignore_index=-100, lookahead=lookahead)
+    start = {name: value.clone() for name, value in learner.hyper.items()}
+    found = learner.step(X, torch.full_like(Y, -100), X_META, Y_META)
+    assert (float(found.loss), found.meta_value) == (0.0, None)
+    assert learner.step(X, Y, X_META, torch.full_like(Y_META, -100)).meta_value is None
+    assert all(torch.equal(value, start[name]) for name, value in learner.hyper.items())
+    assert all(bool(p.isfinite().all()) for p in learner.plan.network.inner.parameters())
+    assert learner.step(X, Y, X_META, Y_META).meta_value is not None

@@ -262,3 +262,19 @@ def test_measure_other_numbers_of_bins_work() -> None:
         scores = measure(some_predictions(200), n_bins=n_bins, n_resamples=20)
         assert scores.n_bins == n_bins
         assert len(scores.bins.count) == n_bins
+
+
+@pytest.mark.parametrize("n_bins", [15, 7, 13])
+def test_rows_without_weight_are_counted_whatever_the_number_of_bins(n_bins: int) -> None:
+    weights = torch.rand(200, generator=torch.Generator().manual_seed(0))
+    weights[:80] = 0
+    made = Predictions(
+        probs=torch.rand(200, 3, generator=torch.Generator().manual_seed(1)).softmax(1), labels=torch.arange(200) % 3
+    )
+    rows = measure(Predictions(probs=made.probs, labels=made.labels, weights=weights), n_bins=n_bins, n_resamples=2).bins.rows
+    assert rows is not None
+    assert float(rows.sum()) == 200
+    plain = measure(made, n_bins=n_bins, n_resamples=2).bins
+    assert plain is not None
+    # Where bins are no whole cells of the grid, an example at an edge may be counted beside it.
+    torch.testing.assert_close(rows, plain.count, atol=0 if n_bins == 15 else 1, rtol=0)

@@ -360,3 +360,13 @@ def test_suite_on_cuda_equals_the_one_on_the_cpu(dtype: torch.dtype) -> None:
     there.update(probs.cuda(), labels.cuda())
     assert there.cells.device.type == there.compute()["ece"].device.type == "cuda"
     assert_same(here.compute(), {key: value.cpu() for key, value in there.compute().items()}, tolerance=1e-9)
+
+
+def test_summary_of_a_weighted_stream_is_not_changed_by_what_comes_after() -> None:
+    suite = CalibrationSuite(num_classes=3)
+    batch = {"probs": torch.eye(3)[[0, 1, 2, 0]] * 0.7 + 0.1, "labels": torch.tensor([0, 1, 2, 2])}
+    suite.update(**batch, weights=torch.tensor([1.0, 2.0, 0.5, 1.0]))
+    before = suite.summary()
+    kept = before.class_rows.clone()
+    suite.update(**batch, weights=torch.ones(4))
+    assert torch.equal(before.class_rows, kept)
