@@ -95,7 +95,5 @@ class CalibratedModel(nn.Module):
         # The first argument has a name of its own, or `torch.export` would ask for other dynamic shapes than the model's.
         given = args if inputs is None and not args else (inputs, *args)
         logits = find_logits(self.model(*given, **kwargs), where="CalibratedModel")
-        if logits.ndim < 2:
-            raise ValueError(f"CalibratedModel: `model` must return logits [B, C], or them first, got {list(logits.shape)}.")
         calibrated: Tensor = self.calibration(logits)
         return calibrated

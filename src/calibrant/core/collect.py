@@ -163,21 +163,27 @@ def _parameters(model: nn.Module) -> list[str]:
 
 
 def find_logits(output: object, *, where: str) -> Tensor:
-    """Return the logits in what a model gave: a tensor, the first of a tuple, or the entry or attribute ``logits``."""
+    """Return the logits ``[B, C]`` or ``[B, C, ...]`` in what a model gave.
+
+    They may be all of it, the first of a tuple or list, the attribute ``logits``, or an entry of a mapping: ``logits``, or
+    ``out`` as in torchvision's segmentation networks. Anything else raises ``ValueError``.
+    """
+    found = output
     if isinstance(output, Mapping):
         found = next((output[key] for key in _LOGIT_KEYS if key in output), None)
-        if not isinstance(found, Tensor):
-            raise ValueError(f"{where}: `model` must return logits, got the keys {', '.join(map(str, output))}.")
-        return found
-    if not isinstance(output, Tensor) and hasattr(output, "logits"):
-        output = output.logits
+    elif not isinstance(output, Tensor) and hasattr(output, "logits"):
+        found = output.logits
     elif isinstance(output, (tuple, list)) and output:
-        output = output[0]
-    if not isinstance(output, Tensor):
-        raise ValueError(
-            f"{where}: `model` must return logits [B, C], a tuple or mapping with them, got {type(output).__name__}."
-        )
-    return output
+        found = output[0]
+    if isinstance(found, Tensor) and found.ndim >= 2:
+        return found
+    if isinstance(found, Tensor):
+        got = str(list(found.shape))
+    else:
+        got = f"the keys {', '.join(map(str, output))}" if isinstance(output, Mapping) else type(found).__name__
+    binary = isinstance(found, Tensor) and found.ndim == 1
+    hint = " For one log-odds z per example return `torch.stack([0 * z, z], 1)`." if binary else ""
+    raise ValueError(f"{where}: `model` must return logits [B, C], alone, first in a tuple or as `logits`, got {got}.{hint}")
 
 
 def _check_batch(logits: Tensor, labels: Tensor) -> None:

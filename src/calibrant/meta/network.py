@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
+from calibrant.core.collect import find_logits
 from calibrant.meta.bn import norms_of, untracked
 from calibrant.meta.regularizers.base import Params
 
@@ -147,21 +148,9 @@ def call(function: Callable[..., Any], x: Inputs) -> Any:
     return function(*x) if isinstance(x, tuple | list) else function(x)
 
 
-def logits_of(output: Any) -> Tensor:
-    """Logits ``[B, C]`` in what a model returned: a tensor, the first of a tuple, or the entry or attribute ``logits``.
-
-    Logits of tokens, ``[B, T, C]``, become ``[B T, C]``.
-    """
-    if isinstance(output, Mapping) and "logits" in output:
-        output = output["logits"]
-    elif not isinstance(output, Tensor) and hasattr(output, "logits"):
-        output = output.logits
-    elif isinstance(output, tuple | list) and output:
-        output = output[0]
-    if not isinstance(output, Tensor) or output.ndim < 2:
-        got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"MetaLearner: the model must return logits [B, C] (or `.logits`, or them first), got {got}.")
-    return _flat(output)
+def logits_of(output: object) -> Tensor:
+    """Logits ``[B, C]`` in what a model returned (see `find_logits`); those of tokens, ``[B, T, C]``, become ``[B T, C]``."""
+    return _flat(find_logits(output, where="MetaLearner"))
 
 
 def labelled(labels: Tensor, logits: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from calibrant import Predictions
-from calibrant.core.collect import collect_logits
+from calibrant.core.collect import collect_logits, find_logits
 
 X = torch.arange(12.0).reshape(4, 3)
 Y = torch.tensor([0, 1, 1, 0])
@@ -237,8 +238,8 @@ def test_collect_shows_a_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
         (linear(), [{"image": X}], "a batch must hold `labels` or `label`, got the keys image"),
         (Two(), [{"a": X, "b": X, "labels": Y}], r"what the model takes \(first, second\), got a, b and labels"),
         (Returning(lambda z: "text"), BATCHES, "`model` must return logits .*, got str"),
-        (Returning(lambda z: {"loss": z}), BATCHES, "`model` must return logits, got the keys loss"),
-        (Returning(lambda z: z[:, 0]), BATCHES, r"`logits` must be \[N, C\], got \[3\]"),
+        (Returning(lambda z: {"loss": z}), BATCHES, "`model` must return logits .* got the keys loss"),
+        (Returning(lambda z: z[:, 0]), BATCHES, r"`model` must return logits \[B, C\], .* got \[3\]. For one log-odds z"),
         (Returning(lambda z: z[:, :1]), BATCHES, "must have C >= 2 columns"),
         (linear(), [(X, Y[:2])], r"`labels` must be \[N\] = \[4\], got \[2\]"),
         (linear(), [(X, torch.eye(2)[Y])], "one-hot"),
@@ -266,3 +267,41 @@ def test_collect_cuda_model_gives_logits_on_the_cpu() -> None:
     logits, labels = collect_logits(linear().cuda(), [({"input": X}, Y)])
     assert logits.device.type == labels.device.type == "cpu"
     assert logits.tolist() == EXPECTED
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda z: z,
+        lambda z: (z, None),
+        lambda z: [z],
+        lambda z: {"loss": None, "logits": z},
+        lambda z: {"out": z, "aux": None},
+        lambda z: {"out": None, "logits": z},
+        lambda z: Output(z, z),
+        Holder,
+    ],
+)
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4)])
+def test_find_logits_in_any_kind_of_output_is_the_same_tensor(wrap: Callable[[Tensor], object], shape: tuple[int, ...]) -> None:
+    logits = torch.zeros(shape)
+    assert find_logits(wrap(logits), where="here") is logits
+
+
+@pytest.mark.parametrize(
+    ("output", "got"),
+    [
+        ("no", "str."),
+        (None, "NoneType."),
+        ((), "tuple."),
+        ((None, torch.zeros(2, 3)), "NoneType."),
+        ({"loss": 1, "aux": 2}, "the keys loss, aux."),
+        ({"logits": None}, "the keys logits."),
+        (torch.tensor(1.0), "[]."),
+        ((torch.zeros(3),), "[3]. For one log-odds z per example return `torch.stack([0 * z, z], 1)`."),
+    ],
+)
+def test_find_logits_without_any_says_what_came(output: object, got: str) -> None:
+    said = f"here: `model` must return logits [B, C], alone, first in a tuple or as `logits`, got {got}"
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        find_logits(output, where="here")

@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
@@ -95,13 +93,11 @@ def test_read_features_of_a_compiled_model():
     assert len(read_features(network, x)) == 2
 
 
-def test_logits_of_common_outputs():
-    logits = torch.zeros(2, 3)
-    for output in (logits, (logits, None), {"logits": logits}, SimpleNamespace(logits=logits)):
-        assert logits_of(output) is logits
-    with pytest.raises(ValueError, match=r"the model must return logits \[B, C\] .* got \[3\]"):
-        logits_of(torch.zeros(3))
-    with pytest.raises(ValueError, match="got str"):
+def test_logits_of_tokens_become_rows():
+    logits = torch.randn(2, 4, 3)
+    assert torch.equal(logits_of({"out": logits}), logits.reshape(8, 3))
+    assert torch.equal(logits_of((logits[0], None)), logits[0])
+    with pytest.raises(ValueError, match=r"^MetaLearner: `model` must return logits \[B, C\], .* got str\.$"):
         logits_of("no")
 
 
