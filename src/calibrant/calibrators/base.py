@@ -70,7 +70,7 @@ class Calibrator(Estimator, ABC):
         Args:
             logits: Scores ``[N, C]`` (or dense ``[N, C, ...]``) whose softmax is the probability; or a `Predictions`, which
                 may be made from probabilities: ``fit(Predictions(probs=probs, labels=labels))``.
-            labels: Class indices ``[N]`` in ``[0, C)``; not with a `Predictions`.
+            labels: Class indices ``[N]`` in ``[0, C)``, whole numbers of any type; not with a `Predictions`.
             weights: Sample weights ``[N]``, non-negative; those of the `Predictions` by default.
             sample_weight: Scikit-learn's word for ``weights``.
             ignore_index: Label that marks examples to leave out; not with a `Predictions`, which has left them out.

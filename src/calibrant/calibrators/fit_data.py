@@ -17,6 +17,7 @@ from calibrant.core.checks import (
     check_weights,
     to_tensor,
 )
+from calibrant.core.labels import label_shape, read_labels
 from calibrant.core.records import Predictions, Split, flatten_examples
 
 # Entries of [N, C] that are widened to float64 at once. 256 rows of 1,000 classes stay in the cache: a pass over 50,000 x
@@ -86,7 +87,7 @@ def check_fit_input(
             f"{where}: `labels` must be given with logits, got none. Pass `fit(logits, labels)` or a `Predictions`."
         )
     scores = to_tensor(logits, where=where, name="logits").cpu()
-    target = to_tensor(labels, where=where, name="labels").cpu()
+    target = read_labels(labels, label_shape(scores), where=where, ignore_index=ignore_index).cpu()
     check_shapes(scores, target, where=where, kind="logits")
     weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
     if weight is not None:

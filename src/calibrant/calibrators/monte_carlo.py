@@ -21,6 +21,7 @@ from calibrant.calibrators.log_space import floor_logits
 from calibrant.calibrators.scalar_search import least_in_log
 from calibrant.calibrators.temperature import check_bounds, temperature_log_probs, warn_at_bound
 from calibrant.core.checks import ArrayLike, check_before_softmax, check_weights, to_tensor
+from calibrant.core.labels import label_shape, read_labels
 from calibrant.core.records import Predictions
 
 
@@ -98,14 +99,15 @@ class MonteCarloTemperatureScaling(Calibrator):
         if samples.ndim not in (2, 3) or samples.shape[0] == 0:
             raise ValueError(f"{where}: `logits` must be [S, N, C] or [N, C], got {list(samples.shape)}.")
         first = samples if samples.ndim == 2 else samples[0]
+        if labels is not None:
+            labels = read_labels(labels, label_shape(first), where=where, ignore_index=ignore_index).cpu()
         checked = super()._check_input(first, labels, None, ignore_index=ignore_index, where=where)
         assert labels is not None
-        target = to_tensor(labels, where=where, name="labels").cpu()
         weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
         if weight is not None:
-            check_weights(weight, target, where=where)
+            check_weights(weight, labels, where=where)
         if ignore_index is not None:
-            kept = target != ignore_index
+            kept = labels != ignore_index
             samples, weight = samples[..., kept, :], None if weight is None else weight[kept]
             if weight is not None:
                 check_weights(weight, checked.labels, where=where)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +12,9 @@ from calibrant.calibrators import AutoCalibrator, MatrixScaling, MonteCarloTempe
 from calibrant.calibrators.auto import nll_scores
 from calibrant.calibrators.fit_data import check_fit_input
 from calibrant.calibrators.folds import split_folds
+from calibrant.core.checks import ArrayLike
 from calibrant.data.synthetic import synthetic_predictions
+from calibrant.metrics import error_rate
 
 GIVEN, _ = synthetic_predictions(300, 3, temperature=2.0, hardness=0.5, split="val")
 LOGITS, LABELS = GIVEN.logits.double(), GIVEN.labels
@@ -75,3 +80,66 @@ def test_fit_on_samples_leaves_out_the_ignored_of_every_sample() -> None:
     labels = torch.where(torch.arange(300) < 100, -100, LABELS)
     alone = MonteCarloTemperatureScaling().fit(samples[:, 100:], LABELS[100:])
     assert MonteCarloTemperatureScaling().fit(samples, labels, ignore_index=-100).temperature_ == alone.temperature_
+
+
+def with_first(value: object) -> np.ndarray[tuple[int, ...], np.dtype[np.object_]]:
+    labels = LABELS.numpy().astype(object)
+    labels[0] = value
+    return labels
+
+
+@pytest.mark.parametrize("kind", [TemperatureScaling, MonteCarloTemperatureScaling])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        LABELS.numpy().astype(np.float64),
+        LABELS.half(),
+        LABELS.to(torch.int8),
+        LABELS.numpy().astype(np.uint16),
+        LABELS.numpy().astype(object),
+        LABELS.tolist(),
+        [str(label) for label in LABELS.tolist()],
+    ],
+    ids=["float64", "half", "int8", "uint16", "objects", "list", "text"],
+)
+def test_labels_that_metrics_take_are_those_a_fit_takes(
+    kind: type[TemperatureScaling | MonteCarloTemperatureScaling], labels: ArrayLike
+) -> None:
+    assert float(error_rate(GIVEN.probs, labels)) == float(error_rate(GIVEN.probs, LABELS))
+    found = kind().fit(LOGITS, labels)
+    assert found.temperature_ == kind().fit(LOGITS, LABELS).temperature_
+    assert found.classes_.tolist() == [0, 1, 2]
+    assert found.score(LOGITS + 1, labels) == pytest.approx(float(GIVEN.correct.double().mean()))
+
+
+@pytest.mark.parametrize("kind", [TemperatureScaling, MonteCarloTemperatureScaling])
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (with_first(np.nan).astype(np.float64), "got no label in row 0"),
+        (with_first(None), "got no label in row 0"),
+        (with_first(0.5).astype(np.float64), r"got 0\.5 in row 0"),
+        (with_first("cat"), "got 'cat' in row 0"),
+        (with_first({}), "got other Python objects"),
+        (with_first(-100), "Pass `ignore_index=-100`"),
+        (LABELS + 1, "They look one-based"),
+        (LABELS[:-1], r"must be \[N\] = \[300\], got \[299\]"),
+        (np.eye(3)[LABELS], r"Pass `labels\.argmax\(1\)`"),
+        (np.ma.masked_less(LABELS.numpy(), 1), "must have no masked entries"),
+        ([[0], [1, 2]] * 150, "must be a tensor, a numpy array or a nested list of numbers"),
+    ],
+)
+def test_labels_that_metrics_refuse_are_refused_by_a_fit_with_the_same_sentence(
+    kind: type[TemperatureScaling | MonteCarloTemperatureScaling], labels: ArrayLike, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said) as by_metric:
+        error_rate(GIVEN.probs, labels)
+    sentence = str(by_metric.value).removeprefix("error_rate")
+    with pytest.raises(ValueError, match=f"^{re.escape(kind.__name__ + '.fit' + sentence)}$"):
+        kind().fit(LOGITS, labels)
+
+
+@pytest.mark.parametrize("kind", [TemperatureScaling, MonteCarloTemperatureScaling])
+def test_label_to_ignore_may_be_text(kind: type[TemperatureScaling | MonteCarloTemperatureScaling]) -> None:
+    labels = [str(label) if row >= 100 else "-100" for row, label in enumerate(LABELS.tolist())]
+    assert kind().fit(LOGITS, labels, ignore_index=-100).temperature_ == kind().fit(LOGITS[100:], LABELS[100:]).temperature_
