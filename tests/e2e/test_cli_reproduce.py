@@ -163,6 +163,23 @@ def test_reproduce_dry_run_says_how_to_make_long_ones_shorter(
     assert (said in out) if said else ("shorter" not in out)
 
 
+def test_reproduce_into_a_run_folder_is_refused_before_the_plan(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in ("recipe.toml", "run.json"):
+        (tmp_path / "run" / name).touch()
+    code, out, err = call("reproduce", "table2", "--quick", "--out", "run/below", "--dry-run")
+    assert (code, out) == (2, "")
+    assert "`out` must not lie in a run" in err
+
+
+def test_reproduce_of_data_named_twice_counts_them_once(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.grid.estimate.forecast", lambda *_, **__: Forecast(1.0, 2.0, "cpu", 1, ()))
+    code, out, _ = call("reproduce", "table2", "--quick", "--data", "mixture,mixture", "--data", "mixture", "--dry-run")
+    assert code == 0
+    assert "  data     mixture\n" in out
+    assert "1 x 2 x 3 = 6, " in out
+
+
 def test_results_alone_shows_its_commands(call: Call) -> None:
     code, out, _ = call("results")
     assert code == 0

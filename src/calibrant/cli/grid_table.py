@@ -69,6 +69,8 @@ def _cell(cell: Cell | None, column: Column, *, style: str, plain: bool) -> Text
     # A digit less than in the files, so that six columns find room.
     scale, digits = (100, 2) if column.percent else (1, 3)
     spread = "" if cell.std is None else f" ± {scale * cell.std:.{digits}f}"
-    text = f"{scale * cell.mean:.{digits}f}{spread}"
+    mean = f"{scale * cell.mean:.{digits}f}"
+    # What rounds to zero has no sign.
+    text = (mean.removeprefix("-") if float(mean) == 0 else mean) + spread
     signs = (_BEST if plain and cell.best else "") + (MARK if cell.differs else "")
     return Text(text + signs, style="bold" if cell.best else style)

@@ -19,6 +19,7 @@ from calibrant.data import EMBEDDED
 from calibrant.engine.hardware import choose_hardware
 from calibrant.engine.loop import EpochRecord
 from calibrant.engine.methods import MetaPlan, Plan, make_plan
+from calibrant.engine.objectives import LossObjective
 from calibrant.engine.provenance import device_name
 from calibrant.engine.recipe import DataPart, Recipe
 from calibrant.engine.resolve import facts_of
@@ -187,6 +188,8 @@ def kind_of(recipe: Recipe) -> str:
         ('cifar10, resnet18, a loss', 'cifar10, resnet18, learning on held-out data (default)')
     """
     family = f"learning on held-out data ({recipe.method.preset})" if isinstance(_plan(recipe), MetaPlan) else "a loss"
+    more = _looks(recipe).val_alone
+    family += f" that looks at validation data {more} times more" if more else ""
     return f"{Path(recipe.data.name).name}, {recipe.backbone.name}, {family}"
 
 
@@ -203,9 +206,10 @@ def measure_speed(recipe: Recipe, *, name: str = "", runs: int = 1, threads: int
     shape = shape_of(recipe.data)
     left = _left_out(recipe, shape)
     train, test = (known.train, known.test) if known else _images_per_second(recipe, shape, left, threads=threads)
-    epoch = left.train / train + (left.val + shape.test) / test / recipe.train.eval_every_epochs
+    looks = _looks(recipe)
+    looked_at = looks.all * (left.val + shape.test) + looks.val_alone * left.val
     around = _AROUND[choose_hardware(device=recipe.train.device).device.type]
-    return Speed(name, train, test, runs, recipe.train.epochs * epoch + around)
+    return Speed(name, train, test, runs, recipe.train.epochs * left.train / train + looked_at / test + around)
 
 
 def _images_per_second(recipe: Recipe, shape: Shape, left: _Left, *, threads: int) -> tuple[float, float]:
@@ -252,6 +256,26 @@ def shape_of(part: DataPart) -> Shape:
 
 def _plan(recipe: Recipe) -> Plan:
     return make_plan(recipe.method.name, recipe.method.options, facts_of(recipe))
+
+
+class _Looks(NamedTuple):
+    """How often a run evaluates, and how often it passes over the validation part alone."""
+
+    all: int
+    val_alone: int
+
+
+def _looks(recipe: Recipe) -> _Looks:
+    plan, (every, epochs) = _plan(recipe), (recipe.train.eval_every_epochs, recipe.train.epochs)
+    due = {epoch for epoch in range(epochs) if (epoch + 1) % every == 0 or epoch + 1 == epochs}
+    if isinstance(plan, MetaPlan) or len(due) == epochs:
+        return _Looks(len(due), 0)
+    objective, alone = LossObjective(plan.loss), 0
+    for epoch in range(epochs):
+        # What a loss learns from validation data it learns after every epoch, however seldom the run is evaluated.
+        objective.begin_epoch(epoch)
+        alone += epoch not in due and objective.learns_from_val()
+    return _Looks(len(due), alone)
 
 
 class _Left(NamedTuple):

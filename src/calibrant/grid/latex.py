@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -20,20 +21,21 @@ def to_latex(table: Table) -> str:
     One too wide for a column becomes a ``table*``, which goes over both columns of a page and is the same in documents of one.
 
     Args:
-        table: The table. Its title and its first note become the caption, the others stand below the table; its name becomes
-            the label ``tab:NAME``. What is wider than the page shrinks.
+        table: The table. Its title and its first note become the caption, the others stand below the table; its name, data
+            and networks become the label, ``tab:NAME-DATA-MODEL``, so that those of two comparisons differ in one document.
+            What is wider than the page shrinks.
 
     Example:
         >>> from calibrant.grid.layout import Cell, Column, Line, Section, Table
         >>> line = Line("FLγ-SECE", "flgamma-sece", {"ece": Cell(0.0214, 0.0082, best=True)}, runs=5)
-        >>> table = Table("t", "A 100% test", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,)),))
+        >>> table = Table("t", "A 100% test", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,), "cifar10"),))
         >>> print(to_latex(table))
         % needs \usepackage{booktabs,graphicx}
         \begin{table}[htb]
         \centering
         \footnotesize
         \caption{A 100\% test.}
-        \label{tab:t}
+        \label{tab:t-cifar10}
         \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%
         \begin{tabular}{lrr}
         \toprule
@@ -55,7 +57,7 @@ def to_latex(table: Table) -> str:
         r"\centering",
         r"\footnotesize",
         rf"\caption{{{escape(caption)}}}",
-        rf"\label{{tab:{_label(table.name)}}}",
+        rf"\label{{tab:{_label(table)}}}",
         _FIT,
         rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
         r"\toprule",
@@ -124,8 +126,14 @@ def _number(cell: Cell, column: Column) -> str:
 
 
 def _row(cells: list[str]) -> str:
-    return " & ".join(cells) + r" \\"
+    # At the beginning of a row, LaTeX takes these for a length or a star that belongs to the end of the one before.
+    start = "{}" if cells[0].startswith(("[", "*")) else ""
+    return start + " & ".join(cells) + r" \\"
 
 
-def _label(name: str) -> str:
-    return "".join(sign if sign.isalnum() or sign in "-:." else "-" for sign in name)
+def _label(table: Table) -> str:
+    """Name, data sets and networks of a table, in letters that a reference may have."""
+    data = [section.data for section in table.sections]
+    data += [column.key.partition(":")[0] for column in table.columns if column.group]
+    words = [table.name, *data, *(line.model for line in table.lines if line.kind != "paper")]
+    return re.sub(r"[^A-Za-z0-9:.]+", "-", "-".join(dict.fromkeys(word for word in words if word))).strip("-")

@@ -112,7 +112,11 @@ def cell_name(recipe: Recipe) -> str:
     """Return the name of a run: ``DATA-MODEL-METHOD-seedN``, with ``-paper`` behind the method for that preset."""
     method = recipe.method.name + ("" if recipe.method.preset == "default" else f"-{recipe.method.preset}")
     words = (data_label(recipe.data.name), recipe.backbone.name.rpartition(":")[2], method, f"seed{recipe.seed}")
-    return re.sub(r"[^\w.+-]", "-", "-".join(words))
+    return _in_names("-".join(words))
+
+
+def _in_names(text: str) -> str:
+    return re.sub(r"[^\w.+-]", "-", text)
 
 
 def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
@@ -177,9 +181,13 @@ def _check_axes(data: Sequence[str], methods: Sequence[str], seeds: Sequence[int
         lookup(METHODS, split_name(method)[0], kind="method")
     labels: dict[str, str] = {}
     for name in data:
-        other = labels.setdefault(data_label(name), name)
+        # Run folders that only an odd sign tells apart would be one.
+        other = labels.setdefault(_in_names(data_label(name)), name)
         if other != name:
-            raise ValueError(f"compare: the last part of paths must differ, by which data are called, got {other} and {name}.")
+            raise ValueError(
+                f"compare: the last part of paths must differ, by which data and runs are called, got {other} and {name}. "
+                "Rename one; in a name of a run, signs and spaces are dashes."
+            )
 
 
 def _split_settings(

@@ -171,3 +171,13 @@ def test_show_table_of_differences_says_what_from() -> None:
     show_table(Table("table5", "title", (ECE,), (Section("", lines),), base="CE"), console=Console(file=stream, width=120))
     said = "method minus CE, negative is better; mean ± standard deviation over seeds; †: differs from CE, p < 0.05"
     assert said in stream.getvalue()
+
+
+def test_show_table_of_a_difference_that_rounds_to_zero_has_no_sign() -> None:
+    cells = [Cell(-0.00004, 0.001), Cell(-0.00006, 0.001)]
+    lines = tuple(Line(f"row {k}", "focal", {"ece": cell}, kind="difference", runs=3) for k, cell in enumerate(cells))
+    stream = io.StringIO()
+    show_table(Table("table5", "title", (ECE,), (Section("", lines),), base="CE"), console=Console(file=stream, width=120))
+    assert " 0.00 ± 0.10" in stream.getvalue()
+    assert "-0.00" not in stream.getvalue()
+    assert "-0.01 ± 0.10" in stream.getvalue()

@@ -12,9 +12,10 @@ from calibrant.engine.loop import EpochRecord
 from calibrant.engine.recipe import DataPart, Recipe, override
 from calibrant.engine.run import run_recipe
 from calibrant.engine.setup import load_data
-from calibrant.grid.estimate import forecast, kind_of, measure_speed, shape_of
+from calibrant.grid.estimate import Speed, forecast, kind_of, measure_speed, shape_of
 from calibrant.grid.plan import plan_cells
 
+CPU = {"train.device": "cpu"}
 SMALL = {"train.device": "cpu", "train.batch_size": 100, "train.epochs": 4}
 
 
@@ -89,6 +90,22 @@ def test_measure_speed_scales_with_epochs() -> None:
     expected = 4 * (1800 / speed.train + 4200 / speed.test) + 1.5
     assert speed.seconds == pytest.approx(expected)
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("method", "alone"), [("ce", 0), ("adafocal", 45), ("avuc", 5), ("flgamma-sece", 0)])
+def test_measure_speed_counts_what_a_loss_looks_at_validation_data_besides(method: str, alone: int) -> None:
+    seldom = override(
+        Recipe(), {"data.name": "cifar10", "method.name": method, "train.epochs": 51, "train.eval_every_epochs": 10} | CPU
+    )
+    known = Speed("", train=1000.0, test=2000.0, runs=1, seconds=0.0)
+    # Five evaluations and the last epoch's, each of 5,000 + 10,000 images.
+    train = 40_000 if method == "flgamma-sece" else 45_000
+    expected = 51 * train / 1000 + (6 * 15_000 + alone * 5000) / 2000 + 1.5
+    assert measure_speed(seldom, known=known).seconds == pytest.approx(expected)
+    assert kind_of(seldom).endswith("45 times more") == (method == "adafocal")
+    often = override(seldom, {"train.eval_every_epochs": 1})
+    assert measure_speed(often, known=known).seconds == pytest.approx(51 * (train / 1000 + 15_000 / 2000) + 1.5)
+    assert "validation" not in kind_of(often)
 
 
 def test_forecast_adds_up_kinds_and_leaves_out_repaired_runs() -> None:

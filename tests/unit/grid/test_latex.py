@@ -9,6 +9,7 @@ import pytest
 from calibrant.grid.latex import to_latex
 from calibrant.grid.latex_signs import _SIGNS, escape
 from calibrant.grid.layout import Table
+from calibrant.grid.paper_tables import make_paper_table
 from calibrant.grid.tables import compare_table
 from made_up_runs import run_of, seeds
 
@@ -59,11 +60,39 @@ def test_latex_caption_is_short_and_the_other_notes_stand_below() -> None:
     assert "minipage" not in to_latex(compare_table([alone], metrics=("error", "nll")))
 
 
+def label_of(table: Table) -> str:
+    return next(row for row in to_latex(table).splitlines() if row.startswith("\\label")).removeprefix("\\label")
+
+
+def test_latex_labels_of_two_comparisons_differ_by_data_and_network() -> None:
+    found = [
+        compare_table([run_of("ce", data=data, model=model)], test=False) for data in ("x_y", "é z") for model in ("mlp", "a:b")
+    ]
+    assert [label_of(table) for table in found] == [
+        "{tab:comparison-x-y-mlp}",
+        "{tab:comparison-x-y-a:b}",
+        "{tab:comparison-z-mlp}",
+        "{tab:comparison-z-a:b}",
+    ]
+    runs = [run_of(method, data=data) for method in ("ce", "focal") for data in ("cifar10", "birds")]
+    table5 = make_paper_table("table5", runs, paper=True, test=False)
+    assert label_of(table5) == "{tab:table5-cifar10-birds-resnet18}"
+    table3 = make_paper_table("table3", [run_of("adafocal", data="cifar10")], paper=True, test=False)
+    assert label_of(table3) == "{tab:table3-cifar10-resnet18}"
+
+
+@pytest.mark.parametrize("name", ["[3] theirs", "*best"])
+def test_latex_row_that_begins_with_a_bracket_or_star_is_not_read_as_part_of_the_row_before(name: str) -> None:
+    text = to_latex(table_of(name))
+    assert f"\n{{}}{name} & " in text
+    assert "\n{}ce" not in text
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 @pytest.mark.parametrize("columns", ["onecolumn", "twocolumn"])
 def test_latex_compiles_whatever_rows_are_called(columns: str, tmp_path: Path) -> None:
     signs = "".join(_SIGNS)
-    tables = [table_of(signs[:40], signs[40:80], signs[80:], _LATIN, _ODD), table_of(metrics=("ece",))]
+    tables = [table_of(signs[:40], signs[40:80], signs[80:], _LATIN, _ODD, "[3] x", "*x"), table_of(metrics=("ece",))]
     head = f"\\documentclass[{columns}]{{article}}\n\\usepackage{{booktabs,graphicx}}\n\\begin{{document}}\n"
     text = head + "\n".join(to_latex(table) for table in tables) + "\\end{document}\n"
     (tmp_path / "t.tex").write_text(text, encoding="utf-8")

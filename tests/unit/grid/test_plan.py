@@ -86,6 +86,7 @@ def test_cell_name_tells_preset_and_own_network_and_has_no_odd_characters(tmp_pa
         ((["digits"], ["ce"], [0]), {"settings": {"focal:optim.lr": 3}}, "unknown method of this grid 'focal'"),
         ((["digits"], ["ce"], [0]), {"settings": {"method.options.gamma": 3}}, "method 'ce' has no options"),
         ((["a/birds", "b/birds"], ["ce"], [0]), {}, "the last part of paths must differ, .* got a/birds and b/birds"),
+        ((["a/birds 1", "a/birds-1"], ["ce"], [0]), {}, "the last part of paths must differ, .* got a/birds 1 and a/birds-1"),
     ],
 )
 def test_plan_cells_of_what_cannot_be_run_say_so(arguments, options, message) -> None:
