@@ -21,15 +21,17 @@ _MISSING = ("", "None", "nan", "NaN", "<NA>")
 
 
 class Remedies(NamedTuple):
-    """What to do about an example without a label, and about names in an unknown order."""
+    """What to do about an example without a label, names in an unknown order, and a number ``{0}`` below zero among names."""
 
     missing: str
     names: str
+    negative: str
 
 
 _IN_PYTHON = Remedies(
     missing="Leave that row out, or give it a label such as -100 and pass `ignore_index=-100`.",
     names="Pass indices, or the names of the classes in their order to `Predictions(class_names=...)`.",
+    negative="Pass `ignore_index={0}` if it marks examples to leave out.",
 )
 
 
@@ -153,7 +155,9 @@ def _from_text(
 def _unknown(
     text: Labels, unknown: set[str], names: Sequence[str] | None, where: str, first_row: int, remedies: Remedies
 ) -> ValueError:
-    row = next(row for row, value in enumerate(text) if str(value) in unknown)
+    # A number among names is what names explain, or the label to leave out: it is said only where nothing else is wrong.
+    numbers = {value for value in unknown if _is_whole(value)}
+    row = next(row for row, value in enumerate(text) if str(value) in (unknown - numbers or numbers))
     value, at = str(text[row]), f"in row {first_row + row}"
     if value in _MISSING:
         return ValueError(f"{where}: {_RULE}, got no label {at}. {remedies.missing}")
@@ -161,4 +165,13 @@ def _unknown(
         return ValueError(f"{where}: {_RULE}, got {value!r} {at}. {remedies.names}")
     near = difflib.get_close_matches(value, [str(name) for name in names], n=1)
     remedy = f"Did you mean {near[0]!r}?" if near else "Name every class."
+    remedy = remedies.negative.format(value) if value in numbers and int(value) < 0 else remedy
     return ValueError(f"{where}: `labels` must be class indices or among the class names, got {value!r} {at}. {remedy}")
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from calibrant.io.extras import EXTRAS_KEY, Extras
@@ -21,7 +23,7 @@ class Header:
         names: Names of the columns, without surrounding blanks.
         delimiter: What separates the cells.
         extras: What the first row says about the whole file.
-        named_labels: Whether the first row's label is a name, so that all are read as text.
+        named_labels: Whether the first label that tells is a name, so that all are read as text.
     """
 
     names: list[str]
@@ -37,7 +39,9 @@ def read_header(path: Path) -> Header:
             line = handle.readline()
             delimiter = max(",;\t", key=line.count)
             names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
-            first = next(csv.reader(handle, delimiter=delimiter), [])
+            rows = csv.reader(handle, delimiter=delimiter)
+            first = next(rows, [])
+            named = _has_named_labels(names, chain([first], rows))
     except UnicodeDecodeError:
         raise ValueError(
             f"{path}: must be UTF-8 text, got other bytes. Save it as UTF-8, or check the file's ending."
@@ -47,9 +51,19 @@ def read_header(path: Path) -> Header:
     if not score_columns(names, path=path)[1] and names and all(_is_number(name) for name in names):
         raise ValueError(f"{path}: the first line must name the columns (p0, p1, …, label), got {line.strip()[:60]!r}.")
     said = first[names.index(EXTRAS_KEY)] if EXTRAS_KEY in names and len(first) == len(names) else ""
-    labels = [cell.strip() for name, cell in zip(names, first, strict=False) if name in LABELS]
-    named = any(not _is_number(cell.replace(",", ".")) and cell not in MISSING for cell in labels)
     return Header(names, delimiter, Extras.from_json(said, path=path), named)
+
+
+def _has_named_labels(names: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
+    """Whether labels are names: no label, or a number below zero for examples to leave out, leaves that to the next row."""
+    at = next((place for place, name in enumerate(names) if name in LABELS), None)
+    if at is None:
+        return False
+    for cells in rows:
+        label = cells[at].strip().replace(",", ".") if at < len(cells) else ""
+        if label not in MISSING and not (_is_number(label) and float(label) < 0):
+            return not _is_number(label)
+    return False
 
 
 def column_kind(name: str, header: Header, *, infer: bool) -> str:
@@ -66,6 +80,11 @@ def not_a_number(path: Path, name: str, value: str, row: int | None) -> ValueErr
     """The error for a cell that should hold a number."""
     at = "" if row is None else f" in row {row}"
     comma = "," in value and _is_number(value.replace(",", "."))
+    if name in LABELS and not comma:
+        return ValueError(
+            f"{path}: column `{name}` must hold either class indices or names, got {value!r}{at} after an index. "
+            "Write one kind in every row, and -100 for examples to leave out."
+        )
     remedy = "Write decimals with a point" if comma else "Repair or remove that row"
     return ValueError(f"{path}: column `{name}` must hold numbers, got {value!r}{at}. {remedy}.")
 

@@ -13,6 +13,7 @@ _IN_FILES = Remedies(
     missing="Repair or remove that row.",
     names="Write indices, or say the names of the classes in their order: as `class_names` in the file, or with "
     "`--class-names` (`class_names=`).",
+    negative="Give `--ignore-index {0}` (`ignore_index={0}`) if it marks examples to leave out.",
 )
 
 

@@ -165,7 +165,9 @@ def _says_nothing(fields: Fields, ignore_index: int | None) -> bool:
     """Whether all rows of a piece are ignored or weigh nothing, which is no mistake as long as others do."""
     spellings = (("label", "labels"), ("weight", "weights", "sample_weight"))
     labels, weights = (next((fields[name] for name in names if name in fields), None) for names in spellings)
-    wanted = str(ignore_index) if labels is not None and labels.dtype.kind in "UO" else ignore_index
+    wanted: str | int | None = ignore_index
+    if labels is not None and labels.dtype.kind in "UO":
+        labels, wanted = np.char.strip(labels.astype(str)), str(ignore_index)
     ignored = labels is not None and ignore_index is not None and bool((labels == wanted).all())
     return ignored or (weights is not None and weights.dtype.kind in "fiu" and not weights.any())
 

@@ -80,6 +80,41 @@ def test_labels_that_are_names_are_read_from_csv_without_pyarrow(tmp_path: Path,
     assert read_in_pieces(path, class_names=NAMES, ignore_index=-100).labels.tolist() == [1, 0, 2]
 
 
+@pytest.mark.parametrize("arrow", [True, False])
+@pytest.mark.parametrize("read", [read_whole, read_in_pieces])
+def test_labels_that_are_names_may_begin_with_examples_to_leave_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Predictions], arrow: bool
+) -> None:
+    if not arrow:
+        monkeypatch.setattr(delimited, "has_pyarrow", lambda: False)
+    path = write(tmp_path / "x.csv", [-100, " -100", "eel", "dog"])
+    assert read(path, class_names=NAMES, ignore_index=-100).labels.tolist() == [2, 1]
+    with pytest.raises(
+        ValueError, match=r"among the class names, got '-100' in row 0\. Give `--ignore-index -100` \(`ignore_i"
+    ):
+        read(path, class_names=NAMES)
+    with pytest.raises(ValueError, match=r"got 'eel' in row 2\. Write indices, or say the names"):
+        load_predictions(path, ignore_index=-100)
+    with pytest.raises(ValueError, match=r"got 'eel' in row 2\. Write indices, or say the names"):
+        load_predictions(path)
+    # Whole pieces that are left out.
+    write(path, ["-100", "-100", " -100 ", "dog"])
+    assert read(path, class_names=NAMES, ignore_index=-100).labels.tolist() == [1]
+    write(path, ["", "dog", "eel", "dog"])
+    with pytest.raises(ValueError, match=r"got no label in row 0\. Repair or remove that row"):
+        read(path, class_names=NAMES)
+    write(path, ["", 0, 1, 2])
+    with pytest.raises(ValueError, match=r"got no label in row 0\. Repair or remove that row"):
+        read(path, class_names=NAMES)
+    write(path, [-100, -100, -100, 2])
+    assert read(path, ignore_index=-100).labels.tolist() == [2]
+    # 255 may be an index, too.
+    write(path, [255, "cat", "eel", "dog"])
+    said = r"column `label` must hold either class indices or names, got 'cat' in row 1 after an index\. Write one kind"
+    with pytest.raises(ValueError, match=said):
+        read(path, class_names=NAMES, ignore_index=255)
+
+
 @pytest.mark.parametrize("ending", [".npz", ".pt"])
 def test_labels_that_are_names_become_indices_by_the_names_in_the_file(tmp_path: Path, ending: str) -> None:
     names = np.array(NAMES) if ending == ".npz" else list(NAMES)

@@ -204,7 +204,10 @@ CSV_CASES = [
     ("p0,p1,label\n1,,0\n", "got NaN in row 0"),
     ("p0,p1,label\n1,0,\n", "got no label in row 0"),
     ("p0,p1,label\n1,0,cat\n", "class indices 0, 1, 2, …, got 'cat' in row 0. Write indices, or say the names of the classes"),
-    ("p0,p1,label\n1,0,0\n1,0,cat\n", "column `label` must hold numbers, got 'cat' in row 1. Repair or remove that row"),
+    (
+        "p0,p1,label\n1,0,0\n1,0,cat\n",
+        "column `label` must hold either class indices or names, got 'cat' in row 1 after an index. Write one kind",
+    ),
     ("p0,p1,label,weight,sample_weight\n1,0,0,1,1\n", "must hold one of `weight` and `sample_weight`, got both"),
     ("p0,p1,label,sample_weight\n1,0,0,heavy\n", "column `sample_weight` must hold numbers, got 'heavy'"),
     ("p0,p1,label\n1,0,0.5\n", "got 0.5 in row 0"),
