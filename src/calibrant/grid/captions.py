@@ -71,7 +71,7 @@ def several_best(table: Table) -> bool:
         for column in table.columns:
             cells = [line.cells[column.key] for line in section.lines if line.kind == "ours" and column.key in line.cells]
             best = [cell.mean for cell in cells if cell.best]
-            if best and min(cell.mean for cell in cells) < min(best):
+            if best and any(cell.mean < min(best) for cell in cells):
                 return True
     return False
 

@@ -3,10 +3,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
+from calibrant.grid.captions import several_best
 from calibrant.grid.export import to_csv, to_json
 from calibrant.grid.layout import Cell, Column, Line, Table
 from calibrant.grid.markdown import to_markdown
@@ -37,6 +39,15 @@ def test_compare_table_ties_as_printed_are_all_bold() -> None:
     runs = [run_of("ce", 0.05), run_of("focal", 0.0500001), run_of("flsd", 0.06)]
     table = compare_table(runs)
     assert bold(table, "error") == ["ce", "focal"]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_compare_table_best_is_marked_wherever_a_row_has_no_number(place: int) -> None:
+    runs = [run_of("ce", 0.05), run_of("focal", 0.04)]
+    runs.insert(place, run_of("mmce", math.nan))
+    table = compare_table(runs, metrics=("error",), test=False)
+    assert bold(table, "error") == ["focal"]
+    assert not several_best(table)
 
 
 def test_compare_table_bold_only_among_equal_epochs() -> None:
