@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from calibrant.cli.page import show_prose, show_scores
 from calibrant.cli.reading import measure_file
 from calibrant.cli.request import Request
+from calibrant.cli.usage import program
 from calibrant.core.records import Predictions
 from calibrant.core.words import write_interval, write_value
 from calibrant.data.synthetic import synthetic_predictions
@@ -50,7 +52,7 @@ def run_demo(folder: Path | None, *, seed: int) -> None:
         style="bold",
     )
     console.print(f"\nThe predictions are in {path}. Look at them again, or at your own, with", soft_wrap=True)
-    console.print(f"\n  calibrant measure {path} --slice light\n", soft_wrap=True)
+    console.print(f"\n  {program()} measure {shlex.quote(str(path))} --slice light\n", soft_wrap=True)
 
 
 def _predictions(seed: int) -> tuple[Predictions, float]:

@@ -16,16 +16,20 @@ from torch import Tensor
 from calibrant.cli.layout import Row, fit_table
 from calibrant.cli.page import show_prose
 from calibrant.cli.progress import progress_bar
+from calibrant.cli.usage import program
 from calibrant.core.records import Predictions
 from calibrant.data.mixture import load_mixture
 from calibrant.engine.recipe import BackbonePart, DataPart, MethodPart, OptimPart, Recipe, TrainPart
 from calibrant.engine.run import run_recipe
 from calibrant.engine.scaling import with_temperature
-from calibrant.metrics import METRICS
+from calibrant.metrics import METRICS, reliability_bins
 
 TRAINED = {"ce": "cross-entropy", "focal": "focal loss, gamma 1", "flgamma-sece": "gamma-Net + SECE"}
 _REPAIRED = "cross-entropy + temperature"
 _ORDER = ("cross-entropy", _REPAIRED, "focal loss, gamma 1", "gamma-Net + SECE")
+_SHORT = dict(zip(_ORDER, ("cross-entropy", "+ temperature", "focal loss", "gamma-Net"), strict=True))
+# Confidences are shown by tenths, from the sixth on: below 50 % there are few.
+_TENTHS = range(5, 10)
 
 
 @dataclass(frozen=True)
@@ -63,27 +67,37 @@ def run_training_demo(*, seeds: int, epochs: int) -> None:
         f"seeds for {epochs} epochs; gamma-Net learns on held-out data how strongly to focus the loss on every example.",
     )
     begun = time.monotonic()
-    found: dict[str, list[DemoScores]] = {name: [] for name in _ORDER}
+    tested = _train(seeds, epochs)
+    found = {name: [score(run, test.posterior) for run in runs] for name, runs in tested.items()}
+    console.print()
+    console.print(comparison(found, width=console.width))
+    show_prose(
+        console,
+        f"Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, {len(test):,} test examples, "
+        f"{time.monotonic() - begun:.0f} s. ECE is how far confidence and accuracy lie apart among examples of like "
+        "confidence; the true gap is how far each single confidence lies from its true probability, which real data never tell.",
+        style="dim",
+    )
+    console.print()
+    console.print(right_by_confidence(tested, width=console.width))
+    console.print()
+    show_prose(console, conclusion(found), style="bold")
+    console.print("\nNext, on real images and on predictions of your own:\n", soft_wrap=True)
+    for line in ("train --data digits --model convnet --epochs 30 --out runs/first", "measure runs/first/test.npz", "--help"):
+        console.print(f"  {program()} {line}", soft_wrap=True)
+    console.print()
+
+
+def _train(seeds: int, epochs: int) -> dict[str, list[Predictions]]:
+    tested: dict[str, list[Predictions]] = {name: [] for name in _ORDER}
     with progress_bar("training", float(seeds * len(TRAINED) * epochs)) as advance:
         for seed in range(seeds):
             for method, name in TRAINED.items():
                 run = run_recipe(demo_recipe(method, seed=seed, epochs=epochs), report=lambda record: advance(1))
-                found[name].append(score(run.test, test.posterior))
+                tested[name].append(run.test)
                 if method == "ce":
-                    found[_REPAIRED].append(score(with_temperature(run).test, test.posterior))
-    console.print(comparison(found, width=console.width))
-    first, last = (statistics.mean(run.ece for run in found[name]) for name in (_ORDER[0], _ORDER[-1]))
-    show_prose(
-        console,
-        f"Trained with cross-entropy the network misjudges its own certainty by {first:.1%}, with gamma-Net by {last:.1%}. "
-        f"Mean ± standard deviation over {seeds} seeds, {len(test):,} test examples, {time.monotonic() - begun:.0f} s.",
-        style="bold",
-    )
-    console.print("\nOn your own data, and for your own predictions:\n", soft_wrap=True)
-    console.print(
-        "  calibrant train --data digits --model convnet --method flgamma-sece --epochs 30 --out runs/first", soft_wrap=True
-    )
-    console.print("  calibrant measure runs/first/test.npz\n", soft_wrap=True)
+                    tested[_REPAIRED].append(with_temperature(run).test)
+    return tested
 
 
 def demo_recipe(method: str, *, seed: int, epochs: int) -> Recipe:
@@ -126,6 +140,28 @@ def comparison(found: dict[str, list[DemoScores]], *, width: int) -> Table:
         cells = [_cell(v, percent=k != 1, bold=statistics.mean(v) == best[k]) for k, v in enumerate(values)]
         rows.append([name, *cells])
     return fit_table(("Method", "Error", "NLL", "ECE", "True gap"), rows, width=width, drop=(2, 4))
+
+
+def right_by_confidence(tested: dict[str, list[Predictions]], *, width: int) -> Table:
+    """How often predictions of a confidence are right, for every method; those of all seeds together."""
+    bins = {}
+    for name, runs in tested.items():
+        probs, labels = torch.cat([run.probs for run in runs]), torch.cat([run.labels for run in runs])
+        bins[name] = reliability_bins(probs, labels, n_bins=10)
+    rows: list[Row] = []
+    for k in _TENTHS:
+        cells = [f"{100 * float(part.accuracy[k]):.0f}%" if part.count[k] else "–" for part in bins.values()]
+        rows.append([f"{10 * k} – {10 * k + 10}% sure", *cells])
+    return fit_table(("How often right when", *(_SHORT[name] for name in bins)), rows, width=width, drop=(3,))
+
+
+def conclusion(found: dict[str, list[DemoScores]]) -> str:
+    """What the comparison says, in words."""
+    plain, repaired, _, learned = (statistics.mean(run.ece for run in found[name]) for name in _ORDER)
+    return (
+        f"Trained with cross-entropy the network misjudges its own certainty by {plain:.1%}; repaired afterwards by one "
+        f"temperature, by {repaired:.1%}; trained with gamma-Net, by {learned:.1%} without any repair."
+    )
 
 
 def _cell(values: Sequence[float], *, percent: bool, bold: bool) -> Text:

@@ -13,10 +13,17 @@ import typer
 from calibrant.cli.data import data_app
 from calibrant.cli.reproduce import reproduce
 from calibrant.cli.results import results_app
+from calibrant.cli.usage import usage
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog=usage(""),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 app.add_typer(data_app, name="data")
-app.add_typer(results_app, name="results")
+app.add_typer(results_app, name="results", short_help="Keep finished runs as small records; make a page of them.")
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of predictions: .npz, .csv, .parquet or .pt.")]
 ClassNames = Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line or JSON.")]
 IgnoreIndex = Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")]
@@ -40,7 +47,7 @@ def start(
         typer.echo(context.get_help())
 
 
-@app.command()
+@app.command(epilog=usage("measure"))
 def measure(
     files: Files,
     n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
@@ -52,7 +59,7 @@ def measure(
     class_names: ClassNames = None,
     ignore_index: IgnoreIndex = None,
     resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Measure the calibration of predictions in files.
 
@@ -63,18 +70,28 @@ def measure(
     measure_files(files, Options(n_bins, as_json, by_class, slice_by, class_names, ignore_index, resamples, seed))
 
 
-@app.command()
+@app.command(epilog=usage("train"))
 def train(
-    recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it.")] = None,
-    data: Annotated[str | None, typer.Option(metavar="NAME", help="Data set (`calibrant data list`), or a path.")] = None,
-    method: Annotated[str | None, typer.Option(metavar="NAME", help="Method: ce, focal, flgamma-sece, ce+ts …")] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Backbone, or package.module:factory.")] = None,
-    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training set.")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of split, weights, order and augmentation.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it (defaults in brackets).")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Data set of `calibrant data list`, or a path (cifar10).")
+    ] = None,
+    method: Annotated[str | None, typer.Option(metavar="NAME", help="Method, of those below (flgamma-sece).")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Network, of those below or package.module:factory (resnet18).")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training set (350).")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of split, weights, order and augmentation (0).")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder (runs/DATA-MODEL-METHOD-seedN).")] = None,
-    preset: Annotated[str | None, typer.Option(metavar="NAME", help="Settings of the method: default or paper.")] = None,
-    data_root: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the data set lies.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:1.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Settings of the method: default or paper (default).")
+    ] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where the data set lies (~/.cache/calibrant/data).")
+    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:1 (auto).")] = None,
     init: Annotated[Path | None, typer.Option(metavar="WEIGHTS", help="Weights to start from (safetensors).")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as optim.lr=0.2.")
@@ -104,7 +121,56 @@ def train(
     train_model(recipe, options=options, settings=settings or [], out=out, resume=resume)
 
 
-@app.command()
+@app.command(epilog=usage("repair"))
+def repair(
+    fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to fit on; not those of the test set.")],
+    file: Annotated[Path, typer.Argument(metavar="TEST", help="Predictions to repair.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the repaired predictions.")],
+    method: Annotated[str, typer.Option(metavar="NAME", help="Calibrator, of those below; auto chooses one.")] = "auto",
+    calibrator: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write what was fitted (JSON).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")] = False,
+    class_names: ClassNames = None,
+    ignore_index: IgnoreIndex = None,
+    n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
+    resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")] = 0,
+) -> None:
+    """Repair predictions: fit a calibrator on VAL, apply it to TEST.
+
+    Prints what was measured before and after, with 95% intervals, and the paired test of the difference.
+    """
+    from calibrant.cli.repair import Options, repair_file
+
+    repair_file(fit, file, Options(method, out, calibrator, as_json, n_bins, resamples, seed, class_names, ignore_index))
+
+
+@app.command(epilog=usage("report"), short_help="Write one HTML page of predictions, or of runs.")
+def report(
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="Where to write the page.")],
+    file: Annotated[Path | None, typer.Argument(metavar="TEST", help="Test predictions, or a run folder.")] = None,
+    fit: Annotated[Path | None, typer.Option(metavar="VAL", help="Held-out predictions to fit calibrators on.")] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Option("--run", metavar="FOLDER", help="A run, or a folder of runs; may be repeated.")
+    ] = None,
+    method: Annotated[str, typer.Option(metavar="NAME", help="Calibrator, of those below; auto tries all.")] = "auto",
+    class_names: ClassNames = None,
+    ignore_index: IgnoreIndex = None,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
+    n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
+    resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")] = 0,
+) -> None:
+    """Write a report: one HTML file that opens anywhere, without network.
+
+    A verdict in plain words, the reliability diagram for any number of bins, classes, every metric with its interval; with
+    --fit what calibrators would bring, with --run the learning curves and the comparison of runs.
+    """
+    from calibrant.cli.report import Options, write_report
+
+    write_report(file, Options(out, fit, runs or [], method, class_names, ignore_index, title, n_bins, resamples, seed))
+
+
+@app.command(epilog=usage("compare"), short_help="Train methods on data sets from seeds; tables and a report.")
 def compare(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs, tables, figures and the report go.")],
     recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE.toml", help="What the runs have in common.")] = None,
@@ -114,7 +180,7 @@ def compare(
     ] = "",
     data: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Data sets or paths, with commas or repeated.")] = None,
     seeds: Annotated[str, typer.Option(metavar="N", help="How many seeds, from 0, or which: 0,3,7.")] = "1",
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Backbone, or package.module:factory.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Network as in `calibrant train`.")] = None,
     epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training set.")] = None,
     preset: Annotated[str | None, typer.Option(metavar="NAME", help="Settings of the methods: default or paper.")] = None,
     data_root: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the data sets lie.")] = None,
@@ -150,59 +216,10 @@ def compare(
     compare_methods(recipe, data=data or [], methods=methods, keys=keys, settings=settings or [], options=options)
 
 
-app.command()(reproduce)
+app.command(epilog=usage("reproduce"), short_help="Make one of the paper's tables, or its figures, anew.")(reproduce)
 
 
-@app.command()
-def repair(
-    fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to fit on; not those of the test set.")],
-    file: Annotated[Path, typer.Argument(metavar="TEST", help="Predictions to repair.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the repaired predictions.")],
-    method: Annotated[str, typer.Option(metavar="NAME", help="auto, temperature, vector, isotonic …")] = "auto",
-    calibrator: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write what was fitted (JSON).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")] = False,
-    class_names: ClassNames = None,
-    ignore_index: IgnoreIndex = None,
-    n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
-    resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")] = 0,
-) -> None:
-    """Repair predictions: fit a calibrator on VAL, apply it to TEST.
-
-    Prints what was measured before and after, with 95% intervals, and the paired test of the difference.
-    """
-    from calibrant.cli.repair import Options, repair_file
-
-    repair_file(fit, file, Options(method, out, calibrator, as_json, n_bins, resamples, seed, class_names, ignore_index))
-
-
-@app.command()
-def report(
-    out: Annotated[Path, typer.Option(metavar="FILE.html", help="Where to write the page.")],
-    file: Annotated[Path | None, typer.Argument(metavar="TEST", help="Test predictions, or a run folder.")] = None,
-    fit: Annotated[Path | None, typer.Option(metavar="VAL", help="Held-out predictions to fit calibrators on.")] = None,
-    runs: Annotated[
-        list[Path] | None, typer.Option("--run", metavar="FOLDER", help="A run, or a folder of runs; may be repeated.")
-    ] = None,
-    method: Annotated[str, typer.Option(metavar="NAME", help="Calibrator: auto tries all; temperature, isotonic …")] = "auto",
-    class_names: ClassNames = None,
-    ignore_index: IgnoreIndex = None,
-    title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
-    n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
-    resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")] = 0,
-) -> None:
-    """Write a report: one HTML file that opens anywhere, without network.
-
-    A verdict in plain words, the reliability diagram for any number of bins, classes, every metric with its interval; with
-    --fit what calibrators would bring, with --run the learning curves and the comparison of runs.
-    """
-    from calibrant.cli.report import Options, write_report
-
-    write_report(file, Options(out, fit, runs or [], method, class_names, ignore_index, title, n_bins, resamples, seed))
-
-
-@app.command()
+@app.command(epilog=usage("demo"), short_help="See it work: four ways to train, compared, in a minute.")
 def demo(
     only_measure: Annotated[
         bool, typer.Option("--measure", help="Train nothing; measure a classifier of known true error.")
@@ -212,7 +229,7 @@ def demo(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where --measure writes its predictions (a temporary folder).")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the classifier that --measure makes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the classifier that --measure makes.")] = 0,
 ) -> None:
     """Train four ways on embedded data and compare how far their confidence can be trusted."""
     if only_measure:

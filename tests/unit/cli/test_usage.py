@@ -1,0 +1,110 @@
+"""Help as a person reads it: its names are those of the tables, and the options of every command shown there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from calibrant.backbones import BACKBONES
+from calibrant.calibrators import ALL_CALIBRATORS
+from calibrant.cli import usage
+from calibrant.cli.main import app
+from calibrant.engine.methods import METHODS
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WHOLE: Any = typer.main.get_command(app)
+
+
+def wrong(line: str, *, whole: bool) -> list[str]:
+    """What is wrong with a command line: an unknown command, unknown options and, if it is whole, required ones left out."""
+    words, command = shlex.split(line, comments=True)[1:], WHOLE
+    while getattr(command, "commands", None) and words:
+        if words[0] not in command.commands:
+            return [words[0]]
+        command = command.commands[words.pop(0)]
+    given = {word.split("=")[0] for word in words if word.startswith("--")}
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    required = {option.opts[0] for option in command.params if option.required and option.opts[0].startswith("--")}
+    return sorted(given - known - {"--help"}) + (sorted(required - given) if whole else [])
+
+
+def shown_commands(page: str) -> dict[str, bool]:
+    """Commands of shell blocks (whole ones, True) and within sentences (False), but those with words left out."""
+    blocks = re.findall(r"^```(?:sh)?\s*\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    found = dict.fromkeys(re.findall(r"`(calibrant [^`]+)`", text), False)
+    found |= dict.fromkeys((line.removeprefix("$ ") for block in blocks for line in block.splitlines()), True)
+    return {line: whole for line, whole in found.items() if line.startswith("calibrant ") and not re.search("…|[|]", line)}
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    inner = getattr(command, "commands", {})
+    return [path] + [found for name in inner for found in commands(inner[name], (*path, name))]
+
+
+def test_names_in_help_are_those_of_the_tables() -> None:
+    assert usage.METHODS.split(", ") == list(METHODS)
+    assert usage.NETWORKS.split(", ") == list(BACKBONES)
+    assert usage.CALIBRATORS.split(", ") == list(ALL_CALIBRATORS)
+
+
+@pytest.mark.parametrize("command", usage.EXAMPLES)
+def test_examples_in_help_have_options_that_there_are(command: str) -> None:
+    for example in usage.EXAMPLES[command]:
+        assert wrong(example, whole=True) == []
+        assert example.startswith(f"calibrant {command}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_on_a_page_have_options_that_there_are(page: Path) -> None:
+    for line, whole in shown_commands(page.read_text(encoding="utf-8")).items():
+        assert wrong(line, whole=whole) == [], line
+
+
+def test_wrong_options_of_a_page_are_found() -> None:
+    page = (
+        "```\ncalibrant report x.npz --bins 3 # no\n```\n`calibrant data list`, `calibrant train … --shift`, `calibrant try`\n"
+    )
+    assert shown_commands(page) == {
+        "calibrant data list": False,
+        "calibrant try": False,
+        "calibrant report x.npz --bins 3 # no": True,
+    }
+    assert [wrong(line, whole=whole) for line, whole in shown_commands(page).items()] == [[], ["try"], ["--bins", "--out"]]
+
+
+@pytest.mark.parametrize("path", commands(WHOLE), ids=" ".join)
+def test_help_of_a_command_breaks_off_no_sentence(path: tuple[str, ...]) -> None:
+    long, short = (CliRunner().invoke(app, [*path, option], prog_name="calibrant") for option in ("--help", "-h"))
+    assert (long.exit_code, short.output) == (0, long.output)
+    if path not in {("data",), ("results",)}:
+        assert not re.search(r"\w\.\.\.", long.output)
+    assert "Examples:" in long.output or path[:1] in {("data",), ("results",)}
+
+
+def test_program_is_named_so_that_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my venv" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "calibrant").touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(folder / "calibrant")])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert usage.program() == "'my venv/bin/calibrant'"
+    monkeypatch.chdir(folder)
+    assert usage.program() == "./calibrant"
+    monkeypatch.chdir(ROOT)
+    assert usage.program() == shlex.quote(str(folder / "calibrant"))
+    monkeypatch.setenv("PATH", str(folder))
+    assert usage.program() == "calibrant"
+    monkeypatch.setattr(sys, "argv", ["-m/__main__.py"])
+    assert usage.program() == "calibrant"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert usage.program() == "python -m calibrant"
