@@ -75,7 +75,7 @@ def run_training_demo(*, seeds: int, epochs: int) -> None:
         console,
         f"Mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, {len(test):,} test examples, "
         f"{time.monotonic() - begun:.0f} s. ECE is how far confidence and accuracy lie apart among examples of like "
-        "confidence; the true gap is how far each single confidence lies from its true probability, which real data never tell.",
+        "confidence; the true gap is how far each confidence lies from its true probability, which real data never tell.",
         style="dim",
     )
     console.print()
