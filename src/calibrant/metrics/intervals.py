@@ -38,7 +38,10 @@ _MORE = 3
 _CLASS_DRAWS = 300_000
 _LEAST_PER_WORLD = 40
 # Metrics of equal-mass bins and of kernels, whose worlds have one gap per equal-mass bin.
-_BY_MASS = ("ace", "sece", "smece")
+_OF_BINS, _OF_KERNELS = ("ace", "ece_debiased"), ("sece", "smece", "mmce")
+# Where bins are more than this, kernels, which see none of them, get so many gaps and the ECE fewer resamples: with 1,000 bins
+# all would take twenty times as long as with 15.
+_MANY = 128
 # A value further off than by this ratio is small, and differs by the coarseness of its own search (smECE).
 _FAR = 1.25
 
@@ -64,18 +67,26 @@ def score_intervals(
     size = summary.effective_n
     levels = levels_of(summary.grid, size=size, n_bins=summary.n_bins)
     within = levels_of(summary.grid, size=size, n_bins=summary.n_bins, within_bins=True)
-    few = max(math.ceil(_PER_WORLD * n_resamples), 2)
-    aurc, level_aurc = aurc_interval(levels, n_resamples=n_resamples, rng=rng)
+    coarse = levels if summary.n_bins <= _MANY else levels_of(summary.grid, size=size, n_bins=_MANY)
+    few = _fewer(n_resamples)
+    aurc, level_aurc = aurc_interval(coarse, n_resamples=n_resamples, rng=rng)
+    binned = binned_intervals(within, null=null, n_resamples=n_resamples, rng=rng)
+    plans = [(levels, _OF_BINS + _OF_KERNELS)] if coarse is levels else [(levels, _OF_BINS), (coarse, _OF_KERNELS)]
+    by_mass = [_mass_intervals(given, keys=keys, values=values, n_resamples=few, rng=rng) for given, keys in plans]
     return {
         "error": rate_interval(values["error"], size=size),
         "nll": mean_interval(summary.nll, weight=summary.weight, size=size),
         "brier": mean_interval(summary.brier, weight=summary.weight, size=size, most=2.0),
-        **binned_intervals(within, null=null, n_resamples=n_resamples, rng=rng),
-        **_mass_intervals(levels, values=values, n_resamples=few, rng=rng),
+        **binned,
+        **{key: found for part in by_mass for key, found in part.items()},
         "classwise_ece": classwise_interval(summary, n_resamples=few, rng=rng),
         "signed_gap": signed_gap_interval(levels),
         "aurc": _stretch(aurc, values["aurc"], level_aurc),
     }
+
+
+def _fewer(n_resamples: int) -> int:
+    return max(math.ceil(_PER_WORLD * n_resamples), 2)
 
 
 def binned_intervals(
@@ -83,6 +94,8 @@ def binned_intervals(
 ) -> dict[str, Range]:
     """Intervals of ECE and MCE, of levels within bins."""
     bins = merge_bins(levels)
+    if len(bins) > _MANY:
+        n_resamples = max(n_resamples * _MANY // len(bins), _fewer(n_resamples))
     families = {"ece": (worlds_by_mean_gap, worlds_of_even_gaps), "mce": (worlds_by_largest_gap,)}
     found = {}
     for key in keys:
@@ -129,18 +142,21 @@ def _widest_gap(bins: Levels) -> float:
 
 
 def _mass_intervals(
-    levels: Levels, *, values: Mapping[str, float], n_resamples: int, rng: np.random.Generator
+    levels: Levels, *, keys: Sequence[str], values: Mapping[str, float], n_resamples: int, rng: np.random.Generator
 ) -> dict[str, Range]:
     """Intervals of the errors over equal-mass bins or kernels, from two families of worlds."""
     debiased, in_truth = (partial(batched_debiased, size=size) for size in (levels.size, math.inf))
     # Whether an interval begins at zero is the calibrated world's to say, so more is drawn from that one.
     calibrated = draw_labels(levels.confidence.unsqueeze(0), levels, n_resamples=_MORE * n_resamples, rng=rng)
     plans: list[tuple[Callable[[Levels, Tensor], Tensor], dict[str, Batched]]] = [
-        (worlds_by_mean_gap, {**{key: BATCHED[key] for key in _BY_MASS}, "ece_debiased": debiased}),
+        (worlds_by_mean_gap, {**{key: BATCHED[key] for key in ("ace", "sece", "smece")}, "ece_debiased": debiased}),
         (worlds_by_embedding, {"mmce": BATCHED["mmce"]}),
     ]
     found = {}
-    for family, metrics in plans:
+    for family, all_metrics in plans:
+        metrics = {key: metric for key, metric in all_metrics.items() if key in keys}
+        if not metrics:
+            continue
         worlds = family(levels, levels.mass_index)
         data = draw_labels(worlds, levels, n_resamples=n_resamples, rng=rng)
         for key, metric in metrics.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from calibrant.metrics.intervals import binned_intervals, classwise_interval, sc
 from calibrant.metrics.levels import Levels, levels_of
 from calibrant.metrics.ordinary import Range
 from calibrant.metrics.values import KEYS, values_of_summary
-from calibrant.metrics.worlds import draw_right, worlds_by_embedding, worlds_by_mean_gap
+from calibrant.metrics.worlds import draw_from, draw_right, worlds_by_embedding, worlds_by_mean_gap
 from helpers import mixed_gaps
 
 STRETCHED = ("ace", "sece", "smece", "mmce", "ece_debiased", "aurc")
@@ -28,9 +29,9 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def some_summary(n: int = 500, *, num_classes: int = 4) -> Summary:
+def some_summary(n: int = 500, *, num_classes: int = 4, n_bins: int = 15) -> Summary:
     probs, labels = mixed_gaps(n, num_classes)
-    return summarize(Predictions(probs=probs, labels=labels))
+    return summarize(Predictions(probs=probs, labels=labels), n_bins=n_bins)
 
 
 def levels(
@@ -149,8 +150,9 @@ def test_mass_intervals_have_their_own_worlds_draws_and_truths(monkeypatch: pyte
 
     monkeypatch.setattr(module, "_invert", invert)
     values = {key: 0.1 for key in KEYS}
-    module._mass_intervals(given, values=values, n_resamples=10, rng=rng())
-    assert set(seen) == {"ace", "sece", "smece", "ece_debiased", "mmce"}
+    keys = {"ace", "sece", "smece", "ece_debiased", "mmce"}
+    module._mass_intervals(given, keys=sorted(keys), values=values, n_resamples=10, rng=rng())
+    assert set(seen) == keys
     for key, part in seen.items():
         family = worlds_by_embedding if key == "mmce" else worlds_by_mean_gap
         assert torch.equal(part["worlds"], family(given, given.mass_index)), key
@@ -162,6 +164,44 @@ def test_mass_intervals_have_their_own_worlds_draws_and_truths(monkeypatch: pyte
             assert part["in_truth"] is part["metric"], key
     debiased = seen["ece_debiased"]
     assert (debiased["metric"].keywords, debiased["in_truth"].keywords) == ({"size": given.size}, {"size": math.inf})
+
+
+@pytest.mark.parametrize(("n_bins", "calls"), [(128, 1), (129, 2)])
+def test_intervals_of_kernels_have_at_most_128_gaps(n_bins: int, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[set[str], int]] = []
+
+    def by_mass(given: Levels, *, keys: Sequence[str], **_: Any) -> dict[str, Range]:
+        seen.append((set(keys), given.n_bins))
+        return {key: Range(0.0, 1.0) for key in keys}
+
+    def of_area(given: Levels, **_: Any) -> tuple[Range, float]:
+        assert given.n_bins == 128
+        return Range(0.0, 1.0), 0.5
+
+    monkeypatch.setattr(module, "_mass_intervals", by_mass)
+    monkeypatch.setattr(module, "aurc_interval", of_area)
+    summary = some_summary(n_bins=n_bins)
+    null = torch.zeros(99, dtype=torch.float64)
+    found = score_intervals(summary, values=values_of_summary(summary), null=null, n_resamples=5, rng=rng())
+    assert set(found) == set(KEYS)
+    bins, kernels = {"ace", "ece_debiased"}, {"sece", "smece", "mmce"}
+    assert seen == ([(bins | kernels, 128)] if calls == 1 else [(bins, 129), (kernels, 128)])
+
+
+@pytest.mark.parametrize(("bins", "drawn"), [(128, 100), (256, 50), (1000, 20)])
+def test_binned_intervals_draw_less_where_there_are_many_bins(bins: int, drawn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def draw(worlds: Tensor, given: Levels, *, n_resamples: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        asked.append(n_resamples)
+        return draw_from(worlds, given, n_resamples=n_resamples, rng=rng)
+
+    monkeypatch.setattr(module, "draw_from", draw)
+    middles = [(k + 0.5) / bins for k in range(bins)]
+    given = levels(middles, [0.9 * c for c in middles], size=5000)
+    found = binned_intervals(given, null=torch.zeros(99).double(), n_resamples=100, rng=rng())
+    assert asked == [drawn] * 3
+    assert 0 < found["ece"].low <= found["ece"].high < 0.1
 
 
 def test_invert_ends_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
