@@ -63,6 +63,39 @@ def test_python_blocks_of_a_page_run_in_order(page: Path, monkeypatch: pytest.Mo
     assert names
 
 
+def without_code(page: str) -> str:
+    return re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: str) -> set[str]:
+    """What the headings of a page are linked by, as GitHub makes it: small letters, signs left out, hyphens for spaces."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    """Links of a page to files or headings that are not there; those to other sites are not followed."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        there = link.startswith("http") or target.exists()
+        if not there or (anchor and target.suffix == ".md" and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A `b`, c\n[1](#a-b-c) [2](#d) [3](page.md#a-b-c) [4](no.md) [5](https://x.org/#y)\n", encoding="utf-8")
+    assert broken_links(page) == ["#d", "no.md"]
+
+
 def undocumented(module: ModuleType) -> list[str]:
     """Names in ``__all__`` that are missing, or functions and classes without a docstring of their own."""
     found = []
