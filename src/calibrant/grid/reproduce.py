@@ -17,7 +17,7 @@ from calibrant.grid.export import write_table
 from calibrant.grid.layout import Table
 from calibrant.grid.outputs import best_metrics, told_by
 from calibrant.grid.paper import load_paper, paper_table
-from calibrant.grid.paper_tables import make_paper_table
+from calibrant.grid.paper_tables import has_differences, make_paper_table
 from calibrant.grid.plan import Cell, parse_seeds, plan_cells
 from calibrant.grid.schedule import Watch
 from calibrant.grid.tables import compare_table
@@ -205,9 +205,8 @@ def write_report(plan: Reproduction, entries: Sequence[Entry], folder: Path) -> 
 
 
 def _table(plan: Reproduction, entries: Sequence[Entry]) -> Table:
-    # Where all runs of cross-entropy failed there are no differences to it, but there are still results.
-    methods = {entry.method for entry in entries}
-    alone = plan.name == "table5" and ("ce" not in methods or methods == {"ce"})
+    # Where runs of cross-entropy failed there may be no differences to it, but there are still results.
+    alone = plan.name == "table5" and not has_differences(entries)
     if plan.name == "figures" or alone:
         table = compare_table(entries, paper=not plan.quick, calibrated=True, labels="name", name=plan.name, title=plan.title)
     else:

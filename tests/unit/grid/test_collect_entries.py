@@ -78,6 +78,7 @@ def test_load_entries_reuses_metrics_that_agree_with_the_predictions(run: Path, 
     "spoil",
     [
         lambda said: said["metrics"]["ece"].update(value=0.5),
+        lambda said: said["metrics"]["ece"].update(value=1.0001 * said["metrics"]["ece"]["value"]),
         lambda said: said["metrics"].pop("aurc"),
         lambda said: said.update(n=3),
         lambda said: said.clear(),

@@ -13,6 +13,7 @@ from calibrant.engine.recipe import DataPart, Recipe, override
 from calibrant.engine.run import run_recipe
 from calibrant.engine.setup import load_data
 from calibrant.grid.estimate import Speed, forecast, kind_of, measure_speed, shape_of
+from calibrant.grid.local import Place
 from calibrant.grid.plan import plan_cells
 
 CPU = {"train.device": "cpu"}
@@ -143,6 +144,20 @@ def test_forecast_of_jobs_side_by_side_is_shorter_but_no_shorter_than_one_run() 
     assert found.speeds[0].seconds == pytest.approx(4 * 22.2 + 1.5)
     assert found.low == pytest.approx(0.75 * found.speeds[0].seconds + 10.7)
     assert found.high == pytest.approx(1.35 * found.speeds[0].seconds + 21.4)
+
+
+@pytest.mark.usefixtures("known_speed")
+def test_forecast_on_gpus_lets_runs_that_share_one_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.grid.estimate.make_places", lambda **_: [Place("0", 1, 4), Place("1", 1, 4)])
+    found = forecast(plan_cells(["mixture"], ["ce"], list(range(8)), settings=SMALL))
+    assert found.at_once == 8
+    assert found.low == pytest.approx(0.75 * 4 * found.speeds[0].seconds + 10.7)
+
+
+def test_measure_speed_of_methods_on_the_same_data_leaves_the_held_out_part_of_the_others_alone() -> None:
+    recipe = override(Recipe(), {"data.name": "cifar10", "method.name": "ce", "data.same_data": True, "train.epochs": 1} | CPU)
+    known = Speed("", train=1000.0, test=2000.0, runs=1, seconds=0.0)
+    assert measure_speed(recipe, known=known).seconds == pytest.approx(40 + 7.5 + 1.5)
 
 
 @pytest.mark.usefixtures("known_speed")

@@ -13,7 +13,7 @@ import pytest
 
 from calibrant.grid import ray as module
 from calibrant.grid.plan import plan_cells
-from calibrant.grid.ray import RayExecutor
+from calibrant.grid.ray import RayExecutor, pack, unpack
 from calibrant.grid.schedule import Event, Task
 
 (CELL,) = plan_cells(["mixture"], ["ce"], [0])
@@ -178,3 +178,26 @@ def test_ray_executor_writes_what_a_node_sends_back_and_leaves_no_mark(fake, mon
     assert len(made.cancelled) == 1
     assert not made.down  # it was not started here
     assert [file.name for file in (tmp_path / "runs").iterdir()] == [CELL.name]
+
+
+def test_a_run_travels_without_its_checkpoint_and_is_finished_only_when_all_of_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    (here / "folder").mkdir(parents=True)
+    for name in ("recipe.toml", "run.json", "state.pt", "test.npz", ".test.npz.tmp"):
+        (here / name).write_text(name)
+    files = pack(here)
+    assert sorted(files) == ["recipe.toml", "run.json", "test.npz"]
+    written: list[str] = []
+    replace = Path.replace
+
+    def noting(self: Path, target: Path) -> Path:
+        written.append(target.name)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", noting)
+    unpack(files, tmp_path / "there")
+    assert sorted(written[:2]) == ["recipe.toml", "test.npz"]
+    assert written[2:] == ["run.json"]
+    assert {file.name: file.read_bytes() for file in (tmp_path / "there").iterdir()} == files

@@ -164,13 +164,23 @@ def test_report_of_a_quick_version_says_where_no_method_averages_whatever_its_pr
     assert bool(said) is alike
 
 
-def test_report_of_table5_without_cross_entropy_still_shows_what_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "finished",
+    [
+        {"cifar10": ("focal", "flsd")},
+        {"cifar10": ("ce",)},
+        {"cifar10": ("ce",), "cifar100": ("focal", "flsd")},
+    ],
+)
+def test_report_of_table5_without_differences_to_cross_entropy_still_shows_what_there_is(
+    finished: dict[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
-    plan = plan_reproduction("table5", data=["cifar10"], seeds=1)
-    table, _ = write_report(plan, entries(("focal", "flsd"), data="cifar10"), tmp_path)
-    assert [line.method for line in table.lines if line.kind == "ours"] == ["focal", "flsd"]
+    plan = plan_reproduction("table5", data=list(finished), seeds=1)
+    runs = [entry for data, methods in finished.items() for entry in entries(methods, data=data)]
+    table, _ = write_report(plan, runs, tmp_path)
+    shown = {section.data: tuple(line.method for line in section.lines if line.kind == "ours") for section in table.sections}
+    assert shown == finished
 
 
 def test_report_of_figures_has_the_bins_of_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

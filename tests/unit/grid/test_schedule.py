@@ -124,6 +124,9 @@ def test_board_estimates_the_rest_from_epochs_of_the_same_method() -> None:
     board.slots = 2
     # 6 and 3 epochs of the running ones, 10 of each of the second seed; what is only scaled takes no time.
     assert board.seconds_left() == (6 * 2 + 3 * 1 + 10 * 2 + 10 * 1) / 2
+    # Fewer runs than before are left to be run at a time.
+    board.slots = 8
+    assert board.seconds_left() == (6 * 2 + 3 * 1 + 10 * 2 + 10 * 1) / 6
     for name in list(board.states):
         board.note(Event(name, "done"), retries=0)
     assert board.seconds_left() == 0

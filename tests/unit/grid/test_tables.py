@@ -7,7 +7,9 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
+from calibrant.core.records import Predictions
 from calibrant.grid.captions import several_best
 from calibrant.grid.export import to_csv, to_json
 from calibrant.grid.layout import Cell, Column, Line, Table
@@ -115,6 +117,46 @@ def test_compare_table_part_of_a_test_set_is_neither_best_nor_tested_and_a_note_
     alone = compare_table([part, replace(again, scores=replace(run_of("x", 0.02).scores, n=500))])
     assert bold(alone, "error") == ["part"]
     assert not any("test examples" in note for note in alone.notes)
+
+
+def test_compare_table_runs_on_a_part_of_a_test_set_are_not_the_best_of_each_other() -> None:
+    part = [replace(run, scores=replace(run.scores, n=500)) for run in (run_of("flsd", 0.01), run_of("mmce", 0.02))]
+    table = compare_table([run_of("ce", 0.05), run_of("focal", 0.06), run_of("mixup", 0.07), *part], test=False)
+    assert bold(table, "error") == ["ce"]
+
+
+def test_compare_table_of_one_run_here_and_seeds_there_says_how_each_was_tested() -> None:
+    probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]] * 50)
+    test = Predictions(probs=probs, labels=torch.tensor([0, 1, 1, 1] * 25), split="test")
+    alone = [run_of(method, data="birds", test=test) for method in ("ce", "focal")]
+    table = compare_table([*seeds("ce", 0.05), *seeds("focal", 0.06), *alone], metrics=("error",))
+    assert {cell.over for found in table.lines for cell in found.cells.values()} == {None, "seeds", "examples"}
+    (note,) = (note for note in table.notes if note.startswith("†"))
+    assert "by a paired t-test over seeds, where two rows have 3 or more in common, or by a paired bootstrap of one" in note
+
+
+def test_compare_table_has_the_papers_line_once_below_the_last_of_its_method() -> None:
+    table = compare_table([run_of("ce", epochs=20), run_of("focal", epochs=20), run_of("ce")], paper=True, test=False)
+    told = [(found.method, found.kind, found.epochs) for found in table.lines]
+    assert told == [
+        ("ce", "ours", 20),
+        ("focal", "ours", 20),
+        ("focal", "paper", 350),
+        ("ce", "ours", 350),
+        ("ce", "paper", 350),
+    ]
+
+
+def test_paper_table_has_data_sets_in_the_papers_order_and_others_behind() -> None:
+    runs = [run_of("ce", data=data) for data in ("birds", "tiny-imagenet", "apes", "cifar100", "cifar10")]
+    found = make_paper_table("table1", runs, test=False)
+    assert [section.data for section in found.sections] == ["cifar10", "cifar100", "tiny-imagenet", "apes", "birds"]
+
+
+def test_table5_takes_no_cross_entropy_of_another_or_unknown_network() -> None:
+    unknown = run_of("ce", model=None, epochs=None, preset=None)
+    with pytest.raises(ValueError, match="must hold a run of ce, and one of another method that it may be compared with"):
+        make_paper_table("table5", [unknown, run_of("focal")], test=False)
 
 
 def test_compare_table_where_one_row_names_its_averaging_all_rows_do() -> None:
