@@ -96,6 +96,18 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
     assert broken_links(page) == ["#d", "no.md"]
 
 
+def test_page_of_metrics_names_every_metric_and_marks_those_that_are_measured() -> None:
+    from calibrant import measure
+    from calibrant.metrics import METRICS
+
+    rows = re.findall(
+        r"^\| `(\w+)`( ✓)? \| `(\w+)` \|", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert {key: function for key, _, function in rows} == {key: metric.__name__ for key, metric in METRICS.items()}
+    measured = measure([[0.9, 0.1], [0.2, 0.8]] * 5, [0, 1] * 5, n_resamples=20)
+    assert {key for key, mark, _ in rows if mark} == set(measured.metrics)
+
+
 def undocumented(module: ModuleType) -> list[str]:
     """Names in ``__all__`` that are missing, or functions and classes without a docstring of their own."""
     found = []
