@@ -11,7 +11,7 @@ import pytest
 
 from calibrant.core.entry import Entry
 from calibrant.grid.captions import size_notes
-from calibrant.grid.outputs import best_metrics, label_rows, write_outputs
+from calibrant.grid.outputs import best_metrics, label_rows, told_by, write_outputs
 from calibrant.grid.tables import compare_table
 from calibrant.report.figures import Drawing
 from calibrant.report.rows import group_rows as rows_of_figures
@@ -134,6 +134,24 @@ def test_rows_that_a_table_names_alike_stay_apart_in_figures() -> None:
         "train.average=phase",
         "train.average=ema, train.select=error",
     ]
+
+
+def test_told_by_a_table_is_the_base_of_each_part_its_p_values_and_what_describes_its_rows() -> None:
+    errors = {("x", "ce"): 0.05, ("x", "focal"): 0.07, ("y", "flsd"): 0.05, ("y", "ce"): 0.05}
+    runs = [
+        made_up_run(
+            method, error + 0.001 * seed * (1 + (method == "focal")), data=data, seed=seed, epochs=20 if data == "y" else 30
+        )
+        for seed in range(3)
+        for (data, method), error in errors.items()
+    ]
+    table = compare_table(runs, metrics=("error",))
+    told = dict(zip(errors, told_by(table, runs), strict=False))
+    assert told_by(table, runs)[4:8] == list(told.values())
+    assert [(said.section, said.is_base) for said in told.values()] == [(0, True), (0, False), (1, True), (1, False)]
+    assert told["x", "ce"].p_values == {}
+    assert told["x", "focal"].p_values == {"error": table.sections[0].lines[1].cells["error"].p_value}
+    assert told["x", "focal"].info == {"Epochs": "30"}
 
 
 def test_best_metrics_mark_every_column_in_each_section() -> None:

@@ -76,7 +76,11 @@ def differences() -> dict[tuple[str, str, str], tuple[float, float]]:
 
 def test_table5_is_the_difference_of_table1_but_for_one_cell() -> None:
     assert differences() == {("cifar100", "ce-dece", "error"): (-0.164, 0.836)}
-    assert [n.text for n in notes_about("table5", data="cifar100", methods=("ce-dece",)) if n.metric == "error"]
+    (said,) = (n for n in notes_about("table5", data="cifar100", methods=("ce-dece",)) if n.metric == "error")
+    assert said in notes_about("table5", data="cifar100")
+    assert said in notes_about("table5")
+    assert said not in notes_about("table5", data="cifar10")
+    assert said not in notes_about("table5", methods=("focal",))
 
 
 def test_table2_repeats_the_rows_of_table1() -> None:

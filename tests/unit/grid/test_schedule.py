@@ -179,8 +179,13 @@ def test_place_takes_one_more_run_once_all_there_are_known_and_it_fits() -> None
     assert place.limit == 1  # 12 is less than 10 and its margin
     place.measured("a", 10, 13, running=["a"])
     assert place.limit == 2
+    place.measured("a", 10, 90, running=["a"])
+    assert place.limit == 2  # the second has not come yet
     place.measured("a", 10, 90, running=["a", "b"])
     assert place.limit == 2  # what b needs is not known yet
+    place.measured("b", 20, 24, running=["a", "b"])
+    place.measured("a", 10, 24, running=["a", "b"])
+    assert place.limit == 2  # the next may need as much as b
     place.measured("b", 20, 26, running=["a", "b"])
     assert place.limit == 3
     place.measured("c", 10, 900, running=["a", "b", "c"])

@@ -50,6 +50,15 @@ def test_markdown_every_line_of_a_table_has_as_many_cells() -> None:
     assert markdown_escape("a_b|c") == "a\\_b\\|c"
 
 
+def test_markdown_columns_stay_below_each_other_with_wide_letters() -> None:
+    text = to_markdown(compare_table([run_of("ce"), run_of("模型"), run_of("a\u0301bcdef")], metrics=("ece",), test=False))
+    rows = [row for row in text.splitlines() if row.startswith("| ")]
+    # A terminal gives each of these letters two places, and an accent of its own none.
+    assert rows[1].startswith("| ce     |")
+    assert rows[2].startswith("| 模型   |")
+    assert rows[3].startswith("| a\u0301bcdef |")
+
+
 def test_markdown_bold_and_mark_stand_around_the_number() -> None:
     table = compare_table([*seeds("ce", 0.05), *seeds("focal", 0.02, jitter=0.0)])
     row = next(row for row in to_markdown(table).splitlines() if row.startswith("| focal"))
