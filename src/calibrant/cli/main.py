@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -271,7 +272,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, typer.Abort):
         return _end("interrupted.", 130)
     if hasattr(error, "format_message"):  # what typer raises about arguments; its class has moved between versions
-        said = error.format_message().rstrip(".")
+        said = _in_plain_words(error.format_message()).rstrip(".")
         context = getattr(error, "ctx", None)
         command = "calibrant" if context is None else context.command_path
         said = f"{said}{'' if said.endswith('?') else '.'} Run `{command} --help` for what there is."
@@ -283,6 +284,14 @@ def _explain(error: Exception) -> int:
         "CALIBRANT_TRACEBACK=1 prints before the same command.",
         1,
     )
+
+
+def _in_plain_words(said: str) -> str:
+    # What typer says of numbers is meant for programmers, and differs between versions.
+    said = re.sub(
+        r"Input should be a valid integer.*|'[^']*' is not a valid int\w*( range)?", "it must be a whole number", said
+    )
+    return re.sub(r"Input should be greater than or equal to|\S+ is not in the range x>=", "it must be at least ", said)
 
 
 def _is_echo() -> bool:
