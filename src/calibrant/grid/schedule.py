@@ -129,6 +129,7 @@ class Board:
         self.clock = clock
         self.started = clock()
         self.slots = 1
+        self._most = 1
 
     def count(self, stage: Stage) -> int:
         """How many cells are in a stage."""
@@ -145,6 +146,10 @@ class Board:
     def start(self, state: CellState) -> None:
         """Note that a cell is being run."""
         state.stage, state.tries, state.began, state.text = Stage.RUNNING, state.tries + 1, None, ""
+
+    def count_slots(self) -> None:
+        """Note how many cells run at a time; a cluster that was handed all of them works at as many as it has room for."""
+        self.slots = max(1, min(self._most, self.count(Stage.RUNNING)))
 
     def note(self, event: Event, *, retries: int) -> None:
         """Take in what happened; a cell that failed waits while it has another try, else takes those made of it along."""
@@ -178,6 +183,7 @@ class Board:
         if state.began is None:
             # A run's first sign of life says nothing of when it began: it may have read data, or gone on with an older one.
             state.began = (self.clock(), epochs)
+            self._most = max(self._most, sum(s.stage is Stage.RUNNING and s.began is not None for s in self.states.values()))
         elif epochs > state.began[1]:
             state.seconds = (self.clock() - state.began[0]) / (epochs - state.began[1])
 
@@ -222,7 +228,7 @@ def run_cells(
                 base = None if state.cell.base is None else runs / state.cell.base
                 executor.submit(Task(state.cell, runs / state.cell.name, base, state.log))
                 room -= 1
-            board.slots = max(1, board.count(Stage.RUNNING))
+            board.count_slots()
             if board.count(Stage.RUNNING) == 0:
                 return
             events = executor.poll(patience)

@@ -132,6 +132,32 @@ def test_board_estimates_the_rest_from_epochs_of_the_same_method() -> None:
     assert board.seconds_left() == 0
 
 
+def test_board_of_a_cluster_that_was_handed_all_runs_counts_those_that_it_works_at() -> None:
+    now = [0.0]
+    board = Board(plan_cells(["digits"], ["ce"], list(range(20)), settings={"train.epochs": 10}), clock=lambda: now[0])
+    names = list(board.states)
+    for state in board.states.values():
+        board.start(state)
+
+    def go_on(epochs: float, *places: int) -> None:
+        for place in places:
+            board.note(Event(names[place], "step", epochs=epochs), retries=0)
+        board.count_slots()
+
+    go_on(1.0, 0, 1)
+    now[0] = 8.0
+    go_on(9.0, 0, 1)  # 1 s an epoch
+    assert board.seconds_left() == (2 * 1 + 18 * 10) / 2
+    for name in names[:2]:
+        board.note(Event(name, "done"), retries=0)
+    go_on(1.0, 2)
+    assert board.seconds_left() == (9 + 17 * 10) / 2
+    for name in names[2:19]:
+        board.note(Event(name, "done"), retries=0)
+    go_on(1.0, 19)
+    assert board.seconds_left() == 9
+
+
 def test_board_times_a_resumed_run_by_what_it_has_done_since() -> None:
     now = [100.0]
     board = Board(GRID[:1], clock=lambda: now[0])
