@@ -188,8 +188,9 @@ class NetworkCase:
     def inner(self, params, hyper):
         with untracked(norms_of(self.model)):
             features, logits = self.forward(params, self.x)
-        names = self.plan.network.head_names
-        head = {entry: params[name] for entry, name in names.items()}
+        network = self.plan.network
+        names = {id(value): name for name, value in network.parameters().items()}
+        head = {entry: params[names[id(value)]] for entry, value in network.head_values.items()}
         values = self.plan.regularizer.loss(hyper, features.detach(), logits, self.y, head)
         return values.mean() if self.plan.settings.lookahead_reduction == "mean" else values.sum()
 
@@ -271,3 +272,21 @@ def test_full_hypergradient_attention_layer_has_a_tangent():
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         expected = case.reference()
     assert_same(case.found(), expected, 1e-8)
+
+
+@pytest.mark.parametrize("name", ["gamma-focal", "unitwise-l2"])
+def test_full_hypergradient_head_tied_to_another_layer_equals_double_backward(name):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(6, 4, bias=False)
+            self.head = nn.Linear(6, 4)
+            self.head.weight = self.first.weight
+
+        def forward(self, x):
+            return self.head(torch.tanh(x + self.first(x) @ self.first.weight))
+
+    torch.manual_seed(3)
+    case = NetworkCase(Tied(), (6,), settings=MetaSettings(lookahead="full"), regularizer=KINDS[name])
+    assert list(case.plan.network.parameters()) == ["first.weight", "head.bias"]
+    assert_same(case.found(), case.reference(), 1e-8)

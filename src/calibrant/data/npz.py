@@ -38,7 +38,7 @@ def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
         and not mirrored. Raises ``OSError`` or ``ValueError`` with one sentence that names the file.
     """
     where = Path(path).expanduser()
-    check_readable(where)
+    check_readable(where, content="images and labels", remedy="Write it again with `numpy.savez`.")
     with one_sentence(where):
         fields, _ = read_npz(where)
         images, labels = _images(fields, _IMAGES, where), _labels(fields, _LABELS, where)

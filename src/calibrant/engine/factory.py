@@ -116,12 +116,12 @@ def check_network(model: nn.Module, data: Shape, hardware: Hardware, *, name: st
             f"train: `model` must take images of {data.channels} x {height} x {width} (channels, height, width), got "
             f"{_brief(error)} from {name!r}. Build it for that size, or choose another."
         ) from error
-    if not isinstance(logits, Tensor) or logits.shape != (2, classes):
-        got = f"shape {list(logits.shape)} for 2 images" if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(
-            f"train: `model` must return one logit for each of {classes} classes, got {got} from {name!r}. "
-            "Give its last layer as many outputs as the factory is told."
-        )
+    must = f"train: `model` must return one logit for each of {classes} classes"
+    if not isinstance(logits, Tensor):
+        raise ValueError(f"{must}, got {type(logits).__name__} from {name!r}. Let it return the tensor of logits alone.")
+    if logits.shape != (2, classes):
+        got = f"shape {list(logits.shape)} for 2 images"
+        raise ValueError(f"{must}, got {got} from {name!r}. Give its last layer as many outputs as the factory is told.")
     if bool((logits >= 0).all()) and bool(((logits.double().sum(1) - 1).abs() < 1e-5).all()):
         raise ValueError(
             f"train: `model` must return scores before softmax, got probabilities from {name!r}. Leave its softmax out: losses "

@@ -37,7 +37,10 @@ def build_optimizer(
     """
     values = [p for p in parameters if p.requires_grad]
     if not values:
-        raise ValueError("build_optimizer: `parameters` must hold one that requires a gradient, got none.")
+        raise ValueError(
+            "build_optimizer: `parameters` must hold one that requires a gradient, got none. Leave some layers of the network "
+            "unfrozen."
+        )
     cuda = values[0].is_cuda
     rate: float | Tensor = torch.tensor(lr, device=values[0].device) if cuda else lr
     if name == "adamw":

@@ -43,7 +43,13 @@ def load_data(part: DataPart) -> DataSet:
     """Read the data set that a recipe names, by its name or its path."""
     if is_own(part) and is_path(part.name):
         return load_path(part.name, size=part.size)
-    lookup(dict.fromkeys(DATASETS), part.name, kind="data set")
+    try:
+        lookup(dict.fromkeys(DATASETS), part.name, kind="data set")
+    except ValueError as error:
+        # A run in another folder that names its data by a relative path meets this too.
+        raise ValueError(
+            f"{error} Images of one's own are named by their path, and nothing lies at {part.name!r} here."
+        ) from None
     if part.size is not None:
         raise ValueError(f"train: `data.size` must be left out for {part.name}; only pictures of a folder are resized.")
     if part.name in EMBEDDED:

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from calibrant.integrations.recorder import Recorder, add_batch, draw_scores
 from calibrant.meta import MetaLearner
 from calibrant.meta.batches import split_batch
-from calibrant.meta.network import own_randomness
+from calibrant.meta.network import Inputs, own_randomness
 from calibrant.metrics.streaming import CalibrationSuite
 
 try:
@@ -67,14 +67,28 @@ def meta_learner(module: pl.LightningModule, network: nn.Module, **options: Any)
         raise ValueError(f'{where}: the strategy must keep the network whole in every process, got {name}. Use "ddp".')
     group = dist.group.WORLD if isinstance(strategy, DDPStrategy) and dist.is_initialized() else None
     scaler = getattr(module.trainer.precision_plugin, "scaler", None)
-    return MetaLearner(
+    return _Learner(
         network,
-        optimizer,  # type: ignore[arg-type] # Lightning's wrapper stands in for an optimizer.
+        optimizer,  # Lightning's wrapper stands in for an optimizer.
+        convert=module.trainer.precision_plugin.convert_input,
         backward=module.manual_backward,
         process_group=group,
         scaler=scaler,
         **options,
     )
+
+
+class _Learner(MetaLearner):
+    """A learner whose meta batches get the type of the network, as Lightning gives it to training batches ("bf16-true")."""
+
+    def __init__(self, *args: Any, convert: Callable[[Any], Any], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._convert = convert
+
+    def draw(self) -> tuple[Inputs, Tensor]:
+        """Return the next meta batch, on the model's device and of its type."""
+        x, labels = super().draw()
+        return self._convert(x), labels
 
 
 class CalibratedMixin(_Module):
@@ -126,7 +140,11 @@ class CalibratedMixin(_Module):
         super().on_train_start()
         # A module may have restored the random numbers of a checkpoint by now: dropout must go on with them.
         with own_randomness(self.device):
-            self.learner = self.configure_learner()
+            learner: object = self.configure_learner()
+        if not isinstance(learner, MetaLearner):
+            name, got = type(self).__name__, type(learner).__name__
+            raise ValueError(f"{name}: `configure_learner` must return a MetaLearner, got {got}. Return `meta_learner(...)`.")
+        self.learner = learner
         if self._resumed is not None:
             self.learner.load_state_dict(self._resumed)
             self._resumed = None

@@ -114,7 +114,7 @@ def head_hypergradient(
             all_x, all_labels = exchange.gather(meta_x.to(x.dtype)), exchange.gather(meta_labels)
         points = {name: value.requires_grad_() for name, value in virtual.items()}
         with torch.enable_grad():
-            value = objective(F.linear(all_x, points["weight"], points.get("bias")), all_labels)
+            value = _checked(objective(F.linear(all_x, points["weight"], points.get("bias")), all_labels))
             pull = dict(zip(points, torch.autograd.grad(value, list(points.values())), strict=True))
         with torch.no_grad():
             pull = through_clip(pull, grads, step.clip)
@@ -173,7 +173,7 @@ def full_hypergradient(
         virtual = virtual_sgd({name: value.detach() for name, value in params.items()}, grads, lr=step.lr, clip=step.clip)
     points = {name: value.requires_grad_() for name, value in virtual.items()}
     with torch.enable_grad():
-        value = objective(exchange.gather(_wide(meta_logits_of(points))), exchange.gather(meta_labels))
+        value = _checked(objective(exchange.gather(_wide(meta_logits_of(points))), exchange.gather(meta_labels)))
         pulls = torch.autograd.grad(value * loss_scale, list(points.values()), allow_unused=True)
     with torch.no_grad():
         pull = _unscaled(params, pulls, loss_scale)
@@ -216,6 +216,19 @@ def _gradients_by(value: Tensor, leaves: Params) -> Params:
                 "Check that the regularizer uses it, and uses it without `detach` or `item`."
             )
     return grads
+
+
+def _checked(value: object) -> Tensor:
+    """What an objective returned, if it is a scalar with a gradient; it may be a function of the user's own."""
+    if not isinstance(value, Tensor) or value.ndim != 0:
+        got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"MetaLearner: `objective` must return a scalar tensor [], got {got}. Take the mean over examples.")
+    if not value.requires_grad:
+        raise ValueError(
+            "MetaLearner: `objective` must return a value with a gradient, got one without. Compute it from the logits with "
+            "PyTorch's operations, and without `detach` or `item`."
+        )
+    return value
 
 
 def _wide(value: Tensor) -> Tensor:

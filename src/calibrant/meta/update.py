@@ -58,6 +58,12 @@ class Plan:
     exchange: Exchange = ALONE
     amp: torch.dtype | None = None
 
+    def __post_init__(self) -> None:
+        if self.amp is not None and not isinstance(self.amp, torch.dtype):
+            raise ValueError(
+                f"MetaLearner: `amp` must be a dtype or None, got {self.amp!r}. Pass `torch.bfloat16`, for example."
+            )
+
     def autocast(self) -> torch.autocast | nullcontext[None]:
         """Context of a forward pass."""
         if self.amp is None:
@@ -115,6 +121,7 @@ def full_update(
     ``kept`` are the rows of the network's outputs that ``batch`` and ``labels`` are about; None for all.
     """
     params = plan.network.parameters()
+    head = _names_in(params, plan.network)
 
     def tangent_of(along: Params) -> Tensor:
         with plan.autocast(), replayed_randomness(random, plan.network.head.weight.device):
@@ -133,7 +140,7 @@ def full_update(
         plan.objective,
         hyper,
         params=params,
-        head=plan.network.head_names,
+        head=head,
         batch=batch,
         tangent_of=tangent_of,
         meta_logits_of=meta_logits_of,
@@ -142,6 +149,19 @@ def full_update(
         exchange=plan.exchange,
         loss_scale=loss_scale,
     )
+
+
+def _names_in(params: Params, network: Network) -> dict[str, str]:
+    """Entry of the head → its name in ``params``: tied weights stand there once, by the name of the first layer."""
+    names = {id(value): name for name, value in params.items()}
+    for entry, value in network.head_values.items():
+        if id(value) not in names:
+            name = network.head_names[entry]
+            raise ValueError(
+                f"MetaLearner: the head must be trained where the look-ahead is full, but `{name}` takes no gradient. "
+                'Unfreeze it, or use lookahead="head".'
+            )
+    return {entry: names[id(value)] for entry, value in network.head_values.items()}
 
 
 def leaked(

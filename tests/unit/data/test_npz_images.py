@@ -120,3 +120,6 @@ def test_load_npz_missing_or_damaged_file_is_one_sentence(tmp_path):
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(ValueError, match="must be a .npz file, got one that is damaged"):
         load_npz(path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"must hold images and labels, got an empty file\. Write it again with `numpy.savez`"):
+        load_npz(path)

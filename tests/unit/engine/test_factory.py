@@ -159,8 +159,8 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             "users_nets:Two",
-            "train: `model` must return one logit for each of 10 classes, got tuple from 'users_nets:Two'. Give its last layer "
-            "as many outputs as the factory is told.",
+            "train: `model` must return one logit for each of 10 classes, got tuple from 'users_nets:Two'. Let it return the "
+            "tensor of logits alone.",
         ),
         (
             "users_nets:soft",

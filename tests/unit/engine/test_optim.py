@@ -76,5 +76,5 @@ def test_allocate_state_moves_nothing_and_leaves_state_at_zero():
 
 
 def test_build_optimizer_without_trainable_parameters_is_one_sentence():
-    with pytest.raises(ValueError, match="`parameters` must hold one that requires a gradient, got none"):
+    with pytest.raises(ValueError, match="`parameters` must hold one that requires a gradient, got none. Leave some layers"):
         build_optimizer([torch.zeros(1)])

@@ -5,7 +5,7 @@ import torch
 
 from calibrant.data.image_set import DataSet, ImageSet
 from calibrant.engine.recipe import DataPart
-from calibrant.engine.setup import divide
+from calibrant.engine.setup import divide, load_data
 
 
 def images(n: int) -> DataSet:
@@ -41,3 +41,10 @@ def test_divide_counts_the_meta_part_where_it_is_used_or_kept_out_only() -> None
             divide(images(100), kept, seed=0, **options)
     with pytest.raises(ValueError, match=r"`val` must leave examples to train on, got 100 of 100\. Hold out fewer\."):
         divide(images(100), DataPart(val=100), seed=0, with_meta=False)
+
+
+def test_load_data_of_a_path_where_nothing_lies_says_that_it_may_be_one() -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown data set 'photos'\. There are: .*\. Images of one's own .* lies at 'photos' here"
+    ):
+        load_data(DataPart(name="photos"))
