@@ -1,26 +1,16 @@
-"""What stands below the options in the help of a command, examples and names, and how the command is called from here.
-
-Names are written out, since help must not load torch; a test holds the names to their tables and the examples to the options.
-"""
+"""What stands below the options in the help of a command, examples and names, and how the command is called from here."""
 
 from __future__ import annotations
 
+import ast
 import os
 import shlex
 import shutil
 import sys
 import textwrap
+from functools import cache
 from pathlib import Path
 
-METHODS = (
-    "ce, focal, flsd, ls-0.05, ls-0.1, mixup, mmce, brier, ce-dece, ce-sece, flgamma-dece, flgamma-sece, flgamma-skce, "
-    "flgamma, adafocal, dual-focal, mbls, mbls-0, ecp, focal+sb-ece, focal+s-avuc, avuc, mdca, dca, patra, cpc, acls, crl"
-)
-NETWORKS = "resnet18, resnet34, resnet50, resnet110, wrn28-10, densenet100, convnet, mlp"
-CALIBRATORS = (
-    "temperature, attended_temperature, mc_temperature, ensemble_temperature, spline, joint_isotonic, platt, vector, beta, "
-    "top_label_binning, histogram, bbq, isotonic, dirichlet, matrix, none, auto"
-)
 EXAMPLES = {
     "": (
         "calibrant measure predictions.npz",
@@ -59,21 +49,41 @@ EXAMPLES = {
     ),
 }
 _WIDTH = 76
+# What is said beside the examples; a word in braces stands for the keys of tables, each in a file of the package.
 _WORDS = {
     "": (
         "Begin with `calibrant demo`. `calibrant COMMAND --help` says more.",
         "Exit codes: 0 done, 1 something failed, 2 what was given cannot be used, 130 or 143 interrupted.",
     ),
-    "train": (f"Methods: {METHODS}; any with +ts for temperature scaling.", f"Networks: {NETWORKS}."),
-    "repair": (f"Calibrators: {CALIBRATORS}.",),
-    "report": (f"Calibrators: {CALIBRATORS}.",),
-    "compare": (f"Methods: {METHODS}; any with +ts for temperature scaling.",),
+    "train": ("Methods: {methods}; any with +ts for temperature scaling.", "Networks: {networks}."),
+    "repair": ("Calibrators: {calibrators}.",),
+    "report": ("Calibrators: {calibrators}.",),
+    "compare": ("Methods: {methods}; any with +ts for temperature scaling.",),
 }
+_TABLES = {
+    "methods": ("engine/methods.py", "METHODS"),
+    "networks": ("backbones/__init__.py", "BACKBONES"),
+    "calibrators": ("calibrators/__init__.py", "CALIBRATORS", "ALL_CALIBRATORS"),
+}
+
+
+@cache
+def names(kind: str) -> list[str]:
+    """Keys of a table of names, read from its source: importing it would load torch, for which help should not wait."""
+    file, *tables = _TABLES[kind]
+    found = []
+    for node in ast.parse((Path(__file__).parents[1] / file).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Dict):
+            found += [ast.literal_eval(key) for key in node.value.keys if key and node.target.id in tables]
+    return found
 
 
 def usage(command: str) -> str:
     """What stands below the options of a command, or of ``calibrant`` itself if that is empty."""
-    lines = [textwrap.fill(words, _WIDTH, break_on_hyphens=False) for words in _WORDS.get(command, ())]
+    words = [
+        text.format_map({kind: ", ".join(names(kind)) for kind in _TABLES if kind in text}) for text in _WORDS.get(command, ())
+    ]
+    lines = [textwrap.fill(text, _WIDTH, break_on_hyphens=False) for text in words]
     # The sign \b keeps the lines below it as they are; they would be broken within names.
     return "\n\n".join(f"\b\n{part}" for part in ["\n  ".join(["Examples:", *EXAMPLES[command]]), *lines])
 
