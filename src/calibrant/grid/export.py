@@ -86,7 +86,8 @@ def write_table(table: Table, folder: str | Path) -> list[Path]:
     for ending, form in forms.items():
         file = place / f"{table.name}.{ending}"
         with atomic_writer(file) as handle:
-            handle.write(form(table).encode())
+            # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
+            handle.write(form(table).encode(errors="replace"))
         files.append(file)
     return files
 

@@ -38,10 +38,13 @@ def place_of(path: str | Path) -> tuple[Path, int | None]:
 def name_of(name: str, path: str | Path) -> str:
     """Return what predictions of that name are called: with the file's ending where it would be taken for a method's.
 
+    Bytes of a file's name that are no UTF-8 are spelt out, as nothing could be written or printed with them.
+
     Example:
         >>> name_of("mine", "mine.npz"), name_of("ce", "ce-seed0.npz"), name_of("ce+ts", "ce+ts.csv")
         ('mine', 'ce.npz', 'ce+ts.csv')
     """
+    name = name.encode(errors="backslashreplace").decode()
     return f"{name}{Path(path).suffix}" if split_name(name)[0] in METHODS else name
 
 

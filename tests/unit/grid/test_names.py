@@ -6,7 +6,7 @@ import pytest
 
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
-from calibrant.grid.names import name_apart, place_of
+from calibrant.grid.names import name_apart, name_of, place_of
 from made_up_runs import run_of, scores_of
 
 TEST = Predictions(probs=[[0.9, 0.1]], labels=[0])
@@ -70,3 +70,9 @@ def test_name_apart_files_called_like_a_method_keep_their_ending(tmp_path: Path)
     files = ("ce.npz", "focal-seed0.npz", "focal-seed1.npz", "mine.npz")
     assert names(tmp_path, *files) == ["ce.npz", "focal.npz", "focal.npz", "mine"]
     assert names(tmp_path, "a/ce+ts.csv", "b/ce+ts.csv") == ["a/ce+ts", "b/ce+ts"]
+
+
+def test_name_of_a_file_whose_name_is_no_utf8_can_be_written_and_told_apart() -> None:
+    found = [name_of(f"m{byte}", f"m{byte}.npz") for byte in ("\udc80", "\udc81")]
+    assert found == ["m\\udc80", "m\\udc81"]
+    assert name_of("模型", "模型.npz") == "模型"

@@ -126,6 +126,11 @@ def test_write_table_writes_four_forms(tmp_path: Path) -> None:
     assert all(file.stat().st_size > 100 for file in files)
 
 
+def test_write_table_of_a_name_that_is_no_text_writes_the_rest(tmp_path: Path) -> None:
+    files = write_table(compare_table([run_of("m\udc80"), run_of("ce")], test=False), tmp_path)
+    assert all("m?" in file.read_text(encoding="utf-8") for file in files)
+
+
 def test_compare_table_predictions_join_the_first_network_and_say_no_setting() -> None:
     lr = "calibrant train --set optim.lr=0.2"
     theirs = run_of("theirs", model=None, epochs=None, preset=None, seed=None)
