@@ -225,22 +225,29 @@ def demo(
     only_measure: Annotated[
         bool, typer.Option("--measure", help="Train nothing; measure a classifier of known true error.")
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Networks that each method trains.")] = 3,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Epochs of each.")] = 60,
+    seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Networks that each method trains (3).")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Epochs of each (60).")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where --measure writes its predictions (a temporary folder).")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the classifier that --measure makes.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Seed of the classifier that --measure makes (0).")
+    ] = None,
 ) -> None:
     """Train four ways on embedded data and compare how far their confidence can be trusted."""
+    unread = {"--seeds": seeds, "--epochs": epochs} if only_measure else {"--out": out, "--seed": seed}
+    for option, given in unread.items():
+        if given is not None:
+            when = "without" if only_measure else "with"
+            raise ValueError(f"demo: `{option}` must be given {when} `--measure` only: nothing else reads it.")
     if only_measure:
         from calibrant.cli.demo import run_demo
 
-        run_demo(out, seed=seed)
+        run_demo(out, seed=seed or 0)
         return
     from calibrant.cli.demo_train import run_training_demo
 
-    run_training_demo(seeds=seeds, epochs=epochs)
+    run_training_demo(seeds=seeds or 3, epochs=epochs or 60)
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:
