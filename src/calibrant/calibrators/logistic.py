@@ -32,29 +32,34 @@ def fit_logistic(features: Tensor, answers: Tensor, weights: Tensor, *, ridge: T
         >>> fit_logistic(ones, answers, torch.ones(4, dtype=torch.float64), ridge=zero + 1e-12, centre=zero).sigmoid()
         tensor([[0.7500]], dtype=torch.float64)
     """
+    # Examples last, where memory is read in one stride.
+    across = features.transpose(1, 2).contiguous()
 
-    def loss(theta: Tensor) -> Tensor:
-        score = (features @ theta.unsqueeze(2)).squeeze(2)
-        fit = ((functional.softplus(score) - answers * score) * weights).sum(1)
-        return fit + 0.5 * (ridge * (theta - centre) ** 2).sum(1)
+    def loss(theta: Tensor) -> tuple[Tensor, Tensor]:
+        score = (theta.unsqueeze(1) @ across).squeeze(1)
+        fit = (functional.softplus(score) - answers * score) @ weights
+        return fit + 0.5 * (ridge * (theta - centre) ** 2).sum(1), score
 
-    theta, value = centre.clone(), loss(centre)
+    theta = centre.clone()
+    value, score = loss(theta)
     for _ in range(_MOST_STEPS):
-        probs = (features @ theta.unsqueeze(2)).squeeze(2).sigmoid()
-        slope = (features * ((probs - answers) * weights).unsqueeze(2)).sum(1) + ridge * (theta - centre)
-        bend = features.transpose(1, 2) @ (features * (probs * (1 - probs) * weights).unsqueeze(2)) + torch.diag_embed(ridge)
+        probs = score.sigmoid()
+        slope = (across @ ((probs - answers) * weights).unsqueeze(2)).squeeze(2) + ridge * (theta - centre)
+        bend = (across * (probs * (1 - probs) * weights).unsqueeze(1)) @ across.transpose(1, 2) + torch.diag_embed(ridge)
         step = torch.linalg.solve(bend, slope)
         size, slack = torch.ones_like(value), 1e-13 * (1 + value.abs())
         for _ in range(_MOST_HALVINGS):
-            worse = loss(theta - size.unsqueeze(1) * step) > value + slack
+            found, score = loss(theta - size.unsqueeze(1) * step)
+            worse = found > value + slack
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
         else:
             # No downhill step is left for these: they stay where they are.
             size = torch.where(worse, torch.zeros_like(size), size)
+            found, score = loss(theta - size.unsqueeze(1) * step)
         theta = theta - size.unsqueeze(1) * step
-        last, value = value, loss(theta)
+        last, value = value, found
         # A second small gain in a row is not awaited: Newton's error is squared by every step.
         if bool((last - value <= 1e-12 * (1 + value.abs())).all()):
             break

@@ -15,8 +15,8 @@ from calibrant.calibrators.logistic import fit_logistic
 from calibrant.calibrators.one_vs_rest import asked
 from calibrant.core.checks import check_positive
 
-# Entries [K, N] of one round of regressions: bounds the memory of many classes.
-_ROUND_ENTRIES = 2_000_000
+# Entries [K, N] of one round of regressions: with so few they stay in the cache, and few classes wait for the slowest.
+_ROUND_ENTRIES = 100_000
 # Keeps Newton's equations solvable where features do not vary; far too weak to be seen in the result.
 _FAINT = 1e-9
 

@@ -174,6 +174,30 @@ def test_attended_nll_with_threshold_one_adds_the_top_class_of_wrong_examples_on
     assert attended_nll(data, 2.0, threshold=1.0) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.01, 0.3])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_attended_nll_is_the_sum_over_labels_and_attended_classes(temperature: float, threshold: float) -> None:
+    logits, labels = golden()
+    weights = (torch.arange(24) % 3 + 1.0).double()
+    kept = logits.clone()
+    expected = 0.0
+    for z, label, weight in zip(logits.tolist(), labels.tolist(), weights.tolist(), strict=True):
+        p, q = ([math.exp(v / t) / sum(math.exp(w / t) for w in z) for v in z] for t in (1.0, temperature))
+        attended = [k for k in range(5) if k != label and (p[k] > threshold or p[k] == max(p))]
+        expected -= weight * (math.log(q[label]) + sum(math.log(q[k] ** 2 / (1 - q[k])) for k in attended))
+    assert attended_nll(FitData(logits, labels, weights), temperature, threshold=threshold) == pytest.approx(expected, rel=1e-9)
+    assert torch.equal(logits, kept)
+
+
+def test_attended_nll_of_saturated_logits_and_of_probability_zero_keeps_its_digits() -> None:
+    logits = torch.tensor([[900.0, 0.0, 300.0], [2.0, -math.inf, 0.0]], dtype=torch.float64)
+    data = FitData(logits, torch.tensor([2, 2]), torch.ones(2).double())
+    # At T = 2 the first is sure to within e^-300 of class 0, which is attended; of the second both others are 1 / (1 + e).
+    p = 1 / (1 + math.exp(-1.0))
+    expected = (300.0 - 300.0) - (math.log(1 - p) + math.log(p**2 / (1 - p)))
+    assert attended_nll(data, 2.0, threshold=0.5) == pytest.approx(expected, abs=1e-9)
+
+
 def test_attended_temperature_varies_less_between_small_fit_sets() -> None:
     found: dict[type[Calibrator], list[float]] = {TemperatureScaling: [], AttendedTemperatureScaling: []}
     for seed in range(12):
