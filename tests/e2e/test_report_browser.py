@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from browser import (
     drawn_accuracies,
@@ -215,6 +216,58 @@ def test_phone_cuts_off_no_text_of_a_chart(opened: Any) -> None:
         }).map((text) => text.textContent)"""
     )
     assert outside == []
+
+
+def test_phone_breaks_no_number_of_a_row(browser: Any, tmp_path: Path) -> None:
+    # So sure and wrong are rows of four digits alone.
+    probs = torch.tensor([[0.6, 0.4]] * 1100 + [[0.99, 0.01]] * 10)
+    test = Predictions(probs=probs, labels=[0] * 1100 + [1] * 10, class_names=["plainer", "a class of a long name, unbroken"])
+    file = tmp_path / "rows.html"
+    file.write_text(render_page(Examined(test, measure(test, n_resamples=20)), n_resamples=20), encoding="utf-8")
+    with opened_page(browser, file) as page:
+        page.set_viewport_size({"width": 360, "height": 740})
+        heights = page.evaluate(
+            """() => [...document.querySelectorAll("#mistakes tbody th")].map((cell) => {
+                const range = document.createRange();
+                range.selectNodeContents(cell);
+                return [cell.textContent, range.getClientRects().length];
+            })"""
+        )
+    assert heights == [[str(row), 1] for row in range(1100, 1110)]
+
+
+def test_page_of_weighted_examples_tells_weights_from_rows(browser: Any, tmp_path: Path) -> None:
+    drawn = before()
+    weights = torch.linspace(0.5, 3.5, len(drawn), dtype=torch.float64)
+    test = Predictions(logits=drawn.logits, labels=drawn.labels, weights=weights)
+    file = tmp_path / "weighted.html"
+    file.write_text(render_page(Examined(test, measure(test, n_resamples=20)), n_resamples=20), encoding="utf-8")
+    with opened_page(browser, file) as page:
+        assert "900 examples, weighted" in page.locator(".source").inner_text()
+        assert page.locator("#bins-table").locator("xpath=../thead/tr/th[2]").text_content() == "Weight"
+        sync_api.expect(page.locator("#bins-over-share")).to_contain_text("of the weight")
+        sync_api.expect(page.locator("#reliability-chart")).to_contain_text("share of the weight, at most")
+        page.locator("#reliability-chart .target").last.hover()
+        sync_api.expect(page.locator("#tip")).to_contain_text(re.compile(r"weight [\d,.]+ \("))
+        times = int((test.predicted == int(page.locator("#class-picker").input_value())).sum())
+        sync_api.expect(page.locator("#class-facts")).to_contain_text(f"{times} times")
+
+
+def test_histogram_writes_below_its_bars(opened: Any) -> None:
+    for side in ("before", "after"):
+        if side == "after":
+            opened.locator("#switch label").last.click()
+        opened.locator("#histogram svg.chart text", has_text="sure when wrong").wait_for()
+        gap = opened.evaluate(
+            """() => {
+                const all = (what) => [...document.querySelectorAll(`#histogram ${what}`)];
+                const text = all("svg.chart text").find((each) => each.textContent.endsWith("sure when wrong"));
+                const ends = all("rect.wrong").map((bar) => bar.getBoundingClientRect().bottom);
+                return text.getBoundingClientRect().top - Math.max(...ends);
+            }"""
+        )
+        # A line is higher than its letters.
+        assert gap > -3, side
 
 
 def test_page_of_three_examples_tells_each_share_once(browser: Any, tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ def _predictions_data(examined: Examined, repaired: Repair | None, *, n_resample
         "regions": REGION_EDGES,
         "names": class_names_of(examined.predictions),
         "named": examined.predictions.class_names is not None,
+        "weighted": examined.predictions.weights is not None,
         "sides": [_side(side, stops=stops, n_resamples=n_resamples, seed=seed) for side in sides],
         "calibrators": []
         if repaired is None

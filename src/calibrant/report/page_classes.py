@@ -41,24 +41,25 @@ def class_view(summary: Summary, predictions: Predictions) -> dict[str, object]:
         "ece": [round(entry.ece, 7) for entry in by_index],
         "gap": [round(entry.signed_gap, 7) for entry in by_index],
         "error": [None if entry.error != entry.error else round(entry.error, 6) for entry in by_index],
-        "said": [whole(value) for value in said],
+        "said": said,
         "sure": sure,
         "right": right,
         "bins": rows,
     }
 
 
-def _when_predicted(predictions: Predictions) -> tuple[list[float], list[int], list[int]]:
+def _when_predicted(predictions: Predictions) -> tuple[list[int], list[int], list[int]]:
     """How often each class was predicted, and mean confidence and accuracy there, in ten-thousandths."""
     weights = torch.ones(len(predictions), dtype=torch.float64) if predictions.weights is None else predictions.weights
     predicted, size = predictions.predicted, predictions.num_classes
-    said = torch.bincount(predicted, weights=weights, minlength=size)
-    safe = said.where(said > 0, torch.ones_like(said))
+    mass = torch.bincount(predicted, weights=weights, minlength=size)
+    safe = mass.where(mass > 0, torch.ones_like(mass))
     sums = (
         torch.bincount(predicted, weights=weights * v, minlength=size) for v in (predictions.confidence, predictions.correct)
     )
     sure, right = ((UNIT * s / safe).round().long().tolist() for s in sums)
-    return said.tolist(), sure, right
+    # Examples are counted as those of a class are, by rows; one of weight zero is left out.
+    return torch.bincount(predicted[weights > 0], minlength=size).tolist(), sure, right
 
 
 def confident_mistakes(predictions: Predictions, after: Predictions | None = None) -> list[dict[str, object]]:

@@ -71,9 +71,10 @@ def _finding(scores: Scores) -> str:
             f"{sure}, but too sure in some places and not sure enough in others. Its calibration error (ECE) is "
             f"{write_percent(ece.value)}, 95% interval {_interval(ece)}; {null_text}."
         )
+    size = _absolute(gap)
     return (
-        f"{sure}: {direction(scores)} by {_points(abs(gap.value))}, 95% interval {_interval(_absolute(gap))}. Its calibration "
-        f"error (ECE) is {write_percent(ece.value)}; {null_text}."
+        f"{sure}: {direction(scores)} by {_points(size.value, digits=_digits(size))}, 95% interval {_interval(size)}. Its "
+        f"calibration error (ECE) is {write_percent(ece.value)}; {null_text}."
     )
 
 
@@ -205,10 +206,14 @@ def _absolute(estimate: Estimate) -> Estimate:
     return estimate if value >= 0 else Estimate(-value, -high, -low)
 
 
-def _points(value: float) -> str:
-    return f"{100 * value:.1f} points"
+def _points(value: float, *, digits: int = 1) -> str:
+    return f"{100 * value:.{digits}f} points"
+
+
+def _digits(estimate: Estimate) -> int:
+    return 2 if estimate.high < 0.1 else 1
 
 
 def _interval(estimate: Estimate) -> str:
-    digits = 2 if estimate.high < 0.1 else 1
+    digits = _digits(estimate)
     return f"{100 * estimate.low:.{digits}f} to {100 * estimate.high:.{digits}f}".replace("-", "−")

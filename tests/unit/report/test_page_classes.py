@@ -54,6 +54,15 @@ def test_class_view_of_a_class_never_seen_and_never_said_is_empty() -> None:
     assert columns(view, "right") == [10000, 0, 0]
 
 
+def test_class_view_counts_rows_and_weighs_shares() -> None:
+    probs = [[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7]]
+    predictions = Predictions(probs=probs, labels=[0, 1, 0, 1], weights=[3.0, 1.0, 0.0, 2.5])
+    view = class_view(summarize(predictions), predictions)
+    assert columns(view, "said") == [2, 1]
+    assert columns(view, "sure") == [8250, 7000]
+    assert columns(view, "right") == [7500, 10000]
+
+
 def test_class_names_are_numbers_where_there_are_none() -> None:
     probs = [[0.7, 0.3]]
     assert class_names_of(Predictions(probs=probs, labels=[0])) == ["0", "1"]

@@ -55,7 +55,7 @@ def test_verdict_over_confident_says_by_how_much_and_what_repair_brings() -> Non
     assert verdict.headline == "Over-confident by 4.1 points"
     assert verdict.tone == "over"
     assert verdict.sentences == (
-        "The model is 84.1% sure on average and 80.0% right: over-confident by 4.1 points, 95% interval 3.60 to 4.60. Its "
+        "The model is 84.1% sure on average and 80.0% right: over-confident by 4.10 points, 95% interval 3.60 to 4.60. Its "
         "calibration error (ECE) is 4.10%; a perfectly calibrated model of this size would show 0.60%.",
         "Temperature 1.90, fitted on 5,000 examples of val.npz, brings it to 0.90%, which can no longer be told from "
         "calibrated; the error rate stays at 20.0%.",
@@ -67,7 +67,7 @@ def test_verdict_under_confident_gives_the_size_without_sign() -> None:
     assert verdict.headline == "Under-confident by 5.0 points"
     assert verdict.tone == "under"
     assert (
-        "75.0% sure on average and 80.0% right: under-confident by 5.0 points, 95% interval 4.50 to 5.50"
+        "75.0% sure on average and 80.0% right: under-confident by 5.00 points, 95% interval 4.50 to 5.50"
         in verdict.sentences[0]
     )
     assert len(verdict.sentences) == 1

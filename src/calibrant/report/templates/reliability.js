@@ -58,7 +58,7 @@ function drawBins(svg, width, { rows, bins, xTitle, yTitle, said, label }) {
     left, width: side, top: box.top + box.height + 30, height: below, x: [0, 1], y: [0, largest / total],
     xTicks: shareTicks(width), xText: (t) => percent(t, 0), xTitle,
   });
-  shape("text", { class: "note", x: left, y: shares.top - 7 }, svg, `share of examples, at most ${percent(largest / total, 0)}`);
+  shape("text", { class: "note", x: left, y: shares.top - 7 }, svg, `share of ${facts.weighted ? "the weight" : "examples"}, at most ${percent(largest / total, 0)}`);
   const space = spaceOf(plot, bins);
   const items = [];
   const bars = shape("g", { class: "bars", "data-top": box.top, "data-height": box.height }, svg);
@@ -73,7 +73,7 @@ function drawBins(svg, width, { rows, bins, xTitle, yTitle, said, label }) {
       anchor: Math.max(0, gapTop - box.top),
       lines: [
         `${percent(row.index / bins, 0)} to ${percent((row.index + 1) / bins, 0)}`,
-        `${count(row.count)} examples (${percent(share, 1)})`,
+        `${content(row.count)} (${percent(share, 1)})`,
         `${said[0]} ${percent(row.confidence, 1)}`,
         `${said[1]} ${percent(row.accuracy, 1)} (${fixed(100 * row.low, 1)} to ${fixed(100 * row.high, 1)})`,
         `${signed(row.gap)} points, ${row.gap > 0 ? said[2] : said[3]}`,
@@ -108,7 +108,7 @@ function tellBins() {
   byId("bins-mce").textContent = percent(view.mce);
   byId("bins-null").textContent = percent(view.null);
   byId("bins-over").textContent = `${fixed(100 * view.over, 2)} points`;
-  byId("bins-over-share").textContent = `in bins that hold ${percent(view.overShare, 0)} of the examples`;
+  byId("bins-over-share").textContent = `in bins that hold ${percent(view.overShare, 0)} of the ${facts.weighted ? "weight" : "examples"}`;
   byId("bins-under").textContent = `${fixed(100 * view.under, 2)} points`;
   byId("bins-under-share").textContent = `in bins that hold ${percent(view.underShare, 0)}`;
   const body = byId("bins-table");

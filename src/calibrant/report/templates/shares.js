@@ -1,5 +1,6 @@
 // How confident the model is when right and when wrong, where it is too sure, what rejecting costs, and all calibrators.
 const HISTOGRAM_BINS = 20;
+const ROOM = 20;
 
 function drawHistogram(svg, width) {
   const side = currentSide();
@@ -11,9 +12,12 @@ function drawHistogram(svg, width) {
   const up = share(right);
   const down = share(wrong);
   const top = niceCeil(Math.max(...up), 3);
-  const bottom = sum(wrong) > 0 ? niceCeil(Math.max(...down), 3) : 0.1;
-  const left = 46;
   const height = 270;
+  // Below the longest bar there is room for what is written there.
+  const longest = Math.max(...down);
+  const room = (ROOM * (top + longest)) / (height - ROOM);
+  const bottom = sum(wrong) > 0 ? Math.max(niceCeil(longest, 3), longest + room) : 0.1;
+  const left = 46;
   const upper = niceTicks(0, top, top > 2 * bottom ? 4 : 3);
   const ticks = [...upper, ...upper.slice(1).filter((t) => t <= bottom + 1e-9).map((t) => -t)];
   const plot = frame(svg, {
@@ -21,6 +25,7 @@ function drawHistogram(svg, width) {
     yText: (t) => percent(Math.abs(t), 0), xTicks: shareTicks(width), xText: (t) => percent(t, 0),
     xTitle: "confidence", yTitle: "share of its group",
   });
+  const amount = (value) => `${facts.weighted ? "weight " : ""}${count(Math.round(value))}`;
   const wide = plot.width / HISTOGRAM_BINS - 2;
   const items = [];
   rows.forEach((row, k) => {
@@ -31,8 +36,8 @@ function drawHistogram(svg, width) {
       x: x - 1, y: plot.top, width: wide + 2, height, anchor: plot.y(up[k]) - plot.top,
       lines: [
         `${percent(row.index / HISTOGRAM_BINS, 0)} to ${percent((row.index + 1) / HISTOGRAM_BINS, 0)} sure`,
-        `${count(Math.round(right[k]))} right (${percent(up[k], 1)} of the right)`,
-        `${count(Math.round(wrong[k]))} wrong (${percent(down[k], 1)} of the wrong)`,
+        `${amount(right[k])} right (${percent(up[k], 1)} of the right)`,
+        `${amount(wrong[k])} wrong (${percent(down[k], 1)} of the wrong)`,
       ],
     });
   });
@@ -86,7 +91,7 @@ function drawRegions(svg, width) {
     items.push({
       x: plot.left, width: plot.width, y, height: row,
       lines: [
-        `${name} sure`, `${count(found.count)} examples (${percent(share, 1)})`,
+        `${name} sure`, `${content(found.count)} (${percent(share, 1)})`,
         `${percent(found.confidence, 1)} sure, ${percent(found.accuracy, 1)} right`,
         `${signed(found.gap)} points, ${over ? "over-confident" : "under-confident"}`,
       ],

@@ -44,6 +44,11 @@ function count(value) {
   return value.toLocaleString("en-US", { maximumFractionDigits: 1 });
 }
 
+// Bins hold examples, or their weights where they have any.
+function content(value) {
+  return facts.weighted ? `weight ${count(value)}` : `${count(value)} example${value === 1 ? "" : "s"}`;
+}
+
 function linear(from, to, start, end) {
   const factor = (end - start) / (to - from || 1);
   return (value) => start + (value - from) * factor;
