@@ -20,6 +20,7 @@ from calibrant.report import page as page_module
 from calibrant.report.page import render_page, verdict_of
 from calibrant.report.page_content import Candidate, Examined, Repair
 from calibrant.report.page_embed import embed_json, script_hash
+from made_up_page_runs import made_runs
 
 NAMES = ("<b>bold</b>", "</script><script>alert(1)</script>", "<!-- note", 'quote " & co')
 
@@ -155,6 +156,12 @@ def test_page_of_a_thousand_classes_stays_small() -> None:
 def test_page_of_nothing_is_refused(arguments: dict[str, bool], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         render_page(repaired=repaired() if arguments else None)
+
+
+def test_page_with_learning_curves_says_which_epoch_the_table_has() -> None:
+    note = "The table is about the epoch that a run kept"
+    assert note in render_page(entries=made_runs())
+    assert note not in page()
 
 
 def test_verdict_of_is_what_the_page_says() -> None:
