@@ -286,9 +286,14 @@ def _shared(row: Row, other: Row) -> tuple[str, ...]:
 
 
 def _idle(row: Row) -> tuple[str, ...]:
-    said = {"method.name": row.method} | {key: str(value) for key, value in _step(row).items()}
+    return _idle_after(row.method, tuple((key, str(value)) for key, value in _step(row).items()))
+
+
+# Every row is held against every other, in every column: recipes for that are made once.
+@cache
+def _idle_after(method: str, step: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     try:
-        return idle_keys(override(Recipe(), said))
+        return idle_keys(override(Recipe(), {"method.name": method, **dict(step)}))
     except ValueError:
         # A record written by hand may say anything.
         return ()
@@ -305,10 +310,15 @@ def _step(row: Row) -> dict[str, object]:
     if isinstance(kept, Mapping) and all(key in kept for key in LEFT_TO_METHOD):
         # What a method chooses may be another thing in another version; this is what it was.
         return {key: kept[key] for key in LEFT_TO_METHOD} | _said(row)
+    return dict(_chosen_by(row.method, row.preset or "default", tuple(_said(row).items())))
+
+
+@cache
+def _chosen_by(method: str, preset: str, said: tuple[tuple[str, object], ...]) -> tuple[tuple[str, object], ...]:
     try:
-        recipe = override(Recipe(), {"method.name": row.method, "method.preset": row.preset or "default"} | _said(row))
+        recipe = override(Recipe(), {"method.name": method, "method.preset": preset, **dict(said)})
     except ValueError:
         # A record written by hand may say anything.
-        return _said(row)
+        return said
     train = resolved(recipe).train
-    return {key: getattr(train, key.removeprefix("train.")) for key in LEFT_TO_METHOD}
+    return tuple((key, getattr(train, key.removeprefix("train."))) for key in LEFT_TO_METHOD)

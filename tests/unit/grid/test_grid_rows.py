@@ -6,6 +6,8 @@ import pytest
 
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
+from calibrant.engine.recipe import Recipe, override
+from calibrant.grid import rows as rows_module
 from calibrant.grid.rows import (
     Row,
     catalogue_order,
@@ -259,3 +261,18 @@ def test_catalogue_order_puts_predictions_last_as_they_came() -> None:
 def test_comparable_takes_a_record_of_unknown_length_for_no_predictions() -> None:
     known, lacking = group_rows([run_of("ce"), run_of("focal", epochs=None)])
     assert not comparable(known, lacking)
+
+
+def test_comparable_makes_the_recipes_of_a_method_once_however_many_rows_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    def noting(recipe: Recipe, changes: dict[str, object]) -> Recipe:
+        made.append(changes)
+        return override(recipe, changes)
+
+    for kept in (rows_module._idle_after, rows_module._chosen_by):
+        kept.cache_clear()
+    monkeypatch.setattr(rows_module, "override", noting)
+    several = [Row("x", "mlp", method, None, epochs, (), ()) for epochs in (1, 2, 3) for method in ("ce", "focal", "mmce")]
+    assert sum(comparable(first, second) for first in several for second in several) == 27
+    assert len(made) == 6
