@@ -1,7 +1,8 @@
-"""The tables of methods and networks in docs/train.md name what the catalogues hold, with the options they have."""
+"""The tables of methods, networks and keys in docs/train.md name what there is, with options and defaults."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from calibrant.backbones import BACKBONES
 from calibrant.engine.meta_methods import MetaMethod
 from calibrant.engine.methods import METHODS, Facts
 from calibrant.engine.recipe import Recipe
+from calibrant.engine.values import plain_value, toml_value
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -56,3 +58,23 @@ def test_table_of_networks_holds_the_catalogue_with_features_and_sizes() -> None
         model = BACKBONES[name](10, **({"num_inputs": 64} if name == "mlp" else {}))
         assert f"{model.head.in_features:,}" == features
         assert name == "mlp" or f"{sum(value.numel() for value in model.parameters()):,}" == size
+
+
+def test_table_of_keys_holds_every_key_of_a_recipe_with_its_default() -> None:
+    text = (DOCS / "train.md").read_text(encoding="utf-8").split("\n## Every key of a recipe\n")[1].split("\n## ")[0]
+    said: dict[str, str | None] = {}
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            keys, defaults = (re.findall("`([^`]+)`", cell) for cell in line.strip("|").split(" | ")[:2])
+            said |= dict(zip(keys, defaults or [None] * len(keys), strict=True))
+    wanted: dict[str, str | None] = {}
+    for part in dataclasses.fields(Recipe):
+        value = getattr(Recipe(), part.name)
+        inner = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+        wanted |= {f"{part.name}.{key.name}": _written(getattr(value, key.name)) for key in inner}
+        wanted |= {} if inner else {part.name: _written(value)}
+    assert said == wanted
+
+
+def _written(value: object) -> str | None:
+    return None if value is None or value == {} else toml_value(plain_value(value))
