@@ -135,6 +135,13 @@ def test_load_entries_of_a_folder_of_predictions_are_its_seeds(tmp_path: Path) -
     assert found == [("other", 7), ("theirs", 0), ("theirs", 1), ("theirs/test.npz", None)]
 
 
+def test_load_entries_of_a_folder_does_not_look_into_hidden_ones(tmp_path: Path) -> None:
+    (tmp_path / ".kept").mkdir()
+    for file in (tmp_path / "mine.npz", tmp_path / ".kept" / "older.npz"):
+        golden_predictions().save(file)
+    assert [entry.method for entry in load_entries(tmp_path)] == ["mine"]
+
+
 def test_load_entries_of_test_predictions_are_called_by_their_folder_and_its_seed(tmp_path: Path) -> None:
     folder = tmp_path / "theirs-seed3"
     folder.mkdir()

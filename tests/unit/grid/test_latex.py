@@ -81,6 +81,14 @@ def test_latex_labels_of_two_comparisons_differ_by_data_and_network() -> None:
     assert label_of(table3) == "{tab:table3-cifar10-resnet18}"
 
 
+def test_latex_differences_have_a_minus_and_rules_below_the_columns_of_each_data_set() -> None:
+    errors = {"ce": 0.05, "focal": 0.04}
+    runs = [run_of(method, error, data=data) for data in ("cifar10", "cifar100") for method, error in errors.items()]
+    text = to_latex(make_paper_table("table5", runs, test=False))
+    assert "\\cmidrule(lr){3-4} \\cmidrule(lr){5-6}\n" in text
+    assert "Focal & 1 & $-$1.000 & 0.000 & $-$1.000 & 0.000 \\\\\n" in text
+
+
 @pytest.mark.parametrize("name", ["[3] theirs", "*best"])
 def test_latex_row_that_begins_with_a_bracket_or_star_is_not_read_as_part_of_the_row_before(name: str) -> None:
     text = to_latex(table_of(name))

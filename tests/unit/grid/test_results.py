@@ -90,6 +90,8 @@ def test_result_says_no_place_of_this_machine_and_how_often_validation_was_looke
     assert record["command"] == "calibrant train --method ce --set train.eval_every_epochs=2"
     assert record["note"] == "validation looked at every 2 epochs"
     assert "seconds" not in record["history"]
+    usual = replace(run(), facts={"command": "calibrant train --method ce --set train.eval_every_epochs=1"})
+    assert "note" not in result_from_entry(usual)
 
 
 def test_result_given_note_is_kept(tmp_path: Path) -> None:

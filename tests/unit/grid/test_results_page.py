@@ -215,6 +215,14 @@ def test_page_names_the_command_that_made_it(
     assert "records in `my runs/`" in page
 
 
+def test_page_of_full_paths_below_here_names_them_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_result(run_of("ce"), tmp_path / "below" / "kept")
+    write_results_page(tmp_path / "below" / "kept", out=tmp_path / "below" / "docs" / "all.md")
+    page = (tmp_path / "below" / "docs" / "all.md").read_text(encoding="utf-8")
+    assert "calibrant results render below/kept --out below/docs/all.md\n" in page
+
+
 def test_page_made_from_elsewhere_names_no_place_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()

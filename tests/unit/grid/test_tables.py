@@ -35,6 +35,7 @@ def test_compare_table_cell_is_mean_and_std_over_seeds() -> None:
     assert cell.values == (0.05, 0.052)
     assert line(table, "focal").cells["error"].std is None
     assert [found.info("seeds") for found in table.lines] == ["2", "1"]
+    assert table.notes[0] == "Mean ± standard deviation over runs of different seeds (n − 1); Seeds is their number."
 
 
 def test_compare_table_ties_as_printed_are_all_bold() -> None:
