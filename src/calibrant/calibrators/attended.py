@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from calibrant.calibrators.base import Calibrator, Learned
-from calibrant.calibrators.fit_data import FitData, chunk_rows
-from calibrant.calibrators.log_space import floor_logits
+from calibrant.calibrators.fit_data import FitData, chunk_rows, possible_labels
 from calibrant.calibrators.scalar_search import least_in_log
 from calibrant.calibrators.temperature import check_bounds, temperature_log_probs, warn_at_bound
 
@@ -49,7 +48,7 @@ class Attended:
     """What `attended_nll` is made of at any temperature, so that a search finds it once: an evaluation is one exponential.
 
     Attributes:
-        logits: Logits without ``-inf`` ``[N, C]``.
+        logits: Logits without ``-inf`` ``[N, C]``, of the examples whose label has a chance.
         weights: Weights ``[N]``.
         top: Their top class ``[N, 1]``.
         runner: The largest logit of the other classes ``[N, 1]``, float64.
@@ -73,7 +72,8 @@ class Attended:
     @classmethod
     def of(cls, data: FitData, *, threshold: float) -> Attended:
         """Find the attended classes of ``data``."""
-        logits = floor_logits(data.logits) if bool(torch.isneginf(data.logits).any()) else data.logits
+        data = possible_labels(data)
+        logits = data.logits
         size = chunk_rows(data.num_classes)
         parts = []
         for start, part in zip(range(0, len(logits), size), logits.split(size), strict=True):
@@ -160,7 +160,8 @@ class AttendedTemperatureScaling(Calibrator):
         return super().doubts(data) + ([few] if data.num_classes < _FEWEST_CLASSES else [])
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        attended = Attended.of(data, threshold=self.threshold)
+        kept = possible_labels(data, warn_as="AttendedTemperatureScaling.fit")
+        attended = Attended.of(kept, threshold=self.threshold)
         temperature, at_bound = least_in_log(attended.nll, bounds=self.bounds)
         if at_bound:
             warn_at_bound(temperature, data, where="AttendedTemperatureScaling.fit")

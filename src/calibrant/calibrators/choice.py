@@ -113,6 +113,8 @@ def advise(ranking: Sequence[Ranked], chosen: str, score: str, *, doubtful: Coll
         )
     entry = next(item for item in ranking if item.name == chosen)
     lowers = f"it lowers the held-out {what} by {entry.gain:.4f} (95% interval {entry.gain_low:.4f} to {entry.gain_high:.4f})"
+    if math.isinf(entry.gain):
+        lowers = f"as given, held-out labels have probability zero; with it the {what} is {entry.score:.4f} instead of infinite"
     if able[0].name == chosen:
         return f"{chosen} is best{of_them}: {lowers}."
     return f"{chosen} is enough: {lowers}, and {able[0].name}, with the least{of_them}, is not clearly better."

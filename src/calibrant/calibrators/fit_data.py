@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from calibrant.calibrators.log_space import floor_logits
 from calibrant.core.checks import (
     ArrayLike,
     check_before_softmax,
@@ -67,6 +68,41 @@ class FitData:
         """Return the examples at the positions ``rows``, their weights scaled to mean one again."""
         weights = self.weights[rows]
         return FitData(self.logits[rows], self.labels[rows], weights / weights.mean())
+
+
+# Stands for a logit of -inf where 0 * inf must not be met: at any temperature its exponential is zero.
+_ABSENT = -1e30
+
+
+def possible_labels(data: FitData, *, warn_as: str | None = None) -> FitData:
+    """Leave out examples whose label has probability zero, whatever the temperature, and make all logits finite.
+
+    Such an example has the same infinite NLL at every temperature and says nothing about it. Where all are such, the logits
+    are floored instead.
+
+    Args:
+        data: Checked logits ``[N, C]`` or samples of them ``[S, N, C]``, labels and weights.
+        warn_as: Name of the fit that warns of what was left out; None: none does.
+
+    Returns:
+        The other examples, or ``data`` itself where every logit is finite.
+    """
+    absent = torch.isneginf(data.logits)
+    if not bool(absent.any()):
+        return data
+    index = data.labels.unsqueeze(1).expand(*absent.shape[:-1], 1)
+    impossible = absent.gather(-1, index).reshape(-1, len(data)).all(0)
+    left_out = int(impossible.sum())
+    if left_out == len(data):
+        return FitData(floor_logits(data.logits), data.labels, data.weights)
+    if left_out and warn_as is not None:
+        warn(
+            f"{warn_as}: {left_out} of {len(data)} examples have a label of probability zero, which no temperature changes; "
+            "they were left out. Use ensemble temperature scaling, which leaves no class without a chance."
+        )
+    kept, weights = ~impossible, data.weights[~impossible]
+    logits = data.logits.masked_fill(absent, _ABSENT)
+    return FitData(logits[..., kept, :], data.labels[kept], weights / weights.mean())
 
 
 def check_fit_input(

@@ -13,11 +13,11 @@ from calibrant.calibrators.fit_data import (
     FitData,
     at_least_single,
     chunk_rows,
+    possible_labels,
     warn_if_seen,
     weighted_data,
 )
 from calibrant.calibrators.layer import CalibrationLayer
-from calibrant.calibrators.log_space import floor_logits
 from calibrant.calibrators.scalar_search import least_in_log
 from calibrant.calibrators.temperature import check_bounds, temperature_log_probs, warn_at_bound
 from calibrant.core.checks import ArrayLike, check_before_softmax, check_weights, to_tensor
@@ -116,14 +116,15 @@ class MonteCarloTemperatureScaling(Calibrator):
         return weighted_data(at_least_single(samples), checked.labels, weight)
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        logits = floor_logits(data.logits)
+        kept = possible_labels(data, warn_as="MonteCarloTemperatureScaling.fit")
+        logits = kept.logits
         samples = 1 if logits.ndim == 2 else logits.shape[0]
         rows = chunk_rows(data.num_classes * samples)
 
         def loss(temperature: float) -> float:
             total = 0.0
             pieces = logits.split(rows, dim=-2)
-            for part, labels, weights in zip(pieces, data.labels.split(rows), data.weights.split(rows), strict=True):
+            for part, labels, weights in zip(pieces, kept.labels.split(rows), kept.weights.split(rows), strict=True):
                 found = monte_carlo_log_probs(part.double(), temperature)
                 total -= float(weights @ found.gather(1, labels.unsqueeze(1)).squeeze(1))
             return total

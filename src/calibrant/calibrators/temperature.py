@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from calibrant.calibrators.base import Calibrator, Learned
-from calibrant.calibrators.fit_data import FitData, chunk_rows, warn
+from calibrant.calibrators.fit_data import FitData, chunk_rows, possible_labels, warn
 from calibrant.calibrators.log_space import floor_logits
 from calibrant.core.checks import FitError, check_count, check_positive
 from calibrant.core.top_label import TopLabel
@@ -88,10 +88,10 @@ def find_temperature(
     """Return the temperature of least NLL within ``bounds``, and whether it is one of the bounds.
 
     The root of the NLL's derivative is found by Newton's method in the logarithm of the inverse temperature; a step that
-    leaves the bracket is replaced by halving it, so the search cannot diverge or turn negative.
+    leaves the bracket is replaced by halving it, so the search cannot diverge or turn negative. Examples whose label has
+    probability zero say nothing about it and are left out.
     """
-    if bool(torch.isneginf(data.logits).any()):
-        data = FitData(floor_logits(data.logits), data.labels, data.weights)
+    data = possible_labels(data)
     stride = data.logits.numel() // _FIRST_ENTRIES
     if stride > 1:
         part = data.subset(torch.arange(0, len(data), stride))
@@ -206,7 +206,8 @@ class TemperatureScaling(Calibrator):
             temperature = find_temperature_by_ece(data, n_bins=self.n_bins)
             at_bound = temperature in (_GRID[0], _GRID[-1])
         else:
-            temperature, at_bound = find_temperature(data, bounds=self.bounds, where=where)
+            kept = possible_labels(data, warn_as=where)
+            temperature, at_bound = find_temperature(kept, bounds=self.bounds, where=where)
         if at_bound:
             warn_at_bound(temperature, data, where=where)
         return {"temperature": temperature}

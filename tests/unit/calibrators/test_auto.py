@@ -107,6 +107,18 @@ def test_choose_does_nothing_where_the_interval_of_the_gain_includes_zero() -> N
     assert choose(held, weights, ["none", "temperature"]) == "temperature"
 
 
+def test_advice_where_doing_nothing_leaves_labels_without_a_chance_says_so() -> None:
+    given, _ = synthetic_predictions(500, 5, temperature=2.0, hardness=0.5, split="val")
+    logits = given.logits.double().clone()
+    logits[:10].scatter_(1, given.labels[:10].unsqueeze(1), -math.inf)
+    found = AutoCalibrator(methods=("temperature", "ensemble_temperature")).fit(logits, given.labels)
+    score = found.ranking_[0].score
+    assert found.advice_ == (
+        "ensemble_temperature is best: as given, held-out labels have probability zero; with it the negative log-likelihood is "
+        f"{score:.4f} instead of infinite."
+    )
+
+
 def test_mean_interval_of_unequal_weights_is_that_of_the_effective_number() -> None:
     mean, low, high = mean_interval(torch.tensor([0.0, 2.0, 4.0]).double(), torch.tensor([1.0, 1.0, 2.0]).double())
     # Variance (2.5² + 0.5² + 2 · 1.5²) / 4 = 2.75; effective number 4² / 6 = 8/3.

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from calibrant import Predictions
-from calibrant.calibrators import CalibrationWarning, Calibrator, TemperatureScaling
+from calibrant.calibrators import (
+    AttendedTemperatureScaling,
+    CalibrationWarning,
+    Calibrator,
+    EnsembleTemperatureScaling,
+    MonteCarloTemperatureScaling,
+    TemperatureScaling,
+)
 from calibrant.calibrators.fit_data import FitData, check_fit_input
 from calibrant.calibrators.temperature import find_temperature, nll_slope, temperature_log_probs
 from calibrant.data.synthetic import synthetic_predictions
@@ -113,6 +120,54 @@ def test_temperature_probability_zero_is_kept_and_fits() -> None:
     assert 0.1 < found.temperature_ < 10
     assert (found.predict_proba(logits.flip(0) + 1e-3)[:, :] >= 0).all()
     assert int((found.predict_proba(logits + 1e-3) == 0).sum()) == len(Z)
+
+
+@pytest.mark.parametrize("kind", [TemperatureScaling, AttendedTemperatureScaling, MonteCarloTemperatureScaling])
+def test_temperature_examples_whose_label_has_probability_zero_say_nothing(
+    kind: type[TemperatureScaling | AttendedTemperatureScaling | MonteCarloTemperatureScaling],
+) -> None:
+    given, _ = synthetic_predictions(1000, 10, temperature=2.0, hardness=0.5, split="val")
+    weights = torch.arange(1000) % 3 + 1.0
+    logits = given.logits.double().clone()
+    logits[:50].scatter_(1, given.labels[:50].unsqueeze(1), -math.inf)
+    # Zero probability of another class is kept, and counts as zero at any temperature.
+    logits[50:100, :].scatter_(1, (given.labels[50:100].unsqueeze(1) + 1) % 10, -math.inf)
+    with pytest.warns(CalibrationWarning, match=rf"^{kind.__name__}.fit: 50 of 1000 examples have a label of probability zero"):
+        found = kind().fit(logits, given.labels, weights=weights)
+    alone = logits[50:].clone()
+    alone[alone == -math.inf] = -1e9
+    expected = kind().fit(alone, given.labels[50:], weights=weights[50:]).temperature_
+    assert found.temperature_ == pytest.approx(expected, rel=1e-6)
+    assert 1.5 < found.temperature_ < 3
+    assert (found.predict_proba(logits + 1e-3) == 0).sum() == 100
+
+
+def test_temperature_of_samples_leaves_out_labels_without_a_chance_in_every_sample() -> None:
+    given, _ = synthetic_predictions(1000, 10, temperature=2.0, hardness=0.5, split="val")
+    samples = torch.stack([given.logits, given.logits.roll(1, 0) * 0.1 + given.logits]).double()
+    samples[0, :100].scatter_(1, given.labels[:100].unsqueeze(1), -math.inf)
+    samples[1, :50].scatter_(1, given.labels[:50].unsqueeze(1), -math.inf)
+    with pytest.warns(CalibrationWarning, match="50 of 1000 examples have a label of probability zero"):
+        found = MonteCarloTemperatureScaling().fit(samples, given.labels)
+    assert found.temperature_ == MonteCarloTemperatureScaling().fit(samples[:, 50:], given.labels[50:]).temperature_
+
+
+def test_temperature_of_labels_that_all_have_probability_zero_warns_of_its_bound() -> None:
+    logits = torch.tensor([[0.0, -math.inf, 1.0]]).repeat(60, 1)
+    with pytest.warns(CalibrationWarning, match="the temperature ended at its bound"):
+        assert TemperatureScaling().fit(logits, torch.ones(60, dtype=torch.long)).temperature_ > 1e4
+
+
+def test_ensemble_of_labels_with_probability_zero_keeps_the_temperature_of_the_others() -> None:
+    given, _ = synthetic_predictions(2000, 10, temperature=2.0, hardness=0.5, split="val")
+    logits = given.logits.double().clone()
+    logits[:20].scatter_(1, given.labels[:20].unsqueeze(1), -math.inf)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = EnsembleTemperatureScaling().fit(logits, given.labels)
+    assert found.temperature_ == pytest.approx(TemperatureScaling().fit(logits[20:], given.labels[20:]).temperature_, rel=1e-7)
+    assert float(found.mixture_[2]) > 0
+    assert torch.isfinite(found.log_probs(logits)).all()
 
 
 def test_temperature_ece_grid_is_the_least_ece() -> None:
