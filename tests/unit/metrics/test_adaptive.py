@@ -98,6 +98,15 @@ def test_debiased_weights_enter_by_their_effective_number() -> None:
     assert float(debiased_calibration_error(probs, labels, n_bins=1, weights=weights)) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("weight", [0.1, 0.3, 0.7, 1.1, 1e-3])
+def test_debiased_bins_of_two_count_whatever_their_weight(weight: float) -> None:
+    probs, labels = mixed_gaps(30)
+    plain = debiased_calibration_error(probs, labels)
+    weighted = debiased_calibration_error(probs, labels, weights=torch.full((30,), weight, dtype=torch.float64))
+    assert float(weighted) == pytest.approx(float(plain), rel=1e-9)
+    assert float(plain) > 0
+
+
 def test_debiased_calibrated_model_is_nearer_zero_than_the_plain_one() -> None:
     generator = torch.Generator().manual_seed(0)
     plain, debiased = [], []
@@ -120,6 +129,8 @@ def test_debiased_calibrated_model_is_nearer_zero_than_the_plain_one() -> None:
         ([0.5, 0.6, 0.7, 0.8], [1, 1, 0, 0], 1),
         ([0.5, 0.6, 0.7, 0.8], [0, 1, 0, 1], 2),  # three bins: 1/2, 0, 1
         ([0.5, 0.6, 0.6, 0.8], [0, 1, 0, 1], 4),  # the tied pair shares one half
+        # Three bins: 1/4, then 3/7 twice, whose sums are rounded differently; four: 1/3, 2/7.
+        ([0.5] * 2 + [0.6] * 2 + [0.7] * 7, [1, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1], 3),
         ([0.7], [0], 1),
     ],
 )

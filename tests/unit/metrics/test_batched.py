@@ -114,6 +114,27 @@ def test_batched_smece_rows_beyond_the_scouts_are_found(monkeypatch: pytest.Monk
     torch.testing.assert_close(batched_smece(levels, mass.expand_as(right), right), gaps.squeeze(1), rtol=1e-4, atol=1e-7)
 
 
+def test_batched_smece_row_of_both_signs_below_the_scouts_is_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Gaps of both signs cancel under smoothing, so that the size of a small error depends on the rung it is read at.
+    levels, mass, _ = as_row(top_label(*mixed_gaps(1000), where="test"))
+    sign = torch.where(torch.arange(len(levels)) % 2 == 0, 1.0, -1.0).double()
+    gaps = torch.full((40, 1), 0.2, dtype=torch.float64) * torch.ones_like(sign)
+    gaps[9] = 0.01 * sign
+    monkeypatch.setattr("calibrant.metrics.batched._SCOUTS", 1)
+    right = mass * (levels.confidence - gaps)
+    alone = batched_smece(levels, mass, right[9:10])
+    torch.testing.assert_close(batched_smece(levels, mass.expand_as(right), right)[9:10], alone, rtol=1e-5, atol=1e-9)
+
+
+def test_batched_debiased_of_two_examples_a_bin_is_the_exact_one() -> None:
+    top = top_label(*mixed_gaps(30), where="test")
+    levels = levels_of(grid_of(top.confidence, top.correct), size=30, n_bins=15)
+    mass, right = levels.share.unsqueeze(0), (levels.share * levels.accuracy).unsqueeze(0)
+    expected = debiased_error(mass_curve(top), n_bins=15)
+    assert float(batched_debiased(levels, mass, right, size=30)) == pytest.approx(float(expected), rel=1e-9)
+    assert float(expected) > 0
+
+
 def test_batched_aurc_of_two_levels_gives_hand_computed_area() -> None:
     levels = levels_of(grid_of(torch.tensor([0.9, 0.6]).double(), torch.tensor([1.0, 0.0]).double()), size=2, n_bins=15)
     # The surer half is right: risk 0, then (0.5 / 2) / (0.5 + 0.5 / 2) in the middle of the other half.

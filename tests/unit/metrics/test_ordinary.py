@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from calibrant.core.grid import grid_of
+from calibrant.metrics.batched import batched_aurc
 from calibrant.metrics.levels import Levels, levels_of
 from calibrant.metrics.ordinary import (
+    _aurc_acceleration,
     aurc_interval,
     bias_corrected,
     mean_interval,
@@ -120,6 +122,27 @@ def test_aurc_interval_all_right_ends_at_the_largest_possible_error_rate() -> No
     )
     assert value == 0
     assert interval == pytest.approx((0, 0.1611), abs=1e-4)
+
+
+def test_aurc_acceleration_is_a_sixth_of_the_skewness_of_influences() -> None:
+    # Ten examples a level; moving one by a little more weight moves the area by its influence (Efron 1987, equation 6.6).
+    accuracy = torch.tensor([0.5, 0.7, 0.9], dtype=torch.float64)
+    levels = Levels(
+        torch.full((3,), 1 / 3).double(), torch.tensor([0.5, 0.7, 0.9]).double(), accuracy, *[torch.arange(3)] * 2, 30, 15
+    )
+
+    def area(weights: torch.Tensor) -> float:
+        held = (weights / weights.sum()).view(3, 10)
+        right = torch.stack([part[: round(10 * float(a))].sum() for part, a in zip(held, accuracy, strict=True)])
+        return float(batched_aurc(levels, held.sum(1).unsqueeze(0), right.unsqueeze(0)))
+
+    ones = torch.ones(30, dtype=torch.float64)
+    influence = torch.tensor(
+        [(area(ones + 1e-5 * e) - area(ones - 1e-5 * e)) / 2e-5 for e in torch.eye(30, dtype=torch.float64)]
+    )
+    expected = float((influence.double() ** 3).sum() / (influence.double() ** 2).sum() ** 1.5 / 6)
+    assert _aurc_acceleration(levels) == pytest.approx(expected, rel=1e-3)
+    assert abs(expected) > 0.01
 
 
 def test_aurc_interval_holds_the_area_and_repeats_with_its_seed() -> None:

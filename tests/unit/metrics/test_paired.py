@@ -51,6 +51,19 @@ def test_paired_test_interval_ends_at_the_largest_difference_that_is_possible() 
     assert all(-1 <= test.low <= test.high <= 1 for key, test in found.items() if key not in ("nll", "brier", "signed_gap"))
 
 
+def test_paired_test_interval_of_opposite_gaps_holds_their_difference() -> None:
+    # Sure and wrong, against unsure and right: gaps of 1 and -0.89, Brier scores of 2 and 0.88.
+    labels = torch.zeros(60, dtype=torch.long)
+    wrong = torch.zeros(60, 10, dtype=torch.float64)
+    wrong[:, 1] = 1
+    right = torch.full((60, 10), 0.89 / 9, dtype=torch.float64)
+    right[:, 0] = 0.11
+    found = paired_test(Predictions(probs=wrong, labels=labels), Predictions(probs=right, labels=labels), n_resamples=50)
+    for key, difference in (("signed_gap", -1.89), ("brier", 0.89**2 * (1 + 1 / 9) - 2)):
+        assert found[key].difference == pytest.approx(difference)
+        assert -2 <= found[key].low <= difference + 1e-9 <= found[key].high + 2e-9
+
+
 def test_paired_test_difference_is_second_minus_first() -> None:
     first, second = two_models(500, 0, second_scale=1.5)
     found = paired_test(first, second, n_resamples=50)

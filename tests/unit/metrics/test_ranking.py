@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from calibrant.core.top_label import TopLabel
-from calibrant.metrics.ranking import area_under_risk_coverage, failure_detection_auroc, risk_coverage_area
+from calibrant.metrics.ranking import (
+    _harmonic_difference,
+    area_under_risk_coverage,
+    failure_detection_auroc,
+    risk_coverage_area,
+)
 from helpers import hard_gaps, mixed_gaps
 
 
@@ -91,6 +96,15 @@ def test_risk_coverage_area_counts_as_weights_equal_the_examples_they_stand_for(
     joined = TopLabel(cells, torch.bincount(group, weights=right) / count, count)
     expected = area_under_risk_coverage(probs, labels).item()
     assert risk_coverage_area(joined, size=400).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_harmonic_difference_is_the_sum_near_and_far():
+    start = torch.tensor([0.0, 1.0, 9.0, 10.0, 100.0, 999.0, 1000.0, 5000.0], dtype=torch.float64)
+    for width in (1, 3, 400):
+        exact = [math.fsum(1 / k for k in range(int(s) + 1, int(s) + width + 1)) for s in start]
+        # Digamma is good to a few units of rounding of its own size, the difference to more of its smaller one.
+        found = _harmonic_difference(start, torch.full_like(start, width))
+        torch.testing.assert_close(found, torch.tensor(exact, dtype=torch.float64), rtol=2e-12, atol=0)
 
 
 def test_auroc_ties_count_half():

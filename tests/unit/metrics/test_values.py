@@ -70,3 +70,12 @@ def test_bins_of_summary_are_the_reliability_bins(n_bins: int) -> None:
     # A number of bins that does not divide 3,000 cuts through cells, of about one example each.
     torch.testing.assert_close(bins.count, expected.count, rtol=0, atol=1e-9 if 3000 % n_bins == 0 else 4)
     torch.testing.assert_close(bins.confidence, expected.confidence, rtol=0, atol=1e-9 if 3000 % n_bins == 0 else 1e-3)
+
+
+def test_bins_of_summary_count_rows_without_weight_at_the_middle_of_their_cell() -> None:
+    # 4/7 lies in the first half of the cell from 1714/3000 on, and 0.5716 beyond it.
+    probs = [[0.5716, 0.4284], [0.9, 0.1]]
+    summary = summarize(Predictions(probs=probs, labels=[0, 0], weights=[0.0, 1.0]), n_bins=7)
+    bins = bins_of_summary(summary)
+    assert bins.rows is not None
+    assert bins.rows.tolist() == [0, 0, 0, 0, 1, 0, 1]

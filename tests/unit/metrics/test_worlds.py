@@ -48,6 +48,22 @@ def test_worlds_begin_calibrated_and_are_possible(family: object) -> None:
     assert float(worlds.max()) <= 1
 
 
+def test_worlds_by_mean_gap_begin_below_what_chance_may_have_added() -> None:
+    # Twenty bins of a hundred examples, gaps of 0.1: chance alone gives each 0.04 on average.
+    confidence = torch.linspace(0.5, 0.69, 20, dtype=torch.float64)
+    index = torch.arange(20)
+    levels = Levels(torch.full((20,), 0.05).double(), confidence, confidence - 0.1, index, index, 2000, 20)
+    worlds = worlds_by_mean_gap(levels, index)
+    guess = (100 * (confidence - 0.1) + 2) / 104
+    variance = guess * (1 - guess)
+    chance = float((variance / 100).sqrt().mean()) * (2 / math.pi) ** 0.5
+    noise = float((variance.mean() / 2000).sqrt())
+    truth = batched_ece(*rows(levels, worlds))
+    most = 0.1 + 4 * noise
+    assert float(truth[1]) == pytest.approx(max(0.1 - chance - 5 * noise, most / 11), rel=1e-6)
+    assert float(truth[-1]) == pytest.approx(most, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("family", "metric"),
     [

@@ -72,6 +72,13 @@ def test_bin_rows_of_fewer_independent_examples_are_less_sure() -> None:
     assert unsure[4] < sure[4] < 5000 < sure[5] < unsure[5]
 
 
+def test_regions_of_float32_end_where_its_numbers_do() -> None:
+    # 0.8 is rounded up to float32, and belongs to the region that ends there all the same.
+    confidence = torch.tensor([0.8], dtype=torch.float32).double()
+    top = TopLabel(confidence, torch.ones(1, dtype=torch.float64), None, torch.float32)
+    assert [row[0] for row in rows_of(regions_of(top))] == [REGION_EDGES.index(0.8) - 1]
+
+
 def test_regions_are_right_closed_and_hold_every_example() -> None:
     confidence = torch.tensor([0.3, 0.5, 0.51, 0.99, 0.991, 1.0], dtype=torch.float64)
     rows = rows_of(regions_of(TopLabel(confidence, torch.ones(6, dtype=torch.float64))))
