@@ -68,6 +68,8 @@ class Explanation:
     def __str__(self) -> str:
         order = "" if self.p == 1 else f", norm of order {self.p:g}"
         side = "over-confident" if self.signed_gap > 0 else "under-confident"
+        # Below half of the last digit there is no direction.
+        side = side if abs(self.signed_gap) >= 5e-7 else "neither"
         lines = [
             f"{self.metric} = {self.value:.6f}",
             f"  kind       {self.kind}{order}",

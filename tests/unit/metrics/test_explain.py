@@ -115,3 +115,15 @@ def test_explain_wrong_options_are_named() -> None:
         explain(PROBS, LABELS, p=0)
     with pytest.raises(ValueError, match="^explain: `labels` must lie in"):
         explain(PROBS, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("confidence", "told"),
+    [
+        (0.75, "+0.000000 (neither on average)"),
+        (0.8, "+0.050000 (over-confident on average)"),
+        (0.7, "-0.050000 (under-confident on average)"),
+    ],
+)
+def test_explain_tells_a_direction_only_where_there_is_one(confidence: float, told: str) -> None:
+    assert told in str(explain([[confidence, 1 - confidence]] * 4, [0, 0, 0, 1]))
