@@ -44,6 +44,15 @@ def test_train_batches_same_epoch_same_order_other_epoch_other_order():
     assert not orders[0].equal(orders[2])
 
 
+def test_train_batches_of_kept_examples_hold_no_other_and_keep_their_drawn_order():
+    whole, pruned = (TrainBatches(numbered(24), batch_size=4, device=CPU, seed=1) for _ in range(2))
+    kept = torch.tensor([0, 3, 4, 7, 8, 11, 15, 16, 21])
+    steps = [whole.begin_epoch(2), pruned.begin_epoch(2, kept=kept)]
+    assert steps == [6, 2]
+    drawn, seen = (torch.cat([b.next().examples for _ in range(n)]) for b, n in zip((whole, pruned), steps, strict=True))
+    assert seen.equal(drawn[torch.isin(drawn, kept)][:8])
+
+
 def test_train_batches_impossible_size_is_refused():
     with pytest.raises(ValueError, match="must be at most the 4 training examples, got 5"):
         TrainBatches(numbered(4), batch_size=5, device=CPU, seed=0)

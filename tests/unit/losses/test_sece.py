@@ -185,3 +185,13 @@ def test_sece_of_bad_options_raises() -> None:
         sece_penalty(logits, labels, accuracy="exact")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"`distance` must be one of 'absolute', 'kl', got 'l3'"):
         sece_penalty(logits, labels, distance="l3")  # type: ignore[arg-type]
+
+
+def test_sece_divergence_of_an_accuracy_near_one_by_hand() -> None:
+    # 199 of 200 right at a confidence of 0.9933: an accuracy of 0.995 must not be rounded on its way to the entropy.
+    logits = torch.tensor([[5.0, 0.0]], dtype=torch.float64).expand(200, 2)
+    labels = torch.zeros(200, dtype=torch.int64)
+    labels[0] = 1
+    accuracy, confidence = 0.995, 1 / (1 + math.exp(-5))
+    expected = accuracy * math.log(accuracy / confidence) + (1 - accuracy) * math.log((1 - accuracy) / (1 - confidence))
+    assert float(sece_penalty(logits, labels, distance="kl")) == pytest.approx(expected, rel=1e-9)
