@@ -68,9 +68,11 @@ def make_paper_table(
         model = paper_table(name).model
         wanted = "" if any_model or model is None else f" with {model}"
         raise ValueError(f"{name}: `entries` must hold runs of {', '.join(order)}{wanted}, got none.")
-    # A method's plain runs come before those with settings of their own, so that the first row is no special case.
+    # The first row is no special case: a method's plain runs come before those with settings of their own, and runs of a known
+    # network before those of which it is not said.
     rows = sorted(
-        group_rows(kept), key=lambda row: (_data_place(row.data), row.model or "", order[row.method], len(row.settings))
+        group_rows(kept),
+        key=lambda row: (_data_place(row.data), row.model is None, row.model or "", order[row.method], len(row.settings)),
     )
     style = Style(paper=paper, calibrated=calibrated, test=test, labels="name", info=info)
     return lookup(_BUILDERS, name, kind="table of the paper")(name, rows, style)

@@ -57,6 +57,8 @@ def test_load_entries_of_a_run_folder_gives_what_was_run_and_measured(run: Path)
         "--set train.batch_size=400 --set train.device=cpu"
     )
     assert str(entry.facts["machine"]).startswith("cpu")
+    # Published and embedded sets are what they are.
+    assert "data" not in entry.facts
     assert entry.folder == str(run)
 
 

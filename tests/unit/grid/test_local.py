@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calibrant.grid import local
-from calibrant.grid.local import LocalExecutor, Place
+from calibrant.grid.local import LocalExecutor, Place, last_line
 from calibrant.grid.plan import Cell, plan_cells
 from calibrant.grid.schedule import Event, Task
 
@@ -143,3 +143,12 @@ def test_close_does_not_wait_for_a_lock_that_an_interrupt_left_taken(
     assert pool._workers == []
     process._waitpid_lock.release()
     assert process.wait(timeout=5) is not None
+
+
+def test_last_line_of_a_log_is_what_a_run_said_and_not_its_name(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    assert last_line(log) == ""
+    log.write_text("x, 2026-01-01T00:00:00\n\n")
+    assert last_line(log) == ""
+    log.write_text("x, 2026-01-01T00:00:00\nfirst\n the end \n\n")
+    assert last_line(log) == "the end"

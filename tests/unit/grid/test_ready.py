@@ -154,6 +154,8 @@ def test_check_ready_does_not_try_what_is_meant_for_elsewhere(
     narrow = cells_of(data, train__batch_size=32, backbone__name="own_net_of_a_grid:narrow")
     absent = cells_of(data, train__batch_size=32, backbone__name="own_net_of_a_grid:none")
     check_ready(absent, on="ray")
+    with pytest.raises(FileNotFoundError, match="must be a file of weights"):
+        check_ready(cells_of(data, train__batch_size=32, backbone__name="mlp", backbone__init="weights.pt"), on="ray")
     with pytest.raises(ValueError, match="at most the 130 training examples"):
         check_ready(cells_of(data, train__batch_size=131), on="ray")
     monkeypatch.setattr("calibrant.grid.ready.visible_gpus", lambda device: ["0"])

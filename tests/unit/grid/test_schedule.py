@@ -168,7 +168,8 @@ def test_board_times_a_resumed_run_by_what_it_has_done_since() -> None:
     board.note(Event(state.cell.name, "step", epochs=9.0, numbers={"val_error": 0.2}), retries=0)
     assert state.seconds == 3.0
     assert board.seconds_left() == 3.0
-    assert state.numbers == {"val_error": 0.2}
+    board.note(Event(state.cell.name, "step", epochs=9.5), retries=0)
+    assert (state.numbers, state.epochs) == ({"val_error": 0.2}, 9.5)
 
 
 def test_make_places_on_the_cpu_are_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

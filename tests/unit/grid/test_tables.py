@@ -154,6 +154,22 @@ def test_paper_table_has_data_sets_in_the_papers_order_and_others_behind() -> No
     assert [section.data for section in found.sections] == ["cifar10", "cifar100", "tiny-imagenet", "apes", "birds"]
 
 
+def test_table5_of_other_seeds_on_each_data_set_names_none() -> None:
+    shared = {"cifar10": (0, 1, 2), "cifar100": (0, 1)}
+    runs = [run_of(method, data=data, seed=k) for data, found in shared.items() for k in found for method in ("ce", "focal")]
+    (found,) = make_paper_table("table5", runs, test=False).lines
+    assert (found.seeds, found.runs) == ((), 3)
+    (alike,) = make_paper_table("table5", [run for run in runs if run.seed != 2], test=False).lines
+    assert (alike.seeds, alike.runs) == ((0, 1), 2)
+
+
+def test_paper_table_takes_runs_of_its_network_and_of_an_unknown_one() -> None:
+    runs = [run_of("ce"), run_of("focal", model="mlp"), run_of("mixup", model=None)]
+    assert [found.method for found in make_paper_table("table1", runs, test=False).lines] == ["ce", "mixup"]
+    every = make_paper_table("table1", runs, test=False, any_model=True)
+    assert sorted(found.method for found in every.lines) == ["ce", "focal", "mixup"]
+
+
 def test_table5_takes_no_cross_entropy_of_another_or_unknown_network() -> None:
     unknown = run_of("ce", model=None, epochs=None, preset=None)
     with pytest.raises(ValueError, match="must hold a run of ce, and one of another method that it may be compared with"):
