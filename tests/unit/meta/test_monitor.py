@@ -57,6 +57,12 @@ def test_watch_missed_updates_point_at_the_held_out_data_and_not_at_adam():
     assert len(caught) == 1
 
 
+def test_watch_pace_is_that_of_the_updates_that_were_not_missed():
+    with pytest.warns(MetaWarning, match="3 of the last 4 meta updates changed nothing") as caught:
+        watched([0.03, 0.0, 0.0, 0.0], GOOD).look(GammaFocal(), missed=3)
+    assert len(caught) == 1
+
+
 X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
 BAD = torch.cat([torch.full((1, 4), float("nan")), X])
 Y_BAD = torch.cat([Y[:1], Y])

@@ -1,0 +1,40 @@
+"""Objectives of a step: what mixup mixes, and how the mean over a batch is shared between processes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from calibrant.engine.assemble import assemble
+from calibrant.engine.batches import Batch
+from calibrant.engine.distributed import Group
+from calibrant.engine.objectives import MixupObjective
+from calibrant.engine.recipe import Recipe, override
+from calibrant.losses import CrossEntropyLoss
+
+CPU = torch.device("cpu")
+
+
+def test_mixup_weighs_images_and_labels_alike():
+    objective = MixupObjective(CrossEntropyLoss(), alpha=0.4, steps_per_epoch=3, batch_size=6, device=CPU, seed=0)
+    objective.begin_epoch(0)
+    labels, g = torch.tensor([0, 1, 2, 0, 1, 2]), torch.Generator().manual_seed(0)
+    for step in range(3):
+        # Every image is the one-hot code of its label: the mixed one is then the target of the mixed example.
+        images = F.one_hot(labels, 3).double().view(6, 3, 1, 1)
+        batch = Batch(images, labels, torch.arange(6), torch.tensor(step))
+        target = objective.inputs(batch).flatten(1)
+        assert not target.equal(images.flatten(1))
+        logits = torch.randn(6, 3, dtype=torch.float64, generator=g)
+        torch.testing.assert_close(objective.loss(batch, logits, logits), F.cross_entropy(logits, target), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("reduction", "parts"), [("sum", 1.0), ("mean", 2.0)])
+def test_meta_objective_of_two_processes_adds_up_to_that_of_one(reduction, parts):
+    settings = {"data.name": "mixture", "backbone.name": "mlp", "train.reduction": reduction, "train.batch_size": "20"}
+    objective = assemble(override(Recipe(), settings)).parts.objective
+    g = torch.Generator().manual_seed(0)
+    features, logits, labels = torch.randn(8, 128, generator=g).abs(), torch.randn(8, 4, generator=g), torch.arange(8) % 4
+    batch = Batch(features, labels, labels, torch.tensor(0))
+    alone = objective.loss(batch, features, logits)
+    objective.group = Group(rank=0, world_size=2)
+    torch.testing.assert_close(objective.loss(batch, features, logits), alone / parts)
