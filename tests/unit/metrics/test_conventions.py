@@ -143,6 +143,13 @@ def test_netcal_two_columns_mean_the_second_alone() -> None:
     assert float(expected_calibration_error(probs, labels)) == pytest.approx(0.3)
 
 
+def test_netcal_example_on_an_edge_is_counted_in_one_bin_and_averaged_in_the_next() -> None:
+    # 0.7 is below itself in float32: counted below the float64 edge, where the mean of nothing is 0, and averaged above.
+    probs, labels = three_columns([0.7, 0.95, 0.42], torch.float32), [0, 1, 2]
+    value = float(expected_calibration_error(probs, labels, n_bins=10, convention="netcal"))
+    assert value == pytest.approx((0.95 + 0.42) / 3, abs=1e-6)
+
+
 def test_netcal_two_distinct_labels_of_many_classes_raise() -> None:
     with pytest.raises(ValueError, match="^netcal has no number for labels of at most two distinct values with 3 columns"):
         expected_calibration_error(three_columns([0.9, 0.8]), [0, 1], convention="netcal")

@@ -127,3 +127,7 @@ def test_explain_wrong_options_are_named() -> None:
 )
 def test_explain_tells_a_direction_only_where_there_is_one(confidence: float, told: str) -> None:
     assert told in str(explain([[confidence, 1 - confidence]] * 4, [0, 0, 0, 1]))
+
+
+def test_explain_counts_as_saturated_what_is_one_alone() -> None:
+    assert explain([[1.0, 0.0], [0.9999, 0.0001], [1.0, 0.0]], [0, 0, 0]).saturated == 2

@@ -130,6 +130,33 @@ def test_stream_beyond_the_kept_examples_is_within_the_promise(kind: Callable[..
         assert float(values[key]) == pytest.approx(float(function(probs, labels)), abs=1e-4), key
 
 
+def test_stream_keeps_exactly_as_many_examples_as_there_is_room_for() -> None:
+    probs, labels = mixed(KEPT_EXAMPLES, torch.Generator().manual_seed(4))
+    suite = streamed(probs, labels)
+    kept = suite.sums().kept
+    assert kept is not None
+    assert torch.equal(kept.confidence, probs.amax(1))
+    assert float(suite.compute()["ace"]) == pytest.approx(float(adaptive_calibration_error(probs, labels)), abs=1e-12)
+
+
+def test_stream_of_weights_that_are_one_on_average_keeps_them() -> None:
+    probs, labels = mixed(400, torch.Generator().manual_seed(5))
+    weights = torch.tensor([0.5, 1.5] * 200, dtype=F64)
+    suite = CalibrationSuite(num_classes=probs.shape[1])
+    suite.update(probs, labels, weights=weights)
+    for key in ("ace", "sece", "aurc"):
+        assert float(suite.compute()[key]) == pytest.approx(float(ALL[key](probs, labels, weights=weights)), abs=1e-12), key
+    assert suite.sums().class_rows is not None
+
+
+@pytest.mark.parametrize("depth", [650.0, 720.0, 740.0, 900.0])
+def test_stream_of_logits_has_the_likelihood_of_what_is_hardly_possible(depth: float) -> None:
+    suite = CalibrationSuite(num_classes=2)
+    suite.update(logits=torch.tensor([[0.0, -depth]], dtype=F64), labels=torch.tensor([1]))
+    # Below 1e-308 probabilities have fewer digits, and below 1e-323 none.
+    assert float(suite.compute()["nll"]) == pytest.approx(depth, rel=1e-13)
+
+
 def test_cells_alone_are_within_the_promise_where_nothing_hangs_on_the_order() -> None:
     probs, labels = mixed(3000, torch.Generator().manual_seed(3))
     sums = streamed(probs, labels).sums()

@@ -65,6 +65,19 @@ def test_single_runs_without_predictions_are_told_apart_by_their_intervals() -> 
     assert labels_not_told([], {}) == {}
 
 
+def test_any_interval_of_the_best_may_meet_that_of_another() -> None:
+    best = [replace(single("ce", ece), seed=seed) for seed, ece in enumerate((0.03, 0.05))]
+    # Up to 0.04 and 0.06, against one from 0.055 and one from 0.065 on.
+    assert near([*best, single("focal", 0.065), single("mmce", 0.075)]) == ["Focal"]
+
+
+def test_a_part_of_the_test_set_is_not_compared() -> None:
+    groups = group_entries([single("ce", 0.03), single("focal", 0.035)])
+    assert labels_not_told(groups, {"ece": groups[0]}) == {"ece": ["Focal"]}
+    part = replace(groups[1], size_note="Of 50 test examples.")
+    assert labels_not_told([groups[0], part], {"ece": groups[0]}) == {"ece": []}
+
+
 def predicted(method: str, confidence: float, *, model: str = "mlp") -> Entry:
     """Nine of ten are right, with this confidence in all."""
     labels = (torch.arange(400) % 10 == 0).long()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -265,3 +266,20 @@ def test_key_figures_show_after_only_where_it_differs() -> None:
     )
     assert figures["error"]["after"] == ""
     assert key_figures(before, repair(before, name="none"))[0]["after"] == ""
+
+
+@pytest.mark.parametrize(
+    ("difference", "p_value", "judgement"),
+    [(-0.1, 0.049, "better"), (-0.1, 0.05, "unclear"), (0.1, 0.049, "worse"), (-0.1, math.nan, "unclear"), (0.0, 0.01, "same")],
+)
+def test_judge_calls_a_difference_clear_only_below_the_limit(difference: float, p_value: float, judgement: str) -> None:
+    assert judge("ece", Paired(difference, difference - 0.05, difference + 0.05, p_value)) == judgement
+
+
+def test_calibrator_rows_tell_no_gain_of_doing_nothing_on_itself() -> None:
+    gain = Estimate(0.1, 0.05, 0.15)
+    tried = tuple(Candidate(name, 0.5, gain, None, True) for name in ("temperature", "none"))
+    repaired = Repair("temperature", made(), {}, 100, candidates=tried)
+    first, idle = calibrator_rows(repaired)
+    assert (first.gain, first.gain_interval) == ("+0.1000", "+0.0500 – +0.1500")
+    assert (idle.gain, idle.gain_interval) == ("", "")
