@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from calibrant.calibrators.base import Calibrator, Learned
 from calibrant.calibrators.fit_data import FitData
-from calibrant.calibrators.log_space import floor_logits, normalise
+from calibrant.calibrators.log_space import floor_logits, log_mix, normalise
 from calibrant.calibrators.one_vs_rest import Question, Vector, lines_log_probs, questions
 from calibrant.calibrators.piecewise import PAD, interpolate_rows, pad_rows
 
@@ -81,7 +80,7 @@ def joint_log_probs(logits: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     log_probs = floor_logits(logits).log_softmax(-1)
     row = torch.zeros(1, dtype=torch.long, device=logits.device)
     mapped = interpolate_rows(log_probs.exp(), knots.unsqueeze(0), values.unsqueeze(0), row)
-    return normalise(torch.logaddexp(mapped.clamp(min=0).log(), log_probs + math.log(JOINT_MIXED_IN)))
+    return normalise(log_mix(mapped, log_probs, part=JOINT_MIXED_IN))
 
 
 class OrderPreservingIsotonic(Calibrator):

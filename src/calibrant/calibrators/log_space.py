@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -78,8 +80,23 @@ def join_one_vs_rest(values: Tensor, log_probs: Tensor) -> Tensor:
     """
     if values.shape[-1] == 1:
         values = torch.cat([1 - values, values], -1)
-    # Adding in log space keeps classes apart whose probability underflows.
-    return normalise(torch.logaddexp(values.clamp(min=0).log(), log_probs + torch.log(values.new_tensor(MIXED_IN))))
+    return normalise(log_mix(values, log_probs, part=MIXED_IN))
+
+
+def log_mix(values: Tensor, log_probs: Tensor, *, part: float) -> Tensor:
+    """Return the logarithm of ``values + part * exp(log_probs)``, whose gradient is finite where a value is zero.
+
+    Adding in log space keeps classes apart whose probability underflows.
+
+    Example:
+        >>> log_mix(torch.tensor([0.25, 0.0]), torch.zeros(2), part=0.5).exp()
+        tensor([0.7500, 0.5000])
+    """
+    mixed_in = log_probs + math.log(part)
+    present = values > 0
+    # The logarithm of a zero that is not used would still give the gradient a NaN.
+    mixed = torch.logaddexp(torch.where(present, values, torch.ones_like(values)).log(), mixed_in)
+    return torch.where(present, mixed, mixed_in)
 
 
 def replace_confidence(log_probs: Tensor, confidence: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from calibrant.calibrators import AutoCalibrator, MatrixScaling, MonteCarloTemperatureScaling, TemperatureScaling, VectorScaling
 from calibrant.calibrators.auto import nll_scores
-from calibrant.calibrators.fit_data import check_fit_input
+from calibrant.calibrators.fit_data import check_fit_input, few_examples, marks_to_keep
 from calibrant.calibrators.folds import split_folds
 from calibrant.core.checks import ArrayLike
 from calibrant.data.synthetic import synthetic_predictions
@@ -143,3 +143,19 @@ def test_labels_that_metrics_refuse_are_refused_by_a_fit_with_the_same_sentence(
 def test_label_to_ignore_may_be_text(kind: type[TemperatureScaling | MonteCarloTemperatureScaling]) -> None:
     labels = [str(label) if row >= 100 else "-100" for row, label in enumerate(LABELS.tolist())]
     assert kind().fit(LOGITS, labels, ignore_index=-100).temperature_ == kind().fit(LOGITS[100:], LABELS[100:]).temperature_
+
+
+def test_few_examples_are_fewer_than_advised() -> None:
+    data = check_fit_input(LOGITS, LABELS, None, where="here")
+    assert few_examples(data, fewest=300, where="here") is None
+    said = few_examples(data, fewest=301, where="here")
+    assert said is not None
+    assert said.startswith("here: 300 examples are few for this method (301 or more are advised with 3 classes).")
+
+
+def test_marks_are_kept_where_nine_of_ten_rows_are_distinct() -> None:
+    rows = torch.randn(90, 3, generator=torch.Generator().manual_seed(0))
+    marks = marks_to_keep(torch.cat([rows, rows[:10]]))
+    assert marks is not None
+    assert len(marks) == 90
+    assert marks_to_keep(torch.cat([rows[:89], rows[:11]])) is None

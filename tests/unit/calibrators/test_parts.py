@@ -41,6 +41,7 @@ from calibrant.calibrators.log_space import (
     floor_logits,
     join_one_vs_rest,
     log_complements,
+    log_mix,
     log_odds,
     replace_confidence,
 )
@@ -82,6 +83,31 @@ def test_join_one_vs_rest_row_of_zeros_gets_its_probabilities_back() -> None:
     torch.testing.assert_close(join_one_vs_rest(torch.zeros(1, 3).double(), log_probs), log_probs)
     joined = join_one_vs_rest(torch.tensor([[0.2, 0.2, 0.4]]).double(), log_probs).exp()
     torch.testing.assert_close(joined, torch.tensor([[0.25, 0.25, 0.5]]).double(), atol=1e-8, rtol=0)
+
+
+def test_log_mix_is_the_sum_and_has_a_gradient_where_a_value_is_zero() -> None:
+    values = torch.tensor([0.3, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
+    log_probs = torch.tensor([-1.0, -2.0, -1000.0], dtype=torch.float64, requires_grad=True)
+    found = log_mix(values, log_probs, part=0.1)
+    expected = torch.tensor([math.log(0.3 + 0.1 * math.exp(-1)), math.log(0.1) - 2, math.log(0.1) - 1000], dtype=torch.float64)
+    torch.testing.assert_close(found.detach(), expected)
+    found.sum().backward()
+    share = 0.1 * math.exp(-1) / (0.3 + 0.1 * math.exp(-1))
+    torch.testing.assert_close(log_probs.grad, torch.tensor([share, 1.0, 1.0], dtype=torch.float64))
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx([1 / (0.3 + 0.1 * math.exp(-1)), 0.0, 0.0])
+
+
+@pytest.mark.parametrize("name", list(CALIBRATORS))
+def test_gradient_through_every_layer_is_finite_also_where_a_table_is_zero(name: str, quiet: None) -> None:
+    given, _ = synthetic_predictions(400, 4, temperature=2.0, split="val")
+    kind = CALIBRATORS[name]
+    found = kind(spreads=(0.1,)) if issubclass(kind, MatrixScaling) else kind()  # type: ignore[call-arg]
+    layer = found.fit(given.logits, (given.labels + (given.labels == 0)).clamp(max=2)).as_layer()
+    logits = (3 * torch.randn(100, 4, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    layer(logits).gather(1, logits.argmin(1, keepdim=True)).sum().backward()
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
 
 
 def test_replace_confidence_scales_the_rest_and_keeps_the_top() -> None:
