@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.calibrators import TemperatureScaling
+from calibrant.calibrators.log_space import keep_top
 from calibrant.data.synthetic import synthetic_predictions
 
 VAL, _ = synthetic_predictions(300, 3, temperature=2.0, split="val")
@@ -100,3 +101,14 @@ def test_wrapped_model_is_given_a_first_argument_that_is_none() -> None:
 
 def test_wrapped_model_runs_where_nothing_is_computed() -> None:
     assert FOUND.wrap(nn.Linear(4, 3)).to("meta")(torch.zeros(2, 4, device="meta")).shape == (2, 3)
+
+
+def test_keep_top_raises_the_top_class_and_keeps_the_sum() -> None:
+    flat = torch.full((1, 2), 0.5, dtype=torch.float64).log()
+    found = keep_top(flat, torch.tensor([[0.0, 1.0]], dtype=torch.float64))
+    assert float(found.exp().sum()) == pytest.approx(1, abs=1e-12)
+    assert float(found[0, 1] - found[0, 0]) == pytest.approx(2e-6, rel=1e-6)
+    # Where the top class leads already, and where two tie, nothing changes.
+    sure = torch.tensor([[0.1, 0.9]], dtype=torch.float64).log()
+    assert torch.equal(keep_top(sure, torch.tensor([[0.0, 1.0]], dtype=torch.float64)), sure)
+    assert torch.equal(keep_top(flat, torch.zeros(1, 2, dtype=torch.float64)), flat)

@@ -95,6 +95,9 @@ def test_labels_that_are_names_may_mark_examples_to_leave_out() -> None:
     [
         (["cat", "dgo", "eel"], ["cat", "dog", "eel"], r"among the class names, got 'dgo' in row 1\. Did you mean 'dog'\?$"),
         (["cat", None, "eel"], ["cat", "dog", "eel"], r"got no label in row 1\. Leave that row out"),
+        (["cat", "-1", "eel"], ["cat", "dog", "eel"], r"got '-1' in row 1\. Pass `ignore_index=-1` if it marks examples"),
+        (["cat", "0", "eel"], ["cat", "dog", "eel"], r"got '0' in row 1\. Name every class\.$"),
+        (["-1", "0", "cow"], ["cat", "dog", "eel"], r"got 'cow' in row 2\."),
         (
             ["cat", "dog", "eel"],
             None,
