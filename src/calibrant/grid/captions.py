@@ -10,6 +10,7 @@ from calibrant.grid.choices import choice_notes
 from calibrant.grid.doubts import doubt_notes
 from calibrant.grid.layout import Line, Table
 from calibrant.grid.paper import load_paper
+from calibrant.grid.paper_notes import notes_about, say_note
 from calibrant.metrics.differences import LEAST_SEEDS
 
 MARK = "†"
@@ -42,10 +43,16 @@ def notes_of(table: Table, *, tested: bool, paper: bool = False, beside: Sequenc
         )
     if len(lines) < len(table.lines):
         source = load_paper()
+        notes += paper_notes(table)
         notes.append(f"The paper: {source.reference} {source.url}")
     elif paper:
         notes.append(NOT_IN_PAPER)
     return tuple(notes)
+
+
+def paper_notes(table: Table) -> list[str]:
+    """Say what is known about the numbers of the paper that a table shows."""
+    return [f"The paper's {say_note(note)}" for note in notes_about(table)]
 
 
 def row_notes(table: Table) -> list[str]:

@@ -155,29 +155,17 @@ def paper_row(data: str, method: str, *, model: str | None) -> PaperRow | None:
         0.05354
         >>> paper_row("digits", "ce", model="resnet18")
     """
+    source = source_of(data, method, model=model)
+    return None if source is None else paper_table(source).row(data, method)
+
+
+def source_of(data: str, method: str, *, model: str | None) -> str | None:
+    """Name of the table that `paper_row` reads, or None where the paper has nothing."""
     for name in ("table1", "table2", "table4"):
         table = load_paper().tables[name]
-        row = table.row(data, method) if table.model == model else None
-        if row is not None:
-            return row
+        if table.model == model and table.row(data, method) is not None:
+            return name
     return None
-
-
-def notes_about(table: str, *, data: str | None = None, methods: tuple[str, ...] = ()) -> list[PaperNote]:
-    """Return the notes that concern a table, some data sets and some methods of it.
-
-    Args:
-        table: Name of the table.
-        data: A data set, or None for all.
-        methods: Methods that are shown, or none for all.
-    """
-    return [
-        note
-        for note in load_paper().notes
-        if note.table == table
-        and (data is None or note.data in (None, data))
-        and (not methods or not note.methods or set(methods) & set(note.methods))
-    ]
 
 
 def _table(name: str, found: Mapping[str, Any], labels: Mapping[str, str]) -> PaperTable:

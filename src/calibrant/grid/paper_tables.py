@@ -200,7 +200,8 @@ def _differences(name: str, rows: Sequence[Row], style: Style) -> Table:
     # Cross-entropy has no line here; how it was trained matters to all that have.
     beside = [line_of(row, (), style) for row in rows if row.method == "ce"]
     table = finish_table(table, style._replace(calibrated=False), beside=beside)
-    return replace(table, notes=("Method minus CE, means over the seeds that both have; negative is better.", *table.notes[1:]))
+    averaged = "Method minus CE, mean ± standard deviation over the seeds that both have; negative is better."
+    return replace(table, notes=(averaged, *table.notes[1:]))
 
 
 def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], data: Sequence[str], style: Style) -> tuple[Line, ...]:

@@ -13,16 +13,17 @@ from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
 from calibrant.core.entry import Entry
+from calibrant.grid.captions import paper_notes
 from calibrant.grid.layout import Info, Table, data_name
 from calibrant.grid.markdown import escape, to_markdown
 from calibrant.grid.paper import load_paper
+from calibrant.grid.paper_notes import notes_about, say_note
 from calibrant.grid.paper_tables import make_paper_tables
 from calibrant.grid.results import load_results, make_folder, result_name
 from calibrant.grid.rows import catalogue_order, group_rows, tell_apart
 from calibrant.grid.tables import SIX, Style, build_table
 from calibrant.io.atomic import atomic_writer
 from calibrant.report.save import figure_stem
-from calibrant.report.style import method_name
 
 # Columns that every table of the page has.
 _INFO: tuple[Info, ...] = ("preset", "epochs")
@@ -128,7 +129,9 @@ def _head(entries: Sequence[Entry], source: str, command: str, *, quoted: bool) 
 
 
 def _table(table: Table, title: str) -> str:
-    return to_markdown(replace(table, title=title), heading="##")
+    # What is known about the paper's numbers stands once, at the end of the page.
+    said = paper_notes(table)
+    return to_markdown(replace(table, title=title, notes=tuple(n for n in table.notes if n not in said)), heading="##")
 
 
 def _figures(figures: Sequence[str], entries: Sequence[Entry]) -> str:
@@ -195,15 +198,8 @@ def _notes(tables: dict[str, Table]) -> str:
         "## About the paper's numbers\n",
         "What was found in checking its tables against each other and against the text:\n",
     ]
-    for note in load_paper().notes:
-        if note.table in tables:
-            where = [f"Table {note.table.removeprefix('table')}", *([data_name(note.data)] if note.data else [])]
-            about = ", ".join(method_name(method) for method in note.methods)
-            metric = {None: "", "mce": "MCE", "ece": "ECE", "nll": "NLL", "ace": "ACE"}.get(
-                note.metric, str(note.metric).replace("_", " ")
-            )
-            head = ", ".join(part for part in (*where, about, metric) if part)
-            lines.append(f"- {head}: {note.text}")
+    told = dict.fromkeys(note for table in tables.values() for note in notes_about(table))
+    lines += [f"- {say_note(note)}" for note in told]
     for claim in load_paper().claims:
         if "note" in claim:
             lines.append(f"- Text: “{claim['text']}” {claim['points']['mean']} points on average. {claim['note']}")

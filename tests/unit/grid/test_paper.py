@@ -5,7 +5,7 @@ import pytest
 from calibrant.backbones import BACKBONES
 from calibrant.data import DATASETS
 from calibrant.engine.methods import METHODS, split_name
-from calibrant.grid.paper import PaperValue, load_paper, notes_about, paper_row, paper_table
+from calibrant.grid.paper import PaperValue, load_paper, paper_row, paper_table
 from calibrant.metrics import METRICS
 from calibrant.report.style import method_name
 
@@ -76,11 +76,8 @@ def differences() -> dict[tuple[str, str, str], tuple[float, float]]:
 
 def test_table5_is_the_difference_of_table1_but_for_one_cell() -> None:
     assert differences() == {("cifar100", "ce-dece", "error"): (-0.164, 0.836)}
-    (said,) = (n for n in notes_about("table5", data="cifar100", methods=("ce-dece",)) if n.metric == "error")
-    assert said in notes_about("table5", data="cifar100")
-    assert said in notes_about("table5")
-    assert said not in notes_about("table5", data="cifar10")
-    assert said not in notes_about("table5", methods=("focal",))
+    (said,) = (n for n in load_paper().notes if n.table == "table5" and n.metric == "error")
+    assert (said.data, said.methods) == ("cifar100", ("ce-dece",))
 
 
 def test_table2_repeats_the_rows_of_table1() -> None:
@@ -158,12 +155,6 @@ def test_paper_row_of_another_network_or_set_is_none() -> None:
 def test_paper_table_unknown_name_lists_them() -> None:
     with pytest.raises(ValueError, match="unknown table of the paper 'table6'"):
         paper_table("table6")
-
-
-def test_notes_about_names_what_concerns_the_rows_shown() -> None:
-    texts = [note.text for note in notes_about("table1", data="cifar10", methods=("ce", "ce+ts"))]
-    assert any("Temperature scaling" in text for text in texts)
-    assert not any("FLSD" in text for text in texts)
 
 
 def test_paper_labels_hold_the_names_that_figures_and_tables_show() -> None:
