@@ -115,6 +115,7 @@ def test_predictions_replace_keeps_everything_else() -> None:
     assert other.weights is not None
     assert other.weights.tolist() == [1.0, 2.0, 3.0]
     assert other.class_names == ("a", "b")
+    assert other.replace().split is other.split is Split.TEST
     assert record.replace().probs.tolist() == PROBS
 
 
