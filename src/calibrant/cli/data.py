@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 data_app = typer.Typer(help="List data sets and download them.", rich_markup_mode=None)
-Root = Annotated[Path | None, typer.Option("--root", metavar="FOLDER", help="Where sets lie (~/.cache/calibrant/data).")]
+Root = Annotated[
+    Path | None, typer.Option("--data-root", "--root", metavar="FOLDER", help="Where sets lie (~/.cache/calibrant/data).")
+]
 
 
 @data_app.callback(invoke_without_command=True)
@@ -19,7 +21,7 @@ def start(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@data_app.command("list")
+@data_app.command("list", short_help="Show every data set and whether it is there.")
 def list_sets(root: Root = None) -> None:
     """Show every data set that can be named, and whether it is there."""
     from calibrant.data import DATASETS, DEFAULT_ROOT, SOURCES
@@ -36,7 +38,7 @@ def list_sets(root: Root = None) -> None:
     print("A folder of class folders, or an .npz of images, is named by its path: `calibrant train --data PATH`.")
 
 
-@data_app.command("fetch")
+@data_app.command("fetch", short_help="Download data sets and check them.")
 def fetch_sets(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets: cifar10, mnist …")], root: Root = None
 ) -> None:

@@ -19,7 +19,7 @@ def start(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@results_app.command("add")
+@results_app.command("add", short_help="Keep what was measured of finished runs.")
 def add_results(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of them.")],
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the records go.")] = Path("results"),
@@ -40,7 +40,7 @@ def add_results(
         print(file)
 
 
-@results_app.command("render")
+@results_app.command("render", short_help="Make one page of all records.")
 def render_page(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of records.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the page goes (Markdown).")],

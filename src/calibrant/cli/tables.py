@@ -19,6 +19,8 @@ _INTERVAL = "95% interval"
 _NEW_GROUP = ("ece", "classwise_ece")
 _COLOURS = {"over-confident": "red", "under-confident": "blue", "both": "magenta", "no clear error": "green"}
 _LONGEST_BAR = 24
+# Bins that are shown at most; more make a table that nobody reads.
+_MOST_BINS = 50
 # Names for where the room is short, of those that are long.
 _SHORT = {
     "nll": "NLL",
@@ -42,18 +44,24 @@ def scores_table(scores: Scores, *, width: int) -> Table:
 
 
 def bins_table(bins: Bins, *, width: int) -> Table:
-    """Confidence and accuracy of every bin that holds examples, and what its gap adds to the ECE."""
+    """Confidence and accuracy of every bin that holds examples, and what its gap adds to the ECE.
+
+    Where there are too many to be read, those that add most are shown and the others are added up.
+    """
     rows: list[Row] = []
     shares = bins.weight * bins.gap
     room = min(width - 62, _LONGEST_BAR) if width >= 70 else 0
     largest = float(shares.abs().max().clamp(min=1e-12))
     weights = [None] * len(shares) if bins.rows is None else bins.weight.tolist()
-    for m in (bins.count > 0).nonzero().flatten().tolist():
+    held = (bins.count > 0).nonzero().flatten().tolist()
+    shown = sorted(sorted(held, key=lambda m: -abs(float(shares[m])))[:_MOST_BINS])
+    digits = _digits([float(edge) for edge in bins.edges])
+    for m in shown:
         share, gap = float(shares[m]), float(bins.gap[m])
         bar = "█" * round(room * abs(share) / largest)
         rows.append(
             [
-                f"{100 * float(bins.edges[m]):.0f} – {100 * float(bins.edges[m + 1]):.0f}%",
+                f"{100 * float(bins.edges[m]):.{digits}f} – {100 * float(bins.edges[m + 1]):.{digits}f}%",
                 _examples(float(bins.count[m] if bins.rows is None else bins.rows[m]), weights[m]),
                 _share(float(bins.confidence[m])),
                 _share(float(bins.accuracy[m])),
@@ -62,6 +70,11 @@ def bins_table(bins: Bins, *, width: int) -> Table:
                 Text(bar, style=_COLOURS["over-confident" if gap > 0 else "under-confident"]),
             ]
         )
+    if others := [m for m in held if m not in shown]:
+        count = float((bins.count if bins.rows is None else bins.rows)[others].sum())
+        weight = None if bins.rows is None else float(bins.weight[others].sum())
+        added = write_value(float(shares[others].abs().sum()), "%")
+        rows.append([f"{len(others):,} others", _examples(count, weight), "", "", "", added, ""])
     head = _examples_head(bins.rows is not None)
     return fit_table(("Bin", head, "Confidence", "Accuracy", "Gap", "In ECE", ""), rows, width=width, drop=(6, 1, 5))
 
@@ -176,6 +189,8 @@ def _paired_rows(tests: Mapping[str, Paired], short: bool) -> list[Row]:
 
 
 def _judge(key: str, test: Paired) -> Text:
+    if test.low == test.high == 0:
+        return _dim("same")
     if not test.p_value < SIGNIFICANT:
         return _dim("unclear")
     if key == "signed_gap":
@@ -212,6 +227,11 @@ def _part(weight: float | None, total: float | None) -> float | None:
 
 def _dim(text: str) -> Text:
     return Text(text, style="dim")
+
+
+def _digits(edges: Sequence[float]) -> int:
+    """How many digits of per cent tell edges of bins apart, at most three."""
+    return next((digits for digits in range(3) if len({f"{100 * edge:.{digits}f}" for edge in edges}) == len({*edges})), 3)
 
 
 def _share(value: float) -> str:

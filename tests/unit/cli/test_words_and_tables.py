@@ -270,3 +270,36 @@ def test_page_of_several_files_shows_each_verdict_and_test() -> None:
     text = stream.getvalue()
     for said in ("test: Over-confident", "other: Over-confident", "other minus test", "better", "Classes", "Groups"):
         assert said in text
+
+
+def many_bins(n_bins: int) -> Bins:
+    edges = torch.arange(n_bins + 1, dtype=torch.float64) / n_bins
+    confidence = (edges[:-1] + edges[1:]) / 2
+    gap = torch.linspace(-0.01, 0.01, n_bins, dtype=torch.float64)
+    return Bins(
+        edges=edges,
+        count=torch.full((n_bins,), 10.0, dtype=torch.float64),
+        confidence=confidence,
+        accuracy=confidence - gap,
+    )
+
+
+def test_bins_table_of_a_thousand_bins_shows_those_that_add_most_and_adds_up_the_others() -> None:
+    lines = lines_of(bins_table(many_bins(1000), width=80), width=80)
+    assert len(lines) == 2 + 50 + 1
+    assert lines[2].startswith("0.0 – 0.1%")
+    assert lines[-2].startswith("99.9 – 100.0%")
+    assert lines[-1].split()[:3] == ["950", "others", "9,500"]
+    # Gaps of up to a point, half a point on average; those left out are the smaller ones.
+    assert lines[-1].split()[-1] == "0.45%"
+
+
+@pytest.mark.parametrize(("n_bins", "label"), [(15, "0 – 7%"), (100, "0 – 1%"), (250, "0.0 – 0.4%"), (2000, "0.00 – 0.05%")])
+def test_bins_table_edges_have_the_digits_that_tell_them_apart(n_bins: int, label: str) -> None:
+    assert lines_of(bins_table(many_bins(n_bins), width=80), width=80)[2].startswith(label)
+
+
+def test_paired_table_calls_what_does_not_differ_at_all_the_same() -> None:
+    tests = {"ece": Paired(0.0, 0.0, 0.0, 1.0), "nll": Paired(0.0, -0.1, 0.1, 1.0)}
+    lines = [line for line in lines_of(paired_table(tests, width=80), width=80) if line]
+    assert [line.split()[-1] for line in lines[2:]] == ["unclear", "same"]
