@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -21,7 +22,8 @@ def ranking_table(ranking: Sequence[Ranked], chosen: str, *, score: str, width: 
             rows.append([Text(name, style="dim"), "n/a", "", "", Text("not used", style="dim")])
             continue
         gain, ends = f"{entry.gain:+.4f}", f"{entry.gain_low:+.4f} – {entry.gain_high:+.4f}"
-        idle = entry.name == "none"
+        # Doing nothing gains nothing; and where that has an infinite score, a gain on it says nothing.
+        idle = entry.name == "none" or not all(map(math.isfinite, (entry.gain, entry.gain_low, entry.gain_high)))
         rows.append(
             [
                 Text(name, style=style),

@@ -29,9 +29,7 @@ def require_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ImportError(
-            "compare: `on='ray'` must find Ray installed, got none. Install it with `pip install 'calibrant[ray]'`."
-        ) from None
+        raise ImportError("compare: `on='ray'` must find Ray installed, got none. Install it with `pip install ray`.") from None
     return ray
 
 

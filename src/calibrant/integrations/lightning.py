@@ -20,9 +20,7 @@ try:
     from lightning.pytorch.loggers import TensorBoardLogger
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"{__name__} needs lightning ({error}). Install calibrant[lightning].", name=error.name
-    ) from error
+    raise ModuleNotFoundError(f"{__name__} needs lightning ({error}). Run `pip install lightning`.", name=error.name) from error
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

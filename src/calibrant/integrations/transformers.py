@@ -22,7 +22,7 @@ try:
     from transformers.trainer_utils import get_last_checkpoint
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"{__name__} needs transformers ({error}). Install calibrant[transformers].", name=error.name
+        f"{__name__} needs transformers ({error}). Run `pip install transformers accelerate`.", name=error.name
     ) from error
 
 if TYPE_CHECKING:

@@ -16,9 +16,7 @@ def require_pyarrow(path: str | Path) -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise ImportError(
-            f"{path}: reading and writing .parquet needs pyarrow. Run `pip install 'calibrant[parquet]'`."
-        ) from None
+        raise ImportError(f"{path}: reading and writing .parquet needs pyarrow. Run `pip install pyarrow`.") from None
 
 
 def has_pyarrow() -> bool:

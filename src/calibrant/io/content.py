@@ -40,7 +40,8 @@ def check_readable(
     """Raise ``OSError`` or ``ValueError`` with one sentence unless ``path`` is a file that holds something."""
     given = Path(path)
     if given.is_dir():
-        raise IsADirectoryError(f"{path}: must be a file, got a folder. Name a file in it.")
+        example = f", such as {given / 'test.npz'}" if (given / "test.npz").is_file() else ""
+        raise IsADirectoryError(f"{path}: must be a file, got a folder. Name a file in it{example}.")
     if not given.exists():
         raise FileNotFoundError(f"{path}: there is no such file{_nearest_file(given)}")
     try:

@@ -159,6 +159,9 @@ def labelled(labels: Tensor, logits: Tensor, ignore_index: int | None) -> tuple[
         labels = labels.reshape(-1)
     if ignore_index is None:
         return labels, None
+    if labels.shape != logits.shape[:1]:
+        rows = f"[{len(logits)}], one for each row of logits"
+        raise ValueError(f"MetaLearner: `labels` must be {rows}, got {list(labels.shape)}. Shift logits and labels alike.")
     kept = (labels.long() != ignore_index).nonzero().squeeze(1)
     return labels[kept], kept
 

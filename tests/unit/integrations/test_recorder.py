@@ -73,7 +73,7 @@ def test_integration_without_its_package_says_what_to_install(name: str, monkeyp
     monkeypatch.delitem(sys.modules, f"calibrant.integrations.{name}", raising=False)
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, f"{name}.pytorch", None)
-    with pytest.raises(ModuleNotFoundError, match=rf"Install calibrant\[{name}\]"):
+    with pytest.raises(ModuleNotFoundError, match=rf"Run `pip install {name}"):
         importlib.import_module(f"calibrant.integrations.{name}")
 
 

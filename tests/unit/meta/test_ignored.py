@@ -109,3 +109,8 @@ def test_batch_of_ignored_labels_alone_changes_nothing_but_the_count(lookahead: 
     assert all(torch.equal(value, start[name]) for name, value in learner.hyper.items())
     assert all(bool(p.isfinite().all()) for p in learner.plan.network.inner.parameters())
     assert learner.step(X, Y, X_META, Y_META).meta_value is not None
+
+
+def test_labels_of_another_number_than_rows_of_logits_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"`labels` must be \[30\], one for each row of logits, got \[6, 4\]"):
+        make(ignore_index=-100).step(X, Y[:, 1:], X_META, Y_META)
