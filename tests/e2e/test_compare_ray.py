@@ -116,7 +116,7 @@ def test_run_remotely_of_a_failure_returns_its_reason_and_log(node: Path, tmp_pa
     assert "the loss became nan" in found["log"]
 
 
-def test_require_ray_without_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_ray_without_ray_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install 'calibrant\[ray\]'"):
+    with pytest.raises(ImportError, match="Install it with `pip install ray`"):
         require_ray()
