@@ -152,7 +152,7 @@ def right_by_confidence(tested: dict[str, list[Predictions]], *, width: int) -> 
     for k in _TENTHS:
         cells = [f"{100 * float(part.accuracy[k]):.0f}%" if part.count[k] else "–" for part in bins.values()]
         rows.append([f"{10 * k} – {10 * k + 10}% sure", *cells])
-    return fit_table(("How often right when", *(_SHORT[name] for name in bins)), rows, width=width, drop=(3,))
+    return fit_table(("How often right when", *(_SHORT[name] for name in bins)), rows, width=width, drop=(3, 2))
 
 
 def conclusion(found: dict[str, list[DemoScores]]) -> str:

@@ -236,10 +236,11 @@ def demo(
 ) -> None:
     """Train four ways on embedded data and compare how far their confidence can be trusted."""
     unread = {"--seeds": seeds, "--epochs": epochs} if only_measure else {"--out": out, "--seed": seed}
+    when = "with" if only_measure else "without"
     for option, given in unread.items():
         if given is not None:
-            when = "without" if only_measure else "with"
-            raise ValueError(f"demo: `{option}` must be given {when} `--measure` only: nothing else reads it.")
+            remedy = "Leave it out, or leave out `--measure`." if only_measure else "Leave it out, or add `--measure`."
+            raise ValueError(f"demo: `{option}` must be given where it is read, got it {when} `--measure`. {remedy}")
     if only_measure:
         from calibrant.cli.demo import run_demo
 

@@ -54,7 +54,9 @@ def bins_table(bins: Bins, *, width: int) -> Table:
     largest = float(shares.abs().max().clamp(min=1e-12))
     weights = [None] * len(shares) if bins.rows is None else bins.weight.tolist()
     held = (bins.count > 0).nonzero().flatten().tolist()
-    shown = sorted(sorted(held, key=lambda m: -abs(float(shares[m])))[:_MOST_BINS])
+    # One alone takes as much room as its name among the others.
+    most = _MOST_BINS if len(held) > _MOST_BINS + 1 else len(held)
+    shown = sorted(sorted(held, key=lambda m: -abs(float(shares[m])))[:most])
     digits = _digits([float(edge) for edge in bins.edges])
     for m in shown:
         share, gap = float(shares[m]), float(bins.gap[m])

@@ -9,6 +9,8 @@ import shutil
 import sys
 import textwrap
 from functools import cache
+from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 
 EXAMPLES = {
@@ -71,8 +73,14 @@ _TABLES = {
 def names(kind: str) -> list[str]:
     """Keys of a table of names, read from its source: importing it would load torch, for which help should not wait."""
     file, *tables = _TABLES[kind]
+    try:
+        source = (files("calibrant") / file).read_text(encoding="utf-8")
+    except OSError:
+        # A package without its sources.
+        module = f"calibrant.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
+        return list(getattr(import_module(module), tables[-1]))
     found = []
-    for node in ast.parse((Path(__file__).parents[1] / file).read_text(encoding="utf-8")).body:
+    for node in ast.parse(source).body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Dict):
             found += [ast.literal_eval(key) for key in node.value.keys if key and node.target.id in tables]
     return found

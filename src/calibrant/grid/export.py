@@ -110,7 +110,7 @@ def _tidy(table: Table, section: Section, line: Line) -> Iterator[dict[str, obje
         cell = line.cells.get(column.key)
         if cell is None:
             continue
-        data = column.key.partition(":")[0] if column.group else section.data
+        data = column.key.rpartition(":")[0] if column.group else section.data
         own = {"data": data, "metric": column.metric, "mean": cell.mean, "std": cell.std, "values": cell.values}
         yield empty | common | own | {"best": cell.best, "p_value": cell.p_value, "test_over": cell.over}
     if "calibrated" in table.info and line.calibrated_p:

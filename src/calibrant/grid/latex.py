@@ -134,6 +134,6 @@ def _row(cells: list[str]) -> str:
 def _label(table: Table) -> str:
     """Name, data sets and networks of a table, in letters that a reference may have."""
     data = [section.data for section in table.sections]
-    data += [column.key.partition(":")[0] for column in table.columns if column.group]
+    data += [column.key.rpartition(":")[0] for column in table.columns if column.group]
     words = [table.name, *data, *(line.model for line in table.lines if line.kind != "paper")]
     return re.sub(r"[^A-Za-z0-9:.]+", "-", "-".join(dict.fromkeys(word for word in words if word))).strip("-")

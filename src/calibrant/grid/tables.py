@@ -221,8 +221,8 @@ def mark_best(lines: list[Line], rows: Sequence[Row], column: Column) -> None:
     for place, line in enumerate(lines):
         own, others = shown[place], [k for k, row in enumerate(rows) if k != place and comparable(rows[place], row)]
         company = not several or any(not is_foreign(rows[k]) for k in others)
-        # A record keeps what is infinite as no number, which would be neither more nor less than any other.
-        values = [value for k in others if (value := shown[k]) is not None and not math.isnan(value)]
+        # A record keeps what is infinite as no number.
+        values = [math.inf if math.isnan(value) else value for k in others if (value := shown[k]) is not None]
         if own is not None and line.examples == usual and company and values and own <= min(values):
             lines[place] = replace(line, cells={**line.cells, key: replace(line.cells[key], best=True)})
 

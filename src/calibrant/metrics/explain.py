@@ -69,7 +69,7 @@ class Explanation:
         order = "" if self.p == 1 else f", norm of order {self.p:g}"
         side = "over-confident" if self.signed_gap > 0 else "under-confident"
         # Below half of the last digit there is no direction.
-        side = side if abs(self.signed_gap) >= 5e-7 else "neither"
+        side = f"{side if abs(self.signed_gap) >= 5e-7 else 'no direction'} on average"
         lines = [
             f"{self.metric} = {self.value:.6f}",
             f"  kind       {self.kind}{order}",
@@ -77,7 +77,7 @@ class Explanation:
             f"  examples   {self.n} of {self.num_classes} classes; {self.distinct} different confidences",
             f"  empty      {self.empty_bins} of {self.n_bins} bins; the smallest of the others holds {self.smallest_bin:g}",
             f"  saturated  {self.saturated} confidences are exactly 1",
-            f"  direction  mean confidence minus accuracy {self.signed_gap:+.6f} ({side} on average)",
+            f"  direction  mean confidence minus accuracy {self.signed_gap:+.6f} ({side})",
         ]
         if self.binary is not None:
             lines.append(f"  binary     {self.binary:.6f} if the second column is taken as the probability of a positive class")

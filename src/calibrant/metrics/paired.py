@@ -16,6 +16,8 @@ from calibrant.metrics.values import score_values
 
 # Two models whose scores differ by less than a millionth differ by the rounding of float32, however consistently.
 _ROUNDING = 1e-6
+# What is left of nothing after sums in another order, in double precision.
+_NOTHING = 1e-12
 # The largest difference that two values of a score can have; all others lie between 0 and 1.
 _LARGEST = {"nll": math.inf, "brier": 2.0, "signed_gap": 2.0}
 
@@ -87,6 +89,7 @@ def _compare(difference: float, drawn: Tensor, *, most: float) -> Paired:
     spread = (drawn - drawn.mean()).abs()
     as_large = int((spread >= abs(difference) - _ROUNDING).sum())
     half = float(torch.quantile(spread, 0.95))
+    half, difference = (value if abs(value) >= _NOTHING else 0.0 for value in (half, difference))
     low, high = max(difference - half, -most), min(difference + half, most)
     return Paired(difference, low, high, (1 + as_large) / (1 + len(drawn)))
 

@@ -62,9 +62,12 @@ def test_run_help_of_measure_names_every_option(capsys: pytest.CaptureFixture[st
         (("measure", "nowhere.npz"), "nowhere.npz: there is no such file"),
         (("measure", "x.xyz"), "x.xyz: there is no such file"),
         (("measure", "."), ".: must be a file, got a folder"),
-        (("demo", "--out", "x"), "demo: `--out` must be given with `--measure` only"),
-        (("demo", "--seed", "0"), "demo: `--seed` must be given with `--measure` only"),
-        (("demo", "--measure", "--seeds", "2"), "demo: `--seeds` must be given without `--measure` only"),
+        (
+            ("demo", "--out", "x"),
+            "demo: `--out` must be given where it is read, got it without `--measure`. Leave it out, or add `--measure`.",
+        ),
+        (("demo", "--seed", "0"), "demo: `--seed` must be given where it is read, got it without `--measure`"),
+        (("demo", "--measure", "--seeds", "2"), "demo: `--seeds` must be given where it is read, got it with `--measure`"),
     ],
 )
 def test_run_bad_input_ends_with_2_and_one_sentence(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +111,27 @@ def test_program_is_named_so_that_the_shell_finds_it(tmp_path: Path, monkeypatch
     assert usage.program() == "calibrant"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert usage.program() == "python -m calibrant"
+
+
+def test_help_works_where_the_package_has_no_sources(tmp_path: Path) -> None:
+    archive = tmp_path / "package.zip"
+    with zipfile.ZipFile(archive, "w") as handle:
+        for file in (ROOT / "src" / "calibrant").rglob("*.py"):
+            handle.write(file, file.relative_to(ROOT / "src"))
+    code = "import sys; from calibrant.cli.usage import names; print(*names('methods')); assert 'torch' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(archive)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == list(METHODS)
+
+
+@pytest.mark.parametrize("kind", ["methods", "networks", "calibrators"])
+def test_names_without_sources_are_those_of_the_imported_tables(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    expected = usage.names(kind)
+    usage.names.cache_clear()
+    monkeypatch.setattr(usage, "files", lambda package: tmp_path)
+    found = usage.names(kind)
+    usage.names.cache_clear()
+    assert found == expected

@@ -303,3 +303,8 @@ def test_paired_table_calls_what_does_not_differ_at_all_the_same() -> None:
     tests = {"ece": Paired(0.0, 0.0, 0.0, 1.0), "nll": Paired(0.0, -0.1, 0.1, 1.0)}
     lines = [line for line in lines_of(paired_table(tests, width=80), width=80) if line]
     assert [line.split()[-1] for line in lines[2:]] == ["unclear", "same"]
+
+
+def test_bins_table_shows_one_bin_more_instead_of_one_other() -> None:
+    assert len(lines_of(bins_table(many_bins(51), width=80), width=80)) == 2 + 51
+    assert lines_of(bins_table(many_bins(52), width=80), width=80)[-1].startswith("2 others")

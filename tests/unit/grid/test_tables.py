@@ -53,6 +53,12 @@ def test_compare_table_best_is_marked_wherever_a_row_has_no_number(place: int) -
     assert not several_best(table)
 
 
+@pytest.mark.parametrize("worst", [math.nan, math.inf])
+def test_compare_table_best_of_two_is_the_one_that_is_finite(worst: float) -> None:
+    runs = [run_of("ce", worst), run_of("focal", 0.04)]
+    assert bold(compare_table(runs, metrics=("error",), test=False), "error") == ["focal"]
+
+
 def test_compare_table_bold_only_among_equal_epochs() -> None:
     runs = [run_of("ce", 0.05), run_of("focal", 0.06), run_of("flsd", 0.01, epochs=20)]
     table = compare_table(runs)

@@ -120,7 +120,7 @@ def test_explain_wrong_options_are_named() -> None:
 @pytest.mark.parametrize(
     ("confidence", "told"),
     [
-        (0.75, "+0.000000 (neither on average)"),
+        (0.75, "+0.000000 (no direction on average)"),
         (0.8, "+0.050000 (over-confident on average)"),
         (0.7, "-0.050000 (under-confident on average)"),
     ],

@@ -30,6 +30,15 @@ def test_paired_test_of_a_model_with_itself_finds_nothing() -> None:
         assert test == (0.0, 0.0, 0.0, 1.0), key
 
 
+def test_paired_test_of_a_temperature_finds_that_the_error_is_the_same() -> None:
+    first, _ = two_models(997, seed=3)
+    assert first.logits is not None
+    scaled = Predictions(logits=first.logits / 1.7, labels=first.labels)
+    found = paired_test(first, scaled, n_resamples=50)
+    assert found["error"] == (0.0, 0.0, 0.0, 1.0)
+    assert found["nll"].low != 0.0
+
+
 def test_paired_test_of_nearly_the_same_model_finds_nearly_no_difference_in_the_mce() -> None:
     # One example alone in its bin: its gap is hardly known, but known to be the same for both.
     probs = torch.tensor([[0.9, 0.1]] * 200 + [[0.6, 0.4]], dtype=torch.float64)
