@@ -29,7 +29,7 @@ _HASHED_COLUMNS = 16
 # Rows of a fit must be this distinct before equal rows can mean that data was used twice: rounded scores repeat themselves.
 _LEAST_DISTINCT = 0.9
 # Share of the rows to be repaired that must have been seen in the fit before it is worth a warning.
-_LEAST_SHARED = 0.01
+_LEAST_SHARED = 0.05
 # A method that asks for no more examples than this has few parameters.
 _FEW_FOR_ALL = 100
 
@@ -229,10 +229,10 @@ def row_marks(logits: Tensor) -> Tensor:
 
 
 def marks_to_keep(logits: Tensor) -> Tensor | None:
-    """Marks of the rows of a fit, or None if many rows are equal, so that meeting one again says nothing."""
+    """Marks of the rows that a fit has once, or None if many rows are equal: meeting one of those again says nothing."""
     marks = row_marks(logits)
-    distinct = marks.unique()
-    return distinct if len(distinct) >= _LEAST_DISTINCT * len(marks) else None
+    distinct, times = marks.unique(return_counts=True)
+    return distinct[times == 1] if len(distinct) >= _LEAST_DISTINCT * len(marks) else None
 
 
 def warn_if_seen(logits: Tensor, seen: Tensor | None, *, where: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +11,14 @@ import torch
 
 from calibrant.calibrators import AutoCalibrator, MatrixScaling, MonteCarloTemperatureScaling, TemperatureScaling, VectorScaling
 from calibrant.calibrators.auto import nll_scores
-from calibrant.calibrators.fit_data import check_fit_input, few_examples, marks_to_keep
+from calibrant.calibrators.fit_data import (
+    CalibrationWarning,
+    check_fit_input,
+    few_examples,
+    marks_to_keep,
+    row_marks,
+    warn_if_seen,
+)
 from calibrant.calibrators.folds import split_folds
 from calibrant.core.checks import ArrayLike
 from calibrant.data.synthetic import synthetic_predictions
@@ -157,5 +165,27 @@ def test_marks_are_kept_where_nine_of_ten_rows_are_distinct() -> None:
     rows = torch.randn(90, 3, generator=torch.Generator().manual_seed(0))
     marks = marks_to_keep(torch.cat([rows, rows[:10]]))
     assert marks is not None
-    assert len(marks) == 90
+    # Those that the fit has twice are no mark of it.
+    assert len(marks) == 80
     assert marks_to_keep(torch.cat([rows[:89], rows[:11]])) is None
+
+
+def test_rows_that_every_part_of_rounded_predictions_has_are_not_taken_for_seen_ones() -> None:
+    probs = (5 * torch.randn(2000, 10, generator=torch.Generator().manual_seed(0))).softmax(1).mul(1000).round().div(1000)
+    fit, other = probs[:1000].log(), probs[1000:].log()
+    # A label of probability 1 stands in both.
+    assert 0.02 < float(torch.isin(row_marks(other), row_marks(fit)).double().mean()) < 0.1
+    seen = marks_to_keep(fit)
+    assert seen is not None
+    assert float(torch.isin(row_marks(other), seen).double().mean()) < 0.02
+    assert float(torch.isin(row_marks(fit), seen).double().mean()) > 0.9
+
+
+def test_warning_of_seen_rows_begins_where_they_matter() -> None:
+    rows = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    seen = marks_to_keep(rows[:100])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_seen(torch.cat([rows[:4], rows[100:196]]), seen, where="here")
+    with pytest.warns(CalibrationWarning, match="here: 5 % of these examples were used to fit"):
+        warn_if_seen(torch.cat([rows[:5], rows[100:195]]), seen, where="here")
