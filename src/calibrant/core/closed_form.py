@@ -6,6 +6,7 @@ On small batches PyTorch's price is the number of its operations, each recorded 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,11 @@ _PLAIN = (Tensor, Parameter)
 Pull: TypeAlias = Callable[[Array], tuple[Array, ...]]
 
 Result: TypeAlias = tuple[Array, Pull]
+
+# A decorator for what multiplies matrices in numpy. Some versions of BLAS compute with what lies beside small arrays, and tell of
+# invalid values and overflow where there are none (numpy issues 24067 and 28967; seen with OpenBLAS at 7 x 5). What is really
+# no number shows in the product.
+quiet_products = partial(np.errstate, invalid="ignore", over="ignore", divide="ignore")
 
 
 def has_plain_values(*tensors: Tensor) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_positive
+from calibrant.core.closed_form import quiet_products
 
 # Distinct points up to which all pairs are summed directly: a million kernel values take a few milliseconds.
 _EXACT_POINTS = 1024
@@ -156,6 +157,7 @@ def gaussian_means(
     return means
 
 
+@quiet_products()
 def _means_of_others(x: Tensor, rows: Tensor, chosen: Tensor, bandwidth: float) -> Tensor:
     """Leave-one-out means ``[K, chosen]``, with kernels relative to that of the nearest other point, so never 0/0."""
     order = torch.argsort(x)
@@ -200,6 +202,7 @@ def _sums_at_distinct(points: Tensor, values: Tensor, targets: Tensor, bandwidth
     return _from_nodes(sinks, _direct(sinks.places, sources.places, weights, bandwidth=bandwidth, cutoff=cutoff))
 
 
+@quiet_products()
 def _direct(targets: _Places, sources: _Places, weights: Tensor, *, bandwidth: float, cutoff: float) -> Tensor:
     """Sum over all pairs closer than ``cutoff`` bandwidths, block by block; both sides sorted."""
     total, reach = len(targets.base), cutoff * bandwidth

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from calibrant.core.checks import check_positive
-from calibrant.core.closed_form import Array, Pull, closed_form
+from calibrant.core.closed_form import Array, Pull, closed_form, quiet_products
 
 # Smallest scale for which exp(x / scale) on [0, 1], times sums of a million weights and their gradients, stays far from
 # overflow: exponents up to 40 in float32 (1e17 of 3e38), up to 300 in float64 (1e130 of 1e308).
@@ -92,6 +92,7 @@ def _pair_sum_by_torch(x: Tensor, left: Tensor, right: Tensor, *, scale: float) 
     return _sorted_pair_sums(x, left, right, orders, scale=scale).mean(-1)
 
 
+@quiet_products()
 def pair_sum_by_numpy(x: Array, weights: Array, *, scale: float) -> tuple[Array, Pull]:
     """The sum of one weighting with itself, and its gradients by points ``x [N]`` and ``weights [N]``, in closed form."""
     order = _sorting_order(x)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibrant.core.closed_form import Array
+from calibrant.core.closed_form import Array, quiet_products
 
 # Exponentials of logits up to this need no shift: sums of a million of them, and ratios of two sums, stay in float32.
 _LARGEST_LOGIT = 40.0
@@ -57,6 +57,7 @@ def name_classes(labels: Array, num_classes: int) -> bool:
     return bool(np.maximum.reduce(labels) < num_classes)
 
 
+@quiet_products()
 def row_sums(values: Array) -> Array:
     """Sums ``[B]`` of ``values [B, C]``; ``values.sum(1)`` takes three times as long."""
     sums: Array

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from calibrant.core.binning import equal_width_edges, equal_width_index
 from calibrant.core.checks import check_count
+from calibrant.core.closed_form import quiet_products
 from calibrant.core.grid import grid_index, grid_of
 from calibrant.core.records import Predictions
 from calibrant.core.summary import Rows, class_bins_of, score_rows
@@ -118,6 +119,7 @@ class Sample:
         gap = (cells.confidence - cells.correct) / weights.sum()
         self.class_shift = _shrinkage(gap, share * mean * (1 - mean) / size)
 
+    @quiet_products()
     def scores(self, counts: Array, *, noise: Array | None = None) -> dict[str, Tensor]:
         """Score resamples in which examples are drawn ``counts [N, r]`` times; key → ``[r]``.
 
