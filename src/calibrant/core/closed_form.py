@@ -24,8 +24,8 @@ Pull: TypeAlias = Callable[[Array], tuple[Array, ...]]
 Result: TypeAlias = tuple[Array, Pull]
 
 # A decorator for what multiplies matrices in numpy. Some versions of BLAS compute with what lies beside small arrays, and
-# tell of invalid values and overflow where there are none (numpy issues 24067 and 28967; seen with OpenBLAS at 7 x 5). What is really
-# no number shows in the product.
+# tell of invalid values and overflow where there are none (numpy issues 24067 and 28967; seen with OpenBLAS at 7 x 5). What is
+# really no number shows in the product.
 quiet_products = partial(np.errstate, invalid="ignore", over="ignore", divide="ignore")
 
 
