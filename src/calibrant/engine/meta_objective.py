@@ -20,7 +20,7 @@ from calibrant.meta.leak import leaked_value, own_gradient
 from calibrant.meta.lookahead import head_hypergradient
 from calibrant.meta.regularizers import Regularizer
 from calibrant.meta.virtual import Batch as Seen
-from calibrant.meta.virtual import VirtualStep, clip_factor
+from calibrant.meta.virtual import Hypergradient, VirtualStep, clip_factor
 
 
 class Watched(NamedTuple):
@@ -49,6 +49,7 @@ class MetaObjective:
         head: The network's classifier.
         watched: The network that meta batches go through, whose classifier takes the look-ahead step: the one that is trained,
             or one with its averaged weights where those will make the predictions.
+        beside: Another one that they go through as well, and its share of the hypergradient; None for none.
         batches: Meta batches.
         step: The virtual step.
         optimizer: Builds the optimizer of the hyper-parameters.
@@ -74,6 +75,7 @@ class MetaObjective:
         hyper: dict[str, Tensor],
         head: nn.Linear,
         watched: Watched,
+        beside: tuple[Watched, float] | None = None,
         batches: MetaBatches,
         step: VirtualStep,
         optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
@@ -90,7 +92,8 @@ class MetaObjective:
     ) -> None:
         self.has_meta = not frozen
         self.learning = dict(learning or {})
-        self.regularizer, self.objective, self.head, self.watched = regularizer, objective, head, watched
+        self.regularizer, self.objective, self.head = regularizer, objective, head
+        self.watched, self.beside = watched, beside
         self.batches, self.step, self.reduction = batches, step, reduction
         self.precision, self.meta_bn, self.leak, self.group = precision, meta_bn, leak, group
         self._rate, self._clip, self._schedule = rate, clip, schedule
@@ -127,22 +130,11 @@ class MetaObjective:
         """Look one step of the head ahead, and step the hyper-parameters down the held-out objective."""
         meta = self.batches.next()
         step = self.step if self._rate is None else replace(self.step, lr=self._rate())
-        if self.watched.learns_from:
-            self._follow(batch.images[: self.watched.learns_from])
-        seen = self._features(meta.images)
-        if self.leak:
-            self._leaked = self._leak(Seen(features, logits, batch.labels), seen, meta.labels, step)
-        found = head_hypergradient(
-            self.regularizer,
-            self.objective,
-            self.hyper,
-            head={name: value.detach() for name, value in self.watched.head.named_parameters()},
-            batch=Seen(features.detach(), logits.detach(), batch.labels),
-            meta_features=seen.detach(),
-            meta_labels=meta.labels,
-            step=step,
-            exchange=self.group.exchange,
-        )
+        trained = Seen(features, logits, batch.labels)
+        found = self._look(self.watched, batch, trained, meta, step)
+        if self.beside is not None:
+            view, share = self.beside
+            found = _mixed(found, self._look(view, batch, trained, meta, step), share)
         factor = None if self._clip is None else clip_factor(found.norm(), self._clip)
         for name, value in self.hyper.items():
             value.grad = own_gradient(found.grads[name] if factor is None else factor * found.grads[name], value)
@@ -152,20 +144,39 @@ class MetaObjective:
                 self.hyper[name].copy_(allowed)
             self.value.copy_(found.value)
 
-    @torch.no_grad()
-    def _follow(self, images: Tensor) -> None:
-        """Let BatchNorm's statistics of the watched network follow its weights."""
-        autocast = torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
-        with following(self.watched.model), autocast:
-            self.watched.model(images)
+    def _look(self, view: Watched, batch: Batch, trained: Seen, meta: Batch, step: VirtualStep) -> Hypergradient:
+        """Hypergradient through one network."""
+        if view.learns_from:
+            self._follow(view, batch.images[: view.learns_from])
+        seen = self._features(view, meta.images)
+        if self.leak:
+            self._leaked = self._leak(trained, seen, meta.labels, step)
+        return head_hypergradient(
+            self.regularizer,
+            self.objective,
+            self.hyper,
+            head={name: value.detach() for name, value in view.head.named_parameters()},
+            batch=Seen(trained.features.detach(), trained.logits.detach(), trained.labels),
+            meta_features=seen.detach(),
+            meta_labels=meta.labels,
+            step=step,
+            exchange=self.group.exchange,
+        )
 
-    def _features(self, images: Tensor) -> Tensor:
+    @torch.no_grad()
+    def _follow(self, view: Watched, images: Tensor) -> None:
+        """Let BatchNorm's statistics of a watched network follow its weights."""
+        autocast = torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+        with following(view.model), autocast:
+            view.model(images)
+
+    def _features(self, view: Watched, images: Tensor) -> Tensor:
         """Features of meta images ``[B, D]``; in pieces where the network treats each image by itself."""
         alone = self.meta_bn == "frozen" and not self.leak
-        pieces = images.split(at_once(images[0], self.watched.model, images.device)) if alone else (images,)
-        with torch.set_grad_enabled(self.leak), meta_mode(self.watched.model, self.meta_bn):
+        pieces = images.split(at_once(images[0], view.model, images.device)) if alone else (images,)
+        with torch.set_grad_enabled(self.leak), meta_mode(view.model, self.meta_bn):
             with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
-                seen = torch.cat([self.watched.forward(piece)[0] for piece in pieces])
+                seen = torch.cat([view.forward(piece)[0] for piece in pieces])
         return seen.float() if self.precision == "bf16" else seen
 
     def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
@@ -209,3 +220,9 @@ class MetaObjective:
             meta_labels=gather(meta_labels),
             step=step,
         )
+
+
+def _mixed(first: Hypergradient, second: Hypergradient, share: float) -> Hypergradient:
+    """Both in one, the ``share`` of it from the second."""
+    grads = {name: torch.lerp(grad, second.grads[name], share) for name, grad in first.grads.items()}
+    return Hypergradient(torch.lerp(first.value, second.value, share), grads)

@@ -88,11 +88,12 @@ def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_im
     objective, norms = parts.objective, [name for name in parts.step.averages["watch"].means if "running" in name]
     network, original, passed = objective.watched.model, objective._follow, []
 
-    def watch(batch):
+    def watch(view, batch):
+        assert view.model is network
         expected = copy.deepcopy(network)
         with torch.no_grad():
             expected.train()(batch)
-        original(batch)
+        original(view, batch)
         passed.append(batch)
         for name in norms:
             torch.testing.assert_close(network.state_dict()[name], expected.state_dict()[name])

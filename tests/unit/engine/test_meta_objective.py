@@ -265,14 +265,14 @@ def test_meta_images_pass_a_cpu_in_pieces_that_change_nothing(monkeypatch):
         sizes.append(len(piece))
         return watched.forward(piece)
 
-    parts.objective.watched = watched._replace(forward=forward)
-    found = parts.objective._features(images)
+    view = watched._replace(forward=forward)
+    found = parts.objective._features(view, images)
     assert sizes == [32, 32, 32, 32, 2]
     with torch.no_grad():
         torch.testing.assert_close(found, watched.forward(images)[0])
     # Statistics of the batch need all of it.
     parts.objective.meta_bn = "batch"
-    parts.objective._features(images)
+    parts.objective._features(view, images)
     assert sizes[5:] == [130]
 
 
