@@ -186,6 +186,12 @@ def _averages(recipe: Recipe, model: nn.Module, plan: Plan, *, steps: int) -> _A
     usual = train.epochs * 5 // 7 if train.average == "uniform" else 0
     first = usual if train.average_from_epoch is None else train.average_from_epoch
     share = plan.watch_share if isinstance(plan, MetaPlan) else 0.0
+    learns = isinstance(plan, MetaPlan) and not (plan.frozen or plan.settings.leak_meta_grad)
+    if share and not learns:
+        raise ValueError(
+            f"train: `method.options.watch_share` must be 0 where nothing is learned through averaged weights, got {share}: a "
+            "frozen variant learns nothing, and a leaked gradient needs the network itself. Leave it out."
+        )
     if share and train.average != "phase":
         raise ValueError(
             f"train: `method.options.watch_share` must be 0 unless `train.average` is phase, got {share} and {train.average}: "
@@ -198,7 +204,6 @@ def _averages(recipe: Recipe, model: nn.Module, plan: Plan, *, steps: int) -> _A
     decay = 1 - 1 / _memory(train, steps)
     if train.average == "ema":
         return _Averages(WeightAverage(model, decay=decay, first_epoch=first))
-    learns = isinstance(plan, MetaPlan) and not (plan.frozen or plan.settings.leak_meta_grad)
     watch = WeightAverage(model, decay=decay, first_epoch=first, own_statistics=True) if learns else None
     by_phase = partial(WeightAverage, model, decay=None, share=train.average_share, first_epoch=first, by_phase=True)
     # Its statistics are learned as it goes, those of the average that predicts only where predictions are made.

@@ -97,6 +97,15 @@ def test_a_share_of_what_does_not_predict_is_refused(average):
         assemble(recipe_of(0.5, **{"train.average": average}))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"method.name": "flgamma", "method.options.variant": "frozen"}, {"method.options.leak_meta_grad": "true"}],
+)
+def test_a_share_that_nothing_would_read_is_refused(settings):
+    with pytest.raises(ValueError, match=r"`method.options.watch_share` must be 0 where nothing is learned"):
+        assemble(recipe_of(0.5, **settings))
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_a_share_out_of_range_is_refused(share):
     with pytest.raises(ValueError, match=r"`method.options.watch_share` must be in \[0, 1\]"):
