@@ -15,7 +15,7 @@ from calibrant.grid import compare as module
 from calibrant.grid.compare import Failure, compare, split_names
 from calibrant.grid.local import last_line
 from calibrant.grid.outputs import write_outputs
-from calibrant.grid.schedule import Event, Task
+from calibrant.grid.schedule import Board, Event, Stage, Task
 from calibrant.grid.worker import run_task
 from made_up_runs import run_of
 
@@ -82,6 +82,19 @@ def test_compare_does_not_train_a_base_again_that_only_a_finished_run_was_made_o
     found = run(tmp_path, "ce+ts,brier")
     assert Here.given == ["mixture-mlp-brier-seed0"]
     assert [entry.method for entry in found.entries] == ["ce+ts", "brier"]
+
+
+def test_compare_goes_on_with_a_run_whose_folder_is_there_but_not_finished(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mixture-mlp-ce-seed0").mkdir(parents=True)
+    seen: list[Stage] = []
+
+    def watch(board: Board, event: Event | None) -> None:
+        seen.extend(state.stage for state in board.states.values())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, watch=watch)
+    assert seen == [Stage.WAITING]
 
 
 def test_compare_reports_what_failed_and_compares_the_rest(tmp_path: Path) -> None:

@@ -104,6 +104,12 @@ def test_page_shows_every_run_with_command_machine_epochs_and_seed() -> None:
     assert "4.812 ± 0.122" in page
 
 
+@pytest.mark.parametrize(("seconds", "said"), [(119, "119 s"), (121, "2 min"), (5400, "90 min"), (9000, "2.5 h")])
+def test_page_says_the_time_of_training_in_a_fitting_unit(seconds: float, said: str) -> None:
+    entry = replace(run_of("mine"), facts={"machine": "a CPU", "seconds": seconds})
+    assert f"1 run on a CPU, {said} of training.\n" in render_results([entry], source="results", link="../results")
+
+
 def test_page_keeps_short_runs_apart_from_full_ones() -> None:
     page = render_results([run_of("ce", 0.05), run_of("focal", 0.01, epochs=20)], source="results", link="x")
     row = next(line for line in page.splitlines() if line.startswith("| Focal"))

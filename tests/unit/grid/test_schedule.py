@@ -109,6 +109,24 @@ def test_run_cells_closes_the_executor_when_interrupted() -> None:
     assert executor.closed == 1
 
 
+def test_board_times_a_second_try_from_its_own_beginning() -> None:
+    now = [0.0]
+    board = Board(GRID, clock=lambda: now[0])
+    state = board.states["digits-convnet-ce-seed0"]
+    for at, event in ((0.0, Event(state.cell.name, "step", epochs=1.0)), (5.0, fail(state.cell.name))):
+        now[0] = at
+        if state.stage is Stage.WAITING:
+            board.start(state)
+        board.note(event, retries=1)
+    assert state.stage is Stage.WAITING
+    now[0] = 100.0
+    board.start(state)
+    for at, epochs in ((100.0, 1.0), (110.0, 2.0)):
+        now[0] = at
+        board.note(Event(state.cell.name, "step", epochs=epochs), retries=1)
+    assert state.seconds == 10.0
+
+
 def test_board_estimates_the_rest_from_epochs_of_the_same_method() -> None:
     now = [0.0]
     board = Board(GRID, clock=lambda: now[0])

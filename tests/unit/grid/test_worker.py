@@ -3,6 +3,7 @@ import sys
 import pytest
 
 import calibrant.engine.train as engine
+from calibrant.engine.loop import EpochRecord
 from calibrant.engine.recipe import recipe_of, to_dict
 from calibrant.grid import worker
 from calibrant.grid.worker import run_task
@@ -72,3 +73,16 @@ def test_run_task_tells_of_parts_of_an_epoch_once_a_second_at_most(tmp_path, mon
     monkeypatch.setattr(engine, "train", train)
     run_task({"recipe": to_dict(recipe_of({})), "folder": str(tmp_path / "run"), "base": None}, send=sent.append)
     assert [said["epochs"] for said in sent[:-1]] == [2.25, 2.75]
+
+
+def test_run_task_counts_an_epoch_as_done_once_it_is_reported(tmp_path, monkeypatch):
+    def train(recipe, *, report, **_):
+        report(EpochRecord(0, 0.1, 2.0))
+        report(EpochRecord(1, 0.1, 1.0, val_error=0.3, val_ece=0.02))
+        raise ValueError("enough")
+
+    sent = []
+    monkeypatch.setattr(sys, "argv", ["worker"])
+    monkeypatch.setattr(engine, "train", train)
+    run_task({"recipe": to_dict(recipe_of({})), "folder": str(tmp_path / "run"), "base": None}, send=sent.append)
+    assert [(said["epochs"], said["numbers"]) for said in sent[:-1]] == [(1.0, {}), (2.0, {"val_error": 0.3, "val_ece": 0.02})]
