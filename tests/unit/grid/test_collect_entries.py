@@ -76,6 +76,18 @@ def test_load_entries_reuses_metrics_that_agree_with_the_predictions(run: Path, 
     assert load_run_entry(folder).scores["ece"].high == 0.987
 
 
+def test_load_entries_reuses_metrics_of_which_one_is_infinite(run: Path, tmp_path: Path) -> None:
+    folder, sure = copy(run, tmp_path / "run"), [[1.0, 0.0], [0.0, 1.0]] * 20
+    test = Predictions(probs=sure, labels=[0, 0] * 20, split="test")
+    test.save(folder / "test.npz")
+    # What is not finite is written as null.
+    said = json.loads(measure(test).to_json())
+    assert said["metrics"]["nll"]["value"] is None
+    said["metrics"]["ece"]["high"] = 0.987
+    (folder / "metrics.json").write_text(json.dumps(said))
+    assert load_run_entry(folder).scores["ece"].high == 0.987
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

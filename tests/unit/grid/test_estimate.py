@@ -147,6 +147,15 @@ def test_forecast_of_jobs_side_by_side_is_shorter_but_no_shorter_than_one_run() 
 
 
 @pytest.mark.usefixtures("known_speed")
+def test_forecast_waits_for_the_longest_of_unequal_runs_side_by_side() -> None:
+    found = forecast(plan_cells(["mixture", "digits"], ["ce"], [0], settings=SMALL), jobs=2)
+    short, long = sorted(speed.seconds for speed in found.speeds)
+    assert short < 0.9 * long
+    # Loading 5 s, tables and figures of two data sets 10 s, a row of each 1.4 s.
+    assert found.low == pytest.approx(0.75 * long + 16.4)
+
+
+@pytest.mark.usefixtures("known_speed")
 def test_forecast_on_gpus_lets_runs_that_share_one_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calibrant.grid.estimate.make_places", lambda **_: [Place("0", 1, 4), Place("1", 1, 4)])
     found = forecast(plan_cells(["mixture"], ["ce"], list(range(8)), settings=SMALL))
@@ -178,6 +187,8 @@ def test_forecast_on_a_busy_machine_counts_the_load_for_what_is_not_timed(monkey
     busy = forecast(cells, jobs=1)
     assert busy.speeds[0].seconds - alone.speeds[0].seconds == pytest.approx(2 * 1.5)
     assert busy.low - alone.low == pytest.approx(0.75 * 2 * 1.5 + 2 * 10.7)
+    repaired = forecast(plan_cells(["mixture"], ["ce", "ce+ts"], [0], settings=SMALL), jobs=1)
+    assert repaired.low - busy.low == pytest.approx(3 * (0.75 * 0.6 + 0.7))
 
 
 def test_forecast_times_equal_pictures_once(known_speed: list[str]) -> None:
