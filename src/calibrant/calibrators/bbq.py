@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrant.calibrators.one_vs_rest import Question, StepCalibrator, Vector
+from calibrant.calibrators.ties import edges_behind, merge_ties
 from calibrant.core.checks import check_positive
 
 Positions = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -38,8 +39,9 @@ class Binning(NamedTuple):
 
 def sort_question(question: Question) -> Sorted:
     """Sort a question and take running sums."""
-    order = np.argsort(question.probs, kind="stable")
-    probs, weights = question.probs[order], question.weights[order]
+    probs = merge_ties(question.probs)
+    order = np.argsort(probs, kind="stable")
+    probs, weights = probs[order], question.weights[order]
     hits = weights * question.answers[order]
 
     def running(values: Vector) -> Vector:
@@ -69,6 +71,7 @@ def make_binnings(data: Sorted, sizes: range) -> list[Binning]:
     cuts = data.ties[np.minimum(np.searchsorted(data.mass, data.mass[-1] * share * (1 - 1e-12)), n)]
     cuts[share == 1] = n
     upper = np.where(cuts == n, 1.0, data.probs[cuts - 1])
+    edges = np.where(cuts == n, 1.0, edges_behind(data.probs, np.minimum(cuts, n - 1)))
     before, lower = np.roll(cuts, 1), np.roll(upper, 1)
     before[starts], lower[starts] = 0, 0.0
     mass, hits, hit_probs = (sums[cuts] - sums[before] for sums in (data.mass, data.hits, data.hit_probs))
@@ -78,7 +81,7 @@ def make_binnings(data: Sorted, sizes: range) -> list[Binning]:
     values = np.clip((hits + (hit_probs + middle) / (hits + 1)) / (mass + 1), 0.0, 1.0)
     totals = np.add.reduceat(evidence, starts)
     return [
-        Binning(upper[first : first + size - 1], values[first : first + size], float(total))
+        Binning(edges[first : first + size - 1], values[first : first + size], float(total))
         for first, size, total in zip(starts, count, totals, strict=True)
     ]
 

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from calibrant.calibrators.one_vs_rest import Question, StepCalibrator, Vector
+from calibrant.calibrators.ties import edges_behind, just_above, merge_ties
 from calibrant.core.binning import equal_width_edges
 from calibrant.core.checks import check_count
 
@@ -14,17 +15,19 @@ from calibrant.core.checks import check_count
 def equal_mass_edges(probs: Vector, weights: Vector, n_bins: int) -> Vector:
     """Inner edges that give every bin the same weight, as far as ties allow: equal probabilities stay together.
 
+    An edge lies right behind the last probability of its bin.
+
     Example:
-        >>> equal_mass_edges(np.array([0.1, 0.2, 0.3, 0.4, 0.9, 0.9]), np.ones(6), 3).tolist()
+        >>> equal_mass_edges(np.array([0.1, 0.2, 0.3, 0.4, 0.9, 0.9]), np.ones(6), 3).round(4).tolist()
         [0.2, 0.4]
     """
+    probs = merge_ties(probs)
     order = np.argsort(probs, kind="stable")
-    mass = np.cumsum(weights[order])
+    ordered, mass = probs[order], np.cumsum(weights[order])
     cuts = np.searchsorted(mass, mass[-1] * np.arange(1, n_bins) / n_bins * (1 - 1e-12))
-    edges = np.unique(probs[order][np.minimum(cuts, len(probs) - 1)])
+    ends = np.unique(np.searchsorted(ordered, ordered[np.minimum(cuts, len(probs) - 1)], side="right"))
     # Nothing lies above an edge at the largest probability.
-    inner: Vector = edges[edges < probs.max()]
-    return inner
+    return edges_behind(ordered, ends[ends < len(probs)])
 
 
 def bin_values(question: Question, edges: Vector) -> Vector:
@@ -74,7 +77,8 @@ class HistogramBinning(StepCalibrator):
 
     def _steps(self, question: Question) -> tuple[Vector, Vector]:
         if self.binning == "width":
-            edges = equal_width_edges(self.n_bins).numpy()[1:-1]
+            # A rounded score on an edge is in the bin below it, whichever way its probability was rounded.
+            edges = just_above(equal_width_edges(self.n_bins).numpy()[1:-1])
         else:
             edges = equal_mass_edges(question.probs, question.weights, self.n_bins)
         return edges, bin_values(question, edges)

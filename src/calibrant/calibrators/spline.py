@@ -13,6 +13,7 @@ from calibrant.calibrators.base import Calibrator, Learned
 from calibrant.calibrators.fit_data import FitData
 from calibrant.calibrators.log_space import floor_logits, replace_confidence
 from calibrant.calibrators.piecewise import interpolate_rows
+from calibrant.calibrators.ties import merge_ties
 from calibrant.core.checks import check_count
 
 Vector = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -110,7 +111,10 @@ class SplineCalibration(Calibrator):
         probs = floor_logits(data.logits.double()).softmax(1)
         confidence, predicted = probs.max(1)
         knots, values = recalibrate(
-            confidence.numpy(), (predicted == data.labels).double().numpy(), data.weights.numpy(), n_knots=self.n_knots
+            merge_ties(confidence.numpy()),
+            (predicted == data.labels).double().numpy(),
+            data.weights.numpy(),
+            n_knots=self.n_knots,
         )
         if len(knots) == 1:
             knots, values = np.repeat(knots, 2), np.repeat(values, 2)

@@ -281,8 +281,8 @@ def test_monte_carlo_wrong_shape_is_named() -> None:
 
 def test_equal_mass_edges_weights_move_the_cut() -> None:
     probs = np.array([0.1, 0.2, 0.3, 0.4])
-    assert equal_mass_edges(probs, np.ones(4), 2).tolist() == [0.2]
-    assert equal_mass_edges(probs, np.array([3.0, 1.0, 1.0, 1.0]), 2).tolist() == [0.1]
+    assert equal_mass_edges(probs, np.ones(4), 2).round(4).tolist() == [0.2]
+    assert equal_mass_edges(probs, np.array([3.0, 1.0, 1.0, 1.0]), 2).round(4).tolist() == [0.1]
     assert equal_mass_edges(np.full(4, 0.3), np.ones(4), 3).tolist() == []
 
 
@@ -297,7 +297,7 @@ def test_bbq_one_bin_has_the_beta_binomial_evidence() -> None:
 def test_bbq_ties_are_never_split() -> None:
     question = Question(np.array([0.5] * 6 + [0.9] * 2), np.array([1.0, 0.0] * 4), np.ones(8))
     for binning in make_binnings(sort_question(question), range(1, 6)):
-        assert set(binning.edges) <= {0.5, 1.0}
+        assert set(binning.edges.round(4)) <= {0.5, 1.0}
 
 
 def test_isotonic_is_monotone_in_the_probability(quiet: None) -> None:
