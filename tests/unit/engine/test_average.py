@@ -300,3 +300,16 @@ def test_weight_average_begun_anew_forgets_what_was_before():
     set_to(model, 9.0)
     average.update()
     assert float(average.means["0.weight"]) == 9.0
+
+
+@pytest.mark.parametrize(("settings", "first"), [({}, 5), ({"train.average_from_epoch": "2"}, 2)])
+def test_train_uniform_average_begins_with_the_papers_last_drop_unless_told(settings, first):
+    recipe = override(Recipe(), TINY | {"train.average": "uniform", "train.epochs": "7", "train.batch_size": "900"} | settings)
+    parts = assemble(recipe).parts
+    apart = []
+    for epoch in range(7):
+        run_epoch(parts, recipe, epoch, started=0.0)
+        weights = parts.model.state_dict()
+        apart.append(any(not torch.equal(mean, weights[name]) for name, mean in parts.step.average.means.items()))
+    # Before that it is the network itself; the first epoch that counts has two steps.
+    assert apart == [epoch >= first for epoch in range(7)]

@@ -65,6 +65,17 @@ def test_meta_objective_clip_bounds_the_hypergradient():
     assert norms[1] == pytest.approx(1e-9 * norms[0] / (norms[0] + 1e-6), rel=1e-3)
 
 
+@pytest.mark.parametrize(("preset", "bounded"), [("default", True), ("paper", False)])
+def test_meta_objective_projects_the_hyper_parameters_after_a_step(preset, bounded):
+    settings = {"method.name": "ce-dece", "method.preset": preset, "method.options.meta_lr": "0.1"}
+    parts = assemble(override(Recipe(), TINY | settings)).parts
+    parts.meta()
+    values = torch.cat([value.detach().flatten() for value in parts.objective.hyper.values()])
+    # Coefficients start at zero, from where a step goes either way.
+    assert float(values.max()) > 0.01
+    assert bool((values >= 0).all()) == bounded
+
+
 @pytest.mark.parametrize("preset", ["default", "paper"])
 def test_meta_objective_gradients_and_their_optimizers_state_lie_as_the_parameters(preset, monkeypatch):
     convolve_contiguously(monkeypatch)

@@ -38,3 +38,26 @@ def test_meta_objective_of_two_processes_adds_up_to_that_of_one(reduction, parts
     alone = objective.loss(batch, features, logits)
     objective.group = Group(rank=0, world_size=2)
     torch.testing.assert_close(objective.loss(batch, features, logits), alone / parts)
+
+
+@pytest.mark.parametrize(("reduction", "times"), [("sum", 8.0), ("mean", 1.0)])
+def test_meta_objective_reduces_the_losses_of_a_batch_as_the_recipe_says(reduction, times):
+    settings = {"data.name": "mixture", "backbone.name": "mlp", "method.name": "ce-dece", "train.reduction": reduction}
+    objective = assemble(override(Recipe(), settings | {"train.batch_size": "20"})).parts.objective
+    logits, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4
+    # Its coefficients start at zero: the loss is cross-entropy.
+    found = objective.loss(Batch(logits, labels, labels, torch.tensor(0)), logits, logits)
+    torch.testing.assert_close(found, times * F.cross_entropy(logits, labels))
+
+
+def test_step_clips_the_gradient_of_all_parameters_to_the_norm_of_the_recipe():
+    settings = {"data.name": "mixture", "backbone.name": "mlp", "method.name": "ce", "train.device": "cpu"}
+    norms = {}
+    for clip in (0.0, 0.02):
+        parts = assemble(override(Recipe(), settings | {"train.clip_norm": clip})).parts
+        parts.step.batches.begin_epoch(0)
+        parts.plain()
+        norms[clip] = float(torch.stack([value.grad.norm() for value in parts.model.parameters()]).norm())
+    # Zero is off.
+    assert norms[0.0] > 0.1
+    assert norms[0.02] == pytest.approx(0.02, rel=1e-3)
