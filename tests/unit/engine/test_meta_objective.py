@@ -1,9 +1,12 @@
+import copy
+
 import pytest
 import torch
 
 import calibrant.engine.meta_objective as module
 from calibrant.engine.assemble import _haste, assemble
 from calibrant.engine.evaluate import at_once
+from calibrant.engine.features import feature_function
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.methods import Facts, make_plan
 from calibrant.engine.optim import set_learning_rate
@@ -74,6 +77,20 @@ def test_meta_objective_projects_the_hyper_parameters_after_a_step(preset, bound
     # Coefficients start at zero, from where a step goes either way.
     assert float(values.max()) > 0.01
     assert bool((values >= 0).all()) == bounded
+
+
+@pytest.mark.parametrize(("meta_bn", "training"), [("frozen", False), ("batch", True), ("update", True)])
+def test_meta_objective_normalises_meta_images_as_it_is_told(meta_bn, training):
+    settings = {"backbone.name": "convnet", "method.options.meta_bn": meta_bn, "train.average": "no"}
+    parts = assemble(override(Recipe(), TINY | settings)).parts
+    objective, before = parts.objective, copy.deepcopy(parts.model)
+    objective.begin_epoch(0)
+    images = objective.batches.next().images
+    seen = objective._features(objective.watched, images)
+    torch.testing.assert_close(seen, feature_function(copy.deepcopy(before).train(training))(images)[0])
+    moved = [not torch.equal(one, two) for one, two in zip(parts.model.buffers(), before.buffers(), strict=True)]
+    assert any(moved) == (meta_bn == "update")
+    assert parts.model.training
 
 
 @pytest.mark.parametrize("preset", ["default", "paper"])
