@@ -227,7 +227,9 @@ def warn_at_bound(temperature: float, data: FitData, *, where: str) -> None:
     logits = floor_logits(data.logits if data.logits.ndim == 2 else data.logits[0])
     slope = nll_slope(FitData(logits, data.labels, data.weights), 0.0)
     why = "the best one lies beyond it"
-    if slope.all_on_top:
+    if slope.second == 0:
+        why = "every example has the same logit for all classes, which no temperature changes"
+    elif slope.all_on_top and temperature < 1:
         why = "every prediction of the fit data is right, so that more confidence always looks better"
     elif slope.first >= 0:
         why = "the logits say less about the labels than guessing does"

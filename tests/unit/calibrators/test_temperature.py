@@ -158,6 +158,19 @@ def test_temperature_of_labels_that_all_have_probability_zero_warns_of_its_bound
         assert TemperatureScaling().fit(logits, torch.ones(60, dtype=torch.long)).temperature_ > 1e4
 
 
+def test_temperature_at_its_bound_says_what_is_so() -> None:
+    flat, labels = torch.zeros(60, 3), torch.arange(60) % 3
+    with pytest.warns(CalibrationWarning, match=r"bound 0\.001: every example has the same logit for all classes"):
+        TemperatureScaling().fit(flat, labels)
+    right = 3 * torch.nn.functional.one_hot(labels, 3).float()
+    with pytest.warns(CalibrationWarning, match=r"bound 0\.001: every prediction of the fit data is right"):
+        TemperatureScaling().fit(right, labels)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        AttendedTemperatureScaling().fit(right[:1] + torch.tensor([0.0, 1.0, 0.5]), labels[:1])
+    assert any("bound 100000: the best one lies beyond it" in str(entry.message) for entry in caught)
+
+
 def test_ensemble_of_labels_with_probability_zero_keeps_the_temperature_of_the_others() -> None:
     given, _ = synthetic_predictions(2000, 10, temperature=2.0, hardness=0.5, split="val")
     logits = given.logits.double().clone()
