@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from calibrant.core.entry import Entry
 from calibrant.engine.folder import is_finished
@@ -18,7 +19,7 @@ from calibrant.grid.collect import data_label, load_run_entry, test_numbers
 from calibrant.grid.layout import Table
 from calibrant.grid.local import LocalExecutor, visible_gpus
 from calibrant.grid.outputs import write_outputs
-from calibrant.grid.plan import Cell, check_data, check_folders, check_out, parse_seeds, plan_cells
+from calibrant.grid.plan import Cell, check_data, check_finished, check_folders, check_out, parse_seeds, plan_cells
 from calibrant.grid.ready import check_ready
 from calibrant.grid.schedule import Board, Executor, Stage, Watch, run_cells
 from calibrant.grid.unchanged import check_alike, check_unchanged
@@ -110,7 +111,7 @@ def compare(
     Returns:
         The comparison. Raises ``ValueError`` or ``OSError`` with one sentence, before anything is run, if a name is unknown,
         data are missing or cannot be used, a network cannot be built, a batch cannot be filled, or a folder holds a run by
-        another recipe, or of other data under the same path.
+        another recipe, of other data under the same path, or one that was finished and can no longer be read.
 
     Example:
         >>> from tempfile import mkdtemp
@@ -127,6 +128,7 @@ def compare(
     cells = _plan(names, parts, seeds, recipe=recipe, settings=settings, alone=bool(others))
     check_out(folder)
     check_folders(cells, folder / "runs")
+    check_finished(cells, folder / "runs")
     # What two checks look at is read once, and let go before the first run.
     read = cache(load_data)
     check_unchanged(cells, folder / "runs", read=read)
@@ -137,7 +139,7 @@ def compare(
     start = _executor(cells, on=on, jobs=jobs, threads=threads, address=ray_address)
     check_ready(left, on=on, read=read)
     read.cache_clear()
-    _make(folder / "runs" if cells else folder)
+    _make(folder, runs=bool(cells))
     if watch is not None:
         watch(board, None)
     with closing(lock_folder(folder, where="compare")):
@@ -201,12 +203,16 @@ def _executor(cells: Sequence[Cell], *, on: str, jobs: int | None, threads: int,
     return lambda: LocalExecutor(device=device, jobs=jobs, threads=threads)
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, *, runs: bool) -> None:
+    """Make the folder of a comparison; raises ``OSError`` with one sentence where that, or writing into it, cannot be done."""
+    place, what = folder / "runs" if runs else folder, "made"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
+        place, what = folder, "written to"
+        TemporaryFile(dir=folder).close()
     except OSError as error:
         raise type(error)(
-            f"compare: the folder {folder} cannot be made ({error.strerror}). Choose another with `--out`."
+            f"compare: the folder {place} cannot be {what} ({error.strerror}). Choose another with `--out`."
         ) from None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from calibrant.backbones import BACKBONES
 from calibrant.core.lookup import lookup
 from calibrant.data import EMBEDDED, SOURCES
 from calibrant.data.sources import is_there
+from calibrant.engine.folder import is_finished
 from calibrant.engine.limits import check_recipe
 from calibrant.engine.methods import METHODS, make_plan, split_name
 from calibrant.engine.recipe import Recipe, load_recipe, override
@@ -18,12 +20,20 @@ from calibrant.engine.resolve import check_idle, facts_of, resolved
 from calibrant.engine.run import check_same_run
 from calibrant.engine.setup import load_data
 from calibrant.grid.collect import data_label, is_run
+from calibrant.io.predictions import load_predictions
 
 # The embedded sets are too small for the paper's network and 350 epochs; these are used where nothing else is said. A tenth of
 # `digits` is often classified without a mistake, and then no temperature can be fitted.
 SMALL: dict[str, dict[str, object]] = {
     "digits": {"backbone.name": "convnet", "train.epochs": 30, "data.val": 300},
     "mixture": {"backbone.name": "mlp", "train.epochs": 60},
+}
+
+# What a table is made of, and how it is read.
+_READ: dict[str, Callable[[Path], object]] = {
+    "recipe.toml": load_recipe,
+    "test.npz": load_predictions,
+    "history.jsonl": lambda file: [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()],
 }
 
 # More than this is a seed that was meant, not a number of them.
@@ -171,6 +181,22 @@ def check_folders(cells: Sequence[Cell], runs: Path) -> None:
                 check_same_run(load_recipe(file), cell.recipe, where=str(file.parent))
             except ValueError as error:
                 raise ValueError(str(error).replace("train:", "compare:", 1)) from None
+
+
+def check_finished(cells: Sequence[Cell], runs: Path) -> None:
+    """Raise ``ValueError`` if a file of a finished run is missing or damaged: said now, not after hours of training others."""
+    for cell in (cell for cell in cells if cell.shown):
+        folder, name = runs / cell.name, "run.json"
+        try:
+            # What is not finished goes on, or is run from its beginning.
+            for name, read in _READ.items() if is_finished(folder) else ():
+                read(folder / name)
+        except (FileNotFoundError, ValueError):
+            got = "one that is damaged" if (folder / name).exists() else "none there"
+            raise ValueError(
+                f"compare: `{folder / name}` must be what a finished run wrote, got {got}. "
+                "Put it back, or remove the folder of the run, which is then run again."
+            ) from None
 
 
 def _check_axes(data: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> None:

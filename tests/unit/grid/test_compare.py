@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
@@ -113,6 +114,40 @@ def test_compare_of_runs_that_cannot_begin_is_refused_before_anything_starts(tmp
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "grid", "ce,flgamma-sece", settings=SHORT | {"train.batch_size": 1700})
     assert not (tmp_path / "grid").exists()
+
+
+@pytest.mark.parametrize("name", ["run.json", "recipe.toml", "test.npz", "history.jsonl"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:30])], ids=["gone", "cut"])
+def test_compare_with_a_damaged_run_is_refused_before_others_are_trained(tmp_path: Path, name: str, damage: object) -> None:
+    run(tmp_path)
+    file = tmp_path / "runs" / "mixture-mlp-ce-seed0" / name
+    damage(file)
+    if (name, file.exists()) == ("run.json", False):
+        # Nothing says that it was finished, and nothing that it was begun with these settings: it is made anew.
+        assert not run(tmp_path, "ce,focal").failures
+        return
+    with pytest.raises(ValueError, match=f"^(compare|recipe): `{file}` must be .*, got"):
+        run(tmp_path, "ce,focal")
+    assert Here.given == ["mixture-mlp-ce-seed0"]
+
+
+def test_compare_without_a_base_run_that_is_not_in_the_table_needs_none_of_its_files(tmp_path: Path) -> None:
+    run(tmp_path, "ce+ts")
+    (tmp_path / "runs" / "mixture-mlp-ce-seed0" / "test.npz").unlink()
+    assert [entry.method for entry in run(tmp_path, "ce+ts").entries] == ["ce+ts"]
+
+
+def test_compare_into_a_folder_that_cannot_be_written_to_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(dir: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(dir))
+
+    monkeypatch.setattr(module, "TemporaryFile", refuse)
+    Here.given.clear()
+    with pytest.raises(OSError, match=r"^compare: the folder .* cannot be written to \(Read-only file system\)\. Choose"):
+        run(tmp_path)
+    assert Here.given == []
 
 
 def test_compare_of_finished_runs_alone_reads_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
