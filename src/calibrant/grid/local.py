@@ -255,12 +255,18 @@ class LocalExecutor:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that says something; the first, which names the run, does not."""
+    """Return the last line of a log that says something.
+
+    The one that names the run does not; a crash of the interpreter is told by the line above its list of frames.
+    """
     try:
         lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     except OSError:
         return ""
-    return lines[-1] if lines and not lines[-1].startswith(f"{log.stem}, ") else ""
+    begun = max((k + 1 for k, line in enumerate(lines) if line.startswith(f"{log.stem}, ")), default=0)
+    crashes = [line for line in lines[begun:] if line.startswith("Fatal Python error")]
+    said = crashes or lines[begun:]
+    return said[-1] if said else ""
 
 
 def _signal_name(number: int) -> str:

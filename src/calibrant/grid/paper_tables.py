@@ -26,6 +26,8 @@ from calibrant.metrics.differences import Difference, compare_runs, holm
 # Method, preset, epochs, network and settings: one line of Table 5, over several data sets.
 _Setting = tuple[str, str | None, int | None, str | None, tuple[str, ...]]
 
+_NO_GAIN = "No gain is given: that takes runs of FLγ and FLγ-SECE with the same preset, epochs and settings."
+
 
 def make_paper_table(
     name: str,
@@ -139,7 +141,9 @@ def _gain(name: str, rows: Sequence[Row], style: Style) -> Table:
         pairs = [(a, b) for b in with_sece for a in part if a.method == "flgamma" and _same_setting(a, b)]
         gains = tuple(_gain_line(a, b, table.columns) for a, b in pairs)
         sections.append(replace(section, lines=(*section.lines, *gains)))
-    return replace(table, sections=tuple(sections), notes=(*table.notes, "Gain: with SECE minus without; negative is better."))
+    drawn = any(line.kind == "difference" for section in sections for line in section.lines)
+    note = "Gain: with SECE minus without; negative is better." if drawn else _NO_GAIN
+    return replace(table, sections=tuple(sections), notes=(*table.notes, note))
 
 
 def _gain_line(first: Row, second: Row, columns: Sequence[Column]) -> Line:

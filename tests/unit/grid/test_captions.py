@@ -115,6 +115,16 @@ def test_table2_gains_have_the_value_of_every_common_seed() -> None:
     gain = next(line for line in table.lines if line.kind == "difference")
     assert gain.seeds == (0, 1, 2, 3)
     assert len(gain.cells["error"].values) == 4
+    assert table.notes[-1].startswith("Gain: ")
+
+
+def test_table2_says_why_there_is_no_gain_between_presets() -> None:
+    literal = replace(run_of("flgamma", 0.05, 0.0), preset="paper")
+    table = make_paper_table("table2", [literal, run_of("flgamma-sece", 0.06, 0.0)])
+    assert all(line.kind != "difference" for line in table.lines)
+    assert table.notes[-1] == (
+        "No gain is given: that takes runs of FLγ and FLγ-SECE with the same preset, epochs and settings."
+    )
 
 
 def scaled(temperature: float, seed: int = 0, *, val: int = 300) -> Entry:
