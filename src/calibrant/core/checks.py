@@ -22,6 +22,8 @@ SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, 
 
 # Entries outside [0, 1] by less than this look like probabilities that are not quite right, others like logits.
 _NEARLY = 0.1
+# What to do with several labels for one example, each with a sigmoid of its own.
+_SEVERAL = " Several labels at once are measured class by class, with `Predictions.from_binary`."
 
 
 class FitError(RuntimeError):
@@ -91,7 +93,7 @@ def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "pro
     expected = [scores.shape[0], *scores.shape[2:]]
     if list(labels.shape) != expected:
         one_hot = labels.shape == scores.shape
-        hint = " Pass `labels.argmax(1)` if they are one-hot." if one_hot else ""
+        hint = f" Pass `labels.argmax(1)` if they are one-hot.{_SEVERAL if scores.ndim == 2 else ''}" if one_hot else ""
         form = "[N]" if scores.ndim == 2 else "[N, ...]"
         raise ValueError(f"{where}: `labels` must be {form} = {expected}, got {list(labels.shape)}.{hint}")
     if labels.is_floating_point() or labels.is_complex():
@@ -194,6 +196,8 @@ def check_prob_values(probs: Tensor, *, where: str) -> None:
                 f"{where}: `probs` must lie in [0, 1], got {far:.4g} in row {row}. "
                 "Set what is below zero to zero and divide every row by its sum, if they are probabilities."
             )
+        if low >= 0 and abs(least - 100) < 1 and abs(most - 100) < 1:
+            raise ValueError(f"{where}: `probs` must lie in [0, 1], got rows that sum to 100. Divide percentages by 100.")
         raise ValueError(
             f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. "
             "They look like logits: pass `torch.softmax(logits, 1)`, or `Predictions(logits=...)`."
@@ -202,7 +206,7 @@ def check_prob_values(probs: Tensor, *, where: str) -> None:
         row = int((sums - 1).abs().argmax())
         raise ValueError(
             f"{where}: rows of `probs` must sum to 1 (within {tolerance:g}), got {float(sums[row]):.6g} in row {row}. "
-            "Normalise them, or pass `Predictions(logits=...)` if they are scores."
+            f"Normalise them, or pass `Predictions(logits=...)` if they are scores.{_SEVERAL}"
         )
     row = int((work.amin(1)).argmin())
     raise ValueError(

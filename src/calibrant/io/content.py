@@ -30,6 +30,7 @@ _ALIASES = {"label": "labels", "weight": "weights", "sample_weight": "weights"}
 _KNOWN = {*SCORES, *_ALIASES, *_ALIASES.values(), "split", "class_names", EXTRAS_KEY}
 _SCORE_COLUMN = re.compile(r"(p|logit)(0|[1-9]\d*)")
 _REPAIR = "Repair or remove that row."
+_SEVERAL = "Several labels at once are measured class by class: one file each, with `probs` [N] and labels 0 or 1."
 _AS_LOGITS = "store them as `logits` (columns logit0, logit1, … in a table)."
 _AS_PROBS = "store them as `probs` (columns p0, p1, … in a table)."
 
@@ -217,7 +218,9 @@ def _for_files(message: str, first_row: int) -> str:
     if "look like probabilities" in message:
         return f"{rule}. They look like probabilities: {_AS_PROBS}"
     if "must sum to 1" in rule:
-        return f"{rule}. Normalise the rows, or if they are scores {_AS_LOGITS}"
+        return f"{rule}. Normalise the rows, or if they are scores {_AS_LOGITS} {_SEVERAL}"
+    if "Several labels" in message:
+        return f"{rule}. Take their `argmax(1)` if they are one-hot. {_SEVERAL}"
     if "in row" in rule and ("must be finite" in rule or "NaN" in rule):
         return f"{rule}. {_REPAIR}"
     if "`probs` must be >= 0" in rule:

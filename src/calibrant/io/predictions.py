@@ -36,7 +36,16 @@ FORMATS = {
     ".pt": _Format(read_pt, write_pt),
 }
 # Endings that are not close in spelling to the one that holds the same kind of data.
-_MEANT = {".npy": ".npz", ".pth": ".pt", ".tsv": ".csv", ".txt": ".csv", ".pq": ".parquet", ".pkl": ".npz", ".json": ".csv"}
+_MEANT = {
+    ".npy": ".npz",
+    ".pth": ".pt",
+    ".tsv": ".csv",
+    ".txt": ".csv",
+    ".pq": ".parquet",
+    ".pkl": ".npz",
+    ".json": ".csv",
+    ".jsonl": ".csv",
+}
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 

@@ -153,6 +153,9 @@ def test_load_no_ending_lists_the_formats(tmp_path: Path) -> None:
         ({"probs": EYE, "labels": ["cat", "dog"]}, "class indices 0, 1, 2, …, got 'cat'"),
         ({"probs": EYE, "labels": EYE}, "They look one-hot"),
         ({"probs": EYE, "labels": EYE.astype(int)}, "if they are one-hot"),
+        ({"probs": EYE, "labels": np.ones((2, 2), int)}, "one file each, with `probs` .N. and labels 0 or 1"),
+        ({"probs": EYE * 0.9 + 0.1, "labels": [0, 1]}, "one file each, with `probs` .N. and labels 0 or 1"),
+        ({"probs": 100 * EYE, "labels": [0, 1]}, "got rows that sum to 100. Divide percentages by 100."),
         ({"probs": EYE, "labels": [0, 0.5]}, "got 0.5 in row 1"),
         ({"probs": EYE, "labels": [0, np.nan]}, "got no label in row 1"),
         ({"probs": [0, 1], "labels": EYE}, r"`probs` must be \[N, C\], got \[2\]. It looks swapped with `labels`"),
@@ -348,6 +351,15 @@ def test_class_names_from_lines_or_json(tmp_path: Path) -> None:
     assert load_class_names(tmp_path / "names.txt") == ("cat", "big dog", "", "ü")
     (tmp_path / "names.json").write_text('["cat", "dog"]')
     assert load_class_names(tmp_path / "names.json") == ("cat", "dog")
+
+
+def test_class_names_by_index_as_transformers_keeps_them(tmp_path: Path) -> None:
+    (tmp_path / "names.json").write_text('{"1": "dog", "0": "cat"}')
+    assert load_class_names(tmp_path / "names.json") == ("cat", "dog")
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "id2label": {"0": "cat", "1": "dog"}}')
+    assert load_class_names(tmp_path / "config.json") == ("cat", "dog")
+    (tmp_path / "names.json").write_text('{"cat": 0, "dog": 1}')
+    assert "got dict" in message_of(tmp_path / "names.json", load_class_names)
 
 
 @pytest.mark.parametrize(("text", "said"), [("{", "not JSON"), ("{}", "got dict"), ("[]", "JSON list"), ("[1]", "JSON list")])
