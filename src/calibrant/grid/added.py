@@ -22,6 +22,7 @@ from calibrant.grid.plan import Cell
 from calibrant.grid.rows import catalogue_order, group_rows, is_same_run
 from calibrant.grid.same_test import Asked, KnownLabels, check_labels, labels_of
 from calibrant.io.predictions import load_predictions
+from calibrant.report.style import method_name
 
 
 class Added(NamedTuple):
@@ -70,7 +71,7 @@ def load_added(add: Sequence[str | Path], cells: Sequence[Cell], *, runs: Path, 
     expected = [_expected(cell, scores[cell.data], runs) for cell in cells if cell.shown]
     found, notes = _once(found, expected)
     _check_copies(found)
-    found = name_apart(found)
+    found = _shown_apart(name_apart(found), expected)
     group_rows([*expected, *found])
     return Added(found, (*notes, *seed_notes(found)))
 
@@ -171,6 +172,17 @@ def _same_predictions(first: Predictions, second: Predictions) -> bool:
     if first.has_logits != second.has_logits or not torch.equal(first.labels, second.labels):
         return False
     return torch.equal(first.logits, second.logits) if first.has_logits else torch.equal(first.probs, second.probs)
+
+
+def _shown_apart(found: Sequence[Entry], expected: Sequence[Entry]) -> list[Entry]:
+    """Name a file with its ending where figures would call it as they call the method of a run, ``CE.npz`` beside ``ce``."""
+    shown = {method_name(entry.method) for entry in (*expected, *found) if not is_predictions(entry)}
+    return [
+        replace(entry, method=f"{entry.method}{Path(str(entry.folder)).suffix}")
+        if is_predictions(entry) and method_name(entry.method) in shown
+        else entry
+        for entry in found
+    ]
 
 
 def _check_copies(found: Sequence[Entry]) -> None:

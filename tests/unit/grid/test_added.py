@@ -74,6 +74,16 @@ def test_load_added_of_data_that_the_grid_has_not_says_which_it_has(tmp_path: Pa
         add(tmp_path / "a=b.npz", runs=tmp_path)
 
 
+def test_load_added_of_a_file_called_as_figures_call_a_method_of_a_run_is_told_apart_from_it(
+    runs: Path, predicted: Predictions, tmp_path: Path
+) -> None:
+    files = [
+        saved(tmp_path / f"{name}.npz", sharper(predicted, by)) for by, name in enumerate(("CE-seed0", "CE-seed1", "Brier"), 2)
+    ]
+    assert called(add(*files, runs=runs)) == [("CE.npz", 0), ("CE.npz", 1), ("Brier", None)]
+    assert called(add(*files, runs / NAMES[2], runs=runs))[2:] == [("Brier.npz", None), ("brier", 0)]
+
+
 def test_load_added_of_models_that_share_a_file_name_are_rows_of_their_own(
     runs: Path, predicted: Predictions, tmp_path: Path
 ) -> None:
