@@ -224,6 +224,22 @@ def test_wide_table_takes_the_width_of_the_window_and_keeps_its_names_in_view(br
         )
 
 
+def test_name_longer_than_the_window_widens_neither_the_page_nor_the_column_of_names(browser: Any, tmp_path: Path) -> None:
+    name = 20 * "verylong"
+    row = TableRow(name, tuple(("27.425 ± 0.198", False) for _ in range(8)))
+    table = FinishedTable("Wide", ("Method", *(f"Column {k}" for k in range(8))), (("digits", (row,)),))
+    file = tmp_path / "long.html"
+    entries = [*made_runs(), replace(made_runs()[0], method=name)]
+    file.write_text(render_page(entries=entries, tables=[table]), encoding="utf-8")
+    with opened_page(browser, file) as page:
+        for width in (1300, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+            names = page.locator(".scroll th[scope=row]", has_text=name)
+            assert names.count() == 2
+            assert all(place.bounding_box()["width"] < width / 2 for place in names.all()), width
+
+
 def test_many_settings_of_one_method_have_looks_of_their_own(browser: Any, tmp_path: Path) -> None:
     run = next(entry for entry in made_runs() if entry.method == "ce")
     settings = [None, "train.average=ema", "train.select=last", "train.average=phase", "optim.lr=0.2", "data.val=300"]
