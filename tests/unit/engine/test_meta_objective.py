@@ -203,6 +203,12 @@ def test_hyper_parameters_slow_down_with_the_network_unless_the_paper_is_followe
     assert found == ["slowing", "constant"]
 
 
+@pytest.mark.parametrize(("preset", "size"), [("default", 1024), ("paper", 128)])
+def test_meta_batches_are_large_unless_the_paper_is_followed_or_a_size_is_given(preset, size):
+    found = [make_plan("flgamma-sece", options, Facts(10, "sum", preset)) for options in ({}, {"meta_batch_size": 40})]
+    assert [plan.meta_batch_size for plan in found] == [size, 40]
+
+
 def test_pace_takes_the_place_of_the_presets_learning_rate_and_not_of_ones_own():
     plan = make_plan("flgamma-sece", {"pace": 0.01}, Facts(10, "sum", "paper"))
     assert (plan.pace, plan.settings.meta_lr) == (0.01, None)

@@ -108,6 +108,19 @@ def test_minmax_map_negative_score_stretches_the_batch_onto_zero_to_max():
     torch.testing.assert_close(POSITIVE_MAPS["minmax"].apply(scores, None), torch.tensor([0.0, 1.5, 3.0]))
 
 
+@pytest.mark.parametrize("gamma_max", [None, 8.0])
+@pytest.mark.parametrize("gamma", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("name", POSITIVE_MAPS)
+def test_positive_map_slope_is_its_derivative_at_the_score_of_a_gamma(name, gamma, gamma_max):
+    chosen = POSITIVE_MAPS[name]
+    # With a larger one beside it, since minmax takes the largest of a batch for its upper end.
+    score = torch.tensor([chosen.inverse(gamma, gamma_max), 9.0], dtype=torch.float64, requires_grad=True)
+    found = chosen.apply(score, gamma_max)
+    (slope,) = torch.autograd.grad(found[0], score)
+    assert found[0].item() == pytest.approx(gamma)
+    assert slope[0].item() == pytest.approx(chosen.slope(gamma, gamma_max))
+
+
 def test_gamma_of_at_the_bound_is_clamped_and_passes_a_gradient():
     params = with_head_scores({"attention": torch.ones(2, 3), "readout": torch.ones(2)}, torch.full((3,), 0.5))
     params["readout"].requires_grad_()

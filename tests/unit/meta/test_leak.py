@@ -113,6 +113,21 @@ def test_leaked_gradient_of_a_sparse_embedding_stays_sparse():
     torch.testing.assert_close(models[0][0].weight, models[1][0].weight)
 
 
+def test_leaked_gradient_is_added_to_what_is_there():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x, x_meta, labels = torch.randn(9, 6).double(), torch.randn(9, 6).double(), torch.arange(9) % 3
+    found = []
+    for before in (None, 1.0):
+        learner = leaking(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for value in model.parameters():
+            value.grad = None if before is None else torch.full_like(value, before)
+        learner.meta_update(*learner.forward(x), labels, x_meta, labels)
+        found.append([value.grad for value in model.parameters()])
+    for alone, added in zip(*found, strict=True):
+        torch.testing.assert_close(added, alone + 1)
+
+
 def test_own_gradient_is_laid_out_typed_and_stored_apart():
     value = nn.Parameter(torch.zeros(2, 3, 4, 5).to(memory_format=LAST))
     spread = torch.ones(()).double().expand(2, 3, 4, 5)

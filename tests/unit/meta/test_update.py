@@ -1,10 +1,12 @@
-"""What a meta update refuses: an autocast type that is none, an objective without a value to follow, a frozen head."""
+"""What a meta update refuses, an autocast type that is none, an objective without a value, a frozen head; and its clipping."""
 
 import pytest
 import torch
 from torch import nn
 
 from calibrant.meta import MetaLearner
+from calibrant.meta.update import next_hyper
+from calibrant.meta.virtual import total_norm
 
 
 def learner(**options):
@@ -48,3 +50,13 @@ def test_full_lookahead_of_a_frozen_head_is_refused_and_that_of_the_head_is_not(
     ):
         step(frozen("full"))
     step(frozen("head"))
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(None, 5.0), (0.5, 0.5), (50.0, 5.0)])
+def test_next_hyper_clips_the_hypergradient_over_all_hyper_parameters(clip, expected):
+    # Without memory Adam's first mean is the gradient that it was given.
+    made = learner(meta_clip=clip, betas=(0.0, 0.0))
+    grads = {name: torch.full_like(value, 1 / value.numel() ** 0.5) for name, value in made.hyper.items()}
+    grads = {name: length * grad for length, (name, grad) in zip((3.0, 4.0), grads.items(), strict=True)}
+    _, state, _ = next_hyper(made.plan, made.hyper, grads, made.adam, lr=1e-3)
+    assert float(total_norm(state.first)) == pytest.approx(expected, rel=1e-4)

@@ -8,8 +8,9 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from calibrant.core.grid import EXACT_BINS
-from calibrant.core.records import Predictions
+from calibrant.core.records import Bins, Predictions
 from calibrant.metrics import streaming
+from calibrant.metrics.diagram import draw_reliability
 from calibrant.metrics.measure import measure
 from calibrant.metrics.streaming import (
     AdaptiveCalibrationError,
@@ -179,4 +180,18 @@ def test_plot_draws_the_reliability_diagram(monkeypatch: pytest.MonkeyPatch) -> 
     metric.update(*mixed_gaps(50, 4))
     assert metric.plot()[1].get_lines()
     assert metric.plot([metric.compute(), metric.compute()])[0] is not None
+    plt.close("all")
+
+
+def test_draw_reliability_marks_mean_accuracy_and_mean_confidence_among_the_shares() -> None:
+    from matplotlib import pyplot as plt
+
+    plt.switch_backend("Agg")
+    parts = ([0, 0.5, 1], [6, 2], [0.4, 0.8], [0.3, 0.5])
+    figure, _ = draw_reliability(Bins(*(torch.tensor(part, dtype=torch.float64) for part in parts)), title="two bins")
+    assert figure is not None
+    below = figure.axes[1]
+    assert [(bar.get_x(), bar.get_height()) for bar in below.patches] == [(0, 0.75), (0.5, 0.25)]
+    lines = {found.get_label(): found.get_segments()[0][0][0] for found in below.collections}
+    assert lines == pytest.approx({"mean accuracy": 0.35, "mean confidence": 0.5})
     plt.close("all")

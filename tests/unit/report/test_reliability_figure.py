@@ -59,6 +59,20 @@ def test_draw_reliability_axes_are_confidence_and_accuracy_from_0_to_1() -> None
     assert diagonal.get_linestyle() == "--"
 
 
+def test_draw_reliability_counts_share_one_axis_that_names_a_power_of_ten() -> None:
+    many = replace(PANEL, bins=replace(BINS, count=400 * BINS.count))
+    lowers = draw_reliability_grid([PANEL, many]).axes[1::2]
+    assert [lower.get_ylim() for lower in lowers] == [(0.5, 8000), (0.5, 8000)]
+    ticks = list(zip(lowers[0].get_yticks(), (text.get_text() for text in lowers[0].get_yticklabels()), strict=True))
+    assert ticks == [(1, "1"), (1000, "$10^3$")]
+
+
+def test_draw_reliability_every_row_of_diagrams_has_its_axes_named_at_the_left() -> None:
+    axes = draw_reliability_grid([PANEL] * 5, columns=2).axes
+    assert [upper.get_ylabel() for upper in axes[::2]] == ["accuracy", "", "accuracy", "", "accuracy"]
+    assert [lower.get_ylabel() for lower in axes[1::2]] == ["count", "", "count", "", "count"]
+
+
 def test_draw_reliability_intervals_stand_at_the_mean_confidence() -> None:
     upper = draw_reliability_grid([PANEL]).axes[0]
     lines = upper.collections[0].get_segments()
