@@ -6,6 +6,7 @@ a run itself prints goes to the cell's log. The process ends when its input does
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import gc
 import json
@@ -62,12 +63,21 @@ def run_task(task: Mapping[str, Any], *, send: Send) -> None:
     except Exception as error:
         if not isinstance(error, _EXPECTED):
             traceback.print_exc()
-        text = f"{error}" if isinstance(error, _EXPECTED) else f"{type(error).__name__}: {error}"
-        lines = text.strip().splitlines() or [type(error).__name__]
+        lines = _words(error, folder=task["folder"]).strip().splitlines() or [type(error).__name__]
         sys.stderr.write("\n".join(lines) + "\n")
         send({"kind": "failed", "text": lines[0], "again": not isinstance(error, _FINAL), "memory": is_out_of_memory(error)})
     finally:
         gc.collect()
+
+
+def _words(error: Exception, *, folder: str) -> str:
+    """What is said of a run that failed, to somebody who gave a command for a whole grid."""
+    if not isinstance(error, _EXPECTED):
+        return f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.filename or folder}: cannot be written ({error.strerror}). Make room."
+    # A grid goes on by itself.
+    return str(error).replace("add `--resume`", "give the same command again")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

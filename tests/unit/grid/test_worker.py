@@ -1,3 +1,4 @@
+import errno
 import sys
 
 import pytest
@@ -86,3 +87,29 @@ def test_run_task_counts_an_epoch_as_done_once_it_is_reported(tmp_path, monkeypa
     monkeypatch.setattr(engine, "train", train)
     run_task({"recipe": to_dict(recipe_of({})), "folder": str(tmp_path / "run"), "base": None}, send=sent.append)
     assert [(said["epochs"], said["numbers"]) for said in sent[:-1]] == [(1.0, {}), (2.0, {"val_error": 0.3, "val_ece": 0.02})]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "{folder}: cannot be written (No space left on device). Make room."),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "a/b.npz"),
+            "a/b.npz: cannot be written (No space left on device). Make room.",
+        ),
+        (
+            OSError("train: no checkpoint. Make room, and add `--resume`."),
+            "train: no checkpoint. Make room, and give the same command again.",
+        ),
+        (RuntimeError("a bug"), "RuntimeError: a bug"),
+    ],
+)
+def test_run_task_says_what_helps_a_grid(error, text, tmp_path, monkeypatch):
+    def train(recipe, **_):
+        raise error
+
+    sent, folder = [], str(tmp_path / "run")
+    monkeypatch.setattr(sys, "argv", ["worker"])
+    monkeypatch.setattr(engine, "train", train)
+    run_task({"recipe": to_dict(recipe_of({"train": {"device": "cpu"}})), "folder": folder, "base": None}, send=sent.append)
+    assert sent[0]["text"] == text.format(folder=folder)
