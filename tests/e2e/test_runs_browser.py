@@ -32,6 +32,7 @@ from calibrant.report.page_content import FinishedTable, TableRow
 from calibrant.report.robustness import prepare_robustness
 from calibrant.report.rows import group_rows
 from calibrant.report.tradeoff import prepare_tradeoff
+from figure_data import run_of
 from made_up_page_runs import made_runs
 
 pytestmark = needs_chromium
@@ -284,3 +285,23 @@ def test_print_divides_no_row_of_diagrams_and_leaves_no_heading_alone(opened: An
         ):
             told = page.locator(part).first.evaluate("(part, rule) => getComputedStyle(part)[rule]", rule)
             assert told == value, (part, rule)
+
+
+def test_a_method_that_failed_leaves_the_others_room(tmp_path: Path, browser: Any) -> None:
+    curve: list[float | None] = [0.3, 0.2, 0.1]
+    fine = run_of("flgamma-sece", error=0.05, ece=0.01, curve=curve, gamma=[0.5, 0.4, 3.0])
+    failed = run_of("flgamma", error=0.2, ece=0.12, curve=curve, gamma=[0.5, 20.0, 900.0])
+    file = tmp_path / "failed.html"
+    file.write_text(render_page(entries=[fine, run_of("ce", error=0.1, ece=0.04), failed]), encoding="utf-8")
+    with opened_page(browser, file) as page:
+        # On a logarithmic axis 10 % is in the middle of 5 and 20 %.
+        marks = [middle_of(page, f"#trade-off path.mark >> nth={k}") for k in range(3)]
+        left, middle, right = sorted(x for x, _ in marks)
+        assert middle == pytest.approx((left + right) / 2, abs=0.2)
+        ends = [
+            float(re.findall(r"[\d.]+ ([\d.]+)", page.locator(f"#gamma path.line >> nth={k}").get_attribute("d"))[-1])
+            for k in (0, 1)
+        ]
+        foot = max(float(y) for y in page.locator("#gamma .grid line").evaluate_all("all => all.map((l) => l.getAttribute('y1'))"))
+        # Of gammas of 3 and of 900 the first is well above the foot, too.
+        assert 0.2 < (foot - max(ends)) / (foot - min(ends)) < 0.6

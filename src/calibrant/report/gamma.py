@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ _SMALLEST = 1e-4
 _TICKS = (0.5, 0.9, 0.99, 0.999, 1.0)
 # Length on that axis, and least number of examples, of one point of a running mean.
 _STEP, _LEAST_GROUP = 0.2, 5
+# Where one method's gamma grows so many times as large as another's, both are seen on a logarithmic axis only.
+_APART = 20.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def draw_gamma_epochs(gamma: GammaEpochs, *, title: str | None = None) -> Figure
     r"""Draw the mean of gamma on the test examples at each epoch, with a band of one standard deviation over the examples.
 
     A narrow band says that all examples share one gamma, a wide one that each has its own. With several seeds both are the
-    seeds' means.
+    seeds' means. Where one method's gamma grows twenty times as large as another's, the axis is logarithmic above that one's.
 
     Args:
         gamma: What to draw; see `prepare_gamma_epochs`.
@@ -88,12 +91,29 @@ def draw_gamma_epochs(gamma: GammaEpochs, *, title: str | None = None) -> Figure
             ax.fill_between(x, middle - spread, middle + spread, color=color, alpha=0.2, linewidth=0, zorder=2)
         ax.set_ylabel(r"$\gamma$ on test examples")
         ax.grid(axis="y")
+        _scale_gamma(ax, gamma)
         epoch_axis(ax)
         least, most = (end(band.seeds for band in gamma.mean) for end in (min, max))
         several = f", {most if least == most else f'{least} to {most}'} seeds" if most > 1 else ""
         note = f"mean ± std over examples{several}"
         draw_shared_legend(figure, title="\n".join(said for said in (title, note) if said))
     return figure
+
+
+def _scale_gamma(ax: Axes, gamma: GammaEpochs) -> None:
+    """Make the axis logarithmic, but for its part around zero, where the methods' gammas differ by factors."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter
+
+    peaks = [peak for band in gamma.mean if 0 < (peak := max(map(abs, band.mean))) < math.inf]
+    if not peaks or max(peaks) <= _APART * min(peaks):
+        return
+    power = math.floor(math.log10(min(peaks)))
+    bottom, top = ax.get_ylim()
+    ax.set_yscale("symlog", linthresh=10.0**power)
+    ax.set_ylim(bottom if min(min(band.mean) for band in gamma.mean) < 0 else 0.0, 1.5 * top)
+    decades = [10.0**k for k in range(power, math.ceil(math.log10(1.5 * top)))]
+    ax.yaxis.set_major_locator(FixedLocator([*(-decade for decade in reversed(decades)), 0.0, *decades]))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 @dataclass(frozen=True)

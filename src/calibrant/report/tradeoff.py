@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrant.core.sizes import common_size, usual_size
-from calibrant.report.bands import log_scale, seeds_note
+from calibrant.report.bands import log_scale, log_ticks, seeds_note
 from calibrant.report.placing import Box, place_labels
 from calibrant.report.rows import Row
 from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, fold_label, fold_to_width, print_style
@@ -31,6 +31,8 @@ _LABEL_WIDTH = 22
 _FEW_LINES = 12
 # The largest ratio of two ECEs that the axis shows on its logarithmic scale.
 _SPAN = 200.0
+# The ratio of two errors from which on their axis is logarithmic, too: a method that failed leaves the others room.
+_ERRORS_APART = 2.5
 # So many times lower than the lowest point the axis goes for the end of a bar.
 _BELOW = 4.0
 
@@ -108,7 +110,8 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
 
     Better is further left and further down. The stepped line joins the rows that no other row beats in both; what lies above
     and to the right of it is beaten by one of them. Bars are standard deviations over seeds; one that goes
-    on below the axis ends in an arrow. The axis of ECE is logarithmic down to the least value that is not nearly zero.
+    on below the axis ends in an arrow. The axis of ECE is logarithmic down to the least value that is not nearly zero,
+    that of the error where one is more than two and a half times another.
 
     Args:
         points: What to draw; see `prepare_tradeoff`.
@@ -142,6 +145,7 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
             _draw_point(ax, point)
         ax.set(xlabel="test error (%)", ylabel="test ECE (%)")
         ax.margins(0.12)
+        _scale_error(ax, points)
         _scale_ece(ax, points)
         _draw_front(ax, points)
         ax.grid()
@@ -165,6 +169,19 @@ def _draw_point(ax: Axes, point: TradeoffPoint) -> None:
         zorder=4,
         **(point.style.point_options() | {"markersize": 6 if point.best else 4.5}),  # type: ignore[arg-type]
     )
+
+
+def _scale_error(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
+    """Make the axis of the error logarithmic where errors differ by factors."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    least, most = (end(point.error for point in points) for end in (min, max))
+    if not 0 < _ERRORS_APART * least < most or any((point.error_std or 0.0) >= point.error for point in points):
+        return
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(FixedLocator(log_ticks(*ax.get_xlim())))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.xaxis.set_minor_locator(NullLocator())
 
 
 def _scale_ece(ax: Axes, points: Sequence[TradeoffPoint]) -> None:

@@ -62,6 +62,13 @@ def test_draw_gamma_epochs_names_whole_epochs_only() -> None:
     assert ax.get_xlabel() == "epoch"
 
 
+def test_prepare_gamma_epochs_leaves_out_repaired_runs() -> None:
+    runs = [run_of(name, curve=[0.1, 0.2], gamma=[1.0, 1.2]) for name in ("flgamma-sece", "flgamma-sece+ts")]
+    found = prepare_gamma_epochs(group_rows([runs[0], replace(runs[1], temperature=1.5)])[0].rows)
+    assert found is not None
+    assert [band.label for band in found.mean] == [r"FL$_\gamma$-SECE"]
+
+
 def test_prepare_gamma_of_methods_without_gamma_is_none() -> None:
     rows = group_rows(gamma_runs()[:1])[0].rows
     assert prepare_gamma_epochs(rows) is None
@@ -127,6 +134,14 @@ def test_draw_gamma_confidence_of_several_methods_titles_each() -> None:
     assert figure.legends[0].get_title().get_text() == "digits"
 
 
+def test_draw_gamma_confidence_of_several_methods_has_one_range_that_holds_every_example() -> None:
+    starts = (0.6, 0.3, 0.9)
+    panels = [GammaPanel("a", np.array([x, 1.0]), np.array([2.0, 1.0]), np.array([False, True]), {}) for x in starts]
+    ranges = {ax.get_xlim() for ax in draw_gamma_confidence(panels).axes}
+    assert len(ranges) == 1
+    assert ranges.pop()[0] < 0.3
+
+
 @pytest.mark.parametrize("panels", [1, 2, 3])
 def test_draw_gamma_confidence_numbers_at_the_axis_do_not_meet(panels: int) -> None:
     confidence = np.array([0.2, 0.9, 1.0])
@@ -157,3 +172,19 @@ def test_stretch_is_finite_and_rising_up_to_1() -> None:
 def test_draw_gamma_confidence_of_nothing_raises() -> None:
     with pytest.raises(ValueError, match="draw_gamma_confidence: `panels` must hold at least one run with gammas, got none"):
         draw_gamma_confidence([])
+
+
+@pytest.mark.parametrize(("other", "scale"), [(30.0, "linear"), (800.0, "symlog")])
+def test_draw_gamma_epochs_shows_a_small_gamma_beside_one_that_grew(other: float, scale: str) -> None:
+    curve: list[float | None] = [0.3, 0.2, 0.1]
+    grown = run_of("flgamma", curve=curve, gamma=[1.0, 20.0, other])
+    found = prepare_gamma_epochs(group_rows([*gamma_runs(), grown])[0].rows)
+    assert found is not None
+    ax = draw_gamma_epochs(found).axes[0]
+    assert ax.get_yscale() == scale
+    heights = ax.transAxes.inverted().transform(ax.transData.transform([(1, 0.0), (1, 1.8), (1, other)]))[:, 1]
+    assert 0 <= heights[0] < heights[1] < heights[2] < 1
+    if scale == "symlog":
+        assert heights[1] > 0.2
+        assert [tick for tick in ax.get_yticks() if 0 <= tick < ax.get_ylim()[1]] == [0, 1, 10, 100, 1000]
+        assert ax.yaxis.get_major_formatter()(1000, 0) == "1000"

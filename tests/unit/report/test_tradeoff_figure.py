@@ -122,6 +122,7 @@ def placed(**places: tuple[float, float, float | None]) -> list[TradeoffPoint]:
 def test_draw_tradeoff_axis_holds_the_ends_of_bars_with_their_caps() -> None:
     ax = draw_tradeoff(placed(a=(26.7, 2.65, 1.55), b=(26.0, 4.7, 0.9), c=(27.0, 7.8, 6.8))).axes[0]
     assert ax.get_ylim()[0] < 7.8 - 6.8
+    assert ax.get_ylim()[1] > 7.8 + 6.8
     assert not [line for line in ax.get_lines() if line.get_marker() == "v"]
 
 
@@ -179,3 +180,17 @@ def test_draw_tradeoff_labels_of_long_settings_are_whole_and_inside_the_axes(row
 def test_draw_tradeoff_of_nothing_raises() -> None:
     with pytest.raises(ValueError, match="draw_tradeoff: `points` must hold at least one row, got none"):
         draw_tradeoff([])
+
+
+def test_draw_tradeoff_leaves_room_beside_a_method_that_failed() -> None:
+    ax = draw_tradeoff(points_of(CROWDED)).axes[0]
+    assert ax.get_xscale() == "linear"
+    ax = draw_tradeoff(points_of({**CROWDED, "flgamma": (16.8, 12.0)})).axes[0]
+    assert ax.get_xscale() == "log"
+    low, high = ax.get_xlim()
+    assert low < 4.126 < 16.8 < high
+    ticks = [tick for tick in ax.get_xticks() if low <= tick <= high]
+    assert len(ticks) >= 3
+    assert [ax.xaxis.get_major_formatter()(tick, 0) for tick in ticks] == [f"{tick:g}" for tick in ticks]
+    # No error at all has no place on such an axis.
+    assert draw_tradeoff(points_of({"ce": (0.0, 4.0), "focal": (16.8, 12.0)})).axes[0].get_xscale() == "linear"

@@ -23,12 +23,12 @@ function logTicks([low, high]) {
 }
 
 // Around all lines and bands; a logarithmic axis begins below the least value above zero.
-function verticalRange(series, { logY, floor }) {
+function verticalRange(series, { logY, floor, least: from = 0 }) {
   const spread = (spreads, k) => (spreads && spreads.length ? spreads[k] : 0);
   const tops = series.flatMap(([, , ys, spreads]) => ys.map((v, k) => v + spread(spreads, k)));
   if (!logY) return widen(extent([...tops, ...series.flatMap(([, , ys, spreads]) => ys.map((v, k) => v - spread(spreads, k)))]), floor);
   const least = Math.min(...series.flatMap(([, , ys]) => ys.filter((v) => v > 0)));
-  return [least / 1.15, Math.max(...tops) * 1.15];
+  return [Math.max(least, from) / 1.15, Math.max(...tops) * 1.15];
 }
 
 // Every series is [run, xs, ys, spreads]; chance is one too, drawn without marks below the others.
@@ -38,7 +38,7 @@ function drawLines(svg, width, series, options) {
   const left = 50;
   const all = chance ? [...series, chance] : series;
   const logY = options.logY && series.some(([, , ys]) => ys.some((v) => v > 0));
-  const yRange = verticalRange(all, { logY, floor });
+  const yRange = verticalRange(all, { logY, floor, least: options.least });
   const yTicks = logY ? logTicks(yRange) : niceTicks(yRange[0], yRange[1], 5);
   const yText = unit === "%" ? percentTicks(yTicks) : (value) => `${+value.toPrecision(3)}`;
   const [from, to] = extent(series.flatMap(([, xs]) => xs));

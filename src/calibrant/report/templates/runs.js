@@ -41,16 +41,19 @@ function drawTradeOff(svg, width) {
   if (!all.length) return nothing(svg, "No run shown here has both.");
   const left = 50;
   const height = 300;
-  const xs = widen(extent(all.flatMap((run) => run.points.map((p) => p[0]))), 0);
+  const rates = extent(all.flatMap((run) => run.points.map((p) => p[0])));
+  // As in the figures: a method that failed leaves the others room.
+  const logX = rates[0] > 0 && rates[1] > 2.5 * rates[0];
+  const xs = logX ? [rates[0] / 1.15, rates[1] * 1.15] : widen(rates, 0);
   const errors = extent(all.flatMap((run) => run.points.map((p) => p[1])));
   // As in the figures, unless an error is zero.
   const logY = errors[0] > 0;
   const ys = logY ? [errors[0] / 1.25, errors[1] * 1.25] : widen(errors, 0);
-  const xTicks = niceTicks(xs[0], xs[1], width < 420 ? 4 : 6);
+  const xTicks = logX ? logTicks(xs) : niceTicks(xs[0], xs[1], width < 420 ? 4 : 6);
   const yTicks = logY ? logTicks(ys) : niceTicks(ys[0], ys[1], 5);
   const plot = frame(svg, {
-    left, top: 30, width: width - left - 16, height, logY, x: xs, y: ys, xGrid: true, xTicks, xText: percentTicks(xTicks), yTicks,
-    yText: percentTicks(yTicks), xTitle: "error rate", yTitle: "ECE",
+    left, top: 30, width: width - left - 16, height, logX, logY, x: xs, y: ys, xGrid: true, xTicks, xText: percentTicks(xTicks),
+    yTicks, yText: percentTicks(yTicks), xTitle: "error rate", yTitle: "ECE",
   });
   drawFront(svg, plot, all);
   for (const run of all) {
@@ -99,8 +102,11 @@ function drawSweep(svg, width) {
 
 function drawGamma(svg, width) {
   const has = shownRuns().filter((run) => run.gamma.length);
+  // As in the figures: both are seen where one method's gamma grows twenty times as large as another's.
+  const peaks = extent(has.map((run) => Math.max(...run.gamma[1])).filter((peak) => peak > 0));
+  const logY = peaks[1] > 20 * peaks[0];
   return drawLines(svg, width, has.map((run) => [run, ...run.gamma]), {
-    unit: "", xTitle: "epoch", yTitle: "gamma", said: (epoch) => `epoch ${epoch}`, label: "Gamma over epochs.",
+    unit: "", xTitle: "epoch", yTitle: "gamma", logY, least: peaks[0] / 30, said: (epoch) => `epoch ${epoch}`, label: "Gamma over epochs.",
   });
 }
 
