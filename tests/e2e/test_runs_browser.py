@@ -302,6 +302,8 @@ def test_a_method_that_failed_leaves_the_others_room(tmp_path: Path, browser: An
             float(re.findall(r"[\d.]+ ([\d.]+)", page.locator(f"#gamma path.line >> nth={k}").get_attribute("d"))[-1])
             for k in (0, 1)
         ]
-        foot = max(float(y) for y in page.locator("#gamma .grid line").evaluate_all("all => all.map((l) => l.getAttribute('y1'))"))
+        foot = max(
+            float(y) for y in page.locator("#gamma .grid line").evaluate_all("all => all.map((l) => l.getAttribute('y1'))")
+        )
         # Of gammas of 3 and of 900 the first is well above the foot, too.
         assert 0.2 < (foot - max(ends)) / (foot - min(ends)) < 0.6
