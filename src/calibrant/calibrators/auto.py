@@ -47,8 +47,8 @@ class AutoCalibrator(Calibrator):
     nothing shows that the complexity pays. Where no gain on doing nothing has a 95 % interval above zero, nothing is done.
 
     A method that learns something of every class is left out where a class has no example: the held-out examples cannot show
-    what it does to that class. One that would warn of the data, as of too few examples, is ranked but not chosen,
-    and none is where the model makes no mistake.
+    what it does to that class. One that would warn, as of too few examples or a temperature at its bound, is ranked but not
+    chosen, and none is where the model makes no mistake, or where all labels are the same.
 
     Args:
         methods: Names from `CALIBRATORS`; all that take logits ``[N, C]`` by default.
@@ -135,20 +135,35 @@ class AutoCalibrator(Calibrator):
         return [
             name
             for name, calibrator in self.settled_.items()
-            if not _has_mistakes(data) or calibrator.doubts(data) or (few and calibrator.needs_every_class)
+            if not _has_mistakes(data)
+            or _has_one_class(data)
+            or calibrator.doubts(data)
+            or (few and calibrator.needs_every_class)
         ]
 
     def _learn(self, data: FitData) -> None:
         held, failures = self._try_methods(data)
         doubtful = self._doubtful(data)
         self.ranking_ = rank(held, failures, data.weights)
-        self.best_name_ = choose(held, data.weights, ["none", *self.settled_], doubtful=doubtful)
-        self.best_ = Identity() if self.best_name_ == "none" else self.settled_[self.best_name_]
-        self.best_._learn(data)
+        self._fit_best(held, data, doubtful)
         missing = missing_classes(data)
         self.advice_ = advise(self.ranking_, self.best_name_, self.scoring, doubtful=doubtful)
         self.advice_ += f" {_LEFT_OUT}: {missing}." if missing else ""
         self.num_classes_ = data.num_classes
+
+    def _fit_best(self, held: Mapping[str, Tensor], data: FitData, doubtful: list[str]) -> None:
+        """Fit the best method whose fit does not warn; one that does, as of a temperature at its bound, is doubtful too."""
+        while True:
+            self.best_name_ = choose(held, data.weights, ["none", *self.settled_], doubtful=doubtful)
+            self.best_ = Identity() if self.best_name_ == "none" else self.settled_[self.best_name_]
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", CalibrationWarning)
+                    self.best_._learn(data)
+            except CalibrationWarning:
+                doubtful.append(self.best_name_)
+            else:
+                return
 
     def _try_methods(self, data: FitData) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Held-out scores ``[N]`` of every method that could be fitted, and why the others could not."""
@@ -216,6 +231,10 @@ class AutoCalibrator(Calibrator):
 
 def _has_mistakes(data: FitData) -> bool:
     return bool((data.logits.argmax(1) != data.labels).any())
+
+
+def _has_one_class(data: FitData) -> bool:
+    return bool((data.labels == data.labels[0]).all())
 
 
 def _ranked(entry: Mapping[str, object]) -> Ranked:

@@ -95,16 +95,16 @@ def _clearly_better(scores: Tensor, idle: Tensor, weights: Tensor) -> bool:
 
 
 def advise(ranking: Sequence[Ranked], chosen: str, score: str, *, doubtful: Collection[str] = ()) -> str:
-    """Say in a sentence what the ranking means; ``doubtful`` are those for which the examples are too few."""
+    """Say in a sentence what the ranking means; ``doubtful`` are those that would warn of the examples."""
     what = {"nll": "negative log-likelihood", "brier": "Brier score"}[score]
     tried = [item for item in ranking if item.name != "none" and item.failure is None]
     able = [item for item in tried if item.name not in doubtful]
-    of_them = " of the methods that have enough examples" if ranking[0].name in doubtful else ""
+    of_them = " of the methods that these examples suffice for" if ranking[0].name in doubtful else ""
     if chosen == "none":
         if not tried:
             return "Doing nothing is all that is left: no method could be used."
         if not able:
-            return "Doing nothing is best: these examples are too few, or too easy, for every method."
+            return "Doing nothing is best: these examples are too few, too easy or too odd for every method."
         none = f"none{of_them}" if of_them else "no method"
         interval = f"95% interval {-able[0].gain_high:+.4f} to {-able[0].gain_low:+.4f}"
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from helpers import golden
 FEW = ("temperature", "ensemble_temperature", "vector", "histogram")
 
 
-TOO_FEW = "Doing nothing is best: these examples are too few, or too easy, for every method."
+TOO_FEW = "Doing nothing is best: these examples are too few, too easy or too odd for every method."
 
 
 def predictions(n: int = 1500, *, temperature: float = 2.4, seed: int = 0, split: str = "val") -> Predictions:
@@ -165,6 +166,28 @@ def test_auto_of_predictions_that_are_all_right_does_nothing() -> None:
     assert (auto.best_name_, auto.advice_) == ("none", TOO_FEW)
 
 
+def test_auto_does_not_choose_a_temperature_that_ended_at_its_bound() -> None:
+    given = predictions()
+    wrong = given.logits.argmin(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CalibrationWarning)
+        auto = AutoCalibrator(methods=("temperature", "ensemble_temperature", "joint_isotonic")).fit(given.logits, wrong)
+        alone = AutoCalibrator(methods=("temperature",)).fit(given.logits, wrong)
+    assert auto.ranking_[0].name != "joint_isotonic"
+    assert auto.best_name_ == "joint_isotonic"
+    assert auto.advice_.startswith("joint_isotonic is best of the methods that these examples suffice for: it lowers")
+    assert alone.best_name_ == "none"
+    assert alone.advice_ == TOO_FEW
+
+
+def test_auto_of_labels_that_are_all_the_same_does_nothing() -> None:
+    given = predictions()
+    with pytest.warns(CalibrationWarning, match="have no example in the fit data"):
+        auto = AutoCalibrator().fit(given.logits, torch.zeros_like(given.labels))
+    assert auto.best_name_ == "none"
+    assert auto.advice_.startswith(TOO_FEW)
+
+
 def test_auto_does_not_choose_a_method_that_has_too_few_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     given = predictions()
     # What was done to one class no temperature undoes.
@@ -175,7 +198,7 @@ def test_auto_does_not_choose_a_method_that_has_too_few_examples(monkeypatch: py
     auto.fit(logits, given.labels)
     assert [entry.name for entry in auto.ranking_] == ["vector", "temperature", "none"]
     assert auto.best_name_ == "temperature"
-    assert auto.advice_.startswith("temperature is best of the methods that have enough examples: it lowers")
+    assert auto.advice_.startswith("temperature is best of the methods that these examples suffice for: it lowers")
 
 
 def test_rank_failed_methods_come_last_with_their_reason() -> None:
@@ -194,7 +217,7 @@ def test_advise_of_nothing_clear_gives_the_interval_of_the_nearest() -> None:
         "Doing nothing is best: no method improves the held-out negative log-likelihood clearly (the nearest, b, changes it by "
         "-0.2000, 95% interval -1.1800 to +0.7800)."
     )
-    assert "none of the methods that have enough examples improves" in advise(ranking, "none", "nll", doubtful=["b"])
+    assert "none of the methods that these examples suffice for improves" in advise(ranking, "none", "nll", doubtful=["b"])
     assert advise(ranking, "none", "nll", doubtful=["a"]) == advise(ranking, "none", "nll")
 
 
