@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from calibrant.report.bands import Band, band_of, log_axis, log_ticks, seeds_note
-from calibrant.report.curves import LearningCurves, draw_curves, prepare_curves
+from calibrant.report.curves import LearningCurves, draw_curves, learning_rate_drops, prepare_curves
 from calibrant.report.rows import Row, group_rows
 from calibrant.report.style import METHOD_STYLES
 from figure_data import run_of
@@ -39,6 +41,11 @@ def test_prepare_curves_takes_mean_and_spread_over_seeds_at_shared_epochs() -> N
 def test_prepare_curves_finds_where_the_learning_rate_drops() -> None:
     # 0.1, 0.1, 0.01: the third epoch is the first at a tenth.
     assert two_methods().drops == (3,)
+
+
+def test_learning_rate_drops_are_those_to_half_or_less() -> None:
+    rates = (0.4, 0.2, 0.11, 0.11, 0.01)
+    assert learning_rate_drops(replace(run_of(), history=tuple({"lr": rate} for rate in rates))) == (2, 5)
 
 
 def test_prepare_curves_of_validation_reads_the_other_column() -> None:

@@ -50,6 +50,15 @@ def test_stops_equal_measure_with_as_many_bins(n_bins: int, dtype: torch.dtype) 
     assert float(str(found["over"])) + float(str(found["under"])) == pytest.approx(scores["ece"].value)
 
 
+def test_stops_say_how_much_of_the_error_and_of_the_examples_is_over_and_under_confident() -> None:
+    # Six examples sure to 0.75 of which three are right, two sure to 0.6 and right.
+    predictions = Predictions(probs=[[0.75, 0.25]] * 6 + [[0.6, 0.4]] * 2, labels=[0, 1] * 3 + [0, 0])
+    summary, top = summarize_with_top(predictions, n_bins=10)
+    (found,) = examine_stops(summary, top, stops=[10], n_resamples=20, seed=0)
+    shares = [found[name] for name in ("over", "under", "overShare", "underShare")]
+    assert shares == pytest.approx([0.75 * 0.25, 0.25 * 0.4, 0.75, 0.25])
+
+
 def test_stops_with_weights_equal_measure() -> None:
     probs, labels = mixed_gaps(300)
     predictions = Predictions(probs=probs, labels=labels, weights=torch.linspace(0, 2, 300, dtype=torch.float64))
