@@ -101,3 +101,10 @@ def test_null_wrong_counts_raise(function: object) -> None:
         function(probs, labels, n_resamples=0)  # type: ignore[operator]
     with pytest.raises(ValueError, match="`seed` must be a whole number >= 0, got -1"):
         function(probs, labels, seed=-1)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("observed", "as_large"), [(0.5, 51), (0.0, 101), (2.0, 0)])
+def test_compare_with_null_by_hand(observed: float, as_large: int) -> None:
+    # 0, 0.01, ..., 1: half of them on average, and one in twenty above 0.95.
+    found = compare_with_null(observed, torch.linspace(0, 1, 101, dtype=torch.float64))
+    assert found == pytest.approx((0.5, 0.95, (1 + as_large) / 102))

@@ -124,6 +124,14 @@ def test_aurc_interval_all_right_ends_at_the_largest_possible_error_rate() -> No
     assert interval == pytest.approx((0, 0.1611), abs=1e-4)
 
 
+def test_aurc_interval_all_wrong_begins_at_the_least_possible_error_rate() -> None:
+    levels = some_levels(torch.linspace(0.5, 0.9, 50), torch.zeros(50))
+    interval, value = aurc_interval(levels, n_resamples=50, rng=np.random.default_rng(0))
+    assert value == pytest.approx(1.0)
+    assert interval == rate_interval(1.0, size=50)
+    assert interval.high == 1
+
+
 def test_aurc_acceleration_is_a_sixth_of_the_skewness_of_influences() -> None:
     # Ten examples a level; moving one by a little more weight moves the area by its influence (Efron 1987, equation 6.6).
     accuracy = torch.tensor([0.5, 0.7, 0.9], dtype=torch.float64)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.metrics.paired import paired_test
+from calibrant.metrics.bootstrap import Sample
+from calibrant.metrics.paired import _compare, paired_test
 from calibrant.metrics.values import KEYS, score_values
 from helpers import mixed_gaps
 
@@ -109,6 +110,29 @@ def test_paired_test_interval_excludes_zero_where_p_is_small() -> None:
                 assert test.low > 0 or test.high < 0, key
             if test.p_value > 0.06:
                 assert test.low <= 0 <= test.high, key
+
+
+@pytest.mark.parametrize(("difference", "as_large"), [(0.5, 102), (-0.5, 102), (3.0, 0)])
+def test_compare_of_a_difference_with_its_resamples_by_hand(difference: float, as_large: int) -> None:
+    # -1, -0.99, ..., 1 around another mean, which does not count; 191 of the 201 are within 0.95 of it.
+    drawn = 7 + torch.linspace(-1, 1, 201, dtype=torch.float64)
+    found = _compare(difference, drawn, most=math.inf)
+    assert found == pytest.approx((difference, difference - 0.95, difference + 0.95, (1 + as_large) / 202))
+
+
+def test_paired_test_gives_both_models_the_same_chance_where_they_predict_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, original = [], Sample.scores
+
+    def scores(self, counts, *, noise):
+        seen.append(noise.copy())
+        return original(self, counts, noise=noise)
+
+    monkeypatch.setattr(Sample, "scores", scores)
+    probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], dtype=torch.float64)
+    second = torch.tensor([[0.7, 0.3], [0.4, 0.6], [0.3, 0.7]], dtype=torch.float64)
+    paired_test(*(Predictions(probs=given, labels=[0, 0, 1]) for given in (probs, second)), n_resamples=20)
+    one, two = seen
+    assert [bool((first == other).all()) for first, other in zip(one, two, strict=True)] == [True, False, True]
 
 
 def test_paired_test_repeats_with_its_seed_only() -> None:
