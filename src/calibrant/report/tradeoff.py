@@ -33,6 +33,8 @@ _FEW_LINES = 12
 _SPAN = 200.0
 # The ratio of two errors from which on their axis is logarithmic, too: a method that failed leaves the others room.
 _ERRORS_APART = 2.5
+# The part of the axis of errors that a mark at zero may take to its left.
+_MARK_ROOM = 0.04
 # So many times lower than the lowest point the axis goes for the end of a bar.
 _BELOW = 4.0
 
@@ -109,9 +111,9 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
     """Draw ECE against error in per cent, a labelled point a row, with the Pareto front.
 
     Better is further left and further down. The stepped line joins the rows that no other row beats in both; what lies above
-    and to the right of it is beaten by one of them. Bars are standard deviations over seeds; one that goes
-    on below the axis ends in an arrow. The axis of ECE is logarithmic down to the least value that is not nearly zero,
-    that of the error where one is more than two and a half times another.
+    and to the right of it is beaten by one of them. Bars are standard deviations over seeds; one that goes on below the axis,
+    or below an error of zero, ends in an arrow. The axis of ECE is logarithmic down to the least value that is not nearly
+    zero, that of the error where one is more than two and a half times another.
 
     Args:
         points: What to draw; see `prepare_tradeoff`.
@@ -172,16 +174,33 @@ def _draw_point(ax: Axes, point: TradeoffPoint) -> None:
 
 
 def _scale_error(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
-    """Make the axis of the error logarithmic where errors differ by factors."""
+    """Make the axis of the error logarithmic where errors differ by factors; it has nothing to say below zero."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     least, most = (end(point.error for point in points) for end in (min, max))
     if not 0 < _ERRORS_APART * least < most or any((point.error_std or 0.0) >= point.error for point in points):
+        _end_at_zero(ax, points)
         return
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(FixedLocator(log_ticks(*ax.get_xlim())))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_locator(NullLocator())
+
+
+def _end_at_zero(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
+    """Let an axis of errors that bars, or the margin, take below zero end there, with room for the mark of a point at zero."""
+    from matplotlib.ticker import FixedLocator
+
+    left, right = ax.get_xlim()
+    if left >= 0:
+        return
+    near = 100 * min(point.error for point in points) < _MARK_ROOM * right
+    ax.set_xlim(max(left, -_MARK_ROOM * right) if near else 0.0, right)
+    ax.xaxis.set_major_locator(FixedLocator([tick for tick in ax.get_xticks() if 0 <= tick <= right]))
+    for point in points:
+        if point.error_std is not None and 100 * (point.error - point.error_std) < ax.get_xlim()[0]:
+            options = {"color": point.style.color, "marker": "<", "markersize": 3.5, "clip_on": False, "zorder": 4}
+            ax.plot([0.02], [100 * point.ece], transform=ax.get_yaxis_transform(), **options)  # type: ignore[arg-type]
 
 
 def _scale_ece(ax: Axes, points: Sequence[TradeoffPoint]) -> None:

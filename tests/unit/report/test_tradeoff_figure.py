@@ -133,6 +133,20 @@ def test_draw_tradeoff_bars_that_go_on_below_the_axis_end_in_an_arrow() -> None:
     assert [float(line.get_xdata()[0]) for line in ax.get_lines() if line.get_marker() == "v"] == pytest.approx([26.7, 26.0])
 
 
+@pytest.mark.parametrize(
+    ("errors", "room", "arrows"), [((0.0, 0.0056), True, 1), ((0.002, 0.0056), False, 2), ((0.0,), True, 0)]
+)
+def test_draw_tradeoff_axis_of_errors_ends_at_zero(errors: tuple[float, ...], room: bool, arrows: int) -> None:
+    (first,) = points_of({"ce": (5.0, 4.0)})
+    points = [replace(first, error=error, error_std=0.0 if error == 0 else 0.0079, seeds=2) for error in errors]
+    (ax,) = draw_tradeoff(points).axes
+    left, right = ax.get_xlim()
+    assert (-0.05 * right < left < 0) if room else left == 0
+    assert all(left <= 100 * error < right for error in errors)
+    assert min(ax.get_xticks()) >= 0
+    assert sum(line.get_marker() == "<" for line in ax.get_lines()) == arrows
+
+
 @pytest.mark.parametrize("least", [0.0, 0.00001])
 def test_draw_tradeoff_of_an_ece_of_nearly_zero_shows_the_others_apart(least: float) -> None:
     ax = draw_tradeoff(placed(a=(5.0, 4.0, None), b=(4.0, 1.0, None), c=(6.0, least, None))).axes[0]
