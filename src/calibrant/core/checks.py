@@ -214,6 +214,21 @@ def check_prob_values(probs: Tensor, *, where: str) -> None:
     )
 
 
+def check_binary_scores(scores: Tensor, *, kind: str, where: str) -> None:
+    """Raise unless ``scores`` of the positive class are floating ``[N]`` and, as probabilities, do not look like log-odds."""
+    if scores.ndim != 1 or not scores.is_floating_point():
+        two = scores.ndim == 2 and scores.shape[1] == 2
+        hint = f" Pass `Predictions({kind}=...)` for the scores of both classes." if two else ""
+        raise ValueError(f"{where}: scores must be floating [N], got {scores.dtype} {list(scores.shape)}.{hint}")
+    if kind == "probs" and scores.numel():
+        low, high = (float(v) for v in torch.aminmax(scores))
+        if low <= -_NEARLY or high >= 1 + _NEARLY:
+            raise ValueError(
+                f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. "
+                "They look like log-odds: pass them as `logits`."
+            )
+
+
 def check_logit_values(logits: Tensor, *, where: str) -> None:
     """Raise if ``logits [N, C]`` hold NaN or +inf, or a row is -inf throughout (a -inf entry is probability zero)."""
     top = logits.amax(1)
@@ -253,6 +268,8 @@ def check_label_values(labels: Tensor, num_classes: int, *, where: str, ignore_i
         hint = ""
         if low >= 1 and high == num_classes:
             hint = " They look one-based: pass `labels - 1`."
+        elif num_classes == 2 and low == -1 and not bool((kept == 0).any()):
+            hint = " They look like -1 and 1: take `(labels + 1) // 2`."
         elif low < 0 and ignore_index is None:
             hint = f" Pass `ignore_index={low}` if it marks examples to leave out."
         raise ValueError(f"{where}: `labels` must lie in [0, {num_classes - 1}], got {wrong}.{hint}")

@@ -19,6 +19,7 @@ from torch import Tensor
 from calibrant.core.checks import (
     ArrayLike,
     check_before_softmax,
+    check_binary_scores,
     check_label_values,
     check_prob_values,
     check_shapes,
@@ -222,9 +223,9 @@ class Predictions:
         """Make the two-class record of a binary problem.
 
         Args:
-            probs: Probability ``[N]`` of the positive class (label 1).
-            logits: Or its log-odds ``[N]``, the input of a sigmoid.
-            labels: 0 or 1, ``[N]``.
+            probs: Probability ``[N]`` or ``[N, 1]`` of the positive class (label 1).
+            logits: Or its log-odds, the input of a sigmoid.
+            labels: 0 or 1, ``[N]`` or as the scores.
             split: As in the constructor.
             weights: As in the constructor.
             columns: As in the constructor.
@@ -238,10 +239,12 @@ class Predictions:
         if (probs is None) == (logits is None):
             raise ValueError(f"{where}: exactly one of `probs` and `logits` must be given.")
         assert given is not None
-        score = to_tensor(given, where=where, name="probs" if probs is not None else "logits").cpu()
-        if score.ndim != 1 or not score.is_floating_point():
-            raise ValueError(f"{where}: scores must be floating [N], got {score.dtype} {list(score.shape)}.")
+        kind = "probs" if probs is not None else "logits"
+        score = to_tensor(given, where=where, name=kind).cpu()
+        score = score.squeeze(1) if score.ndim == 2 and score.shape[1] == 1 else score
+        check_binary_scores(score, kind=kind, where=where)
         target = read_labels(labels, score.shape, where=where, names=class_names)
+        target = target.reshape(-1) if target.shape == (len(score), 1) else target
         target = target.long() if target.dtype == torch.bool else target
         two_probs = torch.stack([1 - score, score], 1) if probs is not None else None
         two_logits = torch.stack([torch.zeros_like(score), score], 1) if probs is None else None

@@ -142,11 +142,33 @@ def test_predictions_from_binary_probs_and_logits_agree() -> None:
     assert by_logits.correct.tolist() == [True, True]
 
 
+def test_predictions_from_binary_takes_a_column_as_networks_return_it() -> None:
+    flat = Predictions.from_binary(logits=[0.5, -2.0, 1.0], labels=[1, 0, 1])
+    for labels in ([1, 0, 1], [[1], [0], [1]], [[1.0], [0.0], [1.0]]):
+        column = Predictions.from_binary(logits=[[0.5], [-2.0], [1.0]], labels=labels)
+        assert column.logits.equal(flat.logits)
+        assert column.labels.equal(flat.labels)
+
+
+def test_predictions_from_binary_labels_of_minus_one_and_one_are_told_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"got -1. They look like -1 and 1: take `\(labels \+ 1\) // 2`"):
+        Predictions.from_binary(probs=[0.1, 0.9], labels=[-1, 1])
+    with pytest.raises(ValueError, match="got -1. Pass `ignore_index=-1` if it marks examples to leave out"):
+        Predictions(probs=[[0.1, 0.9]] * 3, labels=[-1, 1, 0])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({}, "exactly one of `probs` and `logits` must be given"),
-        ({"probs": [[0.5]]}, r"scores must be floating \[N\], got torch.float64 \[1, 1\]"),
+        (
+            {"probs": [[0.5, 0.5]]},
+            r"scores must be floating \[N\], got torch.float64 \[1, 2\]. Pass `Predictions\(probs=...\)`",
+        ),
+        (
+            {"probs": [-1.5, 3.0]},
+            r"`probs` must lie in \[0, 1\], got values from -1.5 to 3. They look like log-odds: pass them as",
+        ),
         ({"logits": [1]}, r"scores must be floating \[N\], got torch.int64 \[1\]"),
     ],
 )
