@@ -156,7 +156,7 @@ def test_last_line_of_a_log_is_what_a_run_said_and_not_its_name(tmp_path: Path) 
 
 def test_last_line_of_a_crash_names_it_and_not_what_was_loaded(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
-    crash = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File \"a.py\", line 1\n"
+    crash = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "a.py", line 1\n'
     log.write_text(f"x, 2026-01-01T00:00:00\nfirst\n{crash}\nExtension modules: numpy, torch._C (total: 2)\n")
     assert last_line(log) == "Fatal Python error: Segmentation fault"
     # A crash of an earlier attempt is not this one's.
