@@ -25,6 +25,7 @@ from calibrant.calibrators.fit_data import (
 )
 from calibrant.calibrators.layer import CalibratedModel, CalibrationLayer
 from calibrant.calibrators.log_space import keep_top
+from calibrant.calibrators.threads import one_thread
 from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, to_tensor
 from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
@@ -53,6 +54,8 @@ class Calibrator(Estimator, ABC):
     needs_every_class: ClassVar[bool] = True
     # Precision of `wrap`. Tables of probabilities need float64, where 1 - 1e-9 is not yet 1: networks are often that sure.
     layer_dtype: ClassVar[torch.dtype] = torch.float32
+    # Logits of the fit data beyond which a fit takes more than one thread.
+    most_for_one_thread: ClassVar[int] = 2_000_000
 
     _seen: Tensor | None = None
 
@@ -112,7 +115,8 @@ class Calibrator(Estimator, ABC):
         return [doubt for doubt in (few, doubt_classes(data, where=where) if self.needs_every_class else None) if doubt]
 
     def _learn(self, data: FitData) -> None:
-        found = self._fit(data)
+        with one_thread(where=data.logits.numel() <= self.most_for_one_thread):
+            found = self._fit(data)
         if not all(bool(torch.isfinite(torch.as_tensor(value)).all()) for value in found.values()):
             raise FitError(
                 f"{type(self).__name__}.fit: the fit must give finite numbers, and did not. Look at the scale of the logits."

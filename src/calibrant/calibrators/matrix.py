@@ -13,6 +13,7 @@ from calibrant.calibrators.fit_data import FitData
 from calibrant.calibrators.folds import fold_data, split_folds
 from calibrant.calibrators.log_space import floor_logits
 from calibrant.calibrators.temperature import find_temperature
+from calibrant.calibrators.threads import one_thread
 from calibrant.calibrators.vector import START_BOUNDS
 from calibrant.core.checks import check_count, check_positive
 
@@ -118,6 +119,8 @@ class MatrixScaling(Calibrator):
     """
 
     learned: ClassVar[tuple[str, ...]] = ("weight", "bias")
+    # The work grows with the square of the classes.
+    most_for_one_thread: ClassVar[int] = 200_000
     transform = staticmethod(matrix_log_probs)
 
     weight_: Tensor
@@ -153,8 +156,10 @@ class MatrixScaling(Calibrator):
 
     def settle(self, data: FitData) -> MatrixScaling:
         """Return a calibrator with the one spread that cross-validation on ``data`` chooses."""
-        inputs, _ = self._scaled(data, where=f"{type(self).__name__}.settle")
-        spread = self._choose_spread(inputs, where=f"{type(self).__name__}.settle")
+        where = f"{type(self).__name__}.settle"
+        with one_thread(where=data.logits.numel() <= self.most_for_one_thread):
+            inputs, _ = self._scaled(data, where=where)
+            spread = self._choose_spread(inputs, where=where)
         return type(self)(**{**self.get_params(), "spreads": (spread,)})  # type: ignore[arg-type]
 
     def _scaled(self, data: FitData, *, where: str) -> tuple[FitData, float]:
