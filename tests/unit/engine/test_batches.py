@@ -72,6 +72,18 @@ def test_meta_batches_are_full_and_redrawn_without_replacement():
     assert not torch.cat([batches.next().examples for _ in range(5)]).equal(first)
 
 
+def test_meta_batches_of_two_processes_share_one_global_batch_of_equal_parts():
+    halves = [
+        MetaBatches(numbered(7), batch_size=1024, steps_per_epoch=2, device=CPU, seed=0, rank=rank, world_size=2)
+        for rank in (0, 1)
+    ]
+    assert [half.batch_size for half in halves] == [6, 6]
+    for _ in range(2):
+        parts = [half.next().examples.tolist() for half in halves]
+        assert [len(part) for part in parts] == [3, 3]
+        assert len({*parts[0], *parts[1]}) == 6
+
+
 def test_meta_batches_small_set_takes_all_of_it():
     batches = MetaBatches(numbered(6), batch_size=1024, steps_per_epoch=2, device=CPU, seed=0)
     assert sorted(batches.next().examples.tolist()) == list(range(6))

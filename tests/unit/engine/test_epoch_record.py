@@ -1,13 +1,17 @@
-"""The numbers of an epoch's record: the loss of an example, and mean and spread of gamma."""
+"""The numbers of an epoch's record: the loss of an example, mean and spread of gamma, the time; and its randomness."""
 
 import time
 
 import pytest
+import torch
 
 from calibrant.engine.assemble import assemble
+from calibrant.engine.checkpoint import load_checkpoint, save_atomically
+from calibrant.engine.distributed import Group
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.resolve import resolved
+from calibrant.engine.run import _seed_epoch, run_recipe
 
 TINY = {
     "data.name": "mixture",
@@ -44,3 +48,29 @@ def test_gamma_of_an_epoch_is_its_mean_and_spread_over_the_test_examples():
     # Of all test examples, not of a sample: divided by N.
     assert record.gamma_std == pytest.approx(float(gammas.var(correction=0)) ** 0.5, rel=2e-5)
     assert record.gamma_std > 0
+
+
+def test_seconds_of_a_resumed_run_go_on_from_those_before(tmp_path):
+    def stop(record):
+        raise RuntimeError("stop")
+
+    saved = tmp_path / "state.pt"
+    settings = {"method.name": "ce", "train.epochs": "2", "train.batch_size": "900", "train.checkpoint_every_seconds": "0"}
+    recipe = override(Recipe(), TINY | settings)
+    with pytest.raises(RuntimeError, match="stop"):
+        run_recipe(recipe, checkpoint=saved, report=stop)
+    state = load_checkpoint(saved)
+    state["history"][0]["seconds"] = 5000.0
+    save_atomically(state, saved)
+    times = [record.seconds for record in run_recipe(recipe, checkpoint=saved, resume=True).history]
+    assert times[0] == 5000.0
+    assert 5000.0 < times[1] < 5000.0 + 600
+
+
+def test_every_epoch_of_every_seed_and_process_draws_by_a_seed_of_its_own():
+    with torch.random.fork_rng(devices=[]):
+        found = set()
+        for seed, epoch, rank in ((0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1)):
+            _seed_epoch(seed, epoch, Group(rank=rank, world_size=2))
+            found.add(torch.initial_seed())
+    assert len(found) == 4

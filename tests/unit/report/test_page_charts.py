@@ -15,6 +15,7 @@ from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Scores
 from calibrant.metrics import expected_calibration_error
 from calibrant.metrics.diagram import PALETTE
+from calibrant.metrics.ordinary import rate_interval
 from calibrant.metrics.sweep import bin_sweep
 from calibrant.report.curves import prepare_curves
 from calibrant.report.page import render_page
@@ -230,3 +231,12 @@ def test_page_offers_only_charts_and_curves_that_some_run_has() -> None:
     # Gamma's history is there without predictions.
     assert 'id="gamma"' in page
     assert 'id="gamma-confidence"' not in page
+
+
+def test_diagram_of_weighted_examples_has_intervals_of_as_many_as_count() -> None:
+    # All in one bin, half of them right; weights of 1 and 3 are worth four fifths of as many equal ones.
+    probs, labels = [[0.75, 0.25]] * 40, [0, 1] * 20
+    test = Predictions(probs=probs, labels=labels, weights=[1.0, 1.0, 3.0, 3.0] * 10)
+    stop = views(entry("ce", test=test))[0]["diagram"]["stops"][GRID_STOPS.index(10)]
+    ends = rate_interval(0.5, size=32)
+    assert stop["rows"] == [7, 80, 7500, 5000, round(10_000 * ends.low), round(10_000 * ends.high)]
