@@ -7,6 +7,7 @@ import torch
 
 from calibrant import Predictions, measure
 from calibrant.core.summary import summarize
+from calibrant.metrics.ordinary import rate_interval
 from calibrant.report.page_bins import UNIT
 from calibrant.report.page_classes import class_names_of, class_view, confident_mistakes
 from helpers import mixed_gaps
@@ -89,3 +90,11 @@ def test_confident_mistakes_are_at_most_ten_or_none() -> None:
     assert len(confident_mistakes(Predictions(probs=probs, labels=labels))) == 10
     right = Predictions(probs=torch.tensor([[0.9, 0.1]]), labels=[0])
     assert confident_mistakes(right) == []
+
+
+def test_class_view_of_weighted_examples_has_intervals_of_as_many_as_count() -> None:
+    # Half of all are of the first class, said to be so with 0.75; weights of 1 and 3 are worth four fifths of as many equal ones.
+    test = Predictions(probs=[[0.75, 0.25]] * 40, labels=[0, 1] * 20, weights=[1.0, 1.0, 3.0, 3.0] * 10)
+    first = columns(class_view(summarize(test, n_bins=10), test), "bins")[0]
+    ends = rate_interval(0.5, size=32)
+    assert first == [7, 80, 7500, 5000, round(10_000 * ends.low), round(10_000 * ends.high)]
