@@ -197,6 +197,23 @@ def test_repair_different_classes_are_named(capsys: pytest.CaptureFixture[str], 
     assert "must have the 4 classes of" in err
 
 
+def test_repair_and_report_classes_of_another_order_are_refused(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    val, test = tmp_path / "val.npz", tmp_path / "test.npz"
+    for path, names in ((val, "abcd"), (test, "badc")):
+        given = Predictions.load(folder / path.name)
+        Predictions(logits=given.logits, labels=given.labels, class_names=list(names)).save(path)
+    for command in (
+        ("repair", val, test, "--out", tmp_path / "r.npz"),
+        ("report", test, "--fit", val, "--out", tmp_path / "r.html"),
+    ):
+        code, _, err = run(capsys, *command)
+        assert code == 2
+        assert "in their order, got" in err
+        assert "as class 0. Bring names, scores and labels of both into one order." in err
+
+
 def write_named(path: Path, predictions: Predictions, ignored: int) -> None:
     """A .csv with names for labels, whose last ``ignored`` rows have the label -100."""
     names = np.array(["ant", "bee", "cat", "dog"])[predictions.labels.numpy()].tolist()

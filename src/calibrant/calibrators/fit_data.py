@@ -155,6 +155,18 @@ def refuse_test_split(predictions: Predictions, *, where: str) -> None:
         )
 
 
+def refuse_other_names(given: Predictions, other: Predictions, *, what: str, of: str) -> None:
+    """Raise if both records name their classes and the names differ: a map for every class would go to the wrong ones."""
+    if given.class_names is None or other.class_names is None:
+        return
+    for k, (got, expected) in enumerate(zip(given.class_names, other.class_names, strict=True)):
+        if got != expected:
+            raise ValueError(
+                f"{what} must have the classes of {of} in their order, got {got!r} for {expected!r} as class {k}. "
+                "Bring names, scores and labels of both into one order."
+            )
+
+
 def at_least_single(values: Tensor) -> Tensor:
     """Widen half precision to float32; leave other dtypes."""
     return values if values.dtype in (torch.float32, torch.float64) else values.float()

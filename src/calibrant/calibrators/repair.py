@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from calibrant.calibrators.auto import AutoCalibrator
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.fit_data import refuse_other_names
 from calibrant.calibrators.identity import Identity
 from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
@@ -93,6 +94,7 @@ def repair(
         raise ValueError(
             f"{where}: `predictions` must have the C = {fit.num_classes} classes of `fit`, got {predictions.num_classes}."
         )
+    refuse_other_names(predictions, fit, what=f"{where}: `predictions`", of="`fit`")
     return measure_repair(calibrator_of(method).fit(fit), predictions, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
 
 

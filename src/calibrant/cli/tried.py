@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from calibrant.calibrators import AutoCalibrator, CalibrationWarning, Calibrator, Ranked, name_of
-from calibrant.calibrators.fit_data import refuse_test_split
+from calibrant.calibrators.fit_data import refuse_other_names, refuse_test_split
 from calibrant.calibrators.repair import calibrator_of, measure_repair
 from calibrant.cli.progress import progress_bar
 from calibrant.core.checks import FitError
@@ -51,6 +51,7 @@ def load_fit_data(
     refuse_test_split(fit_data, where=str(path))
     if fit_data.num_classes != test.num_classes:
         raise ValueError(f"{path}: must have the {test.num_classes} classes of {test_path}, got {fit_data.num_classes}.")
+    refuse_other_names(fit_data, test, what=f"{path}:", of=str(test_path))
     return fit_data
 
 

@@ -94,6 +94,16 @@ def test_repair_wrong_input_is_named() -> None:
         repair(VAL, TEST, method="temprature")
 
 
+def test_repair_refuses_classes_of_another_order() -> None:
+    val, test = (
+        Predictions(logits=given.logits, labels=given.labels, class_names=names, split=given.split)
+        for given, names in ((VAL, ["cat", "dog", "eel", "fox"]), (TEST, ["cat", "eel", "dog", "fox"]))
+    )
+    with pytest.raises(ValueError, match=r"`predictions` must have the classes of `fit` in their order, got 'eel' for 'dog'"):
+        repair(val, test, method="vector")
+    repair(VAL, test, method="temperature", n_resamples=20)
+
+
 @pytest.mark.parametrize("name", [*CALIBRATORS, "none", "auto"])
 def test_repair_fitted_on_test_data_is_refused_by_every_method(name: str) -> None:
     with pytest.raises(ValueError, match="must not be marked as test data"):
