@@ -93,7 +93,7 @@ def test_confident_mistakes_are_at_most_ten_or_none() -> None:
 
 
 def test_class_view_of_weighted_examples_has_intervals_of_as_many_as_count() -> None:
-    # Half of all are of the first class, said to be so with 0.75; weights of 1 and 3 are worth four fifths of as many equal ones.
+    # Half of all are of the first class, given 0.75 each; weights of 1 and 3 are worth four fifths of as many equal ones.
     test = Predictions(probs=[[0.75, 0.25]] * 40, labels=[0, 1] * 20, weights=[1.0, 1.0, 3.0, 3.0] * 10)
     first = columns(class_view(summarize(test, n_bins=10), test), "bins")[0]
     ends = rate_interval(0.5, size=32)
