@@ -93,7 +93,9 @@ def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "pro
     expected = [scores.shape[0], *scores.shape[2:]]
     if list(labels.shape) != expected:
         one_hot = labels.shape == scores.shape
-        hint = f" Pass `labels.argmax(1)` if they are one-hot.{_SEVERAL if scores.ndim == 2 else ''}" if one_hot else ""
+        # Logits come from losses and calibrators too, which do not measure.
+        several = _SEVERAL if kind == "probs" and scores.ndim == 2 else ""
+        hint = f" Pass `labels.argmax(1)` if they are one-hot.{several}" if one_hot else ""
         form = "[N]" if scores.ndim == 2 else "[N, ...]"
         raise ValueError(f"{where}: `labels` must be {form} = {expected}, got {list(labels.shape)}.{hint}")
     if labels.is_floating_point() or labels.is_complex():

@@ -71,6 +71,10 @@ def test_labels_of_a_binary_problem_may_be_whole_floats() -> None:
 def test_labels_that_are_one_hot_keep_their_own_message() -> None:
     with pytest.raises(ValueError, match=r"Pass `labels\.argmax\(1\)` if they are one-hot"):
         Predictions(probs=PROBS, labels=np.eye(3))
+    with pytest.raises(ValueError, match="measured class by class, with `Predictions.from_binary`"):
+        Predictions(probs=PROBS, labels=np.eye(3, dtype=int))
+    with pytest.raises(ValueError, match=r"one-hot\.$"):
+        Predictions(logits=PROBS, labels=np.eye(3, dtype=int))
 
 
 @pytest.mark.parametrize(
