@@ -100,7 +100,8 @@ def summarize(found: Comparison) -> None:
     names = dict.fromkeys(file.relative_to(found.folder).parts[0] for file in found.files)
     runs = ["runs/"] if any((found.folder / "runs").glob("*")) else []
     shown = [*runs, *(f"{name}/" if (found.folder / name).is_dir() else name for name in names)]
-    console.print(f"written to {found.folder}: {', '.join(shown)}", soft_wrap=True)
+    if shown:
+        console.print(f"written to {found.folder}: {', '.join(shown)}", soft_wrap=True)
     for sentence in failure_words(found.failures):
         print(f"calibrant: {sentence}", file=sys.stderr)
 

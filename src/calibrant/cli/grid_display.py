@@ -20,6 +20,7 @@ from calibrant.grid.schedule import Board, CellState, Event, Stage
 _PAUSE = 0.2
 # To measure tables without anything in their way.
 _WIDE = Console(width=10_000)
+_MAKING = "making tables and the report"
 _SIGNS = {Stage.WAITING: "waiting", Stage.RUNNING: "running", Stage.DONE: "done", Stage.FAILED: "failed"}
 
 
@@ -35,6 +36,7 @@ class GridDisplay:
         self._live = Live(console=self.console, transient=True, auto_refresh=False) if self.console.is_terminal else None
         self._drawn = 0.0
         self._reasons: set[str] = set()
+        self._over = False
         self.board: Board | None = None
 
     def __enter__(self) -> GridDisplay:
@@ -50,20 +52,29 @@ class GridDisplay:
         """Show what happened."""
         first, self.board = self.board is None, board
         ended = event is not None and event.kind != "step"
+        over = event is None and not self._over and is_over(board)
+        self._over |= over
         if self._live is not None:
             now = time.monotonic()
-            if ended or now - self._drawn >= _PAUSE:
+            if ended or over or now - self._drawn >= _PAUSE:
                 self._drawn = now
                 self._live.update(draw_board(board, width=self.console.width), refresh=True)
             return
         found = sum(state.found for state in board.states.values() if state.cell.shown)
         if first and found:
             self.console.print(f"{found} {'run was' if found == 1 else 'runs were'} finished before")
+        if over:
+            self.console.print(_MAKING)
         if event is not None and ended:
             state = board.states[event.name]
             failed = state.stage is Stage.FAILED
             self.console.print(ended_words(board, state, known=failed and state.text in self._reasons))
             self._reasons |= {state.text} if failed else set()
+
+
+def is_over(board: Board) -> bool:
+    """Whether no run of a grid is left."""
+    return not board.count(Stage.WAITING) + board.count(Stage.RUNNING)
 
 
 def draw_board(board: Board, *, width: int) -> RenderableType:
@@ -129,6 +140,7 @@ def total_words(board: Board) -> str:
     words.append(f"{duration_words(board.clock() - board.started)} passed")
     left = board.seconds_left()
     words += [f"about {duration_words(left)} left"] if left else []
+    words += [_MAKING] if is_over(board) else []
     return ", ".join(words) + "; done cells show test error / ECE in %"
 
 

@@ -28,6 +28,8 @@ def lookup(table: Mapping[str, T], name: str, *, kind: str) -> T:
     """
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(str(name), list(table), n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    # Capitals aside: figures write CE for ce.
+    folded = {known.casefold(): known for known in table}
+    near = difflib.get_close_matches(str(name).casefold(), list(folded), n=1, cutoff=0.5)
+    hint = f" Did you mean {folded[near[0]]!r}?" if near else ""
     raise ValueError(f"unknown {kind} {name!r}.{hint} There are: {', '.join(table)}.")

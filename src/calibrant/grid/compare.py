@@ -106,7 +106,8 @@ def compare(
         paper: Put the paper's numbers below ours.
         figures: Whether to draw figures, which takes some seconds.
         write: Writes what is made of the entries into ``out``, in place of the usual table, figures and report.
-        watch: Called with the board and what happened on it; see `calibrant.grid.schedule`.
+        watch: Called with the board and what happened on it, and at the end before tables are made; see
+            `calibrant.grid.schedule`.
 
     Returns:
         The comparison. Raises ``ValueError`` or ``OSError`` with one sentence, before anything is run, if a name is unknown,
@@ -145,6 +146,8 @@ def compare(
     with closing(lock_folder(folder, where="compare")):
         if board.count(Stage.WAITING):
             run_cells(board, start(), runs=folder / "runs", logs=folder / "logs", retries=retries, watch=watch)
+        if watch is not None:
+            watch(board, None)
         usual = partial(write_outputs, paper=paper, figures=figures)
         return _finish(board, folder, added, methods=parts, write=write or usual)
 

@@ -18,6 +18,10 @@ from calibrant.metrics.values import score_values
 _ROUNDING = 1e-6
 # What is left of nothing after sums in another order, in double precision.
 _NOTHING = 1e-12
+# Below so many examples resamples vary clearly less than new examples would.
+_FEW = 100
+# Fewer prove nothing.
+_LEAST = 5
 # The largest difference that two values of a score can have; all others lie between 0 and 1.
 _LARGEST = {"nll": math.inf, "brier": 2.0, "signed_gap": 2.0}
 
@@ -35,7 +39,9 @@ def paired_test(
     and the 95 % interval is :math:`d` plus and minus the 95 % quantile of :math:`|d^*_r - \bar d^*|`, so that it holds zero
     where p > 0.05; it ends at the largest difference that is possible, 1 for a score between 0 and 1. The gaps of bins hold
     chance already; before resampling adds it again they are shrunk by its expected part, without which the test would be too
-    timid near perfect calibration.
+    timid near perfect calibration. Resamples of few examples vary too little: below N = 100 the :math:`|d^*_r - \bar d^*|` are
+    multiplied by :math:`\sqrt{N / (N - 1)}\, t_{N - 1} / z`, the quotient of the 97.5 % points of Student's and the normal
+    distribution; fewer than five prove nothing.
 
     Args:
         first: Predictions of one model.
@@ -58,7 +64,7 @@ def paired_test(
 
     Reference:
         Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 16.4; James and Stein,
-        Fourth Berkeley Symposium, 1961.
+        Fourth Berkeley Symposium, 1961; Hesterberg, The American Statistician, 2015, section 3.2 (few examples).
     """
     where = "paired_test"
     check_count(n_bins, where=where, name="n_bins")
@@ -78,15 +84,27 @@ def paired_test(
         parts.append({key: after[key] - before[key] for key in before})
     drawn = join_parts(parts)
     values, others = score_values(first, n_bins=n_bins), score_values(second, n_bins=n_bins)
-    return {key: _compare(others[key] - values[key], drawn[key], most=_LARGEST.get(key, 1.0)) for key in drawn}
+    wider = _widening(len(first))
+    return {key: _compare(others[key] - values[key], drawn[key], most=_LARGEST.get(key, 1.0), wider=wider) for key in drawn}
 
 
-def _compare(difference: float, drawn: Tensor, *, most: float) -> Paired:
+def _widening(n: int) -> float:
+    """How many times as far as resamples of ``n`` examples new ones may lie apart."""
+    from scipy.special import stdtrit
+
+    if n >= _FEW:
+        return 1.0
+    return math.inf if n < _LEAST else math.sqrt(n / (n - 1)) * float(stdtrit(n - 1, 0.975) / stdtrit(math.inf, 0.975))
+
+
+def _compare(difference: float, drawn: Tensor, *, most: float, wider: float) -> Paired:
     if not math.isfinite(difference) or not bool(drawn.isfinite().all()):
         # A score that is infinite for one model is worse than any finite one; two infinite ones cannot be told apart.
         p_value = 1.0 if math.isnan(difference) else 1 / (1 + len(drawn))
         return Paired(difference, difference, difference, p_value)
-    spread = (drawn - drawn.mean()).abs()
+    if math.isinf(wider) and abs(difference) >= _NOTHING:
+        return Paired(difference, -most, most, 1.0)
+    spread = (drawn - drawn.mean()).abs() * (1.0 if math.isinf(wider) else wider)
     as_large = int((spread >= abs(difference) - _ROUNDING).sum())
     half = float(torch.quantile(spread, 0.95))
     half, difference = (value if abs(value) >= _NOTHING else 0.0 for value in (half, difference))

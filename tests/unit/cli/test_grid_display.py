@@ -181,3 +181,20 @@ def test_show_table_of_a_difference_that_rounds_to_zero_has_no_sign() -> None:
     assert " 0.00 ± 0.10" in stream.getvalue()
     assert "-0.00" not in stream.getvalue()
     assert "-0.01 ± 0.10" in stream.getvalue()
+
+
+def test_watch_says_once_that_tables_are_made() -> None:
+    made = Board(plan_cells(["digits"], ["ce"], [0]))
+    stream = io.StringIO()
+    display = GridDisplay(console=Console(file=stream, width=80))
+    display.watch(made, None)
+    assert "making" not in stream.getvalue()
+    state = made.states["digits-convnet-ce-seed0"]
+    made.start(state)
+    event = Event(state.cell.name, "done", numbers={"error": 0.05, "ece": 0.01})
+    made.note(event, retries=1)
+    display.watch(made, event)
+    display.watch(made, None)
+    display.watch(made, None)
+    assert stream.getvalue().splitlines()[1:] == ["making tables and the report"]
+    assert "making tables and the report" in total_words(made)

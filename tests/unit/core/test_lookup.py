@@ -21,3 +21,10 @@ def test_lookup_misspelt_name_suggests_the_nearest() -> None:
 def test_lookup_strange_name_lists_all_without_a_guess() -> None:
     with pytest.raises(ValueError, match=r"^unknown convention 'zzz'. There are: guo2017, netcal\.$"):
         lookup(TABLE, "zzz", kind="convention")
+
+
+def test_lookup_suggests_a_name_written_otherwise_only_in_capitals() -> None:
+    with pytest.raises(ValueError, match=r"^unknown method 'CE'\. Did you mean 'ce'\?"):
+        lookup({"ce": 1, "flsd": 2}, "CE", kind="method")
+    with pytest.raises(ValueError, match=r"^unknown column 'TEAM'\. Did you mean 'Team'\?"):
+        lookup({"Team": 1, "place": 2}, "TEAM", kind="column")

@@ -8,7 +8,7 @@ import torch
 
 from calibrant import Predictions
 from calibrant.metrics.bootstrap import Sample
-from calibrant.metrics.paired import _compare, paired_test
+from calibrant.metrics.paired import _compare, _widening, paired_test
 from calibrant.metrics.values import KEYS, score_values
 from helpers import mixed_gaps
 
@@ -116,8 +116,37 @@ def test_paired_test_interval_excludes_zero_where_p_is_small() -> None:
 def test_compare_of_a_difference_with_its_resamples_by_hand(difference: float, as_large: int) -> None:
     # -1, -0.99, ..., 1 around another mean, which does not count; 191 of the 201 are within 0.95 of it.
     drawn = 7 + torch.linspace(-1, 1, 201, dtype=torch.float64)
-    found = _compare(difference, drawn, most=math.inf)
+    found = _compare(difference, drawn, most=math.inf, wider=1.0)
     assert found == pytest.approx((difference, difference - 0.95, difference + 0.95, (1 + as_large) / 202))
+    # Three times as wide: 0.5 is reached by what lies more than a sixth from the mean, 3 by the two ends.
+    found = _compare(difference, drawn, most=math.inf, wider=3.0)
+    as_large = 2 * (100 - 16) if abs(difference) < 1 else 2
+    assert found == pytest.approx((difference, difference - 2.85, difference + 2.85, (1 + as_large) / 202))
+
+
+def test_widening_is_that_of_students_t() -> None:
+    # 97.5 % points of t with 4 and 9 degrees of freedom, and of the normal distribution, from tables.
+    assert _widening(5) == pytest.approx(math.sqrt(5 / 4) * 2.776445 / 1.959964, rel=1e-6)
+    assert _widening(10) == pytest.approx(math.sqrt(10 / 9) * 2.262157 / 1.959964, rel=1e-6)
+    assert _widening(99) == pytest.approx(1.017, abs=1e-3)
+    assert (_widening(4), _widening(100)) == (math.inf, 1.0)
+
+
+def test_paired_test_of_few_examples_finds_seldom_what_is_not_there() -> None:
+    one = Predictions(probs=[[0.9, 0.1]], labels=[0])
+    two = Predictions(probs=[[0.7, 0.3]], labels=[0])
+    alone = paired_test(one, two)["ece"]
+    assert (alone.low, alone.high, alone.p_value) == (-1.0, 1.0, 1.0)
+    assert alone.difference == pytest.approx(0.2)
+    draw = torch.Generator().manual_seed(0)
+    found = 0
+    for _ in range(40):
+        logits = 2 * torch.randn(6, 4, generator=draw)
+        labels = torch.multinomial(logits.softmax(1), 1, generator=draw).squeeze(1)
+        first, second = (Predictions(logits=logits + torch.randn(6, 4, generator=draw), labels=labels) for _ in range(2))
+        found += paired_test(first, second, n_resamples=200)["ece"].p_value < 0.05
+    # Of 40 tests at 5 % more than six are rarer than 1 %; without the widening nine are.
+    assert found <= 6
 
 
 def test_paired_test_gives_both_models_the_same_chance_where_they_predict_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
