@@ -15,6 +15,7 @@ from calibrant.calibrators.choice import Ranked, advise, choose, rank
 from calibrant.calibrators.fit_data import CalibrationWarning, FitData, few_examples, missing_classes
 from calibrant.calibrators.folds import split_folds
 from calibrant.calibrators.identity import Identity
+from calibrant.calibrators.temperature import AT_BOUND
 from calibrant.core.checks import FitError, check_count
 from calibrant.core.lookup import lookup
 
@@ -47,8 +48,8 @@ class AutoCalibrator(Calibrator):
     nothing shows that the complexity pays. Where no gain on doing nothing has a 95 % interval above zero, nothing is done.
 
     A method that learns something of every class is left out where a class has no example: the held-out examples cannot show
-    what it does to that class. One that would warn, as of too few examples or a temperature at its bound, is ranked but not
-    chosen, and none is where the model makes no mistake, or where all labels are the same.
+    what it does to that class. One that would warn of too few examples, or whose temperature ends at its bound, is ranked but
+    not chosen, and none is where the model makes no mistake, or where all labels are the same.
 
     Args:
         methods: Names from `CALIBRATORS`; all that take logits ``[N, C]`` by default.
@@ -152,13 +153,13 @@ class AutoCalibrator(Calibrator):
         self.num_classes_ = data.num_classes
 
     def _fit_best(self, held: Mapping[str, Tensor], data: FitData, doubtful: list[str]) -> None:
-        """Fit the best method whose fit does not warn; one that does, as of a temperature at its bound, is doubtful too."""
+        """Fit the best method; one whose temperature ends at its bound is doubtful too. Other warnings are for the user."""
         while True:
             self.best_name_ = choose(held, data.weights, ["none", *self.settled_], doubtful=doubtful)
             self.best_ = Identity() if self.best_name_ == "none" else self.settled_[self.best_name_]
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("error", CalibrationWarning)
+                    warnings.filterwarnings("error", f".*{AT_BOUND}", CalibrationWarning)
                     self.best_._learn(data)
             except CalibrationWarning:
                 doubtful.append(self.best_name_)

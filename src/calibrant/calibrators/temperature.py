@@ -26,6 +26,8 @@ _LONGEST_STEP = 2.0
 _FIRST_ENTRIES = 1_000_000
 # The grid of the published code of Mukhoti et al., NeurIPS 2020.
 _GRID = tuple(k / 10 for k in range(1, 101))
+# What a warning says of a temperature that is not to be trusted.
+AT_BOUND = "ended at its bound"
 
 
 def temperature_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor:
@@ -233,4 +235,4 @@ def warn_at_bound(temperature: float, data: FitData, *, where: str) -> None:
         why = "every prediction of the fit data is right, so that more confidence always looks better"
     elif slope.first >= 0:
         why = "the logits say less about the labels than guessing does"
-    warn(f"{where}: the temperature ended at its bound {temperature:g}: {why}. Do not trust it; use more or other data.")
+    warn(f"{where}: the temperature {AT_BOUND} {temperature:g}: {why}. Do not trust it; use more or other data.")

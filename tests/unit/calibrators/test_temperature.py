@@ -14,6 +14,7 @@ from torch import Tensor
 from calibrant import Predictions
 from calibrant.calibrators import (
     AttendedTemperatureScaling,
+    AutoCalibrator,
     CalibrationWarning,
     Calibrator,
     EnsembleTemperatureScaling,
@@ -150,6 +151,14 @@ def test_temperature_of_samples_leaves_out_labels_without_a_chance_in_every_samp
     with pytest.warns(CalibrationWarning, match="50 of 1000 examples have a label of probability zero"):
         found = MonteCarloTemperatureScaling().fit(samples, given.labels)
     assert found.temperature_ == MonteCarloTemperatureScaling().fit(samples[:, 50:], given.labels[50:]).temperature_
+
+
+def test_auto_by_brier_score_takes_a_temperature_although_a_label_has_probability_zero() -> None:
+    logits = Z.logits.clone()
+    logits[0, Z.labels[0]] = -math.inf
+    with pytest.warns(CalibrationWarning, match="1 of 2000 examples have a label of probability zero"):
+        auto = AutoCalibrator(methods=("temperature",), scoring="brier").fit(logits, Z.labels)
+    assert auto.best_name_ == "temperature"
 
 
 def test_temperature_of_labels_that_all_have_probability_zero_warns_of_its_bound() -> None:
