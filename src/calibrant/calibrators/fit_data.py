@@ -159,11 +159,12 @@ def refuse_other_names(given: Predictions, other: Predictions, *, what: str, of:
     """Raise if both records name their classes and the names differ: a map for every class would go to the wrong ones."""
     if given.class_names is None or other.class_names is None:
         return
+    same = sorted(given.class_names) == sorted(other.class_names)
+    hint = "Bring names, scores and labels of both into one order" if same else "Spell them alike if they are the same classes"
     for k, (got, expected) in enumerate(zip(given.class_names, other.class_names, strict=True)):
         if got != expected:
             raise ValueError(
-                f"{what} must have the classes of {of} in their order, got {got!r} for {expected!r} as class {k}. "
-                "Bring names, scores and labels of both into one order."
+                f"{what} must have the classes of {of} in their order, got {got!r} for {expected!r} as class {k}. {hint}."
             )
 
 

@@ -225,9 +225,10 @@ def check_binary_scores(scores: Tensor, *, kind: str, where: str) -> None:
     if kind == "probs" and scores.numel():
         low, high = (float(v) for v in torch.aminmax(scores))
         if low <= -_NEARLY or high >= 1 + _NEARLY:
+            positive = 0 <= low and high <= 100
+            hint = "Divide percentages by 100, give log-odds" if positive else "They look like log-odds: give them"
             raise ValueError(
-                f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. "
-                "They look like log-odds: pass them as `logits`."
+                f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. {hint} as `logits`."
             )
 
 

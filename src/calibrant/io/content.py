@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from calibrant.core.checks import ArrayLike
+from calibrant.core.checks import ArrayLike, check_binary_scores
 from calibrant.core.records import Column, Predictions
 from calibrant.io.extras import COLUMN_KINDS, EXTRAS_KEY, Extras
 from calibrant.io.labels import class_indices
@@ -121,7 +121,7 @@ def to_predictions(
         raise ValueError(
             f"{path}: `{kind}` must be [N, C], got {list(given.shape)}. It looks swapped with `labels`: rename both."
         )
-    given = _two_columns(given, kind)
+    given = _two_columns(given, kind, path)
     # A file that says its precision comes back as it was saved.
     scores = torch.from_numpy(without_rounding(given) if kind == "probs" and extras.dtype is None else given)
     names = _class_names(fields.pop("class_names", None), class_names, extras)
@@ -153,11 +153,12 @@ def to_predictions(
         raise ValueError(f"{path}: {_for_files(str(error), first_row)}") from None
 
 
-def _two_columns(scores: Column, kind: str) -> Column:
+def _two_columns(scores: Column, kind: str, path: str | Path) -> Column:
     """Scores of both classes ``[N, 2]`` of a binary problem, of which ``[N]`` or ``[N, 1]`` are those of the positive one."""
     if scores.dtype.kind != "f" or scores.shape[1:] not in ((), (1,)) or scores.ndim == 0:
         return scores
     positive = scores.reshape(-1)
+    check_binary_scores(torch.from_numpy(positive), kind=kind, where=str(path))
     return np.stack([1 - positive if kind == "probs" else np.zeros_like(positive), positive], axis=1)
 
 

@@ -104,6 +104,15 @@ def test_repair_refuses_classes_of_another_order() -> None:
     repair(VAL, test, method="temperature", n_resamples=20)
 
 
+def test_repair_of_classes_spelt_otherwise_says_so() -> None:
+    val, test = (
+        Predictions(logits=given.logits, labels=given.labels, class_names=names, split=given.split)
+        for given, names in ((VAL, ["cat", "dog", "eel", "fox"]), (TEST, ["cat", "Dog", "eel", "fox"]))
+    )
+    with pytest.raises(ValueError, match="got 'Dog' for 'dog' as class 1. Spell them alike if they are the same classes"):
+        repair(val, test, method="vector")
+
+
 @pytest.mark.parametrize("name", [*CALIBRATORS, "none", "auto"])
 def test_repair_fitted_on_test_data_is_refused_by_every_method(name: str) -> None:
     with pytest.raises(ValueError, match="must not be marked as test data"):

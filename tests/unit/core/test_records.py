@@ -167,7 +167,11 @@ def test_predictions_from_binary_labels_of_minus_one_and_one_are_told_what_to_do
         ),
         (
             {"probs": [-1.5, 3.0]},
-            r"`probs` must lie in \[0, 1\], got values from -1.5 to 3. They look like log-odds: pass them as",
+            r"`probs` must lie in \[0, 1\], got values from -1.5 to 3. They look like log-odds: give them as",
+        ),
+        (
+            {"probs": [20.0, 97.5]},
+            r"`probs` must lie in \[0, 1\], got values from 20 to 97.5. Divide percentages by 100, give log-odds as `logits`",
         ),
         ({"logits": [1]}, r"scores must be floating \[N\], got torch.int64 \[1\]"),
     ],

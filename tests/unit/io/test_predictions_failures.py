@@ -156,6 +156,8 @@ def test_load_no_ending_lists_the_formats(tmp_path: Path) -> None:
         ({"probs": EYE, "labels": np.ones((2, 2), int)}, "one file each, with `probs` .N. and labels 0 or 1"),
         ({"probs": EYE * 0.9 + 0.1, "labels": [0, 1]}, "one file each, with `probs` .N. and labels 0 or 1"),
         ({"probs": 100 * EYE, "labels": [0, 1]}, "got rows that sum to 100. Divide percentages by 100."),
+        ({"probs": [20.0, 80.0], "labels": [0, 1]}, "got values from 20 to 80. Divide percentages by 100"),
+        ({"probs": [-2.0, 3.0], "labels": [0, 1]}, "got values from -2 to 3. They look like log-odds: give them as `logits`"),
         ({"probs": EYE, "labels": [0, 0.5]}, "got 0.5 in row 1"),
         ({"probs": EYE, "labels": [0, np.nan]}, "got no label in row 1"),
         ({"probs": [0, 1], "labels": EYE}, r"`probs` must be \[N, C\], got \[2\]. It looks swapped with `labels`"),

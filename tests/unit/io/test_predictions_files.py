@@ -289,5 +289,5 @@ def test_load_one_score_for_each_example_needs_labels_of_two_classes(tmp_path: P
     with pytest.raises(ValueError, match=r"binary\.npz: `labels` must lie in \[0, 1\], got 2"):
         load_predictions(tmp_path / "binary.npz")
     np.savez(tmp_path / "scores.npz", probs=np.array([0.25, 2.5]), labels=np.array([0, 1]))
-    with pytest.raises(ValueError, match=r"scores\.npz: `probs` must lie in \[0, 1\], got values from -1\.5 to 2\.5"):
+    with pytest.raises(ValueError, match=r"scores\.npz: `probs` must lie in \[0, 1\], got values from 0\.25 to 2\.5"):
         load_predictions(tmp_path / "scores.npz")
