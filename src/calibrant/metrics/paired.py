@@ -41,7 +41,7 @@ def paired_test(
     chance already; before resampling adds it again they are shrunk by its expected part, without which the test would be too
     timid near perfect calibration. Resamples of few examples vary too little: below N = 100 the :math:`|d^*_r - \bar d^*|` are
     multiplied by :math:`\sqrt{N / (N - 1)}\, t_{N - 1} / z`, the quotient of the 97.5 % points of Student's and the normal
-    distribution; fewer than five prove nothing.
+    distribution; fewer than five prove nothing, and up to about ten say too much of binned errors.
 
     Args:
         first: Predictions of one model.
