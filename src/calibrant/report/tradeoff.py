@@ -33,6 +33,8 @@ _FEW_LINES = 12
 _SPAN = 200.0
 # The ratio of two errors from which on their axis is logarithmic, too: a method that failed leaves the others room.
 _ERRORS_APART = 2.5
+# The part of both axes that is left free on every side.
+_MARGIN = 0.12
 # The part of the axis of errors that a mark at zero may take to its left.
 _MARK_ROOM = 0.04
 # So many times lower than the lowest point the axis goes for the end of a bar.
@@ -146,7 +148,7 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
         for point in points:
             _draw_point(ax, point)
         ax.set(xlabel="test error (%)", ylabel="test ECE (%)")
-        ax.margins(0.12)
+        ax.margins(_MARGIN)
         _scale_error(ax, points)
         _scale_ece(ax, points)
         _draw_front(ax, points)
@@ -178,10 +180,17 @@ def _scale_error(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     least, most = (end(point.error for point in points) for end in (min, max))
-    if not 0 < _ERRORS_APART * least < most or any((point.error_std or 0.0) >= point.error for point in points):
+    # What failed at one seed has a bar down to zero, too.
+    usual = [point for point in points if point.error <= _ERRORS_APART * least]
+    if not 0 < _ERRORS_APART * least < most or any((point.error_std or 0.0) >= point.error for point in usual):
         _end_at_zero(ax, points)
         return
     ax.set_xscale("log")
+    left = max(100 * min(point.error - (point.error_std or 0.0) for point in points), 100 * least / _BELOW)
+    right = 100 * max(point.error + (point.error_std or 0.0) for point in points)
+    room = (right / left) ** _MARGIN
+    ax.set_xlim(left / room, right * room)
+    _draw_arrows(ax, points)
     ax.xaxis.set_major_locator(FixedLocator(log_ticks(*ax.get_xlim())))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_locator(NullLocator())
@@ -197,6 +206,11 @@ def _end_at_zero(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
     near = 100 * min(point.error for point in points) < _MARK_ROOM * right
     ax.set_xlim(max(left, -_MARK_ROOM * right) if near else 0.0, right)
     ax.xaxis.set_major_locator(FixedLocator([tick for tick in ax.get_xticks() if 0 <= tick <= right]))
+    _draw_arrows(ax, points)
+
+
+def _draw_arrows(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
+    """Draw an arrow where the bar of an error goes on to the left of the axis."""
     for point in points:
         if point.error_std is not None and 100 * (point.error - point.error_std) < ax.get_xlim()[0]:
             options = {"color": point.style.color, "marker": "<", "markersize": 3.5, "clip_on": False, "zorder": 4}

@@ -208,3 +208,13 @@ def test_draw_tradeoff_leaves_room_beside_a_method_that_failed() -> None:
     assert [ax.xaxis.get_major_formatter()(tick, 0) for tick in ticks] == [f"{tick:g}" for tick in ticks]
     # No error at all has no place on such an axis.
     assert draw_tradeoff(points_of({"ce": (0.0, 4.0), "focal": (16.8, 12.0)})).axes[0].get_xscale() == "linear"
+
+
+@pytest.mark.parametrize("std", [0.349, 0.49])
+def test_draw_tradeoff_a_seed_that_failed_leaves_the_others_room(std: float) -> None:
+    first, other, failed = points_of({"ce": (5.0, 4.0), "focal": (5.5, 3.0), "flgamma": (35.0, 12.0)})
+    (ax,) = draw_tradeoff([first, other, replace(failed, error_std=std, ece_std=0.01, seeds=3)]).axes
+    assert ax.get_xscale() == "log"
+    assert 0.5 < ax.get_xlim()[0] < 5
+    assert ax.get_xlim()[1] > 35 + 100 * std
+    assert sum(line.get_marker() == "<" for line in ax.get_lines()) == 1
