@@ -121,7 +121,7 @@ def to_predictions(
         raise ValueError(
             f"{path}: `{kind}` must be [N, C], got {list(given.shape)}. It looks swapped with `labels`: rename both."
         )
-    given = _two_columns(given, kind, path)
+    binary, given = given.shape[1:] in ((), (1,)), _two_columns(given, kind)
     # A file that says its precision comes back as it was saved.
     scores = torch.from_numpy(without_rounding(given) if kind == "probs" and extras.dtype is None else given)
     names = _class_names(fields.pop("class_names", None), class_names, extras)
@@ -150,15 +150,18 @@ def to_predictions(
             ignore_index=ignore_index,
         )
     except ValueError as error:
+        if binary and "`probs` must lie in" in str(error):
+            # What was given for class 1, not what follows for class 0; scores of examples to leave out may be anything.
+            kept = np.asarray(labels).reshape(-1) != ignore_index
+            check_binary_scores(torch.from_numpy(given[kept, 1]), kind=kind, where=str(path))
         raise ValueError(f"{path}: {_for_files(str(error), first_row)}") from None
 
 
-def _two_columns(scores: Column, kind: str, path: str | Path) -> Column:
+def _two_columns(scores: Column, kind: str) -> Column:
     """Scores of both classes ``[N, 2]`` of a binary problem, of which ``[N]`` or ``[N, 1]`` are those of the positive one."""
     if scores.dtype.kind != "f" or scores.shape[1:] not in ((), (1,)) or scores.ndim == 0:
         return scores
     positive = scores.reshape(-1)
-    check_binary_scores(torch.from_numpy(positive), kind=kind, where=str(path))
     return np.stack([1 - positive if kind == "probs" else np.zeros_like(positive), positive], axis=1)
 
 

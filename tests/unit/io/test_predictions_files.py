@@ -291,3 +291,11 @@ def test_load_one_score_for_each_example_needs_labels_of_two_classes(tmp_path: P
     np.savez(tmp_path / "scores.npz", probs=np.array([0.25, 2.5]), labels=np.array([0, 1]))
     with pytest.raises(ValueError, match=r"scores\.npz: `probs` must lie in \[0, 1\], got values from 0\.25 to 2\.5"):
         load_predictions(tmp_path / "scores.npz")
+
+
+def test_load_one_score_for_each_example_takes_any_for_those_to_leave_out(tmp_path: Path) -> None:
+    np.savez(tmp_path / "binary.npz", probs=np.array([0.25, 0.5, -1.0]), labels=np.array([0, 1, -100]))
+    assert len(load_predictions(tmp_path / "binary.npz", ignore_index=-100)) == 2
+    np.savez(tmp_path / "binary.npz", probs=np.array([0.25, 50.0, -1.0]), labels=np.array([0, 1, -100]))
+    with pytest.raises(ValueError, match="got values from 0.25 to 50. Divide percentages by 100"):
+        load_predictions(tmp_path / "binary.npz", ignore_index=-100)
