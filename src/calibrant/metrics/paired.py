@@ -21,7 +21,7 @@ _NOTHING = 1e-12
 # Below so many examples resamples vary clearly less than new examples would.
 _FEW = 100
 # Fewer prove nothing.
-_LEAST = 5
+_LEAST = 10
 # The largest difference that two values of a score can have; all others lie between 0 and 1.
 _LARGEST = {"nll": math.inf, "brier": 2.0, "signed_gap": 2.0}
 
@@ -41,7 +41,7 @@ def paired_test(
     chance already; before resampling adds it again they are shrunk by its expected part, without which the test would be too
     timid near perfect calibration. Resamples of few examples vary too little: below N = 100 the :math:`|d^*_r - \bar d^*|` are
     multiplied by :math:`\sqrt{N / (N - 1)}\, t_{N - 1} / z`, the quotient of the 97.5 % points of Student's and the normal
-    distribution; fewer than five prove nothing, and up to about ten say too much of binned errors.
+    distribution; fewer than ten prove nothing.
 
     Args:
         first: Predictions of one model.
