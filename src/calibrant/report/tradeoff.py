@@ -153,7 +153,8 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
         _scale_ece(ax, points)
         _draw_front(ax, points)
         ax.grid()
-        ax.legend(loc="best", handlelength=1.8)
+        # On white: grid lines would go through its text.
+        ax.legend(loc="best", handlelength=1.8, frameon=True, framealpha=1, edgecolor="none", borderpad=0.2)
         note = seeds_note([point.seeds for point in points])
         figure.draw_without_rendering()  # a title stands above the axes, whose width is known from here on
         wide = ax.get_window_extent().width / figure.dpi

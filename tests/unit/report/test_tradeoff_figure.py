@@ -218,3 +218,8 @@ def test_draw_tradeoff_a_seed_that_failed_leaves_the_others_room(std: float) -> 
     assert 0.5 < ax.get_xlim()[0] < 5
     assert ax.get_xlim()[1] > 35 + 100 * std
     assert sum(line.get_marker() == "<" for line in ax.get_lines()) == 1
+
+
+def test_draw_tradeoff_legend_hides_the_grid_behind_its_text() -> None:
+    frame = draw_tradeoff(points_of(CROWDED)).axes[0].get_legend().get_frame()
+    assert (frame.get_visible(), frame.get_alpha()) == (True, 1)
