@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+
+from calibrant.calibrators import CalibrationWarning
 
 # The tests' tensors are small, and several workers share the machine: handing some twenty numbers to a second thread makes a
 # gradient check ten times slower.
@@ -31,6 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Tiny and odd data make a fit warn, as it must; the warnings have tests of their own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        yield
 
 
 def seed_everything() -> None:

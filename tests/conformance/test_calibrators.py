@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calibrant.calibrators import CALIBRATORS, CalibrationWarning, Calibrator
+from calibrant.calibrators import CALIBRATORS, Calibrator
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error
 
@@ -23,13 +22,7 @@ QUICK: dict[str, dict[str, object]] = {name: {"spreads": (0.1,), "max_iter": 30}
 TINY: dict[str, dict[str, object]] = {name: {"spreads": (0.01,), "max_iter": 4} for name in ("dirichlet", "matrix")}
 NAMES = list(CALIBRATORS)
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Tiny and odd data warn, as they must; the warnings have tests of their own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def make(name: str) -> Calibrator:

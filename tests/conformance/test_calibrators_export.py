@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from calibrant.calibrators import ALL_CALIBRATORS, CALIBRATORS, CalibrationWarning, Calibrator
+from calibrant.calibrators import ALL_CALIBRATORS, CALIBRATORS, Calibrator
 from calibrant.data.synthetic import synthetic_predictions
 
 # One penalty and few steps: the form of the map is the same.
 QUICK: dict[str, dict[str, object]] = {name: {"spreads": (0.1,), "max_iter": 30} for name in ("dirichlet", "matrix")}
 NAMES = [name for name in ALL_CALIBRATORS if name != "auto"]
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def fitted(name: str, num_classes: int = 4) -> Calibrator:

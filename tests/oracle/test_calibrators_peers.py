@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,6 @@ import torch
 from calibrant.calibrators import (
     BayesianBinning,
     BetaCalibration,
-    CalibrationWarning,
     HistogramBinning,
     IsotonicCalibration,
     OrderPreservingIsotonic,
@@ -25,12 +21,7 @@ from helpers import mixed_gaps
 
 N, C = 3000, 4
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def data(num_classes: int = C, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

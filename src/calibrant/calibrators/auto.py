@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from calibrant.calibrators.base import Calibrator, Learned
 from calibrant.calibrators.choice import Ranked, advise, choose, rank
-from calibrant.calibrators.fit_data import CalibrationWarning, FitData, few_examples, missing_classes
+from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, FitData, few_examples, missing_classes
 from calibrant.calibrators.folds import split_folds
 from calibrant.calibrators.identity import Identity
-from calibrant.calibrators.temperature import AT_BOUND
 from calibrant.core.checks import FitError, check_count
 from calibrant.core.lookup import lookup
 
@@ -159,9 +158,9 @@ class AutoCalibrator(Calibrator):
             self.best_ = Identity() if self.best_name_ == "none" else self.settled_[self.best_name_]
             try:
                 with warnings.catch_warnings():
-                    warnings.filterwarnings("error", f".*{AT_BOUND}", CalibrationWarning)
+                    warnings.simplefilter("error", BoundWarning)
                     self.best_._learn(data)
-            except CalibrationWarning:
+            except BoundWarning:
                 doubtful.append(self.best_name_)
             else:
                 return

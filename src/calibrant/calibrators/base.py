@@ -115,7 +115,7 @@ class Calibrator(Estimator, ABC):
         return [doubt for doubt in (few, doubt_classes(data, where=where) if self.needs_every_class else None) if doubt]
 
     def _learn(self, data: FitData) -> None:
-        with one_thread(where=data.logits.numel() <= self.most_for_one_thread):
+        with one_thread(when=data.logits.numel() <= self.most_for_one_thread):
             found = self._fit(data)
         if not all(bool(torch.isfinite(torch.as_tensor(value)).all()) for value in found.values()):
             raise FitError(

@@ -38,6 +38,10 @@ class CalibrationWarning(UserWarning):
     """A calibrator works, but what it was given makes its result doubtful."""
 
 
+class BoundWarning(CalibrationWarning):
+    """A temperature ended at its bound: the best one lies beyond it, or there is none."""
+
+
 @dataclass(frozen=True)
 class FitData:
     """Checked input of a fit, on the CPU.
@@ -188,9 +192,9 @@ def chunk_rows(num_classes: int) -> int:
     return max(CHUNK_ENTRIES // num_classes, 1)
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[CalibrationWarning] = CalibrationWarning) -> None:
     """Warn, naming the line that called a method of a calibrator."""
-    warnings.warn(message, CalibrationWarning, stacklevel=4)
+    warnings.warn(message, category, stacklevel=4)
 
 
 def warn_of(doubts: Iterable[str]) -> None:

@@ -157,7 +157,7 @@ class MatrixScaling(Calibrator):
     def settle(self, data: FitData) -> MatrixScaling:
         """Return a calibrator with the one spread that cross-validation on ``data`` chooses."""
         where = f"{type(self).__name__}.settle"
-        with one_thread(where=data.logits.numel() <= self.most_for_one_thread):
+        with one_thread(when=data.logits.numel() <= self.most_for_one_thread):
             inputs, _ = self._scaled(data, where=where)
             spread = self._choose_spread(inputs, where=where)
         return type(self)(**{**self.get_params(), "spreads": (spread,)})  # type: ignore[arg-type]

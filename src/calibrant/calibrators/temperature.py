@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from calibrant.calibrators.base import Calibrator, Learned
-from calibrant.calibrators.fit_data import FitData, chunk_rows, possible_labels, warn
+from calibrant.calibrators.fit_data import BoundWarning, FitData, chunk_rows, possible_labels, warn
 from calibrant.calibrators.log_space import floor_logits
 from calibrant.core.checks import FitError, check_count, check_positive
 from calibrant.core.top_label import TopLabel
@@ -26,8 +26,6 @@ _LONGEST_STEP = 2.0
 _FIRST_ENTRIES = 1_000_000
 # The grid of the published code of Mukhoti et al., NeurIPS 2020.
 _GRID = tuple(k / 10 for k in range(1, 101))
-# What a warning says of a temperature that is not to be trusted.
-AT_BOUND = "ended at its bound"
 
 
 def temperature_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor:
@@ -235,4 +233,5 @@ def warn_at_bound(temperature: float, data: FitData, *, where: str) -> None:
         why = "every prediction of the fit data is right, so that more confidence always looks better"
     elif slope.first >= 0:
         why = "the logits say less about the labels than guessing does"
-    warn(f"{where}: the temperature {AT_BOUND} {temperature:g}: {why}. Do not trust it; use more or other data.")
+    message = f"{where}: the temperature ended at its bound {temperature:g}: {why}. Do not trust it; use more or other data."
+    warn(message, BoundWarning)

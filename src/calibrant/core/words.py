@@ -51,9 +51,9 @@ def metric_of(key: str) -> Metric:
 
 def write_value(value: float, unit: str, *, signed: bool = False) -> str:
     """Write a fraction in per cent, any other number with four digits after the point."""
-    if not math.isfinite(value):
-        return "inf" if value == math.inf else "n/a"
     sign = "+" if signed else ""
+    if not math.isfinite(value):
+        return {math.inf: f"{sign}inf", -math.inf: "−inf"}.get(value, "n/a")
     text = f"{100 * value:{sign}.2f}%" if unit == "%" else f"{value:{sign}.4f}"
     # What rounds to nothing has no direction.
     return text.replace("-", "−") if any(digit in text for digit in "123456789") else text.lstrip("+-")

@@ -102,12 +102,12 @@ def _compare(difference: float, drawn: Tensor, *, most: float, wider: float) -> 
         # A score that is infinite for one model is worse than any finite one; two infinite ones cannot be told apart.
         p_value = 1.0 if math.isnan(difference) else 1 / (1 + len(drawn))
         return Paired(difference, difference, difference, p_value)
-    if math.isinf(wider) and abs(difference) >= _NOTHING:
-        return Paired(difference, -most, most, 1.0)
-    spread = (drawn - drawn.mean()).abs() * (1.0 if math.isinf(wider) else wider)
-    as_large = int((spread >= abs(difference) - _ROUNDING).sum())
-    half = float(torch.quantile(spread, 0.95))
-    half, difference = (value if abs(value) >= _NOTHING else 0.0 for value in (half, difference))
+    spread = (drawn - drawn.mean()).abs()
+    half, difference = (v if abs(v) >= _NOTHING else 0.0 for v in (float(torch.quantile(spread, 0.95)), difference))
+    if math.isinf(wider):
+        return Paired(difference, -most, most, 1.0) if half or difference else Paired(0.0, 0.0, 0.0, 1.0)
+    as_large = int((spread * wider >= abs(difference) - _ROUNDING).sum())
+    half *= wider
     low, high = max(difference - half, -most), min(difference + half, most)
     return Paired(difference, low, high, (1 + as_large) / (1 + len(drawn)))
 

@@ -15,6 +15,7 @@ from calibrant.report.style import TEXT_WIDTH, Style, fold_label, fold_to_width,
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Characters of a legend's entry from which on it is folded, so that two stand side by side.
@@ -103,8 +104,6 @@ def log_scale(ax: Axes, lows: Sequence[float], high: float, *, room: float, span
         room: Factor to leave free at both ends.
         span: The largest ratio that is shown on a logarithmic scale.
     """
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     least, kept = min(lows, default=0.0), [low for low in lows if low > high / span]
     if not kept:
         return
@@ -118,9 +117,16 @@ def log_scale(ax: Axes, lows: Sequence[float], high: float, *, room: float, span
         ax.set_yscale("symlog", linthresh=start, linscale=0.3)
         ax.set_ylim(-start / 3, top)
         ticks = [0.0, *ticks]
-    ax.yaxis.set_major_locator(FixedLocator(ticks))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.yaxis.set_minor_locator(NullLocator())
+    plain_ticks(ax.yaxis, ticks)
+
+
+def plain_ticks(axis: Axis, ticks: Sequence[float]) -> None:
+    """Put ``ticks`` on an axis, and none between them, each written as the plain number that it is."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def log_ticks(low: float, high: float) -> list[float]:

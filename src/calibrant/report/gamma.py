@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrant.metrics.diagram import PALETTE
-from calibrant.report.bands import Band, band_of, draw_shared_legend, epoch_axis, wide_figure
+from calibrant.report.bands import Band, band_of, draw_shared_legend, epoch_axis, plain_ticks, wide_figure
 from calibrant.report.rows import Row
 from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, fold_label, print_style
 
@@ -102,8 +102,6 @@ def draw_gamma_epochs(gamma: GammaEpochs, *, title: str | None = None) -> Figure
 
 def _scale_gamma(ax: Axes, gamma: GammaEpochs) -> None:
     """Make the axis logarithmic, but for its part around zero, where the methods' gammas differ by factors."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter
-
     peaks = [peak for band in gamma.mean if 0 < (peak := max(map(abs, band.mean))) < math.inf]
     if not peaks or max(peaks) <= _APART * min(peaks):
         return
@@ -112,8 +110,7 @@ def _scale_gamma(ax: Axes, gamma: GammaEpochs) -> None:
     ax.set_yscale("symlog", linthresh=10.0**power)
     ax.set_ylim(bottom if min(min(band.mean) for band in gamma.mean) < 0 else 0.0, 1.5 * top)
     decades = [10.0**k for k in range(power, math.ceil(math.log10(1.5 * top)))]
-    ax.yaxis.set_major_locator(FixedLocator([*(-decade for decade in reversed(decades)), 0.0, *decades]))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    plain_ticks(ax.yaxis, [*(-decade for decade in reversed(decades)), 0.0, *decades])
 
 
 @dataclass(frozen=True)
@@ -228,14 +225,10 @@ def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = N
 
 
 def _stretch_axis(ax: Axes, least: float) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     ax.set_xscale("function", functions=(stretch, _unstretch))
     start = float(_unstretch(stretch(np.array(least)) - 0.1))
     ax.set_xlim(start, 1 + 0.2 * _SMALLEST)
-    ax.xaxis.set_major_locator(FixedLocator([tick for tick in _TICKS if tick > start]))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.xaxis.set_minor_locator(NullLocator())
+    plain_ticks(ax.xaxis, [tick for tick in _TICKS if tick > start])
 
 
 def _draw_points(ax: Axes, panel: GammaPanel) -> None:

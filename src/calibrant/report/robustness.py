@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from calibrant.core.entry import BinSweep, Entry
 from calibrant.metrics.sweep import BIN_COUNTS, bin_sweep
-from calibrant.report.bands import Band, band_of, draw_bands, draw_shared_legend, log_axis, seeds_note, wide_figure
+from calibrant.report.bands import Band, band_of, draw_bands, draw_shared_legend, log_axis, plain_ticks, seeds_note, wide_figure
 from calibrant.report.rows import Row
 from calibrant.report.style import print_style
 
@@ -148,10 +148,5 @@ def _draw_chance(ax: Axes, band: Band) -> None:
 
 
 def _number_axis(axis: XAxis, shown: Sequence[float]) -> None:
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
-
     ticks: list[float] = [tick for tick in _TICKS if min(shown) <= tick <= max(shown)]
-    ticks = ticks or sorted(set(shown))
-    axis.set_major_locator(FixedLocator(ticks))
-    axis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
-    axis.set_minor_locator(NullLocator())
+    plain_ticks(axis, ticks or sorted(set(shown)))

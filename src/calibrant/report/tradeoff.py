@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrant.core.sizes import common_size, usual_size
-from calibrant.report.bands import log_scale, log_ticks, seeds_note
+from calibrant.report.bands import log_scale, log_ticks, plain_ticks, seeds_note
 from calibrant.report.placing import Box, place_labels
 from calibrant.report.rows import Row
 from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, fold_label, fold_to_width, print_style
@@ -178,8 +178,6 @@ def _draw_point(ax: Axes, point: TradeoffPoint) -> None:
 
 def _scale_error(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
     """Make the axis of the error logarithmic where errors differ by factors; it has nothing to say below zero."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     least, most = (end(point.error for point in points) for end in (min, max))
     # What failed at one seed has a bar down to zero, too.
     usual = [point for point in points if point.error <= _ERRORS_APART * least]
@@ -192,9 +190,7 @@ def _scale_error(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
     room = (right / left) ** _MARGIN
     ax.set_xlim(left / room, right * room)
     _draw_arrows(ax, points)
-    ax.xaxis.set_major_locator(FixedLocator(log_ticks(*ax.get_xlim())))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.xaxis.set_minor_locator(NullLocator())
+    plain_ticks(ax.xaxis, log_ticks(*ax.get_xlim()))
 
 
 def _end_at_zero(ax: Axes, points: Sequence[TradeoffPoint]) -> None:

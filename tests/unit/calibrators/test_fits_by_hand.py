@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 
-from calibrant.calibrators import BetaCalibration, CalibrationWarning, TopLabelBinning
+from calibrant.calibrators import BetaCalibration, TopLabelBinning
 from calibrant.calibrators.affine import AffineProblem
 from calibrant.calibrators.fit_data import FitData, check_fit_input
 from calibrant.calibrators.isotonic import joint_log_probs
 from calibrant.calibrators.spline import recalibrate
 from calibrant.calibrators.temperature import find_temperature_by_ece
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)
-        yield
 
 
 def test_find_temperature_by_ece_takes_the_first_of_equal_ones() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from calibrant.calibrators import (
     BetaCalibration,
-    CalibrationWarning,
     IsotonicCalibration,
     PlattScaling,
     TemperatureScaling,
@@ -23,12 +19,7 @@ from calibrant.calibrators.histogram import bin_values, equal_mass_edges
 from calibrant.calibrators.one_vs_rest import Question
 from calibrant.data.synthetic import synthetic_predictions
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_platt_of_two_classes_fits_smoothed_targets() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +50,6 @@ from calibrant.calibrators.one_vs_rest import Question
 from calibrant.calibrators.scalar_search import least_in_log
 from calibrant.data.synthetic import synthetic_predictions
 from helpers import golden
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)
-        yield
 
 
 def test_floor_logits_replaces_only_minus_infinity_below_the_rest() -> None:

@@ -51,6 +51,6 @@ def test_choice_of_a_spread_takes_one_thread_too(monkeypatch: pytest.MonkeyPatch
 
 
 def test_threads_come_back_after_a_failure() -> None:
-    with pytest.raises(KeyError), one_thread(where=True):
+    with pytest.raises(KeyError), one_thread(when=True):
         raise KeyError
     assert torch.get_num_threads() == 2

@@ -67,6 +67,7 @@ def test_write_value_in_per_cent_or_plain() -> None:
     assert write_value(-0.00001, "nats") == "0.0000"
     assert write_value(1.23456, "nats") == "1.2346"
     assert write_value(math.inf, "nats") == "inf"
+    assert [write_value(value, "nats", signed=True) for value in (math.inf, -math.inf)] == ["+inf", "−inf"]
     assert write_value(math.nan, "%") == "n/a"
 
 

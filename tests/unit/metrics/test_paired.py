@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from calibrant import Predictions
+from calibrant.core.scores import Paired
 from calibrant.metrics.bootstrap import Sample
 from calibrant.metrics.paired import _compare, _widening, paired_test
 from calibrant.metrics.values import KEYS, score_values
@@ -138,6 +139,14 @@ def test_paired_test_of_a_single_example_proves_nothing() -> None:
     alone = paired_test(one, two)["ece"]
     assert (alone.low, alone.high, alone.p_value) == (-1.0, 1.0, 1.0)
     assert alone.difference == pytest.approx(0.2)
+
+
+def test_paired_test_of_few_examples_proves_no_equality_either() -> None:
+    # Both are wrong once, in different places; the same model twice is the same, on however few examples.
+    one = Predictions(probs=[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], labels=[1, 0, 1])
+    two = Predictions(probs=[[0.1, 0.9], [0.4, 0.6], [0.2, 0.8]], labels=[1, 0, 1])
+    assert paired_test(one, two)["error"] == Paired(0.0, -1.0, 1.0, 1.0)
+    assert paired_test(one, one)["error"] == Paired(0.0, 0.0, 0.0, 1.0)
 
 
 def test_paired_test_gives_both_models_the_same_chance_where_they_predict_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
