@@ -9,7 +9,7 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.bbq import BayesianBinning
 from calibrant.calibrators.choice import Ranked
 from calibrant.calibrators.ensemble import EnsembleTemperatureScaling
-from calibrant.calibrators.fit_data import CalibrationWarning
+from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning
 from calibrant.calibrators.histogram import HistogramBinning
 from calibrant.calibrators.identity import Identity
 from calibrant.calibrators.isotonic import IsotonicCalibration, OrderPreservingIsotonic
@@ -59,6 +59,7 @@ __all__ = [
     "AutoCalibrator",
     "BayesianBinning",
     "BetaCalibration",
+    "BoundWarning",
     "CalibrationWarning",
     "Calibrator",
     "DirichletCalibration",

@@ -15,6 +15,7 @@ from calibrant import Predictions
 from calibrant.calibrators import (
     AttendedTemperatureScaling,
     AutoCalibrator,
+    BoundWarning,
     CalibrationWarning,
     Calibrator,
     EnsembleTemperatureScaling,
@@ -163,7 +164,7 @@ def test_auto_by_brier_score_takes_a_temperature_although_a_label_has_probabilit
 
 def test_temperature_of_labels_that_all_have_probability_zero_warns_of_its_bound() -> None:
     logits = torch.tensor([[0.0, -math.inf, 1.0]]).repeat(60, 1)
-    with pytest.warns(CalibrationWarning, match="the temperature ended at its bound"):
+    with pytest.warns(BoundWarning, match="the temperature ended at its bound"):
         assert TemperatureScaling().fit(logits, torch.ones(60, dtype=torch.long)).temperature_ > 1e4
 
 
