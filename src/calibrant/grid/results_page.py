@@ -122,7 +122,7 @@ def _head(entries: Sequence[Entry], source: str, command: str, *, quoted: bool) 
         "# Results\n\n"
         f"{count} on {', '.join(machines) or 'an unknown machine'}, {_duration(seconds)} of training{beside}.\n"
         "Epochs, preset and number of seeds stand in every row; a shorter run is never shown as a full one, and bold compares\n"
-        "only rows of the same length. Numbers are of the test set; nothing was chosen by it.\n"
+        "only rows of the same length. Numbers are of the test set; no epoch was chosen by it.\n"
         "The command and the machine of every run stand below.\n\n"
         f"This page is made from the records in `{source}/`; edit nothing here. After adding one:\n\n```\n{command}\n```\n"
     )
@@ -202,7 +202,7 @@ def _notes(tables: dict[str, Table]) -> str:
     lines += [f"- {say_note(note)}" for note in told]
     for claim in load_paper().claims:
         if "note" in claim:
-            lines.append(f"- Text: “{claim['text']}” {claim['points']['mean']} points on average. {claim['note']}")
+            lines.append(f"- Text: {claim['text']} {claim['points']['mean']} points on average, it says. {claim['note']}")
     return "\n".join(lines) + "\n"
 
 
