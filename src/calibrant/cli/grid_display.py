@@ -116,7 +116,7 @@ def cell_text(state: CellState, *, with_time: bool = False) -> Text:
     if state.stage is Stage.FAILED:
         return Text("failed", style="bold red")
     if state.stage is Stage.WAITING:
-        return Text("once more", style="yellow") if state.tries else Text("·", style="dim")
+        return Text("once more", style="yellow") if state.text else Text("·", style="dim")
     if state.total == 0 or not state.epochs:
         return Text("scaling" if state.total == 0 else "starting", style="cyan")
     error = state.numbers.get("val_error")

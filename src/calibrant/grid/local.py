@@ -238,9 +238,10 @@ class LocalExecutor:
         worker.task, worker.leaves = None, message["leaves"]
         if kind == "done":
             return Event(name, "done", numbers=message["numbers"])
+        beside = len(self._running(place)) if message["memory"] else 0
         if message["memory"]:
-            place.overflowed(running=len(self._running(place)))
-        return Event(name, "failed", text=message["text"], again=message["again"])
+            place.overflowed(running=beside)
+        return Event(name, "failed", text=message["text"], again=message["again"], crowded=beside > 0)
 
     def _bury(self, worker: _Worker) -> Event | None:
         """A process has ended: what it was at has failed."""

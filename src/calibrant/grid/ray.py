@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -56,12 +57,14 @@ class RayExecutor:
             self._connect(address, jobs)
         found = self._ray.cluster_resources()
         gpus = 0.0 if device.startswith("cpu") else float(found.get("GPU", 0.0))
-        self._share = 0.0 if not gpus else 1.0 if jobs is None else min(1.0, gpus / jobs)
+        # Ray counts in ten-thousandths, of which a GPU has no more than all.
+        self._share = 0.0 if not gpus else 1.0 if jobs is None else math.floor(1e4 / math.ceil(jobs / gpus)) / 1e4
         fitting = gpus if gpus else found.get("CPU", 1.0) // threads
         # A cluster that grows on demand must see the demand.
         self._room = jobs or (10_000 if address is not None else max(1, int(fitting)))
         self._run = self._ray.remote(num_cpus=threads, num_gpus=self._share, max_retries=0)(run_remotely)
-        self._mail = self._ray.remote(num_cpus=0)(Mail).remote()
+        # Should the node be lost that it lives on, another one takes it over.
+        self._mail = self._ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Mail).remote()
         self._names: dict[Any, Task] = {}
         self._mark: tuple[Path, str] | None = None
 
@@ -92,7 +95,7 @@ class RayExecutor:
         running = {task.cell.name for task in self._names.values()}
         events = [
             Event(said["name"], "step", epochs=said["epochs"], numbers=said["numbers"])
-            for said in self._ray.get(self._mail.take.remote())
+            for said in self._messages()
             if said["name"] in running
         ]
         return events + [self._collect(reference) for reference in ready]
@@ -112,9 +115,10 @@ class RayExecutor:
     def _connect(self, address: str | None, jobs: int | None) -> None:
         # Ray tells its users about its own settings; a grid's display is no place for that.
         self._logger.setLevel(logging.ERROR)
-        options: dict[str, Any] = {} if address is not None else {"num_cpus": (jobs or usable_cores()) * self._threads}
+        options: dict[str, Any] = {}
         if address is None:
-            options["include_dashboard"] = False
+            cores = max(usable_cores(), self._threads) if jobs is None else jobs * self._threads
+            options = {"num_cpus": cores, "include_dashboard": False}
         try:
             self._ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -137,6 +141,12 @@ class RayExecutor:
             self._mark[0].write_text(text, encoding="utf-8")
         return self._mark
 
+    def _messages(self) -> list[dict[str, Any]]:
+        try:
+            return list(self._ray.get(self._mail.take.remote()))
+        except Exception:  # what is on its way may be lost with a node; it is there to be shown, and stops no run
+            return []
+
     def _collect(self, reference: Any) -> Event:
         task = self._names.pop(reference)
         try:
@@ -144,6 +154,14 @@ class RayExecutor:
         except Exception as error:  # Ray wraps whatever happened to the process, and its own troubles
             said = [line.strip() for line in str(error).splitlines() if line.strip()]
             return Event(task.cell.name, "failed", text=f"Ray: {said[0] if said else type(error).__name__}")
+        try:
+            return self._keep(task, found)
+        except OSError as error:
+            text = f"{error.filename or task.folder}: cannot be written ({error.strerror}). Make room."
+            return Event(task.cell.name, "failed", text=text)
+
+    def _keep(self, task: Task, found: Mapping[str, Any]) -> Event:
+        """Write what a task sent back; raises ``OSError`` where that cannot be, as on a full disk."""
         task.log.parent.mkdir(parents=True, exist_ok=True)
         with task.log.open("a", encoding="utf-8") as log:
             log.write(f"{task.cell.name}, on {found['node']}\n{found['log']}")

@@ -52,6 +52,7 @@ class Event:
         numbers: What is known of it: validation error and ECE on its way, ``error`` and ``ece`` of the test set at the end.
         text: Why it failed, in one sentence.
         again: Whether running it again may help.
+        crowded: Whether it failed for want of room beside others. That is no try: fewer run at a time from then on.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Event:
     numbers: Mapping[str, float | None] = field(default_factory=dict)
     text: str = ""
     again: bool = True
+    crowded: bool = False
 
 
 class Executor(Protocol):
@@ -93,7 +95,7 @@ class CellState:
         numbers: As in `Event`.
         text: Why it failed.
         log: Where its run says more.
-        tries: How often it was started.
+        tries: How often it was started, not counting where it found no room beside others.
         began: When it was last started, and the epochs that it had then.
         seconds: How long an epoch of it takes, where known.
         found: Whether it was finished before.
@@ -160,7 +162,7 @@ class Board:
         elif event.kind == "done":
             state.stage, state.epochs, state.numbers = Stage.DONE, float(state.total), event.numbers
         else:
-            state.text = event.text
+            state.text, state.tries = event.text, state.tries - event.crowded
             state.stage = Stage.WAITING if event.again and state.tries <= retries else Stage.FAILED
             if state.stage is Stage.FAILED:
                 self._give_up_after(state)

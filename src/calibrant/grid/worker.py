@@ -27,6 +27,7 @@ _CONTEXT = 600 * 2**20
 # A run that these stop would be stopped again.
 _FINAL = (ValueError, FloatingPointError, ImportError)
 _EXPECTED = (*_FINAL, OSError)
+_NO_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED", "can't allocate memory")
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -84,7 +85,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether there was too little memory, on the GPU or elsewhere."""
     import torch
 
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    # The driver, its libraries and the CPU's allocator say it in words only.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
 class _Progress:

@@ -105,6 +105,14 @@ def test_local_executor_after_too_little_memory_runs_fewer_at_a_time(pool: Local
     assert answers(pool)[0].numbers["number"] == 0
 
 
+def test_local_executor_tells_whether_memory_lacked_beside_others(pool: LocalExecutor, tmp_path: Path) -> None:
+    pool.submit(task(CELLS["crl"], tmp_path))
+    answers(pool)
+    pool.submit(task(CELLS["mixup"], tmp_path))
+    assert answers(pool) == [Event(CELLS["mixup"].name, "failed", text="too big", again=True, crowded=True)]
+    assert (pool.places[0].limit, pool.places[0].most) == (1, 1)
+
+
 def test_local_executor_fills_gpus_evenly_and_adds_runs_that_fit(
     pool: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

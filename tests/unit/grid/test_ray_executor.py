@@ -98,6 +98,10 @@ def task(folder: Path) -> Task:
         ({"CPU": 64.0, "GPU": 4.0}, {}, 4, 1.0),
         ({"CPU": 64.0, "GPU": 4.0}, {"jobs": 16}, 16, 0.25),
         ({"CPU": 64.0, "GPU": 4.0}, {"jobs": 2}, 2, 1.0),
+        # Two on a GPU: of shares of two thirds only one would fit there.
+        ({"CPU": 64.0, "GPU": 4.0}, {"jobs": 6}, 6, 0.5),
+        # Ray would round a seventh up, and seven of those are more than one.
+        ({"CPU": 64.0, "GPU": 1.0}, {"jobs": 7}, 7, 0.1428),
         ({"CPU": 64.0, "GPU": 4.0}, {"device": "cpu"}, 64, 0.0),
     ],
 )
@@ -106,6 +110,18 @@ def test_ray_executor_asks_for_what_a_cell_needs(fake, resources, options, room,
     executor = RayExecutor(**options)
     assert executor.free() == room
     assert made.asked[0] == {"num_cpus": options.get("threads", 1), "num_gpus": gpus, "max_retries": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "cores"), [({}, 8), ({"threads": 4}, 8), ({"threads": 9}, 9), ({"jobs": 3, "threads": 4}, 12)]
+)
+def test_ray_executor_starts_ray_with_the_cores_that_there_are(fake, monkeypatch, options, cores: int) -> None:
+    made, asked = fake(CPU=1.0), []
+    monkeypatch.setattr(made, "is_initialized", lambda: False)
+    monkeypatch.setattr(made, "init", lambda **wanted: asked.append(wanted["num_cpus"]), raising=False)
+    monkeypatch.setattr(module, "usable_cores", lambda: 8)
+    RayExecutor(**options)
+    assert asked == [cores]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +171,39 @@ def test_ray_executor_tells_of_a_node_that_died_and_of_a_run_that_failed(fake, m
         Event(CELL.name, "failed", text="why", again=False),
     ]
     assert (tmp_path / "logs" / "x.log").read_text() == f"{CELL.name}, on n1\nsaid\n"
+
+
+def test_ray_executor_loses_no_run_with_the_node_that_keeps_the_messages(fake, monkeypatch, tmp_path: Path) -> None:
+    made = fake(CPU=2.0)
+
+    def works(order: Any, base: Any, mail: Any) -> Any:
+        return {"message": {"kind": "done", "numbers": {}}, "log": "", "node": "n1", "files": {}}
+
+    def lost() -> Any:
+        raise RuntimeError("The actor died.")
+
+    monkeypatch.setattr(module, "run_remotely", works)
+    executor = RayExecutor()
+    assert made.asked[1] == {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+    executor._mail.take = Remote(lost)
+    executor.submit(task(tmp_path))
+    assert executor.poll(0) == [Event(CELL.name, "done")]
+
+
+def test_ray_executor_without_room_for_what_a_node_sends_back_tells_of_that_run_alone(fake, monkeypatch, tmp_path) -> None:
+    def works(order: Any, base: Any, mail: Any) -> Any:
+        return {"message": {"kind": "done", "numbers": {}}, "log": "", "node": "n1", "files": {"test.npz": b"x"}}
+
+    def full(files: Any, folder: Path) -> None:
+        raise OSError(28, "No space left on device", str(folder / "test.npz"))
+
+    fake(CPU=2.0)
+    monkeypatch.setattr(module, "run_remotely", works)
+    monkeypatch.setattr(module, "unpack", full)
+    executor = RayExecutor()
+    executor.submit(task(tmp_path))
+    said = f"{tmp_path / 'runs' / CELL.name / 'test.npz'}: cannot be written (No space left on device). Make room."
+    assert executor.poll(0) == [Event(CELL.name, "failed", text=said)]
 
 
 def test_ray_executor_writes_what_a_node_sends_back_and_leaves_no_mark(fake, monkeypatch, tmp_path: Path) -> None:

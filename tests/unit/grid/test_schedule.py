@@ -82,6 +82,17 @@ def test_run_cells_tries_again_and_goes_on() -> None:
     assert order(executor).count("focal-seed0") == 2
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+def test_run_cells_counts_no_try_that_found_no_room_beside_others(retries: int) -> None:
+    def script(name: str, tries: int) -> Event | None:
+        return Event(name, "failed", text="too big", crowded=True) if "focal-seed0" in name and tries <= 3 else None
+
+    board, executor = Board(GRID), Fake(1, script)
+    run(board, executor, retries=retries)
+    assert board.count(Stage.DONE) == len(GRID)
+    assert order(executor).count("focal-seed0") == 4
+
+
 @pytest.mark.parametrize(("retries", "again", "tries"), [(0, True, 1), (2, True, 3), (2, False, 1)])
 def test_run_cells_gives_up_after_its_tries_and_takes_along_what_is_made_of_it(retries: int, again: bool, tries: int) -> None:
     board = Board(GRID)

@@ -33,6 +33,11 @@ def test_run_task_gives_the_run_its_command_word_by_word(tmp_path, monkeypatch):
         (ImportError("no such module"), False, False),
         (OSError("no space left"), True, False),
         (MemoryError("too big"), True, True),
+        # As a GPU that is full says it, where torch's own allocator was not asked.
+        (RuntimeError("CUDA error: out of memory"), True, True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True, True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True, True),
+        (RuntimeError("the sizes of tensors do not match"), True, False),
     ],
 )
 def test_run_task_tells_what_another_try_may_help(error, again, memory, tmp_path, monkeypatch):
