@@ -9,6 +9,8 @@ from typing import NamedTuple
 Point = tuple[float, float]
 
 _ROUNDS = 3
+# A label this near to a point, in points, stands beside its marker.
+_BESIDE = 8.0
 
 
 class Box(NamedTuple):
@@ -110,10 +112,10 @@ def _cost_of_texts(box: Box, point: Point, labels: Sequence[tuple[Point, Box]], 
 def _cost_of_marks(box: Box, point: Point, strange: Sequence[Box], spots: Sequence[Box]) -> float:
     covered = sum(box.overlap(spot) for spot in spots)
     crossed = sum(_crosses(point, box, spot) for spot in strange)
-    # A label nearer to another point would be taken for that one's.
+    # A label nearer to another point would be taken for that one's, above all where it stands right beside it.
     own = math.dist(point, box.nearest(point))
-    doubtful = sum(math.dist(middle, box.nearest(middle)) < own for middle in (spot.middle for spot in strange))
-    return 5 * covered + 100 * crossed + 60 * doubtful
+    nearer = [far for far in (math.dist(spot.middle, box.nearest(spot.middle)) for spot in strange) if far < own]
+    return 5 * covered + 100 * crossed + sum(60 + 10 * max(_BESIDE - far, 0.0) for far in nearer)
 
 
 def _crosses(point: Point, label: Box, other: Box) -> int:

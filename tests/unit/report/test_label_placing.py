@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -80,3 +81,29 @@ def test_place_labels_covers_no_other_text_for_a_shorter_way() -> None:
     text = Box(60, 60, 150, 140)
     (box,) = place_labels([(100, 100)], [(10, 4)], inside=PAGE, texts=[text])
     assert box.overlap(text) == 0
+
+
+def test_place_labels_puts_no_name_right_beside_the_marker_of_another() -> None:
+    # The trade-off on CIFAR-10 around cross-entropy: names, widths of labels and the front as they are drawn there.
+    drawn = {
+        "CE": (94.5, 154.7, 10.6),
+        "CE (TS)": (94.5, 82.3, 27.7),
+        "Focal": (86.4, 137.2, 20.7),
+        "FLSD": (111.8, 112.5, 20.3),
+        "LS-0.05": (100.3, 144.6, 28.4),
+        "MMCE": (101.8, 155.2, 24.0),
+        "CE-DECE": (95.3, 135.6, 33.6),
+        "CE-SECE": (93.3, 129.0, 32.1),
+        "FLγ-DECE": (94.5, 134.4, 37.3),
+    }
+    points, widths = [(x, y) for x, y, _ in drawn.values()], [width for _, _, width in drawn.values()]
+    front = [
+        Box(85.4, 136.2, 87.4, 185.3),
+        Box(85.4, 136.2, 94.3, 138.2),
+        Box(92.3, 128, 94.3, 138.2),
+        Box(92.8, 54.7, 94.8, 130),
+    ]
+    boxes = place_labels(points, [(width, 8.6) for width in widths], inside=Box(35.2, 31.4, 361.2, 226.3), taken=front)
+    for (own, box), (other, point) in itertools.product(enumerate(boxes), enumerate(points)):
+        beside = math.dist(point, box.nearest(point))
+        assert own == other or beside > 6 or beside > math.dist(points[own], box.nearest(points[own]))
