@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from calibrant.core.effect import join_words
 from calibrant.core.entry import Entry
 from calibrant.core.lookup import lookup
 from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, data_name
@@ -225,11 +226,19 @@ def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], data: Sequ
     for place, key in enumerate(keys):
         cells = {c: Cell(d.mean, d.std, d.values, p_value=corrected[c][place], over=d.over) for c, d in found[key].items()}
         line = line_of(pairs[key][0][1], (), style, common=common, told=told)
-        seeds, runs = _common_seeds(pairs[key]), max(d.n for d in found[key].values()) or None
-        lines.append(replace(line, cells=cells, kind="difference", runs=runs, seeds=seeds))
+        runs, said = _say_runs({c.rpartition(":")[0]: d.n for c, d in found[key].items()})
+        seeds, doubts = _common_seeds(pairs[key]), (*line.doubts, *said)
+        lines.append(replace(line, cells=cells, kind="difference", runs=runs, seeds=seeds, doubts=doubts))
         last = all(other[0] != key[0] for other in keys[place + 1 :])
         lines += [_paper_differences(key[0], data)] if style.paper and last else []
     return tuple(lines)
+
+
+def _say_runs(runs: Mapping[str, int]) -> tuple[int | None, tuple[str, ...]]:
+    """How many seeds a line has on every data set; where they differ no number, and a sentence."""
+    if len(set(runs.values())) < 2:
+        return next(iter(runs.values()), 0) or None, ()
+    return None, (f"seeds in common with CE are {join_words([f'{n} on {data_name(data)}' for data, n in runs.items()])}",)
 
 
 def _common_seeds(pairs: Sequence[tuple[Row, Row]]) -> tuple[int, ...]:

@@ -110,6 +110,16 @@ def test_table5_differences_have_the_value_of_every_common_seed() -> None:
     assert abs(sum(values) / 3 - float(row["mean"])) < 1e-12
 
 
+def test_table5_says_the_seeds_of_each_data_set_where_they_differ() -> None:
+    few = [replace(entry, data="cifar100") for entry in (run_of("ce", 0.05), run_of("focal", 0.06))]
+    table = make_paper_table("table5", [*seeds("ce", 0.05), *seeds("focal", 0.06), *few])
+    (line,) = table.lines
+    assert (line.info("seeds"), line.seeds) == ("–", ())
+    assert "Focal: seeds in common with CE are 4 on CIFAR-10 and 1 on CIFAR-100." in table.notes
+    (line,) = make_paper_table("table5", [*seeds("ce", 0.05), *seeds("focal", 0.06)]).lines
+    assert (line.info("seeds"), line.doubts) == ("4", ())
+
+
 def test_table2_gains_have_the_value_of_every_common_seed() -> None:
     table = make_paper_table("table2", [*seeds("flgamma", 0.05), *seeds("flgamma-sece", 0.06)])
     gain = next(line for line in table.lines if line.kind == "difference")
