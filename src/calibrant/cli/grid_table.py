@@ -37,10 +37,10 @@ def show_table(table: Table, *, console: Console) -> None:
         shown = {str(column.header) for column in fitted.columns}
         dropped |= {name.removesuffix(" %"): None for name in names if name not in shown}
     console.print()
-    legend = ["mean ± standard deviation over seeds"] if any((line.runs or 0) > 1 for line in table.lines) else []
+    cells = [cell for line in table.lines for cell in line.cells.values()]
+    legend = ["mean ± standard deviation over seeds"] if any(cell.std is not None for cell in cells) else []
     if all(line.kind != "ours" for line in table.lines):
         legend.insert(0, f"method minus {table.base}, negative is better")
-    cells = [cell for line in table.lines for cell in line.cells.values()]
     lowest = "the lowest of rows that may be compared" if several_best(table) else "the lowest"
     legend += [f"{_BEST if plain else 'bold'}: {lowest}"] if any(cell.best for cell in cells) else []
     legend += [f"{MARK}: differs from {table.base}, p < {SIGNIFICANT}"] if any(cell.differs for cell in cells) else []

@@ -135,6 +135,15 @@ def test_grid_display_on_a_terminal_draws_and_clears_the_grid(board: Board) -> N
     assert stream.getvalue().endswith("\x1b[2K")
 
 
+def test_cell_that_found_no_room_beside_others_is_shown_to_be_run_once_more() -> None:
+    made = Board(plan_cells(["digits"], ["ce"], [0]))
+    state = made.states["digits-convnet-ce-seed0"]
+    assert cell_text(state).plain == "·"
+    made.start(state)
+    made.note(Event(state.cell.name, "failed", text="too big", crowded=True), retries=0)
+    assert cell_text(state).plain == "once more"
+
+
 def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
     lines = (
         Line("ce", "ce", {"error": Cell(0.05, 0.01), "ece": Cell(0.04, 0.0012)}, runs=3),
@@ -165,8 +174,10 @@ def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
     assert words not in stream.getvalue()
 
 
-def test_show_table_of_differences_says_what_from() -> None:
-    lines = (Line("Focal", "focal", {"ece": Cell(-0.03, 0.01, p_value=0.01)}, kind="difference", runs=3),)
+# Of different numbers of seeds on two data sets there is no one number.
+@pytest.mark.parametrize("runs", [3, None])
+def test_show_table_of_differences_says_what_from(runs: int | None) -> None:
+    lines = (Line("Focal", "focal", {"ece": Cell(-0.03, 0.01, p_value=0.01)}, kind="difference", runs=runs),)
     stream = io.StringIO()
     show_table(Table("table5", "title", (ECE,), (Section("", lines),), base="CE"), console=Console(file=stream, width=120))
     said = "method minus CE, negative is better; mean ± standard deviation over seeds; †: differs from CE, p < 0.05"
