@@ -43,7 +43,7 @@ def reproduce(
     """
     from calibrant.cli.train import merge_settings
     from calibrant.grid.compare import split_names
-    from calibrant.grid.plan import check_folders, check_out
+    from calibrant.grid.plan import check_finished, check_folders, check_out
     from calibrant.grid.reproduce import plan_reproduction
     from calibrant.grid.unchanged import check_unchanged
 
@@ -51,12 +51,13 @@ def reproduce(
     changes = merge_settings(keys, settings or [])
     plan = plan_reproduction(name, data=split_names(data or []), seeds=seeds, quick=quick, preset=preset, settings=changes)
     folder = Path("reproduce", f"{name}-quick" if quick else name) if out is None else out
+    check_out(folder)
+    check_folders(plan.cells(), folder / "runs")
+    check_finished(plan.cells(), folder / "runs")
     left = plan.left(folder)
     if any(":" in cell.recipe.backbone.name for cell in left) and "" not in sys.path:
         # A factory of one's own is looked for where the command is called, here as in the runs.
         sys.path.insert(0, "")
-    check_out(folder)
-    check_folders(plan.cells(), folder / "runs")
     check_unchanged(plan.cells(), folder / "runs")
     missing = _missing_data(left, dry_run=dry_run)
     _say_plan(plan, folder, len(left))

@@ -36,6 +36,7 @@ _READ: dict[str, Callable[[Path], object]] = {
     "history.jsonl": lambda file: [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()],
 }
 
+_REMEDY = "Put it back, or remove the folder of the run, which is then run again."
 # More than this is a seed that was meant, not a number of them.
 _MOST_SEEDS = 1000
 
@@ -178,25 +179,26 @@ def check_folders(cells: Sequence[Cell], runs: Path) -> None:
         file = runs / cell.name / "recipe.toml"
         if file.exists():
             try:
-                check_same_run(load_recipe(file), cell.recipe, where=str(file.parent))
+                known = load_recipe(file)
+            except ValueError as error:
+                raise ValueError(f"compare: {str(error).removeprefix('recipe: ')} {_REMEDY}") from None
+            try:
+                check_same_run(known, cell.recipe, where=str(file.parent))
             except ValueError as error:
                 raise ValueError(str(error).replace("train:", "compare:", 1)) from None
 
 
 def check_finished(cells: Sequence[Cell], runs: Path) -> None:
     """Raise ``ValueError`` if a file of a finished run is missing or damaged: said now, not after hours of training others."""
-    for cell in (cell for cell in cells if cell.shown):
+    for cell in cells:
         folder, name = runs / cell.name, "run.json"
         try:
-            # What is not finished goes on, or is run from its beginning.
-            for name, read in _READ.items() if is_finished(folder) else ():
+            # What is not finished goes on, or is run from its beginning; what no table shows need not be read for one.
+            for name, read in _READ.items() if is_finished(folder) and cell.shown else ():
                 read(folder / name)
         except (FileNotFoundError, ValueError):
             got = "one that is damaged" if (folder / name).exists() else "none there"
-            raise ValueError(
-                f"compare: `{folder / name}` must be what a finished run wrote, got {got}. "
-                "Put it back, or remove the folder of the run, which is then run again."
-            ) from None
+            raise ValueError(f"compare: `{folder / name}` must be what a finished run wrote, got {got}. {_REMEDY}") from None
 
 
 def _check_axes(data: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> None:
