@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,14 +15,10 @@ from calibrant.core.grid import grid_index, grid_of
 from calibrant.core.records import Predictions
 from calibrant.core.summary import Rows, class_bins_of, score_rows
 from calibrant.metrics.batched import BATCHED, batched_ace, batched_aurc, batched_debiased, batched_ece, batched_mce
+from calibrant.metrics.blocks import Array, Blocks, Matrix
 from calibrant.metrics.levels import Levels, levels_of, merge_bins
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
-
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-
-# Counts held at once, one per example and resample: 40 MB.
+# Counts held at once, one per block and resample: 40 MB.
 _CHUNK_COUNTS = 10_000_000
 # Chances that a Poisson number of mean one is at most 0, 1, 2, ..., in units of 2^-16.
 _POISSON = np.cumsum([1 / float(np.prod(np.arange(1, k + 1))) for k in range(9)]) * np.exp(-1) * 65536
@@ -36,9 +31,10 @@ def bootstrap_scores(
     """Every score of `calibrant.measure` on many resamples of the examples.
 
     An example is drawn a Poisson number of times with mean one, which for sums over examples is as good as drawing N of
-    them with replacement, and independent from example to example. Confidences are compressed to levels at most 0.01
-    wide. These are the scores of resamples, in which calibration errors are larger than in the data, as they are larger in
-    the data than in truth: their quantiles are not intervals. `calibrant.measure` gives those.
+    them with replacement, and independent from example to example; more than 20,000 are drawn some at a time (`Blocks`).
+    Confidences are compressed to levels at most 0.01 wide. These are the scores of resamples, in which calibration errors
+    are larger than in the data, as they are larger in the data than in truth: their quantiles are not intervals.
+    `calibrant.measure` gives those.
 
     Args:
         predictions: N examples.
@@ -60,9 +56,9 @@ def bootstrap_scores(
     check_count(n_bins, where="bootstrap_scores", name="n_bins")
     check_count(n_resamples, where="bootstrap_scores", name="n_resamples")
     check_count(seed, where="bootstrap_scores", name="seed", least=0)
-    sample = Sample(predictions, n_bins=n_bins)
-    parts = [sample.scores(counts) for counts in draw_counts(len(predictions), n_resamples=n_resamples, seed=seed)]
-    return join_parts(parts)
+    blocks = Blocks(len(predictions), seed=seed)
+    sample = Sample(predictions, n_bins=n_bins, blocks=blocks)
+    return join_parts([sample.scores(counts) for counts in draw_counts(len(blocks), n_resamples=n_resamples, seed=seed)])
 
 
 def join_parts(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -71,7 +67,7 @@ def join_parts(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def draw_counts(n: int, *, n_resamples: int, seed: int) -> Iterator[Array]:
-    """How often each example is drawn, ``[N, r]`` float32, some resamples at a time."""
+    """How often each of ``n`` examples or blocks is drawn, ``[n, r]`` float32, some resamples at a time."""
     rng = np.random.default_rng(seed)
     at_once = max(_CHUNK_COUNTS // n, 1)
     for at in range(0, n_resamples, at_once):
@@ -88,31 +84,30 @@ class Sample:
     Args:
         predictions: The examples.
         n_bins: Number of bins of the binned metrics.
+        blocks: Which examples are drawn together; each alone unless given.
     """
 
-    def __init__(self, predictions: Predictions, *, n_bins: int) -> None:
-        from scipy.sparse import csr_matrix
-
+    def __init__(self, predictions: Predictions, *, n_bins: int, blocks: Blocks | None = None) -> None:
+        blocks = blocks or Blocks(len(predictions))
         rows = score_rows(predictions)
         top = rows.top
         weights = torch.ones(len(predictions), dtype=torch.float64) if top.weights is None else top.weights
         size = float(weights.sum() ** 2 / weights.square().sum())
-        self.weights = weights.float().numpy()
+        self.weights = weights
         self.levels = levels_of(
             grid_of(top.confidence, top.correct, top.weights, dtype=top.dtype), size=size, n_bins=n_bins, within_bins=True
         )
         level = torch.searchsorted(self.levels.last_cell, grid_index(top.confidence, dtype=top.dtype))
         # Examples of weight zero may lie beyond the last level in use; they count nothing wherever they are put.
-        slot = level.clamp_max(len(self.levels) - 1) * 2 + top.correct.long()
-        number = torch.arange(len(slot))
-        self.places = csr_matrix(
-            (np.ones(len(slot), dtype=np.float32), (slot.numpy(), number.numpy())), shape=(2 * len(self.levels), len(slot))
-        )
+        level = level.clamp_max(len(self.levels) - 1)
+        self.places = blocks.columns(weights, level * 2 + top.correct.long(), rows=2 * len(self.levels))
         infinite = rows.nll.isinf() & (weights > 0)
-        self.sums = torch.stack([rows.nll.where(rows.nll.isfinite(), 0.0), rows.brier, infinite.double()]).float().numpy()
+        sums = torch.stack([rows.nll.where(rows.nll.isfinite(), 0.0), rows.brier, infinite.double()], dim=1)
+        self.sums = blocks.sum(sums * weights[:, None])
         self.num_classes = predictions.num_classes
-        self.classes, self.totals = _class_residuals(rows, n_bins)
-        self.spread, self.bin_of_level = _lacking_spread(self.levels, slot // 2, weights)
+        self.classes, self.totals = _class_residuals(rows, weights, n_bins, blocks)
+        self.lacking, self.bin_of_level = _lacking_spread(self.levels, weights, level)
+        self.bin_of_example = self.bin_of_level[level]
         self.shifts = [_level_shift(self.levels, pieces) for pieces in (self.levels.bin_index, self.levels.mass_index)]
         cells = class_bins_of(rows.probs, rows.labels, top.weights, n_bins=n_bins)
         share, mean = cells.weight / weights.sum(), cells.confidence / cells.weight.where(cells.weight > 0, 1.0)
@@ -121,16 +116,14 @@ class Sample:
 
     @quiet_products()
     def scores(self, counts: Array, *, noise: Array | None = None) -> dict[str, Tensor]:
-        """Score resamples in which examples are drawn ``counts [N, r]`` times; key → ``[r]``.
+        """Score resamples in which blocks of examples are drawn ``counts [B, r]`` times; key → ``[r]``.
 
-        With standard normal ``noise [N, r]`` they are made to differ from each other as data sets do. The gaps of the data hold
-        chance already, and a resample adds it once more: so the gaps of bins are first reduced by what chance is expected to
-        have added (James and Stein). Kernels average over many gaps, and squares have their chance subtracted; metrics made of
-        those need it not. The MCE, on the other hand, often is the gap of a bin with few examples, of which resamples show too
-        little variety (none, if there is one): the variance that is missing is added, a part for each example, so that two
-        models with the same examples in a bin get the same.
+        With ``noise [M, r]`` for the accuracies of bins they are made to differ from each other as data sets do. The gaps of
+        the data hold chance already, and a resample adds it once more: so the gaps of bins are first reduced by what chance is
+        expected to have added (James and Stein). Kernels average over many gaps, and squares have their chance subtracted;
+        metrics made of those need it not. The MCE, on the other hand, often is the gap of a bin with few examples, of which
+        resamples show too little variety (none, if there is one): the variance that is missing is what `SharedNoise` draws.
         """
-        counts = counts if bool((self.weights == 1).all()) else counts * self.weights[:, None]
         held = torch.from_numpy(self.places @ counts).double()
         total = held.sum(0)
         # With weights, only examples without any may have been drawn.
@@ -141,7 +134,7 @@ class Sample:
         by_width, by_mass = (right if noise is None else right + mass * shift for shift in self.shifts)
         noisy = by_width
         if noise is not None:
-            noisy = by_width + mass * torch.from_numpy(self.spread @ noise).T[:, self.bin_of_level].double()
+            noisy = by_width + mass * torch.from_numpy(noise).T[:, self.bin_of_level].double()
         return {
             "error": wrong.sum(1),
             "nll": nll.where(infinite == 0, torch.inf),
@@ -166,22 +159,18 @@ class Sample:
         return residual.abs().sum((0, 1)) / self.num_classes
 
 
-def _lacking_spread(levels: Levels, level: Tensor, weights: Tensor) -> tuple[csr_matrix, Tensor]:
-    """What a unit of noise at each example adds to the accuracy of its bin, sparse ``[M, N]``, and the bin of each level.
+def _lacking_spread(levels: Levels, weights: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """What a unit of noise and weight at one example adds to the accuracy of its bin ``[M]``, and the bin of each level.
 
     Summed over its examples, the variance is what resamples lack of that of the bin's accuracy.
     """
-    from scipy.sparse import csr_matrix
-
     bins = merge_bins(levels)
     index = torch.searchsorted(bins.bin_index, levels.bin_index)
     count = bins.share * bins.size
     guess = (count * bins.accuracy + 2) / (count + 4)
     lacking = (guess * (1 - guess) - bins.accuracy * (1 - bins.accuracy)).clamp_min(0)
-    place, number = index[level], np.arange(len(level))
-    squares = torch.bincount(place, weights=weights.square(), minlength=len(bins))
-    part = weights * (lacking / (count * squares)).sqrt()[place]
-    return csr_matrix((part.float().numpy(), (place.numpy(), number)), shape=(len(bins), len(level))), index
+    squares = torch.bincount(index[level], weights=weights.square(), minlength=len(bins))
+    return (lacking / (count * squares)).sqrt(), index
 
 
 def _shrinkage(gap: Tensor, variance: Tensor) -> Tensor:
@@ -199,21 +188,18 @@ def _level_shift(levels: Levels, pieces: Tensor) -> Tensor:
     return _shrinkage(confidence - accuracy, confidence * (1 - confidence) / (weight * levels.size))[piece]
 
 
-def _class_residuals(rows: Rows, n_bins: int) -> tuple[csr_matrix, Array]:
-    """Probability minus one-hot label: sparse ``[C·(M - 1), N]`` where not in the first bin, and dense ``[C, N]``.
+def _class_residuals(rows: Rows, weights: Tensor, n_bins: int, blocks: Blocks) -> tuple[Matrix, Array]:
+    """Probability minus one-hot label, by block: ``[C·(M - 1), B]`` of those not in the first bin, and of all ``[C, B]``.
 
     Most probabilities are in the first bin, whose residual is what the others leave of the total.
     """
-    from scipy.sparse import csr_matrix
-
-    n, num_classes = rows.probs.shape
     inner = max(n_bins - 1, 1)
     edge = equal_width_edges(n_bins, rows.probs.dtype)[1].to(rows.probs.dtype)
     number, column = (rows.probs > edge).nonzero(as_tuple=True)
     values = rows.probs[number, column].double()
     slot = column * inner + equal_width_index(values, n_bins, dtype=rows.probs.dtype) - 1
-    residual = (values - (rows.labels[number] == column).double()).float()
-    sparse = csr_matrix((residual.numpy(), (slot.numpy(), number.numpy())), shape=(num_classes * inner, n))
-    totals = rows.probs.float().T.contiguous()
-    totals[rows.labels, torch.arange(n)] -= 1
-    return sparse, totals.numpy()
+    residual = (values - (rows.labels[number] == column).double()) * weights[number]
+    above = blocks.columns(residual, slot, rows=rows.probs.shape[1] * inner, number=number)
+    totals = rows.probs.float() * weights.float()[:, None]
+    totals[torch.arange(len(totals)), rows.labels] -= weights.float()
+    return above, blocks.sum(totals)

@@ -11,7 +11,9 @@ from torch import Tensor
 from calibrant.core.checks import check_count
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Paired
+from calibrant.metrics.blocks import Blocks
 from calibrant.metrics.bootstrap import Sample, draw_counts, join_parts
+from calibrant.metrics.shared_noise import SharedNoise
 from calibrant.metrics.values import score_values
 
 # Two models whose scores differ by less than a millionth differ by the rounding of float32, however consistently.
@@ -71,16 +73,14 @@ def paired_test(
     check_count(n_resamples, where=where, name="n_resamples")
     check_count(seed, where=where, name="seed", least=0)
     _check_same_examples(first, second, where=where)
-    one, two = Sample(first, n_bins=n_bins), Sample(second, n_bins=n_bins)
+    blocks = Blocks(len(first), seed=seed)
+    one, two = (Sample(given, n_bins=n_bins, blocks=blocks) for given in (first, second))
     rng = np.random.default_rng([seed, 1])
-    # Where both predict the same class they are right or wrong together, and what resamples lack is the same for both.
-    apart = (first.predicted != second.predicted).nonzero().squeeze(1).numpy()
+    noise = SharedNoise(one, two, first.predicted == second.predicted)
     parts = []
-    for counts in draw_counts(len(first), n_resamples=n_resamples, seed=seed):
-        noise = rng.standard_normal(counts.shape, dtype=np.float32)
-        before = one.scores(counts, noise=noise)
-        noise[apart] = rng.standard_normal((len(apart), counts.shape[1]), dtype=np.float32)
-        after = two.scores(counts, noise=noise)
+    for counts in draw_counts(len(blocks), n_resamples=n_resamples, seed=seed):
+        drawn_noise = noise.draw(rng, counts.shape[1])
+        before, after = (sample.scores(counts, noise=part) for sample, part in zip((one, two), drawn_noise, strict=True))
         parts.append({key: after[key] - before[key] for key in before})
     drawn = join_parts(parts)
     values, others = score_values(first, n_bins=n_bins), score_values(second, n_bins=n_bins)

@@ -6,6 +6,7 @@ import torch
 
 from calibrant import Predictions
 from calibrant.metrics.bootstrap import Sample, _shrinkage, bootstrap_scores, draw_counts
+from calibrant.metrics.shared_noise import SharedNoise
 from calibrant.metrics.values import KEYS, score_values
 from helpers import mixed_gaps
 
@@ -75,7 +76,7 @@ def test_sample_shrunk_gaps_within_chance_vanish_and_clear_ones_stay() -> None:
     chance = Predictions(probs=[[0.9, 0.1]] * 400, labels=[0] * 364 + [1] * 36)
     clear = Predictions(probs=[[0.9, 0.1]] * 400, labels=[0] * 200 + [1] * 200)
     # Gap 0.01 where chance gives 0.015; gap 0.4, of which chance may be 0.015² / 0.4.
-    still = np.zeros_like(ones)
+    still = np.zeros((1, 1), dtype=np.float32)
     found = Sample(chance, n_bins=15).scores(ones, noise=still)
     assert [float(found[key]) for key in ("ece", "ace", "classwise_ece")] == pytest.approx([0] * 3, abs=1e-6)
     found = Sample(clear, n_bins=15).scores(ones, noise=still)
@@ -86,18 +87,11 @@ def test_sample_mce_of_a_single_example_varies_as_its_label_might() -> None:
     predictions = Predictions(probs=[[0.9, 0.1]] * 200 + [[0.6, 0.4]], labels=[0] * 180 + [1] * 20 + [1])
     counts = np.ones((201, 400), dtype=np.float32)
     sample = Sample(predictions, n_bins=15)
+    noise, _ = SharedNoise(sample, sample, torch.ones(201, dtype=torch.bool)).draw(np.random.default_rng(0), 400)
     assert float(sample.scores(counts)["mce"].std()) < 1e-12
     # One example wrong: a guess of (0 + 2) / (1 + 4) right has variance 0.24.
-    noise = np.random.default_rng(0).standard_normal(counts.shape, dtype=np.float32)
     drawn = sample.scores(counts, noise=noise)["mce"]
     assert 0.2 < float(drawn.std()) < 0.5
-
-
-def test_sample_noise_of_weighted_examples_has_the_variance_that_resamples_lack() -> None:
-    predictions = Predictions(probs=[[0.9, 0.1]] * 4, labels=[0] * 4, weights=[1.0, 2.0, 2.0, 4.0])
-    sample = Sample(predictions, n_bins=15)
-    # 81 / 25 = 3 effective examples, all right: a guess of 5 / 7 has variance 10 / 49, shared by three.
-    assert float(sample.spread.power(2).sum()) == pytest.approx(10 / 49 / 3, rel=1e-5)
 
 
 def test_bootstrap_scores_spread_as_theory_says() -> None:
@@ -109,6 +103,21 @@ def test_bootstrap_scores_spread_as_theory_says() -> None:
     assert float(drawn["error"].std()) == pytest.approx((error * (1 - error) / 2000) ** 0.5, rel=0.12)
     residual = predictions.confidence - predictions.correct.double()
     assert float(drawn["signed_gap"].std()) == pytest.approx(float(residual.std()) / 2000**0.5, rel=0.12)
+
+
+def test_bootstrap_scores_of_blocks_spread_as_those_of_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.metrics.blocks._BLOCKS", 500)
+    # In order: blocks of neighbours, or of every 500th example, would spread more, or not at all.
+    probs = torch.cat([torch.tensor([[0.9, 0.1]]).repeat(3000, 1), torch.tensor([[0.6, 0.4]]).repeat(2000, 1)])
+    labels = torch.cat([torch.zeros(2700), torch.ones(300), torch.zeros(1000), torch.ones(1000)]).long()
+    drawn = bootstrap_scores(Predictions(probs=probs, labels=labels), n_resamples=600)
+    assert float(drawn["error"].mean()) == pytest.approx(0.26, abs=0.002)
+    assert float(drawn["error"].std()) == pytest.approx((0.26 * 0.74 / 5000) ** 0.5, rel=0.12)
+    assert float(drawn["brier"].std()) == pytest.approx(brier_spread(probs, labels) / 5000**0.5, rel=0.12)
+
+
+def brier_spread(probs: torch.Tensor, labels: torch.Tensor) -> float:
+    return float((probs - torch.nn.functional.one_hot(labels)).square().sum(1).std())
 
 
 def test_bootstrap_scores_repeat_with_their_seed_only() -> None:
