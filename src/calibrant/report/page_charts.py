@@ -45,7 +45,7 @@ def runs_view(groups: Sequence[Group]) -> list[dict[str, object]]:
     """Everything the charts of runs are drawn from, a mapping for each group.
 
     Its numbers are those of the figures: means over seeds at the points that all of them have, no learning curves for rows
-    that were repaired afterwards, and diagrams and gammas of the last seed.
+    that were repaired afterwards, and diagrams and gammas of the last seed that all rows of a place have.
     """
     front = _front(groups)
     return [
@@ -61,7 +61,7 @@ def runs_view(groups: Sequence[Group]) -> list[dict[str, object]]:
             "gamma": _gamma_epochs(group),
             "dots": _gamma_dots(group),
             "sweep": _sweep(group),
-            "diagram": _diagram(group.row.run()),
+            "diagram": _diagram(group.row.run(group.seed)),
         }
         for place, group in enumerate(groups)
     ]
@@ -143,7 +143,7 @@ def _columns(band: Band, spread: Sequence[float] | None) -> list[list[float]]:
 
 def _gamma_dots(group: Group) -> dict[str, list[list[float]]]:
     """Confidence and gamma, of right and of wrong predictions: some examples, and the running means of all."""
-    panels = prepare_gamma_confidence([group.row])
+    panels = prepare_gamma_confidence([group.row], seed=group.seed)
     if not panels or len(panels[0].gamma) == 0:
         return {}
     panel = panels[0]

@@ -34,6 +34,7 @@ class Group:
         size_note: What is to be said of its number of test examples where that is not the usual one of its place, so that it
             is not compared with the other rows; else empty.
         told: What a table says of it.
+        seed: Of several runs the one that stands for them: the last seed that all rows of its place have. None for its last.
     """
 
     label: str
@@ -43,6 +44,7 @@ class Group:
     best: Collection[str] = ()
     size_note: str = ""
     told: InTable = InTable()
+    seed: int | None = None
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -84,8 +86,8 @@ def group_entries(
             method = row.runs[0].method
             label = method_name(method) + row.label.removeprefix(method_label(method))
             note = size_note(common_size(row.runs), usual)
-            first = id(row.runs[0])
-            found.append(Group(label, data, place, row, marked.get(first, ()), note, said.get(first, InTable())))
+            best_in, in_table = marked.get(id(row.runs[0]), ()), said.get(id(row.runs[0]), InTable())
+            found.append(Group(label, data, place, row, best_in, note, in_table, group.common_seed))
     return found if best is not None else [replace(group, best=_best(group, found)) for group in found]
 
 

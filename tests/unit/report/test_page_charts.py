@@ -233,6 +233,20 @@ def test_page_offers_only_charts_and_curves_that_some_run_has() -> None:
     assert 'id="gamma-confidence"' not in page
 
 
+def test_diagrams_and_gammas_are_of_the_seed_that_figures_show() -> None:
+    probs, labels = mixed_gaps(200)
+    test = Predictions(probs=probs, labels=labels)
+    with_gamma = [Predictions(probs=probs, labels=labels, columns={"gamma": [gamma] * len(labels)}) for gamma in (1.0, 2.0)]
+    runs = [entry("flgamma", seed, error=0.1 * (seed + 1), test=with_gamma[seed]) for seed in (0, 1)]
+    first, alone = views(*runs, entry("ce", 0, test=test))
+    # The other method has no run of the last seed.
+    assert group_rows([*runs, entry("ce", 0, test=test)])[0].common_seed == 0
+    assert (first["diagram"]["error"], set(first["dots"]["right"][1])) == (0.1, {1.0})
+    assert alone["diagram"]["error"] == 0.1
+    (first,) = views(*runs)
+    assert (first["diagram"]["error"], set(first["dots"]["right"][1])) == (0.2, {2.0})
+
+
 def test_diagram_of_weighted_examples_has_intervals_of_as_many_as_count() -> None:
     # All in one bin, half of them right; weights of 1 and 3 are worth four fifths of as many equal ones.
     probs, labels = [[0.75, 0.25]] * 40, [0, 1] * 20
