@@ -21,6 +21,7 @@ _PAUSE = 0.2
 # To measure tables without anything in their way.
 _WIDE = Console(width=10_000)
 _MAKING = "making tables and the report"
+_LEGEND = "done: test error / ECE in %; running: epoch, validation error, time left"
 _SIGNS = {Stage.WAITING: "waiting", Stage.RUNNING: "running", Stage.DONE: "done", Stage.FAILED: "failed"}
 
 
@@ -86,7 +87,11 @@ def draw_board(board: Board, *, width: int) -> RenderableType:
         table = _seed_table(data, states, width=width)
         parts += [Text(), table]
     # Above the tables, where a terminal that is too low for all of them does not cut it off.
-    return Group(Text(total_words(board)), *parts)
+    above = (
+        Text(words, style=style, no_wrap=False, overflow="fold")
+        for words, style in ((total_words(board), ""), (_LEGEND, "dim"))
+    )
+    return Group(*above, *parts)
 
 
 def _seed_table(data: str, states: Sequence[CellState], *, width: int) -> Table:
@@ -141,7 +146,7 @@ def total_words(board: Board) -> str:
     left = board.seconds_left()
     words += [f"about {duration_words(left)} left"] if left else []
     words += [_MAKING] if is_over(board) else []
-    return ", ".join(words) + "; done cells show test error / ECE in %"
+    return ", ".join(words)
 
 
 def ended_words(board: Board, state: CellState, *, known: bool = False) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def lookup(table: Mapping[str, T], name: str, *, kind: str) -> T:
+def lookup(table: Mapping[str, T], name: str, *, kind: str, also: Iterable[str] = ()) -> T:
     """Return ``table[name]``.
 
     Args:
         table: Name → entry.
         name: The name looked for.
         kind: What the entries are ("metric"), for the message.
+        also: Names that are not in the table but may be meant.
 
     Returns:
         The entry. Raises ``ValueError`` with all names, and the nearest one, if there is none.
@@ -29,7 +30,7 @@ def lookup(table: Mapping[str, T], name: str, *, kind: str) -> T:
     if name in table:
         return table[name]
     # Capitals aside: figures write CE for ce.
-    folded = {known.casefold(): known for known in table}
+    folded = {known.casefold(): known for known in (*table, *also)}
     near = difflib.get_close_matches(str(name).casefold(), list(folded), n=1, cutoff=0.5)
     hint = f" Did you mean {folded[near[0]]!r}?" if near else ""
     raise ValueError(f"unknown {kind} {name!r}.{hint} There are: {', '.join(table)}.")

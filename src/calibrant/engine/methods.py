@@ -163,9 +163,14 @@ def split_name(name: str) -> tuple[str, bool]:
     return (name.removesuffix("+ts"), True) if name.endswith("+ts") else (name, False)
 
 
+def find_method(name: str) -> Callable[..., Plan]:
+    """Return the entry of a method, ``+ts`` aside; an unknown name is answered with the nearest one, as ``ce+ts``."""
+    return lookup(METHODS, split_name(name)[0], kind="method", also=(f"{known}+ts" for known in METHODS))
+
+
 def make_plan(name: str, options: Mapping[str, object], facts: Facts) -> Plan:
     """Look a method up and apply its options; an unknown name or option is answered with the nearest one."""
-    method = lookup(METHODS, split_name(name)[0], kind="method")
+    method = find_method(name)
     known = method.option_types(facts) if isinstance(method, MetaMethod) else _option_types(method)
     read = {}
     for option, value in options.items():

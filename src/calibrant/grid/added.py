@@ -135,7 +135,7 @@ def _grid_labels(data: str, cells: Sequence[Cell], runs: Path) -> KnownLabels | 
 def _once(found: Sequence[Entry], expected: Sequence[Entry]) -> tuple[list[Entry], tuple[str, ...]]:
     """Leave out what is there already, to the last bit."""
     kept: list[Entry] = []
-    notes: list[str] = []
+    twice: list[tuple[Path, Path]] = []
     for entry in found:
         like = [_finished(other) for other in expected if is_same_run(other, entry)]
         like += [other for other in kept if _is_same(other, entry)]
@@ -143,8 +143,22 @@ def _once(found: Sequence[Entry], expected: Sequence[Entry]) -> tuple[list[Entry
         if same is None:
             kept.append(entry)
         else:
-            notes.append(f"{entry.folder or entry.method} is the same as {same.folder or same.method} and was taken once.")
-    return kept, tuple(notes)
+            twice.append((Path(entry.folder or entry.method), Path(same.folder or same.method)))
+    return kept, _twice_words(twice)
+
+
+def _twice_words(twice: Sequence[tuple[Path, Path]]) -> tuple[str, ...]:
+    """Say what was given twice, that of one folder in one sentence."""
+    by_folder: dict[tuple[Path, Path], list[tuple[Path, Path]]] = {}
+    for one, other in twice:
+        by_folder.setdefault((one.parent, other.parent), []).append((one, other))
+    notes = []
+    for (folder, other_folder), pairs in by_folder.items():
+        if len(pairs) == 1:
+            notes.append(f"{pairs[0][0]} is the same as {pairs[0][1]} and was taken once.")
+        else:
+            notes.append(f"{len(pairs)} in {folder} are the same as in {other_folder} and were taken once.")
+    return tuple(notes)
 
 
 def _is_same(first: Entry, second: Entry) -> bool:

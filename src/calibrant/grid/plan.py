@@ -14,7 +14,7 @@ from calibrant.data import EMBEDDED, SOURCES
 from calibrant.data.sources import is_there
 from calibrant.engine.folder import is_finished
 from calibrant.engine.limits import check_recipe
-from calibrant.engine.methods import METHODS, make_plan, split_name
+from calibrant.engine.methods import find_method, make_plan, split_name
 from calibrant.engine.recipe import Recipe, load_recipe, override
 from calibrant.engine.resolve import check_idle, facts_of, resolved
 from calibrant.engine.run import check_same_run
@@ -206,7 +206,7 @@ def _check_axes(data: Sequence[str], methods: Sequence[str], seeds: Sequence[int
         if not values:
             raise ValueError(f"compare: `{what}` must hold at least one, got none.")
     for method in methods:
-        lookup(METHODS, split_name(method)[0], kind="method")
+        find_method(method)
     labels: dict[str, str] = {}
     for name in data:
         # Run folders that only an odd sign tells apart would be one.

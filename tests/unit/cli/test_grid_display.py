@@ -53,6 +53,17 @@ def test_draw_board_shows_every_seed_of_every_method(board: Board) -> None:
     assert lines[0][:7] == ["2/9", "runs", "done,", "2", "running,", "2", "failed,"]
 
 
+def test_draw_board_says_what_cells_show_at_any_width(board: Board) -> None:
+    legend = "done: test error / ECE in %; running: epoch, validation error, time left"
+    # What is too long for a console without wraps is cut off, unless it says that it may be folded.
+    for width in (80, 60):
+        stream = io.StringIO()
+        Console(file=stream, width=width).print(draw_board(board, width=width), no_wrap=True, overflow="ignore")
+        lines = stream.getvalue().splitlines()
+        assert legend in " ".join(line.strip() for line in lines)
+        assert max(map(len, lines)) <= width
+
+
 def test_draw_board_without_room_for_times_leaves_them_out(board: Board) -> None:
     assert ["ce", "4.52", "/", "1.20", "12/30", "12.5%", "·"] in drawn(board, 46)
 

@@ -28,3 +28,8 @@ def test_lookup_suggests_a_name_written_otherwise_only_in_capitals() -> None:
         lookup({"ce": 1, "flsd": 2}, "CE", kind="method")
     with pytest.raises(ValueError, match=r"^unknown column 'TEAM'\. Did you mean 'Team'\?"):
         lookup({"Team": 1, "place": 2}, "TEAM", kind="column")
+
+
+def test_lookup_suggests_names_that_may_be_meant_without_listing_them() -> None:
+    with pytest.raises(ValueError, match=r"^unknown method 'ce\+tss'\. Did you mean 'ce\+ts'\? There are: ce, flsd\.$"):
+        lookup({"ce": 1, "flsd": 2}, "ce+tss", kind="method", also=["ce+ts", "flsd+ts"])

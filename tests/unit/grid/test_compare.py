@@ -207,6 +207,13 @@ def test_compare_says_what_was_taken_once(tmp_path: Path) -> None:
     assert found.notes == (expected,)
 
 
+def test_compare_says_of_a_folder_once_what_was_taken_once(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        run(tmp_path / name, "ce,focal")
+    found = run(tmp_path / "second", "ce,focal", add=[tmp_path / "first" / "runs"])
+    assert found.notes == (f"2 in {tmp_path}/first/runs are the same as in {tmp_path}/second/runs and were taken once.",)
+
+
 def test_compare_into_a_run_or_a_folder_of_runs_is_refused(tmp_path: Path) -> None:
     run(tmp_path / "grid")
     one = tmp_path / "grid" / "runs" / "mixture-mlp-ce-seed0"

@@ -78,6 +78,7 @@ def test_cell_name_tells_preset_and_own_network_and_has_no_odd_characters(tmp_pa
     [
         ((["digits"], ["ce", "fokal"], [0]), {}, "unknown method 'fokal'. Did you mean 'focal'?"),
         ((["digits"], ["fokal+ts"], [0]), {}, "unknown method 'fokal'. Did you mean 'focal'?"),
+        ((["digits"], ["CE+TS"], [0]), {}, r"unknown method 'CE\+TS'\. Did you mean 'ce\+ts'\?"),
         ((["digits"], [], [0]), {}, "`methods` must hold at least one, got none"),
         (([], ["ce"], [0]), {}, "`data` must hold at least one"),
         ((["digits"], ["ce"], [0]), {"settings": {"train.epochs": 0}}, "`train.epochs` must be a whole number >= 1"),
