@@ -90,18 +90,20 @@ def classes_table(classes: Sequence[ClassScore], *, width: int, total: float | N
             _share(entry.error),
             Text(write_value(entry.ece, "%"), style="bold"),
             write_value(entry.signed_gap, "%", signed=True),
-            _dim(_bias(entry.signed_gap)),
+            _dim(_bias(entry)),
         ]
         for entry in classes
     ]
     return fit_table(("Class", _examples_head(total is not None), "Error", "ECE", "Bias", ""), rows, width=width, drop=(5, 2))
 
 
-def _bias(signed_gap: float) -> str:
+def _bias(entry: ClassScore) -> str:
     # A bias that is written as 0.00% has no direction.
-    if abs(signed_gap) < 5e-5:
+    if abs(entry.signed_gap) < 5e-5:
         return ""
-    return "predicted too often" if signed_gap > 0 else "predicted too rarely"
+    if entry.chance is not None and abs(entry.signed_gap) <= entry.chance:
+        return "within chance"
+    return "predicted too often" if entry.signed_gap > 0 else "predicted too rarely"
 
 
 def parts_table(head: str, parts: Mapping[str, Scores], *, width: int, total: float | None = None) -> Table:

@@ -53,6 +53,7 @@ class ClassScore:
         signed_gap: Mean probability given to the class minus its frequency; positive is over-prediction.
         error: Share of its examples that are misclassified (nan where it has none).
         weight: Sum of the weights of its examples; None where they have none.
+        chance: How large ``signed_gap`` would be, in 95 of 100 cases at most, were the class calibrated; None where unknown.
     """
 
     index: int
@@ -62,6 +63,7 @@ class ClassScore:
     signed_gap: float
     error: float
     weight: float | None = None
+    chance: float | None = None
 
 
 @dataclass(frozen=True)

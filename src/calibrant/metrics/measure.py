@@ -17,6 +17,8 @@ from calibrant.metrics.levels import levels_of
 from calibrant.metrics.null import compare_with_null, null_of_levels
 from calibrant.metrics.values import bins_of_summary, values_of_summary, values_of_top
 
+_NORMAL_95 = 1.959964
+
 
 def measure(
     predictions: Predictions | ArrayLike,
@@ -156,6 +158,10 @@ def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tup
         raise ValueError(f"class_scores: `names` must hold C = {summary.num_classes} names, got {len(names)}.")
     residual = (summary.class_bins.confidence - summary.class_bins.correct) / summary.weight
     error, gap = residual.abs().sum(1), residual.sum(1)
+    # Labels of calibrated examples with probability p vary by p (1 - p); that of a bin's mean is hardly larger.
+    bins = summary.class_bins
+    variance = (bins.confidence - bins.confidence.square() / bins.weight.where(bins.weight > 0, 1.0)).clamp_min(0).sum(1)
+    chance = _NORMAL_95 * (variance / summary.weight / summary.effective_n).sqrt()
     weight, rows = summary.class_count, summary.class_rows
     wrong = torch.where(weight > 0, 1 - summary.class_correct / weight.where(weight > 0, 1.0), torch.nan)
     order = torch.argsort(error, descending=True, stable=True).tolist()
@@ -168,6 +174,7 @@ def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tup
             signed_gap=float(gap[k]),
             error=float(wrong[k]),
             weight=None if rows is None else float(weight[k]),
+            chance=float(chance[k]),
         )
         for k in order
     )

@@ -183,6 +183,9 @@ def test_classes_table_says_in_which_direction() -> None:
     assert lines[3].endswith("predicted too rarely")
     even = [ClassScore(0, "a", 300.0, 0.02, -1e-9, math.nan)]
     assert not any("predicted" in line for line in lines_of(classes_table(even, width=80), width=80))
+    for gap, words in ((-0.01, "within chance"), (0.0101, "predicted too often")):
+        entry = ClassScore(0, "a", 300.0, 0.02, gap, math.nan, chance=0.01)
+        assert lines_of(classes_table([entry], width=80), width=80)[2].endswith(words)
 
 
 def test_comparison_of_many_files_has_a_line_for_each() -> None:

@@ -129,6 +129,21 @@ def test_measure_classes_are_sorted_worst_first() -> None:
         assert entry.error == pytest.approx(float(wrong))
 
 
+def test_class_scores_of_calibrated_classes_are_within_chance_in_95_of_100() -> None:
+    draw, within, weighted = torch.Generator().manual_seed(0), 0, 0
+    for _ in range(60):
+        probs = (3 * torch.randn(400, 10, generator=draw, dtype=torch.float64)).softmax(1)
+        labels = torch.multinomial(probs, 1, generator=draw).squeeze(1)
+        weights = torch.rand(400, generator=draw, dtype=torch.float64).square()
+        for given in (None, weights):
+            found = class_scores(summarize(Predictions(probs=probs, labels=labels, weights=given)))
+            held = sum(abs(entry.signed_gap) <= (entry.chance or 0.0) for entry in found)
+            within, weighted = (within + held, weighted) if given is None else (within, weighted + held)
+    # Of 600; the standard error is 5.
+    assert 555 <= within <= 590
+    assert 555 <= weighted <= 590
+
+
 def test_class_scores_absent_class_has_no_error_rate() -> None:
     scores = class_scores(summarize(Predictions(probs=[[0.6, 0.3, 0.1], [0.7, 0.2, 0.1]], labels=[0, 0])))
     assert {c.index: math.isnan(c.error) for c in scores} == {0: False, 1: True, 2: True}
