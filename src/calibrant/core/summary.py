@@ -6,6 +6,7 @@ with intervals. Adding two summaries joins their data, so batches, files and pro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,8 +115,28 @@ def summarize_with_top(predictions: Predictions, *, n_bins: int) -> tuple[Summar
         total = part if total is None else total + part
         tops.append(rows.top)
     assert total is not None
+    return total, _joined(tops, predictions.weights)
+
+
+def top_labels(predictions: Predictions) -> TopLabel:
+    """Reduce predictions to the confidence and correctness of every example.
+
+    Some rows are taken at a time: the softmax of all, `Predictions.probs`, is twice as large as logits in single precision, and
+    stays in memory for as long as these.
+
+    Example:
+        >>> top = top_labels(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]))
+        >>> top.confidence.tolist(), top.correct.tolist()
+        ([0.9, 0.8], [1.0, 0.0])
+    """
+    size = max(_CHUNK_ENTRIES // predictions.num_classes, 1)
+    tops = [score_rows(predictions, slice(at, at + size)).top for at in range(0, len(predictions), size)]
+    return _joined(tops, predictions.weights)
+
+
+def _joined(tops: Sequence[TopLabel], weights: Tensor | None) -> TopLabel:
     confidence, correct = (torch.cat([getattr(top, name) for top in tops]) for name in ("confidence", "correct"))
-    return total, TopLabel(confidence, correct, predictions.weights, tops[0].dtype)
+    return TopLabel(confidence, correct, weights, tops[0].dtype)
 
 
 class Rows(NamedTuple):

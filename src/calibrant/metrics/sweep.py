@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import MassCurve, equal_width_edges, mass_curve, reduce_top_label
+from calibrant.core.binning import MassCurve, equal_width_edges, mass_curve
 from calibrant.core.checks import check_count
 from calibrant.core.entry import BinSweep
 from calibrant.core.records import Predictions
+from calibrant.core.summary import top_labels
 from calibrant.metrics.null import null_of_cuts
 
 # 10, 20, 50, 100, 200, 500 and 1000 are those of published figures; the others fill the gaps on a logarithmic axis.
@@ -69,7 +70,7 @@ def bin_sweep(
     check_count(n_resamples, where=where, name="n_resamples", least=0)
     check_count(seed, where=where, name="seed", least=0)
     numbers = tuple(sorted({int(number) for number in n_bins}))
-    top = reduce_top_label(predictions.probs, predictions.labels, predictions.weights)
+    top = top_labels(predictions)
     curve = mass_curve(top)
     cuts = [_cuts(curve, number, top.dtype) for number in numbers]
     found = [_errors(curve, cut) for cut in cuts]

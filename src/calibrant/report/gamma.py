@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrant.core.summary import top_labels
 from calibrant.metrics.diagram import PALETTE
 from calibrant.report.bands import Band, band_of, draw_shared_legend, epoch_axis, plain_ticks, wide_figure
 from calibrant.report.rows import Row
@@ -148,7 +149,8 @@ def prepare_gamma_confidence(rows: Sequence[Row], *, seed: int | None = None) ->
         if test is None or "gamma" not in test.columns:
             continue
         gamma = np.asarray(test.columns["gamma"], dtype=np.float64)
-        confidence, correct = test.confidence.numpy(), test.correct.numpy()
+        top = top_labels(test)
+        confidence, correct = top.confidence.numpy(), top.correct.numpy() == 1
         means = {right: running_mean(confidence[correct == right], gamma[correct == right]) for right in (True, False)}
         panels.append(GammaPanel(row.label, confidence, gamma, correct, means))
     return panels

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibrant.core.binning import equal_width_bins, reduce_top_label
+from calibrant.core.binning import equal_width_bins
 from calibrant.core.entry import Entry
+from calibrant.core.summary import top_labels
 from calibrant.metrics.diagram import PALETTE
 from calibrant.report.bands import Band, band_of
 from calibrant.report.curves import learning_rate_drops
@@ -166,7 +167,7 @@ def _diagram(entry: Entry) -> dict[str, object]:
     """Error of one run, and for every number of bins the ECE and the rows of `bin_rows`."""
     if entry.test is None:
         return {}
-    top = reduce_top_label(entry.test.probs, entry.test.labels, entry.test.weights)
+    top = top_labels(entry.test)
     total = float(len(top.confidence)) if top.weights is None else float(top.weights.sum())
     effective = total if top.weights is None else total**2 / float((top.weights**2).sum())
     stops: list[dict[str, object]] = []

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrant.core.binning import equal_width_bins
 from calibrant.core.checks import check_count
 from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
-from calibrant.metrics.binned import reliability_bins
+from calibrant.core.summary import top_labels
 from calibrant.metrics.diagram import draw_gap_bars
 from calibrant.metrics.ordinary import rate_interval
 from calibrant.report.rows import Row
@@ -89,7 +90,7 @@ def shows_reliability(row: Row, *, n_bins: int, seed: int | None = None) -> bool
 def _bins_of(entry: Entry, n_bins: int) -> Bins | None:
     if entry.test is None:
         return _kept_bins(entry, n_bins)
-    return reliability_bins(entry.test.probs, entry.test.labels, n_bins=n_bins, weights=entry.test.weights)
+    return equal_width_bins(top_labels(entry.test), n_bins=n_bins)
 
 
 def _kept_bins(entry: Entry, n_bins: int) -> Bins | None:

@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from matplotlib.text import Text
 
+from calibrant import Predictions, measure
 from calibrant.core.entry import Entry
 from calibrant.metrics import reliability_bins
 from calibrant.report.figures import FIGURES, Options, draw_all
@@ -180,3 +182,13 @@ def test_title_of_long_names_stays_in_the_figure_and_axes_have_their_scale(kind:
                 low, high = sorted(axis.get_view_interval())
                 shown = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
                 assert len(shown) >= 2, (kind, axis.get_label_text())
+
+
+def test_figures_keep_no_probabilities_of_all_runs_in_memory(empty_files: None, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(300, 5, generator=generator), torch.randint(5, (300,), generator=generator)
+    test = Predictions(logits=logits, labels=labels, columns={"gamma": [1.0] * 300})
+    done = draw_all([Entry("digits", "flgamma", measure(test), test=test)], tmp_path, n_bins=(10,))
+    assert {name.split("-digits")[0] for name in names(done.files)} == {"reliability", "gamma-confidence", "robustness"}
+    # In double precision they are twice as large as the logits, which stay.
+    assert "probs" not in vars(test)
