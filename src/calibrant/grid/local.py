@@ -44,7 +44,8 @@ def visible_gpus(device: str) -> list[str]:
         choose_hardware(device=device)
         return []
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    every = named or [str(k) for k in range(torch.cuda.device_count())]
+    # Names from the first on that is no GPU of this machine count for nothing; a run sent there would be on the CPU.
+    every = (named or [str(k) for k in range(torch.cuda.device_count())])[: torch.cuda.device_count()]
     index = device.partition(":")[2]
     if not index:
         return every

@@ -223,6 +223,9 @@ def test_visible_gpus_respect_what_the_caller_may_see(monkeypatch: pytest.Monkey
     assert visible_gpus("auto") == visible_gpus("cuda") == ["4", "6"]
     assert visible_gpus("cuda:1") == ["6"]
     assert visible_gpus("cpu") == []
+    # As it may be set for another machine.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert visible_gpus("auto") == ["0", "1"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert visible_gpus("auto") == ["0", "1"]
     with pytest.raises(ValueError, match="`train.device` must be one of 2 CUDA devices"):
