@@ -11,7 +11,6 @@ from calibrant.core.words import SIGNIFICANT
 DIGITS = 3
 Info = Literal["preset", "epochs", "seeds", "calibrated"]
 INFO_NAMES: dict[Info, str] = {"preset": "Preset", "epochs": "Epochs", "seeds": "Seeds", "calibrated": "p if calibrated"}
-_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
 
 
 @dataclass(frozen=True)
@@ -168,16 +167,6 @@ class Table:
     def lines(self) -> tuple[Line, ...]:
         """All lines of all sections."""
         return tuple(line for section in self.sections for line in section.lines)
-
-
-def data_name(data: str) -> str:
-    """What a data set is called in print.
-
-    Example:
-        >>> data_name("cifar100"), data_name("birds")
-        ('CIFAR-100', 'birds')
-    """
-    return _NAMES.get(data, data)
 
 
 def _calibrated(p_values: tuple[float, ...]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from calibrant.grid.layout import Table, data_name
+from calibrant.core.entry import data_name
+from calibrant.grid.layout import Table
 from calibrant.grid.paper import PaperNote, load_paper, source_of
 
 _METRICS = {"mce": "MCE", "ece": "ECE", "nll": "NLL", "ace": "ACE", "classwise_ece": "classwise ECE"}

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from calibrant.core.effect import join_words
-from calibrant.core.entry import Entry
+from calibrant.core.entry import Entry, data_name
 from calibrant.core.lookup import lookup
-from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, data_name
+from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table
 from calibrant.grid.paper import load_paper, paper_table
 from calibrant.grid.rows import Row, comparable, group_rows
 from calibrant.grid.tables import (

@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
-from calibrant.core.entry import Entry
+from calibrant.core.entry import Entry, data_name
 from calibrant.grid.captions import paper_notes
-from calibrant.grid.layout import Info, Table, data_name
+from calibrant.grid.layout import Info, Table
 from calibrant.grid.markdown import escape, to_markdown
 from calibrant.grid.paper import load_paper
 from calibrant.grid.paper_notes import notes_about, say_note

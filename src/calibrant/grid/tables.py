@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from calibrant.core.entry import Entry
+from calibrant.core.entry import Entry, data_name
 from calibrant.core.sizes import common_size, usual_size
 from calibrant.grid.captions import notes_of
 from calibrant.grid.doubts import doubts_of
-from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, data_name
+from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table
 from calibrant.grid.paper import PaperRow, paper_row, paper_table
 from calibrant.grid.rows import LEFT_TO_METHOD, Row, chosen, comparable, group_rows, holds, is_foreign
 from calibrant.metrics.differences import Difference, compare_runs, holm, mean_and_std

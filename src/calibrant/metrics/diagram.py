@@ -88,13 +88,20 @@ def draw_gap_bars(ax: Axes, bins: Bins, *, outline: float = 0.8) -> None:
                 width=width[shown],
                 bottom=accuracy[shown],
                 align="edge",
-                facecolor=(color, 0.25 if few else 0.6),
+                facecolor=_tint(color, 0.25 if few else 0.6),
                 edgecolor=color,
                 hatch=hatch if few else None,
                 linewidth=line,
                 label=name,
             )
     ax.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=1, label="perfect")
+
+
+def _tint(color: str, share: float) -> tuple[float, ...]:
+    """The colour on white paper. It covers what is below, so that a gap inside a bar looks as its key does."""
+    from matplotlib.colors import to_rgb
+
+    return tuple(1 - share * (1 - part) for part in to_rgb(color))
 
 
 def _draw_shares(ax: Axes, bins: Bins) -> None:

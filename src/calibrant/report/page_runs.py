@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from calibrant.core.entry import Entry
+from calibrant.core.entry import Entry, data_name
 from calibrant.core.sizes import common_size, size_note, usual_size
 from calibrant.core.words import SIGNIFICANT, metric_of, write_interval, write_value
 from calibrant.report.page_content import InTable
@@ -79,7 +79,7 @@ def group_entries(
     said = {} if told is None else {id(entry): part for entry, part in zip(entries, told, strict=True)}
     found = []
     for group in group_rows(entries) if entries else ():
-        data = "" if group.data == _UNKNOWN else group.data
+        data = "" if group.data == _UNKNOWN else data_name(group.data)
         place = " · ".join(name for name in (data, group.model) if name)
         usual = usual_size(entry for row in group.rows for entry in row.runs)
         for row in group.rows:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from calibrant.core.entry import Entry
+from calibrant.core.entry import Entry, data_name
 from calibrant.report.style import Style, method_label, plain_text, styles_of
 
 Place = tuple[str, str | None]
@@ -66,7 +66,7 @@ class Group:
     @property
     def title(self) -> str:
         """What stands above its figures."""
-        return ", ".join(plain_text(name) for name in (self.data, self.model) if name is not None)
+        return ", ".join(plain_text(name) for name in (data_name(self.data), self.model) if name is not None)
 
     @property
     def common_seed(self) -> int | None:

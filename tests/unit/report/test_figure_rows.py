@@ -17,7 +17,7 @@ def test_group_rows_puts_seeds_together_by_rising_seed() -> None:
 def test_group_rows_keeps_data_sets_and_networks_apart_in_one_look() -> None:
     entries = [run_of("ce"), run_of("ce", data="cifar10", model="resnet18"), run_of("ce", data="mixture", model=None)]
     groups = group_rows(entries)
-    assert [group.title for group in groups] == ["digits, convnet", "cifar10, resnet18", "mixture"]
+    assert [group.title for group in groups] == ["digits, convnet", "CIFAR-10, resnet18", "mixture"]
     assert len({group.rows[0].style for group in groups}) == 1
 
 
@@ -28,7 +28,7 @@ def test_group_rows_puts_unknown_networks_beside_every_network_of_their_data() -
     assert [(group.title, [row.label for row in group.rows]) for group in groups] == [
         ("digits, convnet", ["theirs", "CE"]),
         ("digits, mlp", ["theirs", "Focal"]),
-        ("cifar10, convnet", ["CE"]),
+        ("CIFAR-10, convnet", ["CE"]),
         ("mixture", ["theirs"]),
     ]
     assert len({row.style for group in groups for row in group.rows if row.label == "theirs"}) == 1

@@ -48,7 +48,7 @@ def test_group_entries_puts_seeds_together_and_names_only_what_differs() -> None
         ("CE (paper, 10 epochs)", "digits · convnet", 1),
         ("FLγ-SECE (10 epochs)", "digits · convnet", 1),
         ("FLγ-SECE (20 epochs)", "digits · convnet", 1),
-        ("CE", "cifar10", 1),
+        ("CE", "CIFAR-10", 1),
     ]
 
 

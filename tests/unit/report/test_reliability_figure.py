@@ -48,6 +48,17 @@ def test_draw_reliability_bars_are_accuracy_and_signed_gap_of_the_record() -> No
     assert [bar[::3] for bar in bars(lower, "_container0")] == [(0.25, 4.0), (0.5, 10.0), (0.75, 2.0)]
 
 
+def test_draw_reliability_gap_inside_a_bar_looks_as_its_key_does() -> None:
+    figure = draw_reliability_grid([PANEL])
+    figure.draw_without_rendering()
+    found = [box for box in figure.axes[0].containers if isinstance(box, BarContainer) and box.get_label().startswith("gap")]
+    colours = [box.patches[0].get_facecolor() for box in found]
+    # Nothing shines through: in grey print it is far lighter than the accuracy below it.
+    assert [colour[3] for colour in colours] == [1.0, 1.0]
+    assert all(min(colour[:3]) > 0.7 for colour in colours)
+    assert colours[0] != colours[1]
+
+
 def test_draw_reliability_axes_are_confidence_and_accuracy_from_0_to_1() -> None:
     upper, lower = draw_reliability_grid([PANEL]).axes
     assert (upper.get_xlim(), upper.get_ylim()) == ((0, 1), (0, 1))
