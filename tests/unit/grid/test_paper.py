@@ -97,6 +97,14 @@ def test_table3_rounds_the_row_of_table1() -> None:
             assert value.mean == pytest.approx(row.values[key].mean, abs=0.5001e-4)
 
 
+def test_rows_that_one_data_set_lacks_are_noted() -> None:
+    table = paper_table("table1")
+    methods = {data: {row.method for row in rows} for data, rows in table.rows.items()}
+    assert methods["cifar10"] == methods["cifar100"]
+    assert methods["cifar10"] - methods["tiny-imagenet"] == {"ce+ts", "ls-0.05"}
+    assert [n.data for n in load_paper().notes if n.text.startswith("No values")] == ["tiny-imagenet"]
+
+
 def test_bold_of_table1_is_the_lowest_but_where_a_note_says_so() -> None:
     table, wrong = paper_table("table1"), set()
     assert table.bold is not None
