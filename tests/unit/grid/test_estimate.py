@@ -50,6 +50,18 @@ def test_measure_speed_of_every_named_set_times_its_steps(name: str, method: str
     assert speed.test > 0
 
 
+def test_measure_speed_leaves_out_the_epoch_that_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(recipe: Recipe, *, report: Callable[[EpochRecord], None]) -> None:
+        for epoch, (seconds, speed) in enumerate(((50.0, 2.0), (54.0, 100.0))):
+            report(EpochRecord(epoch, lr=0.1, train_loss=1.0, images_per_second=speed, seconds=seconds))
+
+    monkeypatch.setattr("calibrant.grid.estimate.run_recipe", run)
+    speed = measure_speed(override(Recipe(), {"method.name": "ce", "backbone.name": "mlp"} | SMALL))
+    # Four steps of an eighth of a batch at 100 images a second, and the rest of four seconds for two batches twice.
+    assert speed.train == pytest.approx(100)
+    assert speed.test == pytest.approx(48 / (4 - 0.48))
+
+
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("classes", [2, 10, 100, 200, 1000])
 def test_measure_speed_of_ones_own_images_takes_any_number_of_classes(

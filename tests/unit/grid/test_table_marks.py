@@ -13,7 +13,7 @@ from calibrant.grid.export import to_csv
 from calibrant.grid.layout import Cell, Line, Table
 from calibrant.grid.paper_tables import make_paper_table
 from calibrant.grid.tables import compare_table, metric_column
-from calibrant.metrics.differences import compare_runs, holm
+from calibrant.metrics.differences import compare_runs, holm, paired_t
 from made_up_runs import run_of, seeds
 
 
@@ -88,3 +88,13 @@ def test_table5_corrects_for_its_number_of_rows() -> None:
 def test_table5_has_the_papers_order_also_where_methods_differ_from_set_to_set() -> None:
     runs = [run_of("ce"), run_of("mmce"), run_of("ce", data="cifar100"), run_of("focal", data="cifar100")]
     assert [found.method for found in make_paper_table("table5", runs, test=False).lines] == ["focal", "mmce"]
+
+
+def test_table5_corrects_for_the_methods_of_a_column() -> None:
+    errors = {"ce": (0.05, 0.05, 0.05), "focal": (0.06, 0.061, 0.065), "mixup": (0.051, 0.05, 0.052)}
+    runs = [run_of(method, error, seed=seed) for method, found in errors.items() for seed, error in enumerate(found)]
+    lines = make_paper_table("table5", runs).lines
+    focal, mixup = (paired_t([error - 0.05 for error in errors[method]]) for method in ("focal", "mixup"))
+    assert focal < 0.05 < mixup
+    found = {line.method: line.cells["cifar10:error"].p_value for line in lines}
+    assert found == pytest.approx({"focal": 2 * focal, "mixup": mixup})
