@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -289,9 +290,10 @@ def _columns(history: Sequence[Mapping[str, float | int | None]]) -> dict[str, l
         return {}
     found: dict[str, list[Any]] = {"epoch": [epoch for epoch, _ in rows]}
     for name in _CURVES:
-        values = [line.get(name) for _, line in rows]
+        # JSON has no word for what is not finite, as a gamma that ran away.
+        values = [None if (v := line.get(name)) is None or not math.isfinite(v) else _short(v) for _, line in rows]
         if any(value is not None for value in values):
-            found[name] = [None if value is None else _short(value) for value in values]
+            found[name] = values
     rates = [line.get("lr") for line in history]
     steps = [[e, _short(rate)] for e, rate in enumerate(rates) if rate is not None and (e == 0 or rate != rates[e - 1])]
     return found | ({"lr": steps} if 0 < len(steps) <= _MOST_RATES else {})

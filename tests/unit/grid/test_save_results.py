@@ -43,3 +43,10 @@ def test_save_results_of_two_runs_for_one_record_are_refused(change: dict[str, o
 
 def test_save_results_of_a_copy_keeps_it_once(tmp_path: Path) -> None:
     assert len(save_results([*runs(), replace(runs()[0], folder="copy")], tmp_path)) == 3
+
+
+def test_save_result_of_a_gamma_that_ran_away_leaves_that_epoch_open(tmp_path: Path) -> None:
+    history = tuple({"val_error": 0.1, "gamma_mean": gamma, "gamma_std": 0.1} for gamma in (1.5, float("inf"), float("nan")))
+    kept = load_result(save_result(replace(run_of("flgamma"), history=history), tmp_path))
+    assert kept.curve("gamma_mean") == ([1], [1.5])
+    assert kept.curve("gamma_std") == ([1, 2, 3], [0.1, 0.1, 0.1])
