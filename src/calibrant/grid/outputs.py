@@ -44,7 +44,7 @@ def write_outputs(
     table = compare_table(entries, paper=paper, calibrated=True, name="table")
     files = write_table(table, folder)
     # The page has a table of its own, without the paper's numbers.
-    rows, best = label_rows(table, entries), best_metrics(entries)
+    rows, best = with_sweeps(label_rows(table, entries)), best_metrics(entries)
     shown, notes = ([to_page_table(name_methods(table))], []) if paper else ([], page_notes(table))
     page = folder / "report.html"
     with atomic_writer(page) as handle:
@@ -54,6 +54,16 @@ def write_outputs(
     clear_figures(folder / "figures", FIGURES)
     drawn = draw_all(rows, folder / "figures").files if figures else []
     return table, (*files, page, *drawn)
+
+
+def with_sweeps(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries with their errors against the number of bins, which page and figures would both work out."""
+    from calibrant.metrics.sweep import bin_sweep
+
+    return [
+        replace(entry, sweep=bin_sweep(entry.test)) if entry.sweep is None and entry.test is not None else entry
+        for entry in entries
+    ]
 
 
 def page_notes(table: Table) -> list[str]:

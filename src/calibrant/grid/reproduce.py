@@ -15,7 +15,7 @@ from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import write_table
 from calibrant.grid.layout import Table
-from calibrant.grid.outputs import best_metrics, told_by
+from calibrant.grid.outputs import best_metrics, told_by, with_sweeps
 from calibrant.grid.paper import load_paper, paper_table
 from calibrant.grid.paper_tables import has_differences, make_paper_table
 from calibrant.grid.plan import Cell, parse_seeds, plan_cells
@@ -195,9 +195,9 @@ def write_report(plan: Reproduction, entries: Sequence[Entry], folder: Path) -> 
     files = write_table(table, folder)
     title = f"{_heading(plan)}, quick version" if plan.quick else _heading(plan)
     page = folder / "report.html"
-    told = told_by(compare_table(shown, calibrated=True), shown)
+    told, best, shown = told_by(compare_table(shown, calibrated=True), shown), best_metrics(shown), with_sweeps(shown)
     with atomic_writer(page) as handle:
-        text = render_page(entries=shown, best=best_metrics(shown), told=told, tables=[to_page_table(table)], title=title)
+        text = render_page(entries=shown, best=best, told=told, tables=[to_page_table(table)], title=title)
         handle.write(text.encode(errors="replace"))
     clear_figures(folder / "figures", FIGURES)
     drawn = draw_all(shown, folder / "figures", n_bins=_BINS if plan.name == "figures" else (15,))
