@@ -8,6 +8,7 @@ import torch
 
 from calibrant import Predictions, measure
 from calibrant.core.entry import Entry
+from calibrant.core.records import Bins
 from calibrant.data.synthetic import synthetic_predictions
 
 
@@ -33,6 +34,7 @@ def made_runs() -> list[Entry]:
             scores = measure(test, n_resamples=20)
             entries.append(Entry("digits", method, scores, seed=seed, test=test, history=history, best_epoch=4))
     repaired = replace(entries[0], method="ce+ts", temperature=2.0)
-    # Only a record of some numbers, without an ECE.
-    record = replace(entries[0].scores, metrics={"error": entries[0].scores["error"]})
+    # Only a record of some numbers, without an ECE or bins.
+    none = torch.empty(0)
+    record = replace(entries[0].scores, metrics={"error": entries[0].scores["error"]}, bins=Bins(none, none, none, none))
     return [*entries, repaired, Entry("digits", "focal", record)]

@@ -144,16 +144,27 @@ def test_grid_slider_draws_the_bars_of_every_method(opened: Any, n_bins: int) ->
     opened.locator("#grid-bins").fill(str(GRID_STOPS.index(n_bins)))
     sync_api.expect(opened.locator("#grid-bins-number")).to_have_text(str(n_bins))
     assert opened.locator("#grid g.bars").count() == 3
-    # Both seeds of `ce` have predictions; the last one is shown.
-    test, _ = synthetic_predictions(200, 5, temperature=2.0, seed=1)
+    # Both seeds of `ce` have predictions; the last one that the repaired row has, too, is shown.
+    test, _ = synthetic_predictions(200, 5, temperature=2.0, seed=0)
     assert drawn_accuracies(opened, "grid") == pytest.approx(expected_accuracies(test, n_bins), abs=1e-4)
     ece = expected_calibration_error(test.probs, test.labels, n_bins=n_bins)
     error = 1 - float(test.correct.double().mean())
     sync_api.expect(opened.locator("#grid")).to_contain_text(f"error {percent(error)} · ECE {percent(ece.item())}")
 
 
+def test_grid_draws_records_over_the_bins_that_they_keep(browser: Any, tmp_path: Path) -> None:
+    test, _ = synthetic_predictions(200, 5, temperature=2.0, seed=1)
+    runs = [Entry("d", name, measure(test, n_resamples=10)) for name in ("ce", "focal")]
+    file = tmp_path / "records.html"
+    file.write_text(render_page(entries=runs), encoding="utf-8")
+    with opened_page(browser, file) as page:
+        assert drawn_accuracies(page, "grid") == pytest.approx(expected_accuracies(test, 15), abs=1e-4)
+        page.locator("#grid-bins").fill(str(GRID_STOPS.index(20)))
+        sync_api.expect(page.locator("#grid")).to_contain_text("Without predictions these runs are known over 15 bins only.")
+
+
 def test_gamma_against_confidence_tells_right_from_wrong(opened: Any) -> None:
-    (panel,) = prepare_gamma_confidence(group_rows(made_runs())[0].rows)
+    (panel,) = prepare_gamma_confidence(group_rows(made_runs())[0].rows, seed=0)
     dots = {
         name: opened.locator(f"#gamma-confidence path.dots.{name}").get_attribute("d").count("M") for name in ("right", "wrong")
     }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from calibrant.core.binning import equal_width_bins
 from calibrant.core.entry import Entry
+from calibrant.core.records import Bins
 from calibrant.core.summary import top_labels
 from calibrant.metrics.diagram import PALETTE
 from calibrant.report.bands import Band, band_of
@@ -16,7 +17,7 @@ from calibrant.report.curves import learning_rate_drops
 from calibrant.report.gamma import GammaPanel, prepare_gamma_confidence, prepare_gamma_epochs
 from calibrant.report.page_bins import bin_rows
 from calibrant.report.page_runs import Group, mean_of
-from calibrant.report.reliability import error_and_ece
+from calibrant.report.reliability import error_and_ece, kept_bins
 from calibrant.report.robustness import prepare_robustness, usual_ece
 from calibrant.report.style import Style
 from calibrant.report.tradeoff import prepare_tradeoff
@@ -164,18 +165,32 @@ def _some(panel: GammaPanel, *, right: bool) -> list[list[float]]:
 
 
 def _diagram(entry: Entry) -> dict[str, object]:
-    """Error of one run, and for every number of bins the ECE and the rows of `bin_rows`."""
+    """Error of one run, and for every number of bins the ECE and the rows of `bin_rows`; None where they are not known."""
+    stops: list[dict[str, object] | None] = []
+    error = math.nan
+    for bins, scale in _binned(entry):
+        if bins is None:
+            stops.append(None)
+            continue
+        error, ece = error_and_ece(entry, bins)
+        stops.append({"ece": ece, "rows": bin_rows(bins, scale=scale)})
+    return {"error": error, "stops": stops} if any(stops) else {}
+
+
+def _binned(entry: Entry) -> Iterator[tuple[Bins | None, float]]:
+    """The bins of one run at every stop, of a record those that it keeps, and how many examples a unit of their count is."""
     if entry.test is None:
-        return {}
+        for n_bins in GRID_STOPS:
+            bins = kept_bins(entry, n_bins)
+            # Of examples with weights a record does not tell how many they are worth.
+            whole = bins is not None and bool((bins.count == bins.count.round()).all())
+            yield bins if whole else None, 1.0
+        return
     top = top_labels(entry.test)
     total = float(len(top.confidence)) if top.weights is None else float(top.weights.sum())
     effective = total if top.weights is None else total**2 / float((top.weights**2).sum())
-    stops: list[dict[str, object]] = []
     for n_bins in GRID_STOPS:
-        bins = equal_width_bins(top, n_bins=n_bins)
-        error, ece = error_and_ece(entry, bins)
-        stops.append({"ece": ece, "rows": bin_rows(bins, scale=effective / total)})
-    return {"error": error, "stops": stops}
+        yield equal_width_bins(top, n_bins=n_bins), effective / total
 
 
 def _digits(value: float) -> float:

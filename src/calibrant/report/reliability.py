@@ -84,16 +84,17 @@ def error_and_ece(entry: Entry, bins: Bins) -> tuple[float, float]:
 def shows_reliability(row: Row, *, n_bins: int, seed: int | None = None) -> bool:
     """Whether `prepare_reliability` has a panel for a row."""
     entry = row.run(seed)
-    return entry.test is not None or _kept_bins(entry, n_bins) is not None
+    return entry.test is not None or kept_bins(entry, n_bins) is not None
 
 
 def _bins_of(entry: Entry, n_bins: int) -> Bins | None:
     if entry.test is None:
-        return _kept_bins(entry, n_bins)
+        return kept_bins(entry, n_bins)
     return equal_width_bins(top_labels(entry.test), n_bins=n_bins)
 
 
-def _kept_bins(entry: Entry, n_bins: int) -> Bins | None:
+def kept_bins(entry: Entry, n_bins: int) -> Bins | None:
+    """Return the bins that the record of a run holds, where they are so many of equal width."""
     bins = entry.scores.bins
     if len(bins.count) != n_bins:
         return None

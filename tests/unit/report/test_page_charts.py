@@ -254,3 +254,19 @@ def test_diagram_of_weighted_examples_has_intervals_of_as_many_as_count() -> Non
     stop = views(entry("ce", test=test))[0]["diagram"]["stops"][GRID_STOPS.index(10)]
     ends = rate_interval(0.5, size=32)
     assert stop["rows"] == [7, 80, 7500, 5000, round(10_000 * ends.low), round(10_000 * ends.high)]
+
+
+def test_diagram_of_a_record_holds_the_bins_that_it_keeps() -> None:
+    probs, labels = mixed_gaps(300)
+    test = Predictions(probs=probs, labels=labels)
+    run = Entry("digits", "ce", measure(test, n_resamples=20), test=test)
+    (full,), (kept,) = views(run), views(dataclasses.replace(run, test=None))
+    at = GRID_STOPS.index(15)
+    assert kept["diagram"]["stops"][at] == full["diagram"]["stops"][at]
+    assert kept["diagram"]["error"] == full["diagram"]["error"]
+    assert [GRID_STOPS[k] for k, stop in enumerate(kept["diagram"]["stops"]) if stop] == [15]
+    # Of weighted examples a record does not tell how many they are worth, nor of other bins those of a stop.
+    weighted = Predictions(probs=probs, labels=labels, weights=torch.linspace(0.5, 1.5, len(labels)))
+    others = (measure(weighted, n_resamples=20), measure(test, n_resamples=20, n_bins=7))
+    for other in others:
+        assert views(dataclasses.replace(run, scores=other, test=None))[0]["diagram"] == {}

@@ -29,10 +29,16 @@ function fit(text, room) {
 }
 
 function drawGrid(svg, width) {
-  const shown = shownRuns().filter((run) => run.diagram.stops);
-  if (!shown.length) return nothing(svg, "No run shown here has its predictions.");
   const at = Number(byId("grid-bins").value);
   const bins = embedded.gridStops[at];
+  // Records hold the bins of one number only.
+  const known = shownRuns().filter((run) => run.diagram.stops);
+  const shown = known.filter((run) => run.diagram.stops[at]);
+  if (!known.length) return nothing(svg, "No run shown here has its predictions.");
+  if (!shown.length) {
+    const kept = embedded.gridStops.filter((_, k) => known.some((run) => run.diagram.stops[k]));
+    return nothing(svg, `Without predictions these runs are known over ${kept.join(" and ")} bins only.`);
+  }
   const strip = 30;
   const narrow = width < 420;
   const sizes = { least: narrow ? 145 : 190, above: narrow ? 66 : 52, below: strip + 54, left: 42, ratio: 1 };
