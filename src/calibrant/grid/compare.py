@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from calibrant.core.entry import Entry
+from calibrant.core.effect import join_words
+from calibrant.core.entry import Entry, data_name
 from calibrant.engine.folder import is_finished
 from calibrant.engine.lock import lock_folder
 from calibrant.engine.recipe import Recipe
@@ -21,11 +22,11 @@ from calibrant.grid.local import LocalExecutor, visible_gpus
 from calibrant.grid.outputs import write_outputs
 from calibrant.grid.plan import Cell, check_data, check_finished, check_folders, check_out, parse_seeds, plan_cells
 from calibrant.grid.ready import check_ready
-from calibrant.grid.schedule import Board, Executor, Stage, Watch, run_cells
+from calibrant.grid.schedule import Board, CellState, Executor, Stage, Watch, run_cells
 from calibrant.grid.unchanged import check_alike, check_unchanged
 
-# Entries and a folder → the table of them, and the files that were written.
-Write = Callable[[Sequence[Entry], Path], tuple[Table, tuple[Path, ...]]]
+# Entries, a folder, and notes on rows that are missing → the table of them, and the files that were written.
+Write = Callable[[Sequence[Entry], Path, Sequence[str]], tuple[Table, tuple[Path, ...]]]
 
 
 @dataclass(frozen=True)
@@ -229,5 +230,18 @@ def _finish(board: Board, folder: Path, added: Added, *, methods: Sequence[str],
     entries = [load_run_entry(folder / "runs" / state.cell.name) for state in done]
     failures = tuple(Failure(s.cell.name, s.text, s.log) for s in states if s.stage is Stage.FAILED)
     entries += added.entries
-    table, files = write(entries, folder) if entries else (None, ())
+    table, files = write(entries, folder, _missing(states)) if entries else (None, ())
     return Comparison(folder, tuple(entries), failures, table, tuple(files), added.notes)
+
+
+def _missing(states: Iterable[CellState]) -> list[str]:
+    """Tell who reads the tables which rows are not, or not whole, in them."""
+    failed: dict[tuple[str, str], list[int]] = {}
+    for state in states:
+        if state.stage is Stage.FAILED and state.cell.shown:
+            failed.setdefault((state.cell.data, state.cell.method), []).append(state.cell.seed)
+    said = [
+        f"{method} on {data_name(data)} (seed{'' if len(seeds) == 1 else 's'} {join_words([str(seed) for seed in seeds])})"
+        for (data, method), seeds in failed.items()
+    ]
+    return [f"Missing, as their runs failed: {join_words(said)}."] if said else []

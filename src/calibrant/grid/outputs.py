@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 
 def write_outputs(
-    entries: Sequence[Entry], folder: Path, *, paper: bool = False, figures: bool = True
+    entries: Sequence[Entry], folder: Path, missing: Sequence[str] = (), *, paper: bool = False, figures: bool = True
 ) -> tuple[Table, tuple[Path, ...]]:
     """Write ``table.*`` (Markdown, LaTeX, CSV, JSON), ``figures/`` and ``report.html`` into a folder.
 
     Args:
         entries: The rows, in their order.
         folder: Where to; files of an older comparison are replaced, and its figures removed.
+        missing: Notes on rows that should be there and are not.
         paper: Put the paper's numbers below ours.
         figures: Whether to draw figures.
 
@@ -41,11 +42,13 @@ def write_outputs(
     from calibrant.report.page import render_page
     from calibrant.report.save import clear_figures
 
-    table = compare_table(entries, paper=paper, calibrated=True, name="table")
+    table = with_notes(compare_table(entries, paper=paper, calibrated=True, name="table"), missing)
     files = write_table(table, folder)
     # The page has a table of its own, without the paper's numbers.
     rows, best = with_sweeps(label_rows(table, entries)), best_metrics(entries)
-    shown, notes = ([to_page_table(name_methods(table))], []) if paper else ([], page_notes(table))
+    shown, notes = ([], [*missing, *page_notes(table)])
+    if paper:
+        shown, notes = [to_page_table(with_notes(name_methods(table), missing))], []
     page = folder / "report.html"
     with atomic_writer(page) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
@@ -54,6 +57,11 @@ def write_outputs(
     clear_figures(folder / "figures", FIGURES)
     drawn = draw_all(rows, folder / "figures").files if figures else []
     return table, (*files, page, *drawn)
+
+
+def with_notes(table: Table, first: Sequence[str]) -> Table:
+    """Return the table with further notes, before its own."""
+    return replace(table, notes=(*first, *table.notes))
 
 
 def with_sweeps(entries: Sequence[Entry]) -> list[Entry]:

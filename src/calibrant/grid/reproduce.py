@@ -15,7 +15,7 @@ from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import write_table
 from calibrant.grid.layout import Table
-from calibrant.grid.outputs import best_metrics, told_by, with_sweeps
+from calibrant.grid.outputs import best_metrics, told_by, with_notes, with_sweeps
 from calibrant.grid.paper import load_paper, paper_table
 from calibrant.grid.paper_tables import has_differences, make_paper_table
 from calibrant.grid.plan import Cell, parse_seeds, plan_cells
@@ -174,13 +174,16 @@ def run_reproduction(
     )
 
 
-def write_report(plan: Reproduction, entries: Sequence[Entry], folder: Path) -> tuple[Table, tuple[Path, ...]]:
+def write_report(
+    plan: Reproduction, entries: Sequence[Entry], folder: Path, missing: Sequence[str] = ()
+) -> tuple[Table, tuple[Path, ...]]:
     """Write the table (four forms), ``figures/`` and ``report.html`` of an experiment's runs.
 
     Args:
         plan: The experiment.
         entries: Its runs.
         folder: Where to.
+        missing: Notes on rows that should be there and are not.
 
     Returns:
         The table, and the files.
@@ -191,7 +194,7 @@ def write_report(plan: Reproduction, entries: Sequence[Entry], folder: Path) -> 
     from calibrant.report.save import clear_figures
 
     shown = [replace(entry, data=f"{entry.data} (quick)") for entry in entries] if plan.quick else list(entries)
-    table = _table(plan, shown)
+    table = with_notes(_table(plan, shown), missing)
     files = write_table(table, folder)
     title = f"{_heading(plan)}, quick version" if plan.quick else _heading(plan)
     page = folder / "report.html"

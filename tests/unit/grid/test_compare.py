@@ -107,6 +107,12 @@ def test_compare_reports_what_failed_and_compares_the_rest(tmp_path: Path) -> No
     assert (first.name, first.log) == ("mixture-mlp-focal-seed0", log)
     assert "the loss became nan in epoch 1" in first.reason
     assert second == Failure("mixture-mlp-focal+ts-seed0", "mixture-mlp-focal-seed0, which it is made of, failed", None)
+    # Who is handed the table alone sees that it is not whole.
+    missing = "Missing, as their runs failed: focal on mixture (seed 0) and focal+ts on mixture (seed 0)."
+    for name in ("table.md", "table.json", "report.html"):
+        assert missing in (tmp_path / name).read_text(encoding="utf-8"), name
+    assert "Missing, as their runs failed: focal on mixture" in (tmp_path / "table.tex").read_text(encoding="utf-8")
+    assert "Missing" not in (tmp_path / "table.csv").read_text(encoding="utf-8")
 
 
 def test_compare_of_runs_that_cannot_begin_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from calibrant.core.entry import Entry
 from calibrant.grid.captions import size_notes
 from calibrant.grid.outputs import best_metrics, label_rows, told_by, write_outputs
+from calibrant.grid.reproduce import plan_reproduction, write_report
 from calibrant.grid.tables import compare_table
 from calibrant.report.figures import Drawing
 from calibrant.report.rows import group_rows as rows_of_figures
@@ -82,6 +83,18 @@ def test_best_metrics_are_those_of_each_row() -> None:
 def test_page_shows_the_paper_beside_the_same_marks(tmp_path: Path) -> None:
     write_outputs(made_entries(), tmp_path, figures=False, paper=True)
     assert bold_on_page((tmp_path / "report.html").read_text())[1] == [False, True]
+
+
+@pytest.mark.usefixtures("quick_figures")
+@pytest.mark.parametrize("paper", [True, False])
+def test_outputs_begin_with_what_is_missing(tmp_path: Path, paper: bool) -> None:
+    table, _ = write_outputs(made_entries(), tmp_path, ["Missing: mmce."], figures=False, paper=paper)
+    assert table.notes[0] == "Missing: mmce."
+    assert (tmp_path / "report.html").read_text().count("Missing: mmce.") == 1
+    plan = plan_reproduction("table1", data="digits", quick=True)
+    table, _ = write_report(plan, made_entries(), tmp_path / "paper", ["Missing: mmce."])
+    assert table.notes[0] == "Missing: mmce."
+    assert (tmp_path / "paper" / "report.html").read_text().count("Missing: mmce.") == 1
 
 
 @pytest.fixture
