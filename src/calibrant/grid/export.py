@@ -82,14 +82,13 @@ def write_table(table: Table, folder: str | Path) -> list[Path]:
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     forms = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json}
-    files = []
-    for ending, form in forms.items():
-        file = place / f"{table.name}.{ending}"
-        with atomic_writer(file) as handle:
+    files = {ending: place / f"{table.name}.{ending}" for ending in forms}
+    # JSON comes first: by it a folder is known as that of a comparison, also where writing was cut off.
+    for ending, form in reversed(forms.items()):
+        with atomic_writer(files[ending]) as handle:
             # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
             handle.write(form(table).encode(errors="replace"))
-        files.append(file)
-    return files
+    return list(files.values())
 
 
 def _tidy(table: Table, section: Section, line: Line) -> Iterator[dict[str, object]]:

@@ -36,6 +36,8 @@ _READ: dict[str, Callable[[Path], object]] = {
     "history.jsonl": lambda file: [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()],
 }
 
+# What a comparison writes beside its runs.
+_WRITTEN = ("table.md", "table.tex", "table.csv", "table.json", "report.html")
 _REMEDY = "Put it back, or remove the folder of the run, which is then run again."
 # More than this is a seed that was meant, not a number of them.
 _MOST_SEEDS = 1000
@@ -160,7 +162,11 @@ def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
 
 
 def check_out(folder: Path) -> None:
-    """Raise ``ValueError`` if a folder is a run, lies in one, or is one of runs: a comparison would be lost among them."""
+    """Raise ``ValueError`` unless a folder is a place for a comparison.
+
+    A run, what lies in one, and a folder of runs are none: the comparison would be lost among them. Nor is a folder with files
+    of somebody else's under the names that it will write.
+    """
     place = folder.expanduser().resolve()
     run = next((above for above in (place, *place.parents) if is_run(above)), None)
     if run is not None:
@@ -171,6 +177,21 @@ def check_out(folder: Path) -> None:
         raise ValueError(
             f"compare: `out` must not be a folder of runs, got {folder}. Choose the folder above, {folder.parent}, or another."
         )
+    own = next((name for name in _WRITTEN if (place / name).exists()), None)
+    if own is not None and not (place / "runs").exists() and not _is_table(place / "table.json"):
+        raise ValueError(
+            f"compare: `out` must be new, or hold a comparison, got {folder} with a {own} of another origin, "
+            "which would be lost. Choose another with `--out`."
+        )
+
+
+def _is_table(file: Path) -> bool:
+    """Whether a file is a table that a comparison wrote."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"name", "title", "notes"} <= set(found)
 
 
 def check_folders(cells: Sequence[Cell], runs: Path) -> None:

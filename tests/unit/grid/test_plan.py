@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from calibrant.engine.recipe import Recipe, to_toml
+from calibrant.grid.export import write_table
+from calibrant.grid.layout import Table
 from calibrant.grid.plan import cell_name, check_data, check_folders, check_out, parse_seeds, plan_cells
 
 
@@ -170,6 +173,18 @@ def test_check_out_takes_a_comparison_with_a_copied_run_beside_its_own(tmp_path:
     (tmp_path / "runs").rmdir()
     with pytest.raises(ValueError, match="must not be a folder of runs"):
         check_out(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["table.md", "table.json", "report.html"])
+def test_check_out_of_a_folder_with_files_that_would_be_lost_raises(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("[1, 2]")
+    message = re.escape(f"got {tmp_path} with a {name} of another origin, which would be lost. Choose another with `--out`.")
+    with pytest.raises(ValueError, match=message):
+        check_out(tmp_path)
+    assert (tmp_path / name).read_text() == "[1, 2]"
+    # A comparison without runs of its own is known by its table.
+    write_table(Table("table", "Nothing", (), ()), tmp_path)
+    check_out(tmp_path)
 
 
 def test_setting_of_a_method_made_from_another_names_that() -> None:
