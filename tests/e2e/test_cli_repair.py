@@ -103,6 +103,23 @@ def test_repair_same_data_warns(capsys: pytest.CaptureFixture[str], folder: Path
     assert "were used to fit the calibrator" in err
 
 
+def test_repair_same_data_of_many_equal_rows_warns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    # The votes of nine trees: few rows are distinct, so that none is a mark of the fit.
+    rng = np.random.default_rng(0)
+    votes = rng.multinomial(9, [0.5, 0.3, 0.2], size=300)
+    for name, labels in (("val.npz", votes.argmax(1)), ("other.npz", rng.permutation(votes.argmax(1)))):
+        np.savez(tmp_path / name, probs=votes / 9, labels=labels)
+    said = []
+    for name in ("val.npz", "other.npz"):
+        _, _, err = run(
+            capsys,
+            *("repair", tmp_path / "val.npz", tmp_path / name, "--out", tmp_path / "r.npz"),
+            *("--method", "temperature", "--resamples", 20),
+        )
+        said.append("these are the examples that the calibrator is fitted on" in err)
+    assert said == [True, False]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

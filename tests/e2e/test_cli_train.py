@@ -249,7 +249,8 @@ def test_cli_train_init_starts_from_weights_and_says_if_the_head_does_not_fit(tm
     weights.write_bytes(b"nonsense")
     code, _, err = call(*TINY, "--init", weights, "--out", tmp_path / "r", capsys=capsys)
     assert code == 2
-    assert "must be a safetensors file" in err
+    assert "must be a safetensors file, got another kind or a damaged one" in err
+    assert "Write the weights with `safetensors.torch.save_model(" in err
 
 
 def test_train_frozen_layers_and_their_statistics_stay_as_they_are():

@@ -262,3 +262,13 @@ def warn_if_seen(logits: Tensor, seen: Tensor | None, *, where: str) -> None:
             f"{where}: {100 * shared:.0f} % of these examples were used to fit the calibrator. What is measured on them is "
             "too good; use data that the fit has not seen."
         )
+
+
+def warn_if_same(fit: Predictions, given: Predictions, *, where: str) -> None:
+    """Warn if both are one set of examples, where `warn_if_seen` cannot tell since many rows are equal (a forest's, say)."""
+    same = fit.logits.shape == given.logits.shape and fit.logits.equal(given.logits) and fit.labels.equal(given.labels)
+    if same and marks_to_keep(fit.logits) is None:
+        warn(
+            f"{where}: these are the examples that the calibrator is fitted on. What is measured on them is too good; use data "
+            "that the fit has not seen."
+        )

@@ -118,4 +118,4 @@ def worst_slice(scores: Scores) -> str:
     name, worst = max(scores.slices.items(), key=lambda item: item[1]["ece"].value - item[1].ece_if_calibrated.p95)
     if not is_miscalibrated(worst):
         return "none stands out: each could be that of a calibrated model"
-    return f"worst is {name} with an ECE of {write_value(worst['ece'].value, '%')}"
+    return f"{name} stands out most, with an ECE of {write_value(worst['ece'].value, '%')}"

@@ -43,7 +43,10 @@ def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]
     try:
         found = load_file(file)
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"train: `{file}` must be a safetensors file, got: {error}.") from None
+        raise ValueError(
+            f"train: `{file}` must be a safetensors file, got another kind or a damaged one ({error}). Write the weights with "
+            "`safetensors.torch.save_model(model, 'weights.safetensors')`."
+        ) from None
     hyper = {name.removeprefix(HYPER): value for name, value in found.items() if name.startswith(HYPER)}
     return {name: value for name, value in found.items() if not name.startswith(HYPER)}, hyper
 
