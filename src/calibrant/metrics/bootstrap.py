@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -91,11 +92,13 @@ class Sample:
         blocks = blocks or Blocks(len(predictions))
         rows = score_rows(predictions)
         top = rows.top
-        weights = torch.ones(len(predictions), dtype=torch.float64) if top.weights is None else top.weights
+        # Only their proportions count, and single precision ends at 3e38. A power of two moves no digit.
+        given = None if top.weights is None else top.weights / 2.0 ** math.floor(math.log2(float(top.weights.max())))
+        weights = torch.ones(len(predictions), dtype=torch.float64) if given is None else given
         size = float(weights.sum() ** 2 / weights.square().sum())
         self.weights = weights
         self.levels = levels_of(
-            grid_of(top.confidence, top.correct, top.weights, dtype=top.dtype), size=size, n_bins=n_bins, within_bins=True
+            grid_of(top.confidence, top.correct, given, dtype=top.dtype), size=size, n_bins=n_bins, within_bins=True
         )
         level = torch.searchsorted(self.levels.last_cell, grid_index(top.confidence, dtype=top.dtype))
         # Examples of weight zero may lie beyond the last level in use; they count nothing wherever they are put.
@@ -109,7 +112,7 @@ class Sample:
         self.lacking, self.bin_of_level = _lacking_spread(self.levels, weights, level)
         self.bin_of_example = self.bin_of_level[level]
         self.shifts = [_level_shift(self.levels, pieces) for pieces in (self.levels.bin_index, self.levels.mass_index)]
-        cells = class_bins_of(rows.probs, rows.labels, top.weights, n_bins=n_bins)
+        cells = class_bins_of(rows.probs, rows.labels, given, n_bins=n_bins)
         share, mean = cells.weight / weights.sum(), cells.confidence / cells.weight.where(cells.weight > 0, 1.0)
         gap = (cells.confidence - cells.correct) / weights.sum()
         self.class_shift = _shrinkage(gap, share * mean * (1 - mean) / size)

@@ -43,7 +43,7 @@ def paired_test(
     chance already; before resampling adds it again they are shrunk by its expected part, without which the test would be too
     timid near perfect calibration. Resamples of few examples vary too little: below N = 100 the :math:`|d^*_r - \bar d^*|` are
     multiplied by :math:`\sqrt{N / (N - 1)}\, t_{N - 1} / z`, the quotient of the 97.5 % points of Student's and the normal
-    distribution; fewer than ten prove nothing.
+    distribution; fewer than ten prove nothing. With weights, N here is :math:`(\sum w)^2 / \sum w^2`, how many they are worth.
 
     Args:
         first: Predictions of one model.
@@ -84,11 +84,12 @@ def paired_test(
         parts.append({key: after[key] - before[key] for key in before})
     drawn = join_parts(parts)
     values, others = score_values(first, n_bins=n_bins), score_values(second, n_bins=n_bins)
-    wider = _widening(len(first))
+    # Rounded, so that ten equal weights are worth ten and not a little less.
+    wider = _widening(round(one.levels.size, 6))
     return {key: _compare(others[key] - values[key], drawn[key], most=_LARGEST.get(key, 1.0), wider=wider) for key in drawn}
 
 
-def _widening(n: int) -> float:
+def _widening(n: float) -> float:
     """How many times as far as resamples of ``n`` examples new ones may lie apart."""
     from scipy.special import stdtrit
 

@@ -148,6 +148,39 @@ def test_paired_test_of_few_examples_proves_no_equality_either() -> None:
     assert paired_test(one, one)["error"] == Paired(0.0, 0.0, 0.0, 1.0)
 
 
+def test_paired_test_examples_without_weight_count_nothing_for_how_few_there_are() -> None:
+    first, second = two_models(200, 0)
+    for kept in (5, 12):
+        few = paired_test(*(model.subset(range(kept)) for model in (first, second)), n_resamples=400)
+        weights = (torch.arange(200) < kept).double()
+        one, two = (Predictions(logits=model.logits, labels=model.labels, weights=weights) for model in (first, second))
+        among_others = paired_test(one, two, n_resamples=400)
+        for key in ("nll", "brier", "signed_gap"):
+            half, expected = (found[key].high - found[key].difference for found in (among_others, few))
+            # The 95 % quantile of 400 values is known to 6 %.
+            assert half == expected or half == pytest.approx(expected, rel=0.2), (kept, key)
+        assert kept > 9 or all(test.p_value == 1 for test in among_others.values())
+
+
+def test_paired_test_of_equal_weights_is_that_without() -> None:
+    first, second = two_models(10, 0)
+    same = [Predictions(logits=model.logits, labels=model.labels, weights=[0.1] * 10) for model in (first, second)]
+    assert paired_test(*same, n_resamples=50)["nll"] == pytest.approx(
+        paired_test(first, second, n_resamples=50)["nll"], rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("unit", [2.0**-200, 2.0**200])
+def test_paired_test_of_weights_beyond_single_precision_goes_by_their_proportions(unit: float) -> None:
+    models, weights = two_models(200, 0), 1 + torch.arange(200, dtype=torch.float64) % 3
+    found = [
+        paired_test(*(Predictions(logits=m.logits, labels=m.labels, weights=scale * weights) for m in models), n_resamples=50)
+        for scale in (1.0, unit)
+    ]
+    for key in KEYS:
+        assert found[1][key] == found[0][key], key
+
+
 def test_paired_test_of_blocks_is_near_that_of_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     models = two_models(4000, 0)
     alone = paired_test(*models, n_resamples=400)
