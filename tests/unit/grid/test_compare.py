@@ -16,6 +16,7 @@ from calibrant.grid import compare as module
 from calibrant.grid.compare import Failure, compare, split_names
 from calibrant.grid.local import last_line
 from calibrant.grid.outputs import write_outputs
+from calibrant.grid.plan import plan_cells
 from calibrant.grid.schedule import Board, Event, Stage, Task
 from calibrant.grid.worker import run_task
 from made_up_runs import run_of
@@ -96,6 +97,15 @@ def test_compare_goes_on_with_a_run_whose_folder_is_there_but_not_finished(tmp_p
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, watch=watch)
     assert seen == [Stage.WAITING]
+
+
+def test_missing_rows_are_those_that_were_asked_for() -> None:
+    board = Board(plan_cells(["cifar10"], ["ce", "focal+ts"], [0, 1, 2]))
+    for state in board.states.values():
+        state.stage = Stage.DONE if state.cell.method == "ce" or state.cell.seed == 1 else Stage.FAILED
+    # The runs of focal were made for those of focal+ts only.
+    assert module._missing(board.states.values()) == ["Missing, as their runs failed: focal+ts on CIFAR-10 (seeds 0 and 2)."]
+    assert module._missing(state for state in board.states.values() if state.cell.seed == 1) == []
 
 
 def test_compare_reports_what_failed_and_compares_the_rest(tmp_path: Path) -> None:

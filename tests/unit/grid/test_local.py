@@ -13,7 +13,7 @@ from calibrant.grid.local import LocalExecutor, Place, last_line
 from calibrant.grid.plan import Cell, plan_cells
 from calibrant.grid.schedule import Event, Task
 
-CELLS = {cell.method: cell for cell in plan_cells(["mixture"], ["ce", "focal", "brier", "mixup", "crl", "ecp"], [0])}
+CELLS = {cell.method: cell for cell in plan_cells(["mixture"], ["ce", "focal", "brier", "mixup", "crl", "ecp", "flsd"], [0])}
 # What a process does with a task goes by its method; `number` tells how many it was given before.
 STUB = """
 import json, os, signal, sys
@@ -32,6 +32,8 @@ for line in sys.stdin:
     elif method == "mixup":
         say(kind="failed", text="too big", again=True, memory=True, leaves=True)
         os._exit(0)
+    elif method == "flsd":
+        say(kind="failed", text="too odd", again=True, memory=False)
     elif method == "crl":
         say(kind="step", epochs=1.0, numbers={"val_error": 0.5}, gpu=[100, 1000])
     else:
@@ -111,6 +113,14 @@ def test_local_executor_tells_whether_memory_lacked_beside_others(pool: LocalExe
     pool.submit(task(CELLS["mixup"], tmp_path))
     assert answers(pool) == [Event(CELLS["mixup"].name, "failed", text="too big", again=True, crowded=True)]
     assert (pool.places[0].limit, pool.places[0].most) == (1, 1)
+
+
+def test_local_executor_calls_no_other_failure_beside_others_a_lack_of_room(pool: LocalExecutor, tmp_path: Path) -> None:
+    pool.submit(task(CELLS["crl"], tmp_path))
+    answers(pool)
+    pool.submit(task(CELLS["flsd"], tmp_path))
+    assert answers(pool) == [Event(CELLS["flsd"].name, "failed", text="too odd", again=True, crowded=False)]
+    assert pool.places[0].limit == 2
 
 
 def test_local_executor_fills_gpus_evenly_and_adds_runs_that_fit(

@@ -175,16 +175,32 @@ def test_check_out_takes_a_comparison_with_a_copied_run_beside_its_own(tmp_path:
         check_out(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["[1, 2]", '{"name": "somebody else"}'])
 @pytest.mark.parametrize("name", ["table.md", "table.json", "report.html"])
-def test_check_out_of_a_folder_with_files_that_would_be_lost_raises(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("[1, 2]")
+def test_check_out_of_a_folder_with_files_that_would_be_lost_raises(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
     message = re.escape(f"got {tmp_path} with a {name} of another origin, which would be lost. Choose another with `--out`.")
     with pytest.raises(ValueError, match=message):
         check_out(tmp_path)
-    assert (tmp_path / name).read_text() == "[1, 2]"
+    assert (tmp_path / name).read_text() == text
     # A comparison without runs of its own is known by its table.
     write_table(Table("table", "Nothing", (), ()), tmp_path)
     check_out(tmp_path)
+
+
+def test_check_out_of_a_comparison_that_was_cut_off_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "report.html").write_text("")
+    check_out(tmp_path)
+
+    def full(table: Table) -> str:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("calibrant.grid.export.to_markdown", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_table(Table("table", "Nothing", (), ()), tmp_path / "without_runs")
+    (tmp_path / "without_runs" / "report.html").write_text("")
+    check_out(tmp_path / "without_runs")
 
 
 def test_setting_of_a_method_made_from_another_names_that() -> None:

@@ -29,6 +29,14 @@ def test_draw_counts_of_two_examples_never_draw_nothing() -> None:
     assert all((counts.sum(0) > 0).all() for counts in draw_counts(2, n_resamples=200, seed=0))
 
 
+def test_sample_example_without_weight_beyond_all_others_counts_nothing() -> None:
+    probs, labels, weights = [[0.6, 0.4]] * 30 + [[0.99, 0.01]], [0, 1] * 15 + [1], [1.0] * 30 + [0.0]
+    with_it = Sample(Predictions(probs=probs, labels=labels, weights=weights), n_bins=15)
+    without = Sample(Predictions(probs=probs[:30], labels=labels[:30]), n_bins=15)
+    found, expected = (sample.scores(np.ones((n, 1), dtype=np.float32)) for sample, n in ((with_it, 31), (without, 30)))
+    assert {key: float(value) for key, value in found.items()} == {key: float(value) for key, value in expected.items()}
+
+
 def test_sample_drawn_once_each_scores_as_the_data_do() -> None:
     predictions = some_predictions()
     values = score_values(predictions, n_bins=15)

@@ -144,6 +144,12 @@ def test_class_scores_of_calibrated_classes_are_within_chance_in_95_of_100() -> 
     assert 555 <= weighted <= 590
 
 
+def test_class_scores_of_certain_predictions_leave_nothing_to_chance() -> None:
+    # Ten times 0.3 add up to a little less than 3, which makes a variance below zero.
+    found = class_scores(summarize(Predictions(probs=[[1.0, 0.0]] * 10, labels=[0] * 10, weights=[0.3] * 10)))
+    assert [entry.chance for entry in found] == [0.0, 0.0]
+
+
 def test_class_scores_absent_class_has_no_error_rate() -> None:
     scores = class_scores(summarize(Predictions(probs=[[0.6, 0.3, 0.1], [0.7, 0.2, 0.1]], labels=[0, 0])))
     assert {c.index: math.isnan(c.error) for c in scores} == {0: False, 1: True, 2: True}
@@ -202,6 +208,17 @@ def test_measure_printed_shows_the_slices() -> None:
     title, *lines = str(scores).splitlines()[-3:]
     assert title == "  slices (examples, error, ece):"
     assert [line.split()[:2] for line in lines] == [["Bern", "30"], ["Oslo", "30"]]
+
+
+def test_measure_printed_shows_the_classes_that_were_asked_for() -> None:
+    predictions = some_predictions(60)
+    assert "classes (" not in str(measure(predictions, n_resamples=20))
+    scores = measure(predictions, by_class=True, n_resamples=20)
+    at = str(scores).splitlines().index("  classes (examples, error, ece, signed gap):")
+    shown = [line.split() for line in str(scores).splitlines()[at + 1 :]]
+    assert [[line[0], line[1], line[3]] for line in shown] == [
+        [entry.name, f"{entry.count:g}", f"{entry.ece:.4f}"] for entry in scores.classes
+    ]
     assert f"{scores.slices['Bern']['ece'].value:.4f}" in lines[0]
 
 
