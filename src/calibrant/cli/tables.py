@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
@@ -214,6 +215,8 @@ def _note(scores: Scores, key: str, width: int) -> Text:
         return _dim(f"a calibrated model would show {mean}, rarely over {p95}" if width >= _WIDE else f"if calibrated {mean}")
     if key == "signed_gap":
         return Text(direction(scores), style=_COLOURS[direction(scores)])
+    if key == "nll" and scores[key].value == math.inf:
+        return _dim("a true class was given probability 0" if width >= _WIDE else "a label has p = 0")
     return _dim(metric_of(key).meaning if width >= _WIDE else "")
 
 

@@ -164,6 +164,11 @@ class Scores:
         lines.append(
             f"  a calibrated model would show ece {null.mean:.4f} (95th percentile {null.p95:.4f}); p = {null.p_value:.3g}"
         )
+        lines += [] if not self.classes else ["  classes (examples, error, ece, signed gap):"]
+        longest = max((len(entry.name) for entry in self.classes), default=0)
+        for entry in self.classes:
+            said = f"{entry.error:.4f}  {entry.ece:.4f}  {entry.signed_gap:+.4f}"
+            lines.append(f"    {entry.name:<{longest}}  {entry.count:g}  {said}")
         lines += [] if not self.slices else ["  slices (examples, error, ece):"]
         longest = max(map(len, self.slices), default=0)
         for name, part in self.slices.items():

@@ -88,7 +88,7 @@ def _caution(scores: Scores) -> list[str]:
             f"With {count_examples(scores.n)} nothing smaller than {write_percent(scores.ece_if_calibrated.p95)} could have "
             "been seen. Measure more before relying on it."
         ]
-    return [f"An error of up to {write_percent(scores['ece'].high)} cannot be excluded."]
+    return [f"A calibration error of up to {write_percent(scores['ece'].high)} cannot be excluded."]
 
 
 def _repair(before: Scores, repaired: Repair | None) -> str:

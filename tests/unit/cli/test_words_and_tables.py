@@ -121,6 +121,15 @@ def test_verdict_says_how_sure_how_right_and_whether_it_is_real() -> None:
     )
 
 
+def test_scores_table_says_why_the_log_likelihood_is_infinite() -> None:
+    scores = made_scores()
+    endless = replace(scores, metrics={**scores.metrics, "nll": Estimate(math.inf, math.inf, math.inf)})
+    for width, said in ((80, "a label has p = 0"), (140, "a true class was given probability 0")):
+        lines = lines_of(scores_table(endless, width=width), width=width)
+        assert next(line for line in lines if line.startswith("negative log")).endswith(said)
+        assert said not in "".join(lines_of(scores_table(scores, width=width), width=width))
+
+
 def test_worst_slice_is_named_only_if_it_stands_out() -> None:
     fine, bad = made_scores(ece=0.008, p_value=0.4), made_scores(ece=0.09)
     # The group of the highest ECE need not be the one: a small group has more of it by chance.

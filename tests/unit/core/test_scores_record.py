@@ -88,6 +88,15 @@ def test_scores_text_shows_every_metric_with_its_interval() -> None:
     ]
 
 
+def test_scores_text_shows_the_classes_that_were_measured() -> None:
+    entries = (ClassScore(0, "ox", 6, 0.125, 0.25, 0.5), ClassScore(1, "cat", 4, 0.2, -0.1, NAN))
+    assert str(scores(classes=entries)).splitlines()[-3:] == [
+        "  classes (examples, error, ece, signed gap):",
+        "    ox   6  0.5000  0.1250  +0.2500",
+        "    cat  4  nan  0.2000  -0.1000",
+    ]
+
+
 def test_scores_are_frozen() -> None:
     with pytest.raises(AttributeError, match="cannot assign to field 'n'"):
         scores().n = 3  # type: ignore[misc]

@@ -208,17 +208,6 @@ def test_measure_printed_shows_the_slices() -> None:
     title, *lines = str(scores).splitlines()[-3:]
     assert title == "  slices (examples, error, ece):"
     assert [line.split()[:2] for line in lines] == [["Bern", "30"], ["Oslo", "30"]]
-
-
-def test_measure_printed_shows_the_classes_that_were_asked_for() -> None:
-    predictions = some_predictions(60)
-    assert "classes (" not in str(measure(predictions, n_resamples=20))
-    scores = measure(predictions, by_class=True, n_resamples=20)
-    at = str(scores).splitlines().index("  classes (examples, error, ece, signed gap):")
-    shown = [line.split() for line in str(scores).splitlines()[at + 1 :]]
-    assert [[line[0], line[1], line[3]] for line in shown] == [
-        [entry.name, f"{entry.count:g}", f"{entry.ece:.4f}"] for entry in scores.classes
-    ]
     assert f"{scores.slices['Bern']['ece'].value:.4f}" in lines[0]
 
 

@@ -87,7 +87,7 @@ def test_verdict_calibrated_does_not_claim_proof() -> None:
     assert verdict.tone == "good"
     assert "is what chance alone shows" in verdict.sentences[0]
     assert "p = 0.31" in verdict.sentences[0]
-    assert verdict.sentences[1] == "An error of up to 1.20% cannot be excluded."
+    assert verdict.sentences[1] == "A calibration error of up to 1.20% cannot be excluded."
 
 
 @pytest.mark.parametrize(
