@@ -180,6 +180,15 @@ def test_auto_does_not_choose_a_temperature_that_ended_at_its_bound() -> None:
     assert alone.advice_ == TOO_FEW
 
 
+def test_auto_passes_on_what_the_best_method_warns_of() -> None:
+    given = predictions()
+    impossible = given.logits.clone()
+    impossible[0, given.labels[0]] = -math.inf
+    with pytest.warns(CalibrationWarning, match="probability zero"):
+        auto = AutoCalibrator(methods=("temperature",), scoring="brier").fit(impossible, given.labels)
+    assert auto.best_name_ == "temperature"
+
+
 def test_auto_of_labels_that_are_all_the_same_does_nothing() -> None:
     given = predictions()
     with pytest.warns(CalibrationWarning, match="have no example in the fit data"):

@@ -7,7 +7,7 @@ import torch
 
 from calibrant import Predictions
 from calibrant.core.binning import equal_width_index
-from calibrant.core.summary import Summary, score_rows, summarize, summarize_with_top
+from calibrant.core.summary import Summary, score_rows, summarize, summarize_with_top, top_labels
 from helpers import golden, mixed_gaps
 
 
@@ -90,8 +90,10 @@ def test_summarize_chunks_do_not_change_the_sums(monkeypatch: pytest.MonkeyPatch
     chunked, other = summarize_with_top(predictions, n_bins=15)
     for one, two in zip(fields(whole), fields(chunked), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
-    assert torch.equal(top.confidence, other.confidence)
-    assert torch.equal(top.correct, other.correct)
+    for found in (other, top_labels(predictions)):
+        assert torch.equal(top.confidence, found.confidence)
+        assert torch.equal(top.correct, found.correct)
+        assert (found.weights, found.dtype) == (None, top.dtype)
 
 
 def test_score_rows_golden_input_gives_golden_scores() -> None:
