@@ -108,6 +108,7 @@ def _runs_view(groups: Sequence[Group], charts: Sequence[Mapping[str, object]]) 
     # A single chart of dots leaves room for the other chart of gammas.
     view["gammas_beside"] = bool(view["has_gamma"]) and sum(bool(chart["dots"]) for chart in charts) == 1
     view["has_seeds"] = any(len(group.entries) > 1 for group in groups)
+    view["has_common_seed"] = all(group.seed is not None for group in groups if len(group.entries) > 1)
     view["has_single"] = any(len(group.entries) == 1 for group in groups)
     return view
 

@@ -17,7 +17,7 @@ from calibrant.report.curves import learning_rate_drops
 from calibrant.report.gamma import GammaPanel, prepare_gamma_confidence, prepare_gamma_epochs
 from calibrant.report.page_bins import bin_rows
 from calibrant.report.page_runs import Group, mean_of
-from calibrant.report.reliability import error_and_ece, kept_bins
+from calibrant.report.reliability import counts_examples, error_and_ece, kept_bins
 from calibrant.report.robustness import prepare_robustness, usual_ece
 from calibrant.report.style import Style
 from calibrant.report.tradeoff import prepare_tradeoff
@@ -183,8 +183,7 @@ def _binned(entry: Entry) -> Iterator[tuple[Bins | None, float]]:
         for n_bins in GRID_STOPS:
             bins = kept_bins(entry, n_bins)
             # Of examples with weights a record does not tell how many they are worth.
-            whole = bins is not None and bool((bins.count == bins.count.round()).all())
-            yield bins if whole else None, 1.0
+            yield bins if bins is not None and counts_examples(entry, bins) else None, 1.0
         return
     top = top_labels(entry.test)
     total = float(len(top.confidence)) if top.weights is None else float(top.weights.sum())

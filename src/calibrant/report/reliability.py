@@ -40,7 +40,7 @@ class ReliabilityPanel:
         ece: Its ECE over these bins.
         bins: Count, mean confidence and accuracy of every bin.
         intervals: For every bin, the ends of the 95 % interval of its accuracy (Wilson's), or None where it is empty. None
-            altogether where counts are not whole (weighted examples), for which the interval does not hold.
+            altogether for weighted examples, for which the interval does not hold.
     """
 
     label: str
@@ -67,7 +67,7 @@ def prepare_reliability(rows: Sequence[Row], *, n_bins: int = 15, seed: int | No
         run = row.run(seed)
         bins = _bins_of(run, n_bins)
         if bins is not None:
-            panels.append(ReliabilityPanel(row.label, *error_and_ece(run, bins), bins, _intervals(bins)))
+            panels.append(ReliabilityPanel(row.label, *error_and_ece(run, bins), bins, _intervals(run, bins)))
     return panels
 
 
@@ -102,13 +102,18 @@ def kept_bins(entry: Entry, n_bins: int) -> Bins | None:
     return bins if np.allclose(bins.edges.numpy(), np.linspace(0, 1, n_bins + 1), atol=1e-6) else None
 
 
-def _intervals(bins: Bins) -> tuple[tuple[float, float] | None, ...] | None:
-    counts = bins.count.tolist()
-    if any(count != round(count) for count in counts):
+def counts_examples(entry: Entry, bins: Bins) -> bool:
+    """Whether the counts of a run's bins are numbers of examples, and not sums of their weights, which may be whole, too."""
+    weights = entry.scores.weight if entry.test is None else entry.test.weights
+    return weights is None and bool((bins.count == bins.count.round()).all())
+
+
+def _intervals(entry: Entry, bins: Bins) -> tuple[tuple[float, float] | None, ...] | None:
+    if not counts_examples(entry, bins):
         return None
     return tuple(
         tuple(rate_interval(rate, size=count)) if count else None  # type: ignore[misc]
-        for rate, count in zip(bins.accuracy.tolist(), counts, strict=True)
+        for rate, count in zip(bins.accuracy.tolist(), bins.count.tolist(), strict=True)
     )
 
 

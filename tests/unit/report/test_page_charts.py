@@ -247,6 +247,14 @@ def test_diagrams_and_gammas_are_of_the_seed_that_figures_show() -> None:
     assert (first["diagram"]["error"], set(first["dots"]["right"][1])) == (0.2, {2.0})
 
 
+def test_page_says_whose_seed_diagrams_show() -> None:
+    test = Predictions(probs=[[0.8, 0.2]] * 40, labels=[0, 0, 0, 1] * 10)
+    runs = [entry("ce", seed, test=test) for seed in (0, 1)]
+    assert "the last that all methods have is shown" in render_page(entries=[*runs, entry("focal", 0, test=test)])
+    # Without a seed in common every method has its own.
+    assert "the last is shown" in render_page(entries=[*runs, entry("focal", 2, test=test)])
+
+
 def test_diagram_of_weighted_examples_has_intervals_of_as_many_as_count() -> None:
     # All in one bin, half of them right; weights of 1 and 3 are worth four fifths of as many equal ones.
     probs, labels = [[0.75, 0.25]] * 40, [0, 1] * 20
@@ -266,7 +274,8 @@ def test_diagram_of_a_record_holds_the_bins_that_it_keeps() -> None:
     assert kept["diagram"]["error"] == full["diagram"]["error"]
     assert [GRID_STOPS[k] for k, stop in enumerate(kept["diagram"]["stops"]) if stop] == [15]
     # Of weighted examples a record does not tell how many they are worth, nor of other bins those of a stop.
-    weighted = Predictions(probs=probs, labels=labels, weights=torch.linspace(0.5, 1.5, len(labels)))
-    others = (measure(weighted, n_resamples=20), measure(test, n_resamples=20, n_bins=7))
+    broken, whole = torch.linspace(0.5, 1.5, len(labels)), 1 + 2 * (torch.arange(len(labels)) % 2)
+    weighted = [Predictions(probs=probs, labels=labels, weights=weights) for weights in (broken, whole)]
+    others = (*(measure(given, n_resamples=20) for given in weighted), measure(test, n_resamples=20, n_bins=7))
     for other in others:
         assert views(dataclasses.replace(run, scores=other, test=None))[0]["diagram"] == {}

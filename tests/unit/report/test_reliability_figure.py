@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 
 from calibrant import Predictions, measure
+from calibrant.core.checks import ArrayLike
 from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.metrics import expected_calibration_error, reliability_bins
@@ -139,9 +140,10 @@ def test_prepare_reliability_intervals_are_wilsons() -> None:
     assert tuple(rate_interval(0.8, size=10)) == pytest.approx((0.490162, 0.943318), abs=1e-6)
 
 
-def test_prepare_reliability_of_weighted_examples_has_no_interval() -> None:
+@pytest.mark.parametrize("weights", [np.linspace(0.1, 1, 50), [1, 3] * 25])
+def test_prepare_reliability_of_weighted_examples_has_no_interval(weights: ArrayLike) -> None:
     probs, labels = mixed_gaps(50, 4)
-    test = Predictions(probs=probs, labels=labels, weights=np.linspace(0.1, 1, 50))
+    test = Predictions(probs=probs, labels=labels, weights=weights)
     panel = prepare_reliability(group_rows([Entry("digits", "ce", run_of().scores, test=test)])[0].rows)[0]
     assert panel.intervals is None
     assert not draw_reliability_grid([panel]).axes[0].collections
