@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.text import Text
 
@@ -30,7 +32,8 @@ def show_table(table: Table, *, console: Console) -> None:
     dropped: dict[str, None] = {}
     for section in table.sections:
         rows: list[Row] = [_row(table, line, plain=plain) for line in section.lines]
-        fitted = fit_table(names, rows, width=console.width, drop=drop)
+        telling = _telling(table, section.lines)
+        fitted = fit_table(names, rows, width=console.width, drop=[place for place in drop if names[place] not in telling])
         console.print()
         console.print(Text(section.title, style="bold cyan"))
         console.print(fitted)
@@ -50,6 +53,14 @@ def show_table(table: Table, *, console: Console) -> None:
         console.print(Text(f"not shown for want of room, but in {table.name}.md: {', '.join(dropped)}", style="dim"))
     for note in row_notes(table):
         console.print(Text(note, style="dim"))
+
+
+def _telling(table: Table, lines: Sequence[Line]) -> set[str]:
+    """Columns without which rows of one name could not be told apart: of runs of 10 and of 3 epochs, say."""
+    ours = [line for line in lines if line.kind != "paper"]
+    labels = {line.label for line in ours}
+    may = [name for name in table.info if name in ("preset", "epochs")]
+    return {INFO_NAMES[name] for name in may if len({(line.label, line.info(name)) for line in ours}) > len(labels)}
 
 
 def _heading(column: Column) -> str:

@@ -23,7 +23,8 @@ def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: 
         drop: Positions of columns to leave out where the room is short, in this order.
 
     Returns:
-        A table at most ``width`` wide, unless that cuts numbers.
+        A table at most ``width`` wide, unless that cuts numbers. Names that are too long are cut, or folded where cutting would
+        make two of them the same.
     """
     texts = [None if row is None else [cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     filled = [row for row in texts if row is not None]
@@ -34,7 +35,9 @@ def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: 
             kept.remove(place)
     room = max(width - total_width([sizes[k] for k in kept[1:]]) - _GAP, _LEAST_NAME)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim", padding=(0, _GAP - 1, 0, 0))
-    table.add_column(headers[0], no_wrap=True, overflow="ellipsis", width=min(sizes[0], room))
+    names = {row[0].plain for row in filled}
+    folded = len({name[: room - 1] if len(name) > room else name for name in names}) < len(names)
+    table.add_column(headers[0], no_wrap=not folded, overflow="fold" if folded else "ellipsis", width=min(sizes[0], room))
     for k in kept[1:]:
         table.add_column(headers[k], justify="right" if headers[k] else "left", no_wrap=True, min_width=sizes[k])
     for row in texts:

@@ -185,6 +185,20 @@ def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
     assert words not in stream.getvalue()
 
 
+def test_show_table_without_room_keeps_what_tells_rows_of_one_name_apart() -> None:
+    cells, label = {"error": Cell(0.05), "ece": Cell(0.04)}, "ce (train.average=phase)"
+
+    def shown(*epochs: int) -> str:
+        lines = tuple(Line(label, "ce", cells, runs=1, epochs=number) for number in epochs)
+        stream = io.StringIO()
+        table = Table("table", "title", (ERROR, ECE), (Section("digits", lines),), info=("epochs", "seeds"))
+        show_table(table, console=Console(file=stream, width=44))
+        return stream.getvalue()
+
+    assert [line.split()[-3] for line in shown(10, 3).splitlines() if line.startswith("ce ")] == ["10", "3"]
+    assert "but in table.md: Epochs, Seeds" in " ".join(shown(10, 10).split())
+
+
 # Of different numbers of seeds on two data sets there is no one number.
 @pytest.mark.parametrize("runs", [3, None])
 def test_show_table_of_differences_says_what_from(runs: int | None) -> None:

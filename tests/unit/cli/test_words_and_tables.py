@@ -138,6 +138,16 @@ def test_worst_slice_is_named_only_if_it_stands_out() -> None:
     assert worst_slice(Scores(**{**vars(fine), "slices": {"day": fine}})).startswith("none stands out")
 
 
+def test_fit_table_folds_names_that_would_be_cut_to_the_same() -> None:
+    names = ["focal (train.select=error)", "focal (train.select=error+nll)"]
+    shown = lines_of(fit_table(("Method", "ECE"), [[name, "1.00%"] for name in names], width=30), width=30)
+    assert "…" not in "".join(shown)
+    assert "".join(shown).count("(train.select=error") == 2
+    assert max(map(len, shown)) <= 30
+    # One of them alone is cut.
+    assert "…" in "".join(lines_of(fit_table(("Method", "ECE"), [[names[1], "1.00%"]], width=30), width=30))
+
+
 def test_fit_table_drops_columns_and_cuts_names_but_never_numbers() -> None:
     headers, rows = ("Name", "Number", "Other", ""), [["a rather long name", "123456789", "987654321", "some words"], None]
     wide = lines_of(fit_table(headers, rows, width=80, drop=(3, 2)), width=80)
