@@ -74,6 +74,11 @@ def _find(fields: Fields, keys: tuple[str, ...], path: Path) -> tuple[str, Colum
 
 def _images(fields: Fields, keys: tuple[str, ...], path: Path) -> Tensor:
     key, array = _find(fields, keys, path)
+    if array.ndim == 2:
+        raise ValueError(
+            f"{path}: `{key}` must be images [N, H, W], [N, H, W, channels] or [N, channels, H, W], got {list(array.shape)}. "
+            "Reshape them; or, if they are a table of features, train in a loop of your own with `calibrant.MetaLearner`."
+        )
     if array.dtype.kind not in "iu":
         raise ValueError(
             f"{path}: `{key}` must be whole numbers 0 to 255, got {array.dtype}. "
