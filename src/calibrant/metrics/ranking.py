@@ -11,6 +11,9 @@ from torch import Tensor
 from calibrant.core.checks import ArrayLike
 from calibrant.core.top_label import TopLabel, top_label
 
+# Confidences that differ by no more than this part of themselves are equal but for rounding in double precision.
+_ROUNDING = 1e-15
+
 
 def area_under_risk_coverage(
     probs: ArrayLike,
@@ -131,9 +134,12 @@ def separation_area(top: TopLabel) -> Tensor:
 
 
 def _tied_sums(top: TopLabel) -> tuple[Tensor, Tensor]:
-    """Weight and weighted errors of each distinct confidence, rising; confidences without weight are left out."""
+    """Weight and weighted errors of each distinct confidence, rising; confidences without weight are left out.
+
+    What differs by rounding alone, as votes of a forest do once they are divided by their sum, is one confidence.
+    """
     confidence, order = torch.sort(top.confidence)
-    _, group = torch.unique_consecutive(confidence, return_inverse=True)
+    group = (confidence.diff(prepend=confidence[:1]) > _ROUNDING * confidence).cumsum(0)
     weights = torch.ones_like(confidence) if top.weights is None else top.weights[order]
     weight = torch.bincount(group, weights=weights)
     error = torch.bincount(group, weights=weights * (1 - top.correct[order]))

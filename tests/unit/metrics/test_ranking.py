@@ -107,6 +107,19 @@ def test_harmonic_difference_is_the_sum_near_and_far():
         torch.testing.assert_close(found, torch.tensor(exact, dtype=torch.float64), rtol=2e-12, atol=0)
 
 
+@pytest.mark.parametrize("metric", [area_under_risk_coverage, failure_detection_auroc])
+def test_ranking_metric_confidences_that_differ_by_rounding_are_tied(metric):
+    votes = torch.tensor([0.7, 0.7, 0.7, 0.7, 0.9, 0.9], dtype=torch.float64)
+    labels = torch.tensor([0, 0, 1, 1, 0, 1])
+    rounded = votes + torch.tensor([2, 1, -2, -1, 3, -3], dtype=torch.float64) * 2**-53
+    assert len(rounded.unique()) == 6
+    found, expected = (float(metric(torch.stack([p, 1 - p], dim=1), labels)) for p in (rounded, votes))
+    assert found == pytest.approx(expected, rel=1e-12)
+    # What is further apart is told apart.
+    apart = torch.stack([votes + torch.tensor([2, 1, -2, -1, 3, -3]) * 1e-12, 1 - votes], dim=1)
+    assert abs(float(metric(apart, labels)) - expected) > 0.05
+
+
 def test_auroc_ties_count_half():
     # Right at 0.9 and 0.7; wrong at 0.7 and 0.6: three wins and one tie of four pairs.
     value = failure_detection_auroc(_two_columns([0.9, 0.7, 0.7, 0.6]), torch.tensor([0, 0, 1, 1]))
