@@ -64,6 +64,8 @@ class GridDisplay:
         found = sum(state.found for state in board.states.values() if state.cell.shown)
         if first and found:
             self.console.print(f"{found} {'run was' if found == 1 else 'runs were'} finished before")
+        if first and event is None and (left := board.count(Stage.WAITING)):
+            self.console.print(f"{left} {'run' if left == 1 else 'runs'} to make; a line for each that ends")
         if over:
             self.console.print(_MAKING)
         if event is not None and ended:
