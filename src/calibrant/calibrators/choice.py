@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-# For 95 % intervals of a mean over many examples.
-_NORMAL_95 = 1.959964
+from calibrant.metrics.ordinary import NORMAL_95
 
 
 class Ranked(NamedTuple):
@@ -48,7 +47,7 @@ def mean_interval(values: Tensor, weights: Tensor) -> tuple[float, float, float]
     mean = (weights @ values) / total
     n_effective = total**2 / (weights @ weights)
     spread = (weights @ (values - mean) ** 2) / total
-    half = _NORMAL_95 * math.sqrt(float(spread / (n_effective - 1).clamp(min=1)))
+    half = NORMAL_95 * math.sqrt(float(spread / (n_effective - 1).clamp(min=1)))
     return float(mean), float(mean) - half, float(mean) + half
 
 
@@ -83,7 +82,7 @@ def choose(held: Mapping[str, Tensor], weights: Tensor, order: Sequence[str], *,
     for name in order:
         if name in able:
             worse, low, _ = mean_interval(held[name] - held[best], weights)
-            if name == best or worse <= (worse - low) / _NORMAL_95:
+            if name == best or worse <= (worse - low) / NORMAL_95:
                 return name
     return best
 

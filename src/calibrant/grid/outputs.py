@@ -46,9 +46,8 @@ def write_outputs(
     files = write_table(table, folder)
     # The page has a table of its own, without the paper's numbers.
     rows, best = with_sweeps(label_rows(table, entries)), best_metrics(entries)
-    shown, notes = ([], [*missing, *page_notes(table)])
-    if paper:
-        shown, notes = [to_page_table(with_notes(name_methods(table), missing))], []
+    shown = [to_page_table(with_notes(name_methods(table), missing))] if paper else []
+    notes = [] if paper else [*missing, *page_notes(table)]
     page = folder / "report.html"
     with atomic_writer(page) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.

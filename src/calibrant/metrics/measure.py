@@ -15,9 +15,8 @@ from calibrant.core.summary import Summary, summarize_with_top
 from calibrant.metrics.intervals import score_intervals
 from calibrant.metrics.levels import levels_of
 from calibrant.metrics.null import compare_with_null, null_of_levels
+from calibrant.metrics.ordinary import NORMAL_95
 from calibrant.metrics.values import bins_of_summary, values_of_summary, values_of_top
-
-_NORMAL_95 = 1.959964
 
 
 def measure(
@@ -161,7 +160,7 @@ def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tup
     # Labels of calibrated examples with probability p vary by p (1 - p); that of a bin's mean is hardly larger.
     bins = summary.class_bins
     variance = (bins.confidence - bins.confidence.square() / bins.weight.where(bins.weight > 0, 1.0)).clamp_min(0).sum(1)
-    chance = _NORMAL_95 * (variance / summary.weight / summary.effective_n).sqrt()
+    chance = NORMAL_95 * (variance / summary.weight / summary.effective_n).sqrt()
     weight, rows = summary.class_count, summary.class_rows
     wrong = torch.where(weight > 0, 1 - summary.class_correct / weight.where(weight > 0, 1.0), torch.nan)
     order = torch.argsort(error, descending=True, stable=True).tolist()

@@ -17,7 +17,7 @@ from calibrant.metrics.levels import Levels
 from calibrant.metrics.worlds import draw_from
 
 # 97.5 % point of the normal distribution.
-_Z = 1.959963984540054
+NORMAL_95 = 1.959963984540054
 # Beyond this skewness of a mean, its correction is worth less than what it is estimated from.
 _MOST_SKEW = 0.1
 
@@ -60,7 +60,7 @@ def mean_interval(sums: Tensor, *, weight: float, size: float, most: float = mat
     skewness = (third - 3 * first * second + 2 * first**3) / spread**1.5
     shift = min(max(skewness / (6 * math.sqrt(size)), -_MOST_SKEW), _MOST_SKEW)
     error = math.sqrt(spread / (size - 1))
-    ends = [first + error * (shift + z) / (1 - shift * (shift + z)) ** 2 for z in (-_Z, _Z)]
+    ends = [first + error * (shift + z) / (1 - shift * (shift + z)) ** 2 for z in (-NORMAL_95, NORMAL_95)]
     return Range(max(ends[0], 0.0), min(ends[1], most))
 
 
@@ -72,9 +72,9 @@ def rate_interval(rate: float, *, size: float) -> Range:
     """
     # A ratio of sums may pass 0 or 1 by rounding.
     rate = min(max(rate, 0.0), 1.0)
-    square = _Z**2
+    square = NORMAL_95**2
     middle = (rate + square / (2 * size)) / (1 + square / size)
-    half = _Z * math.sqrt(rate * (1 - rate) / size + square / (4 * size**2)) / (1 + square / size)
+    half = NORMAL_95 * math.sqrt(rate * (1 - rate) / size + square / (4 * size**2)) / (1 + square / size)
     return Range(max(middle - half, 0.0) if rate > 0 else 0.0, min(middle + half, 1.0) if rate < 1 else 1.0)
 
 
@@ -91,7 +91,7 @@ def signed_gap_interval(levels: Levels) -> Range:
     # Shares add up to 1 within rounding, and so may the rate of a model seen without errors pass it.
     mean, rate = float(share @ confidence), min(float(share @ levels.accuracy), 1.0)
     spread = max(float(share @ confidence**2) - mean**2, 0.0)
-    half = _Z * math.sqrt(spread / max(levels.size - 1, 1))
+    half = NORMAL_95 * math.sqrt(spread / max(levels.size - 1, 1))
     joint = float(share @ (confidence * levels.accuracy)) - mean * rate
     product = math.sqrt(spread * rate * (1 - rate))
     correlation = min(max(joint / product, -1.0), 1.0) if product > 0 else 0.0
@@ -151,6 +151,6 @@ def bias_corrected(drawn: Tensor, observed: float, *, acceleration: float = 0.0)
     normal = torch.distributions.Normal(0.0, 1.0)
     least = 0.5 / len(drawn)
     middle = normal.icdf(torch.tensor(min(max(below, least), 1 - least), dtype=torch.float64))
-    moved = middle + torch.tensor([-_Z, _Z], dtype=torch.float64)
+    moved = middle + torch.tensor([-NORMAL_95, NORMAL_95], dtype=torch.float64)
     low, high = torch.quantile(drawn, normal.cdf(middle + moved / (1 - acceleration * moved))).tolist()
     return Range(low, high)

@@ -13,6 +13,7 @@ from calibrant.core.records import Predictions
 from calibrant.core.scores import Paired
 from calibrant.metrics.blocks import Blocks
 from calibrant.metrics.bootstrap import Sample, draw_counts, join_parts
+from calibrant.metrics.ordinary import NORMAL_95
 from calibrant.metrics.shared_noise import SharedNoise
 from calibrant.metrics.values import score_values
 
@@ -95,7 +96,7 @@ def _widening(n: float) -> float:
 
     if n >= _FEW:
         return 1.0
-    return math.inf if n < _LEAST else math.sqrt(n / (n - 1)) * float(stdtrit(n - 1, 0.975) / stdtrit(math.inf, 0.975))
+    return math.inf if n < _LEAST else math.sqrt(n / (n - 1)) * float(stdtrit(n - 1, 0.975)) / NORMAL_95
 
 
 def _compare(difference: float, drawn: Tensor, *, most: float, wider: float) -> Paired:

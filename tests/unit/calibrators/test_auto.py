@@ -124,7 +124,8 @@ def test_mean_interval_of_unequal_weights_is_that_of_the_effective_number() -> N
     mean, low, high = mean_interval(torch.tensor([0.0, 2.0, 4.0]).double(), torch.tensor([1.0, 1.0, 2.0]).double())
     # Variance (2.5² + 0.5² + 2 · 1.5²) / 4 = 2.75; effective number 4² / 6 = 8/3.
     assert mean == 2.5
-    assert (low, high) == pytest.approx((2.5 - 1.959964 * (2.75 / (5 / 3)) ** 0.5, 2.5 + 1.959964 * (2.75 / (5 / 3)) ** 0.5))
+    half = 1.95996398454 * (2.75 / (5 / 3)) ** 0.5
+    assert (low, high) == pytest.approx((2.5 - half, 2.5 + half), abs=1e-9)
 
 
 def test_choose_simpler_within_one_standard_error_wins() -> None:
