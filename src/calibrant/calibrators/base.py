@@ -27,8 +27,8 @@ from calibrant.calibrators.layer import CalibratedModel, CalibrationLayer
 from calibrant.calibrators.log_space import keep_top
 from calibrant.calibrators.threads import one_thread
 from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, to_tensor
-from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
+from calibrant.core.registry import lookup
 from calibrant.metrics.scores import error_rate
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"

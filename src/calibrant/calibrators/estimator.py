@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 
 
 class Estimator:

@@ -9,8 +9,8 @@ from calibrant.calibrators.auto import AutoCalibrator
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.fit_data import refuse_other_names, warn_if_same
 from calibrant.calibrators.identity import Identity
-from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
+from calibrant.core.registry import lookup
 from calibrant.core.scores import Paired, Scores
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test

@@ -44,7 +44,7 @@ def fetch_sets(
 ) -> None:
     """Download data sets, compare them with their checksums, and go on where an earlier download stopped."""
     from calibrant.cli.progress import progress_bar
-    from calibrant.core.lookup import lookup
+    from calibrant.core.registry import lookup
     from calibrant.data import DATASETS, EMBEDDED, SOURCES, fetch
 
     for name in names:

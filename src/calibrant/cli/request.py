@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions, Split
+from calibrant.core.registry import lookup
 from calibrant.core.scores import Scores
 
 _MAX_GROUPS = 1000

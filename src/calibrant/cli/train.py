@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from calibrant.cli.epochs import EpochDisplay, write_summary
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.engine.distributed import is_first_process
 from calibrant.engine.recipe import NEUTRAL, Recipe, load_recipe, override
 from calibrant.engine.resolve import check_idle

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from calibrant.core.lookup import lookup
 from calibrant.core.records import Bins
+from calibrant.core.registry import lookup
 
 
 class Estimate(NamedTuple):

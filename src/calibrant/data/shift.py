@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.data.image_set import ImageSet
 
 SEVERITIES = (1, 2, 3, 4, 5)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.io.download import download
 
 # Where `calibrant data fetch` puts sets, and where they are looked for.

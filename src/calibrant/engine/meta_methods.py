@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from torch import Tensor
 
 from calibrant.core.checks import check_count, check_positive
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.engine.plans import Facts, MetaPlan, MetaSchedule, Plan
 from calibrant.meta.objectives import make_objective
 from calibrant.meta.presets import PRESETS, MetaSettings, settings_of

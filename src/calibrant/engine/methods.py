@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, get_type_hints
 
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.engine.meta_methods import MetaMethod
 from calibrant.engine.plans import Facts, LossPlan, MetaPlan, Plan
 from calibrant.engine.values import read_value

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.engine.repeated import repeated_key
 from calibrant.engine.values import plain_value, read_value, toml_value
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from calibrant.backbones import BACKBONES
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.data import DATASETS, DEFAULT_ROOT, EMBEDDED, ON_DISK, is_path, load_path
 from calibrant.data.image_set import DataSet, ImageSet
 from calibrant.data.splits import Parts, split_indices

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.engine.features import find_head
 from calibrant.io.atomic import atomic_writer
 

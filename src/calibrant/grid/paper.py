@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 
 # Metrics that the paper prints as they are; all others are printed in per cent.
 _PLAIN = {"nll"}

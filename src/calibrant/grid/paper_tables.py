@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from calibrant.core.effect import join_words
 from calibrant.core.entry import Entry, data_name
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table
 from calibrant.grid.paper import load_paper, paper_table
 from calibrant.grid.rows import Row, comparable, group_rows

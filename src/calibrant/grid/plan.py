@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from calibrant.backbones import BACKBONES
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.data import EMBEDDED, SOURCES
 from calibrant.data.sources import is_there
 from calibrant.engine.folder import is_finished

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from calibrant.core.entry import Entry
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.data import EMBEDDED
 from calibrant.engine.folder import is_finished
 from calibrant.engine.recipe import Recipe, override

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from calibrant.core.entry import BinSweep, Entry
-from calibrant.core.lookup import lookup
 from calibrant.core.records import Bins
+from calibrant.core.registry import lookup
 from calibrant.core.scores import Scores
 from calibrant.grid.rows import settings_of
 from calibrant.io.atomic import atomic_writer

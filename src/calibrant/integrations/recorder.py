@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from calibrant.core.checks import check_count
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.core.scores import Scores
 from calibrant.metrics.diagram import draw_reliability
 from calibrant.metrics.streaming import CalibrationSuite

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.losses.labelled import Rows, check_class_weight, check_ignore_index, from_rows, to_rows, weight_of_rows
 from calibrant.losses.logprob import widen
 

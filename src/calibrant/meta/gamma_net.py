@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.core.checks import check_count, check_positive
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.meta.positive import POSITIVE_MAPS, sigmoid_top
 
 Params: TypeAlias = "dict[str, Tensor]"

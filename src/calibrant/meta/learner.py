@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from calibrant.core.checks import check_count
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.losses.labelled import check_ignore_index
 from calibrant.meta.adam import AdamState, init_adam
 from calibrant.meta.batches import endless, to_device

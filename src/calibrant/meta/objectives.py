@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.losses import LOSSES, PENALTIES, Entry
 from calibrant.losses.sece import sece_penalty
 from calibrant.meta.virtual import MetaObjective

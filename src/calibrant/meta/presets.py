@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, TypedDict
 
 from calibrant.core.checks import check_count, check_positive
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.losses.sece import sece_penalty
 from calibrant.meta.bn import MetaBN
 from calibrant.meta.objectives import DEFAULT_SECE, PAPER_SECE

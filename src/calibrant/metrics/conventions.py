@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from calibrant.core.binning import Checked, TopLabel, norm_of_bins, reduce_top_label
-from calibrant.core.lookup import lookup
 from calibrant.core.records import Bins
+from calibrant.core.registry import lookup
 from calibrant.metrics import _bin_rules as rules
 
 Rule = Callable[[TopLabel, int], Bins]

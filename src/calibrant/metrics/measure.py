@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from calibrant.core.checks import ArrayLike, check_count
-from calibrant.core.lookup import lookup
 from calibrant.core.records import Predictions
+from calibrant.core.registry import lookup
 from calibrant.core.scores import ClassScore, Estimate, Scores
 from calibrant.core.summary import Summary, summarize_with_top
 from calibrant.metrics.intervals import score_intervals

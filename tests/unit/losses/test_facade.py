@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from calibrant.core.lookup import lookup
+from calibrant.core.registry import lookup
 from calibrant.losses import LOSSES, BrierLoss, CrossEntropyLoss, FocalLoss, Objective, Penalty, ScheduledFocalLoss, WeightedSum
 from calibrant.losses.base import Reduction
 from helpers import golden
