@@ -9,8 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 from calibrant.backbones.resnet import BasicBlock, ResNet
-from calibrant.losses.dece import dece_penalty
-from calibrant.losses.sece import sece_penalty
+from calibrant.losses import dece_penalty, sece_penalty
 from calibrant.meta import REGULARIZERS, GammaFocal, LabelSmoothing, Regularizer, UnitwiseL2, hypergradient
 from calibrant.meta.bn import meta_mode, norms_of, untracked
 from calibrant.meta.lookahead import head_hypergradient

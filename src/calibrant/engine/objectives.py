@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from calibrant.core.records import Predictions, Split
 from calibrant.engine.batches import Batch
 from calibrant.engine.distributed import ALONE_GROUP, Group
-from calibrant.losses import AdaFocalLoss, ScheduledFocalLoss
-from calibrant.losses.avuc import AvUC
-from calibrant.losses.crl import CRL
-from calibrant.losses.huber import ConfidencePruner
+from calibrant.losses import CRL, AdaFocalLoss, AvUC, ConfidencePruner, ScheduledFocalLoss
 
 
 class LossObjective:

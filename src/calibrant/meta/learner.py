@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from calibrant.core.checks import check_count
 from calibrant.core.registry import lookup
-from calibrant.losses.labelled import check_ignore_index
+from calibrant.losses.base import check_ignore_index
 from calibrant.meta.adam import AdamState, init_adam
 from calibrant.meta.batches import endless, to_device
 from calibrant.meta.ddp import broadcast, exchange_of, group_of

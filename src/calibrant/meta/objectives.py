@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from calibrant.core.registry import lookup
-from calibrant.losses import LOSSES, PENALTIES, Entry
-from calibrant.losses.sece import sece_penalty
+from calibrant.losses import LOSSES, PENALTIES, Entry, sece_penalty
 from calibrant.meta.virtual import MetaObjective
 
 # As the paper's text has it. At 0.01 on a small batch it is close to the mean of |correct - confidence|, which rewards

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 
 from calibrant.core.checks import check_count, check_positive
 from calibrant.core.registry import lookup
-from calibrant.losses.sece import sece_penalty
+from calibrant.losses import sece_penalty
 from calibrant.meta.bn import MetaBN
 from calibrant.meta.objectives import DEFAULT_SECE, PAPER_SECE
 from calibrant.meta.regularizers import REGULARIZERS, GammaFocal, LabelSmoothing, Regularizer, UnitwiseL2

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from calibrant.losses.cross_entropy import cross_entropy_loss
+from calibrant.losses import cross_entropy_loss
 from calibrant.meta import Batch, Regularizer, VirtualStep, head_hypergradient, hypergradient
 
 

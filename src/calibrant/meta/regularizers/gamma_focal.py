@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrant.core.registry import lookup
-from calibrant.losses.focal import focal_gradient_weight, focal_loss
+from calibrant.losses import focal_gradient_weight, focal_loss
 from calibrant.meta.gamma_net import GammaNet, Params, bound_heads, gamma_of, gamma_speed, head_gammas_of, init_gamma_net
 from calibrant.meta.positive import POSITIVE_MAPS
 from calibrant.meta.regularizers.base import Head, Regularizer, cross_entropy_gradient, spread_of

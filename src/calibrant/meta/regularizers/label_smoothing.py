@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from calibrant.losses.cross_entropy import cross_entropy_loss
+from calibrant.losses import cross_entropy_loss
 from calibrant.meta.regularizers.base import Head, Params, Regularizer
 
 # Most that may be taken from the true class; beyond one half it would no longer be the target.

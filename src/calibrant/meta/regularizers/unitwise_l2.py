@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from calibrant.losses.cross_entropy import cross_entropy_loss
+from calibrant.losses import cross_entropy_loss
 from calibrant.meta.regularizers.base import Head, Params, Regularizer, cross_entropy_gradient
 
 
