@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -93,7 +92,7 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
     optimizer = _optimizer(scene)
     averages = _averages(recipe, model, plan, steps=recipe.train.epochs * batches.steps_per_epoch)
     objective = (
-        _meta_objective(scene, plan, _views(scene, plan, forward, averages), batches, optimizer)
+        _meta_objective(scene, plan, _watched(scene, plan, forward, averages), batches, optimizer)
         if isinstance(plan, MetaPlan)
         else _loss_objective(scene, plan, batches)
     )
@@ -108,7 +107,6 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
         group=group,
         average=averages.average,
         watch=averages.watch,
-        beside=averages.beside,
     )
     plain, meta = steppers(step, capture=hardware.captured)
     val, test = (
@@ -130,36 +128,22 @@ def _loop_parts(scene: _Scene, plan: Plan) -> LoopParts:
 
 
 class _Averages(NamedTuple):
-    """Averages of the weights: the one that predicts, and those that meta batches go through where they must be others."""
+    """Averages of the weights: the one that predicts, and the one that meta batches go through where it must be another."""
 
     average: WeightAverage | None = None
     watch: WeightAverage | None = None
-    beside: WeightAverage | None = None
 
 
-class _Views(NamedTuple):
-    """The network that meta batches go through, and another one with its share."""
-
-    watched: Watched
-    beside: tuple[Watched, float] | None = None
-
-
-def _views(scene: _Scene, plan: MetaPlan, forward: FeatureFunction, averages: _Averages) -> _Views:
+def _watched(scene: _Scene, plan: MetaPlan, forward: FeatureFunction, averages: _Averages) -> Watched:
     """What steers the hyper-parameters should see an average where one predicts; a gradient that leaks needs the network."""
     shown = averages.watch or averages.average
     if shown is None or plan.settings.leak_meta_grad or plan.frozen:
-        return _Views(Watched(scene.model, forward, find_head(scene.model)[1]))
-    watched = _through(shown, scene, plan, learns=averages.watch is not None)
-    if averages.beside is None:
-        return _Views(watched)
-    return _Views(watched, (_through(averages.beside, scene, plan, learns=True), plan.watch_share))
-
-
-def _through(shown: WeightAverage, scene: _Scene, plan: MetaPlan, *, learns: bool) -> Watched:
-    """A network with averaged weights, which ``learns`` BatchNorm's statistics from what passes or has them averaged."""
+        return Watched(scene.model, forward, find_head(scene.model)[1])
     averaged = shown.network(scene.model)
     through = feature_function(averaged)
-    own = _learn_statistics(averaged, scene, plan) if learns and plan.settings.meta_bn == "frozen" else 0
+    # The short average learns BatchNorm's statistics from what passes through it; others have them averaged.
+    learns = averages.watch is not None and plan.settings.meta_bn == "frozen"
+    own = _learn_statistics(averaged, scene, plan) if learns else 0
     return Watched(averaged, torch.compile(through) if scene.hardware.compiled else through, find_head(averaged)[1], own)
 
 
@@ -185,18 +169,7 @@ def _averages(recipe: Recipe, model: nn.Module, plan: Plan, *, steps: int) -> _A
     # The paper's last drop of the learning rate is at 250 of 350 epochs; what comes before it is too far from the end.
     usual = train.epochs * 5 // 7 if train.average == "uniform" else 0
     first = usual if train.average_from_epoch is None else train.average_from_epoch
-    share = plan.watch_share if isinstance(plan, MetaPlan) else 0.0
     learns = isinstance(plan, MetaPlan) and not (plan.frozen or plan.settings.leak_meta_grad)
-    if share and not learns:
-        raise ValueError(
-            f"train: `method.options.watch_share` must be 0 where nothing is learned through averaged weights, got {share}: a "
-            "frozen variant learns nothing, and a leaked gradient needs the network itself. Leave it out."
-        )
-    if share and train.average != "phase":
-        raise ValueError(
-            f"train: `method.options.watch_share` must be 0 unless `train.average` is phase, got {share} and {train.average}: "
-            "meta batches go through what predicts already. Leave it out, or set `train.average=phase`."
-        )
     if train.average == "no":
         return _Averages()
     if train.average == "uniform":
@@ -205,10 +178,7 @@ def _averages(recipe: Recipe, model: nn.Module, plan: Plan, *, steps: int) -> _A
     if train.average == "ema":
         return _Averages(WeightAverage(model, decay=decay, first_epoch=first))
     watch = WeightAverage(model, decay=decay, first_epoch=first, own_statistics=True) if learns else None
-    by_phase = partial(WeightAverage, model, decay=None, share=train.average_share, first_epoch=first, by_phase=True)
-    # Its statistics are learned as it goes, those of the average that predicts only where predictions are made.
-    beside = by_phase(own_statistics=True) if learns and share else None
-    return _Averages(by_phase(), watch, beside)
+    return _Averages(WeightAverage(model, decay=None, share=train.average_share, first_epoch=first, by_phase=True), watch)
 
 
 def _memory(train: TrainPart, steps: int) -> float:
@@ -262,7 +232,9 @@ def _loss_objective(scene: _Scene, plan: LossPlan, batches: TrainBatches) -> Los
     )
 
 
-def _meta_objective(scene: _Scene, plan: MetaPlan, views: _Views, batches: TrainBatches, optimizer: Optimizer) -> MetaObjective:
+def _meta_objective(
+    scene: _Scene, plan: MetaPlan, watched: Watched, batches: TrainBatches, optimizer: Optimizer
+) -> MetaObjective:
     recipe, _, model, hardware, group = scene
     settings = plan.settings
     _, head = find_head(model)
@@ -290,8 +262,7 @@ def _meta_objective(scene: _Scene, plan: MetaPlan, views: _Views, batches: Train
         plan.objective,
         hyper=hyper,
         head=head,
-        watched=views.watched,
-        beside=views.beside,
+        watched=watched,
         batches=drawn,
         step=VirtualStep(lr=fixed, reduction=settings.lookahead_reduction, clip=settings.lookahead_clip),
         optimizer=adam,
@@ -312,7 +283,6 @@ def _learning(plan: MetaPlan, meta_lr: float, *, meta_examples: int) -> dict[str
     """How the hyper-parameters are learned, as plain data: what the recipe says of it, its preset and its length."""
     settings = {name: value for name, value in asdict(plan.settings).items() if name not in ("reduction", "clip")}
     own = {"meta_lr": meta_lr, "meta_schedule": plan.meta_schedule, "meta_batch_size": min(plan.meta_batch_size, meta_examples)}
-    own |= {"watch_share": plan.watch_share} if plan.watch_share else {}
     return settings | {"betas": list(plan.settings.betas), "objective": words_of(plan.objective)} | own
 
 

@@ -17,7 +17,9 @@ from calibrant.meta.objectives import make_objective
 from calibrant.meta.presets import PRESETS, MetaSettings, settings_of
 
 # Of a run's own: the rest are options of the settings, of the regularizer and of the objective.
-_OWN = {"meta_batch_size": int | None, "meta_schedule": MetaSchedule, "pace": float | None, "watch_share": float}
+_OWN = {"meta_batch_size": int | None, "meta_schedule": MetaSchedule, "pace": float | None}
+# What earlier releases had, and why it is gone; their recipes are read, but not trained again.
+REMOVED_OPTIONS = {"watch_share": "looking through a second average did not help"}
 # Training images are cropped with a margin of zeros and meta images are not, so the running statistics, with which predictions
 # are made, differ from those of a meta batch. Normalised by its own, a small ResNet that overstated its accuracy by 7.3 %
 # seemed to by 6.0 %: what was steered was not the confidence that users see.
@@ -74,14 +76,7 @@ class MetaMethod:
             meta_schedule=own.get("meta_schedule", "constant" if facts.preset == "paper" else "slowing"),
             pace=own.get("pace"),
             frozen=variant == "frozen",
-            watch_share=_checked_share(own.get("watch_share", 0.0)),
         )
-
-
-def _checked_share(share: float) -> float:
-    if not 0 <= share <= 1:
-        raise ValueError(f"train: `method.options.watch_share` must be in [0, 1], got {share}.")
-    return share
 
 
 def _keywords_of(function: Callable[..., object]) -> dict[str, Any]:

@@ -49,7 +49,6 @@ class MetaObjective:
         head: The network's classifier.
         watched: The network that meta batches go through, whose classifier takes the look-ahead step: the one that is trained,
             or one with its averaged weights where those will make the predictions.
-        beside: Another one that they go through as well, and its share of the hypergradient; None for none.
         batches: Meta batches.
         step: The virtual step.
         optimizer: Builds the optimizer of the hyper-parameters.
@@ -75,7 +74,6 @@ class MetaObjective:
         hyper: dict[str, Tensor],
         head: nn.Linear,
         watched: Watched,
-        beside: tuple[Watched, float] | None = None,
         batches: MetaBatches,
         step: VirtualStep,
         optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
@@ -93,7 +91,7 @@ class MetaObjective:
         self.has_meta = not frozen
         self.learning = dict(learning or {})
         self.regularizer, self.objective, self.head = regularizer, objective, head
-        self.watched, self.beside = watched, beside
+        self.watched = watched
         self.batches, self.step, self.reduction = batches, step, reduction
         self.precision, self.meta_bn, self.leak, self.group = precision, meta_bn, leak, group
         self._rate, self._clip, self._schedule = rate, clip, schedule
@@ -132,9 +130,6 @@ class MetaObjective:
         step = self.step if self._rate is None else replace(self.step, lr=self._rate())
         trained = Seen(features, logits, batch.labels)
         found = self._look(self.watched, batch, trained, meta, step)
-        if self.beside is not None:
-            view, share = self.beside
-            found = _mixed(found, self._look(view, batch, trained, meta, step), share)
         factor = None if self._clip is None else clip_factor(found.norm(), self._clip)
         for name, value in self.hyper.items():
             value.grad = own_gradient(found.grads[name] if factor is None else factor * found.grads[name], value)
@@ -220,9 +215,3 @@ class MetaObjective:
             meta_labels=gather(meta_labels),
             step=step,
         )
-
-
-def _mixed(first: Hypergradient, second: Hypergradient, share: float) -> Hypergradient:
-    """Both in one, the ``share`` of it from the second."""
-    grads = {name: torch.lerp(grad, second.grads[name], share) for name, grad in first.grads.items()}
-    return Hypergradient(torch.lerp(first.value, second.value, share), grads)

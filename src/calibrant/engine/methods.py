@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal, get_type_hints
 
 from calibrant.core.registry import lookup
-from calibrant.engine.meta_methods import MetaMethod
+from calibrant.engine.meta_methods import REMOVED_OPTIONS, MetaMethod
 from calibrant.engine.plans import Facts, LossPlan, MetaPlan, Plan
 from calibrant.engine.values import read_value
 from calibrant.losses import (
@@ -174,6 +174,10 @@ def make_plan(name: str, options: Mapping[str, object], facts: Facts) -> Plan:
     known = method.option_types(facts) if isinstance(method, MetaMethod) else _option_types(method)
     read = {}
     for option, value in options.items():
+        if option in REMOVED_OPTIONS:
+            raise ValueError(
+                f"train: `method.options.{option}` must be left out, got {value}: it is gone, as {REMOVED_OPTIONS[option]}."
+            )
         if not known:
             raise ValueError(f"method {name!r} has no options, got `{option}`.")
         read[option] = read_value(lookup(known, option, kind=f"option of {name}"), value, f"method.options.{option}")

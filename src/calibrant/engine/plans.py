@@ -59,8 +59,6 @@ class MetaPlan:
         pace: How far a meta step moves what the hyper-parameters control, where their learning rate is not given; None for
             the regularizer's own, less in a long run and up to four times that in a short one.
         frozen: Never move the hyper-parameters.
-        watch_share: Share of the hypergradient that is seen through the average by phase, which predicts; the rest through the
-            short one, which answers sooner.
     """
 
     regularizer: Regularizer
@@ -70,7 +68,6 @@ class MetaPlan:
     meta_schedule: MetaSchedule = "constant"
     pace: float | None = None
     frozen: bool = False
-    watch_share: float = 0.0
 
 
 Plan = LossPlan | MetaPlan

@@ -78,7 +78,6 @@ class TrainStep:
         group: Processes that share a batch.
         average: Average of the weights that predicts, or None.
         watch: Average that meta batches go through, where it is another one.
-        beside: One more that they go through.
     """
 
     def __init__(
@@ -94,11 +93,10 @@ class TrainStep:
         group: Group = ALONE_GROUP,
         average: WeightAverage | None = None,
         watch: WeightAverage | None = None,
-        beside: WeightAverage | None = None,
     ) -> None:
         self.model, self.forward, self.batches, self.objective, self.optimizer = model, forward, batches, objective, optimizer
         self.precision, self.clip_norm, self.group, self.average = precision, clip_norm, group, average
-        named = {"average": average, "watch": watch, "beside": beside}
+        named = {"average": average, "watch": watch}
         self.averages = {name: kept for name, kept in named.items() if kept is not None}
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device

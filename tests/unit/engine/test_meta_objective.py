@@ -281,6 +281,13 @@ def test_method_option_of_the_wrong_kind_is_one_sentence(method, option, value, 
         make_plan(method, {option: value}, FACTS)
 
 
+def test_a_recipe_with_an_option_that_is_gone_is_read_and_not_trained():
+    recipe = override(Recipe(), TINY | {"method.options.watch_share": "0.5"})
+    assert recipe.method.options["watch_share"]
+    with pytest.raises(ValueError, match="`method.options.watch_share` must be left out"):
+        assemble(recipe)
+
+
 @pytest.mark.parametrize("option", ["reduction", "clip", "lookahead"])
 def test_method_options_that_a_run_would_not_heed_are_refused(option):
     with pytest.raises(ValueError, match=f"unknown option of flgamma-sece '{option}'"):
