@@ -80,15 +80,15 @@ def test_cli_data_fetch_interrupted_goes_on_and_the_set_can_be_trained_on(server
     assert "Get it with `calibrant data fetch mnist`" in err
     server.bad_line = True
     code, out, err = call("data", "fetch", "mnist", "--root", root, capsys=capsys)
-    first = len(server.files["train-images-idx3-ubyte.gz"])
     assert (code, out) == (2, "")
-    assert f"must give {first:,} bytes, got {first // 2:,} of them" in err
+    assert "must give the file" in err
     assert "Run the same command again to go on where it stopped." in err
     assert [p.name for p in (root / "mnist").iterdir()] == ["train-images-idx3-ubyte.gz.part"]
+    have = next((root / "mnist").iterdir()).stat().st_size
     server.bad_line, server.asked = False, []
     code, out, err = call("data", "fetch", "mnist", "--root", root, capsys=capsys)
     assert (code, err) == (0, "")
-    assert server.asked[0] == ("train-images-idx3-ubyte.gz", first // 2)
+    assert server.asked[0] == ("train-images-idx3-ubyte.gz", have)
     assert out.startswith(f"mnist: {root / 'mnist' / 'train-images-idx3-ubyte.gz'}, ")
     assert sorted(p.name for p in (root / "mnist").iterdir()) == sorted(server.files)
     code, _, err = call("train", "--data", "mnist", "--data-root", root, *TINY, "--out", tmp_path / "r", capsys=capsys)

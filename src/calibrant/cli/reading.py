@@ -27,7 +27,7 @@ def measure_file(path: Path, request: Request) -> Measured:
     Returns:
         The scores. Raises ``ValueError``, ``OSError`` or ``ImportError`` with one sentence.
     """
-    survey = survey_predictions(path, class_names=request.class_names)
+    survey = survey_predictions(path)
     if survey and (survey.rows > STREAM_ROWS or survey.rows * survey.num_classes > STREAM_ENTRIES):
         return measure_stream(path, survey, request)
     predictions = load_predictions(path, ignore_index=request.ignore_index, class_names=request.class_names)

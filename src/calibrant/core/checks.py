@@ -23,7 +23,7 @@ SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, 
 # Entries outside [0, 1] by less than this look like probabilities that are not quite right, others like logits.
 _NEARLY = 0.1
 # What to do with several labels for one example, each with a sigmoid of its own.
-_SEVERAL = " Several labels at once are measured class by class, with `Predictions.from_binary`."
+_SEVERAL = " Several labels at once are measured class by class, each as a binary problem."
 
 
 class FitError(RuntimeError):
@@ -175,8 +175,11 @@ def range_if_free(values: Tensor, low: float, high: float) -> tuple[float, float
         return low, high
 
 
-def check_prob_values(probs: Tensor, *, where: str) -> None:
-    """Raise unless every row of ``probs [N, C]`` is a probability distribution, within its dtype's rounding."""
+def check_prob_values(probs: Tensor, *, where: str, first_row: int = 0) -> None:
+    """Raise unless every row of ``probs [N, C]`` is a probability distribution, within its dtype's rounding.
+
+    ``first_row`` is the number of the first row in messages.
+    """
     tolerance = SUM_TOLERANCE.get(probs.dtype, 1e-6)
     work = probs if probs.dtype in (torch.float32, torch.float64) else probs.float()
     # A matrix-vector product is the cheapest row sum (0.1 ms for 50,000 x 10), and a NaN or inf anywhere shows in it.
@@ -189,30 +192,30 @@ def check_prob_values(probs: Tensor, *, where: str) -> None:
     if not bool(torch.isfinite(work).all()):
         what = "NaN" if bool(torch.isnan(work).any()) else "inf"
         row = int((~torch.isfinite(work)).any(1).nonzero()[0])
-        raise ValueError(f"{where}: `probs` must be finite, got {what} in row {row}.")
+        raise ValueError(f"{where}: `probs` must be finite, got {what} in row {first_row + row}.")
     high = float(work.amax())
     if low < -tolerance or high > 1 + tolerance:
         if low > -_NEARLY and high < 1 + _NEARLY:
             far, row = (high, int(work.amax(1).argmax())) if high - 1 > -low else (low, int(work.amin(1).argmin()))
             raise ValueError(
-                f"{where}: `probs` must lie in [0, 1], got {far:.4g} in row {row}. "
+                f"{where}: `probs` must lie in [0, 1], got {far:.4g} in row {first_row + row}. "
                 "Set what is below zero to zero and divide every row by its sum, if they are probabilities."
             )
         if low >= 0 and abs(least - 100) < 1 and abs(most - 100) < 1:
             raise ValueError(f"{where}: `probs` must lie in [0, 1], got rows that sum to 100. Divide percentages by 100.")
         raise ValueError(
             f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. "
-            "They look like logits: pass `torch.softmax(logits, 1)`, or `Predictions(logits=...)`."
+            "They look like logits: give them as `logits`, or take their softmax."
         )
     if off > tolerance:
         row = int((sums - 1).abs().argmax())
         raise ValueError(
-            f"{where}: rows of `probs` must sum to 1 (within {tolerance:g}), got {float(sums[row]):.6g} in row {row}. "
-            f"Normalise them, or pass `Predictions(logits=...)` if they are scores.{_SEVERAL}"
+            f"{where}: rows of `probs` must sum to 1 (within {tolerance:g}), got {float(sums[row]):.6g} in row "
+            f"{first_row + row}. Normalise them, or give them as `logits` if they are scores.{_SEVERAL}"
         )
     row = int((work.amin(1)).argmin())
     raise ValueError(
-        f"{where}: `probs` must be >= 0, got {low:.4g} in row {row}. Clip rounding errors with `probs.clamp(min=0)`."
+        f"{where}: `probs` must be >= 0, got {low:.4g} in row {first_row + row}. Set rounding errors below zero to zero."
     )
 
 
@@ -232,26 +235,26 @@ def check_binary_scores(scores: Tensor, *, kind: str, where: str) -> None:
             )
 
 
-def check_logit_values(logits: Tensor, *, where: str) -> None:
+def check_logit_values(logits: Tensor, *, where: str, first_row: int = 0) -> None:
     """Raise if ``logits [N, C]`` hold NaN or +inf, or a row is -inf throughout (a -inf entry is probability zero)."""
     top = logits.amax(1)
     bad = ~torch.isfinite(top)
     if bool(bad.any()):
-        row = int(bad.nonzero()[0])
-        value = float(top[row])
+        row = first_row + int(bad.nonzero()[0])
+        value = float(top[row - first_row])
         if value == float("-inf"):
             raise ValueError(f"{where}: `logits` must have a finite entry in every row, got only -inf in row {row}.")
         raise ValueError(f"{where}: `logits` must not hold NaN or +inf, got {value} in row {row}.")
 
 
-def check_before_softmax(logits: Tensor, *, where: str) -> None:
+def check_before_softmax(logits: Tensor, *, where: str, first_row: int = 0) -> None:
     """Raise if ``logits [N, C]`` are not what `check_logit_values` allows, or what a softmax leaves: probabilities."""
-    check_logit_values(logits, where=where)
+    check_logit_values(logits, where=where, first_row=first_row)
     # A few rows may be an example made by hand; ten that all do what softmax does are not.
     if len(logits) >= 10 and _are_probs(logits[:10]) and _are_probs(logits):
         raise ValueError(
             f"{where}: `logits` must be scores before softmax, got rows in [0, 1] that sum to 1. "
-            "They look like probabilities: pass `Predictions(probs=...)`, or their logarithm."
+            "They look like probabilities: give them as `probs`, or take their logarithm."
         )
 
 
@@ -274,7 +277,7 @@ def check_label_values(labels: Tensor, num_classes: int, *, where: str, ignore_i
         elif num_classes == 2 and low == -1 and not bool((kept == 0).any()):
             hint = " They look like -1 and 1: take `(labels + 1) // 2`."
         elif low < 0 and ignore_index is None:
-            hint = f" Pass `ignore_index={low}` if it marks examples to leave out."
+            hint = f" Pass `ignore_index={low}` if it marks examples to leave out (`--ignore-index {low}`)."
         raise ValueError(f"{where}: `labels` must lie in [0, {num_classes - 1}], got {wrong}.{hint}")
 
 
@@ -285,8 +288,12 @@ def check_weights(weights: Tensor, labels: Tensor, *, where: str) -> None:
     work = weights.double() if weights.dtype != torch.float64 else weights
     if not bool(torch.isfinite(work).all()) or bool((work < 0).any()):
         raise ValueError(f"{where}: `weights` must be finite and >= 0, got {float(work.min()):.4g}.")
-    if float(work.sum()) <= 0:
+    total = float(work.sum())
+    if total <= 0:
         raise ValueError(f"{where}: `weights` must have a positive sum, got 0.")
+    # Squares and products of weights must not overflow.
+    if not 1e-100 < total < 1e100:
+        raise ValueError(f"{where}: the sum of `weights` must lie between 1e-100 and 1e100, got {total:.4g}. Rescale them.")
 
 
 def _looks_swapped(scores: Tensor, labels: Tensor) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,19 +19,8 @@ _RULE = "`labels` must be class indices 0, 1, 2, …"
 _MISSING = ("", "None", "nan", "NaN", "<NA>")
 
 
-class Remedies(NamedTuple):
-    """What to do about an example without a label, names in an unknown order, and a number ``{0}`` below zero among names."""
-
-    missing: str
-    names: str
-    negative: str
-
-
-_IN_PYTHON = Remedies(
-    missing="Leave that row out, or give it a label such as -100 and pass `ignore_index=-100`.",
-    names="Pass indices, or the names of the classes in their order to `Predictions(class_names=...)`.",
-    negative="Pass `ignore_index={0}` if it marks examples to leave out.",
-)
+_REPAIR = "Leave that row out, or give it a label such as -100 and pass `ignore_index=-100` (`--ignore-index -100`)."
+_NAME_CLASSES = "Give indices, or also the names of the classes in their order (`class_names`, `--class-names`)."
 
 
 def label_shape(scores: Tensor) -> list[int]:
@@ -46,6 +34,7 @@ def read_labels(
     *,
     where: str,
     names: Sequence[str] | None = None,
+    first_row: int = 0,
     ignore_index: int | None = None,
 ) -> Tensor:
     """Return labels as a tensor of integers.
@@ -55,6 +44,7 @@ def read_labels(
         shape: Shape that labels must have; whether numbers are whole is looked at only where they have it.
         where: Name of the calling function, for messages.
         names: Names of the classes in their order, or None where they are not known.
+        first_row: Number of the first row in messages.
         ignore_index: Label of examples to leave out, also where it is written as text.
 
     Returns:
@@ -66,11 +56,12 @@ def read_labels(
         with contextlib.suppress(ValueError):
             labels = np.asarray(labels)
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "USO":
-        return torch.from_numpy(class_indices(labels, names=names, where=where, ignore_index=ignore_index))
+        found = class_indices(labels, names=names, where=where, first_row=first_row, ignore_index=ignore_index)
+        return torch.from_numpy(found)
     target = to_tensor(labels, where=where, name="labels")
     if not target.is_floating_point() or list(target.shape) != list(shape):
         return target
-    return torch.from_numpy(_whole(target.cpu().double().numpy(), where, 0, _IN_PYTHON)).to(target.device)
+    return torch.from_numpy(_whole(target.cpu().double().numpy(), where, first_row)).to(target.device)
 
 
 def class_indices(
@@ -80,7 +71,6 @@ def class_indices(
     where: str,
     first_row: int = 0,
     ignore_index: int | None = None,
-    remedies: Remedies = _IN_PYTHON,
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """Return labels as whole numbers.
 
@@ -88,9 +78,8 @@ def class_indices(
         labels: Numbers, or text: names of classes, or whole numbers written as text; or Python objects of either kind.
         names: Names of the classes in their order, or None where they are not known.
         where: Name of the calling function or file, for messages.
-        first_row: Row at which ``labels`` begin, for messages.
+        first_row: Number of the first row in messages.
         ignore_index: Label of examples to leave out, also where it is written as text.
-        remedies: What messages advise.
 
     Returns:
         Class indices, as int64. Raises ``ValueError`` with one sentence.
@@ -100,14 +89,14 @@ def class_indices(
     if labels.dtype.kind == "O" and not any(isinstance(value, (str, bytes)) for value in labels.flat):
         labels = _numbers_of(labels, where)
     if labels.dtype.kind in "USO":
-        return _from_text(labels, names, where, first_row, ignore_index, remedies)
+        return _from_text(labels, names, where, first_row, ignore_index)
     if labels.dtype.kind != "f":
         raise ValueError(f"{where}: {_RULE}, got {labels.dtype}. Write the index of every class.")
     if labels.ndim > 1 and labels.shape[-1] > 1 and bool((labels.sum(-1) == 1).all()):
         raise ValueError(
             f"{where}: `labels` must be class indices [N], got {list(labels.shape)}. They look one-hot: take `argmax`."
         )
-    return _whole(labels, where, first_row, remedies)
+    return _whole(labels, where, first_row)
 
 
 def _numbers_of(objects: Labels, where: str) -> Labels:
@@ -119,13 +108,13 @@ def _numbers_of(objects: Labels, where: str) -> Labels:
     return np.array(flat, dtype=np.float64).reshape(objects.shape)
 
 
-def _whole(labels: Labels, where: str, first_row: int, remedies: Remedies) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _whole(labels: Labels, where: str, first_row: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     values = labels.astype(np.float64)
     bad = np.argwhere(~np.isfinite(values) | (values != np.round(values)))
     if len(bad):
         value, row = float(values[tuple(bad[0])]), first_row + int(bad[0][0])
         what = "no label" if np.isnan(value) else str(value)
-        raise ValueError(f"{where}: {_RULE}, got {what} in row {row}. {remedies.missing}")
+        raise ValueError(f"{where}: {_RULE}, got {what} in row {row}. {_REPAIR}")
     return values.astype(np.int64)
 
 
@@ -135,37 +124,42 @@ def _from_text(
     where: str,
     first_row: int,
     ignore_index: int | None,
-    remedies: Remedies,
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     text = np.char.decode(labels.astype(bytes), "utf-8", "replace") if labels.dtype.kind == "S" else labels.astype(str)
     text = np.char.strip(text)
-    index = {str(name).strip(): number for number, name in reversed(list(enumerate(() if names is None else names)))}
+    stripped = [str(name).strip() for name in (() if names is None else names)]
+    index = {name: number for number, name in enumerate(stripped)}
     known = index if ignore_index is None else index | {str(ignore_index): ignore_index}
     distinct, place = np.unique(text, return_inverse=True)
+    if len(index) < len(stripped) and (
+        twice := {name for name in distinct if stripped.count(str(name)) > 1} - {str(ignore_index)}
+    ):
+        raise ValueError(
+            f"{where}: `class_names` must differ where labels are names, got {min(twice)!r} twice. Rename one class."
+        )
     found = [known.get(str(value)) for value in distinct]
     if None in found:
         try:
             return text.astype(np.int64)
         except (ValueError, OverflowError):
             unknown = {str(value) for value, number in zip(distinct, found, strict=True) if number is None}
-            raise _unknown(text.reshape(-1), unknown, names, where, first_row, remedies) from None
+            raise _unknown(text.reshape(-1), unknown, names, where, first_row) from None
     return np.array(found, dtype=np.int64)[place].reshape(text.shape)
 
 
-def _unknown(
-    text: Labels, unknown: set[str], names: Sequence[str] | None, where: str, first_row: int, remedies: Remedies
-) -> ValueError:
+def _unknown(text: Labels, unknown: set[str], names: Sequence[str] | None, where: str, first_row: int) -> ValueError:
     # A number among names is what names explain, or the label to leave out: it is said only where nothing else is wrong.
     numbers = {value for value in unknown if _is_whole(value)}
     row = next(row for row, value in enumerate(text) if str(value) in (unknown - numbers or numbers))
     value, at = str(text[row]), f"in row {first_row + row}"
     if value in _MISSING:
-        return ValueError(f"{where}: {_RULE}, got no label {at}. {remedies.missing}")
+        return ValueError(f"{where}: {_RULE}, got no label {at}. {_REPAIR}")
     if names is None:
-        return ValueError(f"{where}: {_RULE}, got {value!r} {at}. {remedies.names}")
+        return ValueError(f"{where}: {_RULE}, got {value!r} {at}. {_NAME_CLASSES}")
     near = difflib.get_close_matches(value, [str(name) for name in names], n=1)
     remedy = f"Did you mean {near[0]!r}?" if near else "Name every class."
-    remedy = remedies.negative.format(value) if value in numbers and int(value) < 0 else remedy
+    if value in numbers and int(value) < 0:
+        remedy = f"Pass `ignore_index={value}` if it marks examples to leave out (`--ignore-index {value}`)."
     return ValueError(f"{where}: `labels` must be class indices or among the class names, got {value!r} {at}. {remedy}")
 
 

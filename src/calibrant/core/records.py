@@ -58,6 +58,8 @@ class Predictions:
         columns: Further columns of length N to group by (slices), name → values.
         class_names: C names in the order of the classes, for tables and figures, and for labels that are names.
         ignore_index: Label that marks examples to leave out (as in segmentation).
+        where: Where the examples come from (a file), for messages.
+        first_row: Number of the first example there, for messages.
 
     Example:
         >>> predictions = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0], split="test")
@@ -83,37 +85,42 @@ class Predictions:
         columns: Mapping[str, ArrayLike] | None = None,
         class_names: Sequence[str] | None = None,
         ignore_index: int | None = None,
+        where: str = "Predictions",
+        first_row: int = 0,
     ) -> None:
-        where = "Predictions"
         if (logits is None) == (probs is None):
             got = "neither" if logits is None else "both"
             raise ValueError(f"{where}: exactly one of `logits` and `probs` must be given, got {got}.")
         kind, given = ("probs", probs) if logits is None else ("logits", logits)
         assert given is not None
         scores = to_tensor(given, where=where, name=kind).cpu()
+        if class_names is not None and scores.ndim > 1 and len(class_names) != scores.shape[1]:
+            raise ValueError(f"{where}: `class_names` must hold C = {scores.shape[1]} names, got {len(class_names)}.")
+        if ignore_index is not None and not -(2**63) <= ignore_index < 2**63:
+            raise ValueError(f"{where}: `ignore_index` must fit into 64 bits, got {ignore_index}.")
         shape = label_shape(scores)
-        target = read_labels(labels, shape, where=where, names=class_names, ignore_index=ignore_index).cpu()
+        target = read_labels(
+            labels, shape, where=where, names=class_names, first_row=first_row, ignore_index=ignore_index
+        ).cpu()
         check_shapes(scores, target, where=where, kind=kind)
         weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
         if weight is not None:
             check_weights(weight, target, where=where)
-        scores, target, weight, kept = flatten_examples(scores, target, weight, ignore_index=ignore_index)
+        scores, target, weight, kept = flatten_examples(scores, target, weight, ignore_index=ignore_index, where=where)
         if weight is not None and ignore_index is not None:
             check_weights(weight, target, where=where)
         check_label_values(target, scores.shape[1], where=where)
-        (check_prob_values if kind == "probs" else check_before_softmax)(scores, where=where)
+        (check_prob_values if kind == "probs" else check_before_softmax)(scores, where=where, first_row=first_row)
         table = {name: _as_column(values, name) for name, values in (columns or {}).items()}
         for name, values in table.items():
             if len(values) not in (len(kept), len(target)):
                 raise ValueError(f"{where}: column `{name}` must have N = {len(kept)} values, got {len(values)}.")
-        if class_names is not None and len(class_names) != scores.shape[1]:
-            raise ValueError(f"{where}: `class_names` must hold C = {scores.shape[1]} names, got {len(class_names)}.")
         fields = {
             "_logits": scores if kind == "logits" else None,
             "_probs": scores if kind == "probs" else None,
             "num_classes": int(scores.shape[1]),
             "labels": target.long(),
-            "split": None if split is None else parse_split(split),
+            "split": None if split is None else parse_split(split, where=where),
             "weights": weight,
             "columns": {k: v if len(v) == len(target) else v[kept.numpy()] for k, v in table.items()},
             "class_names": None if class_names is None else tuple(str(n) for n in class_names),
@@ -319,13 +326,13 @@ class Bins:
         return self.confidence - self.accuracy
 
 
-def parse_split(split: Split | str) -> Split:
+def parse_split(split: Split | str, *, where: str = "Predictions") -> Split:
     """Return ``split`` as a `Split`; raise with the valid names if it is none."""
     try:
         return Split(split)
     except ValueError:
         names = ", ".join(repr(s.value) for s in Split)
-        raise ValueError(f"Predictions: `split` must be one of {names}, got {split!r}.") from None
+        raise ValueError(f"{where}: `split` must be one of {names}, got {split!r}.") from None
 
 
 def flatten_examples(

@@ -12,8 +12,8 @@ from calibrant.core.records import Column
 from calibrant.data.image_set import DataSet, ImageSet
 from calibrant.data.splits import held_out_rows
 from calibrant.data.statistics import channel_statistics
-from calibrant.io.content import Fields, check_readable, one_sentence
-from calibrant.io.npz import read_npz
+from calibrant.io.arrays import Fields, npz_headers, read_npz
+from calibrant.io.files import check_readable
 
 # Keys under which the four arrays are found, in the order in which they are looked for.
 _IMAGES, _LABELS = ("images", "x", "train_images", "x_train"), ("labels", "y", "train_labels", "y_train")
@@ -39,28 +39,31 @@ def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
     """
     where = Path(path).expanduser()
     check_readable(where, content="images and labels", remedy="Write it again with `numpy.savez`.")
-    with one_sentence(where):
-        fields, _ = read_npz(where)
-        images, labels = _images(fields, _IMAGES, where), _labels(fields, _LABELS, where)
-        tested = [key for key in (*_TEST_IMAGES, *_TEST_LABELS) if key in fields]
-        parts = [(images, labels)]
-        if tested:
-            parts.append((_images(fields, _TEST_IMAGES, where), _labels(fields, _TEST_LABELS, where)))
-        for i, y in parts:
-            if len(i) != len(y) or not len(y):
-                raise ValueError(f"{where}: there must be one label for each image, got {len(y)} for {len(i)}.")
-        names = tuple(str(n) for n in fields["class_names"].reshape(-1)) if "class_names" in fields else None
-        num_classes = _num_classes(labels if len(parts) == 1 else torch.cat([labels, parts[1][1]]), names, where)
-        _check_classes(labels, parts[-1][1], names, where)
-        if len(parts) == 1:
-            parts = [(images[rows], labels[rows]) for rows in held_out_rows(labels, seed=seed)]
-        if parts[0][0].shape[1:] != parts[1][0].shape[1:] or not len(parts[1][1]):
-            got = f"{list(parts[0][0].shape)} and {list(parts[1][0].shape)}"
-            raise ValueError(f"{where}: training and test images must have one size and some of each, got {got}.")
-        mean, std = channel_statistics(parts[0][0])
-        pad = min(images.shape[1:3]) // 8
-        train, test = (ImageSet(i, y, num_classes, mean, std, class_names=names, pad=pad) for i, y in parts)
-        return DataSet(where.stem, train, test)
+    there = npz_headers(where)
+    if not any(key in there for key in _IMAGES):
+        hint = " It holds predictions: measure them with `calibrant measure`." if {"logits", "probs"} & set(there) else ""
+        raise ValueError(f"{where}: must hold `images` (or {', '.join(_IMAGES[1:])}), found {', '.join(there)[:200]}.{hint}")
+    fields = read_npz(where, {*_IMAGES, *_LABELS, *_TEST_IMAGES, *_TEST_LABELS, "class_names"})
+    images, labels = _images(fields, _IMAGES, where), _labels(fields, _LABELS, where)
+    tested = [key for key in (*_TEST_IMAGES, *_TEST_LABELS) if key in fields]
+    parts = [(images, labels)]
+    if tested:
+        parts.append((_images(fields, _TEST_IMAGES, where), _labels(fields, _TEST_LABELS, where)))
+    for i, y in parts:
+        if len(i) != len(y) or not len(y):
+            raise ValueError(f"{where}: there must be one label for each image, got {len(y)} for {len(i)}.")
+    names = tuple(str(n) for n in fields["class_names"].reshape(-1)) if "class_names" in fields else None
+    num_classes = _num_classes(labels if len(parts) == 1 else torch.cat([labels, parts[1][1]]), names, where)
+    _check_classes(labels, parts[-1][1], names, where)
+    if len(parts) == 1:
+        parts = [(images[rows], labels[rows]) for rows in held_out_rows(labels, seed=seed)]
+    if parts[0][0].shape[1:] != parts[1][0].shape[1:] or not len(parts[1][1]):
+        got = f"{list(parts[0][0].shape)} and {list(parts[1][0].shape)}"
+        raise ValueError(f"{where}: training and test images must have one size and some of each, got {got}.")
+    mean, std = channel_statistics(parts[0][0])
+    pad = min(images.shape[1:3]) // 8
+    train, test = (ImageSet(i, y, num_classes, mean, std, class_names=names, pad=pad) for i, y in parts)
+    return DataSet(where.stem, train, test)
 
 
 def _find(fields: Fields, keys: tuple[str, ...], path: Path) -> tuple[str, Column]:
@@ -68,8 +71,7 @@ def _find(fields: Fields, keys: tuple[str, ...], path: Path) -> tuple[str, Colum
         if key in fields:
             return key, fields[key]
     found = ", ".join(list(fields)[:12]) or "nothing"
-    hint = " It holds predictions: measure them with `calibrant measure`." if {"logits", "probs"} & set(fields) else ""
-    raise ValueError(f"{path}: must hold `{keys[0]}` (or {', '.join(keys[1:])}), found {found}.{hint}")
+    raise ValueError(f"{path}: must hold `{keys[0]}` (or {', '.join(keys[1:])}), found {found}.")
 
 
 def _images(fields: Fields, keys: tuple[str, ...], path: Path) -> Tensor:

@@ -143,7 +143,7 @@ def fetch(name: str, *, root: str | Path | None = None, report: Callable[[int], 
     """
     place = Path(root or DEFAULT_ROOT).expanduser()
     source = lookup(SOURCES, name, kind="data set to fetch")
-    return [download(file.urls, place / file.path, md5=file.md5, size=file.size, report=report) for file in source.files]
+    return [download(file.urls, place / file.path, md5=file.md5, report=report) for file in source.files]
 
 
 def is_there(name: str, *, root: str | Path | None = None) -> bool:

@@ -1,8 +1,13 @@
 """Reading and writing users' files: the only room that does. Nothing read here can run code."""
 
-from calibrant.io.names import load_class_names
-from calibrant.io.predictions import iter_prediction_batches, load_predictions, save_predictions
-from calibrant.io.survey import Survey, survey_predictions
+from calibrant.io.files import load_class_names
+from calibrant.io.predictions import (
+    Survey,
+    iter_prediction_batches,
+    load_predictions,
+    save_predictions,
+    survey_predictions,
+)
 
 __all__ = [
     "Survey",

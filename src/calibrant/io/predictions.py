@@ -1,52 +1,38 @@
-"""Reading and writing files of predictions. The formats are in their own modules, the checks they share in `content`."""
+"""Files of predictions: reading and writing them whole, piece by piece, and finding out their size.
+
+The formats are in `arrays` (``.npz``, ``.pt``) and `table` (``.csv``, ``.parquet``); here their content becomes a record.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from calibrant.core.checks import check_count
-from calibrant.core.records import Predictions
-from calibrant.io.arrow import require_pyarrow
-from calibrant.io.atomic import atomic_writer
-from calibrant.io.content import Fields, check_readable, from_predictions, one_sentence, one_split, to_predictions
-from calibrant.io.delimited import iter_csv, read_csv, write_csv
-from calibrant.io.extras import Extras
-from calibrant.io.npz import read_npz, write_npz
-from calibrant.io.parquet import iter_parquet, read_parquet, write_parquet
-from calibrant.io.pt import read_pt, write_pt
+from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_binary_scores, check_count
+from calibrant.core.records import Column, Predictions
+from calibrant.io.arrays import COLUMN_KINDS, EXTRAS_KEY, Extras, Fields, npz_headers, read_npz, read_pt, write_npz, write_pt
+from calibrant.io.files import atomic_writer, check_readable
+from calibrant.io.table import SCORE_COLUMN, open_table, write_csv, write_parquet
 
-
-@dataclass(frozen=True)
-class _Format:
-    read: Callable[[Path], tuple[Fields, Extras]]
-    write: Callable[[Fields, Extras, BinaryIO], None]
-    stream: Callable[..., Iterator[tuple[Fields, Extras]]] | None = None
-
-
-FORMATS = {
-    ".npz": _Format(read_npz, write_npz),
-    ".csv": _Format(read_csv, write_csv, iter_csv),
-    ".parquet": _Format(read_parquet, write_parquet, iter_parquet),
-    ".pt": _Format(read_pt, write_pt),
-}
+# Endings, and how each kind of file is written.
+FORMATS = {".npz": write_npz, ".csv": write_csv, ".parquet": write_parquet, ".pt": write_pt}
+_TABLES = (".csv", ".parquet")
 # Endings that are not close in spelling to the one that holds the same kind of data.
-_MEANT = {
-    ".npy": ".npz",
-    ".pth": ".pt",
-    ".tsv": ".csv",
-    ".txt": ".csv",
-    ".pq": ".parquet",
-    ".pkl": ".npz",
-    ".json": ".csv",
-    ".jsonl": ".csv",
-}
+_MEANT = {".npy": ".npz", ".pkl": ".npz", ".pth": ".pt", ".pq": ".parquet"}
+_MEANT |= dict.fromkeys((".tsv", ".txt", ".json", ".jsonl"), ".csv")
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+
+# Other spellings of a key; the last is that of scikit-learn.
+_ALIASES = {"label": "labels", "weight": "weights", "sample_weight": "weights"}
+_KEYS = {"logits", "probs", "labels", *_ALIASES, "weights", "split", "class_names", EXTRAS_KEY}
+# Rows of probabilities further from one than this have lost what no rule can bring back.
+_MOST_OFF = 0.05
+_DECIMALS = (2, 3, 4, 5)
 
 
 def load_predictions(
@@ -57,12 +43,13 @@ def load_predictions(
     ``.npz`` and ``.pt`` (a dict of tensors) hold the keys ``logits`` or ``probs`` ``[N, C]`` (of a binary problem also ``[N]``
     or ``[N, 1]``: the probability of class 1, or its log-odds), ``labels`` ``[N]`` and optionally ``split``,
     ``weights`` ``[N]`` and ``class_names``; every further 1-D array of N values is a column to slice by.
-    ``.csv`` and ``.parquet`` hold the columns ``p0…`` or ``logit0…``, ``label`` and optionally ``split`` (the same in every
-    row) and ``weight``; every further column can be sliced by. Labels may be floating point if they are whole numbers, or
+    ``.csv`` and ``.parquet`` hold the columns ``p0…`` or ``logit0…`` (of a binary problem also one alone: ``p1``, ``p``,
+    ``prob``, ``score``, ``y_score``, or its log-odds ``logit1``, ``logit``), ``label`` and optionally ``split`` (the same in
+    every row) and ``weight``; every further column can be sliced by. Labels may be floating point if they are whole numbers, or
     names of classes where ``class_names`` are known. Weights may be called ``sample_weight``, too. Text has no precision:
     probabilities in a ``.csv`` are float64, unless float32 holds them exactly or their rows sum to one no better than float32
     rows do. Rows of probabilities that do not sum to one because they were rounded are divided by their sums; see
-    `calibrant.io.rounding.without_rounding`.
+    `without_rounding`.
 
     Args:
         path: The file; its ending says the format.
@@ -70,8 +57,7 @@ def load_predictions(
         class_names: Names of the classes in their order, in place of the file's.
 
     Returns:
-        The record, checked. Raises ``ValueError``, ``OSError`` or (where pyarrow is missing) ``ImportError`` with one
-        sentence that names the file and what to do.
+        The record, checked. Raises ``ValueError`` or ``OSError`` with one sentence that names the file and what to do.
 
     Example:
         >>> import tempfile
@@ -82,10 +68,23 @@ def load_predictions(
         (Predictions(N=2, C=2, from probs), ['Oslo', 'Bern'])
     """
     check_readable(path)
-    kind = _format_of(path)
-    with one_sentence(path):
-        fields, extras = kind.read(Path(path))
-        return to_predictions(fields, path=path, extras=extras, ignore_index=ignore_index, class_names=class_names)
+    file, ending = Path(path), _ending_of(path)
+    if ending in _TABLES:
+        table = open_table(file)
+        fields, extras = next(table.stream()), table.extras
+    elif ending == ".npz":
+        fields = read_npz(file, _wanted_keys(file))
+        extras = Extras.from_json(str(fields.pop(EXTRAS_KEY, "")), path=path)
+    else:
+        fields, extras = read_pt(file)
+    return _to_predictions(fields, extras, path=path, ignore_index=ignore_index, class_names=class_names)
+
+
+def _wanted_keys(path: Path) -> set[str]:
+    """Keys of an ``.npz`` that mean something: those with a role, and vectors with one value for each label."""
+    headers = npz_headers(path)
+    labels = next((headers[key].shape for key in ("labels", "label") if key in headers), ())
+    return {key for key, header in headers.items() if key in _KEYS or header.shape == (int(np.prod(labels)),)}
 
 
 def save_predictions(predictions: Predictions, path: str | Path) -> None:
@@ -105,10 +104,8 @@ def save_predictions(predictions: Predictions, path: str | Path) -> None:
         >>> load_predictions(path)
         Predictions(N=2, C=2, from logits, split=test)
     """
-    kind = _format_of(path)
-    if Path(path).suffix.lower() == ".parquet":
-        require_pyarrow(path)
-    fields = from_predictions(predictions)
+    write = FORMATS[_ending_of(path)]
+    fields = _from_predictions(predictions)
     scores = predictions.logits if predictions.has_logits else predictions.probs
     extras = Extras(
         dtype=str(scores.dtype).removeprefix("torch."),
@@ -116,7 +113,7 @@ def save_predictions(predictions: Predictions, path: str | Path) -> None:
         columns={name: values.dtype.newbyteorder("=").str for name, values in predictions.columns.items()},
     )
     with atomic_writer(path) as handle:
-        kind.write(fields, extras, handle)
+        write(fields, extras, handle)
 
 
 def iter_prediction_batches(
@@ -133,7 +130,7 @@ def iter_prediction_batches(
 
     Args:
         path: The file.
-        batch_rows: Rows in a piece (the last one may be shorter, and one that ends at a border of the file's own pieces too).
+        batch_rows: Rows in a piece at most; one that ends at a border of the file's own blocks is shorter.
         columns: Slice columns to read; None reads all. In a ``.csv`` they come as text.
         ignore_index: Label that marks examples to leave out; a piece in which all are is left out too.
         class_names: Names of the classes in their order, in place of the file's.
@@ -143,50 +140,223 @@ def iter_prediction_batches(
     """
     check_count(batch_rows, where="iter_prediction_batches", name="batch_rows")
     check_readable(path)
-    kind = _format_of(path)
-    if kind.stream is None:
+    if _ending_of(path) not in _TABLES:
         whole = load_predictions(path, ignore_index=ignore_index, class_names=class_names)
         for start in range(0, len(whole), batch_rows):
             yield whole.subset(np.arange(start, min(start + batch_rows, len(whole))))
         return
-    with one_sentence(path):
-        first_row = 0
-        splits: set[str] = set()
-        for fields, extras in kind.stream(Path(path), batch_rows=batch_rows, columns=columns):
-            rows = len(next(iter(fields.values())))
-            splits.add(one_split(fields.get("split"), path) or "")
-            one_split(np.array(list(splits)), path)
-            if not _says_nothing(fields, ignore_index):
-                yield to_predictions(
-                    fields,
-                    path=path,
-                    extras=extras,
-                    first_row=first_row,
-                    ignore_index=ignore_index,
-                    class_names=class_names,
-                )
-            first_row += rows
-        if first_row == 0:
-            raise ValueError(f"{path}: must hold at least one row of predictions, got only the header.")
+    table = open_table(Path(path))
+    first_row = 0
+    splits: set[str] = set()
+    for fields in table.stream(batch_rows, columns):
+        splits |= {str(value) for value in np.unique(fields.get("split", np.array("")).astype(str))}
+        fields["split"] = np.array(sorted(splits))
+        if not _is_left_out(fields, ignore_index):
+            yield _to_predictions(
+                fields, table.extras, path=path, first_row=first_row, ignore_index=ignore_index, class_names=class_names
+            )
+        first_row += len(fields[table.layout.kind]) if table.layout.kind else 0
 
 
-def _says_nothing(fields: Fields, ignore_index: int | None) -> bool:
+def _is_left_out(fields: Fields, ignore_index: int | None) -> bool:
     """Whether all rows of a piece are ignored or weigh nothing, which is no mistake as long as others do."""
-    spellings = (("label", "labels"), ("weight", "weights", "sample_weight"))
-    labels, weights = (next((fields[name] for name in names if name in fields), None) for names in spellings)
-    wanted: str | int | None = ignore_index
-    if labels is not None and labels.dtype.kind in "UO":
-        labels, wanted = np.char.strip(labels.astype(str)), str(ignore_index)
-    ignored = labels is not None and ignore_index is not None and bool((labels == wanted).all())
-    return ignored or (weights is not None and weights.dtype.kind in "fiu" and not weights.any())
+    labels = next((fields[name] for name in ("label", "labels") if name in fields), None)
+    weights = next((fields[name] for name in ("weight", "weights", "sample_weight") if name in fields), None)
+    if labels is not None and ignore_index is not None:
+        text = labels.dtype.kind in "UO"
+        ignored = np.char.strip(labels.astype(str)) == str(ignore_index) if text else labels == ignore_index
+        if bool(np.all(ignored)):
+            return True
+    return weights is not None and weights.dtype.kind in "fiu" and not weights.any()
 
 
-def _format_of(path: str | Path) -> _Format:
+class Survey(NamedTuple):
+    """Rows (an estimate for text), classes, and the names of the columns that can be sliced by."""
+
+    rows: int
+    num_classes: int
+    columns: tuple[str, ...]
+
+
+def survey_predictions(path: str | Path) -> Survey | None:
+    """Return the size of a ``.parquet`` or ``.csv`` file; None for formats that can only be read whole.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The survey. Raises as `load_predictions` does where the file cannot be opened.
+    """
+    if Path(path).suffix.lower() not in _TABLES:
+        return None
+    check_readable(path)
+    table = open_table(Path(path))
+    num_classes = len(table.layout.scores)
+    if num_classes == 1:
+        # Of a binary problem, unless it is a column of lists, which does not say how long they are; the first row does.
+        first = next(table.stream(1, []))[table.layout.kind]
+        num_classes = first.shape[1] if first.ndim == 2 else 2
+    return Survey(table.rows, num_classes, table.layout.others)
+
+
+def _ending_of(path: str | Path) -> str:
     ending = Path(path).suffix.lower()
     if ending in FORMATS:
-        return FORMATS[ending]
+        return ending
     if ending in _PACKED:
         raise ValueError(f"{path}: must not be compressed, got {ending!r}. Unpack it to {Path(path).stem} first.")
     near = [_MEANT[ending]] if ending in _MEANT else difflib.get_close_matches(ending, list(FORMATS), n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise ValueError(f"{path}: the file name must end in {', '.join(FORMATS)}, got {ending or 'no ending'!r}.{hint}")
+
+
+def _from_predictions(predictions: Predictions) -> Fields:
+    """The content of a record under the keys that files use; bfloat16, which numpy lacks, becomes float32."""
+    scores = predictions.logits if predictions.has_logits else predictions.probs
+    scores = scores.float() if scores.dtype == torch.bfloat16 else scores
+    fields: Fields = {"logits" if predictions.has_logits else "probs": scores.numpy(), "labels": predictions.labels.numpy()}
+    if predictions.split is not None:
+        fields["split"] = np.array(predictions.split.value)
+    if predictions.weights is not None:
+        fields["weights"] = predictions.weights.numpy()
+    if predictions.class_names is not None:
+        fields["class_names"] = np.array(predictions.class_names)
+    for name, values in predictions.columns.items():
+        if name in _KEYS or SCORE_COLUMN.fullmatch(name):
+            raise ValueError(f"save_predictions: a column must not be named `{name}`, which means something else in a file.")
+        if values.dtype.kind not in COLUMN_KINDS or values.dtype.kind == "f" and values.dtype.itemsize > 8:
+            raise ValueError(f"save_predictions: column `{name}` must hold numbers, text or dates, got {values.dtype}.")
+        fields[name] = values
+    return fields
+
+
+def _to_predictions(
+    fields: Fields,
+    extras: Extras,
+    *,
+    path: str | Path,
+    first_row: int = 0,
+    ignore_index: int | None,
+    class_names: Sequence[str] | None,
+) -> Predictions:
+    """The record of what a file holds; ``first_row`` is the row of the file at which ``fields`` begin, for messages."""
+    fields = _canonical(fields, path)
+    kind = "logits" if "logits" in fields else "probs"
+    scores, labels = _own(fields.pop(kind)), fields.pop("labels")
+    if scores.ndim == 1 and labels.ndim == 2 and labels.dtype.kind == "f":
+        raise ValueError(f"{path}: `{kind}` must be [N, C], got {list(scores.shape)}. It looks swapped with `labels`.")
+    if scores.dtype.kind == "f" and scores.ndim > 0 and scores.shape[1:] in ((), (1,)):
+        scores = _both_classes(scores.reshape(-1), labels, kind, path, ignore_index)
+    # A file that says its precision comes back as it was saved.
+    elif kind == "probs" and extras.dtype is None:
+        scores = without_rounding(scores)
+    given = extras.restore_scores(torch.from_numpy(scores))
+    stored = fields.pop("class_names", None)
+    names = extras.class_names if stored is None else [str(name) for name in stored.reshape(-1)]
+    split, weights = _one_split(fields.pop("split", None), path), fields.pop("weights", None)
+    columns: dict[str, ArrayLike] = {}
+    for name, values in fields.items():
+        if values.ndim == 1 and len(values) == labels.size:
+            text = np.char.decode(values.astype(bytes), "utf-8", "replace") if values.dtype.kind == "S" else values
+            if text.dtype.kind in "O" + COLUMN_KINDS:
+                columns[name] = extras.restore_column(text, name, path=path)
+    return Predictions(
+        logits=given if kind == "logits" else None,
+        probs=given if kind == "probs" else None,
+        labels=labels,
+        split=split,
+        weights=None if weights is None else weights.astype(np.float64),
+        columns=columns,
+        class_names=names if class_names is None else class_names,
+        ignore_index=ignore_index,
+        where=str(path),
+        first_row=first_row,
+    )
+
+
+def _both_classes(scores: Column, labels: Column, kind: str, path: str | Path, ignore_index: int | None) -> Column:
+    """Scores ``[N, 2]`` of a binary problem from those of its positive class."""
+    if len(scores) == labels.size:
+        # Scores of examples to leave out may be anything.
+        kept = scores if ignore_index is None else scores[labels.reshape(-1) != ignore_index]
+        check_binary_scores(torch.from_numpy(kept), kind=kind, where=str(path))
+    return np.stack([1 - scores if kind == "probs" else np.zeros_like(scores), scores], axis=1)
+
+
+def _canonical(fields: Fields, path: str | Path) -> Fields:
+    """Put the keys of ``fields`` under their one spelling and make sure that the needed ones are there, once."""
+    found = (", ".join(list(fields)[:12]) or "nothing") + (f" and {len(fields) - 12} more" if len(fields) > 12 else "")
+    for full in ("labels", "weights"):
+        twice = [key for key in (*_ALIASES, full) if key in fields and _ALIASES.get(key, key) == full]
+        if len(twice) > 1:
+            raise ValueError(f"{path}: must hold one of `{twice[0]}` and `{twice[1]}`, got both. Remove one of them.")
+    fields = {_ALIASES.get(key, key): value for key, value in fields.items()}
+    if "logits" in fields and "probs" in fields:
+        raise ValueError(f"{path}: must hold either `logits` or `probs`, got both. Remove one of them.")
+    if "logits" not in fields and "probs" not in fields:
+        raise ValueError(f"{path}: must hold `logits` or `probs` (columns logit0… or p0… in a table), found {found}.")
+    if "labels" not in fields:
+        raise ValueError(f"{path}: must hold `labels` (column `label` in a table), found {found}.")
+    for key in ("logits", "probs", "weights"):
+        if key in fields and fields[key].dtype.kind not in "fiub":
+            raise ValueError(f"{path}: `{key}` must hold numbers, got {fields[key].dtype}. Save it as numbers.")
+    return fields
+
+
+def _one_split(values: Column | None, path: str | Path) -> str | None:
+    """The split that all rows name, or None; an empty cell says nothing."""
+    distinct = [] if values is None else sorted({str(value) for value in np.unique(values.astype(str))} - {""})
+    if len(distinct) > 1:
+        raise ValueError(
+            f"{path}: `split` must be the same in every row, got {', '.join(map(repr, distinct[:4]))}. "
+            "Write one file for each split, or rename the column and group by it with `--slice`."
+        )
+    return distinct[0] if distinct else None
+
+
+def _own(array: Column) -> Column:
+    """``array`` in native byte order, writeable and with plain strides: what torch can take over."""
+    wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
+    native = array.astype(np.float64 if wide else array.dtype.newbyteorder("="), copy=False)
+    return native if native.flags.writeable and native.flags.c_contiguous else np.array(native, order="C")
+
+
+def without_rounding(probs: Column) -> Column:
+    r"""Return probabilities with rows that sum to one, if rounding explains that they do not.
+
+    Explained are rows of C numbers with d decimals (2 to 5) whose sums are off by up to :math:`C \cdot 10^{-d} / 2`, and rows
+    that bfloat16 or float16 hold exactly, off by what `calibrant.core.checks.SUM_TOLERANCE` says for that precision; in no case
+    by more than 0.05. Such rows are divided by their sums. Everything else is returned as it is.
+
+    Args:
+        probs: Probabilities ``[N, C]``, floating point.
+
+    Example:
+        >>> without_rounding(np.array([[0.333, 0.333, 0.333], [0.25, 0.25, 0.5]])).sum(axis=1).tolist()
+        [1.0, 1.0]
+        >>> without_rounding(np.array([[0.3331, 0.3331, 0.3312]])).sum(axis=1).tolist()
+        [0.9974000000000001]
+    """
+    if probs.ndim != 2 or not probs.size or probs.dtype not in (np.float32, np.float64):
+        return probs
+    sums = probs.sum(axis=1, dtype=np.float64)
+    off = float(np.abs(sums - 1).max())
+    usual = SUM_TOLERANCE[torch.float32 if probs.dtype == np.float32 else torch.float64]
+    # NaN fails the comparison; what is bad otherwise is for the record to say.
+    if not usual < off <= _MOST_OFF or probs.min() < 0 or off > _explained(probs):
+        return probs
+    return np.asarray(probs / sums[:, None], dtype=probs.dtype)
+
+
+def _explained(probs: Column) -> float:
+    """How far rounding may have moved the sum of a row, by the coarsest rounding that all entries show."""
+    for decimals in _DECIMALS:
+        scaled = probs.astype(np.float64) * 10**decimals
+        # float32 holds a rounded number only to its own precision.
+        if float(np.abs(scaled - np.round(scaled)).max()) <= 1e-7 * 10**decimals:
+            return min(_MOST_OFF, probs.shape[1] * 0.5 * 10.0**-decimals * (1 + 1e-6))
+    values = torch.from_numpy(np.ascontiguousarray(probs))
+    for dtype in (torch.bfloat16, torch.float16):
+        if bool((values.to(dtype).to(values.dtype) == values).all()):
+            return SUM_TOLERANCE[dtype]
+    return 0.0

@@ -1,110 +1,342 @@
-"""Predictions as a table: a row for each example; columns ``p0…`` or ``logit0…``, ``label``, ``split``, ``weight``, others."""
+"""Predictions as a table, a row for each example: ``.csv`` text and ``.parquet`` files, both read and written by pyarrow.
+
+Columns are ``p0…`` or ``logit0…`` (or a single score of a binary problem, or one column of lists), ``label``, and optionally
+``split`` and ``weight``; all others can be sliced by.
+"""
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from calibrant.core.records import Column
-from calibrant.io.content import Fields
-from calibrant.io.extras import EXTRAS_KEY
+from calibrant.io.arrays import EXTRAS_KEY, Extras, Fields
+from calibrant.io.files import decoding
 
+SCORE_COLUMN = re.compile(r"(p|logit)(0|[1-9]\d*)")
 _KINDS = {"p": "probs", "logit": "logits"}
-_SCORE = re.compile(r"(p|logit)(0|[1-9]\d*)")
-LABELS = ("label", "labels")
-_NUMBERS = (*LABELS, "weight", "weights", "sample_weight")
-_BINARY = {
-    "p": "For a binary problem write p0 = 1 - p and p1 = p",
-    "logit": "For a binary problem write logit0 = 0 and logit1 = the log-odds",
-}
-ROLES = {*_NUMBERS, "split", "probs", "logits", EXTRAS_KEY}
+# The only score column of a binary problem: of the positive class.
+_BINARY = {name: "probs" for name in ("p1", "p", "prob", "score", "y_score")} | {"logit1": "logits", "logit": "logits"}
+_LABELS = ("label", "labels")
+_WEIGHTS = ("weight", "weights", "sample_weight")
+_NOT_SLICED = {*_LABELS, *_WEIGHTS, "split", "probs", "logits", EXTRAS_KEY}
+# Cells that pyarrow takes for a missing number.
+_MISSING = {"", "NA", "N/A", "#N/A", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "n/a", "#NA"}
+# Bytes of text that are parsed at a time, and from which the number of rows is estimated.
+_BLOCK_BYTES, _SAMPLE_BYTES = 1 << 22, 1 << 18
+# With a read buffer, pages are fetched as they are needed; without one, pyarrow reads a row group's whole column at once,
+# and some writers put all rows in one group.
+_BUFFER_BYTES = 1 << 16
+_ROWS_PER_GROUP, _WRITE_ROWS = 1 << 17, 1 << 16
 
 
-def score_columns(names: Sequence[str], *, path: str | Path) -> tuple[str, list[str]]:
-    """Find the columns that hold the scores.
+class Layout(NamedTuple):
+    """What the columns of a table are, by their names.
+
+    Attributes:
+        kind: "probs" or "logits".
+        scores: The score columns in the order of the classes; one alone holds the positive class of a binary problem, or
+            lists if it is named as ``kind``; none if the table has no scores.
+        others: The columns to slice by.
+    """
+
+    kind: str
+    scores: tuple[str, ...]
+    others: tuple[str, ...]
+
+    def is_number(self, name: str) -> bool:
+        """Whether a column must hold numbers; labels may be names."""
+        return name in _WEIGHTS or SCORE_COLUMN.fullmatch(name) is not None or (name,) == self.scores
+
+
+def find_layout(names: Sequence[str], *, path: str | Path) -> Layout:
+    """Find out what the columns of a table are, at a cost that grows with their number only.
 
     Args:
-        names: Names of all columns of the file.
+        names: Names of all columns.
         path: The file, for messages.
 
     Returns:
-        "probs" or "logits", and the names in the order of the classes; ``("", [])`` where no column is named so.
-        Raises ``ValueError`` on both kinds at once, on a gap in the numbers and on a name that occurs twice.
+        The layout. Raises ``ValueError`` on both kinds of scores, a gap in their numbers, or a name that occurs twice.
     """
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise ValueError(f"{path}: every column must have a name of its own, got `{twice[0]}` twice. Rename one of them.")
-    found: dict[str, list[int]] = {"p": [], "logit": []}
-    for name in names:
-        match = _SCORE.fullmatch(name)
-        if match:
-            found[match[1]].append(int(match[2]))
-    if found["p"] and found["logit"]:
+    if len(set(names)) < len(names):
+        seen: set[str] = set()
+        twice = next(name for name in names if name in seen or seen.add(name))
+        raise ValueError(f"{path}: every column must have a name of its own, got `{twice}` twice. Rename one of them.")
+    matches = [match for name in names if (match := SCORE_COLUMN.fullmatch(name))]
+    prefixes = {match[1] for match in matches}
+    if len(prefixes) > 1:
         raise ValueError(f"{path}: must hold either columns p0… or logit0…, got both. Remove one kind.")
-    prefix = "p" if found["p"] else "logit"
-    numbers = sorted(found[prefix])
-    missing = sorted(set(range(numbers[-1])) - set(numbers))[:3] if numbers else []
-    if missing:
-        gap = ", ".join(f"{prefix}{number}" for number in missing)
-        one_based = missing == [0] and len(numbers) == numbers[-1] > 1
-        hint = f"Count the classes from {prefix}0" if one_based else "Write one column for every class"
-        hint = _BINARY[prefix] if numbers == [1] else hint
-        raise ValueError(f"{path}: columns {prefix}0…{prefix}{numbers[-1]} must have no gap, got none named {gap}. {hint}.")
+    lists = [name for name in _KINDS.values() if name in names]
+    if matches and [match[0] for match in matches] not in (["p1"], ["logit1"]):
+        prefix = prefixes.pop()
+        _check_numbers(sorted((len(match[2]), match[2]) for match in matches), prefix, path)
+        if _KINDS[prefix] in lists:
+            raise ValueError(
+                f"{path}: must hold either a column `{lists[0]}` or columns {prefix}0…, got both. Remove one kind."
+            )
+        kind, scores = _KINDS[prefix], tuple(f"{prefix}{number}" for number in range(len(matches)))
+    elif lists:
+        kind, scores = lists[0], (lists[0],)
+    else:
+        single = [name for name in _BINARY if name in names]
+        if len(single) > 1:
+            raise ValueError(
+                f"{path}: must hold one column of scores, got `{single[0]}` and `{single[1]}`. Rename one of them."
+            )
+        kind, scores = _BINARY[single[0]] if single else "", tuple(single)
+    taken = {*scores, *_NOT_SLICED}
+    return Layout(kind, scores, tuple(name for name in names if name not in taken and not SCORE_COLUMN.fullmatch(name)))
+
+
+def _check_numbers(numbers: Sequence[tuple[int, str]], prefix: str, path: str | Path) -> None:
+    """Raise unless ``numbers``, as (length, digits) in rising order, are 0, 1, 2, …; they may be absurdly long."""
+    gap = next((place for place, (_, digits) in enumerate(numbers) if digits != str(place)), None)
+    if gap is not None:
+        hint = f"Count the classes from {prefix}0." if gap == 0 else "Write one column for every class."
+        last = numbers[-1][1][:20]
+        raise ValueError(f"{path}: columns {prefix}0…{prefix}{last} must have no gap, got none named {prefix}{gap}. {hint}")
     if len(numbers) == 1:
-        raise ValueError(f"{path}: must hold a column for each of two or more classes, got only {prefix}0. {_BINARY[prefix]}.")
-    return (_KINDS[prefix], [f"{prefix}{number}" for number in numbers]) if numbers else ("", [])
+        raise ValueError(
+            f"{path}: must hold a column for each of two or more classes, got only {prefix}0. For a binary problem name the "
+            f"column of the positive class {prefix}1."
+        )
 
 
-def is_number_column(name: str) -> bool:
-    """Whether a column of this name must hold numbers."""
-    return name in _NUMBERS or _SCORE.fullmatch(name) is not None
+@dataclass(frozen=True)
+class TableFile:
+    """A table of which only the names of its columns are known yet.
+
+    Attributes:
+        path: The file.
+        names: Its columns.
+        layout: What they are.
+        extras: What the file says about itself.
+        rows: Number of rows; estimated for text.
+        delimiter: What separates the cells of text; empty for ``.parquet``.
+    """
+
+    path: Path
+    names: list[str]
+    layout: Layout
+    extras: Extras
+    rows: int
+    delimiter: str = ""
+
+    def stream(self, batch_rows: int | None = None, columns: Sequence[str] | None = None) -> Iterator[Fields]:
+        """Read the file piece by piece.
+
+        Args:
+            batch_rows: Rows of a piece at most; None reads the whole file at once.
+            columns: Columns to slice by; None reads all. In pieces of text they come as text.
+
+        Yields:
+            The content of each piece. Raises ``ValueError`` with one sentence where it comes to what is wrong.
+        """
+        unwanted = {EXTRAS_KEY} if columns is None else {*self.layout.others, EXTRAS_KEY} - set(columns)
+        wanted = [name for name in self.names if name not in unwanted]
+        rows = 0
+        for table in (self._csv_tables if self.delimiter else self._parquet_tables)(batch_rows, wanted):
+            if table.num_rows:
+                arrays = {name: _to_numpy(table.column(name), name, self) for name in wanted}
+                yield self._stack({name: values for name, values in arrays.items() if values is not None})
+            rows += table.num_rows
+        if rows == 0:
+            raise ValueError(f"{self.path}: must hold at least one row of predictions, got none.")
+
+    def _stack(self, arrays: Fields) -> Fields:
+        """Put the score columns side by side."""
+        kind, scores, _ = self.layout
+        columns = [arrays.pop(name) for name in scores]
+        if columns:
+            arrays[kind] = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
+        return text_precision(arrays) if self.delimiter and self.extras.dtype is None else arrays
+
+    def _parquet_tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        with decoding(self.path), pq.ParquetFile(self.path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
+            if batch_rows is None:
+                yield file.read(wanted)
+                return
+            for batch in file.iter_batches(batch_rows, columns=wanted):
+                yield pa.Table.from_batches([batch])
+
+    def _csv_tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
+        import pyarrow as pa
+        import pyarrow.csv as pacsv
+
+        narrow = self.extras.dtype in ("float16", "bfloat16", "float32")
+        types = {name: "string" for name in (*_LABELS, "split", *self.extras.columns)}
+        if batch_rows is not None:
+            types |= dict.fromkeys(self.layout.others, "string")
+        types |= {name: "double" for name in self.names if self.layout.is_number(name)}
+        types |= {name: "float" for name in self.layout.scores if narrow}
+        # Dates stay text.
+        convert = pacsv.ConvertOptions(
+            column_types=types, include_columns=wanted, strings_can_be_null=False, timestamp_parsers=["never"]
+        )
+        # A row must fit into a block.
+        block = max(_BLOCK_BYTES, 64 * len(self.names))
+        read = pacsv.ReadOptions(column_names=self.names, skip_rows=1, block_size=block)
+        parse = pacsv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
+        try:
+            if batch_rows is None:
+                yield pacsv.read_csv(self.path, read, parse, convert)
+                return
+            with pacsv.open_csv(self.path, read, parse, convert) as reader:
+                for batch in reader:
+                    for start in range(0, batch.num_rows, batch_rows):
+                        yield pa.Table.from_batches([batch.slice(start, batch_rows)])
+        except pa.ArrowInvalid:
+            raise self._find_mistake() from None
+
+    def _find_mistake(self) -> ValueError:
+        """The first thing wrong with the text of a table that could not be read."""
+        path, numbers = self.path, [k for k, name in enumerate(self.names) if self.layout.is_number(name)]
+        row = None
+        with suppress(csv.Error), path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as handle:
+            lines = csv.reader(handle, delimiter=self.delimiter)
+            next(lines)
+            for row, cells in enumerate(cells for cells in lines if cells):
+                if any("\udc80" <= mark <= "\udcff" for cell in cells for mark in cell):
+                    return _not_utf8(path)
+                if len(cells) != len(self.names):
+                    got = f"{len(cells)} in row {row}"
+                    return ValueError(f"{path}: every row must have the {len(self.names)} cells of the header, got {got}.")
+                for k in numbers:
+                    if cells[k].strip() not in _MISSING and not _is_number(cells[k]):
+                        comma = _is_number(cells[k].replace(",", "."))
+                        remedy = "Write decimals with a point." if comma else "Repair or remove that row."
+                        got = f"{cells[k]!r} in row {row}"
+                        return ValueError(f"{path}: column `{self.names[k]}` must hold numbers, got {got}. {remedy}")
+        if row is None:
+            return ValueError(f"{path}: must hold at least one row of predictions, got only the header.")
+        return ValueError(f"{path}: must be a table of text with a header, got one that cannot be read. Write it again.")
 
 
-def is_score_column(name: str) -> bool:
-    """Whether a column of this name holds the scores of a class."""
-    return _SCORE.fullmatch(name) is not None
+def open_table(path: Path) -> TableFile:
+    """Open a ``.csv`` or ``.parquet`` file; raises ``ValueError`` with one sentence where its columns are wrong."""
+    return _open_csv(path) if path.suffix.lower() == ".csv" else _open_parquet(path)
 
 
-def further_columns(names: Iterable[str]) -> list[str]:
-    """Names of the columns that have no meaning of their own and can be sliced by."""
-    return [name for name in names if name not in ROLES and not _SCORE.fullmatch(name)]
+def _open_parquet(path: Path) -> TableFile:
+    import pyarrow.parquet as pq
+
+    with decoding(path), pq.ParquetFile(path) as file:
+        schema, rows = file.schema_arrow, int(file.metadata.num_rows)
+    said = (schema.metadata or {}).get(EXTRAS_KEY.encode(), b"").decode(errors="replace")
+    return TableFile(path, schema.names, find_layout(schema.names, path=path), Extras.from_json(said, path=path), rows)
 
 
-def from_table(table: Mapping[str, Column], *, path: str | Path) -> Fields:
-    """Put the score columns side by side and keep all others."""
-    kind, names = score_columns(list(table), path=path)
-    if names and "label" not in table and "labels" not in table:
-        others = [name for name in table if name not in set(names)]
-        found = ", ".join([f"{names[0]}…{names[-1]}", *others[:12]])
-        raise ValueError(f"{path}: must hold a column `label`, found {found}. Name the column of true classes `label`.")
-    fields = {name: values for name, values in table.items() if name not in set(names)}
-    if names:
-        if kind in fields:
-            raise ValueError(f"{path}: must hold either a column `{kind}` or columns {names[0]}…, got both. Remove one kind.")
-        fields[kind] = np.stack([table[name] for name in names], axis=1)
-    return fields
+def _open_csv(path: Path) -> TableFile:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
+            line = handle.readline()
+            delimiter = max(",;\t", key=line.count)
+            names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
+            first = next(csv.reader(handle, delimiter=delimiter), [])
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
+    except csv.Error as error:
+        raise ValueError(f"{path}: must be a table of text, got a line that is none ({error}).") from None
+    layout = find_layout(names, path=path)
+    if not layout.scores and names and all(_is_number(name) for name in names):
+        raise ValueError(f"{path}: the first line must name the columns (p0, p1, …, label), got {line.strip()[:60]!r}.")
+    said = first[names.index(EXTRAS_KEY)] if EXTRAS_KEY in names and len(first) == len(names) else ""
+    return TableFile(path, names, layout, Extras.from_json(said, path=path), _estimate_rows(path), delimiter)
 
 
-def to_table(fields: Fields) -> dict[str, Column]:
-    """Take ``[N, C]`` scores apart into columns; dates become text, the split is repeated in every row."""
-    kind = "logits" if "logits" in fields else "probs"
-    prefix = "logit" if kind == "logits" else "p"
-    scores = fields[kind]
-    # float16 is rare in tables and not understood by every reader; the precision is kept beside the data.
-    scores = scores.astype(np.float32) if scores.dtype == np.float16 else scores
-    table: dict[str, Column] = {f"{prefix}{k}": np.ascontiguousarray(scores[:, k]) for k in range(scores.shape[1])}
-    table["label"] = fields["labels"]
-    if "split" in fields:
-        table["split"] = np.full(len(scores), str(fields["split"]))
-    if "weights" in fields:
-        table["weight"] = fields["weights"]
-    for name, values in fields.items():
-        if name not in ROLES and name != "class_names":
-            table[name] = values.astype(str) if values.dtype.kind == "M" else values
-    return table
+def _estimate_rows(path: Path) -> int:
+    """Rows of a text file from the mean length of those in its first part; exact where that part is all of it."""
+    size = path.stat().st_size
+    with path.open("rb") as handle:
+        sample = handle.read(_SAMPLE_BYTES)
+    lines = sample.count(b"\n")
+    if len(sample) == size:
+        return max(lines - 1 + (not sample.endswith(b"\n")), 0)
+    return int(size / len(sample) * max(lines, 1))
+
+
+def _not_utf8(path: Path) -> ValueError:
+    return ValueError(f"{path}: must be UTF-8 text, got other bytes. Save it as UTF-8, or check the file's ending.")
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return value is None
+    return True
+
+
+def _to_numpy(column: Any, name: str, file: TableFile) -> Column | None:
+    """An Arrow column as numpy: numbers as they are, a missing one as NaN, text as ``str``, missing text as "".
+
+    Lists of scores become ``[N, C]``. Columns of other kinds (structs, bytes) give None.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    if kinds.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+        if name in _KINDS.values():
+            return _stack_lists(column, name, file.path)
+        if file.layout.is_number(name):
+            raise ValueError(f"{file.path}: column `{name}` must hold numbers, got lists. Name it `probs` or `logits`.")
+        return None
+    if name in _LABELS and file.delimiter:
+        # Labels in text are numbers, or names of classes, or both: names and -100 for examples to leave out.
+        with suppress(pa.ArrowInvalid):
+            column = column.cast("float64")
+    elif kinds.is_decimal(kind) or file.layout.is_number(name):
+        column = _to_number(column, name, file.path)
+    kind = column.type
+    is_date = kinds.is_timestamp(kind) or kinds.is_date(kind)
+    if kinds.is_floating(kind) or kinds.is_integer(kind) or (is_date and not file.delimiter):
+        return np.asarray(column.to_numpy())
+    if kinds.is_boolean(kind) and column.null_count == 0:
+        return np.asarray(column.to_numpy())
+    if kinds.is_nested(kind) or kinds.is_binary(kind) or kinds.is_large_binary(kind):
+        return None
+    return np.asarray(pc.fill_null(column.cast("string"), "").to_numpy()).astype(str)
+
+
+def _to_number(column: Any, name: str, path: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    if kinds.is_floating(column.type) or kinds.is_integer(column.type):
+        return column
+    try:
+        return column.cast("float64")
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        shown = next((value for value in column.to_pylist() if not _is_number(value)), column.type)
+        raise ValueError(f"{path}: column `{name}` must hold numbers, got {str(shown)!r}. Save it as numbers.") from None
+
+
+def _stack_lists(column: Any, name: str, path: Path) -> Column:
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+    if len(lengths) != 1 or lengths[0] is None:
+        said = ", ".join("none" if length is None else str(length) for length in lengths[:4])
+        raise ValueError(f"{path}: `{name}` must hold one score for each class in every row, got rows of {said} scores.")
+    flat = pc.list_flatten(column)
+    flat = flat if kinds.is_floating(flat.type) else _to_number(flat, name, path).cast("float64")
+    return np.asarray(flat.to_numpy()).reshape(-1, lengths[0])
 
 
 def text_precision(fields: Fields) -> Fields:
@@ -114,8 +346,55 @@ def text_precision(fields: Fields) -> Fields:
     exactly, or whose rows sum to one only as float32 rows do (a file with four decimals), are float32; others stay float64.
     """
     probs = fields.get("probs")
-    if probs is None or probs.dtype != np.float64 or not len(probs):
+    if probs is None or probs.ndim != 2 or probs.dtype != np.float64 or not len(probs):
         return fields
     rough = probs.astype(np.float32)
     off = np.abs(probs.sum(axis=1) - 1).max()
     return {**fields, "probs": rough} if off > 1e-6 or np.array_equal(rough.astype(np.float64), probs) else fields
+
+
+def write_parquet(fields: Fields, extras: Extras, handle: BinaryIO) -> None:
+    """Write the table, with what its columns cannot say in the metadata of the schema."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(_to_columns(fields)).replace_schema_metadata({EXTRAS_KEY: extras.to_json()})
+    pq.write_table(table, handle, row_group_size=_ROWS_PER_GROUP)
+
+
+def write_csv(fields: Fields, extras: Extras, handle: BinaryIO) -> None:
+    """Write the table; what text cannot say goes, as JSON, into a last column's first row, if there is any."""
+    import pyarrow as pa
+    import pyarrow.csv as pacsv
+
+    columns = _to_columns(fields)
+    plain = extras.dtype == "float64" and text_precision(fields).get("probs") is fields.get("probs")
+    said = Extras(None if plain else extras.dtype, extras.class_names, extras.columns).to_json()
+    if said:
+        columns[EXTRAS_KEY] = np.array([said] + [""] * (len(fields["labels"]) - 1), dtype=object)
+    handle.write((",".join(_quoted(name) for name in columns) + "\n").encode())
+    for start in range(0, len(fields["labels"]), _WRITE_ROWS):
+        part = {name: values[start : start + _WRITE_ROWS] for name, values in columns.items()}
+        pacsv.write_csv(pa.table(part), handle, pacsv.WriteOptions(include_header=False))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"' if any(mark in name for mark in ',"\n\r') else name
+
+
+def _to_columns(fields: Fields) -> Fields:
+    """Take ``[N, C]`` scores apart into columns; dates become text, the split is repeated in every row."""
+    kind, prefix = ("logits", "logit") if "logits" in fields else ("probs", "p")
+    scores = fields[kind]
+    # float16 is rare in tables and not understood by every reader; the precision is kept beside the data.
+    scores = scores.astype(np.float32) if scores.dtype == np.float16 else scores
+    columns: Fields = {f"{prefix}{k}": np.ascontiguousarray(scores[:, k]) for k in range(scores.shape[1])}
+    columns["label"] = fields["labels"]
+    if "split" in fields:
+        columns["split"] = np.full(len(scores), str(fields["split"]))
+    if "weights" in fields:
+        columns["weight"] = fields["weights"]
+    for name, values in fields.items():
+        if name not in _NOT_SLICED and name != "class_names":
+            columns[name] = values.astype(str) if values.dtype.kind == "M" else values
+    return columns

@@ -38,7 +38,7 @@ def test_fetch_hands_every_file_to_download(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "download", lambda urls, path, **options: calls.append((urls, path, options)) or path)
     found = fetch("mnist", root=tmp_path, report=print)
     assert found == [tmp_path / file.path for file in SOURCES["mnist"].files]
-    assert calls[1][2] == {"md5": SOURCES["mnist"].files[1].md5, "size": 28_881, "report": print}
+    assert calls[1][2] == {"md5": SOURCES["mnist"].files[1].md5, "report": print}
 
 
 def test_fetch_unknown_name_is_answered_with_the_nearest():

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from calibrant.core.records import Predictions
-from calibrant.io import csv_arrow, delimited, iter_prediction_batches, load_predictions, survey_predictions
+from calibrant.io import iter_prediction_batches, load_predictions, survey_predictions
 
 NAMES = ("cat", "dog", "eel")
 PROBS = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5], [0.5, 0.5, 0.0]])
@@ -31,9 +33,6 @@ def write(path: Path, labels: Any, **more: Any) -> Path:
             rows = zip(*table.values(), strict=True)
             path.write_text("\n".join(",".join(map(str, row)) for row in [tuple(table), *rows]) + "\n", encoding="utf-8")
         else:
-            pa = pytest.importorskip("pyarrow")
-            import pyarrow.parquet as pq
-
             pq.write_table(pa.table(table), path)
     return path
 
@@ -61,58 +60,35 @@ def test_labels_that_are_names_become_indices_by_the_names_given(
     assert read(path, class_names=NAMES[::-1]).labels.tolist() == [1, 2, 0, 1]
     with pytest.raises(ValueError, match=r"among the class names, got 'eel' in row 2. Did you mean 'eels'\?"):
         read(path, class_names=("cat", "dog", "eels"))
-    with pytest.raises(ValueError, match="`class_names` must hold C = 3 names, got 2. Name every class once"):
+    with pytest.raises(ValueError, match="`class_names` must hold C = 3 names, got 2"):
         read(path, class_names=NAMES[:2])
     with pytest.raises(ValueError, match=r"among the class names, got 'cow' in row 3\. Name every class"):
         read(write(tmp_path / f"y{ending}", [*LABELS[:3], "cow"]), class_names=NAMES)
-    with pytest.raises(ValueError, match="got 'dog' in row 0. Write indices, or say the names .* with `--class-names`"):
+    with pytest.raises(ValueError, match="got 'dog' in row 0. Give indices"):
         read(path)
 
 
-def test_labels_that_are_names_are_read_from_csv_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited, "has_pyarrow", lambda: False)
-    monkeypatch.setattr(csv_arrow, "read_table", None)
-    path = write(tmp_path / "x.csv", [" dog ", "cat", "eel", ""])
-    with pytest.raises(ValueError, match="got no label in row 3. Repair or remove that row"):
-        load_predictions(path, class_names=NAMES)
-    write(path, [" dog ", "cat", "eel", "-100"])
-    assert load_predictions(path, class_names=NAMES, ignore_index=-100).labels.tolist() == [1, 0, 2]
-    assert read_in_pieces(path, class_names=NAMES, ignore_index=-100).labels.tolist() == [1, 0, 2]
-
-
-@pytest.mark.parametrize("arrow", [True, False])
 @pytest.mark.parametrize("read", [read_whole, read_in_pieces])
-def test_labels_that_are_names_may_begin_with_examples_to_leave_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Predictions], arrow: bool
-) -> None:
-    if not arrow:
-        monkeypatch.setattr(delimited, "has_pyarrow", lambda: False)
+def test_labels_that_are_names_may_begin_with_examples_to_leave_out(tmp_path: Path, read: Callable[..., Predictions]) -> None:
     path = write(tmp_path / "x.csv", [-100, " -100", "eel", "dog"])
     assert read(path, class_names=NAMES, ignore_index=-100).labels.tolist() == [2, 1]
-    with pytest.raises(
-        ValueError, match=r"among the class names, got '-100' in row 0\. Give `--ignore-index -100` \(`ignore_i"
-    ):
+    with pytest.raises(ValueError, match=r"among the class names, got '-100' in row 0\. Pass `ignore_index=-100`"):
         read(path, class_names=NAMES)
-    with pytest.raises(ValueError, match=r"got 'eel' in row 2\. Write indices, or say the names"):
+    with pytest.raises(ValueError, match=r"got 'eel' in row 2\. Give indices"):
         load_predictions(path, ignore_index=-100)
-    with pytest.raises(ValueError, match=r"got 'eel' in row 2\. Write indices, or say the names"):
+    with pytest.raises(ValueError, match=r"got 'eel' in row 2\. Give indices"):
         load_predictions(path)
     # Whole pieces that are left out.
     write(path, ["-100", "-100", " -100 ", "dog"])
     assert read(path, class_names=NAMES, ignore_index=-100).labels.tolist() == [1]
     write(path, ["", "dog", "eel", "dog"])
-    with pytest.raises(ValueError, match=r"got no label in row 0\. Repair or remove that row"):
+    with pytest.raises(ValueError, match=r"got no label in row 0"):
         read(path, class_names=NAMES)
     write(path, ["", 0, 1, 2])
-    with pytest.raises(ValueError, match=r"got no label in row 0\. Repair or remove that row"):
+    with pytest.raises(ValueError, match=r"got no label in row 0"):
         read(path, class_names=NAMES)
     write(path, [-100, -100, -100, 2])
     assert read(path, ignore_index=-100).labels.tolist() == [2]
-    # 255 may be an index, too.
-    write(path, [255, "cat", "eel", "dog"])
-    said = r"column `label` must hold either class indices or names, got 'cat' in row 1 after an index\. Write one kind"
-    with pytest.raises(ValueError, match=said):
-        read(path, class_names=NAMES, ignore_index=255)
 
 
 @pytest.mark.parametrize("ending", [".npz", ".pt"])
@@ -132,12 +108,9 @@ def test_labels_that_are_numbers_in_text_are_indices(tmp_path: Path, ending: str
 def test_labels_in_bytes_and_a_column_of_lists_are_read_too(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", probs=PROBS, labels=np.array(LABELS).astype("S"))
     assert load_predictions(tmp_path / "x.npz", class_names=NAMES).labels.tolist() == [1, 0, 2, 1]
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
     pq.write_table(pa.table({"probs": PROBS.tolist(), "label": pa.array(LABELS).dictionary_encode()}), tmp_path / "x.parquet")
     assert load_predictions(tmp_path / "x.parquet", class_names=NAMES).labels.tolist() == [1, 0, 2, 1]
-    survey = survey_predictions(tmp_path / "x.parquet", class_names=NAMES)
+    survey = survey_predictions(tmp_path / "x.parquet")
     assert survey is not None
     assert survey.num_classes == 3
 
@@ -159,5 +132,5 @@ def test_weights_are_read_under_each_of_their_names(tmp_path: Path, ending: str,
 def test_labels_that_are_no_whole_numbers_are_said_with_their_row(
     tmp_path: Path, ending: str, read: Callable[..., Predictions]
 ) -> None:
-    with pytest.raises(ValueError, match=r"class indices 0, 1, 2, …, got 0\.5 in row 3\. Repair or remove that row"):
+    with pytest.raises(ValueError, match=r"class indices 0, 1, 2, …, got 0\.5 in row 3"):
         read(write(tmp_path / f"x{ending}", [1.0, 0.0, 2.0, 0.5]))

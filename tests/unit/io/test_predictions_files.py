@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor
@@ -86,22 +89,7 @@ def test_save_csv_one_hot_float64_keeps_its_precision(tmp_path: Path) -> None:
     assert_same(predictions, load_predictions(tmp_path / "x.csv"))
 
 
-@pytest.mark.parametrize("kind", ["logits", "probs"])
-def test_csv_without_pyarrow_gives_the_same(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    predictions = rich_predictions(kind, torch.float32)
-    save_predictions(predictions, tmp_path / "arrow.csv")
-    monkeypatch.setattr("calibrant.io.delimited.has_pyarrow", lambda: False)
-    save_predictions(predictions, tmp_path / "plain.csv")
-    assert_same(predictions, load_predictions(tmp_path / "arrow.csv"))
-    assert_same(predictions, load_predictions(tmp_path / "plain.csv"))
-    monkeypatch.undo()
-    assert_same(predictions, load_predictions(tmp_path / "plain.csv"))
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_csv_foreign_columns_get_the_types_they_look_like(tmp_path: Path, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if plain:
-        monkeypatch.setattr("calibrant.io.delimited.has_pyarrow", lambda: False)
+def test_csv_foreign_columns_get_the_types_they_look_like(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text(
         "p0, p1,label,split,age,dose,ok,city,when\n"
@@ -174,9 +162,6 @@ def test_pt_by_hand_with_lists_and_bfloat16(tmp_path: Path) -> None:
 
 
 def test_parquet_with_list_category_decimal_and_missing_cells(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     table = pa.table(
         {
             "probs": pa.array([[0.9, 0.1], [0.2, 0.8]], pa.list_(pa.float32())),
@@ -210,12 +195,7 @@ def test_iter_batches_together_are_the_whole(tmp_path: Path, ending: str, batch_
     assert {batch.class_names for batch in batches} == {whole.class_names}
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_iter_batches_csv_reads_only_the_columns_asked_for(
-    tmp_path: Path, plain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if plain:
-        monkeypatch.setattr("calibrant.io.delimited.has_pyarrow", lambda: False)
+def test_iter_batches_csv_reads_only_the_columns_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("p0,p1,label,a,b\n" + "0.5,0.5,0,1,x\n" * 10)
     batches = list(iter_prediction_batches(path, batch_rows=4, columns=["b"]))
@@ -299,3 +279,16 @@ def test_load_one_score_for_each_example_takes_any_for_those_to_leave_out(tmp_pa
     np.savez(tmp_path / "binary.npz", probs=np.array([0.25, 50.0, -1.0]), labels=np.array([0, 1, -100]))
     with pytest.raises(ValueError, match="got values from 0.25 to 50. Divide percentages by 100"):
         load_predictions(tmp_path / "binary.npz", ignore_index=-100)
+
+
+@pytest.mark.parametrize("ending", TABLES)
+@pytest.mark.parametrize("name", ["score", "prob", "p", "p1", "y_score", "logit", "logit1"])
+def test_one_score_column_is_the_positive_class_of_a_binary_problem(tmp_path: Path, ending: str, name: str) -> None:
+    path, table = tmp_path / f"x.{ending}", pa.table({name: [0.25, 0.5, 0.75], "label": [0, 1, 1], "age": [1, 2, 3]})
+    pacsv.write_csv(table, path) if ending == "csv" else pq.write_table(table, path)
+    kind = "logits" if name.startswith("logit") else "probs"
+    expected = Predictions.from_binary(**{kind: [0.25, 0.5, 0.75], "labels": [0, 1, 1]})  # type: ignore[arg-type]
+    pieces = list(iter_prediction_batches(path, batch_rows=2))
+    for found in (load_predictions(path).probs, torch.cat([piece.probs for piece in pieces])):
+        torch.testing.assert_close(found, expected.probs.double(), rtol=0, atol=1e-12)
+    assert survey_predictions(path) == (3, 2, ("age",))

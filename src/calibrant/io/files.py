@@ -1,0 +1,179 @@
+"""Opening, checking and writing files of any kind, and small text files: JSON records and names of classes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+_JSON_VERSION = 1
+
+
+def check_readable(
+    path: str | Path, *, content: str = "predictions", remedy: str = "Write it again with `Predictions.save`."
+) -> None:
+    """Raise ``OSError`` or ``ValueError`` with one sentence unless ``path`` is a file that holds something."""
+    given = Path(path)
+    if given.is_dir():
+        example = f", such as {given / 'test.npz'}" if (given / "test.npz").is_file() else ""
+        raise IsADirectoryError(f"{path}: must be a file, got a folder. Name a file in it{example}.")
+    if not given.exists():
+        raise FileNotFoundError(f"{path}: there is no such file{_nearest_file(given)}")
+    try:
+        with given.open("rb") as handle:
+            first = handle.read(1)
+    except OSError as error:
+        raise type(error)(f"{path}: cannot be opened ({error.strerror}). Check who may read it.") from None
+    if not first:
+        raise ValueError(f"{path}: must hold {content}, got an empty file. {remedy}")
+
+
+def _nearest_file(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f", nor a folder {path.parent}."
+    near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1, cutoff=0.7)
+    return f". Did you mean {path.with_name(near[0])}?" if near else f" in {path.parent.resolve()}."
+
+
+@contextmanager
+def decoding(path: str | Path) -> Iterator[None]:
+    """Turn whatever a library raises while it decodes ``path`` into one sentence; only library calls belong in the block."""
+    try:
+        yield
+    except MemoryError:
+        raise ValueError(f"{path}: must fit into memory, got more than is free. Read a part of it.") from None
+    except Exception as error:
+        kind = Path(path).suffix.lower()
+        raise ValueError(f"{path}: must be a {kind} file, got one that is damaged or of another kind.") from error
+
+
+@contextmanager
+def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a temporary neighbour of ``path`` for writing; it takes the place of ``path`` once the block ends well.
+
+    Args:
+        path: The file to write. A link is followed: the file that it points to is replaced, not the link.
+
+    Yields:
+        A binary handle. If the block raises, the temporary file is removed and ``path`` stays as it was. ``OSError`` with one
+        sentence is raised where the folder is missing or cannot be written to.
+    """
+    target = Path(path).resolve()
+    if target.is_dir():
+        raise IsADirectoryError(f"{path}: must be a file, got a folder. Add a file name to it.")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{path}: the folder {target.parent} must exist, got none. Create it first.")
+    _remove_abandoned(target)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as handle:
+            _lock(handle)
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        if error.strerror is None:
+            raise
+        raise type(error)(f"{path}: cannot be written ({error.strerror}). Choose another folder or make room.") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove temporary files of writers that were killed; those of living writers are locked."""
+    for left in target.parent.glob(f".{target.name.translate(_LITERAL)}.*.tmp"):
+        with suppress(OSError), left.open("rb") as handle:
+            if _lock(handle):
+                left.unlink()
+
+
+# Characters that mean something in a pattern of file names.
+_LITERAL = str.maketrans({"[": "[[]", "*": "[*]", "?": "[?]"})
+
+
+def _lock(handle: BinaryIO) -> bool:
+    """Take the lock of an open file, if the system has locks and nobody else holds it."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def write_json(data: Mapping[str, object], path: str | Path, *, kind: str) -> None:
+    """Write plain data as a JSON file.
+
+    Args:
+        data: What to write; numbers must be finite.
+        path: The file.
+        kind: What the data describes; `read_json` asks for the same.
+    """
+    text = json.dumps({"format": f"calibrant {kind}", "version": _JSON_VERSION, **data}, allow_nan=False)
+    with atomic_writer(path) as handle:
+        handle.write(text.encode())
+
+
+def read_json(path: str | Path, *, kind: str) -> dict[str, object]:
+    """Read a file that `write_json` wrote.
+
+    Args:
+        path: The file.
+        kind: What it must describe.
+
+    Returns:
+        The data. Raises ``ValueError`` with one sentence if the file holds something else, ``OSError`` if it cannot be read.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: must be a file of a {kind}, got nothing there.") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: must be a JSON file of a {kind}, got something else ({error}).") from None
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != f"calibrant {kind}":
+        raise ValueError(f"{path}: must be a JSON file of a {kind}, got format {found!r}.")
+    if data.get("version") != _JSON_VERSION:
+        raise ValueError(f"{path}: must have version {_JSON_VERSION}, got {data.get('version')!r}. Update calibrant.")
+    return {key: value for key, value in data.items() if key not in ("format", "version")}
+
+
+def load_class_names(path: str | Path) -> tuple[str, ...]:
+    """Read class names: a text file with one name a line in the order of the classes, or JSON.
+
+    JSON is a list, or an object that has the names by index as in the ``config.json`` of Transformers (``id2label``).
+
+    Args:
+        path: The file; a name that ends in ``.json`` is read as JSON, every other as UTF-8 text.
+
+    Returns:
+        The names, without surrounding blanks. Raises ``ValueError`` or ``OSError`` with one sentence on a file that is
+        missing or holds no names.
+    """
+    check_readable(path, content="class names", remedy="Write one name a line.")
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: must be UTF-8 text with one class name a line, got other bytes.") from None
+    if not text.strip():
+        raise ValueError(f"{path}: must hold class names, got only blanks. Write one name a line.")
+    if Path(path).suffix.lower() != ".json":
+        return tuple(line.strip() for line in text.rstrip().splitlines())
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: must be a JSON list of class names, got text that is not JSON ({error}).") from None
+    if isinstance(names, dict):
+        by_index = names.get("id2label", names)
+        if by_index and isinstance(by_index, dict) and set(by_index) == {str(index) for index in range(len(by_index))}:
+            names = [by_index[str(index)] for index in range(len(by_index))]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'{path}: must be a JSON list of class names such as ["cat", "dog"], got {type(names).__name__}.')
+    return tuple(names)
