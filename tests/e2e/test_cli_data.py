@@ -3,7 +3,9 @@
 import gzip
 import hashlib
 import struct
+import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -11,8 +13,7 @@ import pytest
 from PIL import Image
 
 from calibrant.cli.main import run as run_command
-from calibrant.data import SOURCES, mnist
-from calibrant.data.sources import RemoteFile, Source
+from calibrant.data import DATASETS, RemoteFile, mnist
 from calibrant.engine.folder import load_run
 
 TINY = ["--model", "mlp", "--device", "cpu", "--epochs", "1", "--method", "ce", "--set", "train.batch_size=8"]
@@ -63,8 +64,8 @@ def server(monkeypatch):
             RemoteFile(f"mnist/{name}", len(gz), hashlib.md5(gz).hexdigest(), (f"{url}/{name}",))
             for name, gz in started.files.items()
         )
-        monkeypatch.setitem(SOURCES, "mnist", Source("a little MNIST", files, ()))
-        contents = {name: mnist.Content(len(raw), hashlib.md5(raw).hexdigest()) for name, (raw, _) in packed.items()}
+        monkeypatch.setitem(DATASETS._entries, "mnist", replace(DATASETS["mnist"], files=files, others=()))
+        contents = {name: mnist.IdxFile(len(raw), hashlib.md5(raw).hexdigest()) for name, (raw, _) in packed.items()}
         monkeypatch.setattr(mnist, "MNIST_FILES", contents)
         thread = threading.Thread(target=started.serve_forever, args=(0.02,), daemon=True)
         thread.start()
@@ -132,7 +133,7 @@ def test_cli_data_fetch_interrupted_by_hand_says_how_to_go_on(tmp_path, capsys, 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("calibrant.data.sources.download", interrupt)
+    monkeypatch.setattr("calibrant.data.source.download", interrupt)
     code, _, err = call("data", "fetch", "cifar10", "--root", tmp_path, capsys=capsys)
     assert code == 130
     assert "interrupted. Run the same command again to go on where it stopped." in err
@@ -156,3 +157,11 @@ def test_cli_train_on_an_npz_and_on_a_folder_by_path(tmp_path, capsys, monkeypat
     code, _, err = call("train", "--data", "shapez.npz", *TINY, "--out", tmp_path / "r", capsys=capsys)
     assert code == 2
     assert "there is no such file. Did you mean shapes.npz?" in err
+
+
+def test_cli_train_on_an_embedded_set_needs_no_optional_package(tmp_path, capsys, monkeypatch):
+    for package in ("pooch", "requests", "ray", "plotly"):
+        monkeypatch.setitem(sys.modules, package, None)
+    code, _, err = call("train", "--data", "digits", *TINY, "--out", tmp_path / "r", capsys=capsys)
+    assert (code, err) == (0, "")
+    assert len(load_run(tmp_path / "r").test) == 500

@@ -24,15 +24,11 @@ def start(context: typer.Context) -> None:
 @data_app.command("list", short_help="Show every data set and whether it is there.")
 def list_sets(root: Root = None) -> None:
     """Show every data set that can be named, and whether it is there."""
-    from calibrant.data import DATASETS, DEFAULT_ROOT, SOURCES
-    from calibrant.data.sources import is_there
+    from calibrant.data import DATASETS, DEFAULT_ROOT
 
-    for name in DATASETS:
-        source = SOURCES.get(name)
-        if source is None:
-            print(f"{name:14} {'embedded':18} needs no files")
-            continue
-        state = "there" if is_there(name, root=root) else f"to fetch, {_megabytes(source.size)}"
+    for name, source in DATASETS.items():
+        fetch = f"to fetch, {_megabytes(source.bytes)}"
+        state = "embedded" if source.embedded else "there" if source.is_there(root) else fetch
         print(f"{name:14} {state:18} {source.about}")
     print(f"in {root or DEFAULT_ROOT}; get one with `calibrant data fetch NAME`.")
     print("A folder of class folders, or an .npz of images, is named by its path: `calibrant train --data PATH`.")
@@ -44,22 +40,19 @@ def fetch_sets(
 ) -> None:
     """Download data sets, compare them with their checksums, and go on where an earlier download stopped."""
     from calibrant.cli.progress import progress_bar
-    from calibrant.core.registry import lookup
-    from calibrant.data import DATASETS, EMBEDDED, SOURCES, fetch
+    from calibrant.data import DATASETS
 
-    for name in names:
-        lookup(dict.fromkeys(DATASETS), name, kind="data set")
-    for name in names:
-        if name in EMBEDDED:
-            print(f"{name}: embedded, there is nothing to fetch")
+    for source in [DATASETS[name] for name in names]:
+        if not source.files:
+            print(f"{source.name}: there is nothing to fetch")
             continue
         try:
-            with progress_bar(f"{name}, {_megabytes(SOURCES[name].size)}", SOURCES[name].size) as advance:
-                files = fetch(name, root=root, report=advance)
+            with progress_bar(f"{source.name}, {_megabytes(source.bytes)}", source.bytes) as advance:
+                files = source.fetch(root, report=advance)
         except KeyboardInterrupt:
             print("calibrant: interrupted. Run the same command again to go on where it stopped.", file=sys.stderr)
             raise typer.Exit(130) from None
-        print(f"{name}: {', '.join(str(file) for file in files)}")
+        print(f"{source.name}: {', '.join(str(file) for file in files)}")
 
 
 def _megabytes(size: int) -> str:

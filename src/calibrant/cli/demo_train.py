@@ -18,7 +18,7 @@ from calibrant.cli.page import show_prose
 from calibrant.cli.progress import progress_bar
 from calibrant.cli.usage import program
 from calibrant.core.records import Predictions
-from calibrant.data.mixture import load_mixture
+from calibrant.data import load_mixture
 from calibrant.engine.recipe import BackbonePart, DataPart, MethodPart, OptimPart, Recipe, TrainPart
 from calibrant.engine.run import run_recipe
 from calibrant.engine.scaling import with_temperature

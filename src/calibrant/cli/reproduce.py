@@ -71,12 +71,12 @@ def reproduce(
 
 def _missing_data(left: Sequence[Cell], *, dry_run: bool) -> str:
     """What is to be said of data that are not there; raises where nothing could be run or, without them, be timed."""
-    from calibrant.data import SOURCES
+    from calibrant.data import DATASETS
     from calibrant.grid.plan import check_data
     from calibrant.grid.ready import check_ready
 
     # Of published sets the sizes are known; anything else is a path, or misspelt.
-    others = [cell for cell in left if cell.recipe.data.name not in SOURCES]
+    others = [cell for cell in left if cell.recipe.data.name not in DATASETS]
     check_data(others)
     check_ready(others)
     try:

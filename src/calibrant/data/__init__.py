@@ -1,42 +1,48 @@
-"""Data sets by name: each entry reads files (or nothing, where the set is embedded) and returns a `DataSet`."""
+"""Data sets by name, each with all there is to know about it, and images of one's own by their path."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from calibrant.data.cifar import load_cifar10, load_cifar100
-from calibrant.data.digits import load_digits
-from calibrant.data.folder import load_folder
+from calibrant.core.registry import Registry
+from calibrant.data.cifar import CIFAR10, CIFAR100, load_cifar10, load_cifar100
 from calibrant.data.image_set import DataSet, ImageSet
-from calibrant.data.mixture import load_mixture
-from calibrant.data.mnist import load_fashion_mnist, load_mnist
-from calibrant.data.npz import load_npz
-from calibrant.data.path import is_path, load_path
+from calibrant.data.mnist import DIGITS, FASHION_MNIST, MNIST, load_digits, load_fashion_mnist, load_mnist
+from calibrant.data.own_images import is_path, load_folder, load_npz, load_path
 from calibrant.data.shift import CORRUPTIONS, corrupt, shifted_sets
-from calibrant.data.sources import DEFAULT_ROOT, SOURCES, fetch
-from calibrant.data.tiny_imagenet import load_tiny_imagenet
+from calibrant.data.source import DEFAULT_ROOT, DataSource, RemoteFile, Shape
+from calibrant.data.synthetic import MIXTURE, load_mixture
+from calibrant.data.tiny_imagenet import TINY_IMAGENET, load_tiny_imagenet
 
-# Sets that are part of the package and need no files.
-EMBEDDED: dict[str, Callable[[], DataSet]] = {"digits": load_digits, "mixture": load_mixture}
-# Sets that lie in a folder.
-ON_DISK: dict[str, Callable[[str | Path], DataSet]] = {
-    "cifar10": load_cifar10,
-    "cifar100": load_cifar100,
-    "tiny-imagenet": load_tiny_imagenet,
-    "mnist": load_mnist,
-    "fashion-mnist": load_fashion_mnist,
-}
-DATASETS = [*EMBEDDED, *ON_DISK]
+_BUILT_IN = (DIGITS, MIXTURE, CIFAR10, CIFAR100, TINY_IMAGENET, MNIST, FASHION_MNIST)
+DATASETS = Registry("data set", "calibrant.datasets", {source.name: source for source in _BUILT_IN}, of=DataSource)
+
+
+def fetch(name: str, *, root: str | Path | None = None, report: Callable[[int], None] | None = None) -> list[Path]:
+    """Download a data set, or what is missing of it; see `DataSource.fetch`."""
+    return DATASETS[name].fetch(root, report=report)
+
+
+def data_name(name: str) -> str:
+    """What a data set is called in print; one's own are called by their name.
+
+    Example:
+        >>> data_name("cifar100"), data_name("birds")
+        ('CIFAR-100', 'birds')
+    """
+    return DATASETS[name].label if name in DATASETS else name
+
 
 __all__ = [
     "CORRUPTIONS",
     "DATASETS",
     "DEFAULT_ROOT",
-    "EMBEDDED",
-    "ON_DISK",
-    "SOURCES",
     "DataSet",
+    "DataSource",
     "ImageSet",
+    "RemoteFile",
+    "Shape",
     "corrupt",
+    "data_name",
     "fetch",
     "is_path",
     "load_cifar10",

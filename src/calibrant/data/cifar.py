@@ -6,7 +6,6 @@ run code, and every file is compared with its published MD5.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import pickle
 import tarfile
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 
 from calibrant.data.image_set import DataSet, ImageSet
+from calibrant.data.source import DataSource, RemoteFile, Shape, check_md5, not_there
 
 # Published with the sets; both are normalised by CIFAR-10's statistics, as in the published calibration code.
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -91,28 +91,21 @@ def load_cifar100(root: str | Path) -> DataSet:
 
 
 def _read_files(root: Path, folder: str, archive: str, files: dict[str, str], name: str) -> dict[str, dict[bytes, object]]:
-    places = (root / folder, root)
-    for place in places:
-        if all((place / file).is_file() for file in files):
-            return {file: _unpickle((place / file).read_bytes(), file, md5) for file, md5 in files.items()}
-    packed = root / archive
-    if packed.is_file():
-        found = _unpack(packed, {f"{folder}/{file}": file for file in files})
-        for file in files:
-            if file not in found:
-                raise ValueError(f"{packed}: must hold {folder}/{file}, got an archive without it. Fetch it again.")
-        return {file: _unpickle(found[file], file, md5) for file, md5 in files.items()}
-    for place in places:
+    """Read the pickles of a set from its folder, or else from its archive."""
+    for place in (root / folder, root):
         missing = [file for file in files if not (place / file).is_file()]
+        if not missing:
+            return {file: _unpickle((place / file).read_bytes(), place / file, md5) for file, md5 in files.items()}
         if len(missing) < len(files):
-            raise FileNotFoundError(
-                f"{name}: {place} must hold all {len(files)} files of the set, got it without {', '.join(missing)}. Get it "
-                f"again with `calibrant data fetch {name}`, or name the folder that has it with `--data-root`."
-            )
-    raise FileNotFoundError(
-        f"{name}: `root` must hold {folder}/ or {archive}, got {root} without them. "
-        f"Get it with `calibrant data fetch {name}`, or name the folder that has it with `--data-root`."
-    )
+            raise not_there(name, place, f"all {len(files)} files of the set ({', '.join(missing)})")
+    packed = root / archive
+    if not packed.is_file():
+        raise not_there(name, root, f"{folder}/ or {archive}")
+    found = _unpack(packed, {f"{folder}/{file}": file for file in files})
+    for file in files:
+        if file not in found:
+            raise ValueError(f"{packed}: must hold {folder}/{file}, got an archive without it. Fetch it again.")
+    return {file: _unpickle(found[file], packed / file, md5) for file, md5 in files.items()}
 
 
 def _unpack(packed: Path, wanted: dict[str, str]) -> dict[str, bytes]:
@@ -131,9 +124,8 @@ def _unpack(packed: Path, wanted: dict[str, str]) -> dict[str, bytes]:
     return found
 
 
-def _unpickle(content: bytes, file: str, md5: str) -> dict[bytes, object]:
-    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-        raise ValueError(f"{file}: must be the published file (MD5 {md5}), got another one. Delete it and fetch it again.")
+def _unpickle(content: bytes, path: Path, md5: str) -> dict[bytes, object]:
+    check_md5(content, md5, path)
     return cast("dict[bytes, object]", _RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load())
 
 
@@ -146,3 +138,36 @@ def _set(data: object, labels: object, names: tuple[str, ...]) -> ImageSet:
     images = planes.permute(0, 2, 3, 1).contiguous()
     target = torch.as_tensor(np.asarray(labels), dtype=torch.int64)
     return ImageSet(images, target, len(names), MEAN, STD, class_names=names, pad=4, flip=True)
+
+
+def _source(name: str, label: str, archive: str, size: int, md5: str, sign: str, num_classes: int) -> DataSource:
+    urls = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
+    return DataSource(
+        name=name,
+        label=label,
+        about=f"{label}: 60,000 images of 32x32 pixels, {num_classes} classes",
+        load=load_cifar10 if num_classes == 10 else load_cifar100,
+        shape=Shape(50_000, 10_000, (32, 32), 3, num_classes),
+        files=(RemoteFile(archive, size, md5, tuple(f"{url}/{archive}" for url in urls)),),
+        others=(sign,),
+    )
+
+
+CIFAR10 = _source(
+    "cifar10",
+    "CIFAR-10",
+    "cifar-10-python.tar.gz",
+    170_498_071,
+    "c58f30108f718f92721af3b95e74349a",
+    "cifar-10-batches-py/test_batch",
+    10,
+)
+CIFAR100 = _source(
+    "cifar100",
+    "CIFAR-100",
+    "cifar-100-python.tar.gz",
+    169_001_437,
+    "eb9058c3a382ffc7106e4002c42a8d85",
+    "cifar-100-python/test",
+    100,
+)

@@ -1,13 +1,14 @@
-"""MNIST (LeCun, Cortes and Burges, 1998) and Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): idx files, plain or packed.
+"""Small grey images: MNIST (LeCun, Cortes and Burges, 1998), Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017), and the digits.
 
-What is compared with the published MD5 is the content: a file may lie there as it was published, unpacked, or packed again.
+The idx files of the first two lie there as published, unpacked, or packed again: their content is compared with its MD5. The
+digits are part of scikit-learn.
 """
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,39 +17,41 @@ import torch
 from torch import Tensor
 
 from calibrant.data.image_set import DataSet, ImageSet
+from calibrant.data.source import DataSource, RemoteFile, Shape, check_md5, not_there
+
+_DIGITS = tuple(str(digit) for digit in range(10))
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-class Content(NamedTuple):
-    """Bytes and MD5 of an unpacked file."""
+class IdxFile(NamedTuple):
+    """Size and MD5 of a file, unpacked and as published (``.gz``)."""
 
     size: int
     md5: str
+    packed_size: int = 0
+    packed_md5: str = ""
 
 
 MNIST_FILES = {
-    "train-images-idx3-ubyte": Content(47_040_016, "6bbc9ace898e44ae57da46a324031adb"),
-    "train-labels-idx1-ubyte": Content(60_008, "a25bea736e30d166cdddb491f175f624"),
-    "t10k-images-idx3-ubyte": Content(7_840_016, "2646ac647ad5339dbf082846283269ea"),
-    "t10k-labels-idx1-ubyte": Content(10_008, "27ae3e4e09519cfbb04c329615203637"),
+    "train-images-idx3-ubyte": IdxFile(
+        47_040_016, "6bbc9ace898e44ae57da46a324031adb", 9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"
+    ),
+    "train-labels-idx1-ubyte": IdxFile(60_008, "a25bea736e30d166cdddb491f175f624", 28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+    "t10k-images-idx3-ubyte": IdxFile(
+        7_840_016, "2646ac647ad5339dbf082846283269ea", 1_648_877, "9fb629c4189551a2d022fa330f9573f3"
+    ),
+    "t10k-labels-idx1-ubyte": IdxFile(10_008, "27ae3e4e09519cfbb04c329615203637", 4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
 }
 FASHION_FILES = {
-    "train-images-idx3-ubyte": Content(47_040_016, "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
-    "train-labels-idx1-ubyte": Content(60_008, "9018921c3c673c538a1fc5bad174d6f9"),
-    "t10k-images-idx3-ubyte": Content(7_840_016, "8181f5470baa50b63fa0f6fddb340f0a"),
-    "t10k-labels-idx1-ubyte": Content(10_008, "15d484375f8d13e6eb1aabb0c3f46965"),
+    "train-images-idx3-ubyte": IdxFile(
+        47_040_016, "f4a8712d7a061bf5bd6d2ca38dc4d50a", 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"
+    ),
+    "train-labels-idx1-ubyte": IdxFile(60_008, "9018921c3c673c538a1fc5bad174d6f9", 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+    "t10k-images-idx3-ubyte": IdxFile(
+        7_840_016, "8181f5470baa50b63fa0f6fddb340f0a", 4_422_102, "bef4ecab320f06d8554ea6380940ec79"
+    ),
+    "t10k-labels-idx1-ubyte": IdxFile(10_008, "15d484375f8d13e6eb1aabb0c3f46965", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
 }
-FASHION_CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
 
 
 def load_mnist(root: str | Path) -> DataSet:
@@ -60,9 +63,12 @@ def load_mnist(root: str | Path) -> DataSet:
     Returns:
         The set; raises ``FileNotFoundError`` with the way to get it, ``ValueError`` if a file is not the published one.
     """
-    parts = _read(Path(root), ("mnist", "MNIST/raw", "."), MNIST_FILES, "mnist")
-    names = tuple(str(digit) for digit in range(10))
-    return _set("mnist", parts, ImageFacts((0.1307,), (0.3081,), names, 2, False))
+    parts = _read(Path(root), ("mnist", "MNIST/raw", "."), MNIST_FILES)
+    train, test = (
+        ImageSet(images.unsqueeze(3), labels.long(), 10, (0.1307,), (0.3081,), class_names=_DIGITS, pad=2)
+        for images, labels in (parts[:2], parts[2:])
+    )
+    return DataSet("mnist", train, test)
 
 
 def load_fashion_mnist(root: str | Path) -> DataSet:
@@ -74,62 +80,103 @@ def load_fashion_mnist(root: str | Path) -> DataSet:
     Returns:
         The set; raises as `load_mnist`.
     """
-    parts = _read(Path(root), ("fashion-mnist", "FashionMNIST/raw", "."), FASHION_FILES, "fashion-mnist")
-    return _set("fashion-mnist", parts, ImageFacts((0.2860,), (0.3530,), FASHION_CLASSES, 2, True))
-
-
-class ImageFacts(NamedTuple):
-    """What both parts of a set share."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    class_names: tuple[str, ...]
-    pad: int
-    flip: bool
-
-
-def _set(name: str, parts: list[Tensor], facts: ImageFacts) -> DataSet:
+    parts = _read(Path(root), ("fashion-mnist", "FashionMNIST/raw", "."), FASHION_FILES)
     train, test = (
-        ImageSet(images.unsqueeze(3), labels.long(), 10, **facts._asdict()) for images, labels in (parts[:2], parts[2:])
+        ImageSet(images.unsqueeze(3), labels.long(), 10, (0.2860,), (0.3530,), class_names=_CLOTHES, pad=2, flip=True)
+        for images, labels in (parts[:2], parts[2:])
     )
-    return DataSet(name, train, test)
+    return DataSet("fashion-mnist", train, test)
 
 
-def _read(root: Path, folders: tuple[str, ...], files: dict[str, Content], name: str) -> list[Tensor]:
+def _read(root: Path, folders: tuple[str, ...], files: dict[str, IdxFile]) -> list[Tensor]:
     for folder in folders:
-        paths = [_plain_or_packed(root / folder / file) for file in files]
-        found = [path for path in paths if path is not None]
-        if len(found) == len(files):
-            return [_parse(_content(path, files[path.name.removesuffix(".gz")]), path) for path in found]
-    raise FileNotFoundError(
-        f"{name}: `root` must hold {', '.join(files)} (or .gz) in {folders[0]}/, got {root} without them. "
-        f"Get it with `calibrant data fetch {name}`, or name the folder that has it with `--data-root`."
-    )
+        paths = [_plain_or_packed(root / folder / name) for name in files]
+        if all(path is not None for path in paths):
+            return [_parse(path, wanted) for path, wanted in zip(paths, files.values(), strict=True) if path is not None]
+    raise not_there(folders[0], root, f"{', '.join(files)} (or .gz) in {folders[0]}/")
 
 
 def _plain_or_packed(path: Path) -> Path | None:
     return next((p for p in (path, path.with_name(f"{path.name}.gz")) if p.is_file()), None)
 
 
-def _content(path: Path, wanted: Content) -> bytes:
-    # One byte more than wanted tells a longer file; a packed file without end fills no memory.
-    most = wanted.size + 1
+def _parse(path: Path, wanted: IdxFile) -> Tensor:
+    """Read the idx format: two zeros, 8 for bytes, the number of dimensions, their sizes (big-endian), the values."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as handle:
-            content = handle.read(most)
+            # One byte more than wanted tells a longer file; a packed file without end fills no memory.
+            content = handle.read(wanted.size + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         content = b""
-    if hashlib.md5(content, usedforsecurity=False).hexdigest() != wanted.md5:
-        raise ValueError(f"{path}: must be the published file, got another one. Delete it and fetch it again.")
-    return content
-
-
-def _parse(content: bytes, path: Path) -> Tensor:
-    """Read the idx format: two zeros, 8 for bytes, the number of dimensions, their sizes (big-endian), the values."""
-    if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise ValueError(f"{path}: must be an idx file of bytes, got one that begins with {content[:4].hex()}.")
+    check_md5(content, wanted.md5, path)
     header = 4 + 4 * content[3]
     shape = [int(n) for n in np.frombuffer(content[4:header], dtype=">u4")]
-    if len(shape) != content[3] or len(content) != header + int(np.prod(shape, dtype=np.int64)):
-        raise ValueError(f"{path}: must hold as many bytes as its header says, {shape}, got {len(content) - header}.")
     return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape).copy())
+
+
+def load_digits() -> DataSet:
+    """Read the digits of scikit-learn, 8x8 pixels: 1,297 to train on and 500 to test on, the same ones every time.
+
+    Returns:
+        The set in ten classes, one channel, grey levels 0..16 stretched to 0..255.
+    """
+    package = find_spec("sklearn")
+    assert package is not None
+    # Importing scikit-learn would take more than a second, in every process that trains.
+    with gzip.open(Path(package.origin or "").parent / "datasets" / "data" / "digits.csv.gz", "rt") as lines:
+        table = torch.from_numpy(np.loadtxt(lines, delimiter=","))
+    images = table[:, :-1].reshape(-1, 8, 8, 1).mul(255 / 16).round().to(torch.uint8)
+    order = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))
+    whole = ImageSet(images, table[:, -1].long(), 10, (0.3053,), (0.3761,), class_names=_DIGITS, pad=1)
+    return DataSet("digits", whole.pick(order[500:]), whole.pick(order[:500]))
+
+
+def _remote(folder: str, urls: tuple[str, ...], files: dict[str, IdxFile]) -> tuple[RemoteFile, ...]:
+    return tuple(
+        RemoteFile(f"{folder}/{name}.gz", file.packed_size, file.packed_md5, tuple(f"{url}/{name}.gz" for url in urls))
+        for name, file in files.items()
+    )
+
+
+def _places(ours: str, theirs: str) -> tuple[str, ...]:
+    return tuple(f"{path}/train-images-idx3-ubyte" for path in (ours, theirs)) + (f"{theirs}/train-images-idx3-ubyte.gz",)
+
+
+DIGITS = DataSource(
+    name="digits",
+    label="digits",
+    about="handwritten digits of 8x8 pixels, 10 classes, embedded in scikit-learn",
+    load=lambda root: load_digits(),
+    shape=Shape(1297, 500, (8, 8), 1, 10),
+    # Of a tenth of them every image is often classified right, and then no temperature can be fitted.
+    settings={"backbone.name": "convnet", "train.epochs": 30, "data.val": 300},
+)
+MNIST = DataSource(
+    name="mnist",
+    label="MNIST",
+    about="MNIST: 70,000 handwritten digits of 28x28 pixels, 10 classes",
+    load=load_mnist,
+    shape=Shape(60_000, 10_000, (28, 28), 1, 10),
+    files=_remote(
+        "mnist",
+        ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
+        MNIST_FILES,
+    ),
+    others=_places("mnist", "MNIST/raw"),
+)
+FASHION_MNIST = DataSource(
+    name="fashion-mnist",
+    label="Fashion-MNIST",
+    about="Fashion-MNIST: 70,000 clothes of 28x28 pixels, 10 classes",
+    load=load_fashion_mnist,
+    shape=Shape(60_000, 10_000, (28, 28), 1, 10),
+    files=_remote(
+        "fashion-mnist",
+        (
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        ),
+        FASHION_FILES,
+    ),
+    others=_places("fashion-mnist", "FashionMNIST/raw"),
+)

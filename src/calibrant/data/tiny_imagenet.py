@@ -8,13 +8,15 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import torch
 
 from calibrant.data.image_set import DataSet, ImageSet
-from calibrant.data.pictures import Form, Picture, decode
+from calibrant.data.own_images import Form, Picture, decode
+from calibrant.data.source import DataSource, RemoteFile, Shape, not_there
 from calibrant.io.download import file_md5
 
 FOLDER, ARCHIVE = "tiny-imagenet-200", "tiny-imagenet-200.zip"
@@ -40,8 +42,14 @@ class _Tree(NamedTuple):
 
     place: str
     paths: Sequence[str]
-    read: Callable[[str], bytes]
-    picture: Callable[[str], Picture]
+    open: Callable[[str], IO[bytes]]
+
+    def text(self, path: str) -> str:
+        try:
+            with self.open(path) as handle:
+                return handle.read().decode()
+        except (OSError, KeyError, UnicodeDecodeError):
+            raise ValueError(f"{self.place}/{path}: must be there as text, got none. Unpack the archive again.") from None
 
 
 def load_tiny_imagenet(root: str | Path) -> DataSet:
@@ -58,13 +66,13 @@ def load_tiny_imagenet(root: str | Path) -> DataSet:
     """
     with ExitStack() as stack:
         tree = _open(Path(root), stack)
-        wnids = sorted(_text(tree, "wnids.txt").split())
+        wnids = sorted(tree.text("wnids.txt").split())
         if len(set(wnids)) != COUNTS.classes:
             raise ValueError(f"{tree.place}/wnids.txt: must name {COUNTS.classes} classes, got {len(set(wnids))}.")
-        names = _names(_text(tree, "words.txt"), wnids)
+        names = _names(tree.text("words.txt"), wnids)
         train, test = (
             ImageSet(
-                decode([tree.picture(path) for path, _ in files], FORM),
+                decode([Picture(f"{tree.place}/{path}", partial(tree.open, path)) for path, _ in files], FORM),
                 torch.tensor([label for _, label in files], dtype=torch.int64),
                 len(wnids),
                 MEAN,
@@ -81,38 +89,21 @@ def load_tiny_imagenet(root: str | Path) -> DataSet:
 def _open(root: Path, stack: ExitStack) -> _Tree:
     for place in (root / FOLDER, root):
         if (place / "wnids.txt").is_file():
-            return _open_folder(place)
+            paths = [p.relative_to(place).as_posix() for part in ("train", "val") for p in (place / part).rglob("*.JPEG")]
+            return _Tree(str(place), paths, partial(_open_file, place))
     packed = root / ARCHIVE
-    if packed.is_file():
-        if file_md5(packed) != ARCHIVE_MD5:
-            raise ValueError(
-                f"{packed}: must be the published file (MD5 {ARCHIVE_MD5}), got another one. Delete it and fetch it again."
-            )
-        # Members are read where they lie and looked up by name: nothing is extracted, so no path can lead elsewhere.
-        archive = stack.enter_context(zipfile.ZipFile(packed))
-        paths = [name.removeprefix(f"{FOLDER}/") for name in archive.namelist() if name.startswith(f"{FOLDER}/")]
-        return _Tree(
-            str(packed),
-            paths,
-            lambda path: archive.read(f"{FOLDER}/{path}"),
-            lambda path: Picture(f"{packed}/{path}", lambda: archive.open(f"{FOLDER}/{path}")),  # type: ignore[arg-type,return-value]
-        )
-    raise FileNotFoundError(
-        f"tiny-imagenet: `root` must hold {FOLDER}/ or {ARCHIVE}, got {root} without them. "
-        "Get it with `calibrant data fetch tiny-imagenet`, or name the folder that has it with `--data-root`."
-    )
+    if not packed.is_file():
+        raise not_there("tiny-imagenet", root, f"{FOLDER}/ or {ARCHIVE}")
+    if file_md5(packed) != ARCHIVE_MD5:
+        raise ValueError(f"{packed}: must be the published file (MD5 {ARCHIVE_MD5}), got another one. Fetch it again.")
+    # Members are read where they lie and looked up by name: nothing is extracted, so no path can lead elsewhere.
+    archive = stack.enter_context(zipfile.ZipFile(packed))
+    paths = [name.removeprefix(f"{FOLDER}/") for name in archive.namelist() if name.startswith(f"{FOLDER}/")]
+    return _Tree(str(packed), paths, lambda path: archive.open(f"{FOLDER}/{path}"))
 
 
-def _open_folder(place: Path) -> _Tree:
-    paths = [p.relative_to(place).as_posix() for part in ("train", "val") for p in (place / part).rglob("*.JPEG")]
-    return _Tree(str(place), paths, lambda path: (place / path).read_bytes(), lambda path: Picture.from_path(place / path))
-
-
-def _text(tree: _Tree, path: str) -> str:
-    try:
-        return tree.read(path).decode()
-    except (OSError, KeyError, UnicodeDecodeError):
-        raise ValueError(f"{tree.place}/{path}: must be there as text, got none. Unpack the archive again.") from None
+def _open_file(place: Path, path: str) -> IO[bytes]:
+    return (place / path).open("rb")
 
 
 def _names(words: str, wnids: list[str]) -> tuple[str, ...]:
@@ -138,7 +129,7 @@ def _val_files(tree: _Tree, wnids: list[str]) -> list[tuple[str, int]]:
     labels = {wnid: label for label, wnid in enumerate(wnids)}
     there = set(tree.paths)
     files: dict[str, int] = {}
-    for number, line in enumerate(_text(tree, "val/val_annotations.txt").splitlines(), 1):
+    for number, line in enumerate(tree.text("val/val_annotations.txt").splitlines(), 1):
         name, _, rest = line.partition("\t")
         wnid, path = rest.partition("\t")[0], f"val/images/{name}"
         if wnid not in labels or path not in there:
@@ -154,3 +145,18 @@ def _val_files(tree: _Tree, wnids: list[str]) -> list[tuple[str, int]]:
 def _check_count(found: int, wanted: int, place: str) -> None:
     if found != wanted:
         raise ValueError(f"{place}: must hold {wanted:,} labelled images, got {found:,}. Unpack the archive again.")
+
+
+TINY_IMAGENET = DataSource(
+    name="tiny-imagenet",
+    label="Tiny-ImageNet",
+    about="Tiny-ImageNet: 110,000 images of 64x64 pixels, 200 classes",
+    load=load_tiny_imagenet,
+    shape=Shape(100_000, 10_000, (64, 64), 3, 200),
+    files=(
+        RemoteFile(
+            ARCHIVE, 248_100_043, ARCHIVE_MD5, tuple(f"{web}://cs231n.stanford.edu/{ARCHIVE}" for web in ("http", "https"))
+        ),
+    ),
+    others=(f"{FOLDER}/wnids.txt",),
+)

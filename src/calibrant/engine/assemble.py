@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from calibrant.data.fingerprint import fingerprint
+from calibrant.data.image_set import fingerprint
 from calibrant.engine.average import WeightAverage
 from calibrant.engine.batches import MetaBatches, TrainBatches
 from calibrant.engine.distributed import ALONE_GROUP, Group

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from calibrant.data.fingerprint import difference, fingerprint
+from calibrant.data.image_set import difference, fingerprint
 from calibrant.engine.recipe import DataPart
 from calibrant.engine.setup import is_own, load_data
 
 
 def known_data(facts: Mapping[str, object]) -> dict[str, object]:
-    """What ``run.json`` says of the data of a run, in the form of `calibrant.data.fingerprint`; older ones say less.
+    """What ``run.json`` says of the data of a run, in the form of `calibrant.data.image_set.fingerprint`; older ones say less.
 
     Example:
         >>> known_data({"inputs": {"num_classes": 3}, "examples": {"train": 130, "val": 14, "test": 36}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -11,9 +12,8 @@ from torch import nn
 
 from calibrant.backbones import BACKBONES
 from calibrant.core.registry import lookup
-from calibrant.data import DATASETS, DEFAULT_ROOT, EMBEDDED, ON_DISK, is_path, load_path
-from calibrant.data.image_set import DataSet, ImageSet
-from calibrant.data.splits import Parts, split_indices
+from calibrant.data import DATASETS, DEFAULT_ROOT, is_path, load_path
+from calibrant.data.image_set import DataSet, ImageSet, Parts, split_indices
 from calibrant.engine.factory import Shape, call_factory, find_factory
 from calibrant.engine.recipe import BackbonePart, DataPart
 
@@ -44,7 +44,7 @@ def load_data(part: DataPart) -> DataSet:
     if is_own(part) and is_path(part.name):
         return load_path(part.name, size=part.size)
     try:
-        lookup(dict.fromkeys(DATASETS), part.name, kind="data set")
+        source = DATASETS[part.name]
     except ValueError as error:
         # A run in another folder that names its data by a relative path meets this too.
         raise ValueError(
@@ -52,9 +52,7 @@ def load_data(part: DataPart) -> DataSet:
         ) from None
     if part.size is not None:
         raise ValueError(f"train: `data.size` must be left out for {part.name}; only pictures of a folder are resized.")
-    if part.name in EMBEDDED:
-        return EMBEDDED[part.name]()
-    return ON_DISK[part.name](part.root or DEFAULT_ROOT)
+    return source.load(Path(part.root or DEFAULT_ROOT).expanduser())
 
 
 def divide(data: DataSet, part: DataPart, *, seed: int, with_meta: bool) -> RunData:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from calibrant.data import EMBEDDED
+from calibrant.data import DATASETS, Shape
 from calibrant.engine.hardware import choose_hardware
 from calibrant.engine.loop import EpochRecord
 from calibrant.engine.methods import MetaPlan, Plan, make_plan
@@ -27,26 +27,6 @@ from calibrant.engine.run import run_recipe
 from calibrant.engine.setup import load_data
 from calibrant.grid.local import make_places
 from calibrant.grid.plan import Cell
-
-
-class Shape(NamedTuple):
-    """What decides how fast a data set trains: examples, pixels, channels and classes."""
-
-    train: int
-    test: int
-    size: tuple[int, int]
-    channels: int
-    num_classes: int
-
-
-# Sets that may not be there yet.
-_SHAPES = {
-    "cifar10": Shape(50_000, 10_000, (32, 32), 3, 10),
-    "cifar100": Shape(50_000, 10_000, (32, 32), 3, 100),
-    "tiny-imagenet": Shape(100_000, 10_000, (64, 64), 3, 200),
-    "mnist": Shape(60_000, 10_000, (28, 28), 1, 10),
-    "fashion-mnist": Shape(60_000, 10_000, (28, 28), 1, 10),
-}
 
 
 @dataclass(frozen=True)
@@ -248,9 +228,9 @@ def _time(recipe: Recipe, shape: Shape, probe: _Probe, *, threads: int) -> _Time
 
 def shape_of(part: DataPart) -> Shape:
     """Sizes of a data set, read only where they are not known by name."""
-    if part.name in _SHAPES:
-        return _SHAPES[part.name]
-    data = EMBEDDED[part.name]() if part.name in EMBEDDED else load_data(part)
+    if part.name in DATASETS:
+        return DATASETS[part.name].shape
+    data = load_data(part)
     return Shape(len(data.train), len(data.test), data.train.size, data.train.channels, data.train.num_classes)
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from calibrant.backbones import BACKBONES
 from calibrant.core.registry import lookup
-from calibrant.data import EMBEDDED, SOURCES
-from calibrant.data.sources import is_there
+from calibrant.data import DATASETS
 from calibrant.engine.folder import is_finished
 from calibrant.engine.limits import check_recipe
 from calibrant.engine.methods import find_method, make_plan, split_name
@@ -21,13 +20,6 @@ from calibrant.engine.run import check_same_run
 from calibrant.engine.setup import load_data
 from calibrant.grid.collect import data_label, is_run
 from calibrant.io.predictions import load_predictions
-
-# The embedded sets are too small for the paper's network and 350 epochs; these are used where nothing else is said. A tenth of
-# `digits` is often classified without a mistake, and then no temperature can be fitted.
-SMALL: dict[str, dict[str, object]] = {
-    "digits": {"backbone.name": "convnet", "train.epochs": 30, "data.val": 300},
-    "mixture": {"backbone.name": "mlp", "train.epochs": 60},
-}
 
 # What a table is made of, and how it is read.
 _READ: dict[str, Callable[[Path], object]] = {
@@ -271,7 +263,7 @@ def _check_settings(cells: Sequence[Cell], common: Mapping[str, object], own: Ma
 
 
 def _small(name: str, recipe: Recipe | None) -> dict[str, object]:
-    return dict(SMALL.get(name, {})) if recipe is None else {}
+    return dict(DATASETS[name].settings) if recipe is None and name in DATASETS else {}
 
 
 def _check(recipe: Recipe) -> None:
@@ -285,7 +277,7 @@ def _check(recipe: Recipe) -> None:
 def check_data(cells: Sequence[Cell]) -> None:
     """Raise with one sentence if a data set of the grid is not there."""
     for part in {cell.recipe.data.name: cell.recipe.data for cell in cells}.values():
-        there = part.name in EMBEDDED or (part.name in SOURCES and is_there(part.name, root=part.root))
+        there = part.name in DATASETS and DATASETS[part.name].is_there(part.root)
         if not there and not Path(part.name).expanduser().exists():
             # Nothing is there to be read: what is left is the loader's own sentence.
             load_data(part)

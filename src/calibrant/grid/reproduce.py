@@ -9,7 +9,7 @@ from pathlib import Path
 
 from calibrant.core.entry import Entry
 from calibrant.core.registry import lookup
-from calibrant.data import EMBEDDED
+from calibrant.data import DATASETS
 from calibrant.engine.folder import is_finished
 from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.compare import Comparison, compare
@@ -142,7 +142,7 @@ def _title(plan: Reproduction) -> str:
 def _quick_settings(data: Sequence[str]) -> dict[str, object]:
     if set(data) <= {_QUICK_DATA}:
         return _QUICK
-    return _SHORT if set(data) <= set(EMBEDDED) else _SMALL
+    return _SHORT if all(name in DATASETS and DATASETS[name].embedded for name in data) else _SMALL
 
 
 def run_reproduction(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from calibrant.core.entry import Entry
-from calibrant.data.fingerprint import difference
+from calibrant.data.image_set import difference
 from calibrant.engine.methods import METHODS, Facts, MetaPlan, make_plan, split_name
 from calibrant.engine.recipe import NEUTRAL, Recipe, override
 from calibrant.engine.resolve import idle_keys, resolved

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from calibrant.data.fingerprint import difference, fingerprint
+from calibrant.data.image_set import difference, fingerprint
 from calibrant.engine.folder import is_finished, read_facts
 from calibrant.engine.recipe import DataPart, load_recipe
 from calibrant.engine.same_data import known_data

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from importlib.machinery import ModuleSpec
-from pathlib import Path
-
 import pytest
 import torch
 from sklearn import datasets
 
-from calibrant.data.digits import load_digits
+from calibrant.data import load_digits
 
 
 def test_load_digits_holds_every_image_of_scikit_learn_once() -> None:
@@ -19,15 +16,6 @@ def test_load_digits_holds_every_image_of_scikit_learn_once() -> None:
     expected = torch.from_numpy(raw.images)[order].mul(255 / 16).round().to(torch.uint8)
     assert torch.equal(images.squeeze(3), expected)
     assert torch.equal(labels, torch.from_numpy(raw.target).long()[order])
-
-
-def test_load_digits_is_the_same_where_the_file_lies_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    usual = load_digits()
-    spec = ModuleSpec("sklearn", None, origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr("calibrant.data.digits.find_spec", lambda name: spec)
-    moved = load_digits()
-    assert torch.equal(moved.train.images, usual.train.images)
-    assert torch.equal(moved.test.labels, usual.test.labels)
 
 
 def test_load_digits_does_not_import_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from calibrant.data import DataSet, ImageSet
-from calibrant.data import fingerprint as module
-from calibrant.data.fingerprint import difference, fingerprint
-from calibrant.data.npz import load_npz
+from calibrant.data import image_set as module
+from calibrant.data.image_set import difference, fingerprint
+from calibrant.data.own_images import load_npz
 
 
 def images(n: int, *, first: int = 0, names: tuple[str, ...] | None = ("ant", "bee")) -> ImageSet:

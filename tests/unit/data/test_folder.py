@@ -3,12 +3,8 @@ import pytest
 import torch
 from PIL import Image
 
-from calibrant.data import folder as module
-from calibrant.data.folder import load_folder
-from calibrant.data.path import is_path, load_path
-from calibrant.data.pictures import Picture, common_form, decode
-from calibrant.data.splits import held_out_rows
-from calibrant.data.statistics import channel_statistics
+from calibrant.data.image_set import channel_statistics, held_out_rows
+from calibrant.data.own_images import Picture, common_form, decode, is_path, load_folder, load_path
 
 
 def picture(path, level, size=(6, 4), mode="RGB"):
@@ -131,7 +127,7 @@ def test_load_folder_of_another_layout_says_what_is_missing(tmp_path):
     with pytest.raises(ValueError, match=r"b: must hold pictures \(.png, .*\), got none"):
         load_folder(tmp_path)
     picture(tmp_path / "b" / "0.png", 1)
-    with pytest.raises(ValueError, match="must hold two pictures of a class or more"):
+    with pytest.raises(ValueError, match="must be images to train and to test on"):
         load_folder(tmp_path)
 
 
@@ -173,7 +169,6 @@ def test_is_path_and_load_path_tell_names_from_paths(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="must be a folder of class folders or an .npz of images, got another file"):
         load_path("./set.txt")
     assert is_path("set.txt")
-    assert module._TEST_NAMES[0] == "test"
 
 
 def test_load_path_size_is_for_pictures_of_class_folders_alone(tmp_path):

@@ -6,10 +6,9 @@ import torch
 
 from calibrant.data import cifar
 from calibrant.data.augment import crop_batch, draw_epoch, normalize, pad_images
-from calibrant.data.digits import load_digits
-from calibrant.data.image_set import ImageSet
-from calibrant.data.mixture import load_mixture
-from calibrant.data.splits import split_indices
+from calibrant.data.image_set import ImageSet, split_indices
+from calibrant.data.mnist import load_digits
+from calibrant.data.synthetic import load_mixture
 
 
 def small_set(n=6, **options):
@@ -146,9 +145,7 @@ def test_load_cifar10_missing_or_changed_files_say_what_to_do(tmp_path, monkeypa
     fake_cifar10(folder, monkeypatch)
     (folder / "data_batch_3").rename(tmp_path / "kept")
     for root in (tmp_path, folder):
-        with pytest.raises(
-            FileNotFoundError, match=rf"{folder} must hold all 7 files of the set, got it without data_batch_3\."
-        ):
+        with pytest.raises(FileNotFoundError, match=r"must hold all 7 files of the set \(data_batch_3\)"):
             cifar.load_cifar10(root)
     (tmp_path / "kept").rename(folder / "data_batch_3")
     (folder / "test_batch").write_bytes(b"other")

@@ -3,8 +3,8 @@ import pytest
 import torch
 from scipy import ndimage
 
-from calibrant.data.mixture import load_mixture
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt, shifted_sets
+from calibrant.data.synthetic import load_mixture
 
 
 def images(n=3, height=12, width=9, channels=3, seed=0):

@@ -1,61 +1,68 @@
+"""Every data set of the table: where it comes from, and that it is what its entry says."""
+
+from __future__ import annotations
+
 import re
+from pathlib import Path
 
 import pytest
 
-from calibrant.data import DATASETS, EMBEDDED, ON_DISK, SOURCES, cifar, mnist, sources, tiny_imagenet
-from calibrant.data.sources import RemoteFile, Source, fetch, is_there
+from calibrant.data import DATASETS, DataSource, RemoteFile, Shape, data_name, fetch, load_mixture, source
 
 
-def test_sources_are_the_sets_on_disk_and_every_loader_names_its_source(tmp_path):
-    assert list(SOURCES) == list(ON_DISK)
-    assert [*EMBEDDED, *SOURCES] == DATASETS
-    for name, load in ON_DISK.items():
-        with pytest.raises(FileNotFoundError, match=f"calibrant data fetch {name}`"):
-            load(tmp_path)
-
-
-def test_sources_have_addresses_sizes_and_checksums_of_the_right_form():
-    files = [file for source in SOURCES.values() for file in source.files]
-    assert len(files) == 11
-    assert len({file.md5 for file in files}) == len({file.path for file in files}) == 11
-    for file in files:
+@pytest.mark.parametrize("name", DATASETS.builtin)
+def test_entry_of_every_set_is_complete_and_says_how_to_get_it(name: str, tmp_path: Path) -> None:
+    entry = DATASETS[name]
+    assert entry.name == name
+    assert entry.label
+    assert entry.about
+    for file in entry.files:
         assert re.fullmatch("[0-9a-f]{32}", file.md5)
         assert file.size > 4000
         assert all(re.fullmatch(r"https?://\S+/" + re.escape(file.path.rpartition("/")[2]), url) for url in file.urls)
         assert not file.path.startswith(("/", ".."))
+    if entry.embedded:
+        data = entry.load(tmp_path)
+        train = data.train
+        assert entry.shape == (len(train), len(data.test), train.size, train.channels, train.num_classes)
+        assert data.name == name
+    else:
+        with pytest.raises(FileNotFoundError, match=f"calibrant data fetch {name}`"):
+            entry.load(tmp_path)
 
 
-def test_sources_put_files_where_loaders_look():
-    assert SOURCES["tiny-imagenet"].files[0].path == tiny_imagenet.ARCHIVE
-    assert SOURCES["tiny-imagenet"].files[0].md5 == tiny_imagenet.ARCHIVE_MD5
-    for name, table in (("mnist", mnist.MNIST_FILES), ("fashion-mnist", mnist.FASHION_FILES)):
-        assert [file.path for file in SOURCES[name].files] == [f"{name}/{file}.gz" for file in table]
-    assert "data_batch_1" in cifar.CIFAR10_FILES
+def test_files_of_all_sets_are_different() -> None:
+    files = [file for entry in DATASETS.values() for file in entry.files]
+    assert len({file.md5 for file in files}) == len({file.path for file in files}) == len(files)
 
 
-def test_fetch_hands_every_file_to_download(tmp_path, monkeypatch):
+def test_fetch_hands_every_file_to_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(sources, "download", lambda urls, path, **options: calls.append((urls, path, options)) or path)
+    monkeypatch.setattr(source, "download", lambda urls, path, **options: calls.append((urls, path, options)) or path)
     found = fetch("mnist", root=tmp_path, report=print)
-    assert found == [tmp_path / file.path for file in SOURCES["mnist"].files]
-    assert calls[1][2] == {"md5": SOURCES["mnist"].files[1].md5, "report": print}
+    files = DATASETS["mnist"].files
+    assert found == [tmp_path / file.path for file in files]
+    assert calls[1] == (files[1].urls, found[1], {"md5": files[1].md5, "report": print})
 
 
-def test_fetch_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match="unknown data set to fetch 'fashion'. Did you mean 'fashion-mnist'"):
+def test_unknown_name_is_answered_with_the_nearest_and_own_sets_keep_theirs() -> None:
+    with pytest.raises(ValueError, match="unknown data set 'fashion'. Did you mean 'fashion-mnist'"):
         fetch("fashion")
+    assert (data_name("tiny-imagenet"), data_name("birds")) == ("Tiny-ImageNet", "birds")
 
 
-def test_is_there_needs_every_file_or_another_sign(tmp_path, monkeypatch):
+def test_is_there_needs_every_file_or_another_sign(tmp_path: Path) -> None:
     files = tuple(RemoteFile(f"set/{i}", 1, "", ()) for i in range(2))
-    monkeypatch.setitem(SOURCES, "set", Source("a set", files, ("unpacked/1",)))
+    shape = Shape(1, 1, (1, 1), 1, 2)
+    entry = DataSource("set", "Set", "a set", lambda root: load_mixture(), shape, files, others=("unpacked/1",))
     (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "0").touch()
-    assert not is_there("set", root=tmp_path)
-    (tmp_path / "set" / "1").touch()
-    assert is_there("set", root=tmp_path)
-    (tmp_path / "set" / "0").unlink()
     (tmp_path / "unpacked").mkdir()
+    (tmp_path / "set" / "0").touch()
+    assert not entry.is_there(tmp_path)
+    (tmp_path / "set" / "1").touch()
+    assert entry.is_there(tmp_path)
+    (tmp_path / "set" / "0").unlink()
     (tmp_path / "unpacked" / "1").touch()
-    assert is_there("set", root=tmp_path)
-    assert SOURCES["set"].size == 2
+    assert entry.is_there(tmp_path)
+    assert entry.bytes == 2
+    assert DATASETS["digits"].is_there(tmp_path)

@@ -1,0 +1,357 @@
+"""Images of one's own, named by their path: a folder of class folders, or an ``.npz``. Decoding pictures is here, too."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median_low
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrant.core.checks import check_count
+from calibrant.data.image_set import DataSet, ImageSet, channel_statistics, held_out_rows
+from calibrant.io.arrays import Fields, npz_headers, read_npz
+from calibrant.io.files import check_readable
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+T = TypeVar("T")
+_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".gif", ".tif", ".tiff")
+# Only these decoders are let loose on a file, whatever its name; some of the others call programs.
+_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM", "GIF", "TIFF")
+_GREY, _COLOUR = ("1", "L", "LA"), ("RGB", "RGBA", "RGBX", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
+# Pictures of one size are kept as they are up to the first; what has to be scaled gets at most the second.
+_KEPT, _SCALED = 256, 224
+# Threads, and pictures that each takes at a time: handing them out one by one costs a third of the time.
+_WORKERS, _RUN = 8, 256
+_TEST_FOLDERS = ("test", "val", "valid", "validation")
+# Keys under which the arrays of an .npz are found, in the order in which they are looked for.
+_IMAGES, _LABELS = ("images", "x", "train_images", "x_train"), ("labels", "y", "train_labels", "y_train")
+_TEST_IMAGES, _TEST_LABELS = ("test_images", "x_test"), ("test_labels", "y_test")
+_MOST_CHANNELS = 4
+
+
+def is_path(name: str) -> bool:
+    """Whether ``name`` is meant as a path: it has a separator or the ending ``.npz``, or there is such a folder or file.
+
+    Example:
+        >>> is_path("photos/birds"), is_path("birds.npz"), is_path("cifar10")
+        (True, True, False)
+    """
+    return os.sep in name or "/" in name or name.lower().endswith(".npz") or Path(name).expanduser().exists()
+
+
+def load_path(path: str | Path, *, size: int | None = None) -> DataSet:
+    """Read an ``.npz`` of images, or a folder: of class folders, or of Tiny-ImageNet.
+
+    Args:
+        path: The file or folder.
+        size: Side of the squares that the pictures of class folders are resized to; other sets keep their size.
+
+    Returns:
+        The set. Raises as `load_npz` and `load_folder`, and ``ValueError`` where a size is given for a set that has one.
+    """
+    from calibrant.data.tiny_imagenet import load_tiny_imagenet
+
+    given = Path(path).expanduser()
+    arrays = given.suffix.lower() == ".npz" and not given.is_dir()
+    if given.is_file() and not arrays:
+        raise ValueError(f"{path}: must be a folder of class folders or an .npz of images, got another file.")
+    tiny = (given / "wnids.txt").is_file()
+    if size is not None and (arrays or tiny):
+        raise ValueError(f"{path}: `size` must be left out, got {size}; only pictures of class folders are resized.")
+    if arrays:
+        return load_npz(given)
+    return load_tiny_imagenet(given) if tiny else load_folder(given, size=size)
+
+
+def load_folder(path: str | Path, *, size: int | None = None, seed: int = 0) -> DataSet:
+    """Read ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` of which a fifth of each class is held out.
+
+    Classes are the sorted names of the class folders. Pictures may lie in folders of their own below these; files and
+    folders that start with a dot, and files that are no pictures by their name, are passed over. Where there is no
+    ``test``, ``val`` is the test part; ``val`` beside ``test`` is not read, since every run draws its own validation part.
+
+    Pictures of one size, at most 256 pixels a side, are kept as they are. Others are resized to squares of the median
+    shorter side, at most 224: scaled so that they cover it, and cut to the middle.
+
+    Args:
+        path: The folder.
+        size: Side of the squares, where the pictures are to be resized to another one.
+        seed: Seed of the held-out part.
+
+    Returns:
+        The set: colour unless every picture is grey, with the training part's mean and standard deviation, padded by an
+        eighth of the shorter side for random crops and not mirrored. Raises ``OSError`` or ``ValueError`` with one sentence
+        that names the file or folder at fault.
+    """
+    root = Path(path).expanduser()
+    if size is not None:
+        check_count(size, where="load_folder", name="size")
+    if not root.is_dir():
+        raise FileNotFoundError(f"{path}: must be a folder of class folders, got no folder. Check the path.")
+    parts = [root]
+    if (root / "train").is_dir():
+        tests = [root / name for name in _TEST_FOLDERS if (root / name).is_dir()]
+        if not tests:
+            raise FileNotFoundError(
+                f"{root}: must hold test/ beside train/, got train/ alone. Add it, or name {root / 'train'}, "
+                "of which a fifth will be held out."
+            )
+        parts = [root / "train", tests[0]]
+    names = _class_folders(parts[0])
+    found = [_find_pictures(part, names) for part in parts]
+    form = common_form([picture for pictures, _ in found for picture in pictures], size=size)
+    return _make_set(root.resolve().name, [(decode(p, form), y) for p, y in found], len(names), names, seed=seed, path=path)
+
+
+def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
+    """Read images and labels from numpy's ``.npz``; nothing in the file can run code.
+
+    Keys are ``images`` (or ``x``, ``train_images``, ``x_train``) and ``labels`` (``y``, …), and ``test_images`` and
+    ``test_labels`` (``x_test``, ``y_test``) where there is a test part; otherwise a fifth of each class is held out.
+    ``class_names`` is optional.
+
+    Args:
+        path: The file. Images are ``[N, H, W]``, ``[N, H, W, channels]`` or ``[N, channels, H, W]`` with values 0 to 255; up to
+            four channels, and where both ends could be channels they are the last.
+        seed: Seed of the held-out part.
+
+    Returns:
+        The set, as `load_folder` makes it. Raises ``OSError`` or ``ValueError`` with one sentence that names the file.
+    """
+    file = Path(path).expanduser()
+    check_readable(file, content="images and labels", remedy="Write it again with `numpy.savez`.")
+    there = list(npz_headers(file))
+    fields = read_npz(file, {*_IMAGES, *_LABELS, *_TEST_IMAGES, *_TEST_LABELS, "class_names"})
+    parts = [(_images(fields, _IMAGES, there, file), _labels(fields, _LABELS, there, file))]
+    if any(key in fields for key in (*_TEST_IMAGES, *_TEST_LABELS)):
+        parts.append((_images(fields, _TEST_IMAGES, there, file), _labels(fields, _TEST_LABELS, there, file)))
+    for images, labels in parts:
+        if len(images) != len(labels) or not len(labels):
+            raise ValueError(f"{path}: there must be one label for each image, got {len(labels)} for {len(images)}.")
+    names = tuple(str(name) for name in fields["class_names"].reshape(-1)) if "class_names" in fields else None
+    num_classes = _num_classes([labels for _, labels in parts], names, file)
+    return _make_set(file.stem, parts, num_classes, names, seed=seed, path=path)
+
+
+def _make_set(
+    name: str,
+    parts: list[tuple[Tensor, Tensor]],
+    num_classes: int,
+    names: tuple[str, ...] | None,
+    *,
+    seed: int,
+    path: str | Path,
+) -> DataSet:
+    """Make a set of images and labels to train on and, unless some are to be held out, to test on."""
+    if len(parts) == 1:
+        images, labels = parts[0]
+        parts = [(images[rows], labels[rows]) for rows in held_out_rows(labels, seed=seed)]
+    (images, _), (tested, test_labels) = parts
+    if images.shape[1:] != tested.shape[1:] or not len(test_labels):
+        got = f"{list(images.shape)} and {list(tested.shape)}"
+        raise ValueError(f"{path}: there must be images to train and to test on, of one size, got {got}.")
+    mean, std = channel_statistics(images)
+    pad = min(images.shape[1:3]) // 8
+    train, test = (ImageSet(i, y, num_classes, mean, std, class_names=names, pad=pad) for i, y in parts)
+    return DataSet(name, train, test)
+
+
+def _class_folders(part: Path) -> tuple[str, ...]:
+    names = tuple(sorted(entry.name for entry in part.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+    if len(names) < 2:
+        got = f"the folder {names[0]} alone" if names else "no folder"
+        raise ValueError(f"{part}: must hold a folder for each of two or more classes, got {got}.")
+    return names
+
+
+def _find_pictures(part: Path, names: tuple[str, ...]) -> tuple[list[Picture], Tensor]:
+    """The pictures of one part and their labels."""
+    pictures: list[Picture] = []
+    labels: list[int] = []
+    for name in _class_folders(part):
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{part / name}: a class of the test part must be one that is trained on, got another.{hint}")
+        paths = sorted(path for path in (part / name).rglob("*") if _is_picture(path, part))
+        if not paths:
+            raise ValueError(f"{part / name}: must hold pictures ({', '.join(_ENDINGS)}), got none.")
+        pictures += [Picture.from_path(path) for path in paths]
+        labels += [names.index(name)] * len(paths)
+    return pictures, torch.tensor(labels, dtype=torch.int64)
+
+
+def _is_picture(path: Path, part: Path) -> bool:
+    hidden = any(piece.startswith(".") for piece in path.relative_to(part).parts)
+    return path.suffix.lower() in _ENDINGS and not hidden and path.is_file()
+
+
+def _find(fields: Fields, keys: tuple[str, ...], there: list[str], path: Path) -> str:
+    for key in keys:
+        if key in fields:
+            return key
+    hint = " It holds predictions: measure them with `calibrant measure`." if {"logits", "probs"} & set(there) else ""
+    found = ", ".join(there[:12]) or "nothing"
+    raise ValueError(f"{path}: must hold `{keys[0]}` (or {', '.join(keys[1:])}), found {found}.{hint}")
+
+
+def _images(fields: Fields, keys: tuple[str, ...], there: list[str], path: Path) -> Tensor:
+    key = _find(fields, keys, there, path)
+    array = fields[key]
+    if array.ndim == 3:
+        array = array[..., None]
+    if array.ndim == 4 and array.shape[3] > _MOST_CHANNELS and array.shape[1] <= _MOST_CHANNELS:
+        array = array.transpose(0, 2, 3, 1)
+    if array.ndim != 4 or array.shape[3] > _MOST_CHANNELS or 0 in array.shape:
+        table = " Train on a table of features in a loop of your own with `calibrant.MetaLearner`." if array.ndim == 2 else ""
+        got = list(fields[key].shape)
+        raise ValueError(f"{path}: `{key}` must be [N, H, W], [N, H, W, channels] or [N, channels, H, W], got {got}.{table}")
+    if array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{path}: `{key}` must be whole numbers 0 to 255, got {array.dtype}. "
+            "Save `(255 * images).round().astype('uint8')` if they lie between 0 and 1."
+        )
+    if array.dtype != np.uint8 and not 0 <= array.min() <= array.max() <= 255:
+        raise ValueError(f"{path}: `{key}` must lie in [0, 255], got {array.min()} to {array.max()}.")
+    return torch.from_numpy(np.array(array, dtype=np.uint8, order="C"))
+
+
+def _labels(fields: Fields, keys: tuple[str, ...], there: list[str], path: Path) -> Tensor:
+    key = _find(fields, keys, there, path)
+    array = fields[key]
+    array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+    if array.ndim != 1:
+        hint = " They look one-hot: take `argmax`." if array.ndim == 2 else ""
+        raise ValueError(f"{path}: `{key}` must be class indices [N], got {list(array.shape)}.{hint}")
+    if array.dtype.kind not in "iub" or (array.size and int(array.min()) < 0):
+        got = array.dtype if array.dtype.kind not in "iub" else array.min()
+        raise ValueError(f"{path}: `{key}` must be class indices 0, 1, 2, …, got {got}. Save names as `class_names`.")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def _num_classes(labels: list[Tensor], names: tuple[str, ...] | None, path: Path) -> int:
+    """As many as there are names, or up to the largest label; every class that is tested must be trained on."""
+    trained, tested = (set(part.unique().tolist()) for part in (labels[0], labels[-1]))
+    if tested - trained:
+        got = f"{min(tested - trained)}, which has no image to train on"
+        raise ValueError(f"{path}: a class of the test part must be one that is trained on, got {got}.")
+    largest = max(trained)
+    count = largest + 1 if names is None else len(names)
+    if largest >= count:
+        raise ValueError(f"{path}: `labels` must lie in [0, {count - 1}] as there are {count} names, got {largest}.")
+    if count < 2:
+        raise ValueError(f"{path}: `labels` must name two classes or more, got 0 alone.")
+    if names is None and len(trained) < count:
+        absent = next(label for label in range(count) if label not in trained)
+        raise ValueError(
+            f"{path}: classes must be numbered 0, 1, 2, … without a gap, got no image of class {absent} and some of {largest}. "
+            "Number them anew, or save `class_names` if it is meant so."
+        )
+    return count
+
+
+class Picture(NamedTuple):
+    """A file that holds a picture: its name for messages, and how to open it."""
+
+    name: str
+    open: Callable[[], IO[bytes]]
+
+    @classmethod
+    def from_path(cls, path: Path) -> Picture:
+        """A picture in a file of its own."""
+        return cls(str(path), lambda: path.open("rb"))
+
+
+class Form(NamedTuple):
+    """The one form that all pictures of a set are brought to."""
+
+    height: int
+    width: int
+    channels: int
+
+
+def common_form(pictures: Sequence[Picture], *, size: int | None = None) -> Form:
+    """Choose the form of a set from the headers of its files.
+
+    Pictures of one size, at most 256 pixels a side, are kept as they are. Others become squares: the shorter side is scaled
+    to S and the middle is cut out, where S is the median of the shorter sides, at most 224. One channel if all are grey.
+
+    Args:
+        pictures: The files.
+        size: S, if it is to be another one.
+
+    Returns:
+        Height, width and channels. Raises ``ValueError`` on a file that is no picture.
+    """
+    with warnings.catch_warnings():
+        # A header that promises more pixels than memory holds is refused before anything is decoded.
+        warnings.simplefilter("error")
+        headers = [_with(picture, lambda image: (image.size, image.mode in _GREY)) for picture in pictures]
+    channels = 1 if all(grey for _, grey in headers) else 3
+    sizes = {size for size, _ in headers}
+    if size is None and len(sizes) == 1 and max(width_height := next(iter(sizes))) <= _KEPT:
+        return Form(width_height[1], width_height[0], channels)
+    side = size or min(_SCALED, median_low([min(size) for size, _ in headers]))
+    return Form(side, side, channels)
+
+
+def decode(pictures: Sequence[Picture], form: Form) -> Tensor:
+    """Read pictures, each brought to ``form``.
+
+    Args:
+        pictures: The files.
+        form: Height, width and channels; another size is scaled to cover it (antialiased) and cut to its middle.
+
+    Returns:
+        ``[N, height, width, channels]``, uint8. Raises ``ValueError`` that names the first file that is no picture.
+    """
+    images = np.empty((len(pictures), *form), dtype=np.uint8)
+
+    def fill(start: int) -> None:
+        for place in range(start, min(start + _RUN, len(pictures))):
+            images[place] = _with(pictures[place], lambda image: _bring(image, form))
+
+    # Decoding leaves Python's lock. A JPEG of 64x64 pixels takes 0.11 ms of one core.
+    with ThreadPoolExecutor(min(_WORKERS, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(fill, range(0, len(pictures), _RUN)):
+            pass
+    return torch.from_numpy(images)
+
+
+def _with(picture: Picture, use: Callable[[Image], T]) -> T:
+    from PIL import Image
+
+    wrong = None
+    try:
+        with picture.open() as handle, Image.open(handle, formats=_FORMATS) as image:
+            if image.mode in _GREY + _COLOUR:
+                return use(image)
+            wrong = image.mode
+    except Exception as error:
+        raise ValueError(
+            f"{picture.name}: must be a picture ({', '.join(_FORMATS)}), got a file that is damaged, too large or of another "
+            "kind. Repair or remove it."
+        ) from error
+    raise ValueError(f"{picture.name}: must have 8 bits a channel, got mode {wrong}. Convert it first.")
+
+
+def _bring(image: Image, form: Form) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    from PIL import ImageOps
+
+    mode = "L" if form.channels == 1 else "RGB"
+    wanted = (form.width, form.height)
+    if image.size != wanted:
+        # JPEG can be decoded at a fraction of its size, which spares most of the work on photographs.
+        image.draft(mode, wanted)
+        image = ImageOps.fit(image.convert(mode), wanted)
+    return np.asarray(image.convert(mode), dtype=np.uint8).reshape(form)

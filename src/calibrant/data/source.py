@@ -1,0 +1,109 @@
+"""The record of a data set that can be named: what it is, where it is downloaded from, and how it is read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from calibrant.data.image_set import DataSet
+from calibrant.io.download import download
+
+# Where `calibrant data fetch` puts sets, and where they are looked for.
+DEFAULT_ROOT = Path("~/.cache/calibrant/data").expanduser()
+
+
+class RemoteFile(NamedTuple):
+    """A published file.
+
+    Attributes:
+        path: Where it goes, below the root.
+        size: Its bytes.
+        md5: Its checksum.
+        urls: Its addresses, in the order in which they are tried.
+    """
+
+    path: str
+    size: int
+    md5: str
+    urls: tuple[str, ...]
+
+
+class Shape(NamedTuple):
+    """How many examples a set has to train and to test on, and what they are."""
+
+    train: int
+    test: int
+    size: tuple[int, int]
+    channels: int
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A data set that can be named; an installed package adds one through the entry points ``calibrant.datasets``.
+
+    Attributes:
+        name: What it is called in commands.
+        label: What it is called in print.
+        about: What it is, in a few words.
+        load: Reads it from the folder where sets lie; a set that needs no files passes over the folder.
+        shape: Its size, known before it is there.
+        files: What is downloaded.
+        others: Further paths below the root that show that the set is there, besides the files themselves.
+        settings: Settings of a recipe that suit it, where those for CIFAR do not.
+    """
+
+    name: str
+    label: str
+    about: str
+    load: Callable[[Path], DataSet]
+    shape: Shape
+    files: tuple[RemoteFile, ...] = ()
+    others: tuple[str, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the set needs no files."""
+        return not self.files and not self.others
+
+    @property
+    def bytes(self) -> int:
+        """Bytes to download."""
+        return sum(file.size for file in self.files)
+
+    def is_there(self, root: str | Path | None = None) -> bool:
+        """Whether the set seems to lie below ``root`` (its content is looked at when it is read)."""
+        place = Path(root or DEFAULT_ROOT).expanduser()
+        fetched = all((place / file.path).is_file() for file in self.files)
+        return (fetched and bool(self.files)) or self.embedded or any((place / path).is_file() for path in self.others)
+
+    def fetch(self, root: str | Path | None = None, *, report: Callable[[int], None] | None = None) -> list[Path]:
+        """Download the set, or what is missing of it.
+
+        Args:
+            root: Folder to put it in; the usual place by default.
+            report: Called with the number of bytes that were added.
+
+        Returns:
+            The files. Raises as `calibrant.io.download.download`.
+        """
+        place = Path(root or DEFAULT_ROOT).expanduser()
+        return [download(file.urls, place / file.path, md5=file.md5, report=report) for file in self.files]
+
+
+def not_there(name: str, root: Path, wanted: str) -> FileNotFoundError:
+    """The error for a set whose files are not where they are looked for."""
+    return FileNotFoundError(
+        f"{name}: `root` must hold {wanted}, got {root} without. "
+        f"Get it with `calibrant data fetch {name}`, or name the folder that has it with `--data-root`."
+    )
+
+
+def check_md5(content: bytes, md5: str, path: str | Path) -> None:
+    """Raise ``ValueError`` unless ``content`` is that of the published file."""
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+        raise ValueError(f"{path}: must be the published file (MD5 {md5}), got another one. Delete it and fetch it again.")
