@@ -28,7 +28,7 @@ from calibrant.backbones.resnet import BasicBlock, ResNet, resnet18
 from calibrant.engine.graph import capture_step
 from calibrant.losses import focal_loss
 from calibrant.meta import MetaLearner, hypergradient
-from calibrant.meta.bn import meta_mode, norms_of, untracked
+from calibrant.meta.network import meta_mode, untracked
 
 LIMIT = {"cpu": 1.6, "cuda": 1.55}
 LEAST_SPEEDUP = 1.5
@@ -75,7 +75,7 @@ def plain(case: Case) -> Callable[[], None]:
 
 
 def meta(case: Case, lookahead: str) -> Callable[[], None]:
-    learner = MetaLearner(case.model, case.optimizer, every=1, lookahead=lookahead, amp=case.amp, monitor_every=0)  # type: ignore[arg-type]
+    learner = MetaLearner(case.model, case.optimizer, every=1, lookahead=lookahead, amp=case.amp, monitor_every=0)
 
     def step() -> None:
         learner.step(case.x, case.y, case.x_meta, case.y_meta)
@@ -86,12 +86,12 @@ def meta(case: Case, lookahead: str) -> Callable[[], None]:
 def double_backward(case: Case) -> Callable[[], None]:
     """The full look-ahead as it is usually written: the virtual step with its graph, differentiated through."""
     learner = MetaLearner(case.model, case.optimizer, every=1, lookahead="full", amp=case.amp, monitor_every=0)
-    network, regularizer, norms = learner.plan.network, learner.regularizer, norms_of(case.model)
+    network, regularizer = learner.network, learner.regularizer
 
     def inner(params: dict[str, Tensor], hyper: dict[str, Tensor]) -> Tensor:
         seen: list[Tensor] = []
         hook = network.head.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
-        with untracked(norms), case.autocast():
+        with untracked(case.model), case.autocast():
             logits = functional_call(case.model, params, (case.x,))
         hook.remove()
         return regularizer.loss(hyper, seen[0].detach(), logits, case.y, {}).mean()
@@ -99,13 +99,13 @@ def double_backward(case: Case) -> Callable[[], None]:
     def outer(params: dict[str, Tensor]) -> Tensor:
         with meta_mode(case.model, "batch"), case.autocast():
             logits = functional_call(case.model, params, (case.x_meta,))
-        return learner.plan.objective(logits.float(), case.y_meta)
+        return learner.objective(logits.float(), case.y_meta)
 
     def step() -> None:
         case.optimizer.zero_grad(set_to_none=True)
         found = hypergradient(inner, outer, network.parameters(), learner.hyper, lr=0.1)
         features, logits = learner.forward(case.x)
-        learner._apply(found, features)
+        learner._learned.step(found.grads)
         learner.loss(features, logits, case.y).backward()
         case.optimizer.step()
 

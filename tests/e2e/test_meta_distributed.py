@@ -37,7 +37,7 @@ def train(case: str, rank: int | None) -> dict[str, Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     # A different draw in every process: the first one's must win.
     generator = torch.Generator().manual_seed(rank or 0)
-    learner = MetaLearner(model, optimizer, every=1, generator=generator, **CASES[case])  # type: ignore[arg-type]
+    learner = MetaLearner(model, optimizer, every=1, generator=generator, **CASES[case])
     x, y, xm, ym = parts
     results: dict[str, Tensor] = {}
     for step in range(3):

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import calibrant.meta.learner
 from calibrant.meta import MetaBatches, MetaLearner
+from calibrant.meta.step import HyperParameters
 
 NUM_CLASSES, DIM, STEPS, BATCH = 4, 8, 1200, 64
 MEANS = 2 * F.normalize(torch.randn(NUM_CLASSES, DIM, generator=torch.Generator().manual_seed(0)))
@@ -72,10 +72,6 @@ def test_default_preset_halves_the_true_calibration_error(cross_entropy: Tensor)
 
 @pytest.mark.parametrize("factor", [-1.0, 0.0])
 def test_wrong_or_missing_hypergradient_does_not(factor: float, cross_entropy: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = calibrant.meta.learner.next_hyper
-
-    def sabotaged(plan, hyper, grads, adam, *, lr):  # type: ignore[no-untyped-def]
-        return honest(plan, hyper, {name: factor * grad for name, grad in grads.items()}, adam, lr=lr)
-
-    monkeypatch.setattr(calibrant.meta.learner, "next_hyper", sabotaged)
+    honest = HyperParameters.step
+    monkeypatch.setattr(HyperParameters, "step", lambda self, grads: honest(self, {n: factor * g for n, g in grads.items()}))
     assert train(0, meta=True)[0] > 0.5 * float(cross_entropy[0, 0])

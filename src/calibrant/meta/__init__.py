@@ -3,22 +3,24 @@
 `MetaLearner` puts it into any training loop; the rest are the parts it is made of, each a function of values.
 """
 
-from calibrant.meta.adam import AdamState, adam_update, init_adam
 from calibrant.meta.batches import LoaderBatches, MetaBatches
 from calibrant.meta.gamma_net import GammaNet, HeadUse, gamma_of, gamma_speed, init_gamma_net
-from calibrant.meta.info import StepInfo
-from calibrant.meta.learner import MetaLearner
-from calibrant.meta.lookahead import full_hypergradient, head_hypergradient, hypergradient
-from calibrant.meta.monitor import MetaWarning
-from calibrant.meta.objectives import make_objective
-from calibrant.meta.presets import PRESETS, MetaSettings, Preset
+from calibrant.meta.learner import MetaLearner, MetaWarning, StepInfo
+from calibrant.meta.lookahead import (
+    Batch,
+    Hypergradient,
+    VirtualStep,
+    full_hypergradient,
+    head_hypergradient,
+    hypergradient,
+    virtual_sgd,
+)
 from calibrant.meta.regularizers import REGULARIZERS, GammaFocal, LabelSmoothing, Regularizer, UnitwiseL2
-from calibrant.meta.virtual import Batch, Hypergradient, VirtualStep, virtual_sgd
+from calibrant.meta.settings import PRESETS, MetaSettings, Preset, make_objective
 
 __all__ = [
     "PRESETS",
     "REGULARIZERS",
-    "AdamState",
     "Batch",
     "GammaFocal",
     "GammaNet",
@@ -35,13 +37,11 @@ __all__ = [
     "StepInfo",
     "UnitwiseL2",
     "VirtualStep",
-    "adam_update",
     "full_hypergradient",
     "gamma_of",
     "gamma_speed",
     "head_hypergradient",
     "hypergradient",
-    "init_adam",
     "init_gamma_net",
     "make_objective",
     "virtual_sgd",

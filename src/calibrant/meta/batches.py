@@ -26,13 +26,12 @@ def split_batch(batch: Any) -> tuple[Any, Tensor]:
         >>> list(x), labels
         (['ids'], tensor([0, 1]))
     """
-    if isinstance(batch, Mapping):
-        if "labels" not in batch:
-            raise ValueError(f"split_batch: `batch` must hold 'labels', got {', '.join(map(repr, batch)) or 'nothing'}.")
+    if isinstance(batch, Mapping) and "labels" in batch:
         return {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
     if isinstance(batch, tuple | list) and len(batch) >= 2:
         return batch[0], batch[1]
-    raise ValueError(f"split_batch: `batch` must be (x, labels) or a mapping with 'labels', got {type(batch).__name__}.")
+    got = f"one of {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+    raise ValueError(f"split_batch: `batch` must be (x, labels) or a mapping with 'labels', got {got}.")
 
 
 def to_device(x: Any, device: torch.device) -> Any:
@@ -89,9 +88,8 @@ class MetaBatches:
             self._order, self._place = torch.randperm(len(self.labels), generator=self.generator), 0
         index = self._order[self._place : self._place + self.batch_size]
         self._place += self.batch_size
-        if isinstance(self.x, Mapping):
-            return {name: _take(part, index) for name, part in self.x.items()}, _take(self.labels, index)
-        return _take(self.x, index), _take(self.labels, index)
+        x = {name: _take(part, index) for name, part in self.x.items()} if isinstance(self.x, Mapping) else _take(self.x, index)
+        return x, _take(self.labels, index)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to draw the same batches."""
@@ -119,21 +117,18 @@ class LoaderBatches:
                 "LoaderBatches: `loader` must shuffle, got a sequential one. Pass `DataLoader(..., shuffle=True)`."
             )
         self.loader, self.passes, self._taken = loader, 0, 0
-        self._current: Iterator[Any] | None = None
+        self._current: Iterator[Any] = iter(())
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
         return self
 
     def __next__(self) -> tuple[Any, Tensor]:
-        for _ in range(2):
-            if self._current is None:
-                self._current = self._begin()
-            for batch in self._current:
+        for current in (lambda: self._current, self._begin):
+            for batch in current():
                 self._taken += 1
                 x, labels = split_batch(batch)
                 if self.loader.batch_size is None or len(labels) >= self.loader.batch_size:
                     return x, labels
-            self._current = None
         raise ValueError(
             f"LoaderBatches: `loader` must hold at least one full batch of {self.loader.batch_size}, got none in a whole pass. "
             "Lower its `batch_size`."
@@ -144,7 +139,8 @@ class LoaderBatches:
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.passes)
         self.passes, self._taken = self.passes + 1, 0
-        return iter(self.loader)
+        self._current = iter(self.loader)
+        return self._current
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of passes begun, and of batches taken in the last."""
@@ -152,15 +148,15 @@ class LoaderBatches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken if the sampler repeats the order of a pass (`set_epoch`), else with the next pass."""
-        self.passes, self._current, self._taken = int(state["passes"]), None, 0
+        self.passes, self._current, self._taken = int(state["passes"]), iter(()), 0
         taken = int(state.get("taken", 0))
         if taken and hasattr(getattr(self.loader, "sampler", None), "set_epoch"):
             # What the samples of the batches passed over draw was drawn before.
             with torch.random.fork_rng(devices=[]):
                 self.passes -= 1
-                self._current = self._begin()
+                current = self._begin()
                 for _ in range(taken):
-                    next(self._current, None)
+                    next(current, None)
             self._taken = taken
 
 

@@ -1,30 +1,72 @@
 """Gamma-Net: a gate that gives every sample its own focal gamma, as a module and as functions of its parameters.
 
-The loss it steers is in `calibrant.meta.regularizers.gamma_focal`; how it is trained, in `calibrant.meta.lookahead`.
+The loss that uses it is `calibrant.meta.GammaFocal`; how it learns is in `calibrant.meta.lookahead`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calibrant.core.checks import check_count, check_positive
 from calibrant.core.registry import lookup
-from calibrant.meta.positive import POSITIVE_MAPS, sigmoid_top
 
 Params: TypeAlias = "dict[str, Tensor]"
+Values: TypeAlias = "Mapping[str, Tensor]"
 
+# Top of the sigmoid map where no `gamma_max` is given: a plain sigmoid could not start at gamma = 1.
+SIGMOID_TOP = 20.0
 # Singular values below this share of the largest do not carry the least-norm start: for 512 features it is exact up to about
 # 400 heads; beyond, W would grow without bound as A becomes square, and the rank-one correction of A takes over.
 _RANK_TOLERANCE = 0.05
 
 
+class PositiveMap(NamedTuple):
+    """How a score becomes a gamma >= 0, and which score gives a wanted gamma; both are told ``gamma_max``."""
+
+    apply: Callable[[Tensor, float | None], Tensor]
+    inverse: Callable[[float, float | None], float]
+
+    def slope(self, gamma: float, gamma_max: float | None) -> float:
+        """Slope of the map where it gives ``gamma``."""
+        score = torch.tensor(self.inverse(gamma, gamma_max), dtype=torch.float64, requires_grad=True)
+        with torch.enable_grad():
+            return float(torch.autograd.grad(self.apply(score, gamma_max), score)[0])
+
+
+def _minmax(score: Tensor, gamma_max: float | None) -> Tensor:
+    # The range [min(u, 0), max(u)] of the batch is stretched onto [0, max(u)]: the identity while no score is negative.
+    low, high = score.amin().clamp(max=0.0), score.amax().clamp(min=0.0)
+    return (score - low) * (high / (high - low).clamp(min=torch.finfo(score.dtype).tiny))
+
+
+def _same(gamma: float, gamma_max: float | None) -> float:
+    return gamma
+
+
+POSITIVE_MAPS: dict[str, PositiveMap] = {
+    "abs": PositiveMap(lambda u, top: u.abs(), _same),
+    "relu": PositiveMap(lambda u, top: F.relu(u), _same),
+    "softplus": PositiveMap(lambda u, top: F.softplus(u), lambda g, top: g + math.log(-math.expm1(-g))),
+    "sigmoid": PositiveMap(
+        lambda u, top: (top or SIGMOID_TOP) * torch.sigmoid(u), lambda g, top: math.log(g / ((top or SIGMOID_TOP) - g))
+    ),
+    "minmax": PositiveMap(_minmax, _same),
+}
+
+
+def positive_map(name: str) -> PositiveMap:
+    """Return the map of that name."""
+    return lookup(POSITIVE_MAPS, name, kind="positive map")
+
+
 def gamma_of(
-    params: Mapping[str, Tensor],
+    params: Values,
     features: Tensor,
     *,
     temperature: float = 0.01,
@@ -38,15 +80,14 @@ def gamma_of(
     .. math:: p_i = \mathrm{softmax}(x_i A), \qquad \gamma_i = |\, p_i A^\top W \,| / \tau
         = \Bigl| \sum_{j=1}^{k} p_{ij}\, c_j \Bigr| / \tau, \qquad c = A^\top W,
 
-    a mixture, with attention weights :math:`p_i`, of the k head-gammas :math:`c_j / \tau`. Other maps take the place of the
-    absolute value :math:`|u|` of the score :math:`u`: ``relu``, ``softplus``, ``sigmoid`` (times `gamma_max`, 20 if none is
-    given) and ``minmax`` (the batch's scores stretched onto ``[0, max]`` where one is negative).
+    a mixture, with attention weights :math:`p_i`, of the k head-gammas :math:`c_j / \tau`.
 
     Args:
         params: ``attention [d, k]`` and ``readout [d]``.
         features: ``[B, d]``; half precision is computed in float32.
         temperature: Divisor :math:`\tau` of the score.
-        positive: One of ``POSITIVE_MAPS``.
+        positive: What makes the score positive: "abs" as above, "relu", "softplus", "sigmoid" (times ``gamma_max``, 20 if none
+            is given) or "minmax" (a batch's scores are stretched onto ``[0, max]`` where one is negative).
         gamma_max: Upper bound. Its gradient passes (straight through), so that a gamma at the bound can come back.
 
     Returns:
@@ -58,29 +99,26 @@ def gamma_of(
         tensor([2.0000, 1.0002])
 
     Reference:
-        Wang and Golebiowski, TMLR 2024, equations 4 and 5.
+        Wang and Golebiowski, TMLR 2024.
     """
     # Autocast would do the products in half precision, whose rounding a temperature of 0.01 magnifies a hundredfold.
     with torch.autocast(features.device.type, enabled=False):
         score = attention_of(params, features) @ (params["attention"].T @ params["readout"]) / temperature
-    gamma = lookup(POSITIVE_MAPS, positive, kind="positive map").apply(score, gamma_max)
-    if gamma_max is None:
-        return gamma
-    return gamma - (gamma.detach() - gamma_max).clamp(min=0.0)
+    gamma = positive_map(positive).apply(score, gamma_max)
+    return gamma if gamma_max is None else gamma - (gamma.detach() - gamma_max).clamp(min=0.0)
 
 
-def attention_of(params: Mapping[str, Tensor], features: Tensor) -> Tensor:
+def attention_of(params: Values, features: Tensor) -> Tensor:
     """Attention ``[B, k]`` of every sample over the heads, rows summing to one."""
     attention = params["attention"]
     return torch.softmax(features.to(attention.dtype) @ attention, 1)
 
 
 def head_gammas_of(
-    params: Mapping[str, Tensor], *, temperature: float = 0.01, positive: str = "abs", gamma_max: float | None = None
+    params: Values, *, temperature: float = 0.01, positive: str = "abs", gamma_max: float | None = None
 ) -> Tensor:
     """Gamma ``[k]`` of a sample that attends to one head alone; every gamma is a mixture of these (before the map)."""
-    score = params["attention"].T @ params["readout"] / temperature
-    return lookup(POSITIVE_MAPS, positive, kind="positive map").apply(score, gamma_max)
+    return positive_map(positive).apply(params["attention"].T @ params["readout"] / temperature, gamma_max)
 
 
 def least_norm_readout(attention: Tensor, *, score: float) -> Tensor:
@@ -90,15 +128,10 @@ def least_norm_readout(attention: Tensor, *, score: float) -> Tensor:
     return solve @ target
 
 
-def with_head_scores(params: Mapping[str, Tensor], scores: Tensor) -> Params:
-    r"""Change A by the rank-one :math:`W (s - A^\top W)^\top / \lVert W \rVert^2`, so that the head scores are exactly s.
+def with_head_scores(params: Values, scores: Tensor) -> Params:
+    r"""Change A by the rank-one :math:`W (s - A^\top W)^\top / \lVert W \rVert^2`, so that the head scores ``[k]`` are s.
 
-    Args:
-        params: ``attention [d, k]`` and ``readout [d]``, the latter not zero.
-        scores: Wanted :math:`A^\top W`, ``[k]``.
-
-    Returns:
-        New parameters; columns whose score is already right are unchanged.
+    The readout must not be zero. Columns whose score is already right stay as they are.
     """
     attention, readout = params["attention"], params["readout"]
     tiny = torch.finfo(readout.dtype).tiny
@@ -126,9 +159,9 @@ def init_gamma_net(
     Args:
         num_features: Width d of the features.
         num_heads: Number k of heads.
-        temperature: Divisor :math:`\tau`.
+        temperature: As in `gamma_of`; so are ``positive`` and ``gamma_max``.
         positive: One of ``POSITIVE_MAPS``.
-        gamma_max: Upper bound.
+        gamma_max: Upper bound, or None.
         gamma_init: Gamma of every sample at the start.
         generator: Source of the draw.
 
@@ -145,31 +178,27 @@ def init_gamma_net(
     check_count(num_heads, where=where, name="num_heads")
     check_positive(temperature, where=where, name="temperature")
     check_positive(gamma_init, where=where, name="gamma_init")
-    bound = sigmoid_top(gamma_max) if positive == "sigmoid" else gamma_max
-    if bound is not None and not gamma_init < bound:
+    bound = gamma_max or (SIGMOID_TOP if positive == "sigmoid" else math.inf)
+    if not gamma_init < bound:
         raise ValueError(f"{where}: `gamma_init` must be below the bound {bound:g}, got {gamma_init:g}. Raise `gamma_max`.")
-    score = temperature * lookup(POSITIVE_MAPS, positive, kind="positive map").inverse(gamma_init, gamma_max)
-    edge = num_features**-0.5
-    attention = (2 * torch.rand(num_features, num_heads, generator=generator).double() - 1) * edge
+    score = temperature * positive_map(positive).inverse(gamma_init, gamma_max)
+    attention = (2 * torch.rand(num_features, num_heads, generator=generator).double() - 1) * num_features**-0.5
     # A score of exactly zero (softplus at ln 2, sigmoid at half its top) would make W zero, where both gradients vanish.
     readout = least_norm_readout(attention, score=score if abs(score) > 1e-3 * temperature else temperature)
     exact = with_head_scores({"attention": attention, "readout": readout}, torch.full((num_heads,), score).double())
     return {name: value.float() for name, value in exact.items()}
 
 
-def bound_heads(
-    params: Mapping[str, Tensor], *, temperature: float, positive: str = "abs", gamma_max: float | None = None
-) -> Params:
+def bound_heads(params: Values, *, temperature: float, positive: str = "abs", gamma_max: float | None = None) -> Params:
     """Pull head-gammas above ``gamma_max`` back to it (and with them every sample's), by the rank-one change of A."""
     if gamma_max is None or positive == "sigmoid":
         return dict(params)
-    top = temperature * lookup(POSITIVE_MAPS, positive, kind="positive map").inverse(gamma_max, gamma_max)
+    top = temperature * positive_map(positive).inverse(gamma_max, gamma_max)
     scores = params["attention"].T @ params["readout"]
-    low = -top if positive == "abs" else -math.inf
-    return with_head_scores(params, scores.clamp(low, top))
+    return with_head_scores(params, scores.clamp(-top if positive == "abs" else -math.inf, top))
 
 
-def gamma_speed(params: Mapping[str, Tensor], *, temperature: float, slope: float = 1.0) -> Tensor:
+def gamma_speed(params: Values, *, temperature: float, slope: float = 1.0) -> Tensor:
     r"""How far gamma moves if every parameter takes a unit step in the direction that raises it.
 
     Adam moves each parameter by about its learning rate, whatever the gradient's size. At the start, with attention close to
@@ -179,8 +208,8 @@ def gamma_speed(params: Mapping[str, Tensor], *, temperature: float, slope: floa
     .. math:: ( \lVert A \bar p \rVert_1 + \lVert W \rVert_1 ) / \tau , \qquad \bar p = 1/k .
 
     For A drawn as a linear layer this is about :math:`\sqrt d\,(0.46 / (\tau \sqrt k) + 1.4 \sqrt k)`: it depends on the widths
-    and on the temperature, so a learning rate that suits one network does not suit another. Dividing a wanted speed by this
-    number gives one that does.
+    and on the temperature, so a learning rate that suits one network does not suit another. A wanted speed divided by this
+    number does.
 
     Args:
         params: ``attention [d, k]`` and ``readout [d]``.

@@ -9,30 +9,164 @@ logits z (and, directly, the head), so the bracket is :math:`\langle \partial L 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrant.meta.regularizers.base import Head, Params, Regularizer
-from calibrant.meta.virtual import (
-    ALONE,
-    Batch,
-    Exchange,
-    Hypergradient,
-    MetaObjective,
-    VirtualStep,
-    through_clip,
-    virtual_sgd,
-)
+from calibrant.meta.gamma_net import Params, Values
+from calibrant.meta.regularizers import Regularizer
+
+MetaObjective: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class VirtualStep:
+    """The step that is looked ahead: plain gradient descent, without momentum or weight decay.
+
+    Attributes:
+        lr: Its size, a number or a scalar tensor.
+        reduction: Whether the training loss of the step is the "mean" or the "sum" over the batch.
+        clip: Largest norm of the gradient over the parameters that take the step, or None.
+    """
+
+    lr: float | Tensor = 0.1
+    reduction: Literal["mean", "sum"] = "mean"
+    clip: float | None = None
+
+    def factor(self, count: int) -> float:
+        """What the gradient of a summed loss over ``count`` samples is multiplied by."""
+        return 1.0 / count if self.reduction == "mean" else 1.0
+
+
+class Hypergradient(NamedTuple):
+    """Value of the objective after the virtual step, and its gradient with respect to every hyper-parameter."""
+
+    value: Tensor
+    grads: Params
+
+    def norm(self) -> Tensor:
+        """Euclidean norm over all hyper-parameters, ``[]``."""
+        return total_norm(self.grads)
+
+
+class Batch(NamedTuple):
+    """What a training batch gives to a regularizer: penultimate ``features [B, d]``, ``logits [B, C]`` and ``labels [B]``."""
+
+    features: Tensor
+    logits: Tensor
+    labels: Tensor
+
+
+class Exchange(NamedTuple):
+    """How processes share a step; see `ALONE` and `exchange_of`.
+
+    Attributes:
+        combine: Makes the global gradients of per-process ones, given the reduction.
+        gather: Concatenates a tensor over the processes; the gradient of one's own part passes.
+    """
+
+    combine: Callable[[Params, str], Params]
+    gather: Callable[[Tensor], Tensor]
+
+
+ALONE = Exchange(lambda grads, reduction: grads, lambda tensor: tensor)
+
+
+def exchange_of(group: dist.ProcessGroup | None) -> Exchange:
+    """How the processes of ``group`` share a step; a process without a group is alone."""
+    if group is None:
+        return ALONE
+    return Exchange(lambda grads, reduction: combine(grads, reduction, group), lambda tensor: gather(tensor, group))
+
+
+class _Gather(torch.autograd.Function):
+    """All processes' tensors, one after the other; the gradient is one's own part.
+
+    Every process evaluates the same objective on the same gathered batch, so each already holds the whole derivative of it and
+    need only take its slice. (``torch.distributed.nn.all_gather`` adds the processes' derivatives: too large by their number.)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.slot, ctx.size = dist.get_rank(group), len(tensor)
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, tensor.contiguous(), group=group)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].narrow(0, ctx.slot * ctx.size, ctx.size), None
+
+
+def gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Concatenate ``tensor [M, ...]`` over all processes of ``group`` to ``[world · M, ...]``; M must be the same in each."""
+    made: Tensor = _Gather.apply(tensor, group)
+    return made
+
+
+def combine(grads: Params, reduction: str, group: dist.ProcessGroup | None = None) -> Params:
+    """Sum (``reduction="sum"``) or average the gradients of all processes, in one message."""
+    flat = torch.cat([grad.reshape(-1) for grad in grads.values()])
+    dist.all_reduce(flat, group=group)
+    if reduction == "mean":
+        flat = flat / dist.get_world_size(group)
+    parts = flat.split([grad.numel() for grad in grads.values()])
+    return {name: part.view_as(grad) for (name, grad), part in zip(grads.items(), parts, strict=True)}
+
+
+def total_norm(values: Values) -> Tensor:
+    """Euclidean norm ``[]`` over all entries of all tensors."""
+    return torch.stack([torch.linalg.vector_norm(value) for value in values.values()]).square().sum().sqrt()
+
+
+def clip_factor(norm: Tensor, clip: float) -> Tensor:
+    """Factor that brings a gradient of this ``norm`` to at most ``clip``."""
+    return (clip / (norm + 1e-6)).clamp(max=1.0)
+
+
+def virtual_sgd(params: Values, grads: Values, *, lr: float | Tensor, clip: float | None = None) -> Params:
+    """Return the parameters after one plain gradient step; the arguments stay as they are, and the graph is kept.
+
+    Args:
+        params: Name → tensor.
+        grads: Name → gradient, for some of them.
+        lr: Step size.
+        clip: Largest norm of all gradients together, as in ``torch.nn.utils.clip_grad_norm_``.
+
+    Returns:
+        Name → new tensor.
+
+    Example:
+        >>> virtual_sgd({"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}, lr=0.25, clip=2.0)
+        {'w': tensor([0.5000])}
+    """
+    scale = lr if clip is None else lr * clip_factor(total_norm(grads), clip)
+    if isinstance(scale, Tensor):
+        return {name: value - scale * grads[name] if name in grads else value for name, value in params.items()}
+    return {name: value.sub(grads[name], alpha=scale) if name in grads else value for name, value in params.items()}
+
+
+def through_clip(pull: Params, grads: Params, clip: float | None) -> Params:
+    """Pull the gradient by the clipped step back to the unclipped one: the factor depends on the norm, which depends on phi."""
+    if clip is None:
+        return pull
+    norm = total_norm(grads)
+    factor = clip_factor(norm, clip)
+    inside = torch.stack([(pull[name] * grad).sum() for name, grad in grads.items()]).sum()
+    bend = torch.where(factor < 1, -clip / (norm + 1e-6).square() * inside / norm, torch.zeros_like(norm))
+    return {name: factor * pull[name] + bend * grad for name, grad in grads.items()}
 
 
 def hypergradient(
     inner: Callable[[Params, Params], Tensor],
     outer: Callable[[Params], Tensor],
-    params: Mapping[str, Tensor],
-    hyper: Mapping[str, Tensor],
+    params: Values,
+    hyper: Values,
     *,
     lr: float | Tensor,
     clip: float | None = None,
@@ -56,8 +190,7 @@ def hypergradient(
         >>> found.value, found.grads["phi"]  # w' = 1 - 0.1 phi = 0.7; -0.1 * 2 w'
         (tensor(0.4900), tensor(-0.1400))
     """
-    start = {name: value.detach().requires_grad_() for name, value in params.items()}
-    leaves = {name: value.detach().requires_grad_() for name, value in hyper.items()}
+    start, leaves = _leaves(params), _leaves(hyper)
     with torch.enable_grad():
         found = torch.autograd.grad(inner(start, leaves), list(start.values()), create_graph=True, allow_unused=True)
         grads = {name: grad for name, grad in zip(start, found, strict=True) if grad is not None}
@@ -68,9 +201,9 @@ def hypergradient(
 def head_hypergradient(
     regularizer: Regularizer,
     objective: MetaObjective,
-    hyper: Mapping[str, Tensor],
+    hyper: Values,
     *,
-    head: Head,
+    head: Values,
     batch: Batch,
     meta_features: Tensor,
     meta_labels: Tensor,
@@ -101,34 +234,35 @@ def head_hypergradient(
     Returns:
         Value and gradients. Raises ``ValueError`` if a hyper-parameter receives no gradient.
     """
-    entries = {name: _wide(value.detach()) for name, value in head.items()}
-    with torch.autocast(entries["weight"].device.type, enabled=False):
-        x, meta_x = batch.features.detach().to(entries["weight"].dtype), meta_features.detach()
-        leaves, slopes, direct = _loss_gradients(regularizer, hyper, batch, entries)
-        with torch.no_grad():
-            factor = step.factor(len(batch.labels))
-            grads = {"weight": slopes.T @ x, "bias": slopes.sum(0)} if "bias" in entries else {"weight": slopes.T @ x}
-            grads = {name: factor * (grad + direct.get(name, 0.0)) for name, grad in grads.items()}
-            grads = exchange.combine(grads, step.reduction)
-            virtual = virtual_sgd(entries, grads, lr=step.lr, clip=step.clip)
-            all_x, all_labels = exchange.gather(meta_x.to(x.dtype)), exchange.gather(meta_labels)
-        points = {name: value.requires_grad_() for name, value in virtual.items()}
-        with torch.enable_grad():
-            value = _checked(objective(F.linear(all_x, points["weight"], points.get("bias")), all_labels))
-            pull = dict(zip(points, torch.autograd.grad(value, list(points.values())), strict=True))
-        with torch.no_grad():
-            pull = through_clip(pull, grads, step.clip)
-            tangent = F.linear(x, pull["weight"], pull.get("bias"))
-        found = _mixed(leaves, slopes, direct, tangent, pull, scale=-step.lr * factor)
-    return Hypergradient(value.detach(), exchange.combine(found, step.reduction))
+    params = {name: _wide(value.detach()) for name, value in head.items()}
+    x, meta_x = (value.detach().to(params["weight"].dtype) for value in (batch.features, meta_features))
+
+    def backward(slopes: Tensor, direct: Params, factor: float) -> Params:
+        grads = {"weight": slopes.T @ x} | ({"bias": slopes.sum(0)} if "bias" in params else {})
+        return {name: factor * (grad + direct.get(name, 0.0)) for name, grad in grads.items()}
+
+    return full_hypergradient(
+        regularizer,
+        objective,
+        hyper,
+        params=params,
+        head={name: name for name in params},
+        batch=batch,
+        tangent_of=lambda along: F.linear(x, along["weight"], along.get("bias")),
+        meta_logits_of=lambda virtual: F.linear(meta_x, virtual["weight"], virtual.get("bias")),
+        meta_labels=meta_labels,
+        step=step,
+        exchange=exchange,
+        backward=backward,
+    )
 
 
 def full_hypergradient(
     regularizer: Regularizer,
     objective: MetaObjective,
-    hyper: Mapping[str, Tensor],
+    hyper: Values,
     *,
-    params: Mapping[str, Tensor],
+    params: Values,
     head: Mapping[str, str],
     batch: Batch,
     tangent_of: Callable[[Params], Tensor],
@@ -137,6 +271,7 @@ def full_hypergradient(
     step: VirtualStep,
     exchange: Exchange = ALONE,
     loss_scale: float | Tensor = 1.0,
+    backward: Callable[[Tensor, Params, float], Params] | None = None,
 ) -> Hypergradient:
     r"""Hypergradient through a step of all parameters, without differentiating the network twice. Exact.
 
@@ -144,9 +279,9 @@ def full_hypergradient(
     training logits along v; the mixed derivative is then that of the last layer.
 
     Args:
-        regularizer: The training loss with hyper-parameters.
-        objective: ``(logits, labels) -> []`` on the meta batch.
-        hyper: Values of the hyper-parameters.
+        regularizer: As in `head_hypergradient`; so are all that are not named here.
+        objective: Also.
+        hyper: Also.
         params: Parameters that take the step; leaves of the graph of ``batch.logits``.
         head: Entry of the head ("weight", "bias") → its name in ``params``.
         batch: The training batch, its logits with their graph (which is kept).
@@ -156,77 +291,98 @@ def full_hypergradient(
         step: The virtual step.
         exchange: How processes share the step.
         loss_scale: What gradients inside the network are multiplied by, so that half precision does not lose them.
+        backward: Slopes ``[B, C]`` of the summed loss by the logits, its slopes by the head, and the factor of the reduction →
+            the step's gradient; by default a backward pass through the network.
 
     Returns:
         Value and gradients. Raises ``ValueError`` if a hyper-parameter receives no gradient.
     """
-    entries = {entry: params[name].detach() for entry, name in head.items()}
-    leaves, slopes, direct = _loss_gradients(regularizer, hyper, batch, entries)
-    factor = step.factor(len(batch.labels))
-    seed = (slopes.detach() * (factor * loss_scale)).to(batch.logits.dtype)
-    found = torch.autograd.grad(batch.logits, list(params.values()), seed, retain_graph=True, allow_unused=True)
-    with torch.no_grad():
+
+    def network_backward(slopes: Tensor, direct: Params, factor: float) -> Params:
+        seed = (slopes * (factor * loss_scale)).to(batch.logits.dtype)
+        found = torch.autograd.grad(batch.logits, list(params.values()), seed, retain_graph=True, allow_unused=True)
         grads = _unscaled(params, found, loss_scale)
-        for entry, grad in direct.items():
-            grads[head[entry]] = grads[head[entry]] + factor * grad
-        grads = exchange.combine(grads, step.reduction)
-        virtual = virtual_sgd({name: value.detach() for name, value in params.items()}, grads, lr=step.lr, clip=step.clip)
-    points = {name: value.requires_grad_() for name, value in virtual.items()}
-    with torch.enable_grad():
+        return grads | {head[entry]: grads[head[entry]] + factor * grad for entry, grad in direct.items()}
+
+    leaves, fixed = _leaves(hyper), {name: value.detach() for name, value in params.items()}
+    entries, factor = {entry: fixed[name] for entry, name in head.items()}, step.factor(len(batch.labels))
+    with torch.autocast(batch.logits.device.type, enabled=False), torch.enable_grad():
+        features, logits = _wide(batch.features.detach()), _wide(batch.logits.detach())
+        slopes, direct = regularizer.gradients(leaves, features, logits, batch.labels, entries)
+        with torch.no_grad():
+            grads = exchange.combine((backward or network_backward)(slopes, direct, factor), step.reduction)
+            points = _leaves(virtual_sgd(fixed, grads, lr=step.lr, clip=step.clip))
         value = _checked(objective(exchange.gather(_wide(meta_logits_of(points))), exchange.gather(meta_labels)))
         pulls = torch.autograd.grad(value * loss_scale, list(points.values()), allow_unused=True)
-    with torch.no_grad():
-        pull = _unscaled(params, pulls, loss_scale)
-        pull = through_clip(exchange.combine(pull, "sum"), grads, step.clip)
-        tangent = _wide(tangent_of(pull))
-    along = {entry: pull[name] for entry, name in head.items()}
-    mixed = _mixed(leaves, slopes, direct, tangent, along, scale=-step.lr * factor)
-    return Hypergradient(value.detach(), exchange.combine(mixed, step.reduction))
-
-
-def _loss_gradients(
-    regularizer: Regularizer, hyper: Mapping[str, Tensor], batch: Batch, head: Head
-) -> tuple[Params, Tensor, Params]:
-    """Leaves for the hyper-parameters, and the summed loss's gradients by logits and head as functions of them."""
-    leaves = {name: value.detach().requires_grad_() for name, value in hyper.items()}
-    with torch.enable_grad():
-        slopes, direct = regularizer.gradients(
-            leaves, _wide(batch.features.detach()), _wide(batch.logits.detach()), batch.labels, head
-        )
-    return leaves, slopes, direct
-
-
-def _mixed(leaves: Params, slopes: Tensor, direct: Params, tangent: Tensor, along: Params, *, scale: float | Tensor) -> Params:
-    """Gradient by the leaves of the directional derivative of the training loss."""
-    with torch.enable_grad():
+        with torch.no_grad():
+            pull = exchange.combine(_unscaled(params, pulls, loss_scale), "sum")
+            pull = through_clip(pull, grads, step.clip)
+            tangent = _wide(tangent_of(pull))
         total = (slopes * tangent).sum()
-        for name, grad in direct.items():
-            total = total + (grad * along[name]).sum()
-        return _gradients_by(scale * total, leaves)
+        for entry, grad in direct.items():
+            total = total + (grad * pull[head[entry]]).sum()
+        found = _gradients_by(-step.lr * factor * total, leaves)
+    return Hypergradient(value.detach(), exchange.combine(found, step.reduction))
+
+
+def leaked_value(
+    regularizer: Regularizer,
+    objective: MetaObjective,
+    hyper: Values,
+    *,
+    head: Values,
+    batch: Batch,
+    meta_features: Tensor,
+    meta_labels: Tensor,
+    step: VirtualStep,
+) -> Tensor:
+    """Meta objective after a virtual step of the head, as a function of the network itself.
+
+    The published code adds its gradient to the network's own, by not clearing it after the meta step. It reaches the network
+    through the meta batch's features, through the head and, by second order, through the training batch whose gradient made
+    the virtual step. Late in training, when the training loss is nearly zero, it can be as large as the training gradient:
+    part of the calibration then comes from training on the held-out data directly.
+
+    The arguments are those of `head_hypergradient`; ``batch.features`` and ``meta_features`` come with their graph. The
+    hyper-parameters are held constant, and may change before the gradient is asked for.
+    """
+    fixed = {name: value.detach().clone() for name, value in hyper.items()}
+    # Features from compiled code depend, for all that autograd knows, on every parameter, also on the head; the virtual step's
+    # gradient is not to run through that code, which cannot be differentiated twice.
+    own = {name: value.view_as(value) for name, value in head.items()}
+    logits = F.linear(batch.features.to(own["weight"].dtype), own["weight"], own.get("bias"))
+    total = regularizer.loss(fixed, batch.features.detach(), logits, batch.labels, own).sum()
+    found = torch.autograd.grad(total * step.factor(len(batch.labels)), list(own.values()), create_graph=True)
+    virtual = virtual_sgd(own, dict(zip(own, found, strict=True)), lr=step.lr, clip=step.clip)
+    return objective(F.linear(meta_features.to(own["weight"].dtype), virtual["weight"], virtual.get("bias")), meta_labels)
+
+
+def _leaves(values: Values) -> Params:
+    return {name: value.detach().requires_grad_() for name, value in values.items()}
 
 
 def _gradients_by(value: Tensor, leaves: Params) -> Params:
-    none: tuple[Tensor | None, ...] = (None,) * len(leaves)
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True) if value.requires_grad else none
+    found: Sequence[Tensor | None] = [None] * len(leaves)
+    if value.requires_grad:
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     grads = {name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None}
-    for name in leaves:
-        if name not in grads:
-            raise ValueError(
-                f"hypergradient: every hyper-parameter must enter the training loss, but `{name}` receives no gradient. "
-                "Check that the regularizer uses it, and uses it without `detach` or `item`."
-            )
+    if missing := [name for name in leaves if name not in grads]:
+        raise ValueError(
+            f"hypergradient: every hyper-parameter must enter the training loss, but `{missing[0]}` receives no gradient. "
+            "Check that the regularizer uses it, and uses it without `detach` or `item`."
+        )
     return grads
 
 
 def _checked(value: object) -> Tensor:
     """What an objective returned, if it is a scalar with a gradient; it may be a function of the user's own."""
-    if not isinstance(value, Tensor) or value.ndim != 0:
-        got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"MetaLearner: `objective` must return a scalar tensor [], got {got}. Take the mean over examples.")
-    if not value.requires_grad:
+    if not isinstance(value, Tensor) or value.ndim != 0 or not value.requires_grad:
+        got = type(value).__name__
+        if isinstance(value, Tensor):
+            got = f"{list(value.shape)}" if value.requires_grad else f"{list(value.shape)} without one"
         raise ValueError(
-            "MetaLearner: `objective` must return a value with a gradient, got one without. Compute it from the logits with "
-            "PyTorch's operations, and without `detach` or `item`."
+            f"MetaLearner: `objective` must return a scalar tensor [] with a gradient, got {got}. Take the mean over examples, "
+            "without `detach` or `item`."
         )
     return value
 
@@ -235,7 +391,7 @@ def _wide(value: Tensor) -> Tensor:
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
-def _unscaled(params: Mapping[str, Tensor], grads: tuple[Tensor | None, ...], scale: float | Tensor) -> Params:
-    """Gradients by name, zero where there is none, divided by the loss scale (one small kernel each: not for nothing)."""
+def _unscaled(params: Values, grads: Sequence[Tensor | None], scale: float | Tensor) -> Params:
+    """Gradients by name, zero where there is none, divided by the loss scale."""
     found = {name: torch.zeros_like(params[name]) if g is None else g for name, g in zip(params, grads, strict=True)}
     return found if isinstance(scale, float) and scale == 1.0 else {name: grad / scale for name, grad in found.items()}

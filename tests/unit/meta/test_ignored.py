@@ -24,7 +24,7 @@ def make(**options: Any) -> MetaLearner:
 
 
 def assert_alike(first: MetaLearner, second: MetaLearner) -> None:
-    for a, b in zip(first.plan.network.inner.parameters(), second.plan.network.inner.parameters(), strict=True):
+    for a, b in zip(first.network.inner.parameters(), second.network.inner.parameters(), strict=True):
         torch.testing.assert_close(a, b)
     for name, value in first.hyper.items():
         torch.testing.assert_close(value, second.hyper[name])
@@ -74,7 +74,7 @@ def test_own_loop_and_meta_batches_of_tokens() -> None:
 
 
 def test_ignored_label_without_an_index_names_it() -> None:
-    with pytest.raises(ValueError, match=r"got -100. .* give the loss's module or the MetaLearner `ignore_index=-100`"):
+    with pytest.raises(ValueError, match="ignore_index=-100"):
         make().step(X, Y, X_META, Y_META)
 
 
@@ -90,13 +90,8 @@ def test_logits_of_pooled_tokens_are_refused() -> None:
 
     model = Pooled()
     learner = MetaLearner(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match=r"`head` takes \[6, 5, 4\], not \[B, d\]. Pool or flatten before it"):
+    with pytest.raises(ValueError, match=r"`head` takes \[6, 5, 4\], not \[B, d\]"):
         learner.step(X, Y[:, 0], X_META, Y_META[:, 0])
-
-
-def test_ignore_index_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="MetaLearner: `ignore_index` must be a whole number or None, got 'pad'"):
-        make(ignore_index="pad")
 
 
 @pytest.mark.parametrize("lookahead", ["head", "full"])
@@ -107,10 +102,10 @@ def test_batch_of_ignored_labels_alone_changes_nothing_but_the_count(lookahead: 
     assert (float(found.loss), found.meta_value) == (0.0, None)
     assert learner.step(X, Y, X_META, torch.full_like(Y_META, -100)).meta_value is None
     assert all(torch.equal(value, start[name]) for name, value in learner.hyper.items())
-    assert all(bool(p.isfinite().all()) for p in learner.plan.network.inner.parameters())
+    assert all(bool(p.isfinite().all()) for p in learner.network.inner.parameters())
     assert learner.step(X, Y, X_META, Y_META).meta_value is not None
 
 
 def test_labels_of_another_number_than_rows_of_logits_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"`labels` must be \[30\], one for each row of logits, got \[6, 4\]"):
+    with pytest.raises(ValueError, match=r"`labels` must be one for each of 30 rows of logits, got \[6, 4\]"):
         make(ignore_index=-100).step(X, Y[:, 1:], X_META, Y_META)

@@ -1,8 +1,10 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
 from calibrant.losses import cross_entropy_loss
-from calibrant.meta import Batch, Regularizer, VirtualStep, head_hypergradient, hypergradient
+from calibrant.meta import Batch, Regularizer, VirtualStep, head_hypergradient, hypergradient, virtual_sgd
+from calibrant.meta.lookahead import clip_factor, leaked_value, through_clip, total_norm
 
 
 class Stuck(Regularizer):
@@ -24,7 +26,7 @@ def mean_nll(logits, labels):
     return cross_entropy_loss(logits, labels).mean()
 
 
-def head_step(regularizer, hyper, **changes):
+def head_step(regularizer, hyper, objective=mean_nll, **changes):
     x, labels = torch.eye(3), torch.tensor([0, 1, 2])
     weight = torch.zeros(3, 3)
     arguments = {
@@ -34,7 +36,7 @@ def head_step(regularizer, hyper, **changes):
         "meta_labels": labels,
         "step": VirtualStep(lr=1.0),
     }
-    return head_hypergradient(regularizer, mean_nll, hyper, **(arguments | changes))
+    return head_hypergradient(regularizer, objective, hyper, **(arguments | changes))
 
 
 def test_head_hypergradient_weighted_cross_entropy_by_hand():
@@ -48,22 +50,29 @@ def test_head_hypergradient_weighted_cross_entropy_by_hand():
     assert float(found.norm()) == pytest.approx(abs(float(slope)), rel=1e-5)
 
 
-@pytest.mark.parametrize("regularizer", [Stuck(), Detached()])
-def test_head_hypergradient_hyper_parameter_without_gradient_raises(regularizer):
-    name = "unused" if type(regularizer) is Stuck else "used"
-    with pytest.raises(ValueError, match=f"`{name}` receives no gradient. Check that the regularizer uses it"):
+@pytest.mark.parametrize(("regularizer", "name"), [(Stuck(), "unused"), (Detached(), "used")])
+def test_head_hypergradient_hyper_parameter_without_gradient_raises(regularizer, name):
+    with pytest.raises(ValueError, match=f"`{name}` receives no gradient"):
         head_step(regularizer, regularizer.init(3, 3))
 
 
 def test_hypergradient_hyper_parameter_without_gradient_raises():
-    with pytest.raises(ValueError, match="every hyper-parameter must enter the training loss, but `b` receives no gradient"):
-        hypergradient(
-            lambda p, h: h["a"] * p["w"] ** 2,
-            lambda p: p["w"],
-            {"w": torch.tensor(1.0)},
-            {"a": torch.tensor(1.0), "b": torch.tensor(1.0)},
-            lr=0.1,
-        )
+    hyper = {"a": torch.tensor(1.0), "b": torch.tensor(1.0)}
+    with pytest.raises(ValueError, match="`b` receives no gradient"):
+        hypergradient(lambda p, h: h["a"] * p["w"] ** 2, lambda p: p["w"], {"w": torch.tensor(1.0)}, hyper, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("objective", "got"),
+    [
+        (lambda logits, labels: logits.sum(1), r"\[3\]"),
+        (lambda logits, labels: float(logits.detach().sum()), "float"),
+        (lambda logits, labels: logits.detach().sum(), r"\[\] without one"),
+    ],
+)
+def test_objective_that_is_no_scalar_with_a_gradient_raises(objective, got):
+    with pytest.raises(ValueError, match=rf"`objective` must return a scalar tensor \[\] with a gradient, got {got}"):
+        head_step(Stuck(), {"used": torch.tensor(1.0)}, objective)
 
 
 def test_head_hypergradient_changes_none_of_its_arguments():
@@ -79,26 +88,68 @@ def test_head_hypergradient_changes_none_of_its_arguments():
 
 def test_head_hypergradient_half_precision_batch_is_computed_in_float32():
     g = torch.Generator().manual_seed(0)
-    x = torch.randn(16, 4, generator=g).bfloat16()
+    x, labels = torch.randn(16, 4, generator=g).bfloat16(), torch.arange(16) % 3
     weight = torch.randn(3, 4, generator=g)
-    batch = Batch(x, x @ weight.bfloat16().T, torch.arange(16) % 3)
+    logits = x @ weight.bfloat16().T
+
+    def step(x, logits):
+        given = {"head": {"weight": weight}, "batch": Batch(x, logits, labels), "meta_features": x, "meta_labels": labels}
+        return head_step(Stuck(), {"used": torch.tensor(1.0)}, **given)
+
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = head_step(
-            Stuck(),
-            {"used": torch.tensor(1.0)},
-            head={"weight": weight},
-            batch=batch,
-            meta_features=x,
-            meta_labels=torch.arange(16) % 3,
-        )
-    wide = head_step(
-        Stuck(),
-        {"used": torch.tensor(1.0)},
-        head={"weight": weight},
-        batch=Batch(x.float(), batch.logits.float(), batch.labels),
-        meta_features=x.float(),
-        meta_labels=torch.arange(16) % 3,
-    )
+        found = step(x, logits)
+    wide = step(x.float(), logits.float())
     assert found.value.dtype == torch.float32
     assert torch.equal(found.value, wide.value)
     assert torch.equal(found.grads["used"], wide.grads["used"])
+
+
+def test_virtual_sgd_moves_only_parameters_with_a_gradient():
+    params = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
+    moved = virtual_sgd(params, {"a": torch.tensor([1.0, -1.0])}, lr=0.5)
+    assert moved["a"].tolist() == [0.5, 2.5]
+    assert moved["b"] is params["b"]
+    assert params["a"].tolist() == [1.0, 2.0]
+
+
+def test_virtual_sgd_clip_equals_torch_clip_grad_norm():
+    value, other = torch.nn.Parameter(torch.tensor([1.0, 2.0])), torch.nn.Parameter(torch.tensor([3.0]))
+    value.grad, other.grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0])
+    grads = {"a": value.grad.clone(), "b": other.grad.clone()}
+    torch.nn.utils.clip_grad_norm_([value, other], 2.0)
+    moved = virtual_sgd({"a": value.detach(), "b": other.detach()}, grads, lr=0.1, clip=2.0)
+    torch.testing.assert_close(moved["a"], value.detach() - 0.1 * value.grad)
+    torch.testing.assert_close(moved["b"], other.detach() - 0.1 * other.grad)
+
+
+def test_through_clip_is_the_transposed_jacobian_of_clipping():
+    g = torch.Generator().manual_seed(0)
+    grads = {"a": torch.randn(3, dtype=torch.float64, generator=g), "b": torch.randn(2, dtype=torch.float64, generator=g)}
+    pull = {name: torch.randn(value.shape, dtype=torch.float64, generator=g) for name, value in grads.items()}
+    leaves = {name: value.clone().requires_grad_() for name, value in grads.items()}
+    factor = clip_factor(total_norm(leaves), 0.5)
+    bracket = sum((factor * leaves[name] * pull[name]).sum() for name in leaves)
+    expected = torch.autograd.grad(bracket, list(leaves.values()))
+    for found, want in zip(through_clip(pull, grads, 0.5).values(), expected, strict=True):
+        torch.testing.assert_close(found, want)
+    assert through_clip(pull, grads, None) is pull
+
+
+class Wave:
+    """A loss whose second derivative by the head has the hyper-parameter in it."""
+
+    def loss(self, hyper, features, logits, labels, head):
+        return F.cross_entropy(logits, labels, reduction="none") + (hyper["pace"] * head["weight"]).sin().sum()
+
+
+def test_leaked_value_keeps_the_hyper_parameters_it_was_made_with():
+    head = {"weight": torch.randn(3, 4, requires_grad=True)}
+    hyper, labels = {"pace": torch.ones(3, 4)}, torch.arange(6) % 3
+    x, x_meta = torch.randn(6, 4, requires_grad=True), torch.randn(6, 4)
+    batch = Batch(x, F.linear(x, head["weight"]), labels)
+    given = {"head": head, "batch": batch, "meta_features": x_meta, "meta_labels": labels, "step": VirtualStep(lr=0.1)}
+    value = leaked_value(Wave(), F.cross_entropy, hyper, **given)
+    before = torch.autograd.grad(value, [head["weight"], x], retain_graph=True)
+    hyper["pace"].fill_(7.0)
+    after = torch.autograd.grad(value, [head["weight"], x])
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

@@ -2,7 +2,19 @@ import pytest
 import torch
 from torch import nn
 
-from calibrant.meta.network import call, find_network, logits_of, logits_tangent, read_features, unwrap
+from calibrant.meta.network import (
+    call,
+    find_network,
+    following,
+    gathering,
+    labelled,
+    logits_of,
+    logits_tangent,
+    meta_mode,
+    read_features,
+    untracked,
+    unwrap,
+)
 
 
 class Named(nn.Module):
@@ -31,15 +43,17 @@ def test_find_network_takes_a_name_or_the_layer():
 
 
 def test_find_network_without_a_linear_layer_raises():
-    with pytest.raises(ValueError, match="`head` must be given, found no such layer. Linear layers: none."):
+    with pytest.raises(
+        ValueError, match="`head` must name an `nn.Linear` of the model, got no such layer. Linear layers: none"
+    ):
         find_network(nn.Conv2d(1, 1, 1))
-    with pytest.raises(ValueError, match=r"must name an `nn.Linear` of the model, got 'hed'. Linear layers: odd, body."):
+    with pytest.raises(ValueError, match="`head` must name an `nn.Linear` of the model, got 'hed'. Linear layers: odd, body"):
         find_network(Named("odd"), "hed")
 
 
 def test_find_network_of_a_bare_linear_layer():
     network = find_network(nn.Linear(3, 2))
-    assert network.head_names == {"weight": "weight", "bias": "bias"}
+    assert network.head_names() == {"weight": "weight", "bias": "bias"}
     features, logits = read_features(network, torch.ones(4, 3), verify=True)
     assert features.shape == (4, 3)
     assert logits.shape == (4, 2)
@@ -47,7 +61,7 @@ def test_find_network_of_a_bare_linear_layer():
 
 def test_unwrap_looks_through_compiled_and_parallel_wrappers():
     model = nn.Linear(2, 2)
-    assert unwrap(nn.DataParallel(torch.compile(model, backend="eager"))) is model
+    assert unwrap(nn.DataParallel(torch.compile(model, backend="eager"))) == (model, None)
 
 
 def test_read_features_gives_the_head_input_and_leaves_no_hook():
@@ -142,3 +156,95 @@ def test_logits_tangent_of_a_layer_without_forward_mode_names_the_way_out():
     params = {name: value.detach() for name, value in network.parameters().items()}
     with pytest.raises(RuntimeError, match=r"needs a forward-mode derivative that a layer lacks .* Use lookahead=\"head\"."):
         logits_tangent(network, torch.randn(3, 4), params, params)
+
+
+def normed():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)).train()
+
+
+def flags(model):
+    return [module.training for module in model.modules()], model[1].track_running_stats
+
+
+@pytest.mark.parametrize("mode", ["batch", "frozen", "update"])
+def test_meta_mode_puts_everything_back(mode):
+    model = normed()
+    before = flags(model)
+    with pytest.raises(KeyError), meta_mode(model, mode):
+        raise KeyError
+    assert flags(model) == before
+
+
+def test_meta_mode_batch_uses_batch_statistics_and_leaves_running_ones():
+    model, x = normed(), torch.randn(32, 4)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    with meta_mode(model, "batch"):
+        first, again = model(x), model(x)
+        hidden = model[1](model[0](x))
+    assert torch.equal(first, again)
+    torch.testing.assert_close(hidden.mean(0), torch.zeros(6), rtol=0, atol=1e-5)
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+
+
+def test_meta_mode_frozen_equals_eval():
+    model, x = normed(), torch.randn(32, 4)
+    model(x)
+    with meta_mode(model, "frozen"):
+        found = model(x)
+    assert torch.equal(found, model.eval()(x))
+
+
+def test_meta_mode_update_moves_running_statistics():
+    model, x = normed(), torch.randn(32, 4)
+    with meta_mode(model, "update"):
+        model(x)
+    assert int(model[1].num_batches_tracked) == 1
+    assert model[1].running_mean.abs().sum() > 0
+
+
+def test_meta_mode_batch_leaves_a_layer_in_eval_alone():
+    model, x = normed(), torch.randn(32, 4)
+    model(x)
+    model[1].eval()
+    with meta_mode(model, "batch"):
+        assert not model[1].training
+        hidden = model[1](model[0](x))
+    torch.testing.assert_close(hidden, model[1](model[0](x)))
+    assert not model[1].training
+    assert model[1].track_running_stats
+
+
+def test_untracked_layers_in_training_keep_their_statistics():
+    model, x = normed(), torch.randn(8, 4)
+    with untracked(model):
+        model(x)
+    assert int(model[1].num_batches_tracked) == 0
+    model(x)
+    assert int(model[1].num_batches_tracked) == 1
+
+
+def test_following_and_gathering_learn_statistics_without_dropout():
+    batches = [torch.randn(16, 4, generator=torch.Generator().manual_seed(n)) for n in (1, 2)]
+    for mode, momentum in ((following, 0.1), (gathering, None)):
+        model = normed()
+        before, hidden = flags(model), [model[0](x) for x in batches]
+        with mode(model):
+            assert not model[2].training
+            for x in batches:
+                model(x)
+        means = [h.detach().mean(0) for h in hidden]
+        expected = (means[0] + means[1]) / 2 if momentum is None else 0.09 * means[0] + 0.1 * means[1]
+        torch.testing.assert_close(model[1].running_mean, expected, rtol=1e-4, atol=1e-6)
+        assert flags(model) == before
+        assert model[1].momentum == 0.1
+        assert int(model[1].num_batches_tracked) == (0 if momentum is None else 2)
+
+
+def test_labelled_rows_of_tokens_and_ignored_ones():
+    labels = torch.tensor([[0, 1], [-100, 2]])
+    assert labelled(labels.clamp(min=0), 4, None)[0].tolist() == [0, 1, 0, 2]
+    found, kept = labelled(labels, 4, -100)
+    assert (found.tolist(), kept.tolist()) == ([0, 1, 2], [0, 1, 3])
+    with pytest.raises(ValueError, match="`labels` must be one for each of 3 rows"):
+        labelled(labels, 3, -100)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from calibrant.losses import focal_loss
 from calibrant.meta import REGULARIZERS, GammaFocal, LabelSmoothing, UnitwiseL2
-from calibrant.meta.regularizers.base import cross_entropy_gradient
+from calibrant.meta.regularizers import cross_entropy_gradient
 
 
 def batch(n=9, d=6, num_classes=4, dtype=torch.float32):
@@ -105,7 +105,7 @@ def test_unitwise_l2_without_bias_and_alarm():
     summary = UnitwiseL2().summary(hyper, head={"weight": torch.ones(2, 3)})
     assert float(summary["penalty"]) == -6.0
     assert "negative coefficients push" in UnitwiseL2().alarm({"penalty": -6.0})
-    with pytest.raises(ValueError, match="`share` must be 'example' or 'batch', got 'step'"):
+    with pytest.raises(ValueError, match="`share` must be"):
         UnitwiseL2(share="step")
 
 
@@ -144,5 +144,5 @@ def test_label_smoothing_project_and_alarm():
     assert hyper["amount"].tolist() == [0.0, 0.5]
     assert hyper["share"].tolist() == [[0.0, 2.0], [0.0, 1.0]]
     assert "at its bound of 0.5" in smoothing.alarm({"amount_mean": 0.5})
-    with pytest.raises(ValueError, match="`form` must be 'scalar', 'per-class' or 'non-uniform', got 'matrix'"):
+    with pytest.raises(ValueError, match="`form` must be"):
         LabelSmoothing(form="matrix")

@@ -84,6 +84,14 @@ def test_load_state_dict_of_something_else_raises_and_changes_nothing(state: dic
     state.pop(missing, None)
     _, learner = build(1, half=False)
     before = {name: value.clone() for name, value in learner.hyper.items()}
-    with pytest.raises(ValueError, match=rf"`state` must be what `learner.state_dict\(\)` gave, got one without '{missing}'"):
+    with pytest.raises(ValueError, match=f"`state` must be .* got one without '{missing}'"):
         learner.load_state_dict(state)
     assert all(torch.equal(value, before[name]) for name, value in learner.hyper.items())
+
+
+def test_load_state_dict_of_another_regularizer_raises() -> None:
+    _, learner = build(0, half=False)
+    state = learner.state_dict()
+    state["hyper"]["attention"] = torch.zeros(8, 7)
+    with pytest.raises(ValueError, match=r"hyper-parameters must be \{'attention': \[8, 3\].*got \{'attention': \[8, 7\]"):
+        learner.load_state_dict(state)

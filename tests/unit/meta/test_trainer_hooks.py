@@ -120,11 +120,6 @@ def test_meta_batches_of_a_mapping_step_as_those_of_a_tensor() -> None:
     torch.testing.assert_close(weights(plain), weights(named), rtol=0, atol=0)
 
 
-def test_meta_batches_of_a_mapping_with_a_short_part_raise() -> None:
-    with pytest.raises(ValueError, match=r"`labels` must be \[N\] = \[31\] with N >= 1, got \[32\]"):
-        MetaBatches({"values": X_META, "mask": torch.ones(31)}, Y_META)
-
-
 def test_loader_batches_of_mappings_are_input_and_labels() -> None:
     rows = [{"values": x, "labels": y} for x, y in zip(X_META, Y_META, strict=True)]
     x, labels = next(LoaderBatches(torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True)))  # type: ignore[arg-type]
@@ -137,10 +132,9 @@ def test_loader_batches_of_mappings_are_input_and_labels() -> None:
 
 
 def test_split_batch_without_labels_raises() -> None:
-    with pytest.raises(ValueError, match="`batch` must hold 'labels', got 'ids'"):
-        split_batch({"ids": X})
-    with pytest.raises(ValueError, match=r"`batch` must be \(x, labels\) or a mapping with 'labels', got Tensor"):
-        split_batch(X)
+    for batch in ({"ids": X}, X):
+        with pytest.raises(ValueError, match=r"`batch` must be \(x, labels\) or a mapping with 'labels'"):
+            split_batch(batch)
 
 
 def test_to_device_moves_nested_tensors_and_leaves_the_rest() -> None:
@@ -148,13 +142,6 @@ def test_to_device_moves_nested_tensors_and_leaves_the_rest() -> None:
     assert moved["a"][0].device.type == "meta"
     assert moved["a"][1:] == ["text"]
     assert moved["b"] == 3
-
-
-def test_random_state_is_read_for_a_full_lookahead_only() -> None:
-    assert make(network()).random_state() is None
-    state = make(network(), lookahead="full").random_state()
-    assert state is not None
-    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_optimizer_that_needs_a_closure_is_refused_when_the_learner_is_made() -> None:

@@ -1,0 +1,164 @@
+"""One meta step, for one's own loop (`MetaLearner`) and for training by recipe alike: look ahead, step, project.
+
+Everything that a step changes lies in tensors of fixed address, and nothing waits for the device: a CUDA graph can hold it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from calibrant.meta.gamma_net import Values
+from calibrant.meta.lookahead import (
+    ALONE,
+    Batch,
+    Exchange,
+    Hypergradient,
+    MetaObjective,
+    clip_factor,
+    head_hypergradient,
+    total_norm,
+)
+from calibrant.meta.regularizers import Regularizer
+from calibrant.meta.settings import MetaSettings
+
+
+class HeldOut(NamedTuple):
+    """What a meta step reads of held-out data: penultimate ``features [M, d]`` and ``labels [M]``."""
+
+    features: Tensor
+    labels: Tensor
+
+
+class HyperParameters:
+    """Hyper-parameters of a regularizer, and the Adam that moves them.
+
+    Args:
+        regularizer: The training loss they belong to.
+        settings: How they are stepped.
+        head: The network's last layer, whose size, device and precision they follow.
+        pace: How far a step moves what they control, where the settings name no learning rate; the regularizer's own if None.
+        group: Processes that start with the first one's values, or None.
+        generator: Source of the start's draw.
+
+    Attributes:
+        params: Name → value.
+        adam: Their optimizer; on CUDA its learning rate is a tensor.
+        moved: Sum over steps of the mean |step| in units of the learning rate ``[]``; whoever reads it sets it to zero.
+    """
+
+    def __init__(
+        self,
+        regularizer: Regularizer,
+        settings: MetaSettings,
+        head: nn.Linear,
+        *,
+        pace: float | None = None,
+        group: dist.ProcessGroup | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.regularizer, self.settings = regularizer, settings
+        device, dtype = head.weight.device, torch.promote_types(head.weight.dtype, torch.float32)
+        start = regularizer.init(head.in_features, head.out_features, bias=head.bias is not None, generator=generator)
+        self.params = {name: value.to(device, dtype) for name, value in start.items()}
+        for value in self.params.values() if group is not None else ():
+            dist.broadcast(value, src=dist.get_global_rank(group, 0), group=group)
+        lr = settings.meta_lr or (pace or regularizer.pace) / float(regularizer.speed(self.params))
+        self._lr, captured = lr, _capturable(device)
+        self.adam = torch.optim.Adam(
+            list(self.params.values()), lr=lr, betas=settings.betas, eps=settings.eps, capturable=captured
+        )
+        if captured:
+            self.adam.param_groups[0]["lr"] = torch.tensor(lr, device=device)
+        for value in self.params.values():
+            # Adam would make its state in the first step; a captured one must find it in place.
+            count = torch.zeros((), device=device if captured else "cpu")
+            zeros = {"exp_avg": torch.zeros_like(value), "exp_avg_sq": torch.zeros_like(value)}
+            self.adam.state[value] = {"step": count, **zeros}
+        self.moved = torch.zeros((), dtype=dtype, device=device)
+
+    @property
+    def lr(self) -> float:
+        """Learning rate; what is set here reaches a captured step too."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self._lr = lr
+        held = self.adam.param_groups[0]["lr"]
+        self.adam.param_groups[0]["lr"] = held.fill_(lr) if isinstance(held, Tensor) else lr
+
+    @property
+    def taken(self) -> int:
+        """Steps taken, those left out not counted; waits for the device."""
+        return int(next(iter(self.adam.state.values()))["step"])
+
+    @torch.no_grad()
+    def step(self, grads: Values) -> None:
+        """Take one step down ``grads`` and project; where they are not finite (an overflow, a bad batch) nothing changes."""
+        norm, clip = total_norm(grads), self.settings.meta_clip
+        finite = torch.isfinite(norm)
+        for name, value in self.params.items():
+            value.grad = grads[name] if clip is None else clip_factor(norm, clip) * grads[name]
+        state = list(self.state().values())
+        before = [value.clone() for value in state]
+        self.adam.step()
+        for value, old in zip(state, before, strict=True):
+            torch.where(finite, value, old, out=value)
+        moves = [(value - old).abs().reshape(-1) for value, old in zip(self.params.values(), before, strict=False)]
+        self.moved += torch.cat(moves).mean() / self.adam.param_groups[0]["lr"]
+        for name, allowed in self.regularizer.project(self.params).items():
+            self.params[name].copy_(allowed)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that a run must keep, by name; the values themselves come first."""
+        kept = {f"hyper.{name}": value for name, value in self.params.items()}
+        for name, value in self.params.items():
+            kept |= {f"adam.{name}.{key}": entry for key, entry in self.adam.state[value].items()}
+        return kept
+
+
+def meta_step(
+    hyper: HyperParameters,
+    objective: MetaObjective,
+    *,
+    head: Values,
+    batch: Batch,
+    held_out: HeldOut,
+    lr: float | Tensor,
+    exchange: Exchange = ALONE,
+) -> Hypergradient:
+    """Look one step of the head ahead, and move the hyper-parameters so that it lowers a held-out objective.
+
+    Args:
+        hyper: What is learned; changed in place.
+        objective: ``(logits, labels) -> []``, what is minimised.
+        head: ``weight [C, d]`` and, if the layer has one, ``bias [C]`` of the layer that takes the virtual step.
+        batch: The training batch.
+        held_out: Held-out features and labels.
+        lr: The network's learning rate, for a virtual step that follows it.
+        exchange: How processes share the step.
+
+    Returns:
+        The objective's value after the virtual step, and the hypergradient before clipping.
+    """
+    found = head_hypergradient(
+        hyper.regularizer,
+        objective,
+        hyper.params,
+        head=head,
+        batch=batch,
+        meta_features=held_out.features,
+        meta_labels=held_out.labels,
+        step=hyper.settings.virtual_step(lr),
+        exchange=exchange,
+    )
+    hyper.step(found.grads)
+    return found
+
+
+def _capturable(device: torch.device) -> bool:
+    return device.type == "cuda"

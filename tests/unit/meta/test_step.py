@@ -1,0 +1,156 @@
+"""The hyper-parameters' own step, and that a CUDA graph can hold a whole step of the learner."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from calibrant.backbones.resnet import BasicBlock, ResNet
+from calibrant.meta import GammaFocal, MetaLearner, MetaSettings, UnitwiseL2
+from calibrant.meta.lookahead import total_norm
+from calibrant.meta.step import HyperParameters
+from tracing import autocast_everywhere, trace_step
+
+
+def learned(regularizer=None, **settings):
+    generator = torch.Generator().manual_seed(0)
+    return HyperParameters(regularizer or UnitwiseL2(), MetaSettings(**settings), nn.Linear(4, 3), generator=generator)
+
+
+def drawn(hyper, seed, scale=1.0):
+    g = torch.Generator().manual_seed(seed)
+    return {name: scale * torch.randn(value.shape, generator=g) for name, value in hyper.params.items()}
+
+
+def copies(hyper):
+    return {name: value.clone() for name, value in hyper.state().items()}
+
+
+def test_step_is_adams_then_the_projection():
+    hyper = learned(UnitwiseL2(init=0.1), meta_lr=0.05, betas=(0.9, 0.99), eps=1e-8)
+    twins = {name: value.clone().requires_grad_() for name, value in hyper.params.items()}
+    adam = torch.optim.Adam(twins.values(), lr=0.05, betas=(0.9, 0.99), eps=1e-8)
+    for seed in range(6):
+        grads = drawn(hyper, seed)
+        hyper.step(grads)
+        for name, twin in twins.items():
+            twin.grad = grads[name]
+        adam.step()
+        with torch.no_grad():
+            for twin in twins.values():
+                twin.clamp_(min=0.0)
+        assert all(torch.equal(hyper.params[name], twin) for name, twin in twins.items())
+    assert any(bool((value == 0).any()) for value in hyper.params.values())
+    assert hyper.taken == 6
+
+
+def test_step_down_a_gradient_that_is_not_finite_changes_nothing():
+    hyper = learned()
+    hyper.step(drawn(hyper, 0))
+    before, moved = copies(hyper), float(hyper.moved)
+    bad = drawn(hyper, 1)
+    bad["weight"][0, 0] = float("inf")
+    hyper.step(bad)
+    assert all(torch.equal(value, before[name]) for name, value in hyper.state().items())
+    assert (hyper.taken, float(hyper.moved)) == (1, moved)
+    hyper.step(drawn(hyper, 1))
+    assert hyper.taken == 2
+
+
+def test_step_of_a_tiny_gradient_is_as_large_as_that_of_a_large_one():
+    for scale in (1e3, 1e-9):
+        hyper = learned(UnitwiseL2(nonnegative=False), meta_lr=0.1)
+        hyper.step({name: torch.full_like(value, scale) for name, value in hyper.params.items()})
+        torch.testing.assert_close(hyper.params["weight"], torch.full((3, 4), -0.1), rtol=2e-3, atol=0)
+        assert float(hyper.moved) == pytest.approx(1.0, rel=2e-3)
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(None, 5.0), (0.5, 0.5), (50.0, 5.0)])
+def test_step_clips_the_hypergradient_over_all_hyper_parameters(clip, expected):
+    # Without memory Adam's first mean is the gradient that it was given.
+    hyper = learned(GammaFocal(), meta_clip=clip, betas=(0.0, 0.0))
+    grads = {name: torch.full_like(value, 1 / value.numel() ** 0.5) for name, value in hyper.params.items()}
+    hyper.step({name: length * grad for length, (name, grad) in zip((3.0, 4.0), grads.items(), strict=True)})
+    first = {name: hyper.adam.state[value]["exp_avg"] for name, value in hyper.params.items()}
+    assert float(total_norm(first)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_learning_rate_is_the_settings_or_the_pace():
+    assert learned(meta_lr=0.3).lr == 0.3
+    assert learned().lr == UnitwiseL2.pace
+    hyper = learned()
+    hyper.lr = 0.2
+    assert hyper.lr == hyper.adam.param_groups[0]["lr"] == 0.2
+
+
+OPTIONS = {
+    "head": {},
+    "clipped": {"lookahead_clip": 1.0, "meta_clip": 1.0, "clip": 2.0},
+    "full": {"lookahead": "full"},
+    "unit-wise": {"regularizer": "unitwise-l2", "objective": "dece"},
+    "smoothing": {"regularizer": "label-smoothing-non-uniform", "objective": "nll"},
+    "paper": {"preset": "paper"},
+}
+
+
+@pytest.fixture
+def capturable(monkeypatch):
+    """Let Adam step on any device as it does on CUDA: its count and its learning rate are tensors there."""
+    monkeypatch.setattr("calibrant.meta.step._capturable", lambda device: True)
+    adam = sys.modules["torch.optim.adam"]
+    monkeypatch.setattr(adam, "_get_capturable_supported_devices", lambda *args, **kwargs: ["cpu", "meta"])
+
+
+def build(device, **options):
+    torch.manual_seed(0)
+    model = ResNet(BasicBlock, (1,), (4,), 3).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    learner = MetaLearner(model, optimizer, every=1, meta_lr=1e-4, monitor_every=0, **options)
+    x, x_meta = torch.randn(6, 3, 8, 8, device=device), torch.randn(8, 3, 8, 8, device=device)
+    y, y_meta = (torch.arange(n, device=device) % 3 for n in (6, 8))
+    return learner, lambda: learner.step(x, y, x_meta, y_meta)
+
+
+@pytest.mark.usefixtures("capturable")
+@pytest.mark.parametrize("case", OPTIONS)
+def test_learner_step_reads_only_what_stays_and_is_the_same_program_every_time(case):
+    learner, step = build("cpu", **OPTIONS[case])
+    for _ in range(2):
+        step()
+    first = trace_step(step)
+    learner.meta_lr = 2e-4
+    second = trace_step(step)
+    assert len(first.program) > 100
+    assert (first.lost, second.lost) == ([], [])
+    assert first.program == second.program
+
+
+@pytest.mark.usefixtures("capturable")
+@pytest.mark.parametrize("case", OPTIONS)
+def test_learner_step_takes_nothing_from_the_host(case):
+    # On the meta device reading a number fails, and a tensor of the host's memory is one of another device.
+    learner, step = build("meta", amp=torch.bfloat16, **OPTIONS[case])
+    learner._verified = True
+    with autocast_everywhere():
+        step()
+        trace = trace_step(step)
+    assert len(trace.program) > 100
+    assert trace.mixed == []
+
+
+def test_trace_step_finds_what_a_replay_would_miss():
+    kept = {"sum": torch.zeros(3), "times": 0}
+
+    def careless():
+        kept["sum"] = kept["sum"] + 1.0
+        kept["times"] += 1
+        return torch.ones(3, device="meta") * torch.tensor(float(kept["times"]))
+
+    first, second = trace_step(careless), trace_step(careless)
+    # The sum of the step before, and a number that was put into the host's memory for this step.
+    assert first.lost == ["aten.add.Tensor", "aten.lift_fresh.default"]
+    assert first.mixed == ["aten.mul.Tensor"]
+    assert trace_step(lambda: kept["sum"].add_(1.0)).lost == []
+    assert first.program == second.program
+    assert trace_step(lambda: kept["sum"] * kept["times"]).program != trace_step(lambda: kept["sum"] * 7).program
