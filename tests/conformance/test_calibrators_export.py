@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from calibrant.calibrators import ALL_CALIBRATORS, CALIBRATORS, Calibrator
+from calibrant.calibrators import CALIBRATORS, Calibrator
 from calibrant.data.synthetic import synthetic_predictions
 
 # One penalty and few steps: the form of the map is the same.
 QUICK: dict[str, dict[str, object]] = {name: {"spreads": (0.1,), "max_iter": 30} for name in ("dirichlet", "matrix")}
-NAMES = [name for name in ALL_CALIBRATORS if name != "auto"]
+NAMES = [name for name in CALIBRATORS.builtin if name != "auto"]
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def fitted(name: str, num_classes: int = 4) -> Calibrator:
     given, _ = synthetic_predictions(600, num_classes, temperature=2.0, hardness=0.5, split="val")
-    return ALL_CALIBRATORS[name](**QUICK.get(name, {})).fit(given)
+    return CALIBRATORS[name](**QUICK.get(name, {})).fit(given)
 
 
 def network(num_classes: int = 4) -> nn.Module:
@@ -115,27 +115,27 @@ def sure(n: int, seed: int, *, scale: float) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_calibrator_wrapped_is_that_of_predict_proba_where_single_precision_is_saturated(name: str, scale: float) -> None:
-    found = ALL_CALIBRATORS[name](**QUICK.get(name, {})).fit(*sure(2000, 0, scale=scale))
+    found = CALIBRATORS[name](**QUICK.get(name, {})).fit(*sure(2000, 0, scale=scale))
     fresh, _ = sure(1000, 1, scale=scale)
     wrapped = found.wrap(nn.Identity())(fresh).exp()
     assert wrapped.dtype == torch.float32
     torch.testing.assert_close(wrapped, found.predict_proba(fresh), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if ALL_CALIBRATORS[name].preserves_accuracy])
+@pytest.mark.parametrize("name", [name for name in NAMES if CALIBRATORS[name].preserves_accuracy])
 @pytest.mark.parametrize("random_labels", [False, True])
 def test_calibrator_that_preserves_accuracy_keeps_every_top_class_in_single_precision(name: str, random_labels: bool) -> None:
     logits, labels = sure(3000, 0, scale=1.0)
     # Labels that logits say nothing about flatten everything: a temperature of 100,000, a mixture that is all uniform.
     labels = torch.randint(10, (3000,), generator=torch.Generator().manual_seed(2)) if random_labels else labels
-    found = ALL_CALIBRATORS[name]().fit(logits, labels)
+    found = CALIBRATORS[name]().fit(logits, labels)
     fresh, _ = sure(3000, 1, scale=1.0)
     for probs in (found.predict_proba(fresh), found.wrap(nn.Identity())(fresh), found.predict_log_proba(fresh)):
         assert probs.dtype == torch.float32
         assert torch.equal(probs.argmax(1), fresh.argmax(1))
 
 
-@pytest.mark.parametrize("name", [name for name in CALIBRATORS if name != "mc_temperature"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "mc_temperature"])
 def test_calibrator_wrapped_dense_model_calibrates_every_place(name: str) -> None:
     found = fitted(name)
     dense = 3 * torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(0))

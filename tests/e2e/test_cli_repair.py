@@ -123,7 +123,7 @@ def test_repair_same_data_of_many_equal_rows_warns(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--method", "temprature"), "unknown method 'temprature'. Did you mean 'temperature'"),
+        (("--method", "temprature"), "unknown calibrator 'temprature'. Did you mean 'temperature'"),
         (("--out", "missing/folder/r.npz", "--method", "temperature"), "must exist before a file is written"),
         (("--out", "r.xyz", "--method", "temperature"), "r.xyz: the file name must end in .npz"),
         (("--out", ".", "--method", "temperature"), "the file name must end in .npz"),

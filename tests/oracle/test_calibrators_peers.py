@@ -16,7 +16,7 @@ from calibrant.calibrators import (
     TemperatureScaling,
     TopLabelBinning,
 )
-from calibrant.calibrators.log_space import log_odds
+from calibrant.calibrators.maps import log_odds
 from helpers import mixed_gaps
 
 N, C = 3000, 4
@@ -204,7 +204,7 @@ def test_top_label_binning_agrees_with_a_loop() -> None:
 def test_spline_slope_is_that_of_a_dense_least_squares_fit() -> None:
     from scipy.interpolate import CubicSpline
 
-    from calibrant.calibrators.spline import recalibrate
+    from calibrant.calibrators.confidence import recalibrate
 
     rng = np.random.default_rng(0)
     confidence = np.sort(rng.uniform(0.4, 1, 4000))

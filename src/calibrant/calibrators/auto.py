@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from statistics import NormalDist
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
+from sklearn.base import clone
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from calibrant.calibrators.base import Calibrator, Learned
-from calibrant.calibrators.choice import Ranked, advise, choose, rank
-from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, FitData, few_examples, missing_classes
-from calibrant.calibrators.folds import split_folds
-from calibrant.calibrators.identity import Identity
-from calibrant.core.checks import FitError, check_count
+from calibrant.calibrators.base import Calibrator, Identity, Learned, few_examples
+from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, FitData, warn
+from calibrant.core.checks import ArrayLike, FitError, check_count
+from calibrant.core.records import Predictions
 from calibrant.core.registry import lookup
 
-Score = Callable[[Tensor, Tensor], Tensor]
 # Called with the name of the method just tried, how many are done and how many there are.
 Progress = Callable[[str, int, int], None]
+
+_NORMAL_95 = NormalDist().inv_cdf(0.975)
+_LEFT_OUT = "Methods that learn something of every class were left out"
 
 
 def nll_scores(log_probs: Tensor, labels: Tensor) -> Tensor:
@@ -34,9 +37,131 @@ def brier_scores(log_probs: Tensor, labels: Tensor) -> Tensor:
     return (probs**2).sum(1) - 2 * probs.gather(1, labels.unsqueeze(1)).squeeze(1) + 1
 
 
-SCORES: dict[str, Score] = {"nll": nll_scores, "brier": brier_scores}
+# Name → what it is called in print, and the score of every example.
+SCORES: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "nll": ("negative log-likelihood", nll_scores),
+    "brier": ("Brier score", brier_scores),
+}
 
-_LEFT_OUT = "Methods that learn something of every class were left out"
+
+class Ranked(NamedTuple):
+    """How one method did in the cross-validation.
+
+    Attributes:
+        name: Its name; "none" is doing nothing.
+        score: Mean held-out score per example; lower is better.
+        low: Lower end of its 95 % interval.
+        high: Upper end.
+        gain: Mean score of doing nothing minus its own, on the same examples: positive is an improvement.
+        gain_low: Lower end of the 95 % interval of the gain.
+        gain_high: Upper end.
+        failure: Why it was not used, or None: it failed, or the fit data lack a class.
+    """
+
+    name: str
+    score: float
+    low: float
+    high: float
+    gain: float
+    gain_low: float
+    gain_high: float
+    failure: str | None = None
+
+
+def mean_interval(values: Tensor, weights: Tensor) -> tuple[float, float, float]:
+    """Weighted mean of ``values [N]`` and its 95 % interval, from the weighted variance.
+
+    Example:
+        >>> mean_interval(torch.tensor([1.0, 3.0]).double(), torch.ones(2).double())
+        (2.0, 0.04003..., 3.95996...)
+    """
+    total = weights.sum()
+    mean = (weights @ values) / total
+    n_effective = total**2 / (weights @ weights)
+    spread = (weights @ (values - mean) ** 2) / total
+    half = _NORMAL_95 * math.sqrt(float(spread / (n_effective - 1).clamp(min=1)))
+    return float(mean), float(mean) - half, float(mean) + half
+
+
+def rank(held: Mapping[str, Tensor], failures: Mapping[str, str], weights: Tensor) -> tuple[Ranked, ...]:
+    """Rank methods by their mean held-out score; those that failed come last."""
+    entries = [
+        Ranked(name, *mean_interval(scores, weights), *mean_interval(held["none"] - scores, weights))
+        for name, scores in held.items()
+    ]
+    lost = [Ranked(name, *[math.nan] * 6, failure=why) for name, why in failures.items()]
+    return (*sorted(entries, key=lambda entry: entry.score), *lost)
+
+
+def choose(held: Mapping[str, Tensor], weights: Tensor, order: Sequence[str], *, doubtful: Collection[str] = ()) -> str:
+    """Return the simplest name that nothing is clearly better than.
+
+    Only what is clearly better than doing nothing can be chosen: a gain whose 95 % interval includes zero may be chance. Of
+    these it is the first in ``order`` that is worse than the best by at most one standard error of their difference.
+
+    Args:
+        held: Name → held-out score of every example ``[N]``, among them "none".
+        weights: Their weights ``[N]``.
+        order: Names, simplest first.
+        doubtful: Names that must not be chosen.
+
+    Returns:
+        The name.
+    """
+    able = ["none"]
+    for name in order:
+        if name in held and name not in ("none", *doubtful):
+            gain, low, _ = mean_interval(held["none"] - held[name], weights)
+            # An infinite gain has no interval.
+            able += [name] if low > 0 or gain == math.inf else []
+    best = min(able, key=lambda name: float(weights @ held[name]))
+    for name in able:
+        worse, low, _ = mean_interval(held[name] - held[best], weights)
+        if name == best or worse <= (worse - low) / _NORMAL_95:
+            return name
+    return best
+
+
+def advise(ranking: Sequence[Ranked], chosen: str, score: str, *, doubtful: Collection[str] = ()) -> str:
+    """Say in a sentence what the ranking means; ``doubtful`` are those that would warn of the examples."""
+    what, _ = SCORES[score]
+    tried = [item for item in ranking if item.name != "none" and item.failure is None]
+    able = [item for item in tried if item.name not in doubtful]
+    of_them = " of the methods that these examples suffice for" if ranking[0].name in doubtful else ""
+    if not tried:
+        return "Doing nothing is all that is left: no method could be used."
+    if not able:
+        return "Doing nothing is best: these examples are too few, too easy or too odd for every method."
+    best = able[0]
+    if chosen == "none":
+        return (
+            f"Doing nothing is best: {f'none{of_them}' if of_them else 'no method'} improves the held-out {what} clearly (the "
+            f"nearest, {best.name}, changes it by {-best.gain:+.4f}, 95% interval {-best.gain_high:+.4f} to "
+            f"{-best.gain_low:+.4f})."
+        )
+    entry = next(item for item in ranking if item.name == chosen)
+    lowers = f"it lowers the held-out {what} by {entry.gain:.4f} (95% interval {entry.gain_low:.4f} to {entry.gain_high:.4f})"
+    if math.isinf(entry.gain):
+        lowers = f"as given, held-out labels have probability zero; with it the {what} is {entry.score:.4f} instead of infinite"
+    if best.name == chosen:
+        return f"{chosen} is best{of_them}: {lowers}."
+    return f"{chosen} is enough: {lowers}, and {best.name}, with the least{of_them}, is not clearly better."
+
+
+def candidates() -> dict[str, type[Calibrator]]:
+    """Calibrators to try, simplest first: those of the table that say so."""
+    from calibrant.calibrators import CALIBRATORS
+
+    found = {}
+    for name in CALIBRATORS:
+        try:
+            kind = CALIBRATORS[name]
+        except ValueError as error:
+            # One of another package that cannot be loaded.
+            warn(f"AutoCalibrator: {error}")
+        else:
+            found |= {name: kind} if kind.in_auto else {}
+    return found
 
 
 class AutoCalibrator(Calibrator):
@@ -72,13 +197,17 @@ class AutoCalibrator(Calibrator):
         ('temperature', 2)
     """
 
+    label: ClassVar[str] = "the best by cross-validation"
     needs_every_class: ClassVar[bool] = False
+    in_auto: ClassVar[bool] = False
+    few_samples: ClassVar[int] = 100
 
     ranking_: tuple[Ranked, ...]
     best_: Calibrator
     best_name_: str
     advice_: str
     settled_: Mapping[str, Calibrator]
+    _progress: Progress | None = None
 
     def __init__(
         self,
@@ -88,15 +217,16 @@ class AutoCalibrator(Calibrator):
         n_folds: int = 5,
         seed: int = 0,
     ) -> None:
-        lookup(SCORES, scoring, kind="score")
-        check_count(n_folds, where="AutoCalibrator", name="n_folds", least=2)
-        for name in methods or ():
-            lookup(candidates(), name, kind="calibrator")
-        self.methods = None if methods is None else tuple(methods)
-        self.scoring: Literal["nll", "brier"] = scoring
+        self.methods = methods
+        self.scoring = scoring
         self.n_folds = n_folds
         self.seed = seed
-        self._progress: Progress | None = None
+
+    def check_params(self) -> None:
+        """Raise ``ValueError`` if a hyper-parameter cannot be used."""
+        lookup(SCORES, self.scoring, kind="score")
+        check_count(self.n_folds, where="AutoCalibrator", name="n_folds", least=2)
+        self._candidates()
 
     def on_progress(self, progress: Progress | None) -> AutoCalibrator:
         """Have ``progress(name, done, total)`` called after each method is tried; return this calibrator."""
@@ -106,102 +236,97 @@ class AutoCalibrator(Calibrator):
     @property
     def n_methods(self) -> int:
         """How many methods a fit tries."""
-        return len(candidates() if self.methods is None else set(self.methods))
+        return len(self._candidates())
 
-    def fewest_samples(self, num_classes: int) -> int:
-        """Number of examples below which a fit warns."""
-        return 100
+    def _candidates(self) -> dict[str, type[Calibrator]]:
+        table = candidates()
+        for name in self.methods or ():
+            lookup(table, name, kind="calibrator")
+        return {name: kind for name, kind in table.items() if self.methods is None or name in self.methods}
 
-    def _check_enough(self, data: FitData) -> None:
+    def _fit_data(
+        self,
+        logits: ArrayLike | Predictions,
+        labels: ArrayLike | None,
+        *,
+        weights: ArrayLike | None,
+        ignore_index: int | None,
+        where: str,
+    ) -> FitData:
+        data = super()._fit_data(logits, labels, weights=weights, ignore_index=ignore_index, where=where)
         if len(data) < self.n_folds:
-            raise FitError(f"AutoCalibrator.fit: needs at least {self.n_folds} examples for its folds, got {len(data)}.")
+            raise FitError(f"{where}: needs at least {self.n_folds} examples for its folds, got {len(data)}.")
+        return data
 
     def doubts(self, data: FitData) -> list[str]:
-        """Why the choice may not be trusted: few examples, or classes without any, which leave methods out."""
-        where = "AutoCalibrator.fit"
-        fewest = self.fewest_samples(data.num_classes)
-        few = few_examples(data, fewest=fewest, where=where, what="a choice between methods")
-        missing = missing_classes(data)
-        left_out = missing and f"{where}: {missing}. {_LEFT_OUT}; use data that has all classes."
-        right = (
-            f"{where}: every example of the fit data is predicted right, from which no method can learn how sure to be. Use "
-            "data on which the model errs too."
-        )
-        return [doubt for doubt in (few, left_out, None if _has_mistakes(data) else right) if doubt]
-
-    def _doubtful(self, data: FitData) -> list[str]:
-        """Names that must not be chosen: their own fit would warn, or the choice of so many parameters would."""
-        few = len(data) < self.fewest_samples(data.num_classes)
-        return [
-            name
-            for name, calibrator in self.settled_.items()
-            if not _has_mistakes(data)
-            or _has_one_class(data)
-            or calibrator.doubts(data)
-            or (few and calibrator.needs_every_class)
-        ]
-
-    def _learn(self, data: FitData) -> None:
-        held, failures = self._try_methods(data)
-        doubtful = self._doubtful(data)
-        self.ranking_ = rank(held, failures, data.weights)
-        self._fit_best(held, data, doubtful)
-        missing = missing_classes(data)
-        self.advice_ = advise(self.ranking_, self.best_name_, self.scoring, doubtful=doubtful)
-        self.advice_ += f" {_LEFT_OUT}: {missing}." if missing else ""
-        self.num_classes_ = data.num_classes
-
-    def _fit_best(self, held: Mapping[str, Tensor], data: FitData, doubtful: list[str]) -> None:
-        """Fit the best method; one whose temperature ends at its bound is doubtful too. Other warnings are for the user."""
-        while True:
-            self.best_name_ = choose(held, data.weights, ["none", *self.settled_], doubtful=doubtful)
-            self.best_ = Identity() if self.best_name_ == "none" else self.settled_[self.best_name_]
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error", BoundWarning)
-                    self.best_._learn(data)
-            except BoundWarning:
-                doubtful.append(self.best_name_)
-            else:
-                return
-
-    def _try_methods(self, data: FitData) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Held-out scores ``[N]`` of every method that could be fitted, and why the others could not."""
-        table = candidates()
-        names = [name for name in table if self.methods is None or name in self.methods]
-        folds = split_folds(data, n_folds=self.n_folds, seed=self.seed)
-        held = {"none": SCORES[self.scoring](data.logits.double().log_softmax(1), data.labels)}
-        failures: dict[str, str] = {}
-        self.settled_ = {}
-        missing = missing_classes(data)
-        for done, name in enumerate(names, 1):
-            try:
-                if missing and table[name].needs_every_class:
-                    raise FitError(f"{table[name].__name__}.fit: needs an example of every class, and {missing}.")
-                with warnings.catch_warnings():
-                    # A fold is smaller than the data: the warnings that count are those of the last fit.
-                    warnings.simplefilter("ignore", CalibrationWarning)
-                    calibrator = table[name]().settle(data)
-                    held[name] = self._held_out(calibrator, data, folds)
-                    self.settled_[name] = calibrator
-            except FitError as error:
-                failures[name] = str(error)
-            if self._progress is not None:
-                self._progress(name, done, len(names))
-        return held, failures
-
-    def _held_out(self, calibrator: Calibrator, data: FitData, folds: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Score of every example ``[N]`` under a fit that has not seen it."""
-        found = torch.empty(len(data), dtype=torch.float64)
-        for kept, held in folds:
-            fitted = type(calibrator)(**calibrator.get_params())
-            fitted._learn(data.subset(kept))
-            found[held] = SCORES[self.scoring](fitted.log_probs(data.logits[held]), data.labels[held])
+        """Why the choice may not be trusted: few examples, classes without any, or no mistake to learn from."""
+        found = []
+        if len(data) < self.few_samples:
+            found.append(few_examples(data, self.few_samples, what="a choice between methods"))
+        if data.missing_classes:
+            found.append(f"{data.missing_classes}. {_LEFT_OUT}; use data that has all classes.")
+        if not _has_mistakes(data):
+            found.append(
+                "every example of the fit data is predicted right, from which no method can learn how sure to be. Use data on "
+                "which the model errs too."
+            )
         return found
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        self._learn(data)
+        held, failures = self._try_methods(data)
+        doubtful = [name for name, calibrator in self.settled_.items() if self._is_doubtful(calibrator, data)]
+        self.ranking_ = rank(held, failures, data.weights)
+        while True:
+            self.best_name_ = choose(held, data.weights, [*self.settled_], doubtful=doubtful)
+            self.best_ = Identity() if self.best_name_ == "none" else self.settled_[self.best_name_]
+            try:
+                with warnings.catch_warnings():
+                    # A temperature at its bound is doubtful too. Other warnings of the best method are for the user.
+                    warnings.simplefilter("error", BoundWarning)
+                    self.best_._learn(data)
+                break
+            except BoundWarning:
+                doubtful.append(self.best_name_)
+        self.advice_ = advise(self.ranking_, self.best_name_, self.scoring, doubtful=doubtful)
+        self.advice_ += f" {_LEFT_OUT}: {data.missing_classes}." if data.missing_classes else ""
         return {}
+
+    def _is_doubtful(self, calibrator: Calibrator, data: FitData) -> bool:
+        """Whether a method must not be chosen: its own fit would warn, or the choice of so many parameters would."""
+        few = len(data) < self.few_samples and calibrator.needs_every_class
+        one_class = bool((data.labels == data.labels[0]).all())
+        return few or one_class or not _has_mistakes(data) or bool(calibrator.doubts(data))
+
+    def _try_methods(self, data: FitData) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Held-out scores ``[N]`` of every method that could be fitted, and why the others could not."""
+        table = self._candidates()
+        folds = data.folds(self.n_folds, seed=self.seed)
+        held = {"none": self._score(Identity(), data, slice(None))}
+        failures: dict[str, str] = {}
+        self.settled_ = {}
+        for done, (name, kind) in enumerate(table.items(), 1):
+            try:
+                if data.missing_classes and kind.needs_every_class:
+                    raise FitError(f"{kind.__name__}.fit: needs an example of every class, and {data.missing_classes}.")
+                with warnings.catch_warnings():
+                    # A fold is smaller than the data: the warnings that count are those of the last fit.
+                    warnings.simplefilter("ignore", CalibrationWarning)
+                    calibrator = kind().settle(data)
+                    scores = torch.empty(len(data), dtype=torch.float64)
+                    for kept, rows in folds:
+                        fitted = clone(calibrator)
+                        fitted._learn(data.subset(kept))
+                        scores[rows] = self._score(fitted, data, rows)
+                held[name], self.settled_[name] = scores, calibrator
+            except FitError as error:
+                failures[name] = str(error)
+            if self._progress is not None:
+                self._progress(name, done, len(table))
+        return held, failures
+
+    def _score(self, calibrator: Calibrator, data: FitData, rows: Tensor | slice) -> Tensor:
+        _, score = SCORES[self.scoring]
+        return score(calibrator.log_probs(data.logits[rows]), data.labels[rows])
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Apply the best calibrator; no guard rails."""
@@ -209,48 +334,27 @@ class AutoCalibrator(Calibrator):
 
     def as_layer(self, *, dtype: torch.dtype | None = None) -> nn.Module:
         """Return the best calibrator as a module; ``dtype`` as in `wrap`."""
-        self._check_fitted("AutoCalibrator.as_layer")
+        check_is_fitted(self)
         return self.best_.as_layer(dtype=dtype)
 
-    def to_dict(self) -> dict[str, object]:
-        """Return hyper-parameters, the ranking and the best calibrator as plain data."""
-        data = super().to_dict()
+    def _to_plain(self) -> dict[str, object]:
         ranking = [{key: _plain(value) for key, value in entry._asdict().items()} for entry in self.ranking_]
-        data["learned"] = {"best": self.best_.to_dict(), "name": self.best_name_, "advice": self.advice_, "ranking": ranking}
-        return data
+        return {"best": self.best_.to_dict(), "name": self.best_name_, "advice": self.advice_, "ranking": ranking}
 
-    def _restore(self, learned: Mapping[str, object], num_classes: int) -> None:
-        best, ranking = learned["best"], learned["ranking"]
-        assert isinstance(best, Mapping)
-        assert isinstance(ranking, list)
-        self.best_ = Calibrator.from_dict(best)
+    def _from_plain(self, learned: Mapping[str, object]) -> None:
+        self.best_ = Calibrator.from_dict(learned["best"])  # type: ignore[arg-type]
         self.best_name_, self.advice_ = str(learned["name"]), str(learned["advice"])
-        self.ranking_ = tuple(_ranked(entry) for entry in ranking)
-        self.num_classes_ = num_classes
+        entries: list[dict[str, object]] = learned["ranking"]  # type: ignore[assignment]
+        numbers = Ranked._fields[1:7]
+        self.ranking_ = tuple(
+            Ranked(**{**entry, **{key: math.nan if entry[key] is None else float(str(entry[key])) for key in numbers}})  # type: ignore[arg-type]
+            for entry in entries
+        )
 
 
 def _has_mistakes(data: FitData) -> bool:
     return bool((data.logits.argmax(1) != data.labels).any())
 
 
-def _has_one_class(data: FitData) -> bool:
-    return bool((data.labels == data.labels[0]).all())
-
-
-def _ranked(entry: Mapping[str, object]) -> Ranked:
-    score, low, high, gain, gain_low, gain_high = (
-        math.nan if entry[key] is None else float(str(entry[key])) for key in Ranked._fields[1:7]
-    )
-    failure = entry["failure"]
-    return Ranked(str(entry["name"]), score, low, high, gain, gain_low, gain_high, None if failure is None else str(failure))
-
-
 def _plain(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def candidates() -> dict[str, type[Calibrator]]:
-    """Calibrators that take logits ``[N, C]``, simplest first."""
-    from calibrant.calibrators import CALIBRATORS
-
-    return {name: kind for name, kind in CALIBRATORS.items() if name != "mc_temperature"}

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from calibrant.calibrators.auto import AutoCalibrator
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, Identity
 from calibrant.calibrators.fit_data import refuse_other_names, warn_if_same
-from calibrant.calibrators.identity import Identity
 from calibrant.core.records import Predictions
-from calibrant.core.registry import lookup
 from calibrant.core.scores import Paired, Scores
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
@@ -70,7 +68,7 @@ def repair(
     Args:
         fit: Predictions to fit on, which must not be marked as test data.
         predictions: Predictions to repair, of the same model on other examples.
-        method: Name from `calibrant.calibrators.ALL_CALIBRATORS` ("auto" tries all by cross-validation), or a calibrator.
+        method: Name from `calibrant.calibrators.CALIBRATORS` ("auto" tries all by cross-validation), or a calibrator.
         n_bins: Bins of the binned metrics.
         n_resamples: Resamples behind the intervals and the paired test.
         seed: Of those resamples.
@@ -89,7 +87,10 @@ def repair(
     """
     where = "repair"
     for name, given in (("fit", fit), ("predictions", predictions)):
-        check_predictions(given, name=name, where=where)
+        if not isinstance(given, Predictions):
+            raise ValueError(
+                f"{where}: `{name}` must be a `Predictions`, got {type(given).__name__}. Make one of `logits` and `labels`."
+            )
     if fit.num_classes != predictions.num_classes:
         raise ValueError(
             f"{where}: `predictions` must have the C = {fit.num_classes} classes of `fit`, got {predictions.num_classes}."
@@ -99,19 +100,11 @@ def repair(
     return measure_repair(calibrator_of(method).fit(fit), predictions, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
 
 
-def check_predictions(given: object, *, name: str, where: str) -> None:
-    """Raise unless ``given`` is a `Predictions`."""
-    if not isinstance(given, Predictions):
-        raise ValueError(
-            f"{where}: `{name}` must be a `Predictions`, got {type(given).__name__}. Make one of `logits` and `labels`."
-        )
-
-
 def calibrator_of(method: str | Calibrator) -> Calibrator:
     """Return a new calibrator of the name ``method``, or ``method`` itself if it is one."""
-    from calibrant.calibrators import ALL_CALIBRATORS
+    from calibrant.calibrators import CALIBRATORS
 
-    return method if isinstance(method, Calibrator) else lookup(ALL_CALIBRATORS, method, kind="method")()
+    return method if isinstance(method, Calibrator) else CALIBRATORS[method]()
 
 
 def measure_repair(
@@ -134,21 +127,17 @@ def describe(calibrator: Calibrator) -> str:
         >>> describe(calibrator)
         'The logits are divided by a temperature of 1.900: by its own measure the model was over-confident.'
     """
+    fitted = calibrator.best_ if isinstance(calibrator, AutoCalibrator) else calibrator
+    # Speaks of the temperature only if that is all that was learned.
+    temperature = float(getattr(fitted, "temperature_", 1.0)) if fitted.learned == ("temperature",) else None
     if isinstance(calibrator, AutoCalibrator):
-        found = _temperature(calibrator.best_)
-        return calibrator.advice_ + ("" if found is None else f" Its temperature is {found:.3f}.")
-    temperature = _temperature(calibrator)
+        return calibrator.advice_ + ("" if temperature is None else f" Its temperature is {temperature:.3f}.")
+    if isinstance(calibrator, Identity):
+        return "Nothing was fitted: the probabilities stay as they are."
     if temperature is None:
-        if isinstance(calibrator, Identity):
-            return "Nothing was fitted: the probabilities stay as they are."
         kept = "the predicted classes stay" if calibrator.preserves_accuracy else "some predicted classes may change too"
-        return f"{type(calibrator).__name__} was fitted: the probabilities change, {kept}."
+        return f"{calibrator.label[0].upper()}{calibrator.label[1:]} was fitted: the probabilities change, {kept}."
     if f"{temperature:.3f}" == "1.000":
         return "The best temperature is 1.000, which changes nothing: by its own measure the model was calibrated."
     what = "over-confident" if temperature > 1 else "under-confident"
     return f"The logits are divided by a temperature of {temperature:.3f}: by its own measure the model was {what}."
-
-
-def _temperature(calibrator: Calibrator) -> float | None:
-    """The temperature, if that is all that was learned."""
-    return float(getattr(calibrator, "temperature_", 1.0)) if calibrator.learned == ("temperature",) else None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from calibrant.calibrators import Ranked
+from calibrant.calibrators import Identity, Ranked
 from calibrant.cli.layout import Row, fit_table
 
 
@@ -16,7 +16,7 @@ def ranking_table(ranking: Sequence[Ranked], chosen: str, *, score: str, width: 
     """Methods by their held-out score, best first, with what each gains on doing nothing."""
     rows: list[Row] = []
     for entry in ranking:
-        name = "doing nothing" if entry.name == "none" else entry.name
+        name = Identity.label if entry.name == "none" else entry.name
         style = "bold green" if entry.name == chosen else ""
         if entry.failure is not None:
             rows.append([Text(name, style="dim"), "n/a", "", "", Text("not used", style="dim")])

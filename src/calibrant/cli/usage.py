@@ -10,6 +10,7 @@ import sys
 import textwrap
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
 
@@ -65,7 +66,7 @@ _WORDS = {
 _TABLES = {
     "methods": ("engine/methods.py", "METHODS"),
     "networks": ("backbones/__init__.py", "BACKBONES"),
-    "calibrators": ("calibrators/__init__.py", "CALIBRATORS", "ALL_CALIBRATORS"),
+    "calibrators": ("calibrators/__init__.py", "CALIBRATORS"),
 }
 
 
@@ -81,9 +82,11 @@ def names(kind: str) -> list[str]:
         return list(getattr(import_module(module), tables[-1]))
     found = []
     for node in ast.parse(source).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Dict):
-            found += [ast.literal_eval(key) for key in node.value.keys if key and node.target.id in tables]
-    return found
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in tables and node.value:
+            # A dictionary, or a registry that is made of one.
+            parts = [node.value, *getattr(node.value, "args", [])]
+            found += [ast.literal_eval(key) for part in parts if isinstance(part, ast.Dict) for key in part.keys if key]
+    return found + [point.name for point in entry_points(group=f"calibrant.{kind}") if point.name not in found]
 
 
 def usage(command: str) -> str:

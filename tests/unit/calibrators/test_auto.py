@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.calibrators import AutoCalibrator, CalibrationWarning, Calibrator, Identity, TemperatureScaling, VectorScaling
-from calibrant.calibrators.auto import brier_scores, candidates, nll_scores
+from calibrant.calibrators import (
+    CALIBRATORS,
+    AutoCalibrator,
+    CalibrationWarning,
+    Calibrator,
+    TemperatureScaling,
+    VectorScaling,
+)
+from calibrant.calibrators.auto import advise, brier_scores, candidates, choose, mean_interval, nll_scores, rank
 from calibrant.calibrators.base import Learned
-from calibrant.calibrators.choice import advise, choose, mean_interval, rank
-from calibrant.calibrators.fit_data import FitData, check_fit_input
-from calibrant.calibrators.folds import split_folds
+from calibrant.calibrators.fit_data import FitData
 from calibrant.core.checks import FitError
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error, negative_log_likelihood
@@ -46,21 +52,11 @@ def test_auto_over_confident_data_takes_the_temperature() -> None:
     torch.testing.assert_close(auto.predict_proba(fresh), auto.best_.predict_proba(fresh))
 
 
-def test_auto_calibrated_data_says_doing_nothing_is_best() -> None:
-    auto = AutoCalibrator(methods=FEW).fit(predictions(temperature=1.0))
-    assert auto.best_name_ == "none"
-    assert isinstance(auto.best_, Identity)
-    assert auto.advice_.startswith("Doing nothing is best")
-    fresh = predictions(seed=1).logits.double()
-    torch.testing.assert_close(auto.predict_proba(fresh), fresh.softmax(1))
-
-
 def test_auto_scores_are_those_of_fits_that_have_not_seen_the_example() -> None:
     given = predictions(400)
     auto = AutoCalibrator(methods=("temperature",), n_folds=4, seed=3).fit(given)
-    data = check_fit_input(given, None, None, where="test")
     scores = torch.empty(400, dtype=torch.float64)
-    for kept, held in split_folds(data, n_folds=4, seed=3):
+    for kept, held in FitData.of(given).folds(4, seed=3):
         assert not set(kept.tolist()) & set(held.tolist())
         fitted = TemperatureScaling().fit(given.logits[kept], given.labels[kept])
         scores[held] = nll_scores(fitted.predict_log_proba(given.logits[held].double()), given.labels[held])
@@ -72,25 +68,22 @@ def test_auto_scores_are_those_of_fits_that_have_not_seen_the_example() -> None:
     assert entry.gain == pytest.approx(idle - entry.score, rel=1e-7)
 
 
-def test_auto_by_brier_ranks_by_it() -> None:
-    auto = AutoCalibrator(methods=("temperature",), scoring="brier").fit(predictions())
-    none = next(entry for entry in auto.ranking_ if entry.name == "none")
-    expected = brier_scores(predictions().logits.double().log_softmax(1), predictions().labels).mean()
-    assert none.score == pytest.approx(float(expected))
+def test_auto_by_brier_takes_a_temperature_although_a_label_has_probability_zero() -> None:
+    given = predictions()
+    logits = given.logits.clone()
+    logits[0, given.labels[0]] = -math.inf
+    with pytest.warns(CalibrationWarning, match="1 of 1500 examples have a label of probability zero"):
+        auto = AutoCalibrator(methods=("temperature",), scoring="brier").fit(logits, given.labels)
+    assert auto.best_name_ == "temperature"
     assert "Brier score" in auto.advice_
+    none = next(entry for entry in auto.ranking_ if entry.name == "none")
+    assert none.score == pytest.approx(float(brier_scores(logits.double().log_softmax(1), given.labels).mean()))
 
 
 def test_scores_of_golden_input_are_the_known_ones() -> None:
     logits, labels = golden()
     assert float(nll_scores(logits.log_softmax(1), labels).mean()) == pytest.approx(1.209579, rel=1e-6)
     assert float(brier_scores(logits.log_softmax(1), labels).mean()) == pytest.approx(0.601093, rel=1e-6)
-
-
-def test_mean_interval_weights_act_as_repeated_examples_in_the_mean() -> None:
-    mean, low, high = mean_interval(torch.tensor([1.0, 3.0]).double(), torch.tensor([3.0, 1.0]).double())
-    # Kish's effective number of examples is 16 / 10, the variance 3/4; the interval divides it by 0.6, raised to 1.
-    assert mean == pytest.approx(1.5)
-    assert (high - low) / 2 == pytest.approx(1.959964 * math.sqrt(0.75))
 
 
 def test_choose_does_nothing_where_the_interval_of_the_gain_includes_zero() -> None:
@@ -181,23 +174,6 @@ def test_auto_does_not_choose_a_temperature_that_ended_at_its_bound() -> None:
     assert alone.advice_ == TOO_FEW
 
 
-def test_auto_passes_on_what_the_best_method_warns_of() -> None:
-    given = predictions()
-    impossible = given.logits.clone()
-    impossible[0, given.labels[0]] = -math.inf
-    with pytest.warns(CalibrationWarning, match="probability zero"):
-        auto = AutoCalibrator(methods=("temperature",), scoring="brier").fit(impossible, given.labels)
-    assert auto.best_name_ == "temperature"
-
-
-def test_auto_of_labels_that_are_all_the_same_does_nothing() -> None:
-    given = predictions()
-    with pytest.warns(CalibrationWarning, match="have no example in the fit data"):
-        auto = AutoCalibrator().fit(given.logits, torch.zeros_like(given.labels))
-    assert auto.best_name_ == "none"
-    assert auto.advice_.startswith(TOO_FEW)
-
-
 def test_auto_does_not_choose_a_method_that_has_too_few_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     given = predictions()
     # What was done to one class no temperature undoes.
@@ -209,15 +185,6 @@ def test_auto_does_not_choose_a_method_that_has_too_few_examples(monkeypatch: py
     assert [entry.name for entry in auto.ranking_] == ["vector", "temperature", "none"]
     assert auto.best_name_ == "temperature"
     assert auto.advice_.startswith("temperature is best of the methods that these examples suffice for: it lowers")
-
-
-def test_rank_failed_methods_come_last_with_their_reason() -> None:
-    held = {"none": torch.ones(3).double(), "a": torch.zeros(3).double()}
-    ranking = rank(held, {"b": "why"}, torch.ones(3).double())
-    assert [entry.name for entry in ranking] == ["a", "none", "b"]
-    assert (ranking[0].gain, ranking[2].failure) == (1.0, "why")
-    assert math.isnan(ranking[2].score)
-    assert "a is best: it lowers the held-out Brier score by 1.0000" in advise(ranking, "a", "brier")
 
 
 def test_advise_of_nothing_clear_gives_the_interval_of_the_nearest() -> None:
@@ -239,6 +206,17 @@ def test_advise_names_the_leader_that_is_not_clearly_better() -> None:
     assert "and a, with the least, is not clearly better" in said
 
 
+def test_candidates_are_the_listed_ones_and_a_package_that_cannot_be_loaded_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert next(iter(candidates())) == "temperature"
+    assert not {"mc_temperature", "none", "auto"} & set(candidates())
+    assert AutoCalibrator().n_methods == len(candidates())
+    broken = EntryPoint("broken", "no_such_package:Thing", "calibrant.calibrators")
+    offered = {"theirs": EntryPoint("theirs", f"{__name__}:Failing", "calibrant.calibrators"), "broken": broken}
+    monkeypatch.setitem(CALIBRATORS.__dict__, "_offered", offered)
+    with pytest.warns(CalibrationWarning, match="'broken' of the installed package"):
+        assert "theirs" in candidates()
+
+
 class Failing(TemperatureScaling):
     """Cannot be fitted."""
 
@@ -251,6 +229,7 @@ def test_auto_method_that_fails_is_reported_not_raised(monkeypatch: pytest.Monke
     monkeypatch.setattr("calibrant.calibrators.auto.candidates", lambda: table)
     auto = AutoCalibrator().fit(predictions(300))
     assert auto.ranking_[-1].failure == "Failing.fit: nothing works."
+    assert math.isnan(auto.ranking_[-1].score)
     assert auto.best_name_ == "temperature"
 
 
@@ -270,12 +249,7 @@ def test_auto_round_trips_with_its_ranking(tmp_path: Path) -> None:
     assert back.get_params() == auto.get_params()
     fresh = predictions(seed=1).logits
     assert torch.equal(back.predict_proba(fresh), auto.predict_proba(fresh))
-
-
-def test_auto_wraps_its_best() -> None:
-    auto = AutoCalibrator(methods=("temperature",)).fit(predictions())
-    logits = predictions(seed=1).logits
-    torch.testing.assert_close(auto.wrap(torch.nn.Identity())(logits), auto.predict_log_proba(logits))
+    torch.testing.assert_close(back.wrap(torch.nn.Identity())(fresh), auto.predict_log_proba(fresh))
 
 
 @pytest.mark.parametrize(
@@ -288,12 +262,7 @@ def test_auto_wraps_its_best() -> None:
 )
 def test_auto_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        AutoCalibrator(**arguments)  # type: ignore[arg-type]
-
-
-def test_auto_needs_an_example_a_fold() -> None:
-    with pytest.raises(FitError, match="at least 5 examples"):
-        AutoCalibrator().fit(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
+        AutoCalibrator(**arguments).fit(predictions(100))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -314,18 +283,6 @@ def test_auto_held_out_loss_of_a_superfluous_vector_is_that_on_new_examples(seed
     assert score["vector"] - score["temperature"] == pytest.approx(true, abs=0.02)
     assert score["vector"] > score["temperature"]
     assert auto.best_name_ != "vector"
-
-
-def test_candidates_leave_out_what_needs_samples() -> None:
-    assert "mc_temperature" not in candidates()
-    assert next(iter(candidates())) == "temperature"
-
-
-def test_candidates_are_as_many_as_the_documentation_says() -> None:
-    root = Path(__file__).parents[3]
-    assert len(candidates()) == AutoCalibrator().n_methods == 14
-    assert "cross-validates fourteen post-hoc calibrators" in (root / "README.md").read_text()
-    assert "fourteen in all" in (root / "docs" / "calibrators.md").read_text()
 
 
 def over_confident(seed: int, split: str) -> Predictions:

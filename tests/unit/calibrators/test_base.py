@@ -1,68 +1,367 @@
-"""What every calibrator inherits: memory of its application, and files that hold what it found."""
+"""What every calibrator inherits: checks, application, files, a place in a network and in scikit-learn."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+from torch import Tensor, nn
 
 from calibrant import Predictions
-from calibrant.calibrators import IsotonicCalibration, MonteCarloTemperatureScaling, TemperatureScaling, fit_data
+from calibrant.calibrators import (
+    CALIBRATORS,
+    AttendedTemperatureScaling,
+    BayesianBinning,
+    CalibrationWarning,
+    Calibrator,
+    DirichletCalibration,
+    HistogramBinning,
+    Identity,
+    IsotonicCalibration,
+    MatrixScaling,
+    MonteCarloTemperatureScaling,
+    PlattScaling,
+    SplineCalibration,
+    TemperatureScaling,
+    TopLabelBinning,
+    VectorScaling,
+    fit_data,
+    name_of,
+)
+from calibrant.calibrators.base import one_thread
 from calibrant.data.synthetic import synthetic_predictions
 
-
-class Wide(TorchDispatchMode):
-    """Counts the float64 tensors of at least ``size`` entries that are made."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-        self.made: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for value in found if isinstance(found, (list, tuple)) else [found]:
-            if isinstance(value, Tensor) and value.dtype == torch.float64 and value.numel() >= self.size:
-                self.made.add(value.untyped_storage().data_ptr())
-        return found
+VAL, _ = synthetic_predictions(300, 3, temperature=2.0, hardness=0.5, split="val")
+NEW, _ = synthetic_predictions(50, 3, temperature=2.0, seed=1)
+LOGITS, LABELS = VAL.logits.double().numpy(), VAL.labels.numpy()
+FOUND = TemperatureScaling().fit(VAL)
 
 
-@pytest.mark.parametrize("kind", [TemperatureScaling, IsotonicCalibration])
-def test_log_probs_widens_some_rows_at_a_time(
-    kind: type[TemperatureScaling | IsotonicCalibration], monkeypatch: pytest.MonkeyPatch
+# Fit and apply.
+
+
+def test_predict_proba_gives_back_what_it_was_given() -> None:
+    expected = (NEW.logits.double() / FOUND.temperature_).softmax(1).float()
+    logits = NEW.logits.float()
+    array = FOUND.predict_proba(logits.numpy())
+    assert isinstance(array, np.ndarray)
+    assert array.dtype == np.float32
+    torch.testing.assert_close(torch.from_numpy(array), expected)
+    torch.testing.assert_close(FOUND.predict_proba(logits), expected)
+    torch.testing.assert_close(FOUND.predict_log_proba(logits).exp(), expected)
+    assert FOUND.predict_proba(logits.half()).dtype == torch.float32
+    assert isinstance(FOUND.predict_proba([[1.0, 2.0, 0.0]]), np.ndarray)
+    dense = logits.reshape(10, 5, 3).movedim(-1, 1)
+    torch.testing.assert_close(FOUND.predict_proba(dense).movedim(1, -1).reshape(-1, 3), expected)
+    assert FOUND.predict(dense).flatten().tolist() == NEW.predicted.tolist()
+    assert TemperatureScaling().fit(dense, NEW.labels.reshape(10, 5)).num_classes_ == 3
+
+
+def test_apply_keeps_everything_but_the_scores() -> None:
+    given = Predictions(logits=NEW.logits, labels=NEW.labels, split="test", class_names=list("abc"))
+    repaired = FOUND.apply(given)
+    assert (repaired.split, repaired.class_names) == (given.split, given.class_names)
+    torch.testing.assert_close(repaired.probs, (NEW.logits.double() / FOUND.temperature_).softmax(1))
+
+
+def test_predict_proba_on_fit_data_warns_unless_scores_repeat_themselves() -> None:
+    with pytest.warns(CalibrationWarning, match="50 % of these examples were used to fit"):
+        FOUND.predict_proba(torch.cat([VAL.logits, VAL.logits + 1]))
+    logits = torch.randint(3, (200, 2), generator=torch.Generator().manual_seed(0)).float()
+    labels = torch.randint(2, (200,), generator=torch.Generator().manual_seed(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert TemperatureScaling().fit(logits, labels).predict_proba(logits).shape == (200, 2)
+
+
+def test_wrong_input_is_named() -> None:
+    for given, message in (
+        ((VAL.logits,), "`labels` must be given with logits"),
+        ((VAL, VAL.labels), "`labels` must not be given with a `Predictions`"),
+        ((VAL.probs, VAL.labels), "`logits` must be scores before softmax"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TemperatureScaling().fit(*given)
+    with pytest.raises(ValueError, match=r"`weights` must be \[300\]"):
+        TemperatureScaling().fit(VAL, weights=[1.0])
+    with pytest.raises(ValueError, match="one of `weights` and `sample_weight` must be given"):
+        TemperatureScaling().fit(VAL, weights=LABELS, sample_weight=LABELS)
+    for logits, message in (
+        (torch.zeros(2, 4), r"`logits` must be \[N, C\] with C = 3"),
+        (torch.full((2, 3), math.nan), r"must not hold NaN or \+inf"),
+        (NEW.probs, "`logits` must be scores before softmax"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FOUND.predict_proba(logits)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (MatrixScaling(spreads=(1.0, 0.1)), "MatrixScaling: `spreads` must be ascending"),
+        (DirichletCalibration(n_folds=1), "DirichletCalibration: `n_folds` must be a whole number >= 2"),
+        (VectorScaling(ridge=0.0), "`ridge` must be a finite number > 0"),
+        (HistogramBinning(binning="other"), "`binning` must be 'width' or 'mass'"),  # type: ignore[arg-type]
+        (BayesianBinning(span=-1.0), "`span` must be a finite number > 0"),
+        (SplineCalibration(n_knots=2), "`n_knots` must be a whole number >= 3"),
+        (TopLabelBinning(points_per_bin=0), "`points_per_bin` must be a whole number >= 1"),
+        (AttendedTemperatureScaling(threshold=1.0), r"`threshold` must lie in \[0, 1\)"),
+    ],
+)
+def test_wrong_hyper_parameter_is_named_by_the_fit(made: Calibrator, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        made.fit(VAL)
+
+
+@pytest.mark.parametrize("name", [name for name in CALIBRATORS.builtin if name not in ("none", "auto")])
+def test_fit_on_few_examples_warns(name: str) -> None:
+    given, _ = synthetic_predictions(15, 3, temperature=1.0, hardness=4.0, split="val")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        CALIBRATORS[name]().fit(given)
+    assert any(entry.category is CalibrationWarning and "15 examples are few" in str(entry.message) for entry in caught)
+
+
+def test_fit_without_a_class_warns_where_classes_are_apart() -> None:
+    given, _ = synthetic_predictions(3000, 4, split="val")
+    given = given.subset(given.labels != 2)
+    for kind in (VectorScaling, TopLabelBinning):
+        with pytest.warns(CalibrationWarning, match=r"1 of 4 classes has no example in the fit data \(2\)"):
+            kind().fit(given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert TemperatureScaling().fit(given).temperature_ > 1
+
+
+def test_log_probs_in_chunks_are_those_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = IsotonicCalibration().fit(VAL.logits, VAL.labels.clamp(max=2))
+    whole = found.log_probs(VAL.logits)
+    monkeypatch.setattr(fit_data, "CHUNK_ENTRIES", 70 * 3)
+    assert torch.equal(found.log_probs(VAL.logits), whole)
+    assert found.log_probs(VAL.logits[:0]).shape == (0, 3)
+
+
+def test_one_thread_goes_back_to_as_many_as_before() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread(when=True):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+# Files.
+
+
+def test_load_of_another_file_says_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    with pytest.raises(FileNotFoundError):
+        Calibrator.load(path)
+    path.write_text('{"format": "calibrant calibrator", "version": 1, "calibrator": "temperature"}')
+    with pytest.raises(ValueError, match="must describe a calibrator"):
+        Calibrator.load(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "learned", "message"),
+    [
+        (TemperatureScaling, {"temperature": 0.0}, "`temperature` must be a number > 0"),
+        (TemperatureScaling, {"temperature": -1.0}, "`temperature` must be a number > 0"),
+        (IsotonicCalibration, {"knots": [[0.5, 0.1]] * 3}, "`knots` must ascend"),
+        (IsotonicCalibration, {"values": [[0.5, 1.1]] * 3}, r"`values` must lie in \[0, 1\]"),
+        (VectorScaling, {"weight": [1.0, 1.0]}, "must describe a calibrator"),
+        (PlattScaling, {"slope": None}, "must describe a calibrator"),
+    ],
+)
+def test_load_refuses_what_cannot_have_been_learned(
+    kind: type[Calibrator], learned: dict[str, object], message: str, tmp_path: Path, quiet: None
 ) -> None:
-    predictions, _ = synthetic_predictions(600, 5, temperature=2.0, split="val")
-    found, logits = kind().fit(predictions), predictions.logits.float()
-    whole = found.log_probs(logits)
-    monkeypatch.setattr(fit_data, "CHUNK_ENTRIES", 70 * 5)
-    with Wide(logits.numel()) as wide:
-        parts = found.log_probs(logits)
-    assert len(wide.made) == 1  # The result alone.
-    assert torch.equal(parts, whole)
-    assert found.log_probs(logits[:0]).shape == (0, 5)
+    path = tmp_path / "calibrator.json"
+    kind().fit(VAL).save(path)
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "learned": {**data["learned"], **learned}}))
+    with pytest.raises(ValueError, match=message):
+        Calibrator.load(path)
 
 
-def test_probabilities_in_the_place_of_logits_are_refused() -> None:
-    val, _ = synthetic_predictions(300, 4, temperature=2.0, split="val")
-    test, _ = synthetic_predictions(300, 4, temperature=2.0, seed=1)
-    message = r"`logits` must be scores before softmax, .* pass `Predictions\(probs=...\)`, or their logarithm"
-    for kind in (TemperatureScaling, MonteCarloTemperatureScaling):
-        with pytest.raises(ValueError, match=rf"^{kind.__name__}.fit: {message}"):
-            kind().fit(val.probs, val.labels)
-        fitted = kind().fit(val)
-        with pytest.raises(ValueError, match=rf"^{kind.__name__}.predict_proba: {message}"):
-            fitted.predict_proba(test.probs)
-    dense = test.probs.reshape(1, 300, 4).movedim(-1, 1)
-    with pytest.raises(ValueError, match=rf"predict_log_proba: {message}"):
-        TemperatureScaling().fit(val).predict_log_proba(dense)
+class Unlisted(TemperatureScaling):
+    """Not in the table."""
 
 
-def test_fit_on_probabilities_is_the_fit_on_their_logits() -> None:
-    val, _ = synthetic_predictions(300, 4, temperature=2.0, split="val")
-    of_probs = TemperatureScaling().fit(Predictions(probs=val.probs, labels=val.labels))
-    assert of_probs.temperature_ == pytest.approx(TemperatureScaling().fit(val).temperature_, rel=1e-6)
-    test, _ = synthetic_predictions(300, 4, temperature=2.0, seed=1)
-    torch.testing.assert_close(of_probs.predict_proba(test.probs.log()), of_probs.predict_proba(test.logits.double()))
+def test_name_of_an_unlisted_class_is_refused() -> None:
+    assert name_of(Identity()) == "none"
+    with pytest.raises(ValueError, match="must be of a listed class"):
+        name_of(Unlisted())
+
+
+# In a network.
+
+
+class Returning(nn.Module):
+    """A linear layer that returns its logits within something; its arguments have names, and a mask that matters."""
+
+    def __init__(self, within: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.within = within
+
+    def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None) -> object:
+        assert input_ids is not None
+        return self.within(self.head(input_ids if attention_mask is None else input_ids * attention_mask))
+
+
+INPUTS = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "within",
+    [
+        lambda logits: logits,
+        lambda logits: {"loss": logits.sum(), "logits": logits},
+        lambda logits: SimpleNamespace(loss=None, logits=logits),
+        lambda logits: (logits, logits + 1),
+    ],
+    ids=["tensor", "mapping", "attribute", "tuple"],
+)
+def test_wrapped_model_is_read_whatever_holds_its_logits_and_called_by_position_or_name(
+    within: Callable[[Tensor], object],
+) -> None:
+    model, mask = Returning(within), torch.tensor([1.0, 0.0, 1.0, 1.0])
+    wrapped = FOUND.wrap(model).eval()
+    expected = FOUND.predict_log_proba(model.head(INPUTS * mask).detach())
+    with torch.no_grad():
+        for found in (
+            wrapped(INPUTS, mask),
+            wrapped(attention_mask=mask, input_ids=INPUTS),
+            wrapped(INPUTS, attention_mask=mask),
+        ):
+            torch.testing.assert_close(found, expected)
+
+
+def test_wrapped_model_without_logits_or_of_other_classes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^CalibratedModel: `model` must return logits"):
+        FOUND.wrap(Returning(lambda logits: {"loss": logits}))(INPUTS)
+    with pytest.raises(ValueError, match="`logits` must have C = 3 classes"):
+        FOUND.wrap(nn.Linear(4, 2))(INPUTS)
+
+
+def test_wrapped_model_called_by_name_survives_export() -> None:
+    wrapped = FOUND.wrap(Returning(lambda logits: {"logits": logits})).eval()
+    given = {"input_ids": INPUTS, "attention_mask": torch.ones(4)}
+    program = torch.export.export(wrapped, (), given)
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(**given), wrapped(**given))
+
+
+def test_wrapped_transformers_model_gives_log_probabilities_of_its_logits() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 20}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(num_labels=3, **sizes)).eval()
+    batch = {"input_ids": torch.arange(10).reshape(2, 5), "attention_mask": torch.ones(2, 5, dtype=torch.long)}
+    with torch.no_grad():
+        torch.testing.assert_close(
+            FOUND.wrap(model).eval()(**batch), FOUND.predict_log_proba(model(**batch).logits), atol=1e-6, rtol=1e-5
+        )
+
+
+def test_wrapped_model_is_given_a_first_argument_that_is_none() -> None:
+    class Masked(nn.Module):
+        def forward(self, mask: Tensor | None, x: Tensor) -> Tensor:
+            return x if mask is None else x * mask
+
+    wrapped, x = FOUND.wrap(Masked()), NEW.logits
+    assert torch.equal(wrapped(None, x), wrapped(torch.ones(3), x))
+
+
+@pytest.mark.parametrize("kind", [TemperatureScaling, IsotonicCalibration, PlattScaling])
+def test_wrapped_model_of_one_logit_gives_calibrated_log_odds(kind: type[Calibrator], quiet: None) -> None:
+    given, _ = synthetic_predictions(500, 2, temperature=2.0, split="val")
+    found = kind().fit(given)
+    odds = torch.linspace(-6, 6, 9).unsqueeze(1)
+    expected = found.predict_proba(torch.cat([torch.zeros(9, 1), odds], 1))[:, 1:]
+    torch.testing.assert_close(found.wrap(nn.Identity())(odds).sigmoid(), expected, atol=1e-6, rtol=1e-5)
+
+
+# In scikit-learn.
+
+
+def test_cross_val_score_is_that_of_fits_by_hand() -> None:
+    folds = [(np.arange(150), np.arange(150, 300)), (np.arange(150, 300), np.arange(150))]
+    by_hand = []
+    for kept, held in folds:
+        log_probs = TemperatureScaling().fit(LOGITS[kept], LABELS[kept]).predict_log_proba(LOGITS[held])
+        by_hand.append(float(log_probs[np.arange(150), LABELS[held]].mean()))
+    found = cross_val_score(TemperatureScaling(), LOGITS, LABELS, cv=folds, scoring="neg_log_loss")
+    assert found.tolist() == pytest.approx(by_hand, rel=1e-9)
+    # The top class stays, so that accuracy, the score by default, is the model's own.
+    right = LOGITS.argmax(1) == LABELS
+    accuracy = cross_val_score(TemperatureScaling(), LOGITS, LABELS, cv=folds)
+    assert accuracy.tolist() == pytest.approx([right[held].mean() for _, held in folds])
+    two = LABELS < 2
+    assert (cross_val_score(TemperatureScaling(), LOGITS[two][:, :2], LABELS[two], cv=2, scoring="roc_auc") > 0.5).all()
+
+
+def test_grid_search_finds_and_refits_a_hyper_parameter() -> None:
+    search = GridSearchCV(HistogramBinning(), {"n_bins": [2, 4]}, scoring="neg_log_loss", cv=2).fit(LOGITS, LABELS)
+    assert search.best_params_["n_bins"] == search.best_estimator_.n_bins
+    assert search.classes_.tolist() == [0, 1, 2]
+
+
+def test_pipeline_after_a_model_that_gives_scores() -> None:
+    model = LogisticRegression().fit(LOGITS, LABELS)
+    pipeline = make_pipeline(FunctionTransformer(model.decision_function), TemperatureScaling()).fit(LOGITS[:200], LABELS[:200])
+    alone = TemperatureScaling().fit(model.decision_function(LOGITS[:200]), LABELS[:200])
+    scores = model.decision_function(LOGITS[200:])
+    np.testing.assert_allclose(pipeline.predict_proba(LOGITS[200:]), alone.predict_proba(scores))
+    assert pipeline.predict(LOGITS[200:]).tolist() == scores.argmax(1).tolist()
+    assert pipeline.set_params(temperaturescaling__n_bins=7)[-1].n_bins == 7
+
+
+@pytest.mark.parametrize("kind", [TemperatureScaling, MonteCarloTemperatureScaling])
+def test_sample_weight_is_weights(kind: type[TemperatureScaling | MonteCarloTemperatureScaling]) -> None:
+    weights = np.arange(300) % 3
+    by_weights = kind().fit(LOGITS, LABELS, weights=weights)
+    by_sample_weight = kind().fit(LOGITS, LABELS, sample_weight=weights)
+    assert by_weights.temperature_ == by_sample_weight.temperature_ != kind().fit(LOGITS, LABELS).temperature_
+
+
+# Checks of scikit-learn that fail, and why they must: these calibrators take logits [N, C] with labels 0 to C - 1, in the
+# words `logits` and `labels`, and say what is wrong with others in sentences of their own.
+NOT_THEIRS = {
+    "features that are no logits of the labels": (
+        "check_estimators_overwrite_params check_estimators_fit_returns_self check_readonly_memmap_input "
+        "check_sample_weights_pandas_series check_sample_weights_not_an_array check_sample_weights_shape "
+        "check_sample_weights_not_overwritten check_classifier_data_not_an_array check_classifiers_one_label "
+        "check_classifiers_classes check_classifiers_train check_supervised_y_2d check_n_features_in_after_fitting"
+    ),
+    "arguments called X and y": "check_fit_score_takes_y check_sample_weight_equivalence_on_dense_data",
+    "arrays of objects": "check_dtype_object",
+    "other sentences": (
+        "check_all_zero_sample_weights_error check_complex_data check_estimators_empty_data_messages "
+        "check_estimator_sparse_tag check_estimator_sparse_array check_estimator_sparse_matrix "
+        "check_classifiers_regression_target check_fit2d_1feature check_fit2d_predict1d check_requires_y_none"
+    ),
+    "steps that nobody asks for": "check_non_transformer_estimators_n_iter",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [TemperatureScaling, VectorScaling, IsotonicCalibration])
+def test_checks_of_scikit_learn_that_apply_are_passed(kind: type[Calibrator]) -> None:
+    expected = {check: why for why, checks in NOT_THEIRS.items() for check in checks.split()}
+    done = check_estimator(kind(), expected_failed_checks=expected, on_skip=None)
+    assert sum(entry["status"] == "passed" for entry in done) >= 30

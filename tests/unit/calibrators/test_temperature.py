@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from torch import Tensor
 from calibrant import Predictions
 from calibrant.calibrators import (
     AttendedTemperatureScaling,
-    AutoCalibrator,
     BoundWarning,
     CalibrationWarning,
     Calibrator,
@@ -22,8 +20,18 @@ from calibrant.calibrators import (
     MonteCarloTemperatureScaling,
     TemperatureScaling,
 )
-from calibrant.calibrators.fit_data import FitData, check_fit_input
-from calibrant.calibrators.temperature import find_temperature, nll_slope, temperature_log_probs
+from calibrant.calibrators.fit_data import FitData
+from calibrant.calibrators.temperature import (
+    attended_nll,
+    ensemble_log_probs,
+    find_mixture,
+    find_temperature,
+    find_temperature_by_ece,
+    least_in_log,
+    monte_carlo_log_probs,
+    nll_slope,
+    temperature_log_probs,
+)
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error
 from helpers import golden
@@ -79,7 +87,7 @@ def test_temperature_subsample_start_does_not_change_it(monkeypatch: pytest.Monk
 
 def test_nll_slope_is_the_derivative_by_the_inverse_temperature() -> None:
     logits, labels = golden()
-    data = check_fit_input(logits, labels, torch.arange(24) + 1.0, where="test")
+    data = FitData.of(Predictions(logits=logits, labels=labels, weights=torch.arange(24) + 1.0))
     beta = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     loss = (torch.nn.functional.cross_entropy(beta * logits, labels, reduction="none") * data.weights).sum()
     (first,) = torch.autograd.grad(loss, beta, create_graph=True)
@@ -115,15 +123,6 @@ def test_temperature_saturated_or_tiny_logits_converge(scale: float) -> None:
     assert TemperatureScaling().fit(logits, labels).temperature_ == pytest.approx(expected, rel=1e-7)
 
 
-def test_temperature_probability_zero_is_kept_and_fits() -> None:
-    logits = Z.logits.double().clone()
-    logits[torch.arange(len(Z)), (Z.labels + 1) % 5] = -math.inf
-    found = TemperatureScaling().fit(logits, Z.labels)
-    assert 0.1 < found.temperature_ < 10
-    assert (found.predict_proba(logits.flip(0) + 1e-3)[:, :] >= 0).all()
-    assert int((found.predict_proba(logits + 1e-3) == 0).sum()) == len(Z)
-
-
 @pytest.mark.parametrize("kind", [TemperatureScaling, AttendedTemperatureScaling, MonteCarloTemperatureScaling])
 def test_temperature_examples_whose_label_has_probability_zero_say_nothing(
     kind: type[TemperatureScaling | AttendedTemperatureScaling | MonteCarloTemperatureScaling],
@@ -152,14 +151,6 @@ def test_temperature_of_samples_leaves_out_labels_without_a_chance_in_every_samp
     with pytest.warns(CalibrationWarning, match="50 of 1000 examples have a label of probability zero"):
         found = MonteCarloTemperatureScaling().fit(samples, given.labels)
     assert found.temperature_ == MonteCarloTemperatureScaling().fit(samples[:, 50:], given.labels[50:]).temperature_
-
-
-def test_auto_by_brier_score_takes_a_temperature_although_a_label_has_probability_zero() -> None:
-    logits = Z.logits.clone()
-    logits[0, Z.labels[0]] = -math.inf
-    with pytest.warns(CalibrationWarning, match="1 of 2000 examples have a label of probability zero"):
-        auto = AutoCalibrator(methods=("temperature",), scoring="brier").fit(logits, Z.labels)
-    assert auto.best_name_ == "temperature"
 
 
 def test_temperature_of_labels_that_all_have_probability_zero_warns_of_its_bound() -> None:
@@ -198,6 +189,12 @@ def test_temperature_ece_grid_is_the_least_ece() -> None:
     assert TemperatureScaling(objective="ece").fit(Z).temperature_ == (1 + int(np.argmin(eces))) / 10
 
 
+def test_find_temperature_by_ece_takes_the_first_of_equal_ones() -> None:
+    # Equal logits are uniform at every temperature.
+    data = FitData(torch.zeros(40, 4), torch.arange(40) % 4, torch.ones(40, dtype=torch.float64))
+    assert find_temperature_by_ece(data, n_bins=15) == 0.1
+
+
 def test_temperature_ece_grid_end_warns() -> None:
     with pytest.warns(CalibrationWarning, match="bound 10"):
         TemperatureScaling(objective="ece").fit(Z.replace(logits=Z.logits * 20))
@@ -214,70 +211,6 @@ def test_find_temperature_never_leaves_its_bounds() -> None:
     assert find_temperature(data, bounds=(4.0, 9.0)) == (pytest.approx(4.0), True)
 
 
-def test_predict_proba_gives_back_what_it_was_given() -> None:
-    found = TemperatureScaling().fit(Z)
-    fresh = Z.logits + 0.5 * torch.arange(5)
-    array, tensor, single = found.predict_proba(fresh.numpy()), found.predict_proba(fresh), found.predict_proba(fresh.half())
-    assert isinstance(array, np.ndarray)
-    assert isinstance(tensor, Tensor)
-    assert array.dtype == np.float32
-    assert (tensor.dtype, single.dtype) == (torch.float32, torch.float32)
-    assert isinstance(found.predict_proba([[1.0, 2.0, 0.0, 0.0, 0.0]]), np.ndarray)
-    expected = (fresh.double() / found.temperature_).softmax(1).float()
-    torch.testing.assert_close(tensor, expected)
-    torch.testing.assert_close(torch.from_numpy(array), expected)
-    torch.testing.assert_close(found.predict_log_proba(fresh).exp(), expected)
-
-
-def test_predict_proba_dense_keeps_the_shape() -> None:
-    dense = Z.logits.reshape(500, 4, 5).movedim(-1, 1)
-    labels = Z.labels.reshape(500, 4)
-    found = TemperatureScaling().fit(dense, labels)
-    assert found.temperature_ == pytest.approx(TemperatureScaling().fit(Z).temperature_, rel=1e-9)
-    probs = found.predict_proba(dense + 1e-3)
-    assert probs.shape == dense.shape
-    torch.testing.assert_close(probs.sum(1), torch.ones(500, 4))
-
-
-def test_apply_keeps_everything_but_the_scores() -> None:
-    found = TemperatureScaling().fit(Z)
-    test = Predictions(logits=Z.logits * 1.01, labels=Z.labels, split="test", class_names=list("abcde"))
-    repaired = found.apply(test)
-    assert repaired.split is not None
-    assert repaired.split.value == "test"
-    assert repaired.class_names == tuple("abcde")
-    torch.testing.assert_close(repaired.probs, (test.logits.double() / found.temperature_).softmax(1))
-
-
-def test_predict_proba_on_fit_data_warns() -> None:
-    found = TemperatureScaling().fit(Z)
-    with pytest.warns(CalibrationWarning, match="100 % of these examples were used to fit"):
-        found.predict_proba(Z.logits.double())
-    with pytest.warns(CalibrationWarning, match="50 % of these examples"):
-        found.predict_proba(torch.cat([Z.logits, Z.logits + 1]))
-
-
-def test_predict_proba_of_repeated_scores_does_not_warn() -> None:
-    logits = torch.randint(3, (200, 2), generator=torch.Generator().manual_seed(0)).float()
-    labels = torch.randint(2, (200,), generator=torch.Generator().manual_seed(1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = TemperatureScaling().fit(logits, labels)
-        assert found.predict_proba(logits).shape == (200, 2)
-
-
-def test_fit_refuses_test_data() -> None:
-    with pytest.raises(ValueError, match="must not be marked as test data"):
-        TemperatureScaling().fit(Z.replace(split="test"))
-
-
-def test_unfitted_calibrator_says_so() -> None:
-    with pytest.raises(RuntimeError, match=r"TemperatureScaling\.predict_proba: the calibrator must be fitted"):
-        TemperatureScaling().predict_proba(Z.logits)
-    with pytest.raises(RuntimeError, match="must be fitted"):
-        TemperatureScaling().wrap(torch.nn.Identity())
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -289,66 +222,123 @@ def test_unfitted_calibrator_says_so() -> None:
 )
 def test_constructor_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TemperatureScaling(**arguments)  # type: ignore[arg-type]
+        TemperatureScaling(**arguments).fit(Z)  # type: ignore[arg-type]
 
 
-def test_fit_and_predict_wrong_input_is_named() -> None:
-    found = TemperatureScaling().fit(Z)
-    with pytest.raises(ValueError, match="`labels` must be given with logits"):
-        TemperatureScaling().fit(Z.logits)
-    with pytest.raises(ValueError, match="`labels` must not be given with a `Predictions`"):
-        TemperatureScaling().fit(Z, Z.labels)
-    with pytest.raises(ValueError, match="C = 5 classes of the fit"):
-        found.predict_proba(torch.zeros(2, 4))
-    with pytest.raises(ValueError, match=r"must be floating \[N, C\]"):
-        found.predict_proba(torch.zeros(2, 5, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"must not hold NaN or \+inf"):
-        found.predict_proba(torch.full((2, 5), math.nan))
-    with pytest.raises(ValueError, match=r"`weights` must be \[2000\]"):
-        TemperatureScaling().fit(Z, weights=[1.0])
+def test_ensemble_of_one_part_is_temperature_scaling() -> None:
+    logits, _ = golden()
+    found = ensemble_log_probs(logits, 2.0, torch.tensor([1.0, 0.0, 0.0]).double())
+    torch.testing.assert_close(found, (logits / 2).log_softmax(1))
 
 
-def test_save_and_load_round_trip(tmp_path: Path) -> None:
-    found = TemperatureScaling(bounds=(0.1, 30.0)).fit(Z)
-    found.save(tmp_path / "t.json")
-    back = Calibrator.load(tmp_path / "t.json")
-    assert isinstance(back, TemperatureScaling)
-    assert back.temperature_ == found.temperature_
-    assert back.get_params() == found.get_params() == {"objective": "nll", "bounds": (0.1, 30.0), "n_bins": 15}
-    assert repr(back) == "TemperatureScaling(objective='nll', bounds=(0.1, 30.0), n_bins=15)"
+def test_find_mixture_useless_parts_get_nothing() -> None:
+    log_parts = torch.tensor([[-0.1, -3.0, -1.0]] * 10, dtype=torch.float64)
+    torch.testing.assert_close(find_mixture(log_parts, torch.ones(10).double()), torch.tensor([1.0, 0.0, 0.0]).double())
 
 
-def test_load_of_another_file_says_what_it_is(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text("{}")
-    with pytest.raises(ValueError, match="must be a JSON file of a calibrator, got format None"):
-        Calibrator.load(tmp_path / "a.json")
-    (tmp_path / "b.json").write_text("no")
-    with pytest.raises(ValueError, match="got something else"):
-        Calibrator.load(tmp_path / "b.json")
-    with pytest.raises(FileNotFoundError, match="must be a file of a calibrator"):
-        Calibrator.load(tmp_path / "c.json")
-    (tmp_path / "d.json").write_text('{"format": "calibrant calibrator", "version": 9}')
-    with pytest.raises(ValueError, match="must have version 1, got 9"):
-        Calibrator.load(tmp_path / "d.json")
-    (tmp_path / "e.json").write_text('{"format": "calibrant calibrator", "version": 1, "calibrator": "temperature"}')
-    with pytest.raises(ValueError, match="must describe a calibrator"):
-        Calibrator.load(tmp_path / "e.json")
+def test_ensemble_is_never_worse_than_its_temperature() -> None:
+    for seed in range(3):
+        given, _ = synthetic_predictions(500, 3, temperature=1.5, seed=seed, split="val")
+        logits, labels = given.logits.double(), given.labels
+        nlls = [
+            float(torch.nn.functional.nll_loss(kind().fit(given).log_probs(logits), labels))
+            for kind in (TemperatureScaling, EnsembleTemperatureScaling)
+        ]
+        assert nlls[1] <= nlls[0] + 1e-12
 
 
-def test_wrap_gives_calibrated_log_probabilities_and_survives_export() -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(6, 5)
-    found = TemperatureScaling().fit(Z)
-    wrapped = found.wrap(model).eval()
-    assert "calibration.temperature" in wrapped.state_dict()
-    inputs = torch.randn(7, 6)
-    expected = (model(inputs) / found.temperature_).log_softmax(1)
-    torch.testing.assert_close(wrapped(inputs), expected)
-    program = torch.export.export(wrapped, (inputs,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    torch.testing.assert_close(program.module()(torch.cat([inputs, inputs])), torch.cat([expected, expected]))
+def test_attended_nll_with_threshold_one_adds_the_top_class_of_wrong_examples_only() -> None:
+    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]], dtype=torch.float64)
+    data = FitData(logits, torch.tensor([0, 1]), torch.ones(2).double())
+    p = 1 / (1 + math.exp(-1.0))
+    expected = -math.log(p) - math.log(1 - p) - math.log(p**2 / (1 - p))
+    assert attended_nll(data, threshold=1.0)(2.0) == pytest.approx(expected)
 
 
-def test_wrap_of_a_dense_model_calibrates_the_class_axis() -> None:
-    layer = TemperatureScaling().fit(Z).as_layer()
-    dense = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(layer(dense).exp().sum(1), torch.ones(2, 3, 4))
+@pytest.mark.parametrize("threshold", [0.0, 0.01, 0.3])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_attended_nll_is_the_sum_over_labels_and_attended_classes(temperature: float, threshold: float) -> None:
+    logits, labels = golden()
+    weights = (torch.arange(24) % 3 + 1.0).double()
+    kept = logits.clone()
+    expected = 0.0
+    for z, label, weight in zip(logits.tolist(), labels.tolist(), weights.tolist(), strict=True):
+        p, q = ([math.exp(v / t) / sum(math.exp(w / t) for w in z) for v in z] for t in (1.0, temperature))
+        attended = [k for k in range(5) if k != label and (p[k] > threshold or p[k] == max(p))]
+        expected -= weight * (math.log(q[label]) + sum(math.log(q[k] ** 2 / (1 - q[k])) for k in attended))
+    assert attended_nll(FitData(logits, labels, weights), threshold=threshold)(temperature) == pytest.approx(expected, rel=1e-9)
+    assert torch.equal(logits, kept)
+
+
+def test_attended_nll_of_saturated_logits_and_of_probability_zero_keeps_its_digits() -> None:
+    logits = torch.tensor([[900.0, 0.0, 300.0], [2.0, -math.inf, 0.0]], dtype=torch.float64)
+    data = FitData(logits, torch.tensor([2, 2]), torch.ones(2).double())
+    # At T = 2 the first is sure to within e^-300 of class 0, which is attended; of the second both others are 1 / (1 + e).
+    p = 1 / (1 + math.exp(-1.0))
+    expected = (300.0 - 300.0) - (math.log(1 - p) + math.log(p**2 / (1 - p)))
+    assert attended_nll(data, threshold=0.5)(2.0) == pytest.approx(expected, abs=1e-9)
+
+
+def test_attended_temperature_varies_less_between_small_fit_sets() -> None:
+    found: dict[type[Calibrator], list[float]] = {TemperatureScaling: [], AttendedTemperatureScaling: []}
+    for seed in range(12):
+        given, _ = synthetic_predictions(100, 10, temperature=2.4, hardness=0.5, seed=seed, split="val")
+        for kind, values in found.items():
+            values.append(kind().fit(given).temperature_)  # type: ignore[attr-defined]
+    assert np.std(found[AttendedTemperatureScaling]) < np.std(found[TemperatureScaling]) / 1.5
+    assert np.mean(found[AttendedTemperatureScaling]) == pytest.approx(2.4, rel=0.2)
+
+
+def test_attended_temperature_of_few_classes_warns() -> None:
+    given, _ = synthetic_predictions(2000, 2, temperature=2.0, split="val")
+    with pytest.warns(
+        CalibrationWarning, match=r"fit: 2 classes are few for this method \(10 or more .*use temperature scaling"
+    ):
+        assert AttendedTemperatureScaling().fit(given).temperature_ > 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AttendedTemperatureScaling().fit(synthetic_predictions(500, 10, split="val")[0])
+
+
+def test_monte_carlo_one_sample_is_temperature_scaling() -> None:
+    given, _ = synthetic_predictions(800, 4, temperature=2.0, split="val")
+    single = TemperatureScaling().fit(given).temperature_
+    assert MonteCarloTemperatureScaling().fit(given).temperature_ == pytest.approx(single, rel=1e-5)
+    found = MonteCarloTemperatureScaling().fit(given.logits.unsqueeze(0), given.labels)
+    assert found.temperature_ == pytest.approx(single, rel=1e-5)
+
+
+def test_monte_carlo_samples_are_averaged_after_scaling() -> None:
+    generator = torch.Generator().manual_seed(0)
+    members = 3 * torch.randn(4, 3000, 3, generator=generator, dtype=torch.float64)
+    truth = monte_carlo_log_probs(members, 1.0).exp()
+    labels = torch.multinomial(truth, 1, generator=generator).squeeze(1)
+    found = MonteCarloTemperatureScaling().fit(2.2 * members, labels)
+    assert found.temperature_ == pytest.approx(2.2, rel=0.1)
+    probs = found.predict_proba(2.3 * members)
+    assert probs.shape == (3000, 3)
+    expected = (2.3 * members / found.temperature_).softmax(-1).mean(0)
+    torch.testing.assert_close(probs, expected)
+    layer = found.as_layer(dtype=torch.float64)
+    torch.testing.assert_close(layer(2.3 * members).exp(), expected)
+
+
+def test_monte_carlo_wrong_shape_is_named() -> None:
+    with pytest.raises(ValueError, match=r"`logits` must be \[N, C\], got \[3\]"):
+        MonteCarloTemperatureScaling().fit(torch.zeros(3), torch.zeros(3, dtype=torch.long))
+    given, _ = synthetic_predictions(100, 3, split="val")
+    found = MonteCarloTemperatureScaling().fit(given)
+    with pytest.raises(ValueError, match=r"`logits` must be \[S, N, C\] or \[N, C\]"):
+        found.predict_proba(torch.zeros(1, 2, 3, 3))
+    with pytest.raises(ValueError, match=r"`weights` must be \[100\]"):
+        MonteCarloTemperatureScaling().fit(given.logits, given.labels, weights=[1.0])
+
+
+def test_least_in_log_second_valley_is_found() -> None:
+    def two_valleys(x: float) -> float:
+        return min((math.log(x) + 5) ** 2, (math.log(x) - 4) ** 2 - 1)
+
+    found, at_bound = least_in_log(two_valleys, bounds=(1e-3, 1e3))
+    assert found == pytest.approx(math.exp(4), rel=1e-6)
+    assert not at_bound
+    assert least_in_log(lambda x: x, bounds=(0.5, 2.0)) == (0.5, True)

@@ -1,12 +1,21 @@
-"""Probabilities in log space, where saturated logits lose nothing: complements, odds, and vectors put together again."""
+"""What the maps of calibrators are made of: probabilities in log space, and piecewise maps of them.
+
+In log space saturated logits lose nothing. Piecewise maps may need fewer knots in one row than in another: rows are filled up
+at the end with `PAD`, which no probability reaches.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+Vector: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
+PAD = 2.0
 # A logit of -inf is probability zero. Where a finite number is needed it counts as the logarithm of float32's smallest
 # probability, 2^-149, below the top class, or as the smallest finite logit of its row if that is lower still.
 _LOG_SMALLEST = -103.2789
@@ -42,11 +51,6 @@ def log_odds(logits: Tensor) -> Tensor:
     return log_probs - log_complements(log_probs)
 
 
-def normalise(log_values: Tensor) -> Tensor:
-    """Scale ``exp(log_values [..., C])`` to sum to one, in log space."""
-    return log_values - log_values.logsumexp(-1, keepdim=True)
-
-
 def keep_top(log_probs: Tensor, logits: Tensor) -> Tensor:
     """Make sure that the top class of ``logits [..., C]`` is that of ``log_probs [..., C]`` even after rounding to float32.
 
@@ -55,8 +59,6 @@ def keep_top(log_probs: Tensor, logits: Tensor) -> Tensor:
 
     Example:
         >>> flat = torch.full((1, 2), 0.5, dtype=torch.float64).log()
-        >>> keep_top(flat, torch.tensor([[0.0, 1.0]])).exp().float()
-        tensor([[0.5000, 0.5000]])
         >>> keep_top(flat, torch.tensor([[0.0, 1.0]])).float().argmax(1)
         tensor([1])
     """
@@ -68,35 +70,20 @@ def keep_top(log_probs: Tensor, logits: Tensor) -> Tensor:
     return log_probs.scatter(-1, top, raised) - torch.log1p((raised.exp() - own.exp()).clamp(min=0))
 
 
-def join_one_vs_rest(values: Tensor, log_probs: Tensor) -> Tensor:
-    """Make one distribution of one-vs-rest estimates.
+def mix_in(values: Tensor, log_probs: Tensor, *, part: float = MIXED_IN) -> Tensor:
+    """Add ``part`` of the original probabilities to ``values [..., C]``, scale rows to sum to one, return their logarithm.
 
-    Args:
-        values: Estimates in ``[0, 1]``: ``[..., C]``, or ``[..., 1]`` for class 1 of two.
-        log_probs: The original log-probabilities ``[..., C]``, of which `MIXED_IN` is added to every estimate.
-
-    Returns:
-        Log-probabilities ``[..., C]``. A row of zeros gets its original probabilities back.
-    """
-    if values.shape[-1] == 1:
-        values = torch.cat([1 - values, values], -1)
-    return normalise(log_mix(values, log_probs, part=MIXED_IN))
-
-
-def log_mix(values: Tensor, log_probs: Tensor, *, part: float) -> Tensor:
-    """Return the logarithm of ``values + part * exp(log_probs)``, whose gradient is finite where a value is zero.
-
-    Adding in log space keeps classes apart whose probability underflows.
+    Adding in log space keeps classes apart whose probability underflows. A row of zeros gets its original probabilities back.
 
     Example:
-        >>> log_mix(torch.tensor([0.25, 0.0]), torch.zeros(2), part=0.5).exp()
-        tensor([0.7500, 0.5000])
+        >>> mix_in(torch.tensor([0.25, 0.0]), torch.tensor([0.5, 0.5]).log(), part=0.5).exp()
+        tensor([0.6667, 0.3333])
     """
     mixed_in = log_probs + math.log(part)
     present = values > 0
     # The logarithm of a zero that is not used would still give the gradient a NaN.
     mixed = torch.logaddexp(torch.where(present, values, torch.ones_like(values)).log(), mixed_in)
-    return torch.where(present, mixed, mixed_in)
+    return torch.where(present, mixed, mixed_in).log_softmax(-1)
 
 
 def replace_confidence(log_probs: Tensor, confidence: Tensor) -> Tensor:
@@ -123,3 +110,71 @@ def replace_confidence(log_probs: Tensor, confidence: Tensor) -> Tensor:
     wanted = (1 - 2 * mixed_in) * confidence.unsqueeze(-1) + mixed_in
     sure = torch.maximum(wanted, least)
     return (others - rest + torch.log1p(-sure)).scatter(-1, top, sure.log())
+
+
+def count_below(x: Tensor, table: Tensor, row: Tensor | int = 0) -> Tensor:
+    """How many numbers of an ascending row are below x.
+
+    As `torch.searchsorted`, which has no form in ONNX: a bisection of as many steps as the table is long in binary, made of
+    operations that every exporter knows. The number of steps depends on the shape of the table alone.
+
+    Args:
+        x: Points, of any shape.
+        table: Ascending numbers ``[K, L]`` (or ``[L]``), L at least one.
+        row: Which row each point is looked up in, int64 in ``[0, K)``, of a shape that fits that of x.
+
+    Returns:
+        Counts in ``[0, L]``, int64, shaped as x.
+
+    Example:
+        >>> table = torch.tensor([[0.2, 0.4, 0.6], [0.5, 0.5, 2.0]])
+        >>> count_below(torch.tensor([0.1, 0.5, 0.6]), table, torch.tensor([0, 1, 1])).tolist()
+        [0, 0, 2]
+    """
+    flat = table.reshape(-1)
+    left = table.shape[-1]
+    first = row * left
+    found = torch.zeros_like(x, dtype=torch.long)
+    while left > 1:
+        half = left // 2
+        found = torch.where(flat[first + found + (half - 1)] < x, found + half, found)
+        left -= half
+    return found + (flat[first + found] < x)
+
+
+def interpolate(x: Tensor, knots: Tensor, values: Tensor, row: Tensor | int = 0) -> Tensor:
+    """Straight lines between knots ``[K, L]`` (or ``[L]``), L at least two, constant beyond the first and the last.
+
+    Example:
+        >>> interpolate(torch.tensor([0.1, 0.3, 0.9]), torch.tensor([0.2, 0.6]), torch.tensor([0.0, 1.0]))
+        tensor([0.0000, 0.2500, 1.0000])
+    """
+    right = count_below(x, knots, row).clamp(1, knots.shape[-1] - 1) + row * knots.shape[-1]
+    places, heights = knots.reshape(-1), values.reshape(-1)
+    start, low = places[right - 1], heights[right - 1]
+    width = places[right] - start
+    share = ((x - start) / torch.where(width > 0, width, torch.ones_like(width))).clamp(0, 1)
+    return low + share * (heights[right] - low)
+
+
+def step_values(x: Tensor, edges: Tensor, values: Tensor, row: Tensor | int = 0) -> Tensor:
+    """Value of the step (``edges [K, L]``, ``values [K, L + 1]``) that holds x; a point on an edge is in the step below it.
+
+    Example:
+        >>> step_values(torch.tensor([0.1, 0.5, 0.6]), torch.tensor([0.5]), torch.tensor([0.0, 1.0]))
+        tensor([0., 0., 1.])
+    """
+    return values.reshape(-1)[count_below(x, edges, row) + row * values.shape[-1]]
+
+
+def pad_rows(rows: Sequence[Vector], *, least: int, fill: float | None) -> Tensor:
+    """Stack rows of different lengths, filled up with ``fill`` (None: with their last value) to ``least`` or more."""
+    longest = max([least, *(len(row) for row in rows)])
+    padded = [np.pad(row, (0, longest - len(row)), constant_values=row[-1] if fill is None else fill) for row in rows]
+    return torch.from_numpy(np.stack(padded).astype(np.float64))
+
+
+def pad_steps(found: Sequence[tuple[Vector, Vector]]) -> dict[str, Tensor]:
+    """Stack the edges ``[L]`` and values ``[L + 1]`` of step functions of different lengths."""
+    edges = pad_rows([edges for edges, _ in found], least=1, fill=PAD)
+    return {"edges": edges, "values": pad_rows([values for _, values in found], least=edges.shape[1] + 1, fill=None)}
