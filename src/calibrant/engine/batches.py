@@ -1,7 +1,8 @@
-"""The training and meta-validation sets on the device, handed out batch by batch without a host in between.
+"""Batches made on the device, without the host in between.
 
 A cursor that lives on the device picks the next batch from an order drawn once an epoch; so a captured step can be replayed
-and sees the next batch each time. Under several processes each takes its own slice of one global batch.
+and sees the next batch each time. Under several processes each takes its own slice of one global batch. Images that do not fit
+on the device are sent there one batch ahead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from calibrant.data.augment import crop_batch, draw_epoch, normalize, pad_images
 from calibrant.data.image_set import ImageSet
-from calibrant.engine.feeding import HostFeed
+from calibrant.engine.distributed import ALONE_GROUP, Group
 
 
 class Batch(NamedTuple):
@@ -32,6 +33,15 @@ class Batch(NamedTuple):
     step: Tensor
 
 
+class Place(NamedTuple):
+    """Where batches are made: device, floating type, whether all images lie there, and who shares a batch."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    resident: bool = True
+    group: Group = ALONE_GROUP
+
+
 def check_batch_size(batch_size: int, *, examples: int, world_size: int = 1) -> None:
     """Raise ``ValueError`` with one sentence unless so many training examples, and processes, make a batch."""
     if batch_size % world_size:
@@ -43,46 +53,59 @@ def check_batch_size(batch_size: int, *, examples: int, world_size: int = 1) -> 
         )
 
 
-class TrainBatches:
-    """Augmented training batches.
+class _Batches:
+    """What training and meta batches share: labels and statistics on the device, the cursor, and images sent by the host."""
+
+    def __init__(self, data: ImageSet, place: Place, *, batch_size: int, steps_per_epoch: int, seed: int) -> None:
+        device, group = place.device, place.group
+        self.batch_size, self.steps_per_epoch, self.seed = batch_size, steps_per_epoch, seed
+        local = batch_size // group.world_size
+        self._feed = None if place.resident else _HostFeed(data.images, batch_size=local, device=device)
+        self._own = slice(group.rank * local, (group.rank + 1) * local)
+        self._labels = data.labels.to(device)
+        self._mean = torch.tensor(data.mean, dtype=place.dtype, device=device)
+        self._std = torch.tensor(data.std, dtype=place.dtype, device=device)
+        self._places = torch.arange(local, device=device)
+        self._local = self._places + group.rank * local
+        self._cursor = torch.zeros((), dtype=torch.int64, device=device)
+
+    @property
+    def fed(self) -> bool:
+        """Whether images come from the host."""
+        return self._feed is not None
+
+    def feed(self) -> None:
+        """Bring the images of the next batch to the device, where they do not lie there."""
+        if self._feed is not None:
+            self._feed.advance()
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that `next` changes."""
+        return {"cursor": self._cursor}
+
+    def _begin(self, order: Tensor) -> None:
+        """Start at the first batch of ``order [steps, batch_size]``."""
+        self._cursor.zero_()
+        if self._feed is not None:
+            self._feed.begin(order[:, self._own])
+
+
+class TrainBatches(_Batches):
+    """Augmented training batches; the remainder of an epoch is left out. Call `feed` before each `next` where images are fed.
 
     Args:
         data: The training set.
-        batch_size: Examples of one global batch; the remainder of an epoch is left out.
-        device: Where images live and batches are made.
+        place: Where batches are made.
+        batch_size: Examples of one global batch.
         seed: Seed of order and augmentation.
-        dtype: Floating type of the images.
-        rank: This process.
-        world_size: Number of processes that share a batch.
-        resident: Whether the images lie on the device; else `feed` must be called before each `next`.
     """
 
-    def __init__(
-        self,
-        data: ImageSet,
-        *,
-        batch_size: int,
-        device: torch.device,
-        seed: int,
-        dtype: torch.dtype = torch.float32,
-        rank: int = 0,
-        world_size: int = 1,
-        resident: bool = True,
-    ) -> None:
-        check_batch_size(batch_size, examples=len(data), world_size=world_size)
-        self.batch_size, self.seed, self.size, self.flip, self.pad = batch_size, seed, data.size, data.flip, data.pad
-        self.steps_per_epoch = len(data) // batch_size
-        local = batch_size // world_size
-        self._padded = pad_images(data.images, data.pad).to(device) if resident else None
-        self._feed = None if resident else HostFeed(data.images, batch_size=local, device=device)
-        self._own = slice(rank * local, (rank + 1) * local)
-        self._labels = data.labels.to(device)
-        self._mean = torch.tensor(data.mean, dtype=dtype, device=device)
-        self._std = torch.tensor(data.std, dtype=dtype, device=device)
-        self._places = torch.arange(local, device=device)
-        self._local = self._places + rank * local
-        self._cursor = torch.zeros((), dtype=torch.int64, device=device)
-        self._draw = torch.zeros(4, len(data), dtype=torch.int64, device=device)
+    def __init__(self, data: ImageSet, place: Place, *, batch_size: int, seed: int) -> None:
+        check_batch_size(batch_size, examples=len(data), world_size=place.group.world_size)
+        super().__init__(data, place, batch_size=batch_size, steps_per_epoch=len(data) // batch_size, seed=seed)
+        self.size, self.flip, self.pad = data.size, data.flip, data.pad
+        self._padded = pad_images(data.images, data.pad).to(place.device) if place.resident else None
+        self._draw = torch.zeros(4, len(data), dtype=torch.int64, device=place.device)
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int, *, kept: Tensor | None = None) -> int:
@@ -104,25 +127,9 @@ class TrainBatches:
             order = torch.cat([order[mask[order]], order[~mask[order]]])
         rows = torch.stack([order, draw.rows, draw.columns, draw.mirrored.long()])
         self._draw.copy_(rows.pin_memory() if self._draw.is_cuda else rows, non_blocking=True)
-        self._cursor.zero_()
         steps = self.steps_per_epoch if kept is None else max(1, len(kept) // self.batch_size)
-        if self._feed is not None:
-            self._feed.begin(order[: steps * self.batch_size].view(steps, self.batch_size)[:, self._own])
+        self._begin(order[: steps * self.batch_size].view(steps, self.batch_size))
         return steps
-
-    @property
-    def fed(self) -> bool:
-        """Whether images come from the host."""
-        return self._feed is not None
-
-    def feed(self) -> None:
-        """Bring the images of the next batch to the device, where they do not lie there."""
-        if self._feed is not None:
-            self._feed.advance()
-
-    def state(self) -> dict[str, Tensor]:
-        """The tensors that `next` changes."""
-        return {"cursor": self._cursor}
 
     def next(self) -> Batch:
         """Make the next batch; wraps to the beginning after the last (warm-up steps may run past it)."""
@@ -139,49 +146,28 @@ class TrainBatches:
         return Batch(normalize(images, self._mean, self._std), self._labels[order], order, step)
 
 
-class MetaBatches:
+class MetaBatches(_Batches):
     """Meta-validation batches, not augmented, re-drawn without replacement: never a cached cycle, never a small remainder.
 
     Args:
         data: The meta-validation set.
+        place: Where batches are made.
         batch_size: Examples of one global meta batch (at most the whole set is taken).
         steps_per_epoch: Meta steps of an epoch.
-        device: Where images live.
         seed: Seed of the order.
-        dtype: Floating type of the images.
-        rank: This process.
-        world_size: Number of processes that share a batch.
-        resident: Whether the images lie on the device; else `feed` must be called before each `next`.
     """
 
-    def __init__(
-        self,
-        data: ImageSet,
-        *,
-        batch_size: int,
-        steps_per_epoch: int,
-        device: torch.device,
-        seed: int,
-        dtype: torch.dtype = torch.float32,
-        rank: int = 0,
-        world_size: int = 1,
-        resident: bool = True,
-    ) -> None:
+    def __init__(self, data: ImageSet, place: Place, *, batch_size: int, steps_per_epoch: int, seed: int) -> None:
         size = min(batch_size, len(data))
-        self.batch_size = size - size % world_size
-        if self.batch_size == 0:
-            raise ValueError(f"MetaBatches: the meta set must hold at least {world_size} examples, got {len(data)}.")
-        local = self.batch_size // world_size
-        self.steps_per_epoch, self.seed, self._count = steps_per_epoch, seed, len(data)
-        mean, std = torch.tensor(data.mean, dtype=dtype), torch.tensor(data.std, dtype=dtype)
-        self._images = data.images.to(device) if resident else None
-        self._feed = None if resident else HostFeed(data.images, batch_size=local, device=device)
-        self._own = slice(rank * local, (rank + 1) * local)
-        self._labels = data.labels.to(device)
-        self._mean, self._std = mean.to(device), std.to(device)
-        self._local = torch.arange(local, device=device) + rank * local
-        self._cursor = torch.zeros((), dtype=torch.int64, device=device)
-        self._order = torch.zeros(steps_per_epoch, self.batch_size, dtype=torch.int64, device=device)
+        size -= size % place.group.world_size
+        if size == 0:
+            raise ValueError(
+                f"MetaBatches: the meta set must hold at least {place.group.world_size} examples, got {len(data)}."
+            )
+        super().__init__(data, place, batch_size=size, steps_per_epoch=steps_per_epoch, seed=seed)
+        self._count = len(data)
+        self._images = data.images.to(place.device) if place.resident else None
+        self._order = torch.zeros(steps_per_epoch, size, dtype=torch.int64, device=place.device)
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -193,18 +179,7 @@ class MetaBatches:
         order = torch.cat([torch.randperm(self._count, generator=generator)[:kept] for _ in range(passes)])
         order = order[: self.steps_per_epoch * self.batch_size].view(self.steps_per_epoch, self.batch_size)
         self._order.copy_(order)
-        self._cursor.zero_()
-        if self._feed is not None:
-            self._feed.begin(order[:, self._own])
-
-    def feed(self) -> None:
-        """Bring the images of the next batch to the device, where they do not lie there."""
-        if self._feed is not None:
-            self._feed.advance()
-
-    def state(self) -> dict[str, Tensor]:
-        """The tensors that `next` changes."""
-        return {"cursor": self._cursor}
+        self._begin(order)
 
     def next(self) -> Batch:
         """Make the next meta batch; wraps to the beginning after the last."""
@@ -218,3 +193,37 @@ class MetaBatches:
         else:
             images = self._feed.buffer
         return Batch(normalize(images, self._mean, self._std), self._labels[index], index, step)
+
+
+class _HostFeed:
+    """Copies the images of one batch after another into a buffer on the device, at a fixed address.
+
+    The next batch is picked and sent while the device works on the present one: two staging buffers in page-locked memory take
+    turns, and the host waits only until the last but one copy is done.
+    """
+
+    def __init__(self, images: Tensor, *, batch_size: int, device: torch.device) -> None:
+        shape = (batch_size, *images.shape[1:])
+        self._images, self._cuda = images, device.type == "cuda"
+        self.buffer = torch.zeros(shape, dtype=torch.uint8, device=device)
+        self._staging = [torch.empty(shape, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(2)]
+        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self._order = torch.zeros(1, batch_size, dtype=torch.int64)
+        self._place = 0
+
+    def begin(self, order: Tensor) -> None:
+        """Start at the first batch of an epoch; ``order [steps, batch_size]`` holds the positions of its examples."""
+        self._order, self._place = order, 0
+
+    def advance(self) -> None:
+        """Bring the next batch into the buffer."""
+        slot, row = self._place % 2, self._order[self._place % len(self._order)]
+        sent = self._sent[slot]
+        if sent is not None:
+            sent.synchronize()
+        torch.index_select(self._images, 0, row, out=self._staging[slot])
+        self.buffer.copy_(self._staging[slot], non_blocking=True)
+        if self._cuda:
+            event = self._sent[slot] = torch.cuda.Event()
+            event.record()
+        self._place += 1

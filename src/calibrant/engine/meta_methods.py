@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrant.core.checks import check_count, check_positive
 from calibrant.core.registry import lookup
-from calibrant.engine.plans import Facts, MetaPlan, MetaSchedule, Plan
+from calibrant.engine.objective import Facts, MetaPlan, MetaSchedule, Plan
 from calibrant.meta.objectives import make_objective
 from calibrant.meta.presets import PRESETS, MetaSettings, settings_of
 

@@ -1,19 +1,20 @@
-"""The catalogue: every training method by name, as a function from the facts of a run to a plan.
+"""The catalogue: every training method by name, one record each, and what a recipe leaves to its method.
 
-A method's hyper-parameters are the keyword arguments of its function, and their defaults stand nowhere else.
+A method's hyper-parameters are the keyword arguments of the function that builds its plan; their defaults stand nowhere else.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
-from calibrant.core.registry import lookup
+from calibrant.core.registry import Registry, lookup
 from calibrant.engine.meta_methods import REMOVED_OPTIONS, MetaMethod
-from calibrant.engine.plans import Facts, LossPlan, MetaPlan, Plan
-from calibrant.engine.values import read_value
+from calibrant.engine.objective import Facts, LossPlan, MetaPlan, Plan
+from calibrant.engine.recipe import KEYS, Recipe, read_value, value_of
 from calibrant.losses import (
     ACLS,
     CPC,
@@ -36,20 +37,69 @@ from calibrant.losses import (
     WeightedMMCE,
 )
 
-__all__ = ["METHODS", "Facts", "LossPlan", "MetaPlan", "Plan", "make_plan", "split_name"]
+__all__ = ["METHODS", "Facts", "LossPlan", "Method", "MetaPlan", "Plan", "make_plan", "resolved", "split_name"]
+
+class Look(NamedTuple):
+    """How figures draw a method: colour of the palette, marker, and line ("solid", "dashed", "dashdot", "dashdotdot")."""
+
+    color: str
+    marker: str
+    line: str
 
 
-def _ce(facts: Facts) -> Plan:
-    return LossPlan(CrossEntropyLoss(reduction=facts.reduction))
+@dataclass(frozen=True)
+class Method:
+    """Everything about a training method.
+
+    Attributes:
+        label: What it is called in print.
+        help: What it minimises, in a few words.
+        loss: The entry of docs/losses.md with its formula and reference.
+        build: ``build(facts, **options)`` gives the plan of a run; its keyword arguments are the method's options.
+        look: How figures draw it; None for whatever is free.
+        learns: Whether it learns hyper-parameters on held-out data.
+        average: Averaging of weights under the default preset.
+        select: What picks the best epoch under the default preset.
+    """
+
+    label: str
+    help: str
+    loss: str
+    build: Callable[..., Plan]
+    look: Look | None = None
+    learns: bool = False
+    average: Literal["no", "ema", "uniform", "phase"] = "no"
+    select: Literal["error", "nll", "error+nll", "error+ece", "last"] = "error"
+
+    def option_types(self, facts: Facts) -> dict[str, Any]:
+        """Return name → type of every option."""
+        if isinstance(self.build, MetaMethod):
+            return self.build.option_types(facts)
+        plain: Any = self.build.func if isinstance(self.build, partial) else self.build
+        hints = get_type_hints(plain)
+        names = (p.name for p in inspect.signature(self.build).parameters.values() if p.kind is p.KEYWORD_ONLY)
+        return {name: hints[name] for name in names}
 
 
-def _label_smoothing(facts: Facts, *, label_smoothing: float) -> Plan:
-    return LossPlan(CrossEntropyLoss(label_smoothing=label_smoothing, reduction=facts.reduction))
+def _ce(facts: Facts, *, label_smoothing: float = 0.0) -> CrossEntropyLoss:
+    return CrossEntropyLoss(label_smoothing=label_smoothing, reduction=facts.reduction)
+
+
+def _focal_loss(facts: Facts, gamma: float) -> FocalLoss:
+    return FocalLoss(gamma=gamma, reduction=facts.reduction)
+
+
+def _plain(facts: Facts) -> Plan:
+    return LossPlan(_ce(facts))
+
+
+def _smoothed(facts: Facts, *, label_smoothing: float) -> Plan:
+    return LossPlan(_ce(facts, label_smoothing=label_smoothing))
 
 
 def _focal(facts: Facts, *, gamma: float = 1.0) -> Plan:
     # The paper's "Focal" has gamma 1.
-    return LossPlan(FocalLoss(gamma=gamma, reduction=facts.reduction))
+    return LossPlan(_focal_loss(facts, gamma))
 
 
 def _flsd(facts: Facts) -> Plan:
@@ -57,13 +107,12 @@ def _flsd(facts: Facts) -> Plan:
 
 
 def _mixup(facts: Facts, *, alpha: float = 1.0) -> Plan:
-    return LossPlan(CrossEntropyLoss(reduction=facts.reduction), mixup_alpha=alpha)
+    return LossPlan(_ce(facts), mixup_alpha=alpha)
 
 
 def _mmce(facts: Facts, *, weight: float = 2.0, normalization: Literal["official", "paper"] = "official") -> Plan:
     # Weight and normalisation of the code that the paper's row was made with.
-    penalty = WeightedMMCE(normalization=normalization)
-    return LossPlan(CrossEntropyLoss(reduction=facts.reduction) + weight * penalty)
+    return LossPlan(_ce(facts) + weight * WeightedMMCE(normalization=normalization))
 
 
 def _brier(facts: Facts) -> Plan:
@@ -79,83 +128,184 @@ def _dual_focal(facts: Facts, *, gamma: float = 5.0) -> Plan:
 
 
 def _mbls(facts: Facts, *, weight: float = 0.1, margin: float = 10.0) -> Plan:
-    return LossPlan(CrossEntropyLoss(reduction=facts.reduction) + weight * MbLS(margin=margin))
+    return LossPlan(_ce(facts) + weight * MbLS(margin=margin))
 
 
 def _ecp(facts: Facts, *, weight: float = 0.1) -> Plan:
-    return LossPlan(CrossEntropyLoss(reduction=facts.reduction) + weight * ConfidencePenalty())
+    return LossPlan(_ce(facts) + weight * ConfidencePenalty())
 
 
 def _focal_sb_ece(facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> Plan:
-    return LossPlan(FocalLoss(gamma=gamma, reduction=facts.reduction) + weight * SBECE())
+    return LossPlan(_focal_loss(facts, gamma) + weight * SBECE())
 
 
 def _focal_s_avuc(facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> Plan:
-    return LossPlan(FocalLoss(gamma=gamma, reduction=facts.reduction) + weight * SoftAvUC())
+    return LossPlan(_focal_loss(facts, gamma) + weight * SoftAvUC())
 
 
 def _avuc(facts: Facts, *, beta: float = 3.0) -> Plan:
-    return LossPlan(CrossEntropyLoss(reduction=facts.reduction) + AvUC(beta=beta))
+    return LossPlan(_ce(facts) + AvUC(beta=beta))
 
 
 def _mdca(facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> Plan:
-    return LossPlan(FocalLoss(gamma=gamma, reduction=facts.reduction) + weight * MDCA())
+    return LossPlan(_focal_loss(facts, gamma) + weight * MDCA())
 
 
 def _dca(facts: Facts, *, weight: float = 1.0) -> Plan:
-    return LossPlan(CrossEntropyLoss(reduction=facts.reduction) + weight * DCA())
+    return LossPlan(_ce(facts) + weight * DCA())
 
 
 def _patra(facts: Facts, *, gamma: float = 1.0, weight: float = 200.0, fraction: float = 0.1, every: int = 20) -> Plan:
     # No value is published; at 200 the Huber penalty's slope, at most 0.005, is that of DCA with weight 1.
-    loss = FocalLoss(gamma=gamma, reduction=facts.reduction) + weight * HuberDCA()
-    return LossPlan(loss, pruner=ConfidencePruner(num_samples=facts.num_train, fraction=fraction, every=every))
+    pruner = ConfidencePruner(num_samples=facts.num_train, fraction=fraction, every=every)
+    return LossPlan(_focal_loss(facts, gamma) + weight * HuberDCA(), pruner=pruner)
 
 
 def _cpc(facts: Facts) -> Plan:
-    return LossPlan(CrossEntropyLoss(reduction=facts.reduction) + CPC())
+    return LossPlan(_ce(facts) + CPC())
 
 
 def _acls(facts: Facts, *, weight: float = 0.1) -> Plan:
-    return LossPlan(CrossEntropyLoss(reduction=facts.reduction) + weight * ACLS())
+    return LossPlan(_ce(facts) + weight * ACLS())
 
 
 def _crl(facts: Facts, *, weight: float = 1.0) -> Plan:
-    return LossPlan(CrossEntropyLoss(reduction=facts.reduction) + weight * CRL(num_samples=facts.num_train))
+    return LossPlan(_ce(facts) + weight * CRL(num_samples=facts.num_train))
 
 
-METHODS: dict[str, Callable[..., Plan]] = {
-    "ce": _ce,
-    "focal": _focal,
-    "flsd": _flsd,
-    "ls-0.05": partial(_label_smoothing, label_smoothing=0.05),
-    "ls-0.1": partial(_label_smoothing, label_smoothing=0.1),
-    "mixup": _mixup,
-    "mmce": _mmce,
-    "brier": _brier,
-    "ce-dece": MetaMethod(regularizer="unitwise-l2", objective="dece"),
-    "ce-sece": MetaMethod(regularizer="unitwise-l2", objective="sece"),
-    "flgamma-dece": MetaMethod(regularizer="gamma-focal", objective="dece"),
-    "flgamma-sece": MetaMethod(regularizer="gamma-focal", objective="sece"),
-    "flgamma-skce": MetaMethod(regularizer="gamma-focal", objective="skce"),
-    # The paper's ablation does not say how gamma-Net learns without SECE; validation cross-entropy is the plainest reading.
-    # Joint training on the training loss is none: that loss falls with gamma, so gamma grows without bound.
-    "flgamma": MetaMethod("gamma-focal", "nll", {"val_ce": "nll", "val_fl": "focal", "frozen": "nll"}),
-    "adafocal": _adafocal,
-    "dual-focal": _dual_focal,
-    "mbls": _mbls,
-    "mbls-0": partial(_mbls, margin=0.0),
-    "ecp": _ecp,
-    "focal+sb-ece": _focal_sb_ece,
-    "focal+s-avuc": _focal_s_avuc,
-    "avuc": _avuc,
-    "mdca": _mdca,
-    "dca": _dca,
-    "patra": _patra,
-    "cpc": _cpc,
-    "acls": _acls,
-    "crl": _crl,
+def _learned(label: str, help: str, loss: str, build: MetaMethod, look: Look) -> Method:
+    """A method that learns on held-out data: it predicts with averaged weights, and takes the lowest NLL near the lowest error."""
+    return Method(label, help, loss, build, look, learns=True, average="phase", select="error+nll")
+
+
+# No two of a colour share marker or line. The paper's ablation does not say how gamma-Net learns without SECE: validation
+# cross-entropy is the plainest reading. Joint training on the training loss is none: it falls with gamma, which then grows
+# without bound.
+BUILTIN: dict[str, Method] = {
+    "ce": Method("CE", "cross-entropy", "cross_entropy", _plain, Look("black", "o", "solid")),
+    "focal": Method("Focal", "focal loss, one gamma for all", "focal", _focal, Look("green", "s", "solid")),
+    "flsd": Method(
+        "FLSD", "focal loss, gamma by the probability of the true class", "flsd", _flsd, Look("green", "^", "dashed")
+    ),
+    "ls-0.05": Method(
+        "LS-0.05",
+        "cross-entropy with smoothed labels",
+        "cross_entropy",
+        partial(_smoothed, label_smoothing=0.05),
+        Look("sky", "D", "solid"),
+    ),
+    "ls-0.1": Method(
+        "LS-0.1",
+        "the same, smoothed more",
+        "cross_entropy",
+        partial(_smoothed, label_smoothing=0.1),
+        Look("sky", "h", "dashed"),
+    ),
+    "mixup": Method("Mixup", "cross-entropy on mixtures of two images", "mixup", _mixup, Look("grey", "p", "dashed")),
+    "mmce": Method("MMCE", "cross-entropy and weighted MMCE", "weighted_mmce", _mmce, Look("grey", "v", "dashdot")),
+    "brier": Method("Brier", "Brier score", "brier", _brier, Look("purple", ">", "solid")),
+    "ce-dece": _learned(
+        "CE-DECE",
+        "cross-entropy with unit-wise L2, learned on held-out data by DECE",
+        "dece",
+        MetaMethod(regularizer="unitwise-l2", objective="dece"),
+        Look("blue", "P", "dashdot"),
+    ),
+    "ce-sece": _learned(
+        "CE-SECE",
+        "the same by SECE",
+        "sece",
+        MetaMethod(regularizer="unitwise-l2", objective="sece"),
+        Look("purple", "X", "dashed"),
+    ),
+    "flgamma-dece": _learned(
+        "FLγ-DECE",
+        "focal loss with a gamma for every example, learned on held-out data by DECE",
+        "dece",
+        MetaMethod(regularizer="gamma-focal", objective="dece"),
+        Look("orange", "^", "dashdot"),
+    ),
+    "flgamma-sece": _learned(
+        "FLγ-SECE",
+        "the same by SECE",
+        "sece",
+        MetaMethod(regularizer="gamma-focal", objective="sece"),
+        Look("vermillion", "*", "solid"),
+    ),
+    "flgamma-skce": _learned(
+        "FLγ-SKCE",
+        "the same by SKCE",
+        "skce",
+        MetaMethod(regularizer="gamma-focal", objective="skce"),
+        Look("orange", "8", "solid"),
+    ),
+    "flgamma": _learned(
+        "FLγ",
+        "the same by held-out cross-entropy, or focal loss (`variant=val_fl`), or not learned (`variant=frozen`)",
+        "focal",
+        MetaMethod("gamma-focal", "nll", {"val_ce": "nll", "val_fl": "focal", "frozen": "nll"}),
+        Look("vermillion", "s", "dashed"),
+    ),
+    "adafocal": Method(
+        "AdaFocal",
+        "focal loss, gamma by the calibration of validation bins",
+        "adafocal",
+        _adafocal,
+        Look("blue", "<", "dashed"),
+    ),
+    "dual-focal": Method(
+        "Dual Focal",
+        "focal loss that looks at the class right behind the true one, too",
+        "dual_focal",
+        _dual_focal,
+        Look("black", "d", "dashed"),
+    ),
+    "mbls": Method("MbLS", "cross-entropy and logits beyond a margin", "mbls", _mbls, Look("sky", "<", "dashdot")),
+    "mbls-0": Method(
+        "MbLS (no margin)", "the same without a margin", "mbls", partial(_mbls, margin=0.0), Look("grey", "X", "solid")
+    ),
+    "ecp": Method(
+        "ECP", "cross-entropy, less the entropy of predictions", "confidence_penalty", _ecp, Look("black", "s", "dashdot")
+    ),
+    "focal+sb-ece": Method(
+        "Focal+SB-ECE", "focal loss and soft-binned ECE", "sb_ece", _focal_sb_ece, Look("green", "h", "dashdot")
+    ),
+    "focal+s-avuc": Method(
+        "Focal+S-AvUC",
+        "focal loss and soft accuracy versus uncertainty",
+        "soft_avuc",
+        _focal_s_avuc,
+        Look("blue", "D", "solid"),
+    ),
+    "avuc": Method(
+        "AvUC", "cross-entropy and accuracy versus uncertainty", "avuc", _avuc, Look("purple", "o", "dashdot")
+    ),
+    "mdca": Method(
+        "MDCA", "focal loss and class-wise gaps of confidence and accuracy", "mdca", _mdca, Look("orange", "p", "dashed")
+    ),
+    "dca": Method(
+        "DCA", "cross-entropy and the gap of confidence and accuracy", "dca", _dca, Look("vermillion", "v", "dashdot")
+    ),
+    "patra": Method(
+        "Huber-DCA",
+        "focal loss and a Huber loss of that gap, with training examples of low confidence pruned",
+        "huber_dca",
+        _patra,
+        Look("black", "^", "dashdotdot"),
+    ),
+    "cpc": Method("CPC", "cross-entropy and constraints on pairs of classes", "cpc", _cpc, Look("sky", "p", "dashdotdot")),
+    "acls": Method(
+        "ACLS", "cross-entropy and adaptive, conditional label smoothing", "acls", _acls, Look("grey", "o", "dashdotdot")
+    ),
+    "crl": Method(
+        "CRL",
+        "cross-entropy and a ranking of confidences by how often an example was right",
+        "crl",
+        _crl,
+        Look("green", ">", "dashdotdot"),
+    ),
 }
+METHODS: Registry[Method] = Registry("method", "calibrant.methods", BUILTIN, of=Method)
 
 
 def split_name(name: str) -> tuple[str, bool]:
@@ -163,15 +313,21 @@ def split_name(name: str) -> tuple[str, bool]:
     return (name.removesuffix("+ts"), True) if name.endswith("+ts") else (name, False)
 
 
-def find_method(name: str) -> Callable[..., Plan]:
+def find_method(name: str) -> Method:
     """Return the entry of a method, ``+ts`` aside; an unknown name is answered with the nearest one, as ``ce+ts``."""
     return lookup(METHODS, split_name(name)[0], kind="method", also=(f"{known}+ts" for known in METHODS))
+
+
+def learns(recipe: Recipe) -> bool:
+    """Whether the method of a recipe learns on held-out data; an unknown one does not."""
+    name = split_name(recipe.method.name)[0]
+    return name in METHODS and METHODS[name].learns
 
 
 def make_plan(name: str, options: Mapping[str, object], facts: Facts) -> Plan:
     """Look a method up and apply its options; an unknown name or option is answered with the nearest one."""
     method = find_method(name)
-    known = method.option_types(facts) if isinstance(method, MetaMethod) else _option_types(method)
+    known = method.option_types(facts)
     read = {}
     for option, value in options.items():
         if option in REMOVED_OPTIONS:
@@ -181,11 +337,87 @@ def make_plan(name: str, options: Mapping[str, object], facts: Facts) -> Plan:
         if not known:
             raise ValueError(f"method {name!r} has no options, got `{option}`.")
         read[option] = read_value(lookup(known, option, kind=f"option of {name}"), value, f"method.options.{option}")
-    return method(facts, **read)
+    return method.build(facts, **read)
 
 
-def _option_types(method: Callable[..., Plan]) -> dict[str, Any]:
-    """Name → type of the keyword arguments of a method's function, of which some may be given already."""
-    plain: Any = method.func if isinstance(method, partial) else method
-    hints = get_type_hints(plain)
-    return {p.name: hints[p.name] for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY}
+def facts_of(recipe: Recipe, *, num_train: int = 1) -> Facts:
+    """Return what a method may need to know of a run with so many training examples."""
+    return Facts(num_train, recipe.train.reduction, recipe.method.preset)
+
+
+def resolved(recipe: Recipe) -> Recipe:
+    """Return the recipe with averaging and choice of the epoch decided.
+
+    The published protocol averages no weights and takes the epoch with the lowest validation error. A method may depart from
+    it under ``default``.
+
+    Example:
+        >>> train = resolved(Recipe()).train
+        >>> train.average, train.select
+        ('phase', 'error+nll')
+    """
+    train, name = recipe.train, split_name(recipe.method.name)[0]
+    own = METHODS[name] if name in METHODS and recipe.method.preset == "default" else METHODS["ce"]
+    average = own.average if train.average == "auto" else train.average
+    select = own.select if train.select == "auto" else train.select
+    return replace(recipe, train=replace(train, average=average, select=select))
+
+
+def idle_keys(recipe: Recipe) -> tuple[str, ...]:
+    """Return the dotted keys that nothing reads in a run, because of how it averages, chooses its epoch or steps.
+
+    Example:
+        >>> from calibrant.engine.recipe import override
+        >>> idle_keys(Recipe()), idle_keys(override(Recipe(), {"train.average": "ema", "train.select": "nll"}))
+        ((), ('train.select_within', 'train.average_share'))
+    """
+    full = resolved(recipe)
+    idle = [name for name, key in KEYS.items() if key.read_with and value_of(full, key.read_with.key) not in key.read_with.values]
+    # Under "phase" only methods that learn look through the average of "ema".
+    unseen = full.train.average == "phase" and not learns(recipe)
+    return tuple(idle + ["train.average_decay"] * unseen)
+
+
+def check_idle(recipes: Iterable[Recipe], keys: Iterable[str]) -> None:
+    """Raise ``ValueError`` with one sentence if a key that was set by hand is read by none of the runs.
+
+    Args:
+        recipes: The runs that the keys were set for.
+        keys: Dotted keys of the recipe that were set for them by hand.
+
+    Example:
+        >>> from calibrant.engine.recipe import override
+        >>> check_idle([override(Recipe(), {"method.name": "ce"})], ["train.average_share"])
+        Traceback (most recent call last):
+        ...
+        ValueError: train: `train.average_share` must come with train.average=phase, got train.average=no, ...
+    """
+    runs = list(recipes)
+    for key in keys if runs else ():
+        # What is off anyway is not missed.
+        asked = [recipe for recipe in runs if key in KEYS and value_of(recipe, key) not in (None, False, ())]
+        if asked and all(key in idle_keys(recipe) for recipe in runs):
+            need = KEYS[key].read_with
+            assert need is not None
+            ways = dict.fromkeys(str(value_of(resolved(recipe), need.key)) for recipe in runs)
+            other = [way for way in need.values if way not in ways]
+            raise ValueError(
+                f"train: `{key}` must come with {need.key}={' or '.join(other)}, got {need.key}={' and '.join(ways)}, "
+                f"under which nothing reads it. Add `--set {need.key}={other[0]}`, or leave it out."
+            )
+        _check_reached(runs, key)
+
+
+def _check_reached(runs: Sequence[Recipe], key: str) -> None:
+    """Raise if a change of the learning rate that was asked for would come after the end of every run."""
+    epochs = max(recipe.train.epochs for recipe in runs)
+    milestones = [place for recipe in runs for place in recipe.optim.milestones_epochs or ()]
+    too_late = {
+        "optim.milestones_epochs": min(milestones, default=0) >= epochs,
+        "optim.warmup_epochs": min(recipe.optim.warmup_epochs for recipe in runs) > epochs,
+    }
+    if too_late.get(key):
+        raise ValueError(
+            f"train: `{key}` must lie before the end of training, train.epochs={epochs}, got {value_of(runs[0], key)}. Lower it, "
+            "or leave it out."
+        )

@@ -1,22 +1,89 @@
-"""The network of a run: built, given its first weights, tried with two images, and held where it must not move."""
+"""The network of a run: built by name or by a user's factory, given its first weights, tried with two images, frozen in part.
+
+Also its features, and its weights as files.
+"""
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+import importlib
+import inspect
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
+import torch
+from torch import Tensor, nn
+
+from calibrant.backbones import BACKBONES
+from calibrant.backbones.classifier import Classifier
+from calibrant.core.registry import lookup
+from calibrant.data.image_set import ImageSet
 from calibrant.engine.distributed import ALONE_GROUP, Group
-from calibrant.engine.factory import Shape, check_network
-from calibrant.engine.features import find_head
 from calibrant.engine.hardware import Hardware
-from calibrant.engine.recipe import Recipe
-from calibrant.engine.setup import build_backbone
-from calibrant.engine.weights import freeze, load_initial_weights
+from calibrant.engine.recipe import BackbonePart, Recipe
+from calibrant.io.atomic import atomic_writer
+from calibrant.meta.bn import meta_mode
+from calibrant.meta.network import lazy_parameters
+
+FeatureFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
+# Under this prefix a file of weights holds the hyper-parameters that a method has learned.
+HYPER = "hyper."
+
+
+class Shape(NamedTuple):
+    """What a network must know of its input and output; an `ImageSet` has the same attributes."""
+
+    num_classes: int
+    channels: int
+    size: tuple[int, int]
+
+
+def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
+    """Return name and module of the classifier: ``head`` if there is one, else the last linear layer that is registered."""
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if not linear:
+        raise ValueError("find_head: the model must end in an `nn.Linear`, got none.")
+    name = "head" if "head" in linear else next(reversed(linear))
+    return name, linear[name]
+
+
+def feature_function(model: nn.Module) -> FeatureFunction:
+    """Return a function that maps images to ``(features, logits)`` of ``model``.
+
+    A `Classifier` says what its features are; of any other network they are the input of its last linear layer, seen by a hook.
+    """
+    if isinstance(model, Classifier):
+
+        def direct(images: Tensor) -> tuple[Tensor, Tensor]:
+            features = model.features(images)
+            return features, model.head(features)
+
+        return direct
+    name, head = find_head(model)
+
+    def hooked(images: Tensor) -> tuple[Tensor, Tensor]:
+        seen: list[Tensor] = []
+        handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            logits = model(images)
+        finally:
+            handle.remove()
+        if not seen:
+            raise ValueError(
+                f"feature_function: the model's last linear layer must be used in its forward pass, got {name!r}, which is "
+                "not. Name the classifier `head`, or register it last."
+            )
+        return seen[-1], logits
+
+    return hooked
 
 
 def build_network(
     recipe: Recipe,
-    data: Shape,
+    data: ImageSet | Shape,
     hardware: Hardware,
     *,
     uses_head: bool,
@@ -52,3 +119,180 @@ def build_network(
             f"train: `backbone.freeze` must leave the head free for {recipe.method.name}, which looks ahead with it."
         )
     return model
+
+
+def build_backbone(part: BackbonePart, data: ImageSet | Shape, *, seed: int) -> nn.Module:
+    """Build the network for a set's classes, channels and size, initialised from ``seed`` alone."""
+    own = _find_factory(part.name) if ":" in part.name else None
+    # Layers draw their weights from the global generator; it is forked so that the caller's own stream does not move.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if own is not None:
+            return _call_factory(own, data.num_classes, name=part.name)
+        height, width = data.size
+        options = {"num_inputs": height * width * data.channels} if part.name == "mlp" else {"in_channels": data.channels}
+        return lookup(BACKBONES, part.name, kind="backbone")(data.num_classes, **options)
+
+
+def _find_factory(name: str) -> Callable[[int], object]:
+    place, _, wanted = name.partition(":")
+    with _explained("name a factory as package.module:function that can be imported from here", name):
+        module = importlib.import_module(place)
+    functions = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
+    return lookup(functions, wanted, kind=f"network factory of {place}")
+
+
+def _call_factory(factory: Callable[[int], object], num_classes: int, *, name: str) -> nn.Module:
+    try:
+        inspect.signature(factory).bind(num_classes)
+    except TypeError as error:
+        raise ValueError(
+            f"train: `model` must be a factory that needs the number of classes alone, got {name!r} ({error}). "
+            "Give every other argument a default."
+        ) from error
+    except ValueError:
+        pass  # some callables written in C do not tell their arguments
+    with _explained(f"build a network for {num_classes} classes", name):
+        model = factory(num_classes)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"train: `model` must build an `nn.Module`, got {type(model).__name__} from {name!r}.")
+    if lazy := lazy_parameters(model):
+        raise ValueError(
+            f"train: `model` must have parameters of known size, got lazy ones ({lazy[0]}) from {name!r}. Run a batch through "
+            "the network before the factory returns it, or say the sizes."
+        )
+    return model
+
+
+@contextmanager
+def _explained(must: str, name: str) -> Iterator[None]:
+    """Turn an error of the user's own code into one sentence; too little memory says nothing about the network."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}".rstrip(": .")
+        raise ValueError(
+            f"train: `model` must {must}, got {said} from {name!r}. CALIBRANT_TRACEBACK=1 before the same command shows where."
+        ) from error
+
+
+def check_network(
+    model: nn.Module, data: ImageSet | Shape, hardware: Hardware, *, name: str, uses_head: bool = False
+) -> None:
+    """Raise ``ValueError`` unless a network maps images of a set to one logit a class, its last layer's where that is used.
+
+    Two black images are passed through it in evaluation mode; parameters, statistics, random generators and each module's mode
+    stay as they were.
+    """
+    (height, width), classes, device = data.size, data.num_classes, hardware.device
+    images = torch.zeros(2, data.channels, height, width, device=device, dtype=hardware.dtype)
+    images = images.contiguous(memory_format=torch.channels_last)
+    with (
+        hardware.active(),
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.no_grad(),
+        meta_mode(model, "frozen"),
+        torch.autocast(device.type, dtype=torch.bfloat16, enabled=hardware.precision == "bf16"),
+    ):
+        with _explained(f"take images of {data.channels} x {height} x {width} (channels, height, width)", name):
+            logits = model(images)
+        must = f"train: `model` must return one logit for each of {classes} classes"
+        if not isinstance(logits, Tensor):
+            raise ValueError(f"{must}, got {type(logits).__name__} from {name!r}. Let it return the tensor of logits alone.")
+        if logits.shape != (2, classes):
+            raise ValueError(f"{must}, got shape {list(logits.shape)} for 2 images from {name!r}.")
+        if bool((logits >= 0).all()) and bool(((logits.double().sum(1) - 1).abs() < 1e-5).all()):
+            raise ValueError(
+                f"train: `model` must return scores before softmax, got probabilities from {name!r}. Leave its softmax out."
+            )
+        features, logits = feature_function(model)(images)
+        given = find_head(model)[1](features)
+        same = given.shape == logits.shape and bool((given - logits).abs().max() <= 0.01 * (1 + logits.abs().max()))
+    if uses_head and not same:
+        raise ValueError(
+            "train: `model` must return what its last `nn.Linear` gives, for methods that learn on held-out data look ahead "
+            f"with that layer, got something else from {name!r}. Return the layer's own output, or choose another method."
+        )
+
+
+def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
+    """Let no gradient into the parts of ``model`` named by ``prefixes``, and keep their BatchNorm in evaluation mode.
+
+    Args:
+        model: The network, in training mode.
+        prefixes: Names of modules or parameters: "layer1" is all of ``layer1.*``.
+    """
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    known = dict.fromkeys(name.partition(".")[0] for name in parameters)
+    for prefix in prefixes:
+        within = [name for name in (*modules, *parameters) if name == prefix or name.startswith(f"{prefix}.")]
+        if not prefix or not within:
+            lookup(known, prefix, kind="part of the network")
+        for name in within:
+            if name in parameters:
+                parameters[name].requires_grad_(False)
+            else:
+                modules[name].training = False
+    if prefixes and not any(value.requires_grad for value in parameters.values()):
+        raise ValueError("train: `backbone.freeze` must leave a part of the network to train, got all of it.")
+
+
+def save_weights(path: Path, weights: Mapping[str, Tensor], hyper: Mapping[str, Tensor], *, notes: Mapping[str, str]) -> None:
+    """Write a network's state and learned hyper-parameters as safetensors, with ``notes`` as JSON in the file's header."""
+    from safetensors.torch import save
+
+    named = dict(weights) | {f"{HYPER}{name}": value for name, value in hyper.items()}
+    # Copies: safetensors refuses tensors that share memory, as those do that go by two names.
+    plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in named.items()}
+    with atomic_writer(path) as handle:
+        # One entry: several would be written in a random order, and the files of equal runs would differ.
+        handle.write(save(plain, metadata={"calibrant": json.dumps(dict(notes), sort_keys=True)}))
+
+
+def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Read a safetensors file; return the network's state and the hyper-parameters."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = Path(path)
+    if not file.is_file():
+        inside = file / "weights.safetensors"
+        hint = f" Did you mean {inside}?" if inside.is_file() else ""
+        raise FileNotFoundError(f"train: `{file}` must be a file of weights (safetensors), got none there.{hint}")
+    try:
+        found = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"train: `{file}` must be a safetensors file, got another kind or a damaged one ({error}). Write the weights with "
+            "`safetensors.torch.save_model(model, 'weights.safetensors')`."
+        ) from None
+    hyper = {name.removeprefix(HYPER): value for name, value in found.items() if name.startswith(HYPER)}
+    return {name: value for name, value in found.items() if not name.startswith(HYPER)}, hyper
+
+
+def load_initial_weights(model: nn.Module, path: str | Path) -> None:
+    """Put weights of a file into ``model``; a head for another number of classes keeps its own, with a warning.
+
+    Args:
+        model: The network, as built.
+        path: A safetensors file, for instance ``weights.safetensors`` of a run.
+    """
+    found, state, head = load_weights(path)[0], model.state_dict(), find_head(model)[0]
+    must = "train: `backbone.init` must hold the weights of this network"
+    if odd := sorted(set(state) ^ set(found)):
+        how = "without" if odd[0] in state else "with"
+        raise ValueError(f"{must}, got a file {how} `{odd[0]}` ({len(odd)} names differ). Check `--model`.")
+    other = [name for name in state if state[name].shape != found[name].shape]
+    for name in other:
+        if not name.startswith(f"{head}."):
+            got = f"{list(found[name].shape)} for `{name}`, which is {list(state[name].shape)}"
+            raise ValueError(f"{must}, got {got}. Check `--model` and `--data`.")
+    if other:
+        classes, own = found[other[0]].shape[0], state[other[0]].shape[0]
+        warnings.warn(
+            f"the head of {path} is for {classes} classes and not used; the head for {own} starts from scratch.", stacklevel=2
+        )
+        found |= {name: value for name, value in state.items() if name.startswith(f"{head}.")}
+    model.load_state_dict(found)

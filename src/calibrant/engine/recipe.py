@@ -1,175 +1,245 @@
-"""A recipe: everything that decides a training run, as frozen data read from TOML, checked key by key."""
+"""A recipe: everything that decides a training run, as frozen data.
+
+Every key is a field that carries all there is to say about it: type, default, help, bounds, when it is read, its option on the
+command line. Reading, checking, ``--help``, TOML and the table in docs/train.md come from these fields.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import tomllib
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from calibrant.core.registry import lookup
-from calibrant.engine.repeated import repeated_key
-from calibrant.engine.values import plain_value, read_value, toml_value
 
-# Keys that say where and how fast a run is computed, and what is looked at besides, but not what is trained.
-NEUTRAL = frozenset(
-    {"data.root", "data.place", "data.shift", "train.device", "train.compile", "train.graph", "train.checkpoint_every_seconds"}
-)
-# Keys that a number switches off, and that number: `none`, as other keys have it, means the same.
-_OFF = {"train.clip_norm": 0.0}
+
+class Rule(NamedTuple):
+    """What a number must be, in words and as a test."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+class ReadWith(NamedTuple):
+    """The key, and its values, under which another key is read; the most usual value first."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Key:
+    """All there is to say about a key of a recipe, beside its type and default.
+
+    Attributes:
+        help: What it decides, in a few words.
+        unset: What happens where it is None.
+        rule: What its value must be.
+        read_with: When it is read; None for always.
+        flag: Its option on the command line, if it has one of its own.
+        metavar: What that option calls its value.
+        neutral: Whether it says where and how fast a run is computed, or what is looked at besides, but not what is trained.
+        off: The number that "none" stands for.
+    """
+
+    help: str
+    unset: str = ""
+    rule: Rule | None = None
+    read_with: ReadWith | None = None
+    flag: str = ""
+    metavar: str = "NAME"
+    neutral: bool = False
+    off: float | None = None
+
+
+def _key(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"key": Key(help, **more)})
+
+
+_COUNT = Rule("a whole number >= 1", lambda value: value >= 1)
+_SEED = Rule("a whole number from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)
+_NOT_NEGATIVE = Rule("a finite number >= 0", lambda value: 0 <= value < math.inf)
+_POSITIVE = Rule("a finite number > 0", lambda value: 0 < value < math.inf)
+_BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
+_SHARE = Rule("in (0, 1]", lambda value: 0 < value <= 1)
+_MULTISTEP = ReadWith("optim.schedule", ("multistep",))
+_SGD = ReadWith("optim.name", ("sgd",))
 
 
 @dataclass(frozen=True)
 class DataPart:
-    """Which data, and how it is divided.
+    """Which data, and how it is divided."""
 
-    Attributes:
-        name: Name of the set, or a path to a folder of class folders or an ``.npz``.
-        root: Folder where the set lies; None for the usual place.
-        size: Side in pixels of the squares that the pictures of a folder are resized to; None for their own size, or the
-            median one where they differ.
-        val: Validation examples (model selection, post-hoc calibration); None for a tenth of the training set.
-        meta: Meta-validation examples; None for a tenth.
-        same_data: Whether methods without a meta part leave it unused, so that all train on the same examples.
-        augment: Whether to crop and mirror.
-        pad: Pixels by which images are padded on each side for random crops; None for the set's own number.
-        flip: Whether to mirror half of the images; None for what suits the set.
-        place: Whether images lie on the "device" or are sent from the "host" batch by batch; "auto" sends what does not fit.
-        shift: Whether to evaluate the finished network on corrupted copies of the test set too.
-    """
-
-    name: str = "cifar10"
-    root: str | None = None
-    size: int | None = None
-    val: int | None = None
-    meta: int | None = None
-    same_data: bool = False
-    augment: bool = True
-    pad: int | None = None
-    flip: bool | None = None
-    place: Literal["auto", "device", "host"] = "auto"
-    shift: bool = False
+    name: str = _key("cifar10", "data set of `calibrant data list`, or a path", flag="--data")
+    root: str | None = _key(
+        None, "where the data set lies", unset="~/.cache/calibrant/data", flag="--data-root", metavar="FOLDER", neutral=True
+    )
+    size: int | None = _key(
+        None, "side in pixels that the pictures of a folder are resized to", unset="their own, or the median", rule=_COUNT
+    )
+    val: int | None = _key(None, "examples for choosing an epoch and for repair", unset="a tenth", rule=_COUNT)
+    meta: int | None = _key(None, "examples for learning hyper-parameters", unset="a tenth", rule=_NOT_NEGATIVE)
+    same_data: bool = _key(False, "whether methods without a meta part leave it unused, so that all train on the same examples")
+    augment: bool = _key(True, "whether to crop and mirror")
+    pad: int | None = _key(None, "pixels of padding for random crops", unset="what suits the set", rule=_NOT_NEGATIVE)
+    flip: bool | None = _key(None, "whether to mirror half of the images", unset="what suits the set")
+    place: Literal["auto", "device", "host"] = _key(
+        "auto", "where images lie: on the device, or on the host and sent by batches (auto: if they do not fit)", neutral=True
+    )
+    shift: bool = _key(False, "evaluate on corrupted copies of the test set too", flag="--shift", neutral=True)
 
 
 @dataclass(frozen=True)
 class BackbonePart:
-    """Which network.
+    """Which network."""
 
-    Attributes:
-        name: Name of a backbone, or ``package.module:factory`` of one's own.
-        init: Weights to start from (safetensors), or None.
-        freeze: Prefixes of parameter names that stay as they are.
-    """
-
-    name: str = "resnet18"
-    init: str | None = None
-    freeze: tuple[str, ...] = ()
+    name: str = _key("resnet18", "network, of those below or package.module:factory", flag="--model")
+    init: str | None = _key(
+        None, "weights to start from (safetensors)", unset="fresh weights", flag="--init", metavar="WEIGHTS"
+    )
+    freeze: tuple[str, ...] = _key((), "parts of the network that stay as they are, by the beginning of their names")
 
 
 @dataclass(frozen=True)
 class MethodPart:
-    """Which method of the catalogue.
+    """Which method of the catalogue, with options that differ from its preset."""
 
-    Attributes:
-        name: Its name; ``+ts`` behind it adds temperature scaling.
-        preset: "default" (what works best) or "paper" (the most literal reading).
-        options: Hyper-parameters that differ from the preset, name → value.
-    """
-
-    name: str = "flgamma-sece"
-    preset: Literal["default", "paper"] = "default"
-    options: Mapping[str, float | int | str | bool | tuple[float, ...]] = field(default_factory=dict)
+    name: str = _key("flgamma-sece", "method, of those below; +ts behind it adds temperature scaling", flag="--method")
+    preset: Literal["default", "paper"] = _key("default", "settings of the method: default or paper", flag="--preset")
+    options: Mapping[str, float | int | str | bool | tuple[float, ...]] = field(
+        default_factory=dict, metadata={"key": Key("what a method can be told, name and value", unset="the preset's")}
+    )
 
 
 @dataclass(frozen=True)
 class TrainPart:
-    """How long and in what arithmetic.
+    """How long, in what arithmetic, and which weights predict."""
 
-    Attributes:
-        epochs: Passes over the training set.
-        batch_size: Examples of one step, over all processes together.
-        reduction: Whether the loss of a batch is the "sum" or the "mean" of its examples'.
-        clip_norm: Largest norm of the gradient; 0 (or "none") switches clipping off.
-        precision: "bf16" autocast, "float32" or "float64"; "auto" is bf16 on a GPU that has it, else float32.
-        select: What of the validation part picks the best epoch: lowest "error" or "nll"; "error+nll" or "error+ece", the
-            lowest NLL or ECE among the epochs whose error is close to the lowest; or "last". "auto" for "error+nll" with
-            methods that learn hyper-parameters, under the default preset, and for "error" with all others.
-        select_within: How close, in standard errors of that lowest error over the validation part.
-        average: Whether predictions are those of averaged weights: "ema" forgets old ones exponentially, "uniform" weighs all
-            since ``average_from_epoch`` alike, "phase" averages over ``average_share`` of the steps since the learning rate
-            last dropped and computes BatchNorm's statistics anew, "no" takes the last ones; "auto" for "phase" with methods
-            that learn hyper-parameters, under the default preset, and "no" with all others. Methods that learn look through the
-            same average, with "phase" through that of "ema", which answers sooner, with statistics of its own.
-        average_decay: Share of the average that a step keeps, for "ema"; None to remember about a fiftieth of all steps, but at
-            most a thousand.
-        average_share: Share of the steps since the last drop that "phase" remembers, in (0, 1].
-        average_from_epoch: Epoch from which on weights are averaged; None for the first ("ema", "phase") or for that of the
-            last drop of the paper's learning rate, 5/7 of all ("uniform").
-        device: "auto", "cpu", "cuda" or "cuda:1".
-        compile: Whether to compile the network; "auto" does on a GPU that trains alone, for runs long enough to repay it.
-        graph: Whether to replay the step as a CUDA graph; "auto" does on a GPU that trains alone.
-        eval_every_epochs: Epochs between evaluations (the last is always evaluated).
-        checkpoint_every_seconds: Seconds between checkpoints (the end is always saved).
-    """
-
-    epochs: int = 350
-    batch_size: int = 128
-    reduction: Literal["sum", "mean"] = "sum"
-    clip_norm: float = 2.0
-    precision: Literal["auto", "bf16", "float32", "float64"] = "auto"
-    select: Literal["auto", "error", "nll", "error+nll", "error+ece", "last"] = "auto"
-    select_within: float = 2.0
-    average: Literal["auto", "no", "ema", "uniform", "phase"] = "auto"
-    average_decay: float | None = None
-    average_share: float = 0.5
-    average_from_epoch: int | None = None
-    device: str = "auto"
-    compile: Literal["auto", "yes", "no"] = "auto"
-    graph: Literal["auto", "yes", "no"] = "auto"
-    eval_every_epochs: int = 1
-    checkpoint_every_seconds: float = 30.0
+    epochs: int = _key(350, "passes over the training set", rule=_COUNT, flag="--epochs", metavar="N")
+    batch_size: int = _key(128, "examples of a step, of all processes together", rule=_COUNT)
+    reduction: Literal["sum", "mean"] = _key(
+        "sum", "the loss of a batch: the gradient grows with a sum, so `mean` wants another `optim.lr` and `train.clip_norm`"
+    )
+    clip_norm: float = _key(2.0, "largest norm of the gradient; 0 or none for no clipping", rule=_NOT_NEGATIVE, off=0.0)
+    precision: Literal["auto", "bf16", "float32", "float64"] = _key(
+        "auto", "arithmetic; bf16 is autocast, and auto on a GPU that has it, else float32"
+    )
+    select: Literal["auto", "error", "nll", "error+nll", "error+ece", "last"] = _key(
+        "auto", "what of the validation part picks the best epoch; auto leaves it to the method"
+    )
+    select_within: float = _key(
+        2.0,
+        "how close an error must be to the lowest, in standard errors",
+        rule=_NOT_NEGATIVE,
+        read_with=ReadWith("train.select", ("error+nll", "error+ece")),
+    )
+    average: Literal["auto", "no", "ema", "uniform", "phase"] = _key(
+        "auto", "whether averaged weights predict, and how they are averaged; auto leaves it to the method"
+    )
+    average_decay: float | None = _key(
+        None,
+        "share of the average that a step keeps",
+        unset="by the length of the run",
+        rule=_BELOW_ONE,
+        read_with=ReadWith("train.average", ("ema", "phase")),
+    )
+    average_share: float = _key(
+        0.5,
+        "share of the steps since the learning rate last dropped that is remembered",
+        rule=_SHARE,
+        read_with=ReadWith("train.average", ("phase",)),
+    )
+    average_from_epoch: int | None = _key(
+        None,
+        "first epoch whose weights are averaged",
+        unset="by the length of the run",
+        rule=_NOT_NEGATIVE,
+        read_with=ReadWith("train.average", ("uniform", "ema", "phase")),
+    )
+    device: str = _key("auto", "auto, cpu, cuda or cuda:1", flag="--device", neutral=True)
+    compile: Literal["auto", "yes", "no"] = _key(
+        "auto", "compile the network; auto does on a GPU that trains alone, for runs long enough to repay it", neutral=True
+    )
+    graph: Literal["auto", "yes", "no"] = _key(
+        "auto", "replay the step as a CUDA graph; auto does on a GPU that trains alone", neutral=True
+    )
+    eval_every_epochs: int = _key(1, "epochs between evaluations; the last is always evaluated", rule=_COUNT)
+    checkpoint_every_seconds: float = _key(
+        30.0, "seconds between checkpoints; the end is always saved", rule=_NOT_NEGATIVE, neutral=True
+    )
 
 
 @dataclass(frozen=True)
 class OptimPart:
-    """Optimizer and learning-rate schedule.
+    """Optimizer and learning-rate schedule."""
 
-    Attributes:
-        name: "sgd" or "adamw".
-        lr: Learning rate at this recipe's batch size.
-        momentum: Momentum of SGD.
-        weight_decay: L2 coefficient.
-        nesterov: Nesterov momentum.
-        schedule: "multistep", "cosine" or "constant".
-        milestones_epochs: Where multistep drops; None for 3/7 and 5/7 of all epochs (150 and 250 of 350), the first
-            epoch excepted; an empty list for nowhere.
-        decay: Factor of each drop.
-        warmup_epochs: Epochs over which the rate rises linearly.
-    """
-
-    name: Literal["sgd", "adamw"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    nesterov: bool = False
-    schedule: Literal["multistep", "cosine", "constant"] = "multistep"
-    milestones_epochs: tuple[float, ...] | None = None
-    decay: float = 0.1
-    warmup_epochs: float = 0.0
+    name: Literal["sgd", "adamw"] = _key("sgd", "optimizer; give AdamW a learning rate of its own, such as 0.001")
+    lr: float = _key(0.1, "learning rate at this batch size", rule=_POSITIVE)
+    momentum: float = _key(0.9, "momentum of SGD", rule=_NOT_NEGATIVE, read_with=_SGD)
+    weight_decay: float = _key(5e-4, "L2 coefficient; decoupled in AdamW", rule=_NOT_NEGATIVE)
+    nesterov: bool = _key(False, "Nesterov's form of momentum", read_with=_SGD)
+    schedule: Literal["multistep", "cosine", "constant"] = _key("multistep", "how the learning rate falls; cosine goes to zero")
+    milestones_epochs: tuple[float, ...] | None = _key(
+        None, "where multistep drops, as in `150,250`; an empty list never", unset="3/7 and 5/7 of all", read_with=_MULTISTEP
+    )
+    decay: float = _key(0.1, "factor of each drop", rule=_POSITIVE, read_with=_MULTISTEP)
+    warmup_epochs: float = _key(0.0, "epochs over which the learning rate rises linearly", rule=_NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A whole run. Defaults are the paper's protocol: ResNet-18, CIFAR-10, 350 epochs of SGD."""
 
-    seed: int = 0
+    seed: int = _key(0, "seed of split, weights, order and augmentation", rule=_SEED, flag="--seed", metavar="N")
     data: DataPart = field(default_factory=DataPart)
     backbone: BackbonePart = field(default_factory=BackbonePart)
     method: MethodPart = field(default_factory=MethodPart)
     train: TrainPart = field(default_factory=TrainPart)
     optim: OptimPart = field(default_factory=OptimPart)
+
+
+def _keys() -> dict[str, Key]:
+    found = {}
+    for part in dataclasses.fields(Recipe):
+        value = getattr(Recipe(), part.name)
+        inner = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+        found |= {f"{part.name}.{f.name}": f.metadata["key"] for f in inner} or {part.name: part.metadata["key"]}
+    return found
+
+
+# Dotted name → all there is to say about a key.
+KEYS = _keys()
+NEUTRAL = frozenset(name for name, key in KEYS.items() if key.neutral)
+
+
+def value_of(recipe: Recipe, key: str) -> Any:
+    """Return the value of a dotted key."""
+    part, _, name = key.rpartition(".")
+    return getattr(getattr(recipe, part) if part else recipe, name)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raise ``ValueError`` with one sentence if a number of the recipe cannot be; kinds of values are seen in reading it."""
+    for name, key in KEYS.items():
+        value = value_of(recipe, name)
+        if key.rule is not None and value is not None and not key.rule.holds(value):
+            raise ValueError(f"recipe: `{name}` must be {key.rule.text}, got {value}.")
+    train, optim, data = recipe.train, recipe.optim, recipe.data
+    if not data.augment and (data.pad is not None or data.flip is not None):
+        raise ValueError("recipe: `data.pad` and `data.flip` must be left out where `data.augment` is false, got one of them.")
+    if train.average != "no" and (train.average_from_epoch or 0) >= train.epochs:
+        got = f"{train.average_from_epoch} with {train.epochs} epochs"
+        raise ValueError(
+            f"recipe: `train.average_from_epoch` must be below `train.epochs`, got {got}: nothing would be averaged."
+        )
+    if optim.nesterov and optim.momentum == 0:
+        raise ValueError("recipe: `optim.nesterov` must come with `optim.momentum` > 0, got momentum 0.")
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -188,11 +258,6 @@ def load_recipe_text(text: str, *, where: str) -> Recipe:
     try:
         return recipe_of(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        twice = repeated_key(text, str(error))
-        if twice is not None:
-            raise ValueError(
-                f"recipe: `{where}` must say every key once, got `{twice[0]}` again in line {twice[1]}. Take one out."
-            ) from None
         raise ValueError(f"recipe: `{where}` must be valid TOML, got: {error}.") from None
 
 
@@ -207,7 +272,7 @@ def recipe_of(values: Mapping[str, object]) -> Recipe:
         ...
         ValueError: unknown key of train 'epoch'. Did you mean 'epochs'? ...
     """
-    recipe = _build(Recipe, values, "recipe")
+    recipe = _build(Recipe, values, "")
     assert isinstance(recipe, Recipe)
     return recipe
 
@@ -221,20 +286,21 @@ def override(recipe: Recipe, settings: Mapping[str, object]) -> Recipe:
     """
     nested = to_dict(recipe)
     for key, value in settings.items():
-        parts = key.split(".")
+        *parts, name = key.split(".")
         place = nested
-        for part in parts[:-1]:
-            found = lookup(place, part, kind="recipe key") if part not in place else place[part]
-            if not isinstance(found, dict):
+        for part in parts:
+            place = lookup(place, part, kind="recipe key")
+            if not isinstance(place, dict):
                 raise ValueError(f"recipe: `{key}` must name a value, got a path through `{part}`, which has no parts.")
-            place = found
-        place[parts[-1]] = value
+        place[name] = value
     return recipe_of(nested)
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as nested plain data, tuples as lists, None left out (TOML has no null)."""
-    return plain_value(recipe)  # type: ignore[no-any-return]
+    found = _plain(dataclasses.asdict(recipe))
+    assert isinstance(found, dict)
+    return found
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -248,7 +314,28 @@ def to_toml(recipe: Recipe) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _build(kind: type, values: object, where: str) -> object:
+def toml_value(value: object) -> str:
+    """Return a plain value as TOML text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # TOML's basic strings are those of JSON, except that it refuses a bare DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items()) + " }"
+    return repr(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items() if v is not None}
+    return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
+
+
+def _build(kind: type, values: object, part: str) -> object:
+    where = part or "recipe"
     if not isinstance(values, Mapping):
         raise ValueError(f"recipe: `{where}` must be a table of keys, got {values!r}.")
     hints = get_type_hints(kind)
@@ -256,9 +343,87 @@ def _build(kind: type, values: object, where: str) -> object:
     arguments = {}
     for key, value in values.items():
         hint = lookup(known, key, kind=f"key of {where}")
-        name = key if where == "recipe" else f"{where}.{key}"
-        if name in _OFF and value in ("none", "None"):
-            value = _OFF[name]
-        part = dataclasses.is_dataclass(hint)
-        arguments[key] = _build(hint, value, key) if part else read_value(hint, value, name)
+        name = f"{part}.{key}" if part else key
+        if dataclasses.is_dataclass(hint):
+            arguments[key] = _build(hint, value, key)  # type: ignore[arg-type]
+        elif KEYS[name].off is not None and value in ("none", "None"):
+            arguments[key] = KEYS[name].off
+        else:
+            arguments[key] = read_value(hint, value, name)
     return kind(**arguments)
+
+
+def read_value(hint: Any, value: object, key: str) -> object:
+    """Check ``value`` against a type hint; text, as it comes from a command line, is converted to it."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        if value not in get_args(hint):
+            names = ", ".join(repr(name) for name in get_args(hint))
+            raise ValueError(f"recipe: `{key}` must be one of {names}, got {value!r}.")
+        return value
+    if origin in (Union, types.UnionType):
+        return _one_of(get_args(hint), value, key)
+    if origin is tuple:
+        items = (value.split(",") if value.strip() else []) if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            raise ValueError(f"recipe: `{key}` must be a list, got {value!r}.")
+        return tuple(read_value(get_args(hint)[0], item, key) for item in items)
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"recipe: `{key}` must be a table of options, got {value!r}.")
+        return {str(k): _guess(v) for k, v in value.items()}
+    return _scalar(hint, value, key)
+
+
+def _one_of(hints: tuple[Any, ...], value: object, key: str) -> object:
+    """Read ``value`` as the first of several kinds that it can be."""
+    if type(None) in hints and value in (None, "none", "None"):
+        return None
+    kinds = [hint for hint in hints if hint is not type(None)]
+    for hint in kinds:
+        try:
+            return read_value(hint, value, key)
+        except ValueError:
+            if len(kinds) == 1:
+                raise
+    words = [_KINDS.get(hint) or " or ".join(map(repr, get_args(hint))) for hint in kinds]
+    raise ValueError(f"recipe: `{key}` must be {' or '.join(words)}, got {value!r}.")
+
+
+# What a message calls each kind of value.
+_KINDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def _scalar(hint: type, value: Any, key: str) -> object:
+    text = value.strip() if isinstance(value, str) else value
+    try:
+        if hint is str and isinstance(value, str):
+            return value
+        if hint is bool:
+            return value if isinstance(value, bool) else _SWITCHES[text.lower()]
+        if hint is float and not isinstance(value, bool):
+            return float(text)
+        if hint is int and not isinstance(value, bool) and (isinstance(text, str) or int(text) == text):
+            return int(text)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        pass
+    raise ValueError(f"recipe: `{key}` must be {_KINDS[hint]}, got {value!r}.")
+
+
+def _guess(value: object) -> object:
+    """Read an option given as text as the bool, number or numbers it looks like; its method checks it."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_guess(item) for item in value)
+    if not isinstance(value, str):
+        return value
+    if "," in value:
+        return tuple(_guess(item.strip()) for item in value.split(","))
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value

@@ -1,8 +1,14 @@
-"""What each kind of method does with a batch: a plain loss, mixed examples, or a loss steered by meta-learning."""
+"""What a method trains with: its plan, made from the facts of a run, and the objective that a step minimises.
+
+Every objective has every hook; most do nothing. Hyper-parameters learned on held-out data are in `meta_objective`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -12,9 +18,115 @@ from calibrant.core.records import Predictions, Split
 from calibrant.engine.batches import Batch
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.losses import CRL, AdaFocalLoss, AvUC, ConfidencePruner, ScheduledFocalLoss
+from calibrant.meta.presets import MetaSettings
+from calibrant.meta.regularizers import Regularizer
+from calibrant.meta.virtual import MetaObjective
+
+MetaSchedule: TypeAlias = Literal["constant", "cosine", "network", "slowing"]
 
 
-class LossObjective:
+class Facts(NamedTuple):
+    """What a method may need to know of a run: training examples, how losses are reduced, the preset."""
+
+    num_train: int
+    reduction: Literal["sum", "mean"]
+    preset: Literal["default", "paper"] = "default"
+
+
+@dataclass(frozen=True)
+class LossPlan:
+    """Train with a loss.
+
+    Attributes:
+        loss: The loss, reduced.
+        mixup_alpha: Parameter of mixup's Beta distribution, or None.
+        pruner: Drops training examples between epochs, or None.
+    """
+
+    loss: nn.Module
+    mixup_alpha: float | None = None
+    pruner: ConfidencePruner | None = None
+
+
+@dataclass(frozen=True)
+class MetaPlan:
+    """Train with a loss whose hyper-parameters are learned on held-out data.
+
+    Attributes:
+        regularizer: The loss.
+        objective: What is minimised on the meta batches.
+        settings: How the hyper-parameters are stepped.
+        meta_batch_size: Examples of a meta batch.
+        meta_schedule: Learning rate of the hyper-parameters over the epochs: "constant", "cosine" (to zero), "network": in
+            proportion to the network's own, or "slowing": by its root where it is below a tenth of the first.
+        pace: How far a meta step moves what the hyper-parameters control, where their learning rate is not given; None for
+            the regularizer's own, less in a long run and up to four times that in a short one.
+        frozen: Never move the hyper-parameters.
+    """
+
+    regularizer: Regularizer
+    objective: MetaObjective
+    settings: MetaSettings
+    meta_batch_size: int
+    meta_schedule: MetaSchedule = "constant"
+    pace: float | None = None
+    frozen: bool = False
+
+
+Plan: TypeAlias = LossPlan | MetaPlan
+
+
+class Objective:
+    """What a step minimises, and what is told to it around the step. This one's hooks do nothing.
+
+    Attributes:
+        has_meta: Whether some steps also move hyper-parameters.
+        is_part: Whether `loss` is this process's part of the sum over processes, and not the whole.
+        gamma: Features → the gamma of every sample, for methods that have one.
+        learning: How hyper-parameters are learned, as plain data; empty where none are.
+    """
+
+    has_meta = False
+    is_part = False
+    gamma: Callable[[Tensor], Tensor] | None = None
+
+    def __init__(self) -> None:
+        self.learning: dict[str, object] = {}
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw the epoch's randomness."""
+
+    def learns_from_val(self) -> bool:
+        """Whether `end_epoch` of the epoch that was begun learns from validation logits."""
+        return False
+
+    def end_epoch(self, logits: Tensor | None, labels: Tensor) -> None:
+        """Count an epoch, and learn from validation logits; None where nothing asks for them."""
+
+    def kept(self) -> Tensor | None:
+        """Training examples still in use; None for all."""
+        return None
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """Images that enter the network."""
+        return batch.images
+
+    def feed(self) -> None:
+        """Bring the next meta batch to the device, where there is one that does not lie there."""
+
+    def meta_update(self, batch: Batch, features: Tensor, logits: Tensor) -> None:
+        """Move the hyper-parameters by one step on held-out data; before the network's own step."""
+
+    def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
+        """Reduced training loss ``[]``; its gradient, summed over the processes, is that of the global batch."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that a step or an epoch changes, by name."""
+        return {}
+
+
+class LossObjective(Objective):
     """Minimise a loss of `calibrant.losses`, and feed back to it what it asks for.
 
     Args:
@@ -23,10 +135,8 @@ class LossObjective:
         group: Processes that share a batch; the loss and what it remembers see all of it.
     """
 
-    has_meta = False
-    is_part = False
-
     def __init__(self, loss: nn.Module, *, pruner: ConfidencePruner | None = None, group: Group = ALONE_GROUP) -> None:
+        super().__init__()
         self.module, self.pruner, self.group = loss, pruner, group
         self._indexed = "indices" in getattr(loss, "inputs", ())
         self._members = list(loss.modules())
@@ -62,16 +172,6 @@ class LossObjective:
         # The released AvUC code sets the threshold during its first five epochs.
         kinds = (AdaFocalLoss, AvUC) if self._epoch < 5 else (AdaFocalLoss,)
         return [member for member in self._members if isinstance(member, kinds)]
-
-    def inputs(self, batch: Batch) -> Tensor:
-        """Return the images as they are."""
-        return batch.images
-
-    def feed(self) -> None:
-        """There is no meta batch."""
-
-    def meta_update(self, batch: Batch, features: Tensor, logits: Tensor) -> None:
-        """Nothing to move."""
 
     def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
         """Return the loss ``[]`` of the batch."""
