@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from calibrant.data.image_set import ImageSet
-from calibrant.engine.features import feature_function, find_head
+from calibrant.engine.network import feature_function, find_head
 from calibrant.losses import sece_penalty
 from calibrant.meta import GammaFocal
 

@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from plain_loop import PlainLoop
 
-from calibrant.engine.assemble import Assembly, assemble
+from calibrant.engine.folder import device_name
 from calibrant.engine.hardware import choose_hardware
 from calibrant.engine.loop import run_epoch
-from calibrant.engine.provenance import device_name
+from calibrant.engine.network import build_backbone
 from calibrant.engine.recipe import BackbonePart, DataPart, Recipe, override
-from calibrant.engine.setup import build_backbone, divide, load_data
+from calibrant.engine.setup import Assembly, assemble, divide, load_data
 
 # Least images per second on one H200, and most seconds.
 LEAST_SPEED = {"ce": 45_000, "flgamma-sece/128/1": 32_000, "flgamma-sece/1024/4": 30_000}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from calibrant.engine.assemble import assemble
 from calibrant.engine.methods import METHODS
 from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.setup import assemble
 from tracing import trace_step
 
 TINY = {
@@ -34,7 +34,7 @@ def test_method_step_is_one_program_over_tensors_that_stay(method):
             assert [op for op in trace.lost if op != "aten.lift_fresh.default"] == []
             # And Adam's step count is a number there, so that only the operations of a meta step can be compared.
             programs[key].append(trace.program if key == "plain" else [(op, shapes) for op, _, shapes in trace.program])
-        outputs = parts.val.run(parts.model, parts.eval_forward, precision="float32")
+        outputs = parts.val.run(parts.model, parts.eval_forward)
         parts.objective.end_epoch(outputs.logits, parts.val.labels)
     for found in programs.values():
         assert len(found[0]) > 30

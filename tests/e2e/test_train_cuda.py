@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibrant.engine.assemble import assemble
 from calibrant.engine.distributed import Group
 from calibrant.engine.folder import load_run
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.run import run_recipe
+from calibrant.engine.setup import assemble
 from calibrant.engine.shift import evaluate_shift
-from calibrant.engine.train import train
+from calibrant.engine.train import run_recipe, train
 from calibrant.meta.ddp import combine, gather
 from calibrant.meta.virtual import Exchange
 

@@ -11,8 +11,7 @@ import torch
 
 from calibrant.engine.folder import load_run
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.run import run_recipe
-from calibrant.engine.train import train
+from calibrant.engine.train import run_recipe, train
 
 LIMIT_S = 600
 # Twenty steps: 1,600 training examples in batches of 80.

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import calibrant.engine.checkpoint as checkpoint_module
-from calibrant.engine.checkpoint import load_checkpoint
+import calibrant.engine.folder as checkpoint_module
+from calibrant.engine.folder import load_checkpoint
 from calibrant.engine.recipe import Recipe, override, to_toml
 from calibrant.engine.train import train
 
@@ -64,7 +64,8 @@ def start_and_kill(folder, recipe, *, after):
     history = folder / "history.jsonl"
     before = lines_of(history)
     # One thread, as in this process: sums of floating numbers depend on how they are split.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    places = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": places}
     environment["HOLD_AT"] = f"{history}:{before + 4}"
     command = [sys.executable, "-m", "calibrant", "train", str(recipe), "--resume", "--out", str(folder)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -147,12 +148,10 @@ def test_train_unwritable_folder_is_one_sentence(tmp_path, monkeypatch):
 
 
 def test_train_disk_full_while_writing_the_history_is_one_sentence(tmp_path, monkeypatch):
-    from calibrant.engine.board import TensorBoard
-
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(TensorBoard, "add", full)
+    monkeypatch.setattr(checkpoint_module, "_write_events", full)
     with pytest.raises(OSError, match=r"cannot be written to \(No space left on device\). The last good checkpoint is kept"):
         train(override(RECIPE, {"train.epochs": "2"}), out=tmp_path / "run")
     assert len(load_checkpoint(tmp_path / "run" / "state.pt")["history"]) == 1

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from calibrant.engine.methods import METHODS, Facts, MetaPlan, make_plan, split_name
+from calibrant.engine.methods import METHODS, make_plan, split_name
+from calibrant.engine.objective import Facts, MetaPlan
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.run import run_recipe
+from calibrant.engine.train import run_recipe
 
 TINY = {
     "data.name": "mixture",

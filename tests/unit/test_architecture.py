@@ -126,7 +126,7 @@ def test_import_faults_of_a_forbidden_line_name_it(where: str, line: str, fault:
         ("grid/tables.py", "from calibrant.report.figures import x"),
         ("cli/main.py", "from calibrant.grid import x"),
         ("__init__.py", "from calibrant.metrics import measure"),
-        ("engine/provenance.py", "from calibrant import __version__"),
+        ("engine/folder.py", "from calibrant import __version__"),
     ],
 )
 def test_import_faults_of_an_allowed_line_are_none(where: str, line: str) -> None:

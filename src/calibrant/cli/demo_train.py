@@ -20,8 +20,7 @@ from calibrant.cli.usage import program
 from calibrant.core.records import Predictions
 from calibrant.data import load_mixture
 from calibrant.engine.recipe import BackbonePart, DataPart, MethodPart, OptimPart, Recipe, TrainPart
-from calibrant.engine.run import run_recipe
-from calibrant.engine.scaling import with_temperature
+from calibrant.engine.train import run_recipe, with_temperature
 from calibrant.metrics import METRICS, reliability_bins
 
 TRAINED = {"ce": "cross-entropy", "focal": "focal loss, gamma 1", "flgamma-sece": "gamma-Net + SECE"}

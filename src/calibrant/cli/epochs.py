@@ -11,8 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES
 from calibrant.engine.evaluate import epoch_scores
-from calibrant.engine.loop import EpochRecord
-from calibrant.engine.result import Run
+from calibrant.engine.result import EpochRecord, Run
 
 _BAR = 12
 _REASON = {

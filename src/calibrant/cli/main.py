@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, get_type_hints
 
 import typer
 
@@ -15,6 +17,7 @@ from calibrant.cli.data import data_app
 from calibrant.cli.reproduce import reproduce
 from calibrant.cli.results import results_app
 from calibrant.cli.usage import usage
+from calibrant.engine.recipe import KEYS, Recipe, value_of
 
 app = typer.Typer(
     add_completion=False,
@@ -28,6 +31,40 @@ app.add_typer(results_app, name="results", short_help="Keep finished runs as sma
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of predictions: .npz, .csv, .parquet or .pt.")]
 ClassNames = Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line or JSON.")]
 IgnoreIndex = Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")]
+
+
+def with_recipe_options(*flags: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options of a recipe; it gets what was said as ``keys``, dotted key → value, None for nothing."""
+    names = {key.flag.removeprefix("--").replace("-", "_"): name for name, key in KEYS.items() if key.flag in flags}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def called(**given: object) -> None:
+            said = {name: given.pop(argument) for argument, name in names.items()}
+            command(**given, keys={name: None if value is False else value for name, value in said.items()})
+
+        hints = get_type_hints(command, include_extras=True)
+        own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values() if p.name != "keys"]
+        more = [
+            inspect.Parameter(argument, inspect.Parameter.KEYWORD_ONLY, **_option(name)) for argument, name in names.items()
+        ]
+        keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + more
+        called.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in keywords}
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        return called
+
+    return decorate
+
+
+def _option(name: str) -> dict[str, object]:
+    """Type and default of the option of a recipe's key."""
+    key, default = KEYS[name], value_of(Recipe(), name)
+    help = f"{key.help[0].upper()}{key.help[1:]}"
+    if isinstance(default, bool):
+        return {"annotation": Annotated[bool, typer.Option(key.flag, help=f"{help}.")], "default": default}
+    kind = int if isinstance(default, int) else str
+    shown = typer.Option(key.flag, metavar=key.metavar, help=f"{help} ({key.unset if default is None else default}).")
+    return {"annotation": Annotated[kind | None, shown], "default": None}
 
 
 def _show_version(wanted: bool) -> None:
@@ -72,33 +109,18 @@ def measure(
 
 
 @app.command(epilog=usage("train"))
+@with_recipe_options(*(key.flag for key in KEYS.values() if key.flag))
 def train(
     recipe: Annotated[
         Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it (defaults in brackets).")
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Data set of `calibrant data list`, or a path (cifar10).")
-    ] = None,
-    method: Annotated[str | None, typer.Option(metavar="NAME", help="Method, of those below (flgamma-sece).")] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Network, of those below or package.module:factory (resnet18).")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training set (350).")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of split, weights, order and augmentation (0).")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder (runs/DATA-MODEL-METHOD-seedN).")] = None,
-    preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Settings of the method: default or paper (default).")
-    ] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where the data set lies (~/.cache/calibrant/data).")
-    ] = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:1 (auto).")] = None,
-    init: Annotated[Path | None, typer.Option(metavar="WEIGHTS", help="Weights to start from (safetensors).")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as optim.lr=0.2.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    shift: Annotated[bool, typer.Option("--shift", help="Evaluate on corrupted copies of the test set too.")] = False,
+    *,
+    keys: dict[str, object],
 ) -> None:
     """Train a calibrated classifier.
 
@@ -107,19 +129,7 @@ def train(
     """
     from calibrant.cli.train import train_model
 
-    options = {
-        "data.name": data,
-        "method.name": method,
-        "backbone.name": model,
-        "train.epochs": epochs,
-        "seed": seed,
-        "method.preset": preset,
-        "data.root": None if data_root is None else str(data_root),
-        "train.device": device,
-        "backbone.init": None if init is None else str(init),
-        "data.shift": shift or None,
-    }
-    train_model(recipe, options=options, settings=settings or [], out=out, resume=resume)
+    train_model(recipe, options=keys, settings=settings or [], out=out, resume=resume)
 
 
 @app.command(epilog=usage("repair"))
@@ -172,6 +182,7 @@ def report(
 
 
 @app.command(epilog=usage("compare"), short_help="Train methods on data sets from seeds; tables and a report.")
+@with_recipe_options("--model", "--epochs", "--preset", "--data-root", "--device")
 def compare(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs, tables, figures and the report go.")],
     recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE.toml", help="What the runs have in common.")] = None,
@@ -181,11 +192,6 @@ def compare(
     ] = "",
     data: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Data sets or paths, with commas or repeated.")] = None,
     seeds: Annotated[str, typer.Option(metavar="N", help="How many seeds, from 0, or which: 0,3,7.")] = "1",
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Network as in `calibrant train`.")] = None,
-    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training set.")] = None,
-    preset: Annotated[str | None, typer.Option(metavar="NAME", help="Settings of the methods: default or paper.")] = None,
-    data_root: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the data sets lie.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:1.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe; METHOD:KEY=VALUE for one.")
     ] = None,
@@ -199,6 +205,8 @@ def compare(
     retries: Annotated[int, typer.Option(min=0, metavar="N", help="Tries after a run was killed or ran out of memory.")] = 1,
     on: Annotated[str, typer.Option(metavar="WHERE", help="local, or ray for a Ray cluster.")] = "local",
     ray_address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A running Ray cluster (one is started).")] = None,
+    *,
+    keys: dict[str, object],
 ) -> None:
     """Compare methods: train each on every data set from every seed, and write tables, figures and a report.
 
@@ -206,13 +214,6 @@ def compare(
     """
     from calibrant.cli.compare import Options, compare_methods
 
-    keys = {
-        "backbone.name": model,
-        "train.epochs": epochs,
-        "method.preset": preset,
-        "data.root": None if data_root is None else str(data_root),
-        "train.device": device,
-    }
     options = Options(out, seeds, jobs, threads, on, ray_address, retries, add or [], paper, figures)
     compare_methods(recipe, data=data or [], methods=methods, keys=keys, settings=settings or [], options=options)
 

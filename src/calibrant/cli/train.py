@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import typer
@@ -13,8 +12,8 @@ import typer
 from calibrant.cli.epochs import EpochDisplay, write_summary
 from calibrant.core.registry import lookup
 from calibrant.engine.distributed import is_first_process
-from calibrant.engine.recipe import NEUTRAL, Recipe, load_recipe, override
-from calibrant.engine.resolve import check_idle
+from calibrant.engine.methods import check_idle
+from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, load_recipe, override
 from calibrant.engine.train import train
 
 
@@ -36,8 +35,8 @@ def train_model(
     recipe = override(Recipe() if file is None else load_recipe(file), changes)
     check_idle([recipe], changes)
     folder = default_folder(recipe) if out is None else out
-    if resume and file is None and changes.keys() <= NEUTRAL:
-        _check_run_is_there(folder)
+    if resume and file is None and changes.keys() <= NEUTRAL and not (folder / "recipe.toml").exists():
+        raise _no_run(folder)
     if ":" in recipe.backbone.name and "" not in sys.path:
         # A factory of one's own is looked for where the command is called, as `python -m` would.
         sys.path.insert(0, "")
@@ -56,17 +55,12 @@ def train_model(
         write_summary(run)
 
 
-def _check_run_is_there(folder: Path) -> None:
-    """Raise unless a folder holds a run: a misspelt one must not train the defaults."""
-    if (folder / "recipe.toml").exists():
-        return
-    try:
-        runs = [place.name for place in folder.parent.iterdir() if (place / "recipe.toml").exists()]
-    except OSError:
-        runs = []
+def _no_run(folder: Path) -> ValueError:
+    """A misspelt folder must not train the defaults."""
+    runs = [place.parent.name for place in folder.parent.glob("*/recipe.toml")]
     near = difflib.get_close_matches(folder.name, runs, n=1, cutoff=0.5)
     hint = f" Did you mean {str(folder.parent / near[0])!r}?" if near else ""
-    raise ValueError(
+    return ValueError(
         f"train: `--resume` must find a run to go on with, got {str(folder)!r}, which holds none.{hint} To start one there, "
         "say what to train: a recipe, or options such as `--data` and `--method`."
     )
@@ -100,19 +94,16 @@ def merge_settings(options: Mapping[str, object], settings: Sequence[str]) -> di
 
 def parse_settings(settings: Sequence[str]) -> dict[str, object]:
     """Split ``KEY=VALUE`` texts; a key that only lacks its part is answered with the whole one."""
-    whole = {
-        f"{part.name}.{f.name}" for part in fields(Recipe) if part.name != "seed" for f in fields(getattr(Recipe(), part.name))
-    }
     found: dict[str, object] = {}
     for text in settings:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise ValueError(f"train: `--set` must be KEY=VALUE, as in `--set optim.lr=0.2`, got {text!r}.")
-        near = sorted(name for name in whole if name.endswith(f".{key}"))
-        if near and "." not in key:
-            raise ValueError(f"train: `--set` must name a key with its part, got {key!r}. Did you mean {near[0]!r}?")
         if "." not in key:
-            lookup(dict.fromkeys(["seed", *sorted(whole)]), key, kind="recipe key")
+            for name in KEYS:
+                if name.endswith(f".{key}"):
+                    raise ValueError(f"train: `--set` must name a key with its part, got {key!r}. Did you mean {name!r}?")
+            lookup(KEYS, key, kind="recipe key")
         found[key] = value
     return found
 

@@ -64,7 +64,7 @@ _WORDS = {
     "compare": ("Methods: {methods}; any with +ts for temperature scaling.",),
 }
 _TABLES = {
-    "methods": ("engine/methods.py", "METHODS"),
+    "methods": ("engine/methods.py", "BUILTIN"),
     "networks": ("backbones/__init__.py", "BACKBONES"),
     "calibrators": ("calibrators/__init__.py", "CALIBRATORS"),
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibrant.data.augment import crop_batch, draw_epoch, normalize, pad_images
 from calibrant.data.image_set import ImageSet
-from calibrant.engine.distributed import ALONE_GROUP, Group
+from calibrant.engine.hardware import Hardware
 
 
 class Batch(NamedTuple):
@@ -33,15 +33,6 @@ class Batch(NamedTuple):
     step: Tensor
 
 
-class Place(NamedTuple):
-    """Where batches are made: device, floating type, whether all images lie there, and who shares a batch."""
-
-    device: torch.device
-    dtype: torch.dtype = torch.float32
-    resident: bool = True
-    group: Group = ALONE_GROUP
-
-
 def check_batch_size(batch_size: int, *, examples: int, world_size: int = 1) -> None:
     """Raise ``ValueError`` with one sentence unless so many training examples, and processes, make a batch."""
     if batch_size % world_size:
@@ -56,15 +47,17 @@ def check_batch_size(batch_size: int, *, examples: int, world_size: int = 1) -> 
 class _Batches:
     """What training and meta batches share: labels and statistics on the device, the cursor, and images sent by the host."""
 
-    def __init__(self, data: ImageSet, place: Place, *, batch_size: int, steps_per_epoch: int, seed: int) -> None:
-        device, group = place.device, place.group
+    def __init__(
+        self, data: ImageSet, hardware: Hardware, *, batch_size: int, steps_per_epoch: int, seed: int, resident: bool
+    ) -> None:
+        device, group = hardware.device, hardware.group
         self.batch_size, self.steps_per_epoch, self.seed = batch_size, steps_per_epoch, seed
         local = batch_size // group.world_size
-        self._feed = None if place.resident else _HostFeed(data.images, batch_size=local, device=device)
+        self._feed = None if resident else _HostFeed(data.images, batch_size=local, device=device)
         self._own = slice(group.rank * local, (group.rank + 1) * local)
         self._labels = data.labels.to(device)
-        self._mean = torch.tensor(data.mean, dtype=place.dtype, device=device)
-        self._std = torch.tensor(data.std, dtype=place.dtype, device=device)
+        self._mean = torch.tensor(data.mean, dtype=hardware.dtype, device=device)
+        self._std = torch.tensor(data.std, dtype=hardware.dtype, device=device)
         self._places = torch.arange(local, device=device)
         self._local = self._places + group.rank * local
         self._cursor = torch.zeros((), dtype=torch.int64, device=device)
@@ -95,17 +88,19 @@ class TrainBatches(_Batches):
 
     Args:
         data: The training set.
-        place: Where batches are made.
+        hardware: Where batches are made, and the processes that share them.
         batch_size: Examples of one global batch.
         seed: Seed of order and augmentation.
+        resident: Whether the images lie on the device.
     """
 
-    def __init__(self, data: ImageSet, place: Place, *, batch_size: int, seed: int) -> None:
-        check_batch_size(batch_size, examples=len(data), world_size=place.group.world_size)
-        super().__init__(data, place, batch_size=batch_size, steps_per_epoch=len(data) // batch_size, seed=seed)
+    def __init__(self, data: ImageSet, hardware: Hardware, *, batch_size: int, seed: int, resident: bool = True) -> None:
+        check_batch_size(batch_size, examples=len(data), world_size=hardware.group.world_size)
+        steps = len(data) // batch_size
+        super().__init__(data, hardware, batch_size=batch_size, steps_per_epoch=steps, seed=seed, resident=resident)
         self.size, self.flip, self.pad = data.size, data.flip, data.pad
-        self._padded = pad_images(data.images, data.pad).to(place.device) if place.resident else None
-        self._draw = torch.zeros(4, len(data), dtype=torch.int64, device=place.device)
+        self._padded = pad_images(data.images, data.pad).to(hardware.device) if resident else None
+        self._draw = torch.zeros(4, len(data), dtype=torch.int64, device=hardware.device)
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int, *, kept: Tensor | None = None) -> int:
@@ -151,23 +146,33 @@ class MetaBatches(_Batches):
 
     Args:
         data: The meta-validation set.
-        place: Where batches are made.
+        hardware: Where batches are made, and the processes that share them.
         batch_size: Examples of one global meta batch (at most the whole set is taken).
         steps_per_epoch: Meta steps of an epoch.
         seed: Seed of the order.
+        resident: Whether the images lie on the device.
     """
 
-    def __init__(self, data: ImageSet, place: Place, *, batch_size: int, steps_per_epoch: int, seed: int) -> None:
+    def __init__(
+        self,
+        data: ImageSet,
+        hardware: Hardware,
+        *,
+        batch_size: int,
+        steps_per_epoch: int,
+        seed: int,
+        resident: bool = True,
+    ) -> None:
         size = min(batch_size, len(data))
-        size -= size % place.group.world_size
+        size -= size % hardware.group.world_size
         if size == 0:
             raise ValueError(
-                f"MetaBatches: the meta set must hold at least {place.group.world_size} examples, got {len(data)}."
+                f"MetaBatches: the meta set must hold at least {hardware.group.world_size} examples, got {len(data)}."
             )
-        super().__init__(data, place, batch_size=size, steps_per_epoch=steps_per_epoch, seed=seed)
+        super().__init__(data, hardware, batch_size=size, steps_per_epoch=steps_per_epoch, seed=seed, resident=resident)
         self._count = len(data)
-        self._images = data.images.to(place.device) if place.resident else None
-        self._order = torch.zeros(steps_per_epoch, size, dtype=torch.int64, device=place.device)
+        self._images = data.images.to(hardware.device) if resident else None
+        self._order = torch.zeros(steps_per_epoch, size, dtype=torch.int64, device=hardware.device)
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int) -> None:

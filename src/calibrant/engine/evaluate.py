@@ -12,9 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from calibrant.core.records import Predictions
 from calibrant.data.augment import normalize
 from calibrant.data.image_set import ImageSet
-from calibrant.engine.distributed import ALONE_GROUP, Group
-from calibrant.engine.features import FeatureFunction
-from calibrant.engine.step import Precision
+from calibrant.engine.hardware import Hardware
+from calibrant.engine.network import FeatureFunction
 from calibrant.meta.bn import meta_mode, norms_of
 from calibrant.metrics.binned import expected_calibration_error
 from calibrant.metrics.scores import error_rate, negative_log_likelihood
@@ -39,59 +38,40 @@ class EpochScores(NamedTuple):
 
 
 class EvalSet:
-    """A set on the device, run through the network in evaluation mode.
+    """A set, run through the network in evaluation mode.
 
     Args:
         data: The set.
-        device: Where it lives.
-        dtype: Floating type of the images.
+        hardware: Where it is computed, and by which processes: they share the work, and each gets all of the result.
         batch_size: Examples of one forward pass; None for what suits device and network.
-        group: Processes that share the work; each gets all of the result.
         resident: Whether the images lie on the device all along.
     """
 
-    def __init__(
-        self,
-        data: ImageSet,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        batch_size: int | None = None,
-        group: Group = ALONE_GROUP,
-        resident: bool = True,
-    ) -> None:
-        self._batch_size = batch_size
-        self.labels = data.labels
-        self._group = group
+    def __init__(self, data: ImageSet, hardware: Hardware, *, batch_size: int | None = None, resident: bool = True) -> None:
+        self._batch_size, self._hardware, self.labels = batch_size, hardware, data.labels
+        group, device = hardware.group, hardware.device
         share = -(-len(data) // group.world_size)
         # Equal shares, as gathering needs; what the last one lacks is filled with its last example and cut off again.
         rows = (torch.arange(share) + group.rank * share).clamp(max=len(data) - 1)
         own = data.images if group.world_size == 1 else data.images[rows]
-        self._images, self._device = own.to(device) if resident else own, device
-        self._mean = torch.tensor(data.mean, dtype=dtype, device=device)
-        self._std = torch.tensor(data.std, dtype=dtype, device=device)
+        self._images = own.to(device) if resident else own
+        self._mean = torch.tensor(data.mean, dtype=hardware.dtype, device=device)
+        self._std = torch.tensor(data.std, dtype=hardware.dtype, device=device)
 
-    def run(
-        self,
-        model: nn.Module,
-        forward: FeatureFunction,
-        *,
-        precision: Precision,
-        gamma: Callable[[Tensor], Tensor] | None = None,
-    ) -> Outputs:
+    def run(self, model: nn.Module, forward: FeatureFunction, *, gamma: Callable[[Tensor], Tensor] | None = None) -> Outputs:
         """Return logits (and gammas of the features) of every example; the network's mode is put back."""
+        device, narrow = self._hardware.device, self._hardware.precision == "bf16"
         logits, gammas = [], []
-        autocast = torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
-        with torch.no_grad(), meta_mode(model, "frozen"), autocast:
-            for images in self._images.split(self._batch_size or at_once(self._images[0], model, self._device)):
-                features, scores = forward(normalize(images.to(self._device), self._mean, self._std))
-                logits.append(scores.float() if precision == "bf16" else scores)
+        with torch.no_grad(), meta_mode(model, "frozen"), self._hardware.autocast():
+            for images in self._images.split(self._batch_size or at_once(self._images[0], model, device)):
+                features, scores = forward(normalize(images.to(device), self._mean, self._std))
+                logits.append(scores.float() if narrow else scores)
                 if gamma is not None:
-                    gammas.append(gamma(features.float() if precision == "bf16" else features))
+                    gammas.append(gamma(features.float() if narrow else features))
         return Outputs(self._whole(logits), self._whole(gammas) if gammas else None)
 
     def _whole(self, parts: list[Tensor]) -> Tensor:
-        return self._group.gather(torch.cat(parts))[: len(self.labels)]
+        return self._hardware.group.gather(torch.cat(parts))[: len(self.labels)]
 
 
 def at_once(image: Tensor, model: nn.Module, device: torch.device) -> int:

@@ -1,7 +1,7 @@
 """The folder of a run: what is written while it goes on, what at its end, and reading it back.
 
-``recipe.toml`` the resolved recipe · ``run.json`` versions, device, command, by what the data are known again, and whether it
-is finished · ``history.jsonl`` one line an epoch · TensorBoard events · ``state.pt`` the checkpoint, until the end ·
+``recipe.toml`` the resolved recipe · ``run.json`` versions, device, command, fingerprint of the data, and whether it is
+finished · ``history.jsonl`` one line an epoch · TensorBoard events · ``state.pt`` the checkpoint, until the end ·
 ``weights.safetensors``, ``val.npz``, ``test.npz`` the best epoch · ``metrics.json`` what ``calibrant measure --json`` says of
 ``test.npz`` · ``shift.json`` the same of corrupted copies of the test set, where asked for.
 """
@@ -9,38 +9,38 @@ is finished · ``history.jsonl`` one line an epoch · TensorBoard events · ``st
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from calibrant.engine.assemble import Assembly
-from calibrant.engine.board import Board, NoBoard, open_board
-from calibrant.engine.lock import lock_folder
-from calibrant.engine.loop import EpochRecord
-from calibrant.engine.provenance import provenance
-from calibrant.engine.recipe import BackbonePart, Recipe, load_recipe, to_toml
-from calibrant.engine.result import Run
-from calibrant.engine.run import check_same_run, learning_of
-from calibrant.engine.setup import build_backbone
+from calibrant.engine.hardware import Hardware
+from calibrant.engine.methods import idle_keys, resolved
+from calibrant.engine.network import Shape, build_backbone, load_weights, save_weights
+from calibrant.engine.recipe import KEYS, NEUTRAL, BackbonePart, Recipe, load_recipe, to_toml, value_of
+from calibrant.engine.result import EpochRecord, Run
+from calibrant.engine.setup import Assembly
 from calibrant.engine.shift import load_shift, save_shift
-from calibrant.engine.weights import load_weights, save_weights
 from calibrant.io.atomic import atomic_writer
 from calibrant.io.predictions import load_predictions, save_predictions
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 # What `RunFolder.begin` writes, beside events.
 _BEGUN = ("recipe.toml", "run.json", "history.jsonl")
 _EVENTS = "events.out.tfevents.*"
-
-
-class _Shape(NamedTuple):
-    num_classes: int
-    channels: int
-    size: tuple[int, int]
 
 
 def is_finished(folder: str | Path) -> bool:
@@ -61,8 +61,8 @@ class RunFolder:
         self.path, self.recipe = Path(path), recipe
         self.checkpoint = self.path / "state.pt"
         self._history: IO[str] | None = None
-        self._board: Board = NoBoard()
-        self._abandoned = False
+        self._board: SummaryWriter | None = None
+        self._abandoned, self._epochs = False, 0
         there = (self.path / "recipe.toml").exists()
         if there and not resume:
             raise ValueError(
@@ -71,7 +71,7 @@ class RunFolder:
             )
         if there:
             check_same_run(load_recipe(self.path / "recipe.toml"), recipe, where=str(self.path))
-        self._new, self._epochs = not there, 0
+        self._new = not there
         self._others_events = set(self.path.glob(_EVENTS))
         self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
         try:
@@ -87,20 +87,20 @@ class RunFolder:
 
     def begin(self, assembly: Assembly, history: Sequence[EpochRecord]) -> None:
         """Write the recipe, where the run comes from, and the epochs that a resumed run has behind it."""
-        shape = assembly.data.train
+        shape, learning = assembly.data.train, assembly.parts.objective.learning
         if not (self.path / "recipe.toml").exists():
             _write_text(self.path / "recipe.toml", to_toml(self.recipe))
         known = read_facts(self.path)
-        self._board = open_board(self.path, first_epoch=len(history))
+        self._board = _open_board(self.path, first_epoch=len(history))
         facts = provenance(assembly.hardware) | {
             "seed": self.recipe.seed,
-            "processes": assembly.group.world_size,
+            "processes": assembly.hardware.group.world_size,
             "parameters": sum(p.numel() for p in assembly.parts.model.parameters()),
             "inputs": {"num_classes": shape.num_classes, "channels": shape.channels, "size": list(shape.size)},
             "examples": {name: len(part) for name, part in vars(assembly.data).items() if part is not None},
             "data": assembly.fingerprint,
-            **({"learning": learning} if (learning := learning_of(assembly.parts)) else {}),
-            "tensorboard": not isinstance(self._board, NoBoard),
+            **({"learning": learning} if learning else {}),
+            "tensorboard": self._board is not None,
             "started": known.get("started") or _now(),
             "resumed_at_epochs": [*known.get("resumed_at_epochs", ()), *([len(history)] if history else [])],
             "finished": None,
@@ -122,11 +122,11 @@ class RunFolder:
         try:
             self._history.write(_line(record))
             self._history.flush()
-            self._board.add(record)
+            if self._board is not None:
+                _write_events(self._board, record)
         except OSError as error:
-            what = error.strerror or error
             kept = "The last good checkpoint is kept" if self.checkpoint.exists() else "Make room, and add `--resume`"
-            raise OSError(f"train: {self.path} cannot be written to ({what}). {kept}.") from None
+            raise OSError(f"train: {self.path} cannot be written to ({error.strerror or error}). {kept}.") from None
         self._epochs += 1
 
     def finish(self, run: Run) -> Run:
@@ -158,27 +158,44 @@ class RunFolder:
     def close(self) -> None:
         """Close what is open; a folder made for a run that could not begin goes away again."""
         try:
-            if self._history is not None:
-                self._history.close()
-            self._board.close()
-            self._clear()
+            for writer in (self._history, self._board):
+                if writer is not None:
+                    writer.close()
+            if self._abandoned:
+                events = set(self.path.glob(_EVENTS)) - self._others_events
+                for place in (*(self.path / name for name in _BEGUN), *events):
+                    place.unlink(missing_ok=True)
+            # The first folder that something lies in ends this.
+            with suppress(OSError):
+                for place in self._made:
+                    place.rmdir()
         finally:
             # Last: another process may begin a run in a folder that is free, and what it writes is not ours to delete.
             self._lock.close()
 
-    def _clear(self) -> None:
-        if self._abandoned:
-            events = set(self.path.glob(_EVENTS)) - self._others_events
-            for place in (*(self.path / name for name in _BEGUN), *events):
-                place.unlink(missing_ok=True)
-        for place in self._made:
-            try:
-                place.rmdir()
-            except OSError:
-                break  # something lies in it
-
     def _write_facts(self, facts: dict[str, Any]) -> None:
         _write_text(self.path / "run.json", json.dumps(facts, indent=2) + "\n")
+
+
+def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
+    """Raise unless two recipes describe the same run; where and how fast it is computed may differ."""
+    first, second = _what_counts(found), _what_counts(wanted)
+    for key in sorted({*first, *second}):
+        if first.get(key) != second.get(key):
+            there, here = (repr(values[key]) if key in values else "not given" for values in (first, second))
+            raise ValueError(
+                f"train: the recipe must be the one that {where} was made with, but `{key}` is {there} there and {here} here. "
+                "Use another folder for it."
+            )
+
+
+def _what_counts(recipe: Recipe) -> dict[str, object]:
+    """Dotted key → value of all that decides what is trained, with what the method decides."""
+    full, left_out = resolved(recipe), {*NEUTRAL, *idle_keys(recipe), "method.options"}
+    found = {key: value_of(full, key) for key in KEYS if key not in left_out}
+    return {key: value for key, value in found.items() if value is not None} | {
+        f"method.options.{name}": value for name, value in recipe.method.options.items()
+    }
 
 
 def load_run(folder: str | Path) -> Run:
@@ -221,7 +238,7 @@ def load_network(folder: str | Path) -> nn.Module:
 
 def _network(part: BackbonePart, inputs: dict[str, Any], path: Path) -> nn.Module:
     height, width = inputs["size"]
-    model = build_backbone(part, _Shape(inputs["num_classes"], inputs["channels"], (height, width)), seed=0)
+    model = build_backbone(part, Shape(inputs["num_classes"], inputs["channels"], (height, width)), seed=0)
     weights, _ = load_weights(path / "weights.safetensors")
     first = next(value for value in weights.values() if value.is_floating_point())
     model.to(first.dtype).load_state_dict(weights)
@@ -251,3 +268,155 @@ def _write_text(path: Path, text: str) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _open_board(folder: Path, *, first_epoch: int) -> SummaryWriter | None:
+    """A writer of TensorBoard events, where that is installed; older events of this and later epochs are hidden."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=first_epoch or None)
+
+
+def _write_events(board: SummaryWriter, record: EpochRecord) -> None:
+    for name, value in record.to_dict().items():
+        if name != "epoch" and value is not None:
+            part, _, rest = name.partition("_")
+            tag = f"{part}/{rest}" if part in ("train", "val", "test", "gamma") else f"run/{name}"
+            board.add_scalar(tag, value, record.epoch)
+    board.flush()
+
+
+def save_checkpoint(value: object, path: Path) -> None:
+    """Write ``value`` with `torch.save`, so that the file is either the old one or the whole new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        kept = "The last good one is kept" if path.exists() else "Make room, and add `--resume`"
+        raise OSError(f"train: the checkpoint could not be written to {path} ({_cause(error)}). {kept}.") from error
+
+
+def _cause(error: BaseException) -> str:
+    """What the system said: `torch.save` closes its archive after a failed write, and complains of that instead."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.strerror:
+            return found.strerror
+        found = found.__cause__ or found.__context__
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint; nothing in the file can run code."""
+    must = f"train: `{path}` must be a checkpoint of `calibrant train`, got a file"
+    remedy = "Delete it to begin again at the first epoch, or start in another folder."
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise OSError(f"train: the checkpoint {path} cannot be opened ({error.strerror or error}).") from None
+    except Exception as error:
+        # Its own words would advise to load the file in a way that may run code.
+        raise ValueError(f"{must} that is damaged and cannot be read. {remedy}") from error
+    if not isinstance(found, dict) or not {"state", "best", "history", "recipe"} <= found.keys():
+        raise ValueError(f"{must} that holds something else. {remedy}")
+    return found
+
+
+def restore_state(state: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved values into the tensors of a run, which stay where they are: a captured step reads them there."""
+    if odd := sorted(set(state) ^ set(saved)):
+        raise ValueError(f"train: the checkpoint must fit the recipe, but they differ in {odd[0]!r} and {len(odd) - 1} more.")
+    with torch.no_grad():
+        for name, value in state.items():
+            if value.shape != saved[name].shape:
+                got = f"{list(saved[name].shape)} for {name!r}, which is {list(value.shape)}"
+                raise ValueError(f"train: the checkpoint must fit the recipe, got {got}.")
+            value.copy_(saved[name])
+
+
+class FolderLock:
+    """Holds a folder until it is closed, or its process ends in whatever way; ``handle`` is None where it cannot be locked."""
+
+    def __init__(self, handle: int | None) -> None:
+        self._handle = handle
+
+    def close(self) -> None:
+        """Let the folder go."""
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle = None
+
+
+def lock_folder(path: Path, *, where: str = "train") -> FolderLock:
+    """Take a folder for this process; raises ``ValueError`` if another one has it. Some file systems have no such locks."""
+    try:
+        import fcntl
+
+        handle = os.open(path, os.O_RDONLY)
+    except (ImportError, OSError):
+        return FolderLock(None)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        if isinstance(error, BlockingIOError):
+            raise ValueError(
+                f"{where}: {path} is being written by another process. Wait for it, or name another folder."
+            ) from None
+        return FolderLock(None)
+    return FolderLock(handle)
+
+
+def provenance(hardware: Hardware) -> dict[str, object]:
+    """Return what is needed to repeat a run besides its recipe."""
+    from calibrant import __version__
+
+    return {
+        "calibrant": __version__,
+        "commit": package_commit(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": device_name(hardware.device),
+        "precision": hardware.precision,
+        "compiled": hardware.compiled,
+        "captured": hardware.captured,
+        "command": sys.argv,
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Name of a GPU, or what the CPU calls itself."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"cpu ({platform.processor() or platform.machine()}, {threads} thread{'' if threads == 1 else 's'})"
+
+
+def package_commit(folder: Path | None = None) -> str | None:
+    """Commit of the git checkout that the package lies in, ``-dirty`` behind it where files differ; None outside of one.
+
+    Args:
+        folder: Folder of the package; the installed one by default.
+    """
+    place = Path(__file__).parents[1] if folder is None else folder
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(place), *arguments], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # An environment inside some other project's checkout is not a checkout of this package: its files must be tracked there.
+    if not git("ls-files", "--error-unmatch", "__init__.py"):
+        return None
+    commit = git("rev-parse", "HEAD")
+    return f"{commit}-dirty" if commit and git("status", "--porcelain", "--", ".") else commit

@@ -1,4 +1,4 @@
-"""Choosing device, arithmetic and compilation for a recipe."""
+"""Where and how a run computes: device, arithmetic, compilation, capture, and the processes that share the work."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from typing import Literal, NamedTuple
 import torch
 
 from calibrant.engine.distributed import ALONE_GROUP, Group
-from calibrant.engine.step import Precision
+
+Precision = Literal["bf16", "float32", "float64"]
 
 
 class Hardware(NamedTuple):
     """Where and how a run computes."""
 
     device: torch.device
-    precision: Precision
-    compiled: bool
-    captured: bool
+    precision: Precision = "float32"
+    compiled: bool = False
+    captured: bool = False
+    group: Group = ALONE_GROUP
 
     @property
     def dtype(self) -> torch.dtype:
         """Floating type of weights and images."""
         return torch.float64 if self.precision == "float64" else torch.float32
+
+    def autocast(self) -> torch.autocast:
+        """Return a context in which networks compute in bf16, if that is the precision."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
     def active(self) -> AbstractContextManager[object]:
         """Return a context in which the run's GPU is the current one, as captured graphs and NCCL need it.
@@ -62,12 +68,12 @@ def choose_hardware(
     try:
         chosen = torch.device(("cuda" if available else "cpu") if device == "auto" else device)
     except RuntimeError:
-        raise ValueError(f"train: `device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got {device!r}.") from None
-    if chosen.type == "cuda" and not available:
-        raise ValueError(f"train: `device` must be present, got {device!r} without a CUDA device. Use `--device cpu`.")
-    if chosen.type not in ("cpu", "cuda"):
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"train: `device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got {device!r}.")
     cuda = chosen.type == "cuda"
+    if cuda and not available:
+        raise ValueError(f"train: `device` must be present, got {device!r} without a CUDA device. Use `--device cpu`.")
     if graph == "yes" and not cuda:
         raise ValueError("train: `train.graph` must be 'auto' or 'no' on the CPU, got 'yes'. Only CUDA devices have graphs.")
     if cuda:
@@ -76,7 +82,7 @@ def choose_hardware(
         precision = "bf16" if cuda and torch.cuda.is_bf16_supported() else "float32"
     compile_it = compiled == "yes" or (compiled == "auto" and cuda and steps >= 50_000 and group.world_size == 1)
     captured = cuda and (graph == "yes" or (graph == "auto" and group.world_size == 1))
-    return Hardware(chosen, precision, compile_it, captured)
+    return Hardware(chosen, precision, compile_it, captured, group)
 
 
 @contextmanager

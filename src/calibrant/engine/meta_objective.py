@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from calibrant.engine.batches import Batch, MetaBatches
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import at_once
-from calibrant.engine.features import FeatureFunction
+from calibrant.engine.hardware import Precision
+from calibrant.engine.network import FeatureFunction
+from calibrant.engine.objective import Objective
 from calibrant.engine.optim import allocate_state, set_learning_rate
-from calibrant.engine.step import Precision
 from calibrant.meta.bn import MetaBN, following, meta_mode
 from calibrant.meta.leak import leaked_value, own_gradient
 from calibrant.meta.lookahead import head_hypergradient
@@ -39,7 +40,7 @@ class Watched(NamedTuple):
     learns_from: int = 0
 
 
-class MetaObjective:
+class MetaObjective(Objective):
     """Minimise a regularizer's loss, and move its hyper-parameters so that the next step lowers a held-out objective.
 
     Args:
@@ -88,7 +89,9 @@ class MetaObjective:
         group: Group = ALONE_GROUP,
         learning: Mapping[str, object] | None = None,
     ) -> None:
+        super().__init__()
         self.has_meta = not frozen
+        self.gamma = self._gamma if hasattr(regularizer, "gamma") else None
         self.learning = dict(learning or {})
         self.regularizer, self.objective, self.head = regularizer, objective, head
         self.watched = watched
@@ -105,20 +108,6 @@ class MetaObjective:
         if self._schedule is not None:
             set_learning_rate(self.optimizer, self._schedule(epoch))
         self.batches.begin_epoch(epoch)
-
-    def learns_from_val(self) -> bool:
-        """Meta batches are of another part."""
-        return False
-
-    def end_epoch(self, logits: Tensor | None, labels: Tensor) -> None:
-        """Nothing to learn from validation data."""
-
-    def kept(self) -> None:
-        """All training examples stay in use."""
-
-    def inputs(self, batch: Batch) -> Tensor:
-        """Return the images as they are."""
-        return batch.images
 
     def feed(self) -> None:
         """Bring the next meta batch to the device, where its images do not lie there."""
@@ -186,8 +175,8 @@ class MetaObjective:
         leaked, self._leaked = self._leaked, None
         return total if leaked is None else total + (leaked - leaked.detach())
 
-    def gamma(self, features: Tensor) -> Tensor:
-        """Return the gamma of every sample ``[B]``, for regularizers that have one."""
+    def _gamma(self, features: Tensor) -> Tensor:
+        """Gamma of every sample ``[B]``."""
         rule: Callable[[dict[str, nn.Parameter], Tensor], Tensor] = self.regularizer.gamma  # type: ignore[attr-defined]
         return rule(self.hyper, features).detach()
 

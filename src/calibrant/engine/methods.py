@@ -39,6 +39,7 @@ from calibrant.losses import (
 
 __all__ = ["METHODS", "Facts", "LossPlan", "Method", "MetaPlan", "Plan", "make_plan", "resolved", "split_name"]
 
+
 class Look(NamedTuple):
     """How figures draw a method: colour of the palette, marker, and line ("solid", "dashed", "dashdot", "dashdotdot")."""
 
@@ -174,7 +175,7 @@ def _crl(facts: Facts, *, weight: float = 1.0) -> Plan:
 
 
 def _learned(label: str, help: str, loss: str, build: MetaMethod, look: Look) -> Method:
-    """A method that learns on held-out data: it predicts with averaged weights, and takes the lowest NLL near the lowest error."""
+    """A method that learns on held-out data: averaged weights predict, and the lowest NLL near the lowest error is best."""
     return Method(label, help, loss, build, look, learns=True, average="phase", select="error+nll")
 
 
@@ -277,9 +278,7 @@ BUILTIN: dict[str, Method] = {
         _focal_s_avuc,
         Look("blue", "D", "solid"),
     ),
-    "avuc": Method(
-        "AvUC", "cross-entropy and accuracy versus uncertainty", "avuc", _avuc, Look("purple", "o", "dashdot")
-    ),
+    "avuc": Method("AvUC", "cross-entropy and accuracy versus uncertainty", "avuc", _avuc, Look("purple", "o", "dashdot")),
     "mdca": Method(
         "MDCA", "focal loss and class-wise gaps of confidence and accuracy", "mdca", _mdca, Look("orange", "p", "dashed")
     ),
@@ -372,7 +371,9 @@ def idle_keys(recipe: Recipe) -> tuple[str, ...]:
         ((), ('train.select_within', 'train.average_share'))
     """
     full = resolved(recipe)
-    idle = [name for name, key in KEYS.items() if key.read_with and value_of(full, key.read_with.key) not in key.read_with.values]
+    idle = [
+        name for name, key in KEYS.items() if key.read_with and value_of(full, key.read_with.key) not in key.read_with.values
+    ]
     # Under "phase" only methods that learn look through the average of "ema".
     unseen = full.train.average == "phase" and not learns(recipe)
     return tuple(idle + ["train.average_decay"] * unseen)
@@ -394,11 +395,8 @@ def check_idle(recipes: Iterable[Recipe], keys: Iterable[str]) -> None:
     """
     runs = list(recipes)
     for key in keys if runs else ():
-        # What is off anyway is not missed.
-        asked = [recipe for recipe in runs if key in KEYS and value_of(recipe, key) not in (None, False, ())]
-        if asked and all(key in idle_keys(recipe) for recipe in runs):
-            need = KEYS[key].read_with
-            assert need is not None
+        need = KEYS[key].read_with if key in KEYS else None
+        if need and all(key in idle_keys(recipe) for recipe in runs) and not all(_is_off(recipe, key) for recipe in runs):
             ways = dict.fromkeys(str(value_of(resolved(recipe), need.key)) for recipe in runs)
             other = [way for way in need.values if way not in ways]
             raise ValueError(
@@ -406,6 +404,12 @@ def check_idle(recipes: Iterable[Recipe], keys: Iterable[str]) -> None:
                 f"under which nothing reads it. Add `--set {need.key}={other[0]}`, or leave it out."
             )
         _check_reached(runs, key)
+
+
+def _is_off(recipe: Recipe, key: str) -> bool:
+    """Whether a key's value is nobody's loss where nothing reads it."""
+    value = value_of(recipe, key)
+    return value is None or value is False or value == ()
 
 
 def _check_reached(runs: Sequence[Recipe], key: str) -> None:
@@ -418,6 +422,6 @@ def _check_reached(runs: Sequence[Recipe], key: str) -> None:
     }
     if too_late.get(key):
         raise ValueError(
-            f"train: `{key}` must lie before the end of training, train.epochs={epochs}, got {value_of(runs[0], key)}. Lower it, "
-            "or leave it out."
+            f"train: `{key}` must lie before the end of training, train.epochs={epochs}, got {value_of(runs[0], key)}. "
+            "Lower it, or leave it out."
         )

@@ -5,6 +5,7 @@ Also its features, and its weights as files.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import json
@@ -139,7 +140,11 @@ def _find_factory(name: str) -> Callable[[int], object]:
     with _explained("name a factory as package.module:function that can be imported from here", name):
         module = importlib.import_module(place)
     functions = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
-    return lookup(functions, wanted, kind=f"network factory of {place}")
+    if wanted not in functions:
+        near = difflib.get_close_matches(wanted, functions, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "Name a function or class of it."
+        raise ValueError(f"train: `model` must name a factory of {place}, got {wanted!r}, which is none. {hint}")
+    return functions[wanted]
 
 
 def _call_factory(factory: Callable[[int], object], num_classes: int, *, name: str) -> nn.Module:
@@ -178,9 +183,7 @@ def _explained(must: str, name: str) -> Iterator[None]:
         ) from error
 
 
-def check_network(
-    model: nn.Module, data: ImageSet | Shape, hardware: Hardware, *, name: str, uses_head: bool = False
-) -> None:
+def check_network(model: nn.Module, data: ImageSet | Shape, hardware: Hardware, *, name: str, uses_head: bool = False) -> None:
     """Raise ``ValueError`` unless a network maps images of a set to one logit a class, its last layer's where that is used.
 
     Two black images are passed through it in evaluation mode; parameters, statistics, random generators and each module's mode

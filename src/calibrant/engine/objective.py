@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.core.records import Predictions, Split
-from calibrant.engine.batches import Batch
+from calibrant.engine.batches import Batch, TrainBatches
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.losses import CRL, AdaFocalLoss, AvUC, ConfidencePruner, ScheduledFocalLoss
 from calibrant.meta.presets import MetaSettings
@@ -119,7 +119,7 @@ class Objective:
 
     def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
         """Reduced training loss ``[]``; its gradient, summed over the processes, is that of the global batch."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define `loss(batch, features, logits)`.")
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that a step or an epoch changes, by name."""
@@ -198,31 +198,22 @@ class MixupObjective(LossObjective):
 
     Args:
         loss: ``loss(logits, labels)``, reduced.
+        batches: The run's batches; an example may be mixed with one of another process.
         alpha: Parameter of the Beta distribution of the mixing weight; 0 mixes nothing.
-        steps_per_epoch: Batches of an epoch.
-        batch_size: Examples of a global batch; an example may be mixed with one of another process.
         device: Where batches live.
-        seed: Seed of weights and pairs.
         group: Processes that share a batch.
     """
 
     def __init__(
-        self,
-        loss: nn.Module,
-        *,
-        alpha: float,
-        steps_per_epoch: int,
-        batch_size: int,
-        device: torch.device,
-        seed: int,
-        group: Group = ALONE_GROUP,
+        self, loss: nn.Module, batches: TrainBatches, *, alpha: float, device: torch.device, group: Group = ALONE_GROUP
     ) -> None:
         if not 0 <= alpha < math.inf:
             raise ValueError(f"train: `method.options.alpha` must be a finite number >= 0, got {alpha!r}.")
         super().__init__(loss, group=group)
-        self.alpha, self.seed = alpha, seed
-        self._weight = torch.ones(steps_per_epoch, device=device)
-        self._pairs = torch.zeros(steps_per_epoch, batch_size, dtype=torch.int64, device=device)
+        self.alpha, self.seed = alpha, batches.seed
+        steps, size = batches.steps_per_epoch, batches.batch_size
+        self._weight = torch.ones(steps, device=device)
+        self._pairs = torch.zeros(steps, size, dtype=torch.int64, device=device)
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the epoch's mixing weights and pairings from ``(seed, epoch)``."""

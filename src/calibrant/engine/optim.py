@@ -25,9 +25,7 @@ def build_optimizer(parameters: Iterable[Tensor], part: OptimPart) -> Optimizer:
     rate: float | Tensor = torch.tensor(part.lr, device=values[0].device) if cuda else part.lr
     if part.name == "adamw":
         return allocate_state(AdamW(values, lr=rate, weight_decay=part.weight_decay, capturable=cuda, fused=cuda))
-    optimizer = SGD(
-        values, lr=rate, momentum=part.momentum, weight_decay=part.weight_decay, nesterov=part.nesterov, fused=cuda
-    )
+    optimizer = SGD(values, lr=rate, momentum=part.momentum, weight_decay=part.weight_decay, nesterov=part.nesterov, fused=cuda)
     if part.momentum:
         for value in values:
             optimizer.state[value]["momentum_buffer"] = torch.zeros_like(value, memory_format=torch.preserve_format)

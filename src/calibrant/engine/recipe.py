@@ -99,9 +99,9 @@ class DataPart:
 class BackbonePart:
     """Which network."""
 
-    name: str = _key("resnet18", "network, of those below or package.module:factory", flag="--model")
+    name: str = _key("resnet18", "name of a network, or package.module:factory of your own", flag="--model")
     init: str | None = _key(
-        None, "weights to start from (safetensors)", unset="fresh weights", flag="--init", metavar="WEIGHTS"
+        None, "weights to start from, a safetensors file", unset="fresh weights", flag="--init", metavar="WEIGHTS"
     )
     freeze: tuple[str, ...] = _key((), "parts of the network that stay as they are, by the beginning of their names")
 
@@ -110,7 +110,7 @@ class BackbonePart:
 class MethodPart:
     """Which method of the catalogue, with options that differ from its preset."""
 
-    name: str = _key("flgamma-sece", "method, of those below; +ts behind it adds temperature scaling", flag="--method")
+    name: str = _key("flgamma-sece", "name of a method; +ts behind it adds temperature scaling", flag="--method")
     preset: Literal["default", "paper"] = _key("default", "settings of the method: default or paper", flag="--preset")
     options: Mapping[str, float | int | str | bool | tuple[float, ...]] = field(
         default_factory=dict, metadata={"key": Key("what a method can be told, name and value", unset="the preset's")}
@@ -162,7 +162,7 @@ class TrainPart:
         rule=_NOT_NEGATIVE,
         read_with=ReadWith("train.average", ("uniform", "ema", "phase")),
     )
-    device: str = _key("auto", "auto, cpu, cuda or cuda:1", flag="--device", neutral=True)
+    device: str = _key("auto", "where to compute: auto, cpu, cuda or cuda:1", flag="--device", neutral=True)
     compile: Literal["auto", "yes", "no"] = _key(
         "auto", "compile the network; auto does on a GPU that trains alone, for runs long enough to repay it", neutral=True
     )

@@ -1,18 +1,59 @@
-"""The record of a finished run."""
+"""What comes of a run: a record of every epoch, the best epoch, a word of warning, and the finished run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Scores
-from calibrant.engine.loop import EpochRecord
 from calibrant.engine.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One line of the history: what the paper's learning curves show.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        lr: Its learning rate.
+        train_loss: Mean training loss of an example.
+        val_error: Validation error; with ``val_nll`` and ``val_ece`` None where the epoch was not evaluated.
+        val_nll: Validation NLL.
+        val_ece: Validation ECE.
+        test_error: Test error; never used to choose anything.
+        test_nll: Test NLL.
+        test_ece: Test ECE.
+        gamma_mean: Mean gamma on the test set, for methods that have one.
+        gamma_std: Its standard deviation over examples.
+        images_per_second: Training speed, evaluation not counted.
+        seconds: Time since the run began.
+    """
+
+    epoch: int
+    lr: float
+    train_loss: float
+    val_error: float | None = None
+    val_nll: float | None = None
+    val_ece: float | None = None
+    test_error: float | None = None
+    test_nll: float | None = None
+    test_ece: float | None = None
+    gamma_mean: float | None = None
+    gamma_std: float | None = None
+    images_per_second: float | None = None
+    seconds: float | None = None
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """Return the record as plain data."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -54,3 +95,134 @@ class Run:
         from calibrant.engine.folder import load_run
 
         return load_run(folder)
+
+
+# What each way of selecting compares; lower is better.
+_VALUES: dict[str, Callable[[EpochRecord], float | None]] = {
+    "error": lambda record: record.val_error,
+    "nll": lambda record: record.val_nll,
+    "error+nll": lambda record: record.val_nll,
+    "error+ece": lambda record: record.val_ece,
+    "last": lambda record: -float(record.epoch),
+}
+
+
+class Candidate(NamedTuple):
+    """An epoch that is, or may turn out to be, the best.
+
+    Attributes:
+        epoch: Number of the epoch.
+        error: Its validation error, where the choice asks for one close to the lowest; else 0.
+        value: What is compared; lower is better.
+        weights: Copies of its weights, in host memory: dozens of epochs may wait for the choice.
+    """
+
+    epoch: int
+    error: float
+    value: float
+    weights: dict[str, Tensor]
+
+
+class BestEpoch:
+    r"""Keeps the weights of the best epoch so far, and of those that may yet turn out to be.
+
+    "error" and "nll" take the first epoch with the lowest validation error or NLL, "last" the last. "error+nll" and "error+ece"
+    take the lowest NLL or ECE among the epochs whose error is at most :math:`e + w \sqrt{e (1 - e) / n}`, with e the lowest
+    error of all epochs, n the number of validation examples and w standard errors, within which errors do not tell epochs
+    apart, the less so as the lowest of many is the luckiest, too.
+
+    The bound can only fall. So an epoch beyond it never comes back, and neither does one that another equals or beats in both
+    numbers: only the others' weights are kept.
+
+    Args:
+        select: Which of these.
+        n_val: Number of validation examples.
+        within: The w above.
+    """
+
+    def __init__(self, select: str, *, n_val: int, within: float = 2.0) -> None:
+        self._value, self._close, self._n, self._within = _VALUES[select], "+" in select, n_val, within
+        self.candidates: list[Candidate] = []
+
+    @property
+    def best(self) -> Candidate:
+        """The best epoch; the earliest of several."""
+        return min(self.candidates, key=lambda candidate: (candidate.value, candidate.epoch))
+
+    def offer(self, record: EpochRecord, weights: Mapping[str, Tensor]) -> None:
+        """Take copies of ``weights`` if the epoch is the best or may become it."""
+        value, error = self._value(record), (record.val_error if self._close else 0.0)
+        if value is None or error is None:
+            return
+        # What is no number is worse than any number, and better than no epoch at all.
+        value = math.inf if math.isnan(value) else value
+        if any(held.error <= error and held.value <= value for held in self.candidates):
+            return
+        lowest = min([error, *(held.error for held in self.candidates)])
+        bound = lowest + self._within * math.sqrt(lowest * (1 - lowest) / self._n)
+        self.candidates = [
+            held for held in self.candidates if (held.error < error or held.value < value) and held.error <= bound
+        ]
+        if error <= bound:
+            self.candidates.append(Candidate(record.epoch, error, value, copy_state(weights)))
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return the candidates as plain data."""
+        return [candidate._asdict() for candidate in self.candidates]
+
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Take up what `state` gave."""
+        self.candidates = [Candidate(**held) for held in state]
+
+
+def copy_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies on the CPU."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+
+
+# How many times the loss of a guess is no longer the beginning of training, or a penalty on top of it.
+_FAR = 10
+# Epochs after which a network that is no better than a guess is worth a word: shorter runs may have hardly begun.
+_PATIENCE = 3
+
+
+class TrainWarning(UserWarning):
+    """A run ends, but its network is of no use."""
+
+
+def has_diverged(record: EpochRecord, *, num_classes: int) -> bool:
+    r"""Whether both the training loss and the validation NLL of an epoch are far above those of a guess, :math:`\log C`.
+
+    Either alone may be honest: a method's loss may hold a penalty, and statistics of BatchNorm that have seen few batches, or
+    an overfitted network, may give a high NLL.
+    """
+    limit = _FAR * math.log(num_classes)
+    return record.train_loss > limit and record.val_nll is not None and record.val_nll > limit
+
+
+def is_guess(history: Sequence[EpochRecord], *, num_classes: int, n_val: int) -> bool:
+    r"""Whether no epoch's validation error is two standard errors below that of a guess, :math:`1 - 1/C`.
+
+    Of fewer than three epochs nothing is said.
+    """
+    errors = [record.val_error for record in history if record.val_error is not None]
+    guess = 1 - 1 / num_classes
+    return len(history) >= _PATIENCE and bool(errors) and min(errors) > guess - 2 * math.sqrt(guess * (1 - guess) / n_val)
+
+
+def warn_of(history: Sequence[EpochRecord], *, num_classes: int, n_val: int, ended: bool) -> bool:
+    """Warn if a run has diverged or, at its end, if it has learned nothing; return whether it did."""
+    last = history[-1]
+    loss = f"its loss is {last.train_loss:.4g} an example after epoch {last.epoch + 1}, that of a guess"
+    if has_diverged(last, num_classes=num_classes):
+        text = f"training {'diverged' if ended else 'diverges'}: {loss} {math.log(num_classes):.2f}. Lower `optim.lr`."
+    elif ended and is_guess(history, num_classes=num_classes, n_val=n_val):
+        least = min(record.val_error for record in history if record.val_error is not None)
+        text = (
+            f"the network is no better than a guess: its lowest validation error is {100 * least:.1f} %, that of a guess "
+            f"{100 * (1 - 1 / num_classes):.1f} %. Lower `optim.lr`, train for longer, or look at data and labels."
+        )
+    else:
+        return False
+    warnings.warn(f"train: {text}", TrainWarning, stacklevel=4)
+    return True

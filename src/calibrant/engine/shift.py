@@ -15,8 +15,8 @@ from calibrant.core.scores import Scores
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import EvalSet
-from calibrant.engine.features import feature_function
 from calibrant.engine.hardware import choose_hardware
+from calibrant.engine.network import feature_function
 from calibrant.engine.result import Run
 from calibrant.engine.setup import load_data
 from calibrant.io.atomic import atomic_writer
@@ -32,7 +32,7 @@ def shifted_predictions(run: Run, *, seed: int = 0, group: Group = ALONE_GROUP) 
 
     Yields:
         ``"gaussian_noise-1"`` … ``"contrast-5"`` and the predictions, after temperature scaling where the run has it. Raises
-        ``ValueError`` if the data are others than those that the run was tested on, by their labels.
+        ``ValueError`` if the test labels are no longer those of the run.
     """
     train, test = run.recipe.train, load_data(run.recipe.data).test
     if not torch.equal(test.labels, run.test.labels):
@@ -48,9 +48,8 @@ def shifted_predictions(run: Run, *, seed: int = 0, group: Group = ALONE_GROUP) 
         worse = replace(test, images=corrupt(test.images, kind=kind, severity=severity, seed=seed), posterior=None)
         # Not around the loop: what is set in it must not be in force while whoever asked for the predictions works on them.
         with hardware.active():
-            # Each set passes once, so that no `data.place` needs all of it on the device.
-            part = EvalSet(worse, device=hardware.device, dtype=hardware.dtype, group=group, resident=False)
-            logits = part.run(model, forward, precision=hardware.precision).logits.cpu() / (run.temperature or 1.0)
+            # Each set passes once, so it need not lie on the device.
+            logits = EvalSet(worse, hardware, resident=False).run(model, forward).logits.cpu() / (run.temperature or 1.0)
         found = Predictions(logits=logits, labels=test.labels, split=Split.TEST, class_names=test.class_names)
         yield f"{kind}-{severity}", found
 
@@ -61,7 +60,7 @@ def evaluate_shift(run: Run, *, seed: int = 0, n_resamples: int = 200, group: Gr
     Args:
         run: A finished run, for instance ``Run.load(folder)``.
         seed: Seed of the noise.
-        n_resamples: Resamples behind the intervals; fewer than `calibrant.measure` takes, as there are fifteen sets.
+        n_resamples: Resamples behind the intervals; fewer than `calibrant.measure` takes, as there are many sets.
         group: Processes that share the work.
 
     Returns:

@@ -16,8 +16,8 @@ from calibrant.core.scores import Scores
 from calibrant.core.summary import summarize_with_top
 from calibrant.data import is_path
 from calibrant.engine.folder import is_finished
+from calibrant.engine.methods import idle_keys, resolved
 from calibrant.engine.recipe import MethodPart, Recipe, load_recipe, to_dict
-from calibrant.engine.resolve import idle_keys, resolved
 from calibrant.engine.setup import is_own
 from calibrant.grid.names import name_apart, name_of, place_of
 from calibrant.grid.results import load_result

@@ -11,8 +11,7 @@ from tempfile import TemporaryFile
 
 from calibrant.core.effect import join_words
 from calibrant.core.entry import Entry, data_name
-from calibrant.engine.folder import is_finished
-from calibrant.engine.lock import lock_folder
+from calibrant.engine.folder import is_finished, lock_folder
 from calibrant.engine.recipe import Recipe
 from calibrant.engine.setup import load_data
 from calibrant.grid.added import Added, load_added

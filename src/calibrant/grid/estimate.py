@@ -16,15 +16,14 @@ import numpy as np
 import torch
 
 from calibrant.data import DATASETS, Shape
+from calibrant.engine.folder import device_name
 from calibrant.engine.hardware import choose_hardware
-from calibrant.engine.loop import EpochRecord
-from calibrant.engine.methods import MetaPlan, Plan, make_plan
-from calibrant.engine.objectives import LossObjective
-from calibrant.engine.provenance import device_name
+from calibrant.engine.methods import facts_of, make_plan
+from calibrant.engine.objective import LossObjective, MetaPlan, Plan
 from calibrant.engine.recipe import DataPart, Recipe
-from calibrant.engine.resolve import facts_of
-from calibrant.engine.run import run_recipe
+from calibrant.engine.result import EpochRecord
 from calibrant.engine.setup import load_data
+from calibrant.engine.train import run_recipe
 from calibrant.grid.local import make_places
 from calibrant.grid.plan import Cell
 

@@ -11,12 +11,9 @@ from pathlib import Path
 from calibrant.backbones import BACKBONES
 from calibrant.core.registry import lookup
 from calibrant.data import DATASETS
-from calibrant.engine.folder import is_finished
-from calibrant.engine.limits import check_recipe
-from calibrant.engine.methods import find_method, make_plan, split_name
-from calibrant.engine.recipe import Recipe, load_recipe, override
-from calibrant.engine.resolve import check_idle, facts_of, resolved
-from calibrant.engine.run import check_same_run
+from calibrant.engine.folder import check_same_run, is_finished
+from calibrant.engine.methods import check_idle, facts_of, find_method, make_plan, resolved, split_name
+from calibrant.engine.recipe import Recipe, check_recipe, load_recipe, override
 from calibrant.engine.setup import load_data
 from calibrant.grid.collect import data_label, is_run
 from calibrant.io.predictions import load_predictions

@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from calibrant.data.image_set import DataSet
 from calibrant.engine.batches import check_batch_size
 from calibrant.engine.hardware import choose_hardware
-from calibrant.engine.methods import make_plan
+from calibrant.engine.methods import facts_of, make_plan
 from calibrant.engine.network import build_network
-from calibrant.engine.plans import MetaPlan
+from calibrant.engine.objective import MetaPlan
 from calibrant.engine.recipe import Recipe
-from calibrant.engine.resolve import facts_of
 from calibrant.engine.setup import Reader, augmented, divide_rows, load_data
 from calibrant.grid.local import visible_gpus
 from calibrant.grid.plan import Cell

@@ -9,9 +9,9 @@ from functools import cache
 
 from calibrant.core.entry import Entry
 from calibrant.data.image_set import difference
-from calibrant.engine.methods import METHODS, Facts, MetaPlan, make_plan, split_name
+from calibrant.engine.methods import METHODS, idle_keys, make_plan, resolved, split_name
+from calibrant.engine.objective import Facts, MetaPlan
 from calibrant.engine.recipe import NEUTRAL, Recipe, override
-from calibrant.engine.resolve import idle_keys, resolved
 from calibrant.grid.names import is_predictions
 
 # What a recipe leaves to the method unless it is said.

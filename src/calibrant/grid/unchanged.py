@@ -10,8 +10,7 @@ from typing import NamedTuple
 from calibrant.data.image_set import difference, fingerprint
 from calibrant.engine.folder import is_finished, read_facts
 from calibrant.engine.recipe import DataPart, load_recipe
-from calibrant.engine.same_data import known_data
-from calibrant.engine.setup import Reader, is_own, load_data
+from calibrant.engine.setup import Reader, is_own, known_data, load_data
 from calibrant.grid.collect import data_label, is_run
 from calibrant.grid.plan import Cell
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from calibrant.engine.assemble import assemble
 from calibrant.engine.average import WeightAverage
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.run import run_recipe
+from calibrant.engine.setup import assemble
+from calibrant.engine.train import run_recipe
 from calibrant.meta.lookahead import head_hypergradient
 from tracing import trace_step
 
@@ -177,7 +177,7 @@ def test_train_average_of_no_memory_is_the_network_itself(method):
 def test_meta_batches_go_through_the_averaged_network(monkeypatch):
     settings = {"method.name": "flgamma-sece", "method.options.every": "1", "train.average": "ema", "backbone.name": "convnet"}
     parts = assemble(override(Recipe(), TINY | settings)).parts
-    average, network, calls = parts.step.average, parts.objective.watched.model, []
+    average, network, calls = parts.step.averages["average"], parts.objective.watched.model, []
 
     def look(*args, head, meta_features, **rest):
         given = {name: value.clone() for name, value in head.items()}
@@ -220,16 +220,16 @@ def test_train_average_is_that_of_the_weights_after_each_step(kind, backbone):
     settings |= {"data.val": "100", "data.meta": "1500", "data.same_data": "true"}
     recipe = override(Recipe(), settings)
     parts = assemble(recipe).parts
-    seen, original = [], parts.step.average.update
+    seen, original = [], parts.step.averages["average"].update
 
     def watch():
         original()
         seen.append({name: value.detach().clone() for name, value in parts.model.state_dict().items()})
 
-    parts.step.average.update = watch
+    parts.step.averages["average"].update = watch
     records = [run_epoch(parts, recipe, epoch, started=0.0) for epoch in range(3)]
     steps = len(seen) // 3
-    for name, mean in parts.step.average.means.items():
+    for name, mean in parts.step.averages["average"].means.items():
         values = torch.stack([state[name] for state in seen[steps:]]).double()
         if kind == "uniform":
             expected = values.mean(0)
@@ -242,7 +242,7 @@ def test_train_average_is_that_of_the_weights_after_each_step(kind, backbone):
     run = run_recipe(recipe)
     assert [r.train_loss for r in run.history] == [r.train_loss for r in records]
     assert run.history[-1].test_nll == pytest.approx(records[-1].test_nll)
-    for name, mean in parts.step.average.means.items():
+    for name, mean in parts.step.averages["average"].means.items():
         assert run.model.state_dict()[name].equal(mean)
 
 
@@ -284,7 +284,7 @@ def test_train_step_with_an_average_can_be_captured(kind):
         programs.append(trace.program)
     assert programs[0] == programs[1]
     assert {name: value.data_ptr() for name, value in parts.step.state().items()} == places
-    assert sum(name.startswith("average.mean.") for name in places) == len(parts.step.average.means)
+    assert sum(name.startswith("average.mean.") for name in places) == len(parts.step.averages["average"].means)
 
 
 def test_weight_average_of_a_share_by_hand():
@@ -310,6 +310,6 @@ def test_train_uniform_average_begins_with_the_papers_last_drop_unless_told(sett
     for epoch in range(7):
         run_epoch(parts, recipe, epoch, started=0.0)
         weights = parts.model.state_dict()
-        apart.append(any(not torch.equal(mean, weights[name]) for name, mean in parts.step.average.means.items()))
+        apart.append(any(not torch.equal(mean, weights[name]) for name, mean in parts.step.averages["average"].means.items()))
     # Before that it is the network itself; the first epoch that counts has two steps.
     assert apart == [epoch >= first for epoch in range(7)]

@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from calibrant.engine.assemble import assemble
-from calibrant.engine.loop import _level_statistics, drops, run_epoch
+from calibrant.engine.folder import check_same_run
+from calibrant.engine.loop import run_epoch
+from calibrant.engine.optim import drops
 from calibrant.engine.recipe import OptimPart, Recipe, override
-from calibrant.engine.run import check_same_run, run_recipe
+from calibrant.engine.setup import assemble
+from calibrant.engine.train import run_recipe
 from calibrant.meta.bn import following, gathering, gathering_norms
 from tracing import trace_step
 
@@ -31,7 +33,7 @@ PHASE = {
 def test_train_average_by_phase_begins_with_the_drop_and_has_statistics_of_its_own(monkeypatch):
     recipe = override(Recipe(), PHASE | {"train.epochs": "4"})
     parts = assemble(recipe).parts
-    average, seen, passed = parts.step.average, [], []
+    average, seen, passed = parts.step.averages["average"], [], []
     original = average.update
     monkeypatch.setattr(average, "update", lambda: (original(), seen.append(copy.deepcopy(parts.model.state_dict()))))
     forward = parts.eval_forward
@@ -291,10 +293,12 @@ def test_train_average_by_phase_alone_where_nothing_looks_through_another(method
 
 
 def test_statistics_of_every_average_are_levelled_between_processes(monkeypatch):
-    parts = assemble(override(Recipe(), PHASE | {"method.name": "flgamma-sece"})).parts
-    levelled = []
-    monkeypatch.setattr("calibrant.engine.loop._level", lambda values, group: levelled.extend(map(id, values)))
-    _level_statistics(parts)
+    recipe = override(Recipe(), PHASE | {"method.name": "flgamma-sece"})
+    parts = assemble(recipe).parts
+    calls = []
+    monkeypatch.setattr("calibrant.engine.loop._level", lambda values, group: calls.append([id(value) for value in values]))
+    run_epoch(parts, recipe, 0, started=0.0)
+    levelled = calls[0]
     kept = [*parts.model.buffers(), *(mean for average in parts.step.averages.values() for mean in average.buffer_means)]
     assert sorted(levelled) == sorted(id(value) for value in kept if value.is_floating_point())
     assert len(levelled) == 3 * 2 * len(gathering_norms(parts.model)) > 0
@@ -326,5 +330,5 @@ def test_train_meta_step_by_phase_can_be_captured(every):
 
 def test_train_average_share_out_of_range_is_one_sentence():
     for share in ("0", "1.5"):
-        with pytest.raises(ValueError, match=r"`train.average_share` must lie in \(0, 1\], got"):
+        with pytest.raises(ValueError, match=r"`train.average_share` must be in \(0, 1\], got"):
             assemble(override(Recipe(), PHASE | {"train.average_share": share}))

@@ -3,8 +3,11 @@ import torch
 
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.batches import MetaBatches, TrainBatches
+from calibrant.engine.distributed import Group
+from calibrant.engine.hardware import choose_hardware
 
-CPU = torch.device("cpu")
+CPU = choose_hardware(device="cpu")
+RANKS = [CPU._replace(group=Group(rank=rank, world_size=2)) for rank in (0, 1)]
 
 
 def numbered(n):
@@ -13,7 +16,7 @@ def numbered(n):
 
 
 def test_train_batches_epoch_visits_every_example_once():
-    batches = TrainBatches(numbered(23), batch_size=5, device=CPU, seed=0)
+    batches = TrainBatches(numbered(23), CPU, batch_size=5, seed=0)
     assert batches.steps_per_epoch == 4
     batches.begin_epoch(3)
     seen = [batches.next() for _ in range(4)]
@@ -25,8 +28,8 @@ def test_train_batches_epoch_visits_every_example_once():
 
 
 def test_train_batches_two_processes_share_one_global_batch():
-    whole = TrainBatches(numbered(24), batch_size=6, device=CPU, seed=1)
-    halves = [TrainBatches(numbered(24), batch_size=6, device=CPU, seed=1, rank=r, world_size=2) for r in (0, 1)]
+    whole = TrainBatches(numbered(24), CPU, batch_size=6, seed=1)
+    halves = [TrainBatches(numbered(24), own, batch_size=6, seed=1) for own in RANKS]
     for batches in (whole, *halves):
         batches.begin_epoch(2)
     for _ in range(4):
@@ -35,7 +38,7 @@ def test_train_batches_two_processes_share_one_global_batch():
 
 
 def test_train_batches_same_epoch_same_order_other_epoch_other_order():
-    batches = TrainBatches(numbered(24), batch_size=8, device=CPU, seed=1)
+    batches = TrainBatches(numbered(24), CPU, batch_size=8, seed=1)
     orders = []
     for epoch in (4, 4, 5):
         batches.begin_epoch(epoch)
@@ -45,7 +48,7 @@ def test_train_batches_same_epoch_same_order_other_epoch_other_order():
 
 
 def test_train_batches_of_kept_examples_hold_no_other_and_keep_their_drawn_order():
-    whole, pruned = (TrainBatches(numbered(24), batch_size=4, device=CPU, seed=1) for _ in range(2))
+    whole, pruned = (TrainBatches(numbered(24), CPU, batch_size=4, seed=1) for _ in range(2))
     kept = torch.tensor([0, 3, 4, 7, 8, 11, 15, 16, 21])
     steps = [whole.begin_epoch(2), pruned.begin_epoch(2, kept=kept)]
     assert steps == [6, 2]
@@ -55,13 +58,13 @@ def test_train_batches_of_kept_examples_hold_no_other_and_keep_their_drawn_order
 
 def test_train_batches_impossible_size_is_refused():
     with pytest.raises(ValueError, match="must be at most the 4 training examples, got 5"):
-        TrainBatches(numbered(4), batch_size=5, device=CPU, seed=0)
+        TrainBatches(numbered(4), CPU, batch_size=5, seed=0)
     with pytest.raises(ValueError, match="must be a multiple of 2 processes, got 3"):
-        TrainBatches(numbered(4), batch_size=3, device=CPU, seed=0, world_size=2)
+        TrainBatches(numbered(4), RANKS[0], batch_size=3, seed=0)
 
 
 def test_meta_batches_are_full_and_redrawn_without_replacement():
-    batches = MetaBatches(numbered(20), batch_size=8, steps_per_epoch=5, device=CPU, seed=0)
+    batches = MetaBatches(numbered(20), CPU, batch_size=8, steps_per_epoch=5, seed=0)
     seen = [batches.next().examples for _ in range(5)]
     assert all(len(set(s.tolist())) == 8 for s in seen)
     # Two batches fill one permutation of twenty; the remainder of four is never handed out as a batch.
@@ -73,10 +76,7 @@ def test_meta_batches_are_full_and_redrawn_without_replacement():
 
 
 def test_meta_batches_of_two_processes_share_one_global_batch_of_equal_parts():
-    halves = [
-        MetaBatches(numbered(7), batch_size=1024, steps_per_epoch=2, device=CPU, seed=0, rank=rank, world_size=2)
-        for rank in (0, 1)
-    ]
+    halves = [MetaBatches(numbered(7), own, batch_size=1024, steps_per_epoch=2, seed=0) for own in RANKS]
     assert [half.batch_size for half in halves] == [6, 6]
     for _ in range(2):
         parts = [half.next().examples.tolist() for half in halves]
@@ -85,7 +85,7 @@ def test_meta_batches_of_two_processes_share_one_global_batch_of_equal_parts():
 
 
 def test_meta_batches_small_set_takes_all_of_it():
-    batches = MetaBatches(numbered(6), batch_size=1024, steps_per_epoch=2, device=CPU, seed=0)
+    batches = MetaBatches(numbered(6), CPU, batch_size=1024, steps_per_epoch=2, seed=0)
     assert sorted(batches.next().examples.tolist()) == list(range(6))
 
 
@@ -93,8 +93,7 @@ def test_meta_batches_small_set_takes_all_of_it():
 def test_train_batches_fed_from_the_host_are_the_resident_ones(rank):
     images = torch.randint(0, 256, (24, 6, 6, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     data = ImageSet(images, torch.arange(24) % 5, 5, (0.5,), (0.25,), pad=2, flip=True)
-    options = {"batch_size": 8, "device": CPU, "seed": 1, "rank": rank, "world_size": 2}
-    resident, fed = TrainBatches(data, **options), TrainBatches(data, **options, resident=False)
+    resident, fed = (TrainBatches(data, RANKS[rank], batch_size=8, seed=1, resident=resident) for resident in (True, False))
     assert (resident.fed, fed.fed) == (False, True)
     for epoch, kept in ((0, None), (3, None), (4, torch.arange(3, 20))):
         steps = [batches.begin_epoch(epoch, kept=kept) for batches in (resident, fed)]
@@ -107,8 +106,8 @@ def test_train_batches_fed_from_the_host_are_the_resident_ones(rank):
 
 
 def test_meta_batches_fed_from_the_host_are_the_resident_ones():
-    options = {"batch_size": 6, "steps_per_epoch": 5, "device": CPU, "seed": 3, "rank": 1, "world_size": 2}
-    resident, fed = MetaBatches(numbered(20), **options), MetaBatches(numbered(20), **options, resident=False)
+    options = {"batch_size": 6, "steps_per_epoch": 5, "seed": 3}
+    resident, fed = (MetaBatches(numbered(20), RANKS[1], **options, resident=resident) for resident in (True, False))
     for batches in (resident, fed):
         batches.begin_epoch(2)
     for _ in range(5):

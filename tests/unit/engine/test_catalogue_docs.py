@@ -1,80 +1,84 @@
-"""The tables of methods, networks and keys in docs/train.md name what there is, with options and defaults."""
+"""The tables of methods, networks and keys in docs/train.md come from the catalogue and the recipe: see `write_tables`."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from calibrant.backbones import BACKBONES
-from calibrant.engine.meta_methods import MetaMethod
-from calibrant.engine.methods import METHODS, Facts
-from calibrant.engine.recipe import Recipe
-from calibrant.engine.values import plain_value, toml_value
+from calibrant.engine.methods import METHODS, Method
+from calibrant.engine.recipe import KEYS, Recipe, toml_value, value_of
 
 DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "train.md"
 
 
-def rows_of(section: str) -> dict[str, list[str]]:
-    """Name in the first cell of a row → all of its cells, of the table of a section."""
-    text = (DOCS / "train.md").read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("| `")]
-    names = [re.findall("`([^`]+)`", cells[0])[0] for cells in rows if not cells[0].startswith("`--")]
-    return dict(zip(names, [cells for cells in rows if not cells[0].startswith("`--")], strict=True))
+def method_row(name: str, method: Method) -> str:
+    known = inspect.signature(method.build).parameters.values()
+    options = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY}
+    said = [f"`{key}={value:g}`" if isinstance(value, float) else f"`{key}={value}`" for key, value in options.items()]
+    told = "[many](#what-a-method-can-be-told)" if method.learns else ", ".join(said) or "none"
+    default = " (default)" if name == Recipe().method.name else ""
+    return f"| `{name}`{default} | {method.help} | {told} | [`{method.loss}`](losses.md#{method.loss}) |"
 
 
-METHOD_ROWS, NETWORK_ROWS = rows_of("Methods"), rows_of("Networks")
+def key_row(name: str) -> str:
+    key, default = KEYS[name], value_of(Recipe(), name)
+    part, _, field = name.rpartition(".")
+    hint = get_type_hints(type(getattr(Recipe(), part)) if part else Recipe)[field]
+    choices = f" ({', '.join(f'`{choice}`' for choice in get_args(hint))})" if get_origin(hint) is Literal else ""
+    shown = key.unset if default is None or default == {} else f"`{toml_value(default)}`"
+    return f"| `{name}` | {shown} | {key.help}{choices}{f'; `{key.flag}`' if key.flag else ''} |"
 
 
-def test_table_of_methods_holds_the_catalogue_and_marks_the_default() -> None:
-    assert sorted(METHOD_ROWS) == sorted(METHODS)
-    assert [name for name, cells in METHOD_ROWS.items() if "(default)" in cells[0]] == [Recipe().method.name]
+TABLES = {
+    "Methods": ("| `--method` |", [method_row(name, method) for name, method in METHODS.items()]),
+    "Every key of a recipe": ("| key |", [key_row(name) for name in KEYS]),
+}
+
+
+def table_of(section: str) -> list[str]:
+    text = PAGE.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return [line for line in text.splitlines() if line.startswith("| ")]
+
+
+def write_tables() -> None:
+    """Write the tables into the page: ``python tests/unit/engine/test_catalogue_docs.py``."""
+    text = PAGE.read_text(encoding="utf-8")
+    for section, (_, rows) in TABLES.items():
+        head, *old = table_of(section)
+        text = text.replace("\n".join(old), "\n".join(rows))
+        assert head in text
+    PAGE.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("section", TABLES)
+def test_table_on_the_page_is_that_of_the_code(section: str) -> None:
+    head, rows = TABLES[section]
+    found = table_of(section)
+    assert found[0].startswith(head)
+    assert found[1:] == rows
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_row_of_a_method_says_its_options_with_their_defaults_and_where_its_loss_is(name: str) -> None:
-    _, _, options, place = METHOD_ROWS[name]
-    method = METHODS[name]
-    said = dict(option.split("=") for option in re.findall("`([^`]+)`", options))
-    if isinstance(method, MetaMethod):
-        assert "(#what-a-method-can-be-told)" in options
-        assert set(said) <= set(method.option_types(Facts(1, "sum", "default")))
-    else:
-        arguments = inspect.signature(method).parameters.values()
-        wanted = {p.name: p.default for p in arguments if p.kind is p.KEYWORD_ONLY}
-        assert said == {key: f"{value:g}" if isinstance(value, (int, float)) else value for key, value in wanted.items()}
-        assert bool(said) != (options == "none")
-    anchor = re.findall(r"losses\.md#(\w+)", place)[0]
-    assert f"\n### `{anchor}`\n" in (DOCS / "losses.md").read_text(encoding="utf-8")
+def test_loss_of_a_method_is_documented(name: str) -> None:
+    assert f"\n### `{METHODS[name].loss}`\n" in (DOCS / "losses.md").read_text(encoding="utf-8")
 
 
 def test_table_of_networks_holds_the_catalogue_with_features_and_sizes() -> None:
-    assert sorted(NETWORK_ROWS) == sorted(BACKBONES)
-    assert [name for name, cells in NETWORK_ROWS.items() if "(default)" in cells[0]] == [Recipe().backbone.name]
-    for name, (_, _, features, size) in NETWORK_ROWS.items():
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table_of("Networks")[1:]]
+    names = [re.findall("`([^`]+)`", cells[0])[0] for cells in rows]
+    assert sorted(names) == sorted(BACKBONES)
+    assert [name for name, cells in zip(names, rows, strict=True) if "(default)" in cells[0]] == [Recipe().backbone.name]
+    for name, (_, _, features, size) in zip(names, rows, strict=True):
         model = BACKBONES[name](10, **({"num_inputs": 64} if name == "mlp" else {}))
         assert f"{model.head.in_features:,}" == features
         assert name == "mlp" or f"{sum(value.numel() for value in model.parameters()):,}" == size
 
 
-def test_table_of_keys_holds_every_key_of_a_recipe_with_its_default() -> None:
-    text = (DOCS / "train.md").read_text(encoding="utf-8").split("\n## Every key of a recipe\n")[1].split("\n## ")[0]
-    said: dict[str, str | None] = {}
-    for line in text.splitlines():
-        if line.startswith("| `"):
-            keys, defaults = (re.findall("`([^`]+)`", cell) for cell in line.strip("|").split(" | ")[:2])
-            said |= dict(zip(keys, defaults or [None] * len(keys), strict=True))
-    wanted: dict[str, str | None] = {}
-    for part in dataclasses.fields(Recipe):
-        value = getattr(Recipe(), part.name)
-        inner = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-        wanted |= {f"{part.name}.{key.name}": _written(getattr(value, key.name)) for key in inner}
-        wanted |= {} if inner else {part.name: _written(value)}
-    assert said == wanted
-
-
-def _written(value: object) -> str | None:
-    return None if value is None or value == {} else toml_value(plain_value(value))
+if __name__ == "__main__":
+    write_tables()

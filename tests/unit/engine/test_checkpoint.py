@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from calibrant.engine.checkpoint import load_checkpoint, save_atomically
+from calibrant.engine.folder import load_checkpoint, save_checkpoint
 
 WHOLE = {"state": {"model.w": torch.zeros(3)}, "best": [], "history": [], "recipe": ""}
 
 
-def test_save_atomically_then_load_gives_the_same(tmp_path: Path) -> None:
-    save_atomically(WHOLE, tmp_path / "state.pt")
+def test_save_checkpoint_then_load_gives_the_same(tmp_path: Path) -> None:
+    save_checkpoint(WHOLE, tmp_path / "state.pt")
     found = load_checkpoint(tmp_path / "state.pt")
     assert found["state"]["model.w"].equal(WHOLE["state"]["model.w"])
     assert os.listdir(tmp_path) == ["state.pt"]
@@ -20,12 +20,12 @@ def test_save_atomically_then_load_gives_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is played by /dev/full")
 @pytest.mark.parametrize("size", [3, 10**6])
-def test_save_atomically_full_disk_is_named_and_the_last_one_kept(tmp_path: Path, size: int) -> None:
+def test_save_checkpoint_full_disk_is_named_and_the_last_one_kept(tmp_path: Path, size: int) -> None:
     file = tmp_path / "state.pt"
-    save_atomically(WHOLE, file)
+    save_checkpoint(WHOLE, file)
     (tmp_path / "state.pt.tmp").symlink_to("/dev/full")
     with pytest.raises(OSError, match="could not be written") as raised:
-        save_atomically(WHOLE | {"state": {"model.w": torch.ones(size)}}, file)
+        save_checkpoint(WHOLE | {"state": {"model.w": torch.ones(size)}}, file)
     assert str(raised.value) == (
         f"train: the checkpoint could not be written to {file} (No space left on device). The last good one is kept."
     )
@@ -33,19 +33,19 @@ def test_save_atomically_full_disk_is_named_and_the_last_one_kept(tmp_path: Path
     assert os.listdir(tmp_path) == ["state.pt"]
 
 
-def test_save_atomically_other_trouble_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_checkpoint_other_trouble_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("the archive is odd\nand so on")
 
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(OSError, match=r"state\.pt \(the archive is odd\)\. Make room, and add `--resume`\.$"):
-        save_atomically(WHOLE, tmp_path / "state.pt")
+        save_checkpoint(WHOLE, tmp_path / "state.pt")
 
 
 @pytest.mark.parametrize("damage", ["noise", "cut", "empty"])
 def test_load_checkpoint_damaged_file_is_one_sentence(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "state.pt"
-    save_atomically(WHOLE, file)
+    save_checkpoint(WHOLE, file)
     whole = file.read_bytes()
     file.write_bytes({"noise": bytes(range(256)) * 4, "cut": whole[: len(whole) // 2], "empty": b""}[damage])
     with pytest.raises(ValueError, match="damaged") as raised:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.run import run_recipe
+from calibrant.engine.train import run_recipe
 
 TINY = {
     "data.name": "mixture",

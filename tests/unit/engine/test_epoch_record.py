@@ -5,13 +5,13 @@ import time
 import pytest
 import torch
 
-from calibrant.engine.assemble import assemble
-from calibrant.engine.checkpoint import load_checkpoint, save_atomically
 from calibrant.engine.distributed import Group
+from calibrant.engine.folder import load_checkpoint, save_checkpoint
 from calibrant.engine.loop import run_epoch
+from calibrant.engine.methods import resolved
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.resolve import resolved
-from calibrant.engine.run import _seed_epoch, run_recipe
+from calibrant.engine.setup import assemble
+from calibrant.engine.train import _seed_epoch, run_recipe
 
 TINY = {
     "data.name": "mixture",
@@ -42,7 +42,7 @@ def test_gamma_of_an_epoch_is_its_mean_and_spread_over_the_test_examples():
     parts, record = epoch_of(
         {"method.name": "flgamma-sece", "method.options.every": "1", "method.options.meta_batch_size": "100"}
     )
-    gammas = parts.test.run(parts.model, parts.eval_forward, precision="float32", gamma=parts.gamma).gammas.double()
+    gammas = parts.test.run(parts.model, parts.eval_forward, gamma=parts.objective.gamma).gammas.double()
     assert len(gammas) == 4000
     assert record.gamma_mean == pytest.approx(float(gammas.mean()), rel=1e-5)
     # Of all test examples, not of a sample: divided by N.
@@ -61,7 +61,7 @@ def test_seconds_of_a_resumed_run_go_on_from_those_before(tmp_path):
         run_recipe(recipe, checkpoint=saved, report=stop)
     state = load_checkpoint(saved)
     state["history"][0]["seconds"] = 5000.0
-    save_atomically(state, saved)
+    save_checkpoint(state, saved)
     times = [record.seconds for record in run_recipe(recipe, checkpoint=saved, resume=True).history]
     assert times[0] == 5000.0
     assert 5000.0 < times[1] < 5000.0 + 600

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 import calibrant.engine.meta_objective as module
-from calibrant.engine.assemble import _haste, assemble
 from calibrant.engine.evaluate import at_once
-from calibrant.engine.features import feature_function
 from calibrant.engine.loop import run_epoch
-from calibrant.engine.methods import Facts, make_plan
+from calibrant.engine.methods import make_plan
+from calibrant.engine.network import feature_function
+from calibrant.engine.objective import Facts
 from calibrant.engine.optim import set_learning_rate
 from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.setup import _haste, assemble
 from calibrant.losses import sece_penalty
 from helpers import convolve_contiguously, layout
 

@@ -3,6 +3,7 @@ import torch
 from torch.optim import SGD, Adam, AdamW
 
 from calibrant.engine.optim import allocate_state, build_optimizer, set_learning_rate
+from calibrant.engine.recipe import OptimPart
 
 # PyTorch advises to capture what can be captured.
 pytestmark = pytest.mark.filterwarnings("ignore:This instance was constructed with capturable:UserWarning")
@@ -33,7 +34,7 @@ def assert_same(make, reference, device):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_build_optimizer_adamw_steps_as_torch_does(weight_decay, device):
     def make(values):
-        return build_optimizer(values, name="adamw", lr=0.1, weight_decay=weight_decay)
+        return build_optimizer(values, OptimPart(name="adamw", lr=0.1, weight_decay=weight_decay))
 
     assert_same(make, lambda values: AdamW(values, lr=0.1, weight_decay=weight_decay), device)
 
@@ -42,7 +43,7 @@ def test_build_optimizer_adamw_steps_as_torch_does(weight_decay, device):
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
 def test_build_optimizer_sgd_steps_as_torch_does(momentum, nesterov, device):
     options = {"lr": 0.1, "momentum": momentum, "nesterov": nesterov, "weight_decay": 0.1}
-    assert_same(lambda values: build_optimizer(values, name="sgd", **options), lambda values: SGD(values, **options), device)
+    assert_same(lambda values: build_optimizer(values, OptimPart(**options)), lambda values: SGD(values, **options), device)
 
 
 @pytest.mark.parametrize(
@@ -76,5 +77,5 @@ def test_allocate_state_moves_nothing_and_leaves_state_at_zero():
 
 
 def test_build_optimizer_without_trainable_parameters_is_one_sentence():
-    with pytest.raises(ValueError, match="`parameters` must hold one that requires a gradient, got none. Leave some layers"):
-        build_optimizer([torch.zeros(1)])
+    with pytest.raises(ValueError, match="`parameters` must hold one that requires a gradient"):
+        build_optimizer([torch.zeros(1)], OptimPart())

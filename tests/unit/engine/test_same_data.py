@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.same_data import check_same_data, known_data
+from calibrant.engine.setup import check_same_data, known_data
 from calibrant.engine.shift import evaluate_shift
 from calibrant.engine.train import scale_run, train
 

@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from calibrant.engine.loop import EpochRecord
-from calibrant.engine.selection import BestEpoch
+from calibrant.engine.result import BestEpoch, EpochRecord
 
 
 def chosen(select, epochs, *, n_val=100, **options):

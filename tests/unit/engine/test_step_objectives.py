@@ -1,21 +1,23 @@
 """Objectives of a step: what mixup mixes, and how the mean over a batch is shared between processes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from calibrant.engine.assemble import assemble
 from calibrant.engine.batches import Batch
 from calibrant.engine.distributed import Group
-from calibrant.engine.objectives import MixupObjective
+from calibrant.engine.objective import MixupObjective
 from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.setup import assemble
 from calibrant.losses import CrossEntropyLoss
 
-CPU = torch.device("cpu")
+batches = SimpleNamespace(steps_per_epoch=3, batch_size=6, seed=0)
 
 
 def test_mixup_weighs_images_and_labels_alike():
-    objective = MixupObjective(CrossEntropyLoss(), alpha=0.4, steps_per_epoch=3, batch_size=6, device=CPU, seed=0)
+    objective = MixupObjective(CrossEntropyLoss(), batches, alpha=0.4, device=torch.device("cpu"))
     objective.begin_epoch(0)
     labels, g = torch.tensor([0, 1, 2, 0, 1, 2]), torch.Generator().manual_seed(0)
     for step in range(3):

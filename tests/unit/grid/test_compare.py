@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calibrant.data import load_path
-from calibrant.engine.lock import lock_folder
+from calibrant.engine.folder import lock_folder
 from calibrant.engine.recipe import to_dict
 from calibrant.grid import compare as module
 from calibrant.grid.compare import Failure, compare, split_names

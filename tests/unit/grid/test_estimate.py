@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from calibrant.data import DATASETS
-from calibrant.engine.loop import EpochRecord
 from calibrant.engine.recipe import DataPart, Recipe, override
-from calibrant.engine.run import run_recipe
+from calibrant.engine.result import EpochRecord
 from calibrant.engine.setup import load_data
+from calibrant.engine.train import run_recipe
 from calibrant.grid.estimate import Speed, forecast, kind_of, measure_speed, shape_of
 from calibrant.grid.local import Place
 from calibrant.grid.plan import plan_cells

@@ -4,8 +4,8 @@ import sys
 import pytest
 
 import calibrant.engine.train as engine
-from calibrant.engine.loop import EpochRecord
 from calibrant.engine.recipe import recipe_of, to_dict
+from calibrant.engine.result import EpochRecord
 from calibrant.grid import worker
 from calibrant.grid.worker import run_task
 

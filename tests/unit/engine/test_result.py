@@ -3,10 +3,9 @@ import warnings
 
 import pytest
 
-from calibrant.engine.loop import EpochRecord
-from calibrant.engine.outcome import Outlook, TrainWarning, has_diverged, is_guess
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.run import run_recipe
+from calibrant.engine.result import EpochRecord, TrainWarning, has_diverged, is_guess, warn_of
+from calibrant.engine.train import run_recipe
 
 TINY = {"data.name": "mixture", "backbone.name": "mlp", "method.name": "ce", "train.batch_size": "100", "train.device": "cpu"}
 
@@ -31,28 +30,25 @@ def test_is_guess_allows_for_two_standard_errors_and_asks_for_three_epochs():
     assert not is_guess([EpochRecord(0, 0.1, 1.0)] * 3, num_classes=10, n_val=100)
 
 
-def test_outlook_warns_once_while_a_run_diverges_and_again_at_its_end():
-    outlook = Outlook(num_classes=10, n_val=100)
-    with pytest.warns(
-        TrainWarning, match=r"the loss is 5e\+07 an example after epoch 2, that of a guess 2.30. Lower `optim.lr`"
-    ):
-        outlook.epoch(record(epoch=1, loss=5e7, nll=5e8))
-    outlook.epoch(record(epoch=2, loss=5e7, nll=5e8))
-    with pytest.warns(TrainWarning, match=r"training diverged: its loss ended at 98 an example, that of a guess 2.30"):
-        outlook.end([record(loss=98.0, nll=40.0)])
-    with pytest.warns(
-        TrainWarning, match=r"no better than a guess: its lowest validation error is 89.0 %, that of a guess 90.0 %"
-    ):
-        outlook.end([record(loss=2.3, error=0.89)] * 3)
-    silent = Outlook(num_classes=10, n_val=100, shown=False)
-    silent.epoch(record(loss=5e7, nll=5e8))
-    silent.end([record(loss=5e7, nll=5e8)])
+@pytest.mark.parametrize(
+    ("history", "ended", "words"),
+    [
+        ([record(epoch=1, loss=5e7, nll=5e8)], False, r"5e\+07 an example after epoch 2, that of a guess 2.30"),
+        ([record(loss=98.0, nll=40.0)], True, "training diverged"),
+        ([record(loss=2.3, error=0.89)] * 3, True, "no better than a guess.* 89.0 %, that of a guess 90.0 %"),
+    ],
+)
+def test_warn_of_says_what_is_wrong_and_what_to_do(history, ended, words):
+    with pytest.warns(TrainWarning, match=f"{words}.*Lower `optim.lr`"):
+        assert warn_of(history, num_classes=10, n_val=100, ended=ended)
+    assert not warn_of([record(loss=2.3, error=0.89)] * 3, num_classes=10, n_val=100, ended=False)
 
 
 def test_run_with_a_wild_learning_rate_ends_with_a_warning_and_an_honest_one_without():
-    wild = override(Recipe(), TINY | {"train.epochs": "2", "optim.lr": "1e4"})
+    wild = override(Recipe(), TINY | {"train.epochs": "3", "optim.lr": "1e4"})
     with pytest.warns(TrainWarning, match="Lower `optim.lr`") as caught:
         run_recipe(wild)
+    # Once while it goes on, and once at its end.
     assert len(caught) == 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,0 +1,276 @@
+"""The network of a run: each way a user's own can be wrong gets one sentence, trying it changes nothing; weights as files."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from calibrant.data.image_set import ImageSet
+from calibrant.engine.hardware import choose_hardware
+from calibrant.engine.network import build_backbone, check_network, freeze, load_initial_weights, load_weights, save_weights
+from calibrant.engine.recipe import BackbonePart, Recipe, override
+from calibrant.engine.setup import assemble
+
+SETTINGS = {"data.name": "digits", "method.name": "ce", "train.device": "cpu", "train.batch_size": "50", "train.epochs": "1"}
+
+NETS = """
+import torch
+from torch import nn
+
+def good(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+def lazy(num_classes):
+    return nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(num_classes))
+
+def seen(num_classes):
+    model = lazy(num_classes)
+    model(torch.zeros(1, 1, 8, 8))
+    return model
+
+def needs_two(num_classes, width):
+    return good(num_classes)
+
+def takes_none():
+    return good(10)
+
+def raises(num_classes):
+    raise RuntimeError("my own trouble.\\nand more of it")
+
+def silent(num_classes):
+    raise KeyError
+
+def small_memory(num_classes):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+def none(num_classes):
+    return 3
+
+def wrong_classes(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
+
+def soft(num_classes):
+    return nn.Sequential(good(num_classes), nn.Softmax(1))
+
+def wrong_input(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(63, num_classes))
+
+def headless(num_classes):
+    return nn.Sequential(nn.Conv2d(1, num_classes, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+class Two(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.one = nn.Linear(64, num_classes)
+
+    def forward(self, images):
+        logits = self.one(images.flatten(1))
+        return logits, logits
+
+class Idle(Two):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.unused = nn.Linear(3, num_classes)
+
+    def forward(self, images):
+        return self.one(images.flatten(1))
+
+class Scaled(Two):
+    def forward(self, images):
+        return 8 * self.one(images.flatten(1) + 1)
+
+class Cut(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.one = nn.Linear(64, 2 * num_classes)
+
+    def forward(self, images):
+        return self.one(images.flatten(1))[:, : self.one.out_features // 2]
+
+number = 5
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_nets.py").write_text(NETS)
+    (tmp_path / "users_slip.py").write_text("x = y_that_is_not_there\n")
+    (tmp_path / "users_need.py").write_text("import a_module_nobody_has\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("users_nets", "users_slip", "users_need"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.usefixtures("nets")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("users_nets:needs_two", "needs the number of classes alone, .*'width'"),
+        ("users_nets:takes_none", "needs the number of classes alone, .*too many"),
+        ("users_nets:lazy", "parameters of known size, got lazy ones .*0.weight"),
+        ("users_nets:raises", "build a network for 10 classes, got RuntimeError: my own trouble from.*CALIBRANT_TRACEBACK"),
+        ("users_nets:silent", "build a network for 10 classes, got KeyError from"),
+        ("users_nets:none", "build an `nn.Module`, got int"),
+        ("users_nets:wrong_input", "take images of 1 x 8 x 8 .*2x64 and 63x10"),
+        ("users_nets:wrong_classes", r"one logit for each of 10 classes, got shape \[2, 7\]"),
+        ("users_nets:Two", "one logit for each of 10 classes, got tuple"),
+        ("users_nets:soft", "scores before softmax, got probabilities"),
+        ("users_nets:headless", "must end in an `nn.Linear`"),
+        ("users_nets:Idle", "last linear layer must be used in its forward pass, got 'unused'"),
+        ("users_nets:number", "name a factory of users_nets, got 'number'"),
+        ("users_nets:goood", "Did you mean 'good'"),
+        ("absent:net", "name a factory as package.module:function .*No module named 'absent'"),
+        ("users_need:good", "No module named 'a_module_nobody_has'"),
+        ("users_slip:good", "NameError: name 'y_that_is_not_there'"),
+    ],
+)
+def test_assemble_users_network_that_cannot_be_is_one_sentence(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        assemble(override(Recipe(), SETTINGS | {"backbone.name": name}))
+
+
+@pytest.mark.usefixtures("nets")
+def test_assemble_takes_a_network_whose_lazy_layers_have_seen_a_batch() -> None:
+    model = assemble(override(Recipe(), SETTINGS | {"backbone.name": "users_nets:seen"})).parts.model
+    assert sum(value.numel() for value in model.parameters()) == 4 * 9 + 4 + 144 * 10 + 10
+
+
+@pytest.mark.usefixtures("nets")
+@pytest.mark.parametrize("name", ["users_nets:Scaled", "users_nets:Cut"])
+def test_assemble_logits_that_are_not_the_last_layers_are_refused_where_that_layer_looks_ahead(name: str) -> None:
+    chosen = SETTINGS | {"backbone.name": name}
+    with pytest.raises(ValueError, match=f"`model` must return what its last `nn.Linear` gives.*{name}"):
+        assemble(override(Recipe(), chosen | {"method.name": "flgamma-sece"}))
+    assemble(override(Recipe(), chosen | {"method.name": "ce"}))
+
+
+@pytest.mark.usefixtures("nets")
+def test_assemble_factory_out_of_memory_stays_what_it_is() -> None:
+    # A comparison tries such runs again; a sentence about the network would end it.
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        assemble(override(Recipe(), SETTINGS | {"backbone.name": "users_nets:small_memory"}))
+
+
+def one_image(*, channels: int = 3, size: int = 8) -> ImageSet:
+    images = torch.zeros(1, size, size, channels, dtype=torch.uint8)
+    return ImageSet(images, torch.zeros(1, dtype=torch.int64), 5, (0.5,) * channels, (0.25,) * channels)
+
+
+def test_check_network_changes_no_number_no_mode_and_no_random_state() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 36, 5))
+    model[1].eval()
+    draws = nn.Sequential(model, nn.RReLU())
+    kept = {name: value.clone() for name, value in draws.state_dict().items()}
+    modes = [module.training for module in draws.modules()]
+    state = torch.get_rng_state()
+    check_network(draws, one_image(), choose_hardware(device="cpu"), name="mine")
+    assert torch.get_rng_state().equal(state)
+    assert [module.training for module in draws.modules()] == modes
+    assert modes.count(False) == 1
+    assert all(value.equal(kept[name]) for name, value in draws.state_dict().items())
+    assert all(value.grad is None for value in draws.parameters())
+
+
+class Drawing(nn.Module):
+    """A network that draws in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(192, 5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        flat = images.flatten(1)
+        return self.head(flat + torch.randn_like(flat))
+
+
+def test_check_network_that_draws_leaves_the_generator_where_it_was() -> None:
+    model, state = Drawing(), torch.get_rng_state()
+    check_network(model, one_image(), choose_hardware(device="cpu"), name="mine")
+    assert torch.get_rng_state().equal(state)
+
+
+def test_check_network_that_fails_puts_its_mode_back() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3, 5))
+    with pytest.raises(ValueError, match="must take images of 3 x 8 x 8"):
+        check_network(model, one_image(), choose_hardware(device="cpu"), name="mine")
+    assert all(module.training for module in model.modules())
+
+
+def test_check_network_takes_the_precision_of_the_run() -> None:
+    model = build_backbone(BackbonePart(name="mlp"), one_image(), seed=0).double()
+    check_network(model, one_image(), choose_hardware(device="cpu", precision="float64"), name="mlp")
+    assert next(model.parameters()).dtype == torch.float64
+
+
+def net(num_classes=3):
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, num_classes))
+
+
+def test_save_weights_round_trip_keeps_every_bit_and_layout_does_not_matter(tmp_path):
+    model = net().to(memory_format=torch.channels_last)
+    save_weights(tmp_path / "w.safetensors", model.state_dict(), {"gamma": torch.tensor([1.5])}, notes={"method": "ce"})
+    weights, hyper = load_weights(tmp_path / "w.safetensors")
+    assert set(weights) == set(model.state_dict())
+    assert all(value.equal(weights[name]) for name, value in model.state_dict().items())
+    assert hyper["gamma"].tolist() == [1.5]
+
+
+def test_save_weights_of_the_same_run_are_the_same_file(tmp_path):
+    model, notes = net(), {f"key{number}": "x" for number in range(20)}
+    for name in ("a", "b"):
+        save_weights(tmp_path / name, model.state_dict(), {}, notes=notes)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_save_weights_writes_a_tensor_of_two_names_under_both(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    save_weights(tmp_path / "w.safetensors", model.state_dict(), {}, notes={})
+    weights, _ = load_weights(tmp_path / "w.safetensors")
+    assert weights["1.weight"].equal(weights["0.weight"])
+    model.load_state_dict(weights)
+    assert model[1].weight is model[0].weight
+
+
+def test_load_initial_weights_other_shape_inside_the_network_is_refused(tmp_path):
+    other = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    save_weights(tmp_path / "w.safetensors", other.state_dict(), {}, notes={})
+    with pytest.raises(ValueError, match=r"got \[2, 3, 3, 3\] for `0.weight`, which is \[2, 1, 3, 3\]"):
+        load_initial_weights(net(), tmp_path / "w.safetensors")
+
+
+def test_load_initial_weights_other_head_keeps_the_new_one(tmp_path):
+    old, new = net(5), net(3)
+    save_weights(tmp_path / "w.safetensors", old.state_dict(), {}, notes={})
+    before = new[3].weight.clone()
+    with pytest.warns(UserWarning, match="is for 5 classes and not used; the head for 3 starts from scratch"):
+        load_initial_weights(new, tmp_path / "w.safetensors")
+    assert new[0].weight.equal(old[0].weight)
+    assert new[3].weight.equal(before)
+
+
+def test_freeze_stops_gradients_and_statistics_of_whole_parts_only():
+    model = nn.ModuleDict({"layer1": net(), "layer10": net()}).train()
+    freeze(model, ["layer1"])
+    assert not any(p.requires_grad for p in model["layer1"].parameters())
+    assert all(p.requires_grad for p in model["layer10"].parameters())
+    assert not model["layer1"][1].training
+    assert model["layer10"][1].training
+    freeze(model, ["layer10.0.bias"])
+    assert [p.requires_grad for p in model["layer10"][0].parameters()] == [True, False]
+    with pytest.raises(ValueError, match="unknown part of the network 'layer2'. Did you mean 'layer1'"):
+        freeze(model, ["layer2"])
+
+
+def test_freeze_of_everything_is_one_sentence():
+    model = net().train()
+    with pytest.raises(ValueError, match=r"`backbone.freeze` must leave a part of the network to train, got all of it"):
+        freeze(model, ["0", "1", "3"])
+
+
+def test_load_weights_of_a_run_folder_names_the_file_in_it(tmp_path):
+    save_weights(tmp_path / "weights.safetensors", net().state_dict(), {}, notes={})
+    with pytest.raises(FileNotFoundError, match=r"got none there\. Did you mean .*/weights\.safetensors\?"):
+        load_weights(tmp_path)
