@@ -1,6 +1,6 @@
-"""What every objective shares: the two kinds of `nn.Module` facade, their sum, and the line each has in the tables.
+"""What every objective shares: the two kinds of module, their sum, and the record each has in the tables.
 
-The formulas are not here: each lives, as a plain function, in the file named after it.
+The formulas stand, as plain functions, in the files of their families.
 """
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias, TypedDict
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from calibrant.core.checks import check_logits, check_shapes
 from calibrant.core.registry import lookup
-from calibrant.losses.labelled import Rows, check_class_weight, check_ignore_index, from_rows, to_rows, weight_of_rows
-from calibrant.losses.logprob import widen
+from calibrant.losses.probability import widen
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
-_REDUCTIONS: dict[str, Reduction] = {"mean": "mean", "sum": "sum", "none": "none"}
+T = TypeVar("T")
 
 
 class Shared(TypedDict, total=False):
-    """Arguments that every facade takes besides its own, as `torch.nn.CrossEntropyLoss` does."""
+    """Arguments that every `Loss` takes besides its own."""
 
+    reduction: Reduction
     ignore_index: int | None
     weight: Tensor | None
 
@@ -34,71 +35,86 @@ class Objective(nn.Module):
     """Something to minimise: ``objective(logits, labels)``, which can be weighted (``0.5 * a``) and added (``a + b``).
 
     Logits are ``[B, C]`` with labels ``[B]``, or dense, ``[B, C, d1, ...]`` with labels ``[B, d1, ...]``: every position is a
-    sample. A facade keeps every argument of its constructor as an attribute of the same name; printing reads them back.
-    What it needs besides logits and labels is named in ``inputs`` and passed by keyword.
+    sample. A subclass names its function (``class FocalLoss(Loss, function=focal_loss)``), whose keyword-only arguments become
+    arguments of the constructor and attributes; or it defines ``value(logits, labels, **inputs)`` itself. What it needs besides
+    logits and labels is named in ``inputs`` and passed by keyword.
 
     Args:
-        ignore_index: Label of the samples to leave out, or None. The rest is what it would be without them; a batch
-            of nothing else gives 0.
+        ignore_index: Label of the samples to leave out, or None. A batch of nothing else gives 0.
+        **options: The keyword-only arguments of ``function``.
     """
 
+    function: ClassVar[Callable[..., Tensor]]
+    # Argument of `function` → its default.
+    options: ClassVar[Mapping[str, object]] = {}
     inputs: ClassVar[tuple[str, ...]] = ()
     reduction: Reduction | None = None
-    ignore_index: int | None = None
-    # Whether there is nothing to do for logits [B, C] but to call `value`.
-    _plain = True
-    # ``value(logits, labels, **inputs)``: what the objective gives before any reduction, [B] for a loss, [] for a penalty.
-    # A callable, like `forward` in `nn.Module`, so that each facade may state its own inputs.
-    value: Callable[..., Tensor]
     # NumPy scalars would otherwise try to multiply an objective element by element.
     __array_ufunc__ = None
 
-    def __init__(self, *, ignore_index: int | None = None) -> None:
+    def __init_subclass__(cls, function: Callable[..., Tensor] | None = None) -> None:
+        super().__init_subclass__()
+        if function is not None:
+            cls.function = staticmethod(function)
+        if "__init__" in vars(cls):
+            cls.options, cls.__signature__ = {}, None  # type: ignore[attr-defined]
+        elif function is not None:
+            own = _keywords(function)
+            cls.options = {parameter.name: parameter.default for parameter in own}
+            cls.__signature__ = inspect.Signature([*own, *_keywords(cls.__init__)])  # type: ignore[attr-defined]
+
+    def __init__(self, *, ignore_index: int | None = None, **options: object) -> None:
         super().__init__()
-        self.ignore_index = check_ignore_index(ignore_index, where=type(self).__name__)
-        self._plain = ignore_index is None
+        where = type(self).__name__
+        self.ignore_index = check_ignore_index(ignore_index, where=where)
+        for name in options:
+            if name not in self.options:
+                known = [parameter.name for parameter in _keywords(type(self))] + ["ignore_index"]
+                try:
+                    lookup(dict.fromkeys(known), name, kind=f"argument of {where}")
+                except ValueError as error:
+                    raise TypeError(str(error)) from None
+        for name, default in self.options.items():
+            value = options.get(name, default)
+            if value is inspect.Parameter.empty:
+                raise TypeError(f"{where}: `{name}` must be given.")
+            setattr(self, name, value)
+
+    def value(self, logits: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
+        """Return the objective of ``logits [B, C]`` before any reduction: ``[B]`` for a loss, ``[]`` for a penalty."""
+        return self.function(logits, labels, **inputs, **{name: getattr(self, name) for name in self.options})
 
     def forward(self, logits: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
         """Return the objective of a batch, reduced."""
-        self._check_inputs(inputs)
-        if self._plain and not (isinstance(logits, Tensor) and logits.ndim > 2):
-            return self._reduced(logits, labels, inputs, self.reduction)
-        rows = to_rows(logits, labels, inputs, ignore_index=self.ignore_index, where=type(self).__name__)
-        if len(rows.labels):
-            found = self._of_rows(rows, self.reduction)
-        else:
-            found = widen(rows.logits)[:, 0]
-            found = found if self.reduction == "none" else found.sum()
-        return from_rows(found, rows) if self.reduction == "none" else found
+        where = type(self).__name__
+        for name in inputs:
+            if name not in self.inputs:
+                lookup(dict.fromkeys(self.inputs), name, kind=f"input of {where}")
+        for name in self.inputs:
+            if name not in inputs:
+                raise ValueError(f"{where}: `{name}` must be given as a keyword argument, got nothing.")
+        rows = to_rows(logits, labels, inputs, ignore_index=self.ignore_index, where=where)
+        nothing_left = rows.kept is not None and len(rows.kept) == 0
+        values = widen(rows.logits).sum(1) if nothing_left else self._of_rows(rows)
+        if self.reduction == "none":
+            if rows.kept is not None:
+                values = values.new_zeros(rows.shape.numel()).index_copy(0, rows.kept, values)
+            return values.reshape(rows.shape)
+        return values.mean() if self.reduction == "mean" and not nothing_left else values.sum()
 
-    def _reduced(self, logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], reduction: Reduction | None) -> Tensor:
-        """Value of logits ``[B, C]``, reduced; overridden where a closed form does both at once."""
-        total = self.value(logits, labels, **inputs)
-        return total if reduction is None else reduce_loss(total, reduction)
-
-    def _of_rows(self, rows: Rows, reduction: Reduction | None) -> Tensor:
-        """Value of the rows, reduced; a penalty in a sum over rows counts once for each."""
-        value = self._reduced(rows.logits, rows.labels, self._own(rows.inputs), None)
-        return len(rows.labels) * value if reduction == "sum" else value
-
-    def _own(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: inputs[name] for name in self.inputs}
+    def _of_rows(self, rows: Rows) -> Tensor:
+        """Values ``[K]`` whose sum, or mean, is the reduced objective; ``[]`` for a penalty."""
+        return self.value(rows.logits, rows.labels, **{name: rows.inputs[name] for name in self.inputs})
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the objective which epoch, counted from 0, is about to run; most have no use for it."""
 
     def __add__(self, other: Objective) -> WeightedSum:
-        if not isinstance(other, Objective):
-            raise TypeError(
-                f"{type(self).__name__}: `+` must join two objectives of calibrant.losses, got {type(other).__name__}."
-            )
-        return WeightedSum([(1.0, self), (1.0, other)])
+        return WeightedSum([(1.0, self), (1.0, other)]) if isinstance(other, Objective) else NotImplemented
 
     def __radd__(self, other: int) -> Objective:
         # The builtin `sum` starts from 0.
-        if other == 0:
-            return self
-        raise TypeError(f"{type(self).__name__}: `+` must join two objectives of calibrant.losses, got {other!r}.")
+        return self if other == 0 else NotImplemented
 
     def __mul__(self, weight: float) -> WeightedSum:
         return WeightedSum([(weight, self)])
@@ -107,42 +123,21 @@ class Objective(nn.Module):
         return self * weight
 
     def __repr__(self) -> str:
-        parameters = inspect.signature(type(self).__init__).parameters.values()
-        names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in Shared.__annotations__]
-        kept = [name for name in names if name != "reduction" or getattr(self, name) != "mean"]
-        kept += [name for name in Shared.__annotations__ if getattr(self, name, None) is not None]
-        return f"{type(self).__name__}({', '.join(f'{name}={_say(getattr(self, name))}' for name in kept)})"
-
-    def _check_inputs(self, inputs: Mapping[str, Tensor]) -> None:
-        for name in inputs:
-            if name not in self.inputs:
-                known = dict.fromkeys(self.inputs)
-                if known:
-                    lookup(known, name, kind=f"input of {type(self).__name__}")
-                raise ValueError(f"{type(self).__name__}: takes logits and labels only, got `{name}`.")
-        for name in self.inputs:
-            if name not in inputs:
-                raise ValueError(f"{type(self).__name__}: `{name}` must be given as a keyword argument, got nothing.")
-
-
-def refuse_unknown(kind: type[Objective], unknown: Mapping[str, object]) -> None:
-    """Raise ``TypeError`` naming the class and the nearest of its arguments, where one is none of them."""
-    for name in unknown:
-        known = [p.name for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        try:
-            lookup(dict.fromkeys([*known, *Shared.__annotations__]), name, kind=f"argument of {kind.__name__}")
-        except ValueError as error:
-            raise TypeError(str(error)) from None
+        names = [parameter.name for parameter in _keywords(type(self)) if parameter.name not in Shared.__annotations__]
+        names += ["reduction"] if self.reduction in ("sum", "none") else []
+        names += [name for name in ("ignore_index", "weight") if getattr(self, name, None) is not None]
+        return f"{type(self).__name__}({', '.join(f'{name}={_say(getattr(self, name))}' for name in names)})"
 
 
 class Loss(Objective):
-    """Facade of a per-sample loss: ``value`` gives ``[B]``, and ``reduction`` says what becomes of it.
+    """Module of a per-sample loss: ``value`` gives ``[B]``, and ``reduction`` says what becomes of it.
 
     Args:
         reduction: "mean" (scalar), "sum" (scalar) or "none" (the labels' shape, 0 where ignored).
         ignore_index: Label of the samples to leave out, or None.
         weight: Weight of every class ``[C]``, or None. A sample counts as its class does, and the mean is divided by the sum
             of the samples' weights.
+        **options: The keyword-only arguments of ``function``.
     """
 
     reduction: Reduction
@@ -154,61 +149,51 @@ class Loss(Objective):
         reduction: Reduction = "mean",
         ignore_index: int | None = None,
         weight: Tensor | None = None,
-        **unknown: object,
+        **options: object,
     ) -> None:
-        refuse_unknown(type(self), unknown)
-        super().__init__(ignore_index=ignore_index)
+        super().__init__(ignore_index=ignore_index, **options)
         where = type(self).__name__
-        self.reduction = check_reduction(reduction, where=where)
-        if weight is None:
-            self.weight = None
-        else:
-            check_class_weight(weight, where=where)
-            self.register_buffer("weight", weight.clone())
-            self._plain = False
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"{where}: `reduction` must be one of 'mean', 'sum', 'none', got {reduction!r}.")
+        self.reduction = reduction
+        self.register_buffer("weight", None if weight is None else _class_weight(weight, where=where))
 
-    def _of_rows(self, rows: Rows, reduction: Reduction | None) -> Tensor:
-        assert reduction is not None
+    def _of_rows(self, rows: Rows) -> Tensor:
+        values = super()._of_rows(rows)
         if self.weight is None:
-            return self._reduced(rows.logits, rows.labels, self._own(rows.inputs), reduction)
-        values, share = self._weighted(rows, self.weight)
-        if reduction != "mean":
-            return reduce_loss(values, reduction)
+            return values
+        where, num_classes = type(self).__name__, rows.logits.shape[1]
+        if rows.labels.ndim > 1:
+            raise ValueError(f"{where}: `labels` must be class indices where there is a `weight`, got targets of every class.")
+        if len(self.weight) != num_classes:
+            raise ValueError(f"{where}: `weight` must be [C] = [{num_classes}], got {list(self.weight.shape)}.")
+        weight, labels = self.weight.to(values.dtype), rows.labels.long()
+        share = weight[labels]
+        values = self._weighted(values, rows.logits, labels, weight)
+        if self.reduction != "mean":
+            return values
         # Samples of no weight make nothing, and not 0/0.
-        return values.sum() / share.sum().clamp(min=torch.finfo(share.dtype).tiny)
+        return values * len(share) / share.sum().clamp(min=torch.finfo(share.dtype).tiny)
 
-    def _weighted(self, rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Values ``[K]`` times the weights of their classes, and these weights."""
-        values = self.value(rows.logits, rows.labels, **self._own(rows.inputs))
-        share = weight_of_rows(weight.to(values.dtype), rows, where=type(self).__name__)
-        return share * values, share
+    def _weighted(self, values: Tensor, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        return weight[labels] * values
 
 
 class Penalty(Objective):
-    """Facade of a batch penalty: ``value`` gives a scalar ``[]`` that needs the whole batch. Usable alone as a loss.
+    """Module of a batch penalty: ``value`` gives a scalar ``[]`` that needs the whole batch. Usable alone as a loss.
 
     Args:
         ignore_index: Label of the samples to leave out, or None.
-        weight: Only losses have one: raises ``ValueError`` unless None.
+        **options: The keyword-only arguments of ``function``.
     """
-
-    def __init__(self, *, ignore_index: int | None = None, weight: Tensor | None = None, **unknown: object) -> None:
-        refuse_unknown(type(self), unknown)
-        super().__init__(ignore_index=ignore_index)
-        if weight is not None:
-            raise ValueError(
-                f"{type(self).__name__}: `weight` must not be given, as a penalty is about the batch as a whole. "
-                "Give it to the loss beside the penalty."
-            )
 
 
 class WeightedSum(Objective):
     r"""Sum of weighted objectives, :math:`\sum_t w_t L_t`, as written: ``FocalLoss(gamma=3) + 0.5 * MDCA()``.
 
     The losses in it must share one reduction, which becomes that of the sum, and an ``ignore_index`` that one term has holds
-    for all. A weight means the same under all three: with
-    "mean" a penalty is added once, with "sum" it is multiplied by the batch size, and with "none" every sample's loss
-    carries the whole penalty, so that the mean of the ``[B]`` values is the "mean" result. A sum of penalties is a scalar.
+    for all. A weight means the same under every reduction: with "mean" a penalty is added once, with "sum" it is multiplied by
+    the batch size, and with "none" every sample carries the whole penalty. A sum of penalties is a scalar.
 
     Args:
         terms: Pairs (weight, objective); weights are finite and not negative.
@@ -225,22 +210,19 @@ class WeightedSum(Objective):
     weights: tuple[float, ...]
 
     def __init__(self, terms: Iterable[tuple[float, Objective]]) -> None:
-        pairs = [(float(weight) * own, term) for weight, given in terms for own, term in weighted_terms(given, by=weight)]
+        pairs: list[tuple[float, Objective]] = []
+        for weight, term in terms:
+            number = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)
+            if not number or not 0 <= weight < math.inf:
+                raise ValueError(f"{type(term).__name__}: its weight in a sum must be a finite number >= 0, got {weight!r}.")
+            inner = zip(term.weights, term.objectives, strict=True) if isinstance(term, WeightedSum) else [(1.0, term)]
+            pairs += [(float(weight) * own, objective) for own, objective in inner]
         if not pairs:
             raise ValueError("WeightedSum: `terms` must hold at least one objective, got none.")
-        ignored = {term.ignore_index for _, term in pairs} - {None}
-        if len(ignored) > 1:
-            raise ValueError(f"WeightedSum: terms must share one `ignore_index`, got {', '.join(map(str, ignored))}.")
-        super().__init__(ignore_index=next(iter(ignored), None))
-        self._plain = all(term._plain for _, term in pairs)
+        super().__init__(ignore_index=_shared_by("ignore_index", [term.ignore_index for _, term in pairs]))
+        self.reduction = _shared_by("reduction", [term.reduction for _, term in pairs])
         self.weights = tuple(weight for weight, _ in pairs)
         self.terms = nn.ModuleList(term for _, term in pairs)
-        reductions = {term.reduction for _, term in pairs if isinstance(term, Loss)}
-        if len(reductions) > 1:
-            raise ValueError(
-                f"WeightedSum: losses added together must share one `reduction`, got {', '.join(sorted(reductions))}."
-            )
-        self.reduction = next(iter(reductions), None)
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -259,48 +241,108 @@ class WeightedSum(Objective):
 
     def value(self, logits: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
         """Return the weighted sum before reduction: ``[B]`` where a loss is in it, else ``[]``."""
-        total: Tensor | None = None
-        for weight, term in zip(self.weights, self.objectives, strict=True):
-            part = term.value(logits, labels, **term._own(inputs))
-            part = part if weight == 1 else weight * part
-            total = part if total is None else total + part
-        assert total is not None
-        return total
+        return self._of_rows(Rows(logits, labels, inputs, labels.shape))
 
-    def _of_rows(self, rows: Rows, reduction: Reduction | None) -> Tensor:
-        parts = [weight * term._of_rows(rows, reduction) for weight, term in zip(self.weights, self.objectives, strict=True)]
-        return sum(parts[1:], parts[0])
+    def _of_rows(self, rows: Rows) -> Tensor:
+        parts = zip(self.weights, self.objectives, strict=True)
+        values = [term._of_rows(rows) if weight == 1 else weight * term._of_rows(rows) for weight, term in parts]
+        return sum(values[1:], values[0])
 
     def __repr__(self) -> str:
         parts = zip(self.weights, self.terms, strict=True)
         return " + ".join(repr(term) if weight == 1 else f"{_say(weight)} * {term!r}" for weight, term in parts)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A line of the tables ``LOSSES`` and ``PENALTIES``: the objective, and what its document says of it.
+class Rows(NamedTuple):
+    """The labelled samples of a batch.
 
     Attributes:
-        function: ``(logits, labels, *, ...) -> [B]`` (loss) or ``[]`` (penalty).
-        module: Its facade; same hyper-parameters, same defaults.
+        logits: ``[K, C]``.
+        labels: ``[K]``, or targets ``[K, C]``.
+        inputs: Further inputs; those with an entry for every label have lost the same entries.
+        shape: Shape of the labels as they came.
+        kept: Positions ``[K]`` of the samples among all labels; None where none was left out.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    inputs: Mapping[str, Tensor]
+    shape: torch.Size
+    kept: Tensor | None = None
+
+
+def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ignore_index: int | None, where: str) -> Rows:
+    """Flatten dense logits and leave out the labels that are ``ignore_index``.
+
+    Leaving out waits for the device, which has to say how many samples are left.
+
+    Args:
+        logits: ``[B, C]`` or ``[B, C, d1, ...]``.
+        labels: ``[B]`` or ``[B, d1, ...]``; or targets of the logits' shape, of which none is left out.
+        inputs: Name → further input of the objective.
+        ignore_index: Label to leave out, or None.
+        where: Name for messages.
+
+    Returns:
+        The rows, perhaps none.
+
+    Example:
+        >>> rows = to_rows(torch.zeros(2, 3, 4), torch.tensor([[0, 1, 2, -1]] * 2), {}, ignore_index=-1, where="example")
+        >>> rows.logits.shape, rows.labels
+        (torch.Size([6, 3]), tensor([0, 1, 2, 0, 1, 2]))
+    """
+    tensors = isinstance(logits, Tensor) and isinstance(labels, Tensor)
+    if not tensors or (logits.ndim == 2 and ignore_index is None):
+        check_logits(logits, labels, where=where, soft_targets=True, values=False)
+        return Rows(logits, labels, inputs, labels.shape[:1])
+    shape = logits.shape[:1] + logits.shape[2:]
+    soft = labels.is_floating_point() and labels.shape == logits.shape
+    if not soft:
+        if logits.ndim > 2 and labels.shape == logits.shape[:-1] != shape:
+            raise ValueError(
+                f"{where}: `logits` must be [B, C, ...] and labels [B, ...], got {list(logits.shape)}, {list(labels.shape)}. "
+                "The classes come last: pass `logits.movedim(-1, 1)`."
+            )
+        check_shapes(logits, labels, where=where, kind="logits")
+
+    def flat(value: Tensor) -> Tensor:
+        if value.shape == logits.shape:
+            return value.movedim(1, -1).reshape(-1, value.shape[1])
+        # A proportion that is given once for an example holds at all of its positions.
+        if value.is_floating_point() and value.shape == shape[:1]:
+            value = value.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
+        return value.reshape(-1) if value.shape == shape else value
+
+    rows = Rows(flat(logits), flat(labels), {name: flat(value) for name, value in inputs.items()}, shape)
+    if ignore_index is None or soft:
+        return rows
+    kept = (rows.labels.long() != ignore_index).nonzero().squeeze(1)
+    more = {name: value[kept] if value.shape[:1] == rows.labels.shape else value for name, value in rows.inputs.items()}
+    return Rows(rows.logits[kept], rows.labels[kept], more, shape, kept)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the tables ``LOSSES`` and ``PENALTIES``: all there is to know about an objective.
+
+    Attributes:
+        module: The class, a `Loss` or a `Penalty`, that names its ``function``.
         source: Where the default hyper-parameters come from.
-        reference: Authors, venue, year and, where the text could be checked, equation or section.
-        code: Repository, file and name of the authors' released code, or of what stands for it; empty if there is none.
         required: Hyper-parameters without a default, with a value to try (dual focal's gamma).
         soft_targets: Whether ``labels`` may be probabilities ``[B, C]``.
         twice: Whether it has a second derivative almost everywhere that is not merely zero.
-        kernel: Whether it sums over pairs of samples (slower, by nature).
     """
 
-    function: Callable[..., Tensor]
-    module: Callable[..., Objective]
+    module: type[Objective]
     source: str
-    reference: str
-    code: str = ""
     required: Mapping[str, object] = field(default_factory=dict)
     soft_targets: bool = False
     twice: bool = True
-    kernel: bool = False
+
+    @property
+    def function(self) -> Callable[..., Tensor]:
+        """``(logits, labels, *, ...) -> [B]`` (loss) or ``[]`` (penalty)."""
+        return self.module.function
 
     @property
     def summary(self) -> str:
@@ -308,37 +350,45 @@ class Entry:
         return (inspect.getdoc(self.function) or "").split("\n", 1)[0]
 
     @property
+    def reference(self) -> str:
+        """Authors, venue and year, and where the authors' code is, from the function's docstring."""
+        return " ".join((inspect.getdoc(self.function) or "").partition("Reference:\n")[2].split())
+
+    @property
     def defaults(self) -> dict[str, object]:
         """Hyper-parameter → default of the function; those that must be given are left out."""
-        parameters = inspect.signature(self.function).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+        return {p.name: p.default for p in _keywords(self.function) if p.default is not p.empty}
 
 
-def check_reduction(reduction: str, *, where: str) -> Reduction:
-    """Return ``reduction`` if it is one; else raise with the three names."""
-    if reduction not in _REDUCTIONS:
-        raise ValueError(f"{where}: `reduction` must be one of 'mean', 'sum', 'none', got {reduction!r}.")
-    return _REDUCTIONS[reduction]
+def check_ignore_index(ignore_index: int | None, *, where: str) -> int | None:
+    """Return ``ignore_index`` if it is a whole number or None."""
+    if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
+        raise ValueError(f"{where}: `ignore_index` must be a whole number or None, got {ignore_index!r}.")
+    return ignore_index
 
 
-def reduce_loss(values: Tensor, reduction: Reduction) -> Tensor:
-    """Reduce per-sample ``values [B]``: their mean, their sum, or as they are."""
-    if reduction == "mean":
-        return values.mean()
-    return values.sum() if reduction == "sum" else values
+def _class_weight(weight: Tensor, *, where: str) -> Tensor:
+    if not isinstance(weight, Tensor) or weight.ndim != 1 or not weight.is_floating_point():
+        got = f"{weight.dtype} {list(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
+        raise ValueError(f"{where}: `weight` must be a floating tensor [C], one number per class, got {got}.")
+    if not bool(((weight >= 0) & weight.isfinite()).all()):
+        raise ValueError(f"{where}: `weight` must be finite and >= 0, got {weight.tolist()}.")
+    return weight.clone()
 
 
-def weighted_terms(objective: Objective, *, by: float = 1.0) -> list[tuple[float, Objective]]:
-    """Return the (weight, term) pairs of ``objective``; ``by`` is checked as a weight about to multiply them."""
-    number = isinstance(by, (int, float, np.number)) and not isinstance(by, bool)
-    if not number or not math.isfinite(by) or by < 0:
-        raise ValueError(f"{type(objective).__name__}: its weight in a sum must be a finite number >= 0, got {by!r}.")
-    if isinstance(objective, WeightedSum):
-        return list(zip(objective.weights, objective.objectives, strict=True))
-    return [(1.0, objective)]
+def _shared_by(name: str, values: Iterable[T | None]) -> T | None:
+    """The one value that the terms of a sum have, of those that have any."""
+    found = list(dict.fromkeys(value for value in values if value is not None))
+    if len(found) > 1:
+        raise ValueError(f"WeightedSum: terms must share one `{name}`, got {', '.join(map(str, found))}.")
+    return found[0] if found else None
+
+
+def _keywords(made: Callable[..., object]) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(made).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def _say(value: object) -> str:
     if isinstance(value, float) and math.isfinite(value):
         return repr(value).removesuffix(".0")
-    return f"tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+    return f"tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -1,26 +1,24 @@
-"""Focal loss with one gamma or one per sample, and the weight it puts on cross-entropy's gradient.
-
-Rules that choose gamma live beside it: `flsd`, `scheduled_focal`, `adafocal`.
-"""
+"""The focal losses: one gamma or one per sample, and the rules that choose it (FLSD, a schedule, AdaFocal)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, Unpack
+from collections.abc import Sequence
+from typing import TypeAlias, Unpack
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrant.core.checks import check_logits, range_if_free
-from calibrant.core.closed_form import Array, Result, closed_form
-from calibrant.losses.base import Loss, Reduction, Shared, reduce_loss
-from calibrant.losses.logprob import minus_log_p, true_class_log_odds, widen
-from calibrant.losses.rows import exponentials, flat_positions, large_enough, name_classes, row_sums, scale_rows
+from calibrant.core.binning import equal_mass_bins, top_label
+from calibrant.core.checks import ArrayLike, check_count, check_logits, check_positive, range_if_free
+from calibrant.core.records import Bins, Predictions, Split
+from calibrant.losses.base import Loss, Shared
+from calibrant.losses.probability import log_sum_others, minus_log_p, true_class_log_odds, widen
+from calibrant.losses.proper import cross_entropy_loss
 
 Gamma: TypeAlias = "float | Tensor"
+Schedule: TypeAlias = Sequence[tuple[int, float]]
 
 
 def focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0) -> Tensor:
@@ -30,27 +28,33 @@ def focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0) -> Tensor:
 
     .. math:: L_i = -(1 - p_i)^{\gamma_i} \log p_i .
 
-    Computed from the log-odds :math:`t = \log\frac{1-p}{p}` as :math:`e^{\gamma \log\sigma(t)} \cdot (-\log\sigma(-t))`, which
-    is exact and twice differentiable in logits and gamma, at gamma = 0 and at saturation included. The usual ``(1 - p) **
-    gamma`` is not: in float32 its gradient is NaN from a logit gap of 17 on for gamma < 1.
+    Computed from the log-odds of the true class, which is exact and twice differentiable in logits and gamma, at gamma = 0 and
+    at saturation included. The usual ``(1 - p) ** gamma`` is not: in float32 its gradient is NaN from a logit gap of 17 on.
 
     Args:
-        logits: Scores ``[B, C]``. float16 and bfloat16 are computed, and returned, in float32.
+        logits: Scores ``[B, C]``.
         labels: Class indices ``[B]``.
         gamma: Focusing strength, at least 0: a number, or a tensor ``[]`` or ``[B]`` (which receives a gradient). 0 is
             cross-entropy. The default 3 is the "FL-3" of Mukhoti et al.; their released code defaults to 1.
 
     Returns:
-        ``[B]``, at least 0. Raises ``ValueError`` if shapes disagree.
+        ``[B]``, at least 0.
 
     Example:
         >>> focal_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), gamma=2)
         tensor([0.1733])
 
     Reference:
-        Lin et al., ICCV 2017, eq. 4; for calibration Mukhoti et al., NeurIPS 2020.
+        Lin et al., ICCV 2017; for calibration Mukhoti et al., NeurIPS 2020. Code: torrvision/focal_calibration,
+        Losses/focal_loss.py, `FocalLoss`.
     """
-    return reduced_focal(logits, labels, gamma=gamma, reduction="none", where="focal_loss")
+    check_logits(logits, labels, where="focal_loss")
+    strength = _check_gamma(gamma, logits, where="focal_loss")
+    return _focal(true_class_log_odds(widen(logits), labels), strength)
+
+
+class FocalLoss(Loss, function=focal_loss):
+    """`focal_loss` as a module."""
 
 
 def focal_gradient_weight(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0) -> Tensor:
@@ -59,11 +63,9 @@ def focal_gradient_weight(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0)
     With :math:`p_i` the probability of the true class and :math:`q_i` the softmax,
     :math:`\partial L_i / \partial z_i = g(p_i, \gamma_i)\,(q_i - \mathrm{onehot}(y_i))` where
 
-    .. math:: g(p, \gamma) = (1-p)^\gamma - \gamma\, p\, (1-p)^{\gamma-1} \log p
-        = (1-p)^\gamma \Bigl(1 + \gamma\,\frac{-p \log p}{1 - p}\Bigr) .
+    .. math:: g(p, \gamma) = (1-p)^\gamma \Bigl(1 + \gamma\,\frac{-p \log p}{1 - p}\Bigr) .
 
-    The second form, whose fraction lies in [0, 1], is the one computed: nothing in it overflows as p goes to 1. It is
-    differentiable in logits and gamma.
+    The fraction lies in [0, 1]: nothing overflows as p goes to 1. Differentiable in logits and gamma.
 
     Args:
         logits: Scores ``[B, C]``.
@@ -78,10 +80,10 @@ def focal_gradient_weight(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0)
         tensor([0.8466])
 
     Reference:
-        Mukhoti et al., NeurIPS 2020, proposition 1.
+        Mukhoti et al., NeurIPS 2020.
     """
     check_logits(logits, labels, where="focal_gradient_weight")
-    strength = check_gamma(gamma, logits, where="focal_gradient_weight")
+    strength = _check_gamma(gamma, logits, where="focal_gradient_weight")
     odds = true_class_log_odds(widen(logits), labels)
     # -p log p / (1 - p) = e^-t softplus(t); below t = -18 the product is 0 * inf, and log1p(x)/x = 1 - x/2 to 1e-16.
     bounded = odds.clamp(min=-18.0)
@@ -90,113 +92,453 @@ def focal_gradient_weight(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0)
     return torch.exp(strength * F.logsigmoid(odds)) * (1 + strength * ratio)
 
 
-class FocalLoss(Loss):
-    """`focal_loss` as a module.
+def flsd_loss(
+    logits: Tensor, labels: Tensor, *, threshold: float = 0.2, gamma_below: float = 5.0, gamma_above: float = 3.0
+) -> Tensor:
+    r"""Focal loss with a larger gamma where the true class is improbable: 5 below 0.2, else 3.
+
+    With :math:`p_i` the probability of the true class, `focal_loss` with
+
+    .. math:: \gamma_i = \gamma_{\mathrm{below}} \text{ if } p_i < \theta, \text{ else } \gamma_{\mathrm{above}},
+
+    held constant in the gradient. `lambert_gamma` gives the rule behind the numbers. The released code has a third step from
+    p = 0.5 on: 3 in the authors' scripts, which is the rule here, but 1 by default, which silently gives "FLSD-531".
 
     Args:
-        gamma: Focusing strength, at least 0.
-        reduction: "mean", "sum" or "none".
-        shared: ``ignore_index`` and ``weight``, as in `Loss`.
+        logits: Scores ``[B, C]``.
+        labels: Class indices ``[B]``.
+        threshold: Probability :math:`\theta` in (0, 1) at which gamma changes; p equal to it counts as above.
+        gamma_below: Gamma for p below it.
+        gamma_above: Gamma for the others.
+
+    Returns:
+        ``[B]``, at least 0.
+
+    Example:
+        >>> flsd_loss(torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([1, 1]))
+        tensor([0.0866, 8.9946])
+
+    Reference:
+        Mukhoti et al., "Calibrating Deep Neural Networks using Focal Loss", NeurIPS 2020. Code:
+        torrvision/focal_calibration, Losses/focal_loss_adaptive_gamma.py, `FocalLossAdaptive`.
+    """
+    where = "flsd_loss"
+    check_logits(logits, labels, where=where)
+    if not 0 < threshold < 1:
+        raise ValueError(f"{where}: `threshold` must lie in (0, 1), got {threshold!r}.")
+    below, above = (float(_check_gamma(gamma, logits, where=where)) for gamma in (gamma_below, gamma_above))
+    odds = true_class_log_odds(widen(logits), labels)
+    # p < threshold, said in log-odds.
+    improbable = odds.detach() > math.log((1 - threshold) / threshold)
+    return _focal(odds, torch.full_like(odds, above).masked_fill(improbable, below))
+
+
+class FLSDLoss(Loss, function=flsd_loss):
+    """`flsd_loss` as a module."""
+
+
+def lambert_gamma(probability: float) -> float:
+    r"""Smallest gamma with which focal loss has no larger gradient than cross-entropy at and above a probability.
+
+    It is the root :math:`\gamma > 0` of :math:`g(p_0, \gamma) = 1` (see `focal_gradient_weight`). With
+    :math:`a = \log(1 - p_0)`, :math:`h = -p_0 \log p_0 / (1 - p_0)` and the lower branch :math:`W_{-1}` of Lambert's function,
+
+    .. math:: \gamma^*(p_0) = \frac{1}{a}\,W_{-1}\!\Bigl(\frac{a}{h}\, e^{a/h}\Bigr) - \frac{1}{h} .
+
+    From :math:`p_0 = 0.5` on, only the root 0 is left. The rule gives 4.85 at 0.2, whence FLSD's 5; its 3 belongs to 0.25.
+
+    Args:
+        probability: :math:`p_0` in (0, 1).
+
+    Returns:
+        Gamma, at least 0.
+
+    Example:
+        >>> round(lambert_gamma(0.2), 3), round(lambert_gamma(0.25), 3), lambert_gamma(0.6)
+        (4.851, 3.07, 0.0)
+
+    Reference:
+        Mukhoti et al., NeurIPS 2020 (there with 1e-12 added inside W).
+    """
+    if not 0 < probability < 1:
+        raise ValueError(f"lambert_gamma: `probability` must lie in (0, 1), got {probability!r}.")
+    if probability >= 0.5:
+        return 0.0
+    from scipy.special import lambertw
+
+    slope = math.log1p(-probability)
+    ratio = -probability * math.log(probability) / (1 - probability)
+    branch = float(lambertw(slope / ratio * math.exp(slope / ratio), k=-1).real)
+    return branch / slope - 1 / ratio
+
+
+def scheduled_gamma(epoch: int, *, schedule: Schedule = ((0, 5.0), (100, 3.0), (250, 1.0))) -> float:
+    """Gamma of an epoch under a step schedule: 5 before epoch 100, 3 before 250, then 1.
+
+    Args:
+        epoch: Epoch, counted from 0.
+        schedule: Pairs (first epoch, gamma), the first starting at 0, in rising order.
+
+    Returns:
+        The gamma of the last pair whose first epoch is not after ``epoch``.
+
+    Example:
+        >>> [scheduled_gamma(epoch) for epoch in (0, 99, 100, 250, 349)]
+        [5.0, 5.0, 3.0, 1.0, 1.0]
+    """
+    check_count(epoch, where="scheduled_gamma", name="epoch", least=0)
+    _check_schedule(schedule, where="scheduled_gamma")
+    return [float(gamma) for first, gamma in schedule if first <= epoch][-1]
+
+
+def scheduled_focal_loss(
+    logits: Tensor, labels: Tensor, *, epoch: int = 0, schedule: Schedule = ((0, 5.0), (100, 3.0), (250, 1.0))
+) -> Tensor:
+    r"""Focal loss with a gamma that falls during training: 5, then 3, then 1.
+
+    `focal_loss`, :math:`-(1 - p_i)^{\gamma(e)} \log p_i`, with :math:`\gamma(e)` given by `scheduled_gamma` at epoch e.
+
+    Args:
+        logits: Scores ``[B, C]``.
+        labels: Class indices ``[B]``.
+        epoch: Epoch e, counted from 0.
+        schedule: Pairs (first epoch, gamma). The default is made for 350 epochs, as in the source.
+
+    Returns:
+        ``[B]``, at least 0.
+
+    Example:
+        >>> scheduled_focal_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), epoch=300)
+        tensor([0.3466])
+
+    Reference:
+        Mukhoti et al., NeurIPS 2020, appendix ("FLSc-531"). Code: torrvision/focal_calibration, train.py, option
+        `--gamma-schedule`.
+    """
+    return focal_loss(logits, labels, gamma=scheduled_gamma(epoch, schedule=schedule))
+
+
+class ScheduledFocalLoss(Loss, function=scheduled_focal_loss):
+    """`scheduled_focal_loss` as a module that is told the epoch by ``set_epoch`` and keeps it in its ``state_dict``.
+
+    The epoch is a buffer, so that a compiled or captured step need not be made again when it changes.
+
+    Args:
+        epoch: Epoch to begin with.
+        schedule: Pairs (first epoch, gamma).
+        shared: ``reduction``, ``ignore_index`` and ``weight``, as in `Loss`.
+
+    Example:
+        >>> loss = ScheduledFocalLoss()
+        >>> loss.set_epoch(300)
+        >>> loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+        tensor(0.3466)
     """
 
-    def __init__(self, *, gamma: float = 3.0, reduction: Reduction = "mean", **shared: Unpack[Shared]) -> None:
-        super().__init__(reduction=reduction, **shared)
-        self.gamma = gamma
+    epoch_now: Tensor
+    first_epochs: Tensor
+    gammas: Tensor
 
-    def value(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def __init__(
+        self, *, epoch: int = 0, schedule: Schedule = ((0, 5.0), (100, 3.0), (250, 1.0)), **shared: Unpack[Shared]
+    ) -> None:
+        super().__init__(**shared)
+        check_count(epoch, where="ScheduledFocalLoss", name="epoch", least=0)
+        _check_schedule(schedule, where="ScheduledFocalLoss")
+        self.schedule = schedule
+        self.register_buffer("epoch_now", torch.tensor(epoch))
+        self.register_buffer("first_epochs", torch.tensor([first for first, _ in schedule]), persistent=False)
+        self.register_buffer("gammas", torch.tensor([float(gamma) for _, gamma in schedule]), persistent=False)
+
+    @property
+    def epoch(self) -> int:
+        """Epoch the loss was last told."""
+        return int(self.epoch_now)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the loss which epoch, counted from 0, is about to run."""
+        check_count(epoch, where="ScheduledFocalLoss.set_epoch", name="epoch", least=0)
+        self.epoch_now.fill_(epoch)
+
+    def value(self, logits: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
         """Return the loss of every sample, ``[B]``."""
-        return focal_loss(logits, labels, gamma=self.gamma)
+        # `take`, since indexing by a scalar tensor reads its value and so waits for the device.
+        step = torch.bucketize(self.epoch_now, self.first_epochs, right=True) - 1
+        return focal_loss(logits, labels, gamma=self.gammas.take(step))
 
-    def _reduced(self, logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], reduction: Reduction | None) -> Tensor:
-        return reduced_focal(logits, labels, gamma=self.gamma, reduction=reduction or "none", where="focal_loss")
+
+def inverse_focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma) -> Tensor:
+    r"""Cross-entropy scaled up where the true class is already probable.
+
+    With :math:`p_i = \mathrm{softmax}(z_i)_{y_i}` the probability of the true class,
+
+    .. math:: L_i = -(1 + p_i)^{\gamma_i} \log p_i .
+
+    It makes a network *more* confident, for use with a post-hoc calibrator, and is the branch of negative gamma in AdaFocal.
+
+    Args:
+        logits: Scores ``[B, C]``.
+        labels: Class indices ``[B]``.
+        gamma: Strength, at least 0: a number, or a tensor ``[]`` or ``[B]``. 0 is cross-entropy. The source names no default.
+
+    Returns:
+        ``[B]``, at least 0.
+
+    Example:
+        >>> inverse_focal_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), gamma=2)
+        tensor([1.5596])
+
+    Reference:
+        Wang, Feng and Zhang, "Rethinking Calibration of Deep Neural Networks: Do Not Be Afraid of Overconfidence",
+        NeurIPS 2021.
+    """
+    check_logits(logits, labels, where="inverse_focal_loss")
+    strength = _check_gamma(gamma, logits, where="inverse_focal_loss")
+    surprise = cross_entropy_loss(logits, labels)
+    return torch.exp(strength * torch.log1p(torch.exp(-surprise))) * surprise
 
 
-def reduced_focal(logits: Tensor, labels: Tensor, *, gamma: Gamma, reduction: Reduction, where: str) -> Tensor:
-    """Focal loss of a batch, reduced in the same step: that alone is a fifth of the time of a small batch."""
-    # The closed form looks at the labels itself, and leaves it to the other to speak of bad ones.
-    check_logits(logits, labels, where=where, values=False)
-    strength = check_gamma(gamma, logits, where=where)
+class InverseFocalLoss(Loss, function=inverse_focal_loss):
+    """`inverse_focal_loss` as a module."""
+
+
+def dual_focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma) -> Tensor:
+    r"""Focal loss that relents while a rival class lies close behind the true one.
+
+    With :math:`q_i = \mathrm{softmax}(z_i)`, :math:`p_i = q_{iy_i}` the probability of the true class and
+    :math:`r_i = \max \{ q_{ik} : q_{ik} < p_i \}` the largest one strictly below it (0 if there is none),
+
+    .. math:: L_i = -(1 - p_i + r_i)^{\gamma_i} \log p_i .
+
+    The gradient flows through :math:`r_i`; where several classes tie for it, the first receives it. Computed as
+    :math:`\log(1 - p + r) = \log(1 - p) + \log(1 + r / (1 - p))`, exact at saturation.
+
+    Args:
+        logits: Scores ``[B, C]``.
+        labels: Class indices ``[B]``.
+        gamma: Strength, at least 0: a number, or a tensor ``[]`` or ``[B]``. The authors choose it per data set by validation;
+            their released class defaults to 0, which is plain cross-entropy.
+
+    Returns:
+        ``[B]``, at least 0.
+
+    Example:
+        >>> dual_focal_loss(torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([0]), gamma=2)
+        tensor([0.4436])
+
+    Reference:
+        Tao, Dong and Xu, "Dual Focal Loss for Calibration", ICML 2023. Code: Linwei94/ICML2023-DualFocalLoss,
+        Losses/dual_focal_loss.py, `DualFocalLoss` (which squeezes away a batch of one).
+    """
+    check_logits(logits, labels, where="dual_focal_loss")
+    strength = _check_gamma(gamma, logits, where="dual_focal_loss")
     scores = widen(logits)
-
-    def by_torch(scores: Tensor, labels: Tensor, strength: Gamma = strength) -> Tensor:
-        check_logits(scores, labels, where=where)
-        return reduce_loss(focal_from_log_odds(true_class_log_odds(scores, labels), strength), reduction)
-
-    def by_numpy(scores: Array, labels: Array, strength: Any = strength) -> Result | None:
-        return focal_by_numpy(scores, labels, strength, reduction=reduction)
-
-    if isinstance(strength, Tensor):
-        return closed_form(
-            lambda scores, strength, labels: by_torch(scores, labels, strength),
-            lambda scores, strength, labels: by_numpy(scores, labels, strength),
-            scores,
-            strength,
-            labels,
-        )
-    return closed_form(by_torch, by_numpy, scores, labels)
+    index = labels.long().unsqueeze(1)
+    # The rival, the class least far below the true one, is a matter of choice: no gradient flows through the search.
+    lead = scores.detach().gather(1, index) - scores.detach()
+    gap, rival = lead.masked_fill(lead <= 0, float("inf")).min(1, keepdim=True)
+    rest = log_sum_others(scores, index)
+    # With nothing below the true class every logit is at least as large, so the exponential is at most 1, and masked.
+    share = torch.exp(scores.gather(1, rival) - rest) * (gap < float("inf"))
+    odds = (rest - scores.gather(1, index)).squeeze(1)
+    return torch.exp(strength * (F.logsigmoid(odds) + torch.log1p(share.squeeze(1)))) * minus_log_p(odds)
 
 
-def focal_from_log_odds(odds: Tensor, gamma: Gamma) -> Tensor:
+class DualFocalLoss(Loss, function=dual_focal_loss):
+    """`dual_focal_loss` as a module."""
+
+
+def adafocal_loss(logits: Tensor, labels: Tensor, *, gammas: Tensor, edges: Tensor) -> Tensor:
+    r"""Focal loss, or inverse focal loss, with the gamma of the bin that holds the true-class probability.
+
+    With :math:`p_i` the probability of the true class and :math:`\gamma_i` the gamma of the bin :math:`(e_{m-1}, e_m]` that
+    holds it (the first and last bins reach to 0 and 1),
+
+    .. math:: L_i = -(1 - p_i)^{\gamma_i} \log p_i \;\text{ if } \gamma_i \ge 0, \qquad
+        L_i = -(1 + p_i)^{|\gamma_i|} \log p_i \;\text{ if } \gamma_i < 0 .
+
+    The choice of bin is held constant in the gradient. Bins come from the top-label confidence of validation data, yet are
+    looked up by the *true-class* probability of training data: so it is in the paper.
+
+    Args:
+        logits: Scores ``[B, C]``.
+        labels: Class indices ``[B]``.
+        gammas: Gamma of each bin ``[M]``, of either sign.
+        edges: Edges of the bins ``[M + 1]``, not falling.
+
+    Returns:
+        ``[B]``, at least 0.
+
+    Example:
+        >>> gammas, edges = torch.tensor([2.0, -1.0]), torch.tensor([0.0, 0.5, 1.0])
+        >>> adafocal_loss(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([1, 0]), gammas=gammas, edges=edges)
+        tensor([0.1733, 0.2387])
+
+    Reference:
+        Ghosh, Schaaf and Gormley, "AdaFocal: Calibration-aware Adaptive Focal Loss", NeurIPS 2022. Code: 3mcloud/adafocal,
+        losses/adafocal.py, `AdaFocal` (which adds 1e-20 to the base of the power and sums over the batch).
+    """
+    where = "adafocal_loss"
+    check_logits(logits, labels, where=where)
+    if gammas.ndim != 1 or edges.shape != (len(gammas) + 1,):
+        raise ValueError(f"{where}: `gammas` must be [M] and `edges` [M + 1], got {list(gammas.shape)}, {list(edges.shape)}.")
+    odds = true_class_log_odds(widen(logits), labels)
+    surprise = minus_log_p(odds)
+    probs = torch.exp(-surprise)
+    index = torch.bucketize(probs.detach(), edges[1:-1].to(probs.dtype).contiguous())
+    strength = gammas.to(probs.dtype)[index]
+    log_base = torch.where(strength >= 0, F.logsigmoid(odds), torch.log1p(probs))
+    return torch.exp(strength.abs() * log_base) * surprise
+
+
+def adafocal_gammas(
+    gammas: Tensor,
+    gaps: Tensor,
+    *,
+    rate: float = 1.0,
+    switch: float = 0.2,
+    gamma_min: float = -2.0,
+    gamma_max: float = 20.0,
+) -> Tensor:
+    r"""Move each bin's gamma against the calibration gap that its validation examples show.
+
+    With gap :math:`E_m` = confidence - accuracy of bin m, rate :math:`\lambda` and switch threshold :math:`S`,
+
+    .. math:: \gamma_m \leftarrow \gamma_m e^{\lambda E_m} \text{ if } \gamma_m > 0, \text{ else } \gamma_m e^{-\lambda E_m};
+
+    if then :math:`|\gamma_m| < S` the bin changes over, to :math:`-S` from a positive and to :math:`+S` from a negative gamma.
+
+    Args:
+        gammas: Gammas ``[M]``.
+        gaps: Gaps ``[M]``, 0 for an empty bin.
+        rate: :math:`\lambda`, above 0.
+        switch: :math:`S`, above 0.
+        gamma_min: Least gamma.
+        gamma_max: Largest gamma.
+
+    Returns:
+        New gammas ``[M]``, clipped to ``[gamma_min, gamma_max]``.
+
+    Example:
+        >>> adafocal_gammas(torch.tensor([1.0, 0.21, -0.21]), torch.tensor([0.5, -0.1, 0.1]))
+        tensor([ 1.6487, -0.2000,  0.2000])
+
+    Reference:
+        Ghosh, Schaaf and Gormley, NeurIPS 2022; switch and defaults of the released code.
+    """
+    moved = gammas * torch.exp(rate * gaps * torch.where(gammas > 0, 1.0, -1.0))
+    switched = torch.where(moved.abs() < switch, torch.where(moved > 0, -switch, switch), moved)
+    return switched.clamp(gamma_min, gamma_max)
+
+
+class AdaFocalLoss(Loss, function=adafocal_loss):
+    """`adafocal_loss` with its state: gammas and edges, in the ``state_dict``, moved by ``update`` after each epoch.
+
+    Call ``update`` with predictions on validation data; without it the loss is focal loss with ``gamma_init``. Confidences
+    that tie across a cut are shared between bins of equal mass here; the released code sorts them as they come.
+
+    Args:
+        n_bins: Number of bins.
+        gamma_init: Gamma of every bin at the start.
+        rate: Step of `adafocal_gammas`.
+        switch: Size of gamma below which a bin changes between focal and inverse focal loss.
+        gamma_min: Least gamma, negative.
+        gamma_max: Largest gamma.
+        shared: ``reduction`` ("sum" is how the authors train, with gradients clipped to norm 2), ``ignore_index`` and
+            ``weight``, as in `Loss`.
+
+    Example:
+        >>> loss = AdaFocalLoss(n_bins=2)
+        >>> bins = loss.update([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.7, 0.3]], [0, 1, 0, 0])
+        >>> loss.gammas
+        tensor([0.7047, 1.4191])
+    """
+
+    gammas: Tensor
+    edges: Tensor
+
+    def __init__(
+        self,
+        *,
+        n_bins: int = 15,
+        gamma_init: float = 1.0,
+        rate: float = 1.0,
+        switch: float = 0.2,
+        gamma_min: float = -2.0,
+        gamma_max: float = 20.0,
+        **shared: Unpack[Shared],
+    ) -> None:
+        super().__init__(**shared)
+        check_count(n_bins, where="AdaFocalLoss", name="n_bins")
+        for name, value in {"gamma_init": gamma_init, "rate": rate, "switch": switch, "gamma_max": gamma_max}.items():
+            check_positive(value, where="AdaFocalLoss", name=name)
+        if gamma_min > -switch:
+            raise ValueError(f"AdaFocalLoss: `gamma_min` must be at most -switch = {-switch}, got {gamma_min!r}.")
+        self.n_bins = n_bins
+        self.gamma_init = gamma_init
+        self.rate = rate
+        self.switch = switch
+        self.gamma_min = gamma_min
+        self.gamma_max = gamma_max
+        self.register_buffer("gammas", torch.full((n_bins,), float(gamma_init)))
+        self.register_buffer("edges", torch.linspace(0, 1, n_bins + 1))
+
+    def update(self, probs: Predictions | ArrayLike, labels: ArrayLike | None = None) -> Bins:
+        """Move gammas and edges by what validation data show.
+
+        Args:
+            probs: Probabilities ``[N, C]`` on validation data, or `Predictions` (then without ``labels``).
+            labels: Class indices ``[N]``.
+
+        Returns:
+            The equal-mass bins of the validation data. Raises ``ValueError`` on predictions marked as test data.
+        """
+        where = "AdaFocalLoss.update"
+        if isinstance(probs, Predictions) == (labels is not None):
+            raise ValueError(f"{where}: `labels` must be given beside probabilities, and not beside `Predictions`.")
+        if isinstance(probs, Predictions):
+            if probs.split is Split.TEST:
+                raise ValueError(f"{where}: predictions must not be of the test split, got split=test. Pass validation data.")
+            top = top_label(probs.probs, probs.labels, where=where, weights=probs.weights)
+        else:
+            assert labels is not None
+            top = top_label(probs, labels, where=where, ignore_index=self.ignore_index)
+        bins = equal_mass_bins(top, n_bins=self.n_bins)
+        rule = {"rate": self.rate, "switch": self.switch, "gamma_min": self.gamma_min, "gamma_max": self.gamma_max}
+        # In place, so that a captured step reads the new values.
+        self.gammas.copy_(adafocal_gammas(self.gammas.double().cpu(), bins.gap, **rule))
+        self.edges.copy_(bins.edges)
+        return bins
+
+    def value(self, logits: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the loss of every sample, ``[B]``."""
+        return adafocal_loss(logits, labels, gammas=self.gammas, edges=self.edges)
+
+
+def _focal(odds: Tensor, gamma: Gamma) -> Tensor:
     """Focal loss ``[B]`` of samples whose log-odds against the true class are ``odds [B]``."""
     return torch.exp(gamma * F.logsigmoid(odds)) * minus_log_p(odds)
 
 
-def check_gamma(gamma: Gamma, logits: Tensor, *, where: str) -> Gamma:
+def _check_gamma(gamma: Gamma, logits: Tensor, *, where: str) -> Gamma:
     """Return ``gamma`` as a number or as a tensor of the precision computed in; raise if it cannot be one per sample."""
-    if type(gamma) is float and 0 <= gamma < math.inf:
-        return gamma
-    if isinstance(gamma, Tensor):
-        if gamma.ndim and gamma.shape != logits.shape[:1]:
-            raise ValueError(f"{where}: `gamma` must be a number, [] or [B] = [{len(logits)}], got {list(gamma.shape)}.")
-        low, high = range_if_free(gamma, 0.0, 0.0)
-        # Finite differences at gamma = 0, and steps of an optimiser, may go just below it.
-        if not (low >= -1e-3 and high < math.inf):
-            raise ValueError(f"{where}: `gamma` must be finite and >= 0, got {high if low >= -1e-3 else low:.4g}.")
-        return gamma.to(widen(logits).dtype)
-    if not isinstance(gamma, (int, float, np.number)) or not 0 <= gamma < math.inf:
-        raise ValueError(f"{where}: `gamma` must be a finite number >= 0, got {gamma!r}.")
-    # A float64 of numpy would lift everything it meets to its precision.
-    return float(gamma)
+    if not isinstance(gamma, Tensor):
+        if not 0 <= gamma < math.inf:
+            raise ValueError(f"{where}: `gamma` must be a finite number >= 0, got {gamma!r}.")
+        # A float64 of numpy would lift everything it meets to its precision.
+        return float(gamma)
+    if gamma.ndim and gamma.shape != logits.shape[:1]:
+        raise ValueError(f"{where}: `gamma` must be a number, [] or [B] = [{len(logits)}], got {list(gamma.shape)}.")
+    low, high = range_if_free(gamma, 0.0, 0.0)
+    # Finite differences at gamma = 0, and steps of an optimiser, may go just below it.
+    if not (low >= -1e-3 and high < math.inf):
+        raise ValueError(f"{where}: `gamma` must be finite and >= 0, got {high if low >= -1e-3 else low:.4g}.")
+    return gamma.to(widen(logits).dtype)
 
 
-def focal_by_numpy(
-    scores: Array, labels: Array, gamma: Array | float | Callable[[Array], Array], *, reduction: Reduction
-) -> Result | None:
-    r"""Focal loss, and its gradients by ``scores [B, C]`` and gamma, in closed form; None where it cannot be used.
-
-    With :math:`r = (1 - p) / p` from one sum over the other classes nothing cancels: :math:`p = 1 / (1 + r)`,
-    :math:`1 - p = r p` and :math:`-\log p = \log(1 + r)`. A gamma that is a function is one of p ``[B]``, without gradient.
-    """
-    if not name_classes(labels, scores.shape[1]):
-        return None
-    weights = exponentials(scores)
-    if weights is None:
-        return None
-    at, flat = flat_positions(labels, scores.shape[1]), weights.reshape(-1)
-    own = flat[at]
-    flat[at] = 0
-    others = row_sums(weights)
-    if not (large_enough(own) and large_enough(others)):
-        return None
-    ratio = others / own
-    p = 1 / (1 + ratio)
-    rest = ratio * p
-    strength = gamma(p) if callable(gamma) else gamma
-    surprise, power = np.log1p(ratio), rest**strength
-    if reduction == "mean":
-        power *= 1 / len(p)
-    value = power * surprise
-    # Here and not in `pull`: numpy's operations are slow to start again after autograd's, which have filled the caches.
-    slope = power * (strength * p * surprise + rest)
-    slope /= others
-    flat[at] = -others
-
-    def pull(grad: Array) -> tuple[Array, ...]:
-        scale_rows(weights, slope * grad)
-        if not isinstance(gamma, np.ndarray):
-            return (weights,)
-        # Not from `value`: the caller may have written into it. log(1 - p) not from `rest`, which rounds to 1 where p is small.
-        by_gamma = grad * power * surprise * -np.log1p(own / others)
-        return weights, by_gamma if gamma.ndim else np.asarray(np.add.reduce(by_gamma))
-
-    return value if reduction == "none" else np.asarray(np.add.reduce(value)), pull
+def _check_schedule(schedule: Schedule, *, where: str) -> None:
+    firsts = [first for first, _ in schedule]
+    if not firsts or firsts[0] != 0 or any(b <= a for a, b in zip(firsts, firsts[1:], strict=False)):
+        raise ValueError(f"{where}: `schedule` must start at epoch 0 and rise, got first epochs {firsts}.")
+    for _, gamma in schedule:
+        _check_gamma(gamma, torch.empty(0, 2), where=where)

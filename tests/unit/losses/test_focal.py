@@ -1,3 +1,5 @@
+"""The focal losses and the rules that choose their gamma."""
+
 from __future__ import annotations
 
 import math
@@ -7,16 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrant.losses import FocalLoss, focal_gradient_weight, focal_loss
-from calibrant.losses.logprob import true_class_log_odds
-from helpers import golden
-
-
-@pytest.mark.parametrize(("gamma", "value"), [(0, 29.029909), (1, 23.556480), (3, 18.669056)])
-def test_focal_of_golden_input_has_the_golden_value(gamma: float, value: float) -> None:
-    logits, labels = golden()
-    assert focal_loss(logits, labels, gamma=gamma).sum().item() == pytest.approx(value, rel=1e-6)
-    assert FocalLoss(gamma=gamma, reduction="sum")(logits.float(), labels).item() == pytest.approx(value, rel=1e-6)
+from calibrant import Predictions
+from calibrant.losses import (
+    AdaFocalLoss,
+    ScheduledFocalLoss,
+    adafocal_gammas,
+    adafocal_loss,
+    dual_focal_loss,
+    flsd_loss,
+    focal_gradient_weight,
+    focal_loss,
+    inverse_focal_loss,
+    lambert_gamma,
+    scheduled_focal_loss,
+    scheduled_gamma,
+)
+from calibrant.losses.probability import true_class_log_odds
+from helpers import golden, mixed_gaps
 
 
 def test_focal_by_hand() -> None:
@@ -167,27 +176,302 @@ def test_focal_runs_under_vmap_and_forward_mode() -> None:
     torch.testing.assert_close(tangent, (gradients * logits).sum(1))
 
 
-@pytest.mark.parametrize("gamma", [-1, math.nan, math.inf, "3"])
-def test_focal_refuses_what_is_no_gamma(gamma: float) -> None:
-    logits, labels = golden()
-    with pytest.raises(ValueError, match=r"focal_loss: `gamma` must be a finite number >= 0, got"):
-        focal_loss(logits, labels, gamma=gamma)
-
-
-@pytest.mark.parametrize(("gamma", "got"), [([1.0, -0.5], "-0.5"), ([1.0, math.inf], "inf"), ([math.nan, 1.0], "nan")])
-def test_focal_refuses_a_tensor_that_holds_no_gammas(gamma: list[float], got: str) -> None:
-    logits, labels = (t[:2] for t in golden())
-    with pytest.raises(ValueError, match=rf"focal_loss: `gamma` must be finite and >= 0, got {got}"):
-        focal_loss(logits, labels, gamma=torch.tensor(gamma))
-
-
-def test_focal_refuses_gammas_of_another_shape() -> None:
-    logits, labels = golden()
-    with pytest.raises(ValueError, match=r"`gamma` must be a number, \[\] or \[B\] = \[24\], got \[24, 1\]"):
-        focal_loss(logits, labels, gamma=torch.ones(24, 1))
-
-
 def test_log_odds_are_those_of_the_softmax() -> None:
     logits, labels = golden()
     p = logits.softmax(1).gather(1, labels.unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(true_class_log_odds(logits, labels), ((1 - p) / p).log())
+
+
+def test_flsd_takes_5_below_a_fifth_and_3_from_it_on() -> None:
+    for p, gamma in ((0.1, 5), (0.19, 5), (0.21, 3), (0.5, 3), (0.9, 3)):
+        logits = torch.tensor([[math.log(p), math.log(1 - p)]], dtype=torch.float64)
+        assert flsd_loss(logits, torch.tensor([0])).item() == pytest.approx(-((1 - p) ** gamma) * math.log(p))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_flsd_at_the_threshold_exactly_counts_as_above(dtype: torch.dtype) -> None:
+    # Five equal logits: p is 0.2 on the dot.
+    value = flsd_loss(torch.full((1, 5), 7.3, dtype=dtype), torch.tensor([2]))
+    assert value.item() == pytest.approx(0.8**3 * math.log(5))
+
+
+def test_flsd_with_equal_gammas_is_focal_loss() -> None:
+    logits, labels = golden()
+    assert torch.equal(flsd_loss(logits, labels, gamma_below=2, gamma_above=2), focal_loss(logits, labels, gamma=2))
+
+
+def test_flsd_holds_gamma_constant_in_the_gradient() -> None:
+    logits, labels = golden()
+    leaf = logits.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(flsd_loss(leaf, labels).sum(), leaf)
+    p = logits.softmax(1).gather(1, labels.unsqueeze(1)).squeeze(1)
+    gammas = torch.where(p < 0.2, 5.0, 3.0)
+    weight = focal_gradient_weight(logits, labels, gamma=gammas).unsqueeze(1)
+    torch.testing.assert_close(gradient, weight * (logits.softmax(1) - torch.nn.functional.one_hot(labels, 5)))
+
+
+@pytest.mark.parametrize(("p", "gamma"), [(0.1, 14.924), (0.2, 4.851), (0.25, 3.070), (0.3, 1.957), (0.4, 0.681)])
+def test_lambert_rule_has_the_known_values(p: float, gamma: float) -> None:
+    assert lambert_gamma(p) == pytest.approx(gamma, abs=6e-4)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.2, 0.35, 0.49])
+def test_lambert_rule_makes_the_gradient_weight_one(p: float) -> None:
+    logits = torch.tensor([[math.log(p), math.log(1 - p)]], dtype=torch.float64)
+    gamma = lambert_gamma(p)
+    assert gamma > 0
+    assert focal_gradient_weight(logits, torch.tensor([0]), gamma=gamma).item() == pytest.approx(1, rel=1e-6)
+
+
+def test_lambert_rule_from_one_half_on_is_zero() -> None:
+    assert [lambert_gamma(p) for p in (0.5, 0.7, 0.99)] == [0.0, 0.0, 0.0]
+    for p in (0.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match=r"lambert_gamma: `probability` must lie in \(0, 1\), got"):
+            lambert_gamma(p)
+
+
+@pytest.mark.parametrize(("epoch", "gamma"), [(0, 5), (99, 5), (100, 3), (249, 3), (250, 1), (1000, 1)])
+def test_schedule_steps_down_at_100_and_250(epoch: int, gamma: float) -> None:
+    logits, labels = golden()
+    assert scheduled_gamma(epoch) == gamma
+    expected = focal_loss(logits, labels, gamma=gamma)
+    assert torch.equal(scheduled_focal_loss(logits, labels, epoch=epoch), expected)
+    loss = ScheduledFocalLoss(reduction="none")
+    loss.set_epoch(epoch)
+    assert torch.equal(loss(logits, labels), expected)
+    assert loss.epoch == epoch
+
+
+def test_schedule_of_one_step_is_focal_loss() -> None:
+    logits, labels = golden()
+    expected = focal_loss(logits, labels, gamma=2)
+    assert torch.equal(scheduled_focal_loss(logits, labels, epoch=7, schedule=[(0, 2)]), expected)
+    assert torch.equal(ScheduledFocalLoss(schedule=[(0, 2)], epoch=7, reduction="none")(logits, labels), expected)
+
+
+def test_scheduled_module_keeps_its_epoch_in_the_state() -> None:
+    first, second = ScheduledFocalLoss(), ScheduledFocalLoss()
+    first.set_epoch(123)
+    assert list(first.state_dict()) == ["epoch_now"]
+    second.load_state_dict(first.state_dict())
+    assert second.epoch == 123
+    assert repr(second) == "ScheduledFocalLoss(epoch=123, schedule=((0, 5.0), (100, 3.0), (250, 1.0)))"
+
+
+def test_scheduled_module_compiled_once_follows_the_epoch() -> None:
+    torch._dynamo.reset()
+    logits, labels = golden()
+    loss = ScheduledFocalLoss()
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    for epoch, gamma in ((0, 5), (300, 1)):
+        loss.set_epoch(epoch)
+        torch.testing.assert_close(compiled(logits, labels), focal_loss(logits, labels, gamma=gamma).mean())
+
+
+def test_inverse_focal_by_hand() -> None:
+    logits = torch.tensor([[math.log(3.0), 0.0]], dtype=torch.float64)
+    assert inverse_focal_loss(logits, torch.tensor([0]), gamma=2).item() == pytest.approx(1.75**2 * math.log(4 / 3))
+    assert inverse_focal_loss(logits, torch.tensor([1]), gamma=0.5).item() == pytest.approx(1.25**0.5 * math.log(4))
+
+
+def test_inverse_focal_of_gamma_zero_is_cross_entropy() -> None:
+    logits, labels = golden()
+    torch.testing.assert_close(inverse_focal_loss(logits, labels, gamma=0), F.cross_entropy(logits, labels, reduction="none"))
+
+
+def test_inverse_focal_is_twice_differentiable_in_logits_and_gamma() -> None:
+    logits = torch.tensor([[1.0, -0.5, 0.2], [0.3, 2.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    gammas = torch.tensor([0.0, 2.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda z, g: inverse_focal_loss(z, torch.tensor([0, 2]), gamma=g), (logits, gammas))
+
+
+def literal(logits: Tensor, label: int, gamma: float) -> Tensor:
+    """The definition for one sample, in a loop."""
+    probs = logits.softmax(0)
+    rival = torch.zeros((), dtype=logits.dtype)
+    for k in range(len(probs)):
+        if probs[k] < probs[label] and probs[k] > rival:
+            rival = probs[k]
+    return -((1 - probs[label] + rival) ** gamma) * probs[label].log()
+
+
+def test_dual_focal_by_hand() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.2]] * 3, dtype=torch.float64).log()
+    value = dual_focal_loss(logits, torch.tensor([0, 1, 2]), gamma=2)
+    expected = [0.8**2 * math.log(2), 0.9**2 * -math.log(0.3), 0.8**2 * -math.log(0.2)]
+    assert value.tolist() == pytest.approx(expected)
+
+
+def test_dual_focal_and_its_gradient_follow_the_definition() -> None:
+    logits, labels = golden()
+    leaf = logits.clone().requires_grad_()
+    value = dual_focal_loss(leaf, labels, gamma=1.7)
+    expected = torch.stack([literal(leaf[i], int(labels[i]), 1.7) for i in range(24)])
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(torch.autograd.grad(value.sum(), leaf)[0], torch.autograd.grad(expected.sum(), leaf)[0])
+
+
+def test_dual_focal_ties_with_the_true_class_are_not_below_it() -> None:
+    logits = torch.tensor([[1.0, 1.0, 1.0]], dtype=torch.float64)
+    assert dual_focal_loss(logits, torch.tensor([1]), gamma=2).item() == pytest.approx((2 / 3) ** 2 * math.log(3))
+
+
+def test_dual_focal_of_gamma_zero_is_cross_entropy_and_without_a_rival_is_focal() -> None:
+    logits, labels = golden()
+    torch.testing.assert_close(dual_focal_loss(logits, labels, gamma=0), F.cross_entropy(logits, labels, reduction="none"))
+    last = logits.argmin(1)
+    p = logits.softmax(1).gather(1, last.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(dual_focal_loss(logits, last, gamma=2), -((1 - p) ** 2) * p.log())
+
+
+def test_dual_focal_is_twice_differentiable_in_logits_and_gamma() -> None:
+    logits = torch.tensor([[1.0, -0.5, 0.2], [0.3, 2.0, -1.0], [0.4, 0.1, 0.3]], dtype=torch.float64, requires_grad=True)
+    gammas = torch.tensor([0.0, 2.0, 0.5], dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 2, 2])
+    assert torch.autograd.gradcheck(lambda z, g: dual_focal_loss(z, labels, gamma=g), (logits, gammas))
+    assert torch.autograd.gradgradcheck(lambda z, g: dual_focal_loss(z, labels, gamma=g), (logits, gammas))
+
+
+def test_dual_focal_in_float32_is_exact_at_saturation() -> None:
+    # Two classes: r = 1 - p, so that the base is 2 (1 - p), here 2 exp(-30), and -log p is exp(-30).
+    value = dual_focal_loss(torch.tensor([[30.0, 0.0]]), torch.tensor([0]), gamma=1)
+    assert value.item() == pytest.approx(2 * math.exp(-60.0), rel=1e-5)
+
+
+EDGES = torch.tensor([0.0, 0.25, 0.75, 1.0], dtype=torch.float64)
+GAMMAS = torch.tensor([3.0, -0.5, 1.0], dtype=torch.float64)
+
+
+def pair(p: float) -> torch.Tensor:
+    return torch.tensor([[math.log(p), math.log(1 - p)]], dtype=torch.float64)
+
+
+def test_adafocal_takes_the_gamma_of_the_true_class_probabilitys_bin() -> None:
+    cases = [(0.1, 0.9**3), (0.5, 1.5**0.5), (0.7, 1.7**0.5), (0.9, 0.1)]
+    for p, factor in cases:
+        value = adafocal_loss(pair(p), torch.tensor([0]), gammas=GAMMAS, edges=EDGES)
+        assert value.item() == pytest.approx(-factor * math.log(p))
+
+
+def test_adafocal_at_an_edge_falls_into_the_bin_below() -> None:
+    # Four equal logits: p is exactly a quarter.
+    value = adafocal_loss(torch.zeros(1, 4, dtype=torch.float64), torch.tensor([0]), gammas=GAMMAS, edges=EDGES)
+    assert value.item() == pytest.approx(0.75**3 * math.log(4))
+
+
+def test_adafocal_beyond_the_outer_edges_uses_the_outer_bins() -> None:
+    edges = torch.tensor([0.4, 0.5, 0.6, 0.7], dtype=torch.float64)
+    low = adafocal_loss(pair(0.1), torch.tensor([0]), gammas=GAMMAS, edges=edges)
+    high = adafocal_loss(pair(0.9), torch.tensor([0]), gammas=GAMMAS, edges=edges)
+    assert low.item() == pytest.approx(-(0.9**3) * math.log(0.1))
+    assert high.item() == pytest.approx(-0.1 * math.log(0.9))
+
+
+def test_adafocal_never_chooses_a_bin_of_zero_width() -> None:
+    edges = torch.tensor([0.0, 0.5, 0.5, 1.0], dtype=torch.float64)
+    gammas = torch.tensor([0.0, 99.0, 0.0], dtype=torch.float64)
+    logits, labels = golden()
+    logits = torch.cat([logits, torch.zeros(1, 5, dtype=torch.float64)])
+    labels = torch.cat([labels, torch.tensor([0])])
+    value = adafocal_loss(logits, labels, gammas=gammas, edges=edges)
+    torch.testing.assert_close(value, torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
+
+
+def test_adafocal_with_one_gamma_is_focal_or_inverse_focal() -> None:
+    logits, labels = golden()
+    torch.testing.assert_close(
+        adafocal_loss(logits, labels, gammas=torch.full((3,), 2.0), edges=EDGES), focal_loss(logits, labels, gamma=2)
+    )
+    torch.testing.assert_close(
+        adafocal_loss(logits, labels, gammas=torch.full((3,), -2.0), edges=EDGES), inverse_focal_loss(logits, labels, gamma=2)
+    )
+
+
+def test_adafocal_update_rule_by_hand() -> None:
+    gammas = torch.tensor([1.0, 1.0, -1.0, -1.0, 0.25, -0.25, 19.0, -1.9])
+    gaps = torch.tensor([0.5, -0.5, 0.5, -0.5, -0.4, 0.4, 0.5, -0.5])
+    e = math.exp(0.5)
+    # Grows where over-confident, shrinks where under-confident; changes over below 0.2; clipped to [-2, 20].
+    expected = [e, 1 / e, -1 / e, -e, -0.2, 0.2, 20.0, -2.0]
+    moved = adafocal_gammas(gammas, gaps)
+    assert moved.tolist() == pytest.approx(expected)
+    assert gammas[0].item() == 1.0
+
+
+def test_adafocal_module_before_any_update_is_focal_loss() -> None:
+    logits, labels = golden()
+    torch.testing.assert_close(AdaFocalLoss(reduction="none")(logits, labels), focal_loss(logits, labels, gamma=1))
+    assert torch.equal(AdaFocalLoss(n_bins=4).edges, torch.tensor([0, 0.25, 0.5, 0.75, 1.0]))
+
+
+def test_adafocal_module_update_moves_gammas_by_the_gaps_of_equal_mass_bins() -> None:
+    probs, labels = mixed_gaps(n=300)
+    loss = AdaFocalLoss(n_bins=3, rate=2.0)
+    bins = loss.update(probs, labels)
+    confidence, order = probs.amax(1).sort()
+    correct = (probs.argmax(1) == labels)[order].double()
+    gaps = (confidence - correct).reshape(3, 100).mean(1)
+    torch.testing.assert_close(loss.gammas.double(), torch.exp(2 * gaps), rtol=1e-6, atol=0)
+    torch.testing.assert_close(bins.gap, gaps)
+    expected = torch.stack([confidence[0], confidence[99], confidence[199], confidence[299]])
+    torch.testing.assert_close(loss.edges.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_adafocal_module_update_from_predictions_equals_that_from_arrays() -> None:
+    probs, labels = mixed_gaps(n=200)
+    one, two, three = AdaFocalLoss(), AdaFocalLoss(), AdaFocalLoss()
+    one.update(probs, labels)
+    two.update(Predictions(probs=probs, labels=labels, split="val"))
+    three.update(probs.numpy(), labels.tolist())
+    assert torch.equal(one.gammas, two.gammas)
+    assert torch.equal(one.edges, two.edges)
+    assert torch.equal(one.gammas, three.gammas)
+
+
+def test_adafocal_module_with_all_confidences_tied_stays_usable() -> None:
+    probs = torch.tensor([[1.0, 0.0]] * 20)
+    loss = AdaFocalLoss()
+    loss.update(probs, torch.arange(20) % 2)
+    assert torch.equal(loss.edges, torch.ones(16))
+    logits, labels = golden()
+    # Every true-class probability lies in the first bin, whose gap was one half.
+    torch.testing.assert_close(loss(logits, labels), focal_loss(logits, labels, gamma=float(loss.gammas[0])).mean())
+    assert loss.gammas[0].item() == pytest.approx(math.exp(0.5))
+
+
+def test_adafocal_module_with_fewer_examples_than_bins_leaves_the_empty_ones() -> None:
+    loss = AdaFocalLoss()
+    loss.update([[0.9, 0.1], [0.6, 0.4]], [0, 0])
+    assert loss.gammas.tolist() == pytest.approx([math.exp(-0.4), math.exp(-0.1)] + [1.0] * 13)
+    assert torch.isfinite(loss(*golden()))
+
+
+def test_adafocal_module_turns_to_inverse_focal_when_under_confident() -> None:
+    loss = AdaFocalLoss(n_bins=1)
+    for _ in range(4):
+        loss.update([[0.55, 0.45]] * 4, [0] * 4)
+    # 1 -> e^-0.45 -> e^-0.9 -> e^-1.35 -> below 0.2, hence -0.2.
+    assert loss.gammas.item() == pytest.approx(-0.2)
+    logits, labels = golden()
+    torch.testing.assert_close(loss(logits, labels), inverse_focal_loss(logits, labels, gamma=0.2).mean())
+
+
+def test_adafocal_module_update_refuses_test_data_and_missing_labels() -> None:
+    loss = AdaFocalLoss()
+    test = Predictions(probs=[[0.9, 0.1]], labels=[0], split="test")
+    with pytest.raises(ValueError, match="must not be of the test split"):
+        loss.update(test)
+    with pytest.raises(ValueError, match="`labels` must be given"):
+        loss.update([[0.9, 0.1]])
+    with pytest.raises(ValueError, match="not beside `Predictions`"):
+        loss.update(test.replace(split="val"), [0])
+    assert torch.equal(loss.gammas, torch.ones(15))
+
+
+def test_focal_scalar_gamma_tensor_gets_the_sum_of_the_gradients_of_the_samples() -> None:
+    logits, labels = golden()
+    each = torch.full((24,), 1.5, dtype=torch.float64, requires_grad=True)
+    one = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    (by_each,) = torch.autograd.grad(focal_loss(logits, labels, gamma=each).sum(), each)
+    (by_one,) = torch.autograd.grad(focal_loss(logits, labels, gamma=one).sum(), one)
+    torch.testing.assert_close(by_one, by_each.sum())

@@ -2,8 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from calibrant.losses import LOSSES, PENALTIES, dece_penalty, sece_penalty, skce_penalty
-from calibrant.losses.sece import SECE
+from calibrant.losses import LOSSES, PENALTIES, SECE, dece_penalty, sece_penalty, skce_penalty
 from calibrant.meta import PRESETS, MetaSettings, make_objective
 from calibrant.meta.settings import objective_table, settings_of
 from helpers import golden

@@ -1,3 +1,5 @@
+"""Training that remembers samples: CRL and the pruner."""
+
 from __future__ import annotations
 
 import math
@@ -5,7 +7,7 @@ import math
 import pytest
 import torch
 
-from calibrant.losses import CRL, CrossEntropyLoss, crl_penalty
+from calibrant.losses import CRL, ConfidencePruner, crl_penalty
 from helpers import golden, with_confidence
 
 
@@ -70,39 +72,68 @@ def test_crl_module_where_all_were_right_each_time_gives_zero() -> None:
     assert crl.correctness(torch.tensor([0, 1])).tolist() == [0, 0]
 
 
-def test_crl_joins_a_sum_that_passes_its_indices_on() -> None:
+def test_pruner_keeps_a_moving_average_of_confidence() -> None:
+    pruner = ConfidencePruner(num_samples=3, ema=0.75)
+    for confidence in (0.9, 0.5):
+        logits, _ = with_confidence([confidence], [1])
+        pruner.update(logits, indices=torch.tensor([1]))
+    assert pruner.confidence[1].item() == pytest.approx(0.75 * 0.9 + 0.25 * 0.5)
+    assert pruner.confidence[[0, 2]].isnan().all()
+
+
+def test_pruner_drops_the_least_confident_fraction_of_those_kept_on_schedule() -> None:
+    pruner = ConfidencePruner(num_samples=10, fraction=0.2, every=2)
+    logits, _ = with_confidence([0.9, 0.51, 0.8, 0.7, 0.52, 0.6, 0.65, 0.75, 0.85, 0.95], [1] * 10)
+    pruner.update(logits, indices=torch.arange(10))
+    sizes = []
+    for _ in range(5):
+        pruner.end_epoch()
+        sizes.append(len(pruner.kept_indices()))
+    assert sizes == [10, 8, 8, 7, 7]
+    assert pruner.kept_indices().tolist() == [0, 2, 3, 6, 7, 8, 9]
+
+
+def test_pruner_never_drops_what_it_has_not_seen() -> None:
+    pruner = ConfidencePruner(num_samples=4, fraction=0.75, every=1)
+    pruner.update(with_confidence([0.9], [1])[0], indices=torch.tensor([2]))
+    pruner.end_epoch()
+    assert pruner.kept_indices().tolist() == [0, 1, 3]
+
+
+def test_pruner_state_is_restored_by_its_state_dict() -> None:
+    first, second = (ConfidencePruner(num_samples=4, fraction=0.5, every=1) for _ in range(2))
+    first.update(with_confidence([0.9, 0.8, 0.7, 0.6], [1] * 4)[0], indices=torch.arange(4))
+    first.end_epoch()
+    second.load_state_dict(first.state_dict())
+    assert second.kept_indices().tolist() == first.kept_indices().tolist() == [0, 1]
+    assert int(second.epoch) == 1
+
+
+def test_crl_leaves_out_the_indices_of_ignored_labels() -> None:
     logits, labels = golden()
-    loss = CrossEntropyLoss() + CRL(num_samples=50)
-    value = loss(logits, labels, indices=torch.arange(24))
-    torch.testing.assert_close(value, CrossEntropyLoss()(logits, labels))
-    with pytest.raises(ValueError, match=r"`indices` must be given as a keyword argument"):
-        loss(logits, labels)
+    padded = labels.where(labels > 0, -100)
+    kept, indices = padded >= 0, torch.arange(24) + 2
+    whole, part = CRL(num_samples=26, ignore_index=-100), CRL(num_samples=26)
+    whole.update(logits, padded, indices=indices)
+    part.update(logits[kept], labels[kept], indices=indices[kept])
+    assert torch.equal(whole.times_right, part.times_right)
+    whole.set_epoch(1)
+    part.set_epoch(1)
+    assert torch.equal(whole(logits, padded, indices=indices), part(logits[kept], labels[kept], indices=indices[kept]))
 
 
-def test_crl_of_bad_input_raises() -> None:
-    logits, labels = golden()
-    with pytest.raises(
-        ValueError, match=r"crl_penalty: `correctness` must be floating \[B\] = \[24\], got torch.float32 \[3\]"
-    ):
-        crl_penalty(logits, labels, torch.zeros(3))
-    with pytest.raises(ValueError, match=r"`score` must be one of 'confidence', 'entropy', 'margin', got 'top'"):
-        crl_penalty(logits, labels, torch.zeros(24), score="top")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"CRL: `num_samples` must be a whole number >= 1, got 0"):
-        CRL(num_samples=0)
-    with pytest.raises(ValueError, match=r"crl_penalty: `correctness` must lie in \[0, 1\], got 1.5"):
-        crl_penalty(logits, labels, torch.full((24,), 1.5))
-
-
-@pytest.mark.parametrize("use", ["call", "update"])
-def test_crl_module_refuses_indices_that_name_no_sample(use: str) -> None:
+@pytest.mark.parametrize("indices", [[0, 3], [-1, 2], [0, 1, 2], [0.0, 1.0]])
+def test_crl_refuses_indices_that_name_no_sample(indices: list[float]) -> None:
     crl = CRL(num_samples=3)
-    logits, labels = torch.zeros(2, 2), torch.tensor([0, 1])
-    call = crl if use == "call" else crl.update
-    for indices, got in (([0, 3], "3"), ([-1, 2], "-1")):
-        with pytest.raises(ValueError, match=rf"CRL: `indices` must lie in \[0, num_samples\) = \[0, 3\), got {got}"):
-            call(logits, labels, indices=torch.tensor(indices))
-    with pytest.raises(ValueError, match=r"CRL: `indices` must be int64 or int32 \[B\] = \[2\], got torch.int64 \[3\]"):
-        call(logits, labels, indices=torch.arange(3))
-    with pytest.raises(ValueError, match=r"`indices` must be int64 or int32 \[B\] = \[2\], got torch.float32 \[2\]"):
-        call(logits, labels, indices=torch.zeros(2))
+    for call in (crl, crl.update):
+        with pytest.raises(ValueError, match="CRL: `indices` must"):
+            call(torch.zeros(2, 2), torch.tensor([0, 1]), indices=torch.tensor(indices))
     assert crl.times_right.tolist() == [0, 0, 0]
+
+
+def test_crl_refuses_a_history_that_is_none() -> None:
+    for wrong in (torch.zeros(3), torch.full((24,), 1.5), torch.zeros(24, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="`correctness` must"):
+            crl_penalty(*golden(), wrong)
+    with pytest.raises(ValueError, match="`score` must"):
+        crl_penalty(*golden(), torch.zeros(24), score="top")  # type: ignore[arg-type]

@@ -1,13 +1,18 @@
-"""Dense logits, ignored labels and class weights of the modules, against torch's own loss and rows chosen by hand."""
+"""Modules of objectives: sums, further inputs, dense logits, ignored labels and class weights."""
 
 from __future__ import annotations
 
+import copy
+import inspect
+import math
+import pickle
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from calibrant.losses import (
-    CRL,
     LOSSES,
     MDCA,
     PENALTIES,
@@ -19,6 +24,8 @@ from calibrant.losses import (
     MixupLoss,
     Objective,
     Penalty,
+    ScheduledFocalLoss,
+    WeightedSum,
     avuc_threshold,
     brier_loss,
     cross_entropy_loss,
@@ -26,6 +33,102 @@ from calibrant.losses import (
     mdca_penalty,
 )
 from calibrant.losses.base import Reduction
+
+
+class MeanTop(Penalty):
+    """A penalty simple enough to follow by hand: the mean top logit."""
+
+    def value(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return logits.amax(1).mean()
+
+
+class Counting(Penalty):
+    """A penalty with a further input and a state."""
+
+    inputs = ("indices",)
+    seen: Tensor
+
+    def __init__(self, *, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.register_buffer("seen", torch.zeros(size))
+
+    def value(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> Tensor:
+        return self.seen[indices].mean()
+
+
+LOGITS = torch.tensor([[0.0, 0.0], [math.log(3.0), 0.0]])
+LABELS = torch.tensor([1, 0])
+# Cross-entropies ln 2 and ln 4/3; mean top logit ln(3) / 2.
+CE = torch.tensor([math.log(2.0), math.log(4 / 3)])
+TOP = torch.tensor(math.log(3.0) / 2)
+
+
+def test_sum_prints_as_it_was_written() -> None:
+    assert repr(FocalLoss(gamma=3) + 0.5 * MeanTop()) == "FocalLoss(gamma=3) + 0.5 * MeanTop()"
+    assert repr(MeanTop() * 2) == "2 * MeanTop()"
+    assert repr(1.0 * MeanTop() + BrierLoss(reduction="mean")) == "MeanTop() + BrierLoss()"
+    assert repr(FocalLoss(gamma=1.5, reduction="sum")) == "FocalLoss(gamma=1.5, reduction='sum')"
+    assert str(FocalLoss(gamma=3.0)) == "FocalLoss(gamma=3)"
+
+
+def test_sum_of_several_is_flat_and_scales_as_a_whole() -> None:
+    loss = 0.5 * (CrossEntropyLoss() + 0.5 * MeanTop()) + MeanTop()
+    assert loss.weights == (0.5, 0.25, 1.0)
+    torch.testing.assert_close(loss(LOGITS, LABELS), 0.5 * CE.mean() + 1.25 * TOP)
+    torch.testing.assert_close(sum([CrossEntropyLoss(), MeanTop(), MeanTop()])(LOGITS, LABELS), CE.mean() + 2 * TOP)
+
+
+def test_penalties_alone_are_a_scalar_loss() -> None:
+    assert torch.equal(MeanTop()(LOGITS, LABELS), TOP)
+    total = 0.5 * MeanTop() + MeanTop()
+    assert total.reduction is None
+    torch.testing.assert_close(total(LOGITS, LABELS), 1.5 * TOP)
+
+
+def test_weight_of_numpy_makes_a_sum() -> None:
+    loss = np.float32(0.5) * MeanTop()
+    assert isinstance(loss, WeightedSum)
+    assert (np.float64(0.5) * MeanTop()).weights == (0.5,)
+
+
+def test_further_inputs_reach_the_member_that_needs_them() -> None:
+    counting = Counting(size=4)
+    counting.seen[2] = 3.0
+    loss = CrossEntropyLoss() + 2 * counting
+    assert loss.inputs == ("indices",)
+    assert repr(loss) == "CrossEntropyLoss(label_smoothing=0) + 2 * Counting(size=4)"
+    torch.testing.assert_close(loss(LOGITS, LABELS, indices=torch.tensor([2, 0])), CE.mean() + 3.0)
+
+
+def test_state_of_members_travels_with_the_sum() -> None:
+    first, second = (CrossEntropyLoss() + Counting(size=4) for _ in range(2))
+    first.terms[1].seen.fill_(2.0)
+    assert list(first.state_dict()) == ["terms.1.seen"]
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second.terms[1].seen, torch.full((4,), 2.0))
+
+
+def test_epoch_reaches_every_member() -> None:
+    loss = CrossEntropyLoss() + ScheduledFocalLoss()
+    loss.set_epoch(120)
+    assert loss.terms[1].epoch == 120
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_sum_compiles_in_one_graph(reduction: Reduction) -> None:
+    torch._dynamo.reset()
+    loss = CrossEntropyLoss(reduction=reduction) + 0.5 * MeanTop() + Counting(size=4)
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    indices = torch.tensor([0, 1])
+    torch.testing.assert_close(compiled(LOGITS, LABELS, indices=indices), loss(LOGITS, LABELS, indices=indices))
+
+
+def test_entry_reads_its_summary_and_defaults_from_the_function() -> None:
+    assert LOSSES["focal"].summary == "Cross-entropy scaled down where the true class is already probable."
+    assert LOSSES["focal"].defaults == {"gamma": 3.0}
+    assert LOSSES["dual_focal"].defaults == {}
+
 
 REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "none")
 WEIGHT = torch.tensor([0.5, 2.0, 0.0, 1.0])
@@ -54,16 +157,6 @@ def inputs_of(module: Objective, labels: Tensor) -> dict[str, Tensor]:
     return {name: more[name] for name in module.inputs}
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_every_module_of_dense_logits_is_that_of_their_rows(name: str) -> None:
-    logits, labels = draw(2, 2, ignored=None)
-    module = made(name)
-    more = inputs_of(module, labels)
-    flat = {key: value.reshape(-1) if value.ndim else value for key, value in more.items()}
-    expected = module(logits.movedim(1, -1).reshape(-1, 4), labels.reshape(-1), **flat)
-    assert torch.equal(module(logits, labels, **more), expected)
-
-
 @pytest.mark.parametrize("name", sorted(set(BOTH) - {"mixup"}))
 def test_every_module_with_ignored_labels_is_that_of_the_others(name: str) -> None:
     logits, labels = draw()
@@ -89,11 +182,6 @@ def test_cross_entropy_of_every_form_is_that_of_torch(
         value = loss(leaf, labels)
         found.append((value.detach(), torch.autograd.grad(value.square().sum(), leaf)[0]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
-
-
-def test_focal_loss_without_ignored_labels_gives_what_it_gave() -> None:
-    logits, labels = draw(ignored=None)
-    assert torch.equal(FocalLoss(ignore_index=-100)(logits, labels), FocalLoss()(logits, labels))
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -175,98 +263,12 @@ def test_module_prints_and_keeps_what_it_was_given() -> None:
     assert list(FocalLoss().state_dict()) == []
 
 
-def test_crl_leaves_out_the_indices_of_ignored_labels() -> None:
-    logits, labels = draw()
-    kept, indices = labels >= 0, torch.arange(6) + 2
-    whole, part = CRL(num_samples=9, ignore_index=-100), CRL(num_samples=9)
-    whole.update(logits, labels, indices=indices)
-    part.update(logits[kept], labels[kept], indices=indices[kept])
-    assert torch.equal(whole.times_right, part.times_right)
-    whole.times_right[4] = part.times_right[4] = 1
-    torch.testing.assert_close(
-        whole(logits, labels, indices=indices), part(logits[kept], labels[kept], indices=indices[kept]), rtol=0, atol=0
-    )
-    with pytest.raises(ValueError, match=r"CRL: `indices` must be int64 or int32 \[B\] = \[12\], got torch.int64 \[6\]"):
-        part(*draw(2, ignored=None), indices=indices)
-
-
 def test_avuc_threshold_follows_labelled_rows_alone() -> None:
     logits, labels = draw(3)
     penalty = AvUC(ignore_index=-100)
     penalty.update_threshold(logits, labels)
     rows = logits.movedim(1, -1).reshape(-1, 4)[labels.reshape(-1) >= 0]
     torch.testing.assert_close(penalty.current_threshold.double(), avuc_threshold(rows, labels[labels >= 0]))
-
-
-def test_mixup_of_dense_logits_flattens_both_labels() -> None:
-    (logits, labels), lam = draw(3, ignored=None), torch.tensor(0.3)
-    rows = logits.movedim(1, -1).reshape(-1, 4)
-    found = MixupLoss()(logits, labels, labels_b=labels.flip(0), lam=lam)
-    expected = MixupLoss()(rows, labels.reshape(-1), labels_b=labels.flip(0).reshape(-1), lam=lam)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"ignore_index": -100}, {"weight": WEIGHT}, {"base": FocalLoss(weight=WEIGHT)}, {"base": BrierLoss(ignore_index=1)}],
-)
-def test_mixup_refuses_what_needs_one_label(options: dict[str, object]) -> None:
-    with pytest.raises(
-        ValueError, match="MixupLoss: neither it nor `base` may have an `ignore_index` or a `weight`, as a mixed"
-    ):
-        MixupLoss(**options)  # type: ignore[arg-type]
-
-
-def test_label_below_zero_names_ignore_index() -> None:
-    logits, labels = draw()
-    for loss in (CrossEntropyLoss(), FocalLoss(), MDCA(), FocalLoss(ignore_index=7) + MDCA()):
-        with pytest.raises(
-            ValueError, match=r"got -100. If it marks .* to leave out, give the loss's module .* `ignore_index=-100`\."
-        ):
-            loss(logits, labels)
-
-
-def test_what_cannot_be_is_refused_with_a_sentence() -> None:
-    logits, labels = draw(3, ignored=None)
-    with pytest.raises(ValueError, match=r"FocalLoss: .* The classes come last: pass `logits.movedim\(-1, 1\)`"):
-        FocalLoss()(logits.movedim(1, -1), labels)
-    with pytest.raises(ValueError, match=r"FocalLoss: `labels` must be \[N, ...\] = \[6, 3\], got \[6\]"):
-        FocalLoss()(logits, labels[:, 0])
-    with pytest.raises(ValueError, match=r"`logits` must be a tensor, got ndarray"):
-        FocalLoss(ignore_index=-100)(logits.numpy(), labels)
-    with pytest.raises(ValueError, match="FocalLoss: `ignore_index` must be a whole number or None, got -0.5"):
-        FocalLoss(ignore_index=-0.5)  # type: ignore[typeddict-item]
-    with pytest.raises(ValueError, match="WeightedSum: terms must share one `ignore_index`, got"):
-        FocalLoss(ignore_index=1) + MDCA(ignore_index=2)
-    with pytest.raises(
-        ValueError, match="MDCA: `weight` must not be given, as a penalty is about the batch as a whole. Give it to"
-    ):
-        MDCA(weight=WEIGHT)
-    with pytest.raises(
-        ValueError, match=r"FocalLoss: `weight` must be a floating tensor \[C\], one number per class, got list"
-    ):
-        FocalLoss(weight=[1.0, 2.0])  # type: ignore[typeddict-item]
-    with pytest.raises(ValueError, match=r"FocalLoss: `weight` must be finite and >= 0, got \[-1.0\]"):
-        FocalLoss(weight=torch.tensor([-1.0]))
-    with pytest.raises(ValueError, match=r"FocalLoss: `weight` must be \[C\] = \[4\], got \[2\]"):
-        FocalLoss(weight=torch.ones(2))(logits, labels)
-
-
-def test_penalty_of_ones_own_has_it_all_for_nothing() -> None:
-    class MeanTop(Penalty):
-        def value(self, logits: Tensor, labels: Tensor) -> Tensor:
-            return logits.amax(1).mean()
-
-    logits, labels = draw(3)
-    expected = logits.amax(1)[labels >= 0].mean()
-    torch.testing.assert_close(MeanTop(ignore_index=-100)(logits, labels), expected)
-
-
-def test_misspelt_argument_is_answered_with_the_nearest_of_the_class_that_was_named() -> None:
-    with pytest.raises(TypeError, match="unknown argument of FocalLoss 'gama'. Did you mean 'gamma'?"):
-        FocalLoss(gama=3)
-    with pytest.raises(TypeError, match="unknown argument of MDCA 'ignor_index'. Did you mean 'ignore_index'?"):
-        MDCA(ignor_index=1)
 
 
 def test_adafocal_learns_from_labelled_rows_alone() -> None:
@@ -289,3 +291,68 @@ def test_mixup_of_dense_logits_takes_a_proportion_for_every_example() -> None:
         lam=lam.repeat_interleave(positions),
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"), [("mean", CE.mean() + 0.5 * TOP), ("sum", CE.sum() + TOP), ("none", CE + 0.5 * TOP)]
+)
+def test_weight_of_a_penalty_means_the_same_under_every_reduction(reduction: Reduction, expected: Tensor) -> None:
+    loss = CrossEntropyLoss(reduction=reduction) + 0.5 * MeanTop()
+    torch.testing.assert_close(loss(LOGITS, LABELS), expected)
+
+
+@pytest.mark.parametrize("weight", [-0.5, math.nan, math.inf, True, "2", torch.tensor(0.5), None])
+def test_weight_that_is_no_finite_number_from_zero_on_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match=r"MeanTop: its weight in a sum must be a finite number >= 0"):
+        MeanTop() * weight
+
+
+def test_sum_of_what_does_not_fit_together_is_refused() -> None:
+    with pytest.raises(ValueError, match="must share one `reduction`"):
+        CrossEntropyLoss() + BrierLoss(reduction="sum")
+    with pytest.raises(ValueError, match="must share one `ignore_index`"):
+        FocalLoss(ignore_index=1) + MDCA(ignore_index=2)
+    with pytest.raises(ValueError, match="`terms` must hold at least one"):
+        WeightedSum([])
+    for other in (nn.CrossEntropyLoss(), 1.0):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            MeanTop() + other
+
+
+def test_further_inputs_missing_or_unknown_are_named() -> None:
+    loss = CrossEntropyLoss() + Counting(size=4)
+    with pytest.raises(ValueError, match="`indices` must be given as a keyword argument"):
+        loss(LOGITS, LABELS)
+    with pytest.raises(ValueError, match=r"unknown input of WeightedSum 'indicies'. Did you mean 'indices'"):
+        loss(LOGITS, LABELS, indicies=torch.tensor([2, 0]))
+    with pytest.raises(ValueError, match="unknown input of FocalLoss 'indices'"):
+        FocalLoss()(LOGITS, LABELS, indices=torch.tensor([2, 0]))
+
+
+def test_labels_and_weights_that_do_not_fit_the_logits_are_refused() -> None:
+    logits, labels = draw(3, ignored=None)
+    with pytest.raises(ValueError, match=r"pass `logits.movedim\(-1, 1\)`"):
+        FocalLoss()(logits.movedim(1, -1), labels)
+    with pytest.raises(ValueError, match="FocalLoss: `labels` must be"):
+        FocalLoss()(logits, labels[:, 0])
+    with pytest.raises(ValueError, match="`logits` must be a tensor"):
+        FocalLoss(ignore_index=-100)(logits.numpy(), labels)
+    with pytest.raises(ValueError, match=r"FocalLoss: `weight` must be \[C\]"):
+        FocalLoss(weight=torch.ones(2))(logits, labels)
+    with pytest.raises(ValueError, match="`labels` must lie in .*`ignore_index=-1`"):
+        (FocalLoss(ignore_index=7) + MDCA())(logits, labels - 1)
+    for options in ({"ignore_index": -100}, {"weight": WEIGHT}, {"base": BrierLoss(ignore_index=1)}):
+        with pytest.raises(ValueError, match="may have an `ignore_index` or a `weight`"):
+            MixupLoss(**options)  # type: ignore[arg-type]
+
+
+def test_module_names_its_arguments_for_help_and_survives_a_copy() -> None:
+    loss = FocalLoss(gamma=2, ignore_index=3) + MeanTop()
+    assert list(inspect.signature(FocalLoss).parameters) == ["gamma", "reduction", "ignore_index", "weight"]
+    assert repr(pickle.loads(pickle.dumps(loss))) == repr(copy.deepcopy(loss)) == repr(loss)
+
+
+def test_module_of_a_function_reads_its_attributes_at_every_call() -> None:
+    loss = FocalLoss(gamma=2)
+    loss.gamma = 0.0
+    torch.testing.assert_close(loss(LOGITS, LABELS), CE.mean())

@@ -1,18 +1,16 @@
-"""CRL: correctness ranking loss. A sample more often right during training should be the more confident one."""
+"""Training that remembers each sample: the correctness ranking loss (CRL), and the pruning of samples by confidence."""
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, TypeAlias, Unpack
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from calibrant.core.checks import check_count, check_logits, range_if_free
-from calibrant.losses.base import Penalty, Shared
-from calibrant.losses.confidence import confidence_and_correct, probs_and_entropy
-from calibrant.losses.labelled import to_rows
-from calibrant.losses.logprob import widen
+from calibrant.losses.base import Penalty, to_rows
+from calibrant.losses.probability import confidence_and_correct, probs_and_entropy, widen
 
 Score: TypeAlias = Literal["confidence", "entropy", "margin"]
 
@@ -27,19 +25,17 @@ def crl_penalty(logits: Tensor, labels: Tensor, correctness: Tensor, *, score: S
 
     where pairs with :math:`s_i = s_j` count zero. Certainty is the top probability ("confidence"), the negative entropy over
     ln C ("entropy") or the lead of the top probability over the second ("margin"). Batches have to be shuffled, since the
-    pairs follow their order. The weight that goes with it is 1. The labels' part is played by ``correctness``.
-
-    In the paper s is the plain share of epochs in which a sample was right; the released code takes off the least count, as
-    `CRL` does. The paper scales the entropy to the range seen; the code divides it by ln C, as here.
+    pairs follow their order. The weight that goes with it is 1. In the paper s is the plain share of epochs in which a sample
+    was right; the released code takes off the least count, as `CRL` does.
 
     Args:
-        logits: Scores ``[B, C]``. float16 and bfloat16 are computed, and returned, in float32.
+        logits: Scores ``[B, C]``.
         labels: Class indices ``[B]``; checked and otherwise unused.
         correctness: ``[B]`` in [0, 1], the share of earlier epochs in which each sample was right; `CRL` keeps it.
         score: "confidence" (the released default), "entropy" or "margin".
 
     Returns:
-        Scalar ``[]`` in ``[0, 2]``; 0 is best. Raises ``ValueError`` if shapes disagree or the score is not one of those named.
+        Scalar ``[]`` in ``[0, 2]``; 0 is best.
 
     Example:
         >>> logits = torch.zeros(2, 2)  # equally confident, though the first was right twice as often
@@ -47,7 +43,8 @@ def crl_penalty(logits: Tensor, labels: Tensor, correctness: Tensor, *, score: S
         tensor(0.5000)
 
     Reference:
-        Moon et al., "Confidence-aware learning for deep neural networks", ICML 2020, eq. 2.
+        Moon et al., "Confidence-aware learning for deep neural networks", ICML 2020. Code:
+        daintlab/confidence-aware-learning, train.py and crl_utils.py.
     """
     where = "crl_penalty"
     check_logits(logits, labels, where=where)
@@ -74,7 +71,7 @@ def _certainty(logits: Tensor, labels: Tensor, *, score: str, where: str) -> Ten
     raise ValueError(f"{where}: `score` must be one of 'confidence', 'entropy', 'margin', got {score!r}.")
 
 
-class CRL(Penalty):
+class CRL(Penalty, function=crl_penalty):
     r"""`crl_penalty` as a module that counts how often each training sample was right.
 
     Its past correctness is :math:`s_n = (r_n - \min r) / (E - \min r)` with :math:`r_n` the number of times sample n was
@@ -84,7 +81,7 @@ class CRL(Penalty):
     Args:
         num_samples: Size of the training set.
         score: "confidence", "entropy" or "margin".
-        shared: ``ignore_index``, as in `Penalty`.
+        ignore_index: Label of the samples to leave out, or None.
 
     Attributes:
         times_right: Buffer ``[num_samples]``, the counts r.
@@ -103,15 +100,15 @@ class CRL(Penalty):
     times_right: Tensor
     epochs: Tensor
 
-    def __init__(self, *, num_samples: int, score: Score = "confidence", **shared: Unpack[Shared]) -> None:
-        super().__init__(**shared)
+    def __init__(self, *, num_samples: int, score: Score = "confidence", ignore_index: int | None = None) -> None:
+        super().__init__(ignore_index=ignore_index)
         check_count(num_samples, where="CRL", name="num_samples")
         self.num_samples = num_samples
         self.score: Score = score
         self.register_buffer("times_right", torch.zeros(num_samples))
         self.register_buffer("epochs", torch.zeros(()))
 
-    def value(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> Tensor:
+    def value(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> Tensor:  # type: ignore[override]
         """Return the penalty of the batch, ``[]``; ``indices [B]`` are the samples' positions in the training set."""
         self._check_indices(indices, labels)
         return crl_penalty(logits, labels, self.correctness(indices), score=self.score)
@@ -142,3 +139,83 @@ class CRL(Penalty):
         if low < 0 or high >= self.num_samples:
             wrong = low if low < 0 else high
             raise ValueError(f"CRL: `indices` must lie in [0, num_samples) = [0, {self.num_samples}), got {wrong}.")
+
+
+class ConfidencePruner(nn.Module):
+    r"""Drops, every few epochs, the training samples of lowest confidence (re-implemented from the description).
+
+    The confidence of sample n is remembered as a moving average, so that one odd epoch does not decide,
+
+    .. math:: m_n \leftarrow \rho\, m_n + (1 - \rho) \max_k q_{nk}
+
+    with :math:`\rho` the ``ema`` and the first confidence seen taken as it is. After every ``every`` epochs the ``fraction``
+    of the kept samples whose :math:`m_n` is lowest leaves for good. Samples never seen stay. No code of the authors is public,
+    so the defaults are ours.
+
+    Args:
+        num_samples: Size of the training set.
+        ema: Share in [0, 1) of the old average kept at an update.
+        fraction: Share in [0, 1) of the kept samples dropped at each pruning.
+        every: Epochs between prunings.
+
+    Attributes:
+        confidence: Buffer ``[num_samples]``, the moving averages; NaN where never seen.
+        kept: Buffer ``[num_samples]``, True for samples still in training.
+        epoch: Buffer ``[]``, epochs ended so far.
+
+    Example:
+        >>> pruner = ConfidencePruner(num_samples=4, fraction=0.25, every=1)
+        >>> logits = torch.tensor([[3.0, 0.0], [1.0, 0.0], [2.0, 0.0], [4.0, 0.0]])
+        >>> pruner.update(logits, indices=torch.arange(4))
+        >>> pruner.end_epoch()
+        >>> pruner.kept_indices()
+        tensor([0, 2, 3])
+
+    Reference:
+        Patra et al., WACV 2023.
+    """
+
+    confidence: Tensor
+    kept: Tensor
+    epoch: Tensor
+
+    def __init__(self, *, num_samples: int, ema: float = 0.7, fraction: float = 0.1, every: int = 20) -> None:
+        super().__init__()
+        where = type(self).__name__
+        check_count(num_samples, where=where, name="num_samples")
+        check_count(every, where=where, name="every")
+        for name, value in (("ema", ema), ("fraction", fraction)):
+            if not 0 <= value < 1:
+                raise ValueError(f"{where}: `{name}` must lie in [0, 1), got {value!r}.")
+        self.num_samples = num_samples
+        self.ema = ema
+        self.fraction = fraction
+        self.every = every
+        self.register_buffer("confidence", torch.full((num_samples,), float("nan")))
+        self.register_buffer("kept", torch.ones(num_samples, dtype=torch.bool))
+        self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def update(self, logits: Tensor, *, indices: Tensor) -> None:
+        """Take in the confidences of a batch: ``logits [B, C]`` of the samples ``indices [B]``. No device synchronisation."""
+        new = logits.detach().to(self.confidence.dtype).softmax(1).amax(1)
+        old = self.confidence[indices]
+        self.confidence[indices] = torch.where(old.isnan(), new, self.ema * old + (1 - self.ema) * new)
+
+    @torch.no_grad()
+    def end_epoch(self) -> None:
+        """Count an epoch and, if it is one of those, prune."""
+        self.epoch += 1
+        if int(self.epoch) % self.every:
+            return
+        drop = int(self.fraction * int(self.kept.sum()))
+        rank = torch.where(self.kept & ~self.confidence.isnan(), self.confidence, float("inf"))
+        drop = min(drop, int(rank.isfinite().sum()))
+        self.kept[torch.argsort(rank, stable=True)[:drop]] = False
+
+    def kept_indices(self) -> Tensor:
+        """Return the positions ``[K]`` of the samples still in training, ascending: what a sampler draws from."""
+        return self.kept.nonzero().squeeze(1)
+
+    def __repr__(self) -> str:
+        return f"ConfidencePruner(num_samples={self.num_samples}, ema={self.ema}, fraction={self.fraction}, every={self.every})"

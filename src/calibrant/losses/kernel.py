@@ -1,0 +1,341 @@
+"""Penalties that compare every sample with its neighbours by a kernel: MMCE, SECE, SKCE and KDE-ECE."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from calibrant.core.checks import check_logits, check_positive
+from calibrant.core.kernels import gaussian_exponents, gaussian_weights, laplace_pair_sum
+from calibrant.core.soft_accuracy import all_pairs_accuracy
+from calibrant.losses.base import Penalty
+from calibrant.losses.probability import (
+    confidence_and_correct,
+    full_precision,
+    minus_log_p,
+    top_of,
+    true_class_log_odds,
+    widen,
+)
+
+Normalization: TypeAlias = Literal["paper", "official"]
+Accuracy: TypeAlias = Literal["hard", "soft"]
+Distance: TypeAlias = Literal["absolute", "kl"]
+Order: TypeAlias = Literal[1, 2]
+# Under the root of MMCE, as in the authors' code: the slope of the root at zero stays below 5e4.
+_ROOT_EPS = 1e-10
+# An accuracy is kept so far from 0 and 1 in its own entropy, whose slope is infinite there.
+_LEAST = 1e-6
+# Where all other logits are -inf, the odds against a class are zero; this stands for their logarithm.
+_LEAST_LOG_ODDS = -1e6
+# Confidence at which a Beta kernel is evaluated is held this far from 0 and 1, where its logarithm is infinite.
+_EDGE = 1e-6
+
+
+def mmce_penalty(logits: Tensor, labels: Tensor, *, scale: float = 0.4, squared: bool = False) -> Tensor:
+    r"""Kernel mean of the gap between correctness and confidence; for a calibrated model it falls to 0 as the batch grows.
+
+    With top probability :math:`c_i`, correctness :math:`a_i` of the top class (no gradient), batch size B and ``scale`` s,
+
+    .. math:: \mathrm{MMCE}^2 = \frac{1}{B^2} \sum_{i=1}^{B} \sum_{j=1}^{B} (a_i - c_i)(a_j - c_j)\, e^{-|c_i - c_j| / s} .
+
+    The sum is exact, by a sort and cumulative sums instead of a B x B kernel. The root is taken as
+    :math:`\sqrt{x + 10^{-10}}`, so that its slope stays finite at 0. The paper trains with the root; the authors' function and
+    its PyTorch port return the square (``squared=True``). At tied confidences the slope of :math:`|c_i - c_j|` is taken as 0.
+
+    Args:
+        logits: Scores ``[B, C]``.
+        labels: Class indices ``[B]``.
+        scale: Width ``s`` of the Laplace kernel, > 0; 0.4 in the paper and its code (written there as 2 * 0.2).
+        squared: Return MMCE² instead of MMCE.
+
+    Returns:
+        Scalar ``[]`` in ``[0, 1]``; 0 is best.
+
+    Example:
+        >>> mmce_penalty(torch.zeros(1, 2), torch.tensor([1]))  # one example, confidence 1/2, wrong
+        tensor(0.5000)
+
+    Reference:
+        Kumar, Sarawagi and Jain, "Trainable calibration measures for neural networks from kernel mean embeddings",
+        ICML 2018. Code: aviralkumar2907/MMCE, 20ng_mmce.py, `calibration_unbiased_loss`.
+    """
+    where = "mmce_penalty"
+    check_logits(logits, labels, where=where)
+    check_positive(scale, where=where, name="scale")
+    return _kernel_mean(logits, labels, groups=0, scale=scale, squared=squared)
+
+
+class MMCE(Penalty, function=mmce_penalty):
+    """`mmce_penalty` as a module."""
+
+
+def weighted_mmce_penalty(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    scale: float = 0.4,
+    normalization: Normalization = "paper",
+    squared: bool = False,
+) -> Tensor:
+    r"""MMCE with right and wrong predictions weighted equally, however many there are of each.
+
+    With top probability :math:`c`, the set R of m right and the set W of n wrong predictions, and kernel
+    :math:`k_{ij} = e^{-|c_i - c_j| / s}`,
+
+    .. math:: \mathrm{MMCE}_w^2 = \sum_{i,j \in R} \frac{(1 - c_i)(1 - c_j)\,k_{ij}}{m^2}
+        + \sum_{i,j \in W} \frac{c_i c_j\,k_{ij}}{n^2}
+        - 2 \sum_{i \in R, j \in W} \frac{(1 - c_i)\,c_j\,k_{ij}}{m n} ,
+
+    exact in O(B log B). The root is taken as :math:`\sqrt{x + 10^{-10}}`. Where all predictions are right, or all are wrong,
+    the penalty and its gradient are 0, as in the authors' code. That code, and its PyTorch port, divide every mean once more by
+    m², n² and mn (``normalization="official"``), which makes the term several times smaller: results published as "MMCE" with
+    it behave nearly like cross-entropy. Its weight there is 4 to 8 on text, 2 in the port.
+
+    Args:
+        logits: Scores ``[B, C]``.
+        labels: Class indices ``[B]``.
+        scale: Width ``s`` of the Laplace kernel, > 0; 0.4 in the paper and its code.
+        normalization: "paper" or "official" (as the released code).
+        squared: Return the square instead of its root.
+
+    Returns:
+        Scalar ``[]``, at least 0; 0 is best.
+
+    Example:
+        >>> logits = torch.zeros(2, 2)  # one right and one wrong prediction, both with confidence 1/2
+        >>> weighted_mmce_penalty(logits, torch.tensor([0, 1]), squared=True)
+        tensor(0.)
+
+    Reference:
+        Kumar, Sarawagi and Jain, ICML 2018. Code: aviralkumar2907/MMCE, 20ng_mmce.py, `calibration_mmce_w_loss`.
+    """
+    where = "weighted_mmce_penalty"
+    check_logits(logits, labels, where=where)
+    check_positive(scale, where=where, name="scale")
+    if normalization not in ("paper", "official"):
+        raise ValueError(f"{where}: `normalization` must be one of 'paper', 'official', got {normalization!r}.")
+    return _kernel_mean(logits, labels, groups=1 if normalization == "paper" else 2, scale=scale, squared=squared)
+
+
+class WeightedMMCE(Penalty, function=weighted_mmce_penalty):
+    """`weighted_mmce_penalty` as a module."""
+
+
+def _kernel_mean(logits: Tensor, labels: Tensor, *, groups: int, scale: float, squared: bool) -> Tensor:
+    """Root of the sum over pairs of the gaps, each divided by the size of the batch or, ``groups`` times, of its group."""
+    confidence, correct = confidence_and_correct(logits, labels)
+    right = correct.sum()
+    wrong = len(correct) - right
+    # An empty group has weight 0; its divisor only has to be something.
+    divisor = torch.where(correct > 0, right, wrong).clamp(min=1) ** groups if groups else len(correct)
+    value = (correct - confidence) / divisor
+    # The kernel is positive definite; rounding can still leave a sum of zero slightly below it.
+    square = laplace_pair_sum(confidence, value, value, scale=scale).clamp(min=0)
+    root = square if squared else torch.sqrt(square + _ROOT_EPS)
+    return root * (right * wrong > 0) if groups else root
+
+
+def sece_penalty(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    bandwidth: float = 0.05,
+    accuracy: Accuracy = "hard",
+    sharpness: float = 100.0,
+    leave_one_out: bool = False,
+    detach_accuracy: bool = False,
+    centred: bool = False,
+    distance: Distance = "absolute",
+) -> Tensor:
+    r"""Mean gap between each confidence and the accuracy of the samples around it.
+
+    With top probability :math:`c_i`, accuracies :math:`\pi_j`, batch size B and ``bandwidth`` h,
+
+    .. math:: \mathrm{SECE} = \frac{1}{B} \sum_{i=1}^{B} \Bigl| \frac{\sum_j \pi_j K_{ij}}{\sum_j K_{ij}} - c_i \Bigr|,
+        \qquad K_{ij} = e^{-(c_i - c_j)^2 / 2h^2}
+
+    where :math:`\pi_j` is the correctness of the top class without gradient ("hard") or `all_pairs_accuracy` with one ("soft").
+    The paper prints the smoothed accuracy without the division; only the ratio agrees with its kernel-density derivation.
+    For h → 0 and hard accuracy the value becomes :math:`\frac1B \sum_i |a_i - c_i|`, which rewards sharpness and not
+    calibration; a small bandwidth on a small batch inherits that. A perfectly calibrated model shows more than 0.
+
+    Two options make it a better thing to minimise where most confidences are close to 1. The neighbours of such a confidence
+    are lower on average, and so is their accuracy: even a calibrated model looks too confident there. ``centred`` smooths
+    residuals instead; with normalised weights :math:`w_{ij}`, :math:`s_i = c_i + \sum_j w_{ij} (\pi_j - c_j)` is compared with
+    :math:`c_i`. And a confidence of 0.999 hardly moves with its logits, so that the few samples in the middle make the whole
+    gradient. ``distance="kl"`` puts the binary Kullback-Leibler divergence
+
+    .. math:: s_i \log\frac{s_i}{c_i} + (1 - s_i) \log\frac{1 - s_i}{1 - c_i}
+
+    in the place of :math:`|s_i - c_i|`: its slope by the log-odds of :math:`c_i` is the gap :math:`c_i - s_i` itself. An
+    estimate outside [0, 1] stays what it is, so that the slope has no bias; the value may then fall below 0 by noise.
+
+    Args:
+        logits: Scores ``[B, C]``.
+        labels: Class indices ``[B]``.
+        bandwidth: Standard deviation ``h`` of the kernel, > 0. The paper has 0.01 (on batches of 128, with soft accuracy);
+            the default 0.05 with hard accuracy has a smaller bias on such batches.
+        accuracy: "hard" or "soft".
+        sharpness: Slope of the soft accuracy; 100 as in DECE.
+        leave_one_out: Keep a sample out of its own smoothed accuracy. A single sample then has no neighbours: 0.
+        detach_accuracy: Let the gradient flow through :math:`c_i` alone and not through the smoothed accuracy, which at
+            small bandwidths is most of the gradient and nearly all of its noise.
+        centred: Smooth residuals, not accuracies.
+        distance: "absolute", or "kl" for the divergence of the accuracy from the confidence, in nats.
+
+    Returns:
+        Scalar ``[]``; 0 is best. The absolute distance is in ``[0, 1]``, a divergence has no upper bound.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])  # both with confidence 0.8808, one of them right
+        >>> sece_penalty(logits, torch.tensor([0, 1]))
+        tensor(0.3808)
+
+    Reference:
+        Wang and Golebiowski, "Towards unbiased calibration using meta-regularization", TMLR 2024.
+    """
+    where = "sece_penalty"
+    check_logits(logits, labels, where=where)
+    check_positive(bandwidth, where=where, name="bandwidth")
+    if accuracy not in ("hard", "soft"):
+        raise ValueError(f"{where}: `accuracy` must be one of 'hard', 'soft', got {accuracy!r}.")
+    if distance not in ("absolute", "kl"):
+        raise ValueError(f"{where}: `distance` must be one of 'absolute', 'kl', got {distance!r}.")
+    scores = widen(logits)
+    probs = scores.softmax(1)
+    confidence, correct = top_of(probs, labels)
+    if leave_one_out and len(confidence) < 2:
+        return confidence[:0].sum()
+    if accuracy == "soft":
+        correct = all_pairs_accuracy(probs, labels, sharpness=sharpness)
+    with full_precision(scores):
+        weights = gaussian_weights(confidence, bandwidth=bandwidth, leave_one_out=leave_one_out)
+        smoothed = confidence + weights @ (correct - confidence) if centred else weights @ correct
+    if detach_accuracy:
+        smoothed = smoothed.detach()
+    if distance == "absolute":
+        return (smoothed - confidence).abs().mean()
+    return _divergence(smoothed, scores, probs.argmax(1)).mean()
+
+
+class SECE(Penalty, function=sece_penalty):
+    """`sece_penalty` as a module."""
+
+
+def _divergence(accuracy: Tensor, scores: Tensor, top: Tensor) -> Tensor:
+    """Binary KL divergence ``[B]`` of accuracies from the confidences in the classes ``top``, however close to 1 these are."""
+    against = true_class_log_odds(scores, top).clamp(min=_LEAST_LOG_ODDS)
+    possible = accuracy.clamp(_LEAST, 1 - _LEAST)
+    entropy: Tensor = torch.special.entr(possible) + torch.special.entr(1 - possible)
+    return accuracy * minus_log_p(against) + (1 - accuracy) * minus_log_p(-against) - entropy
+
+
+def skce_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.1) -> Tensor:
+    r"""Mean product of the gaps of two different samples, weighted by how close their confidences are.
+
+    With top probability :math:`c_i`, correctness :math:`a_i` of the top class (no gradient), batch size B and ``bandwidth`` h,
+
+    .. math:: \mathrm{SKCE} = \frac{1}{B (B - 1)} \sum_{i \ne j} (a_i - c_i)(a_j - c_j)\, e^{-(c_i - c_j)^2 / 2h^2} .
+
+    Without the pairs i = j its expectation is 0 for a calibrated model at any batch size (so single values may be negative),
+    where MMCE, SECE and the binned errors are positive. Widmann et al. define it for whole probability vectors; this is the
+    top-label form.
+
+    Args:
+        logits: Scores ``[B, C]``.
+        labels: Class indices ``[B]``.
+        bandwidth: Standard deviation ``h`` of the Gaussian kernel, > 0. 0.1 is our choice, about 1.5 bins of a 15-bin ECE.
+
+    Returns:
+        Scalar ``[]`` in ``[-1, 1]``; 0 in expectation is best. One sample makes no pair: 0.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])  # gaps 0.1192 and -0.8808 at the same confidence
+        >>> skce_penalty(logits, torch.tensor([0, 1]))
+        tensor(-0.1050)
+
+    Reference:
+        Widmann, Lindsten and Zachariah, "Calibration tests in multi-class classification", NeurIPS 2019, the estimator
+        SKCE_uq. Code: devmotion/CalibrationErrors.jl, src/skce/unbiased.jl, `UnbiasedSKCE`.
+    """
+    where = "skce_penalty"
+    check_logits(logits, labels, where=where)
+    check_positive(bandwidth, where=where, name="bandwidth")
+    confidence, correct = confidence_and_correct(logits, labels)
+    gap = correct - confidence
+    kernel = gaussian_exponents(confidence, bandwidth=bandwidth).exp()
+    pairs = max(len(gap) * (len(gap) - 1), 1)
+    with full_precision(gap):
+        return (gap @ (kernel @ gap) - gap @ gap) / pairs
+
+
+class SKCE(Penalty, function=skce_penalty):
+    """`skce_penalty` as a module."""
+
+
+def kde_ece_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.01, p: Order = 1) -> Tensor:
+    r"""Mean gap between each confidence and a Beta-kernel estimate of accuracy there, from the other samples.
+
+    With top probability :math:`c_i`, correctness :math:`a_i` of the top class (no gradient), batch size B and ``bandwidth`` b,
+
+    .. math:: \mathrm{ECE}^{\mathrm{KDE}}_p = \frac{1}{B} \sum_{i=1}^{B} \Bigl|
+        \frac{\sum_{j \ne i} k_{ij}\, a_j}{\sum_{j \ne i} k_{ij}} - c_i \Bigr|^p, \qquad
+        k_{ij} = \mathrm{Beta}\Bigl( c_i;\; \tfrac{c_j}{b} + 1,\; \tfrac{1 - c_j}{b} + 1 \Bigr) ,
+
+    without a p-th root. In log space this is a softmax over j, never 0/0. The log-odds of :math:`c_i` are read from the logits
+    and held within those of 1e-6 and 1 - 1e-6; the released code is NaN at a confidence of 1.
+
+    Args:
+        logits: Scores ``[B, C]``.
+        labels: Class indices ``[B]``.
+        bandwidth: ``b`` > 0; the kernel's standard deviation is about :math:`\sqrt{b\,c\,(1 - c)}`. The authors choose it on
+            held-out predictions by leave-one-out likelihood; the default 0.01 is our choice, 0.05 wide at c = 1/2.
+        p: Exponent of the gap, 1 or 2.
+
+    Returns:
+        Scalar ``[]`` in ``[0, 1]``; 0 is best. A single sample has no others: 0.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])  # both with confidence 0.8808, the other one right or wrong
+        >>> kde_ece_penalty(logits, torch.tensor([0, 1]))  # (0.8808 + 0.1192) / 2
+        tensor(0.5000)
+
+    Reference:
+        Popordanoska, Sayer and Blaschko, "A consistent and differentiable Lp canonical calibration error estimator",
+        NeurIPS 2022, there for whole probability vectors with a Dirichlet kernel; here the top-label form. Code:
+        tpopordanoska/ece-kde, ece_kde.py, `get_ece_kde`.
+    """
+    where = "kde_ece_penalty"
+    check_logits(logits, labels, where=where)
+    check_positive(bandwidth, where=where, name="bandwidth")
+    if p not in (1, 2):
+        raise ValueError(f"{where}: `p` must be 1 or 2, got {p!r}.")
+    scores = widen(logits)
+    top = scores.detach().argmax(1)
+    odds = -true_class_log_odds(scores, top)
+    confidence = odds.sigmoid()
+    if len(confidence) < 2:
+        return confidence[:0].sum()
+    correct = (top == labels).to(scores.dtype)
+    with full_precision(scores):
+        smoothed = _beta_weights(confidence, odds, bandwidth=bandwidth) @ correct
+    gap = smoothed - confidence
+    return gap.abs().mean() if p == 1 else gap.square().mean()
+
+
+class KDEECE(Penalty, function=kde_ece_penalty):
+    """`kde_ece_penalty` as a module."""
+
+
+def _beta_weights(confidence: Tensor, odds: Tensor, *, bandwidth: float) -> Tensor:
+    """Leave-one-out weights ``[B, B]``, rows summing to one."""
+    edge = math.log((1 - _EDGE) / _EDGE)
+    # ln B(c/b + 1, (1 - c)/b + 1) without its last term, the same for all j.
+    log_beta = torch.lgamma(confidence / bandwidth + 1) + torch.lgamma((1 - confidence) / bandwidth + 1)
+    log_kernel = torch.addr(-log_beta.unsqueeze(0), odds.clamp(-edge, edge) / bandwidth, confidence)
+    own = torch.eye(len(confidence), dtype=torch.bool, device=confidence.device)
+    return log_kernel.masked_fill(own, float("-inf")).softmax(1)
