@@ -55,7 +55,7 @@ def opened_page(browser: Any, file: Path) -> Iterator[Any]:
 def parts_without_numbers(page: Any) -> list[str]:
     """Drawn parts that a value went into which is no number."""
     found: list[str] = page.evaluate(
-        """() => [...document.querySelectorAll("svg *")].filter((part) => {
+        """() => [...document.querySelectorAll("svg :not(image)")].filter((part) => {
             const texts = [part.textContent, ...[...part.attributes].map((each) => each.value)];
             return texts.some((text) => /NaN|undefined|Infinity/.test(text));
         }).map((part) => part.outerHTML)"""

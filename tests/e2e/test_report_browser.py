@@ -26,8 +26,8 @@ from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error, maximum_calibration_error, reliability_bins
 from calibrant.metrics.paired import paired_test
 from calibrant.report.page import render_page
-from calibrant.report.page_bins import slider_stops
 from calibrant.report.page_content import Candidate, Examined, Repair
+from calibrant.report.page_data import slider_stops
 from made_up_page_runs import made_runs
 
 pytestmark = needs_chromium
@@ -146,12 +146,7 @@ def test_charts_are_read_by_arrow_keys(opened: Any) -> None:
         "risk",
         "class-chart",
         "calibrator-chart",
-        "trade-off",
-        "sweep",
         "grid",
-        "curves",
-        "gamma",
-        "gamma-confidence",
     ):
         opened.locator(f"#{chart} svg").focus()
         opened.keyboard.press("ArrowRight")
@@ -200,17 +195,17 @@ def test_theme_follows_the_system_and_the_button(opened: Any) -> None:
 def test_phone_shows_everything_without_scrolling_sideways(opened: Any) -> None:
     opened.set_viewport_size({"width": 360, "height": 740})
     # Charts are drawn anew for the width.
-    sync_api.expect(opened.locator("#curves svg")).to_have_attribute("width", re.compile(r"^[1-3]\d\d$"))
+    sync_api.expect(opened.locator("#grid svg.chart")).to_have_attribute("width", re.compile(r"^[1-3]\d\d$"))
     assert opened.evaluate("document.documentElement.scrollWidth") <= 360
     sync_api.expect(opened.locator("#switch")).to_be_visible()
 
 
 def test_phone_cuts_off_no_text_of_a_chart(opened: Any) -> None:
     opened.set_viewport_size({"width": 360, "height": 740})
-    for chart in ("calibrator-chart", "regions", "reliability-chart", "histogram", "trade-off", "grid"):
+    for chart in ("calibrator-chart", "regions", "reliability-chart", "histogram", "grid"):
         sync_api.expect(opened.locator(f"#{chart} svg.chart")).to_have_attribute("width", re.compile(r"^[1-3]\d\d$"))
     outside = opened.evaluate(
-        """() => [...document.querySelectorAll("svg.chart text")].filter((text) => {
+        """() => [...document.querySelectorAll("svg.chart text, .picture:not([hidden]) text")].filter((text) => {
             const { left, right } = text.getBoundingClientRect();
             return left < 0 || right > 360;
         }).map((text) => text.textContent)"""

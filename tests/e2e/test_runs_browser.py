@@ -1,9 +1,7 @@
-"""The charts of runs in a real browser: they show what the figures show. Skipped where there is no Chromium."""
+"""Runs in a real browser: what a reader sees of them, chooses and hides. Skipped where there is no Chromium."""
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,15 +22,9 @@ from calibrant import Predictions, measure
 from calibrant.core.entry import Entry
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error
-from calibrant.metrics.diagram import PALETTE
-from calibrant.report.gamma import prepare_gamma_confidence
 from calibrant.report.page import render_page
-from calibrant.report.page_charts import GRID_STOPS
 from calibrant.report.page_content import FinishedTable, TableRow
-from calibrant.report.robustness import prepare_robustness
-from calibrant.report.rows import group_rows
-from calibrant.report.tradeoff import prepare_tradeoff
-from figure_data import run_of
+from calibrant.report.page_data import GRID_STOPS
 from made_up_page_runs import made_runs
 
 pytestmark = needs_chromium
@@ -45,98 +37,43 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_no_chart_of_runs_is_drawn_with_what_is_no_number(opened: Any) -> None:
-    assert opened.locator("svg.chart").count() == 6
+def shown_rows(page: Any, chart: str) -> set[str]:
+    """Rows that are seen in the picture of a chart."""
+    found = page.locator(f"#{chart} .picture:not([hidden]) [data-run]").evaluate_all(
+        "all => all.filter((part) => getComputedStyle(part).display !== 'none').map((part) => part.dataset.run)"
+    )
+    return set(found)
+
+
+def test_charts_of_runs_are_drawn_hidden_and_chosen(opened: Any) -> None:
     assert parts_without_numbers(opened) == []
-
-
-def test_runs_are_drawn_hidden_and_changed(opened: Any) -> None:
-    # The repaired row has no curve of its own.
-    sync_api.expect(opened.locator("#curves path.line")).to_have_count(2)
-    # Only one of the methods has a gamma.
-    sync_api.expect(opened.locator("#gamma path.line")).to_have_count(1)
-    # Of focal only the error is known.
-    sync_api.expect(opened.locator("#trade-off path.mark:not(.faint)")).to_have_count(3)
-    sync_api.expect(opened.locator("#trade-off path.mark.faint")).to_have_count(4)
-    sync_api.expect(opened.locator("#sweep path.line")).to_have_count(3)
+    # Of focal only the error is known, and the repaired row has no curve of its own.
+    assert shown_rows(opened, "tradeoff") == shown_rows(opened, "robustness") == {"CE", "FLγ-SECE", "CE (TS)"}
+    assert shown_rows(opened, "curves") == {"CE", "FLγ-SECE"}
+    assert shown_rows(opened, "gamma-epochs") == {"FLγ-SECE"}
     opened.get_by_label("FLγ-SECE").uncheck()
-    sync_api.expect(opened.locator("#curves path.line")).to_have_count(1)
-    sync_api.expect(opened.locator("#gamma")).to_contain_text("No run shown here has this")
-    sync_api.expect(opened.locator("#gamma-confidence")).to_contain_text("No run shown here has this")
-    opened.locator("#sweep-key").select_option("mce")
-    sync_api.expect(opened.locator("#sweep")).to_contain_text("MCE")
-    for name in ("CE", "CE (TS)"):
-        opened.get_by_label(name, exact=True).uncheck()
-    sync_api.expect(opened.locator("#trade-off")).to_contain_text("No run shown here has both")
-    sync_api.expect(opened.locator("#grid")).to_contain_text("No run shown here has its predictions")
-    assert opened.locator("#run-legend input:checked").count() == 1
+    assert shown_rows(opened, "curves") == {"CE"}
+    assert opened.locator("#grid g.bars").count() == 2
+    sync_api.expect(opened.locator("#robustness .picture:not([hidden])")).to_contain_text("test ECE (%)")
+    opened.locator("#robustness select").select_option("MCE")
+    sync_api.expect(opened.locator("#robustness .picture:not([hidden])")).to_contain_text("test MCE (%)")
+    assert shown_rows(opened, "robustness") == {"CE", "CE (TS)"}
+    opened.get_by_label("FLγ-SECE").check()
+    assert shown_rows(opened, "robustness") == {"CE", "FLγ-SECE", "CE (TS)"}
 
 
-def test_sweep_shows_what_a_calibrated_model_with_the_confidences_of_the_best_row_shown_would(opened: Any) -> None:
-    places = {}
-    for hidden, label in ((None, "CE (TS)"), ("CE (TS)", "CE")):
-        if hidden:
-            opened.get_by_label(hidden, exact=True).uncheck()
-        for key in ("ece", "mce"):
-            opened.locator("#sweep-key").select_option(key)
-            sync_api.expect(opened.locator("#sweep path.chance")).to_have_count(1)
-            sync_api.expect(opened.locator("#sweep-chance .key")).to_have_text(f"{label} if calibrated")
-            places[label, key] = opened.locator("#sweep path.chance").get_attribute("d")
-    found = prepare_robustness([row for row in group_rows(made_runs())[0].rows if row.runs[0].method == "ce"])
-    assert found is not None
-    assert found.chance is not None
-    points = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", places["CE", "mce"])]
-    # As on its axis, which is even: equal steps of the value are equal steps of the place.
-    heights, values = [y for _, y in points], found.chance.mce.mean
-    scale = (heights[-1] - heights[0]) / (values[-1] - values[0])
-    assert [heights[0] + scale * (value - values[0]) for value in values] == pytest.approx(heights, abs=0.2)
-    for name in ("CE", "FLγ-SECE"):
-        opened.get_by_label(name, exact=True).uncheck()
-    sync_api.expect(opened.locator("#sweep-chance")).to_be_hidden()
+def test_charts_of_runs_say_what_they_show(opened: Any) -> None:
+    point = opened.locator('#tradeoff .picture:not([hidden]) [data-run="CE"] > title').first.text_content()
+    error, ece = (sum(run.scores[key].value for run in made_runs() if run.method == "ce") / 2 for key in ("error", "ece"))
+    assert point.startswith(f"CE: error {percent(error)}, ECE {percent(ece)}, mean of 2 seeds")
+    assert opened.locator("#tradeoff .picture svg").first.get_attribute("role") == "img"
 
 
-def middle_of(page: Any, selector: str) -> tuple[float, float]:
-    place = re.fullmatch(r"translate\(([\d.]+) ([\d.]+)\)", page.locator(selector).get_attribute("transform"))
-    assert place is not None
-    return float(place[1]), float(place[2])
-
-
-def test_trade_off_has_the_pareto_front_and_the_looks_of_the_figures(opened: Any) -> None:
-    points = prepare_tradeoff(group_rows(made_runs())[0].rows)
-    front = sorted((point.error, point.ece, point.style.marker) for point in points if point.best)
-    corners = re.findall(r"([\d.]+) ([\d.]+)", opened.locator("#trade-off path.front").get_attribute("d"))
-    # It starts above the first, has a corner between two, and ends beside the last.
-    assert len(corners) == 2 * len(front) + 1
-    hues = {style: name for name, style in PALETTE.items()}
-    for point in points:
-        look = f"{hues[point.style.color]}{'' if point.style.filled else '.open'}"
-        x, y = middle_of(opened, f"#trade-off path.mark.{look}:not(.faint){'' if not point.style.filled else ':not(.open)'}")
-        on_front = any(abs(float(a) - x) + abs(float(b) - y) < 0.3 for a, b in corners)
-        assert on_front == point.best, point.label
-    sync_api.expect(opened.locator("#trade-off text.label")).to_have_count(3)
-    # A repaired row has its method's colour, other dashes and an empty mark.
-    keys = opened.locator("#run-legend .key")
-    sync_api.expect(keys.filter(has_text=re.compile("^CE$")).locator("line.black")).to_have_attribute("stroke-dasharray", "")
-    sync_api.expect(keys.filter(has_text=re.compile(r"^CE \(TS\)$")).locator("path.mark.black.open")).to_have_count(1)
-    sync_api.expect(keys.filter(has_text="FLγ-SECE").locator("path.mark.vermillion")).to_have_count(1)
-
-
-def test_learning_curves_are_logarithmic_unless_switched(opened: Any) -> None:
-    line = opened.locator("#curves path.line").first
-
-    def heights() -> list[float]:
-        return [float(y) for _, y in re.findall(r"([\d.]+) ([\d.]+)", line.get_attribute("d"))]
-
-    values = [0.2 / epoch**2 for epoch in range(1, 6)]
-    places = heights()
-    scale = (places[4] - places[0]) / (math.log(values[0]) - math.log(values[4]))
-    drawn = [(place - places[0]) / scale for place in places]
-    assert drawn == pytest.approx([math.log(values[0] / value) for value in values], abs=0.01)
-    sync_api.expect(opened.locator("#curves line.drop")).to_have_count(1)
-    opened.locator("#curve-log").uncheck()
-    places = heights()
-    shares = [(place - places[0]) / (places[4] - places[0]) for place in places]
-    assert shares == pytest.approx([(values[0] - value) / (values[0] - values[4]) for value in values], abs=0.01)
+def test_charts_of_runs_have_the_colours_of_the_theme(opened: Any) -> None:
+    colour = "getComputedStyle(document.querySelector('#curves [data-run=CE] path[stroke]')).stroke"
+    light = opened.evaluate(colour)
+    opened.locator("#theme").click()
+    assert opened.evaluate(colour) != light
 
 
 @pytest.mark.parametrize("n_bins", [10, 15, 100])
@@ -163,16 +100,6 @@ def test_grid_draws_records_over_the_bins_that_they_keep(browser: Any, tmp_path:
         sync_api.expect(page.locator("#grid")).to_contain_text("Without predictions these runs are known over 15 bins only.")
 
 
-def test_gamma_against_confidence_tells_right_from_wrong(opened: Any) -> None:
-    (panel,) = prepare_gamma_confidence(group_rows(made_runs())[0].rows, seed=0)
-    dots = {
-        name: opened.locator(f"#gamma-confidence path.dots.{name}").get_attribute("d").count("M") for name in ("right", "wrong")
-    }
-    assert dots == {"right": int(panel.correct.sum()), "wrong": int((~panel.correct).sum())}
-    for right, name in ((True, "right"), (False, "wrong")):
-        sync_api.expect(opened.locator(f"#gamma-confidence circle.mean-dot.{name}")).to_have_count(len(panel.means[right][0]))
-
-
 def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_every_network(browser: Any, tmp_path: Path) -> None:
     run = next(entry for entry in made_runs() if entry.test is not None)
     runs = [replace(run, method=method, model=model, epochs=5) for model in ("convnet", "mlp") for method in ("ce", "focal")]
@@ -189,8 +116,9 @@ def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_every_netwo
         sync_api.expect(rows.filter(has_text="theirs").locator(".note")).to_have_text("Network unknown.")
         for place in ("digits · convnet", "digits · mlp"):
             page.locator("#place").select_option(place)
-            sync_api.expect(page.locator("#trade-off path.mark:not(.faint)")).to_have_count(3)
-            assert page.locator("#run-legend .key").all_inner_texts() == ["CE", "Focal", "theirs"]
+            assert shown_rows(page, "tradeoff") == {"CE", "Focal", "theirs"}
+            assert page.locator("fieldset:not([hidden]) .key").all_inner_texts() == ["CE", "Focal", "theirs"]
+            assert page.locator("#grid g.bars").count() == 3
 
 
 def test_charts_round_as_the_table_does(browser: Any, tmp_path: Path) -> None:
@@ -247,25 +175,9 @@ def test_name_longer_than_the_window_widens_neither_the_page_nor_the_column_of_n
         for width in (1300, 390):
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
-            names = page.locator(".scroll th[scope=row]", has_text=name)
+            names = page.locator(".scroll th[scope=row]", has_text="verylongverylong")
             assert names.count() == 2
             assert all(place.bounding_box()["width"] < width / 2 for place in names.all()), width
-
-
-def test_many_settings_of_one_method_have_looks_of_their_own(browser: Any, tmp_path: Path) -> None:
-    run = next(entry for entry in made_runs() if entry.method == "ce")
-    settings = [None, "train.average=ema", "train.select=last", "train.average=phase", "optim.lr=0.2", "data.val=300"]
-    file = tmp_path / "settings.html"
-    file.write_text(render_page(entries=[replace(run, preset=preset) for preset in settings]), encoding="utf-8")
-    with opened_page(browser, file) as page:
-        keys = page.locator("#run-legend .key")
-        sync_api.expect(keys).to_have_count(len(settings))
-        parts = (("line", "stroke-dasharray"), ("path.mark", "d"))
-        looks = {
-            tuple(keys.nth(k).locator(part).first.get_attribute(name) for part, name in parts) for k in range(len(settings))
-        }
-        assert len(looks) == len(settings)
-        assert parts_without_numbers(page) == []
 
 
 def test_print_divides_no_row_of_diagrams_and_leaves_no_heading_alone(opened: Any, browser: Any, tmp_path: Path) -> None:
@@ -296,25 +208,3 @@ def test_print_divides_no_row_of_diagrams_and_leaves_no_heading_alone(opened: An
         ):
             told = page.locator(part).first.evaluate("(part, rule) => getComputedStyle(part)[rule]", rule)
             assert told == value, (part, rule)
-
-
-def test_a_method_that_failed_leaves_the_others_room(tmp_path: Path, browser: Any) -> None:
-    curve: list[float | None] = [0.3, 0.2, 0.1]
-    fine = run_of("flgamma-sece", error=0.05, ece=0.01, curve=curve, gamma=[0.5, 0.4, 3.0])
-    failed = run_of("flgamma", error=0.2, ece=0.12, curve=curve, gamma=[0.5, 20.0, 900.0])
-    file = tmp_path / "failed.html"
-    file.write_text(render_page(entries=[fine, run_of("ce", error=0.1, ece=0.04), failed]), encoding="utf-8")
-    with opened_page(browser, file) as page:
-        # On a logarithmic axis 10 % is in the middle of 5 and 20 %.
-        marks = [middle_of(page, f"#trade-off path.mark >> nth={k}") for k in range(3)]
-        left, middle, right = sorted(x for x, _ in marks)
-        assert middle == pytest.approx((left + right) / 2, abs=0.2)
-        ends = [
-            float(re.findall(r"[\d.]+ ([\d.]+)", page.locator(f"#gamma path.line >> nth={k}").get_attribute("d"))[-1])
-            for k in (0, 1)
-        ]
-        foot = max(
-            float(y) for y in page.locator("#gamma .grid line").evaluate_all("all => all.map((l) => l.getAttribute('y1'))")
-        )
-        # Of gammas of 3 and of 900 the first is well above the foot, too.
-        assert 0.2 < (foot - max(ends)) / (foot - min(ends)) < 0.6

@@ -1,88 +1,139 @@
-"""Learning curves: calibration error and error over the epochs."""
+"""Figures of lines: learning curves, gamma over the epochs and against confidence, errors against the number of bins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from calibrant.core.entry import Entry
-from calibrant.report.bands import Band, band_of, draw_bands, draw_shared_legend, epoch_axis, log_axis, seeds_note, wide_figure
+import numpy as np
+
+from calibrant.core.entry import BinSweep, Entry
+from calibrant.core.summary import top_labels
+from calibrant.metrics.diagram import PALETTE
+from calibrant.metrics.sweep import BIN_COUNTS, bin_sweep
 from calibrant.report.rows import Row
-from calibrant.report.style import print_style
+from calibrant.report.save import tell
+from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, characters, fold_text, print_style
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Curve = tuple[Sequence[float], Sequence[float]]
+
+# What a learning curve can show, and what it is called.
+CURVES = {
+    "test_ece": "test ECE",
+    "test_error": "test error",
+    "test_nll": "test NLL",
+    "val_ece": "validation ECE",
+    "val_error": "validation error",
+    "val_nll": "validation NLL",
+    "train_loss": "training loss",
+}
+# Numbers of bins at the axis of robustness, those of published figures, and the one by whose ECE rows are ranked.
+_BIN_TICKS, _USUAL_BINS = (10, 20, 50, 100, 200, 500, 1000), 15
+# Values below this part of the largest do not stretch a logarithmic axis.
+_LOG_SPAN = 1e-3
+# Where one method's gamma grows so many times as large as another's, both are seen on a logarithmic axis only.
+_GAMMAS_APART = 20.0
+# Most confidences of a good classifier lie within a hundredth of 1, so that the axis is stretched there; 1 itself lies where
+# 1 - 0.0001 would lie on a logarithmic axis of the missing part.
+_SMALLEST = 1e-4
+_CONFIDENCE_TICKS = (0.5, 0.9, 0.99, 0.999, 1.0)
+# Length on that axis, and least number of examples, of one point of a running mean.
+_STEP, _LEAST_GROUP = 0.2, 5
 
 
 @dataclass(frozen=True)
-class LearningCurves:
-    """What the figure of learning curves shows.
+class Band:
+    """A line with its spread: places, mean over the seeds, and standard deviation over them (n - 1), None for a single seed."""
+
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """The lines of one row.
 
     Attributes:
-        split: Part of the data that was evaluated.
-        ece: ECE of every row over the epochs.
-        error: Its error.
-        drops: Epochs from which on the learning rate is at most half of what it was, in the first row that says it.
+        label: What the row is called.
+        style: How it is drawn.
+        seeds: Number of its runs.
+        bands: What is drawn → the line.
     """
 
-    split: Literal["test", "val"]
-    ece: tuple[Band, ...]
-    error: tuple[Band, ...]
-    drops: tuple[int, ...]
+    label: str
+    style: Style
+    seeds: int
+    bands: Mapping[str, Band]
 
 
-def prepare_curves(rows: Sequence[Row], *, split: Literal["test", "val"] = "test") -> LearningCurves | None:
-    """Read the learning curves of all rows that have a history.
+def band_of(curves: Sequence[Curve]) -> Band | None:
+    """Take the mean and spread of one curve a run, at the points where all have a finite value; None where there is none.
+
+    Example:
+        >>> band = band_of([([1, 2], [0.2, 0.1]), ([2, 3], [0.3, 0.1])])
+        >>> band.x, band.mean, round(band.std[0], 4)
+        ((2,), (0.2,), 0.1414)
+    """
+    tables = [{x: y for x, y in zip(*curve, strict=True) if math.isfinite(y)} for curve in curves]
+    tables = [table for table in tables if table]
+    shared = sorted(set.intersection(*map(set, tables))) if tables else []
+    if not shared:
+        return None
+    values = np.array([[table[x] for x in shared] for table in tables])
+    std = tuple(values.std(0, ddof=1).tolist()) if len(tables) > 1 else None
+    return Band(tuple(shared), tuple(values.mean(0).tolist()), std)
+
+
+def _lines(rows: Sequence[Row], curves_of: Callable[[Entry], Mapping[str, Curve]], *, needs: Sequence[str]) -> list[Line]:
+    """The bands of all rows that have any of those that the figure ``needs``."""
+    lines = []
+    for row in rows:
+        runs = [curves_of(run) for run in row.runs]
+        bands = {key: band for key in runs[0] if (band := band_of([run[key] for run in runs if key in run])) is not None}
+        if any(key in bands for key in needs):
+            lines.append(Line(row.label, row.style, len(row.runs), bands))
+    return lines
+
+
+def prepare_curves(rows: Sequence[Row]) -> list[Line]:
+    """Read the learning curves (`CURVES`, and the learning rate as ``lr``) of all rows that have a history.
 
     The history of a run that was repaired afterwards (``+ts``) is that of its network before; it is left out.
+    """
+    keys = (*CURVES, "lr")
+    return _lines(
+        [row for row in rows if not row.is_repaired], lambda run: {key: run.curve(key) for key in keys}, needs=list(CURVES)
+    )
+
+
+def draw_curves(
+    lines: Sequence[Line], *, keys: Sequence[str] | None = None, title: str | None = None, legend: bool = True
+) -> Figure:
+    """Draw learning curves side by side on logarithmic axes, errors in per cent.
+
+    Lines are means over seeds, bands one standard deviation; dotted lines show where the learning rate halves or drops further.
 
     Args:
-        rows: Rows of one data set.
-        split: Which curves.
-
-    Returns:
-        The curves, or None if no row has any.
-    """
-    trained = [row for row in rows if all(run.temperature is None for run in row.runs)]
-    found = {
-        key: tuple(b for row in trained if (b := band_of(row, [run.curve(f"{split}_{key}") for run in row.runs])) is not None)
-        for key in ("ece", "error")
-    }
-    if not found["ece"] and not found["error"]:
-        return None
-    rated = next((row.runs[0] for row in trained if row.runs[0].curve("lr")[0]), trained[0].runs[0])
-    return LearningCurves(split, found["ece"], found["error"], learning_rate_drops(rated))
-
-
-def learning_rate_drops(entry: Entry) -> tuple[int, ...]:
-    """Epochs, from 1, from which on the learning rate is at most half of what it was.
-
-    Example:
-        >>> from calibrant import Predictions, measure
-        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]))
-        >>> learning_rate_drops(Entry("coins", "ce", scores, history=({"lr": 0.1}, {"lr": 0.1}, {"lr": 0.01})))
-        (3,)
-    """
-    epochs, rates = entry.curve("lr")
-    return tuple(epoch for epoch, before, now in zip(epochs[1:], rates, rates[1:], strict=False) if now <= before / 2)
-
-
-def draw_curves(curves: LearningCurves, *, title: str | None = None) -> Figure:
-    """Draw ECE (left) and error (right) over the epochs, both in per cent on logarithmic axes.
-
-    Lines are means over seeds, bands one standard deviation; dotted lines show where the learning rate drops.
-
-    Args:
-        curves: What to draw; see `prepare_curves`.
+        lines: What to draw; see `prepare_curves`.
+        keys: Which of `CURVES`; by default ECE and error on the test set, or where there are none on the validation set.
         title: Text above the figure.
+        legend: Whether to name the rows.
 
     Returns:
-        A figure as wide as a page's text.
+        A figure, half as wide as a page's text for each panel.
 
     Example:
         >>> from calibrant import Predictions, measure
-        >>> from calibrant.core.entry import Entry
         >>> from calibrant.report.rows import group_rows
         >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]))
         >>> history = [{"test_ece": 0.02, "test_error": 0.3}, {"test_ece": 0.01, "test_error": 0.2}]
@@ -91,17 +142,416 @@ def draw_curves(curves: LearningCurves, *, title: str | None = None) -> Figure:
         >>> figure.axes[0].get_lines()[0].get_ydata().tolist()
         [2.0, 1.0]
     """
-    part = {"test": "test", "val": "validation"}[curves.split]
+    if keys is None:
+        split = "test" if any({"test_ece", "test_error"} & set(line.bands) for line in lines) else "val"
+        keys = (f"{split}_ece", f"{split}_error")
+    drops = next((learning_rate_drops(line.bands["lr"]) for line in lines if "lr" in line.bands), ())
     with print_style():
-        figure = wide_figure(2)
-        left, right = figure.subplots(1, 2)
-        for ax, bands, name in ((left, curves.ece, "ECE"), (right, curves.error, "error")):
-            draw_bands(ax, bands)
-            for epoch in curves.drops:
+        figure, axes = _panels(len(keys))
+        for ax, key in zip(axes, keys, strict=True):
+            is_share = key.endswith(("ece", "error"))
+            _draw_lines(ax, lines, key, factor=100 if is_share else 1, place="epoch")
+            for epoch in drops:
                 ax.axvline(epoch - 0.5, color="0.6", linestyle=":", linewidth=0.7, zorder=1)
-            ax.set_ylabel(f"{part} {name} (%)")
-            log_axis(ax, bands)
-            epoch_axis(ax)
-        note = seeds_note([band.seeds for band in (*curves.ece, *curves.error)])
-        draw_shared_legend(figure, title=", ".join(said for said in (title, note) if said) or None)
+            ax.set_ylabel(f"{CURVES[key]} (%)" if is_share else CURVES[key])
+            log_axis(ax)
+            _epoch_axis(ax)
+        _finish(figure, title, seeds_note([line.seeds for line in lines]), legend=legend)
     return figure
+
+
+def learning_rate_drops(rate: Band) -> tuple[float, ...]:
+    """Epochs from which on the learning rate is at most half of what it was.
+
+    Example:
+        >>> learning_rate_drops(Band((1, 2, 3), (0.1, 0.1, 0.01), None))
+        (3,)
+    """
+    return tuple(x for x, before, now in zip(rate.x[1:], rate.mean, rate.mean[1:], strict=False) if now <= before / 2)
+
+
+def prepare_robustness(rows: Sequence[Row], *, n_bins: Sequence[int] = BIN_COUNTS) -> list[Line]:
+    """Take the binned errors of every run from its record, or else from its test predictions.
+
+    Args:
+        rows: Rows of one data set.
+        n_bins: Numbers of bins, for runs whose record has none.
+
+    Returns:
+        Lines of all rows that have any: ``ece`` and ``mce``, and ``ece_if_calibrated`` and ``mce_if_calibrated``, which a
+        calibrated model with the same confidences would show on average. Records of older versions lack the last two.
+    """
+
+    def curves_of(run: Entry) -> Mapping[str, Curve]:
+        sweep = run.sweep or (None if run.test is None else bin_sweep(run.test, n_bins=n_bins))
+        sweep = sweep or BinSweep((), (), ())
+        values = {key: getattr(sweep, key) for key in ("ece", "mce", "ece_if_calibrated", "mce_if_calibrated")}
+        return {key: (sweep.n_bins if value else (), value) for key, value in values.items()}
+
+    return _lines(rows, curves_of, needs=["ece"])
+
+
+def draw_robustness(
+    lines: Sequence[Line], *, keys: Sequence[str] = ("ece", "mce"), title: str | None = None, legend: bool = True
+) -> Figure:
+    """Draw ECE (logarithmic) and MCE in per cent against the number of bins.
+
+    Lines are means over seeds, bands one standard deviation. More bins hold fewer examples each, and chance alone makes both
+    errors of any model grow with them. The thin grey line is what it makes of a calibrated model with the confidences of the
+    row that the legend names, the one of least ECE over 15 bins: if it runs along the line, its rise is due to chance.
+
+    Args:
+        lines: What to draw; see `prepare_robustness`.
+        keys: Which of the two errors.
+        title: Text above the figure.
+        legend: Whether to name the rows.
+
+    Returns:
+        A figure, half as wide as a page's text for each panel.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> from calibrant.report.rows import group_rows
+        >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]] * 40, labels=[0, 1, 1] * 40)
+        >>> rows = group_rows([Entry("coins", "ce", measure(test), test=test)])[0].rows
+        >>> figure = draw_robustness(prepare_robustness(rows, n_bins=(10, 100)))
+        >>> figure.axes[1].get_lines()[0].get_ydata().round(2).tolist()
+        [70.0, 70.0]
+
+    Reference:
+        Wang and Golebiowski, TMLR 2024, figure 5.
+    """
+    known = [line for line in lines if {"ece_if_calibrated", "mce_if_calibrated"} <= set(line.bands)]
+    best = min(known, key=_usual_ece, default=None)
+    with print_style():
+        figure, axes = _panels(len(keys))
+        for ax, key in zip(axes, keys, strict=True):
+            _draw_lines(ax, lines, key, factor=100, place="bins")
+            if best is not None:
+                chance = best.bands[f"{key}_if_calibrated"]
+                # Thin, grey and without markers: it measures the rows, and is none.
+                mean = [100 * value for value in chance.mean]
+                ax.plot(chance.x, mean, color="0.4", linewidth=0.8, zorder=2.5, label=f"{best.label} if calibrated")
+            ax.set(xlabel="number of bins", ylabel=f"test {key.upper()} (%)", xscale="log")
+            numbers = sorted({x for line in lines for x in line.bands[key].x})
+            plain_ticks(ax.xaxis, [tick for tick in _BIN_TICKS if numbers[0] <= tick <= numbers[-1]] or numbers)
+            if key == "ece":
+                log_axis(ax)
+            else:
+                ax.set_ylim(0, 100)
+                ax.grid(axis="y")
+        _finish(figure, title, seeds_note([line.seeds for line in lines]), legend=legend)
+    return figure
+
+
+def _usual_ece(line: Line) -> float:
+    """ECE of a row over 15 bins, or the nearest number of bins that it has."""
+    band = line.bands["ece"]
+    return band.mean[min(range(len(band.x)), key=lambda place: abs(band.x[place] - _USUAL_BINS))]
+
+
+def prepare_gamma_epochs(rows: Sequence[Row]) -> list[Line]:
+    """Read the mean of gamma over the test examples, and its spread over them, of all rows that have a history of it.
+
+    Both are means over the seeds. Rows that were repaired afterwards (``+ts``) are left out, as in `prepare_curves`.
+    """
+    keys = ("gamma_mean", "gamma_std")
+    lines = _lines(
+        [row for row in rows if not row.is_repaired], lambda run: {key: run.curve(key) for key in keys}, needs=["gamma_mean"]
+    )
+    return [line for line in lines if "gamma_std" in line.bands and len({line.bands[key].x for key in keys}) == 1]
+
+
+def draw_gamma_epochs(lines: Sequence[Line], *, title: str | None = None, legend: bool = True) -> Figure:
+    """Draw the mean of gamma on the test examples at each epoch, with a band of one standard deviation over the examples.
+
+    A narrow band says that all examples share one gamma, a wide one that each has its own. With several seeds both are the
+    seeds' means. Where one method's gamma grows twenty times as large as another's, the axis is logarithmic.
+
+    Args:
+        lines: What to draw; see `prepare_gamma_epochs`.
+        title: Text above the figure.
+        legend: Whether to name the rows.
+
+    Returns:
+        A figure as wide as a column.
+
+    Reference:
+        Wang and Golebiowski, TMLR 2024, figure 3 (c-d).
+    """
+    over_examples = [
+        Line(line.label, line.style, line.seeds, {"gamma": Band(mean.x, mean.mean, line.bands["gamma_std"].mean)})
+        for line in lines
+        for mean in [line.bands["gamma_mean"]]
+    ]
+    peaks = [peak for line in lines if (peak := max(line.bands["gamma_mean"].mean)) > 0]
+    with print_style():
+        figure, (ax,) = _panels(1)
+        _draw_lines(ax, over_examples, "gamma", factor=1, place="epoch")
+        ax.set_ylabel("γ on test examples")
+        ax.grid(axis="y")
+        if peaks and max(peaks) > _GAMMAS_APART * min(peaks):
+            log_axis(ax)
+        _epoch_axis(ax)
+        counts = sorted({line.seeds for line in lines})
+        several = f", {counts[-1] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} seeds" if counts[-1] > 1 else ""
+        _finish(figure, title, f"mean ± std over examples{several}", legend=legend)
+    return figure
+
+
+@dataclass(frozen=True)
+class GammaPanel:
+    """Gamma of every test example of one run.
+
+    Attributes:
+        label: The method.
+        confidence: Confidence of every example.
+        gamma: Its gamma.
+        correct: Whether its prediction is right.
+        means: For right and for wrong predictions, the mean confidence and mean gamma of neighbouring examples.
+    """
+
+    label: str
+    confidence: Array
+    gamma: Array
+    correct: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    means: Mapping[bool, tuple[Array, Array]]
+
+
+def prepare_gamma_confidence(rows: Sequence[Row], *, seed: int | None = None) -> list[GammaPanel]:
+    """Read gamma and confidence of one run of each row that has a column ``gamma``.
+
+    Args:
+        rows: Rows of one data set.
+        seed: Which run of a row; its last one if it has none of this seed, or by default.
+
+    Returns:
+        One panel a row; empty if no row has gammas.
+    """
+    panels = []
+    for row in rows:
+        test = row.run(seed).test
+        if test is None or "gamma" not in test.columns:
+            continue
+        gamma = np.asarray(test.columns["gamma"], dtype=np.float64)
+        top = top_labels(test)
+        confidence, correct = top.confidence.numpy(), top.correct.numpy() == 1
+        means = {right: running_mean(confidence[correct == right], gamma[correct == right]) for right in (True, False)}
+        panels.append(GammaPanel(row.label, confidence, gamma, correct, means))
+    return panels
+
+
+def running_mean(confidence: Array, gamma: Array) -> tuple[Array, Array]:
+    """Mean confidence and mean gamma of the examples in each interval of the figure's axis that holds at least five.
+
+    Example:
+        >>> [values.tolist() for values in running_mean(np.array([0.5, 0.99] * 5), np.array([1.0, 2.0] * 5))]
+        [[0.5, 0.99], [1.0, 2.0]]
+    """
+    index = np.floor(stretch(confidence) / _STEP).astype(int)
+    groups = [group for place in np.unique(index) if (group := index == place).sum() >= _LEAST_GROUP]
+    return np.array([confidence[group].mean() for group in groups]), np.array([gamma[group].mean() for group in groups])
+
+
+def stretch(confidence: Array) -> Array:
+    """Where a confidence lies on the figure's axis: as many digits of 9 as it has, up to four.
+
+    Example:
+        >>> stretch(np.array([0.0, 0.9, 0.99, 1.0])).round(2).tolist()
+        [-0.0, 1.0, 2.0, 4.0]
+    """
+    # The axis goes on a little beyond 1, so that points at 1 are not cut in half.
+    return -np.log10(1 - np.clip(confidence, 0, 1 + 0.5 * _SMALLEST) + _SMALLEST)
+
+
+def _unstretch(place: Array) -> Array:
+    return 1 + _SMALLEST - 10 ** -np.asarray(place)
+
+
+def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = None, columns: int = 3) -> Figure:
+    """Draw gamma against confidence, a point an example, and the running means of right and wrong predictions.
+
+    The axis of confidence is stretched towards 1, where most examples of a good classifier lie.
+
+    Args:
+        panels: What to draw; see `prepare_gamma_confidence`.
+        title: Text above the figure.
+        columns: Panels side by side, at most.
+
+    Returns:
+        A figure as wide as a column for one panel beside another, else as wide as a page's text.
+
+    Example:
+        >>> panel = GammaPanel("mine", np.array([0.5, 0.9]), np.array([2.0, 1.0]), np.array([False, True]), {})
+        >>> figure = draw_gamma_confidence([panel])
+        >>> figure.axes[0].get_xlabel(), [line.get_xdata().tolist() for line in figure.axes[0].get_lines()]
+        ('confidence', [[0.9], [0.5]])
+    """
+    from matplotlib.figure import Figure
+
+    wide = min(columns, len(panels))
+    deep = -(-len(panels) // wide)
+    width = COLUMN_WIDTH if wide == 1 else TEXT_WIDTH
+    start = float(_unstretch(stretch(min(panel.confidence.min() for panel in panels)) - 0.1))
+    with print_style():
+        figure = Figure(figsize=(width, 0.35 + deep * (2.2 if wide < 3 else 1.9)), layout="constrained")
+        axes = figure.subplots(deep, wide, squeeze=False).flatten()
+        for place, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
+            _draw_points(ax, panel)
+            ax.set(xlabel="confidence", ylabel="γ" if place % wide == 0 else "")
+            ax.set_xscale("function", functions=(stretch, _unstretch))
+            ax.set_xlim(start, 1 + 0.2 * _SMALLEST)
+            plain_ticks(ax.xaxis, [tick for tick in _CONFIDENCE_TICKS if tick > start])
+            ax.set_title(fold_text(panel.label, width / wide - 0.4))
+        for ax in axes[len(panels) :]:
+            ax.remove()
+        _finish(figure, title, None, legend=True)
+    return figure
+
+
+def _draw_points(ax: Axes, panel: GammaPanel) -> None:
+    # Wrong predictions are few, so that they are drawn over the right ones, and larger.
+    faint = float(np.clip(1500 / len(panel.gamma), 0.15, 0.7))
+    looks = ((True, "right", PALETTE["sky"], ".", 1.5, faint), (False, "wrong", PALETTE["vermillion"], "x", 2.5, 0.6))
+    for right, name, color, marker, size, alpha in looks:
+        chosen = panel.correct == right
+        points = {"linestyle": "none", "marker": marker, "markersize": size, "markeredgewidth": 0.5}
+        # As dots: ten thousand vectors would make a slow page.
+        ax.plot(panel.confidence[chosen], panel.gamma[chosen], color=color, alpha=alpha, label=name, rasterized=True, **points)
+    for right, name, color, line in ((True, "right", PALETTE["blue"], "-"), (False, "wrong", "black", (0, (3, 1)))):
+        x, y = panel.means.get(right, ((), ()))
+        if len(x):
+            ax.plot(x, y, color="white", linewidth=2.6, zorder=3)
+            ax.plot(
+                x, y, color=color, linestyle=line, linewidth=1.4, marker="o", markersize=2.5, zorder=4, label=f"{name}, mean"
+            )
+    ax.grid()
+
+
+def _panels(number: int) -> tuple[Figure, list[Axes]]:
+    """An empty figure of panels side by side, each half as wide as a page's text."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(TEXT_WIDTH * number / 2, 2.45), layout="constrained")
+    return figure, list(figure.subplots(1, number, squeeze=False)[0])
+
+
+def _draw_lines(ax: Axes, lines: Sequence[Line], key: str, *, factor: float, place: str) -> None:
+    """Draw lines and bands, their values times ``factor``; markers are set apart from line to line."""
+    shown = [line for line in lines if key in line.bands]
+    # Many bands over one another would hide the lines.
+    alpha = 0.15 if len(shown) <= 5 else 0.08
+    for number, line in enumerate(shown):
+        band = line.bands[key]
+        x, mean = np.array(band.x, dtype=float), factor * np.array(band.mean)
+        # About eight markers a line, of which those of different lines do not coincide.
+        every = max(1, math.ceil(len(x) / 8))
+        start = number * every // len(shown) if len(x) > 16 else 0
+        (drawn,) = ax.plot(x, mean, markevery=(start, every), label=line.label, zorder=3, **line.style.options())  # type: ignore[arg-type]
+        least = int(mean.argmin())
+        told = f"least {mean[least]:.4g} ({place} {x[least]:g}), last {mean[-1]:.4g}"
+        tell(drawn, line.label, told)
+        if band.std is not None:
+            std = factor * np.array(band.std)
+            area = ax.fill_between(x, mean - std, mean + std, color=line.style.color, alpha=alpha, linewidth=0, zorder=2)
+            tell(area, line.label, told)
+
+
+def log_axis(ax: Axes) -> None:
+    """Make the vertical axis logarithmic around its lines, with plain numbers at it; not where no value is above zero."""
+    lines = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    areas = [path.vertices[:, 1] for area in ax.collections for path in area.get_paths()]
+    ax.grid(axis="y")
+    values = np.concatenate(lines)
+    if not (values > 0).any():
+        return
+    high = max(part.max() for part in (*lines, *areas))
+    # What is nearly zero runs out of the axis and does not stretch it; a band that comes close to zero is cut off.
+    low = values[values > _LOG_SPAN * high].min()
+    low = max(low / 2, min([low, *(part.min() for part in areas)]))
+    ax.set_yscale("log")
+    ax.set_ylim(low / 1.15, high * 1.15)
+    plain_log_ticks(ax.yaxis)
+
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Put 1, 2, 5, 10 and so on at a logarithmic axis, written as plain numbers; fewer or more where these are many or few."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = sorted(axis.get_view_interval())
+    subs = (1, 1.5, 2, 3, 5, 7) if high < 8 * low else (1, 2, 5) if high < 200 * low else (1,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def plain_ticks(axis: Axis, ticks: Sequence[float]) -> None:
+    """Put ``ticks`` on an axis, and none between them, each written as the plain number that it is."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def _epoch_axis(ax: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    ax.set_xlabel("epoch")
+    ax.margins(x=0.02)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+
+
+def seeds_note(counts: Sequence[int]) -> str | None:
+    """Say over how many seeds the rows of a figure were averaged, in the words of a caption; None where none has several.
+
+    Example:
+        >>> seeds_note([3, 3]), seeds_note([1, 2]), seeds_note([1, 1])
+        ('mean ± std over 3 seeds', 'mean ± std over 1 to 2 seeds', None)
+    """
+    least, most = min(counts, default=0), max(counts, default=0)
+    if most < 2:
+        return None
+    return f"mean ± std over {most if least == most else f'{least} to {most}'} seeds"
+
+
+def _finish(figure: Figure, title: str | None, note: str | None, *, legend: bool) -> None:
+    """Put a title and one legend above all axes; without ``legend`` only of what is no row, and no title.
+
+    Long labels are folded, and the figure is made higher where the legend has more than three lines.
+    """
+    from matplotlib.lines import Line2D
+
+    shown: dict[str, Artist] = {}
+    for ax in figure.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            if legend or handle.get_gid() is None:
+                shown.setdefault(label, handle)
+    # An entry needs its text, and more than half an inch for line and space; two should stand side by side.
+    wide = figure.get_figwidth() - 0.2
+    labels = [fold_text(label, min(2.6, wide - 0.62)) for label in shown]
+    longest = max((len(part) for label in labels for part in label.splitlines()), default=0)
+    fitting = max(1, int(wide / (longest / characters(1) + 0.62)))
+    rows = math.ceil(len(shown) / fitting)
+    deep = sum(max(label.count("\n") + 1 for label in labels[row::rows]) for row in range(rows))
+    figure.set_figheight(figure.get_figheight() + 0.15 * max(deep - 3, 0))
+    said = ", ".join(text for text in (title, note) if text) if legend else ""
+    if not labels and not said:
+        return
+    drawn = figure.legend(
+        shown.values(),
+        labels,
+        loc="outside upper center",
+        ncols=math.ceil(len(shown) / max(rows, 1)) or 1,
+        handlelength=3.2,
+        title=fold_text(said, wide) or None,
+        title_fontsize=8,
+        columnspacing=1.2,
+        borderpad=0.1,
+        labelspacing=0.3,
+    )
+    drawn.get_title().set_multialignment("center")
+    for handle in drawn.legend_handles:
+        # Ten thousand faint points make a cloud; one of them alone would not be seen.
+        if isinstance(handle, Line2D):
+            handle.set(alpha=1.0, markersize=max(4.0, float(handle.get_markersize())))

@@ -1,57 +1,124 @@
-"""The table of all figures of a comparison, and drawing every one of them that the runs allow."""
+"""The table of all figures of a comparison: each as files for print, and most as pictures in a page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrant.core.checks import check_count
 from calibrant.core.entry import Entry
-from calibrant.report.curves import draw_curves, prepare_curves
-from calibrant.report.gamma import (
+from calibrant.report.curves import (
+    CURVES,
+    draw_curves,
     draw_gamma_confidence,
     draw_gamma_epochs,
+    draw_robustness,
+    prepare_curves,
     prepare_gamma_confidence,
     prepare_gamma_epochs,
+    prepare_robustness,
 )
-from calibrant.report.reliability import draw_reliability_grid, prepare_reliability, shows_reliability
-from calibrant.report.robustness import draw_robustness, prepare_robustness
+from calibrant.report.reliability import draw_reliability_grid, prepare_reliability
 from calibrant.report.rows import Group, Row, group_rows
-from calibrant.report.save import figure_stem, save_figure
+from calibrant.report.save import figure_stem, save_figure, svg_element
+from calibrant.report.style import print_style
 from calibrant.report.tradeoff import draw_tradeoff, prepare_tradeoff
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Options(NamedTuple):
-    """What can be chosen of the figures.
-
-    Attributes:
-        n_bins: Numbers of bins, for each of which there is a grid of reliability diagrams.
-        seed: Which run of a row figures of a single run show; its last one by default.
-    """
-
-    n_bins: tuple[int, ...] = (10, 15, 20, 50, 100)
-    seed: int | None = None
-
-
-class FigureKind(NamedTuple):
+@dataclass(frozen=True)
+class FigureKind:
     """One kind of figure.
 
     Attributes:
-        draw: Gives the figures of a group, each with what is added to the name of its file; none if no row has the data.
+        prepare: Gives what is shown of the rows of a group: one record a row, with its ``label``. Rows that lack the data
+            have none.
+        draw: Draws such records under a title.
         needs: What a row must have to be shown.
-        lacks: What of the figures a row is missing in, as text to put behind its name: empty where that is all of them; None
-            where it is in all.
+        title: Heading on a page.
+        about: What stands below it there.
+        choices: What a reader of a page can choose between → options of ``draw``. Pages leave out figures without any.
+        least: Number of records below which there is nothing to draw.
         common: Whether most rows have it, so that one without is worth a word.
+        of_run: Whether it shows a single run of each row, so that ``prepare`` takes a ``seed``, which the title then says.
+        of_bins: Whether there is one for each number of bins, so that ``prepare`` takes ``n_bins``.
     """
 
-    draw: Callable[[Group, Options], Iterator[tuple[str, Figure]]]
+    prepare: Callable[..., Sequence[Any]]
+    draw: Callable[..., Figure]
     needs: str
-    lacks: Callable[[Row, Options], str | None]
+    title: str = ""
+    about: str = ""
+    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    least: int = 1
     common: bool = True
+    of_run: bool = False
+    of_bins: bool = False
+
+
+FIGURES: dict[str, FigureKind] = {
+    # Pages have diagrams of their own, with a slider for the bins.
+    "reliability": FigureKind(
+        prepare_reliability,
+        draw_reliability_grid,
+        "test predictions, or as many bins in its record",
+        of_run=True,
+        of_bins=True,
+    ),
+    "tradeoff": FigureKind(
+        prepare_tradeoff,
+        draw_tradeoff,
+        "two rows or more with an error and an ECE",
+        "Error against calibration error",
+        "Lower left is best. The stepped line joins the methods that no other one beats in both. Bars are standard deviations "
+        "over seeds.",
+        {"": {}},
+        least=2,
+    ),
+    "robustness": FigureKind(
+        prepare_robustness,
+        draw_robustness,
+        "test predictions or errors by number of bins",
+        "Binned error against the number of bins",
+        "More bins hold fewer examples each, so that chance alone raises the error of any model. The thin grey line is the "
+        "error that it gives a calibrated model.",
+        {key.upper(): {"keys": (key,), "legend": False} for key in ("ece", "mce")},
+    ),
+    "curves": FigureKind(
+        prepare_curves,
+        draw_curves,
+        "a history of training",
+        "Learning curves",
+        "Lines are means over the seeds at the epochs that all of them evaluated, bands one standard deviation; dotted lines "
+        "are drops of the learning rate. The table is about the epoch that a run kept (train.select), which need not be its "
+        "last.",
+        {name: {"keys": (key,), "legend": False} for key, name in CURVES.items()},
+    ),
+    "gamma-epochs": FigureKind(
+        prepare_gamma_epochs,
+        draw_gamma_epochs,
+        "a gamma in its history",
+        "Gamma while training",
+        "Its mean over the test examples; the band is the spread over them, narrow where all share one gamma.",
+        {"": {"legend": False}},
+        common=False,
+    ),
+    "gamma-confidence": FigureKind(
+        prepare_gamma_confidence,
+        draw_gamma_confidence,
+        "test predictions with a column `gamma`",
+        "Gamma against confidence",
+        "Every dot is a test example; lines are running means. The axis is stretched towards 1, where most examples of a good "
+        "classifier lie.",
+        {"": {"columns": 1}},
+        common=False,
+        of_run=True,
+    ),
+}
 
 
 class Drawing(NamedTuple):
@@ -70,7 +137,7 @@ def draw_all(
     entries: Sequence[Entry],
     out_folder: str | Path,
     *,
-    n_bins: Sequence[int] = Options().n_bins,
+    n_bins: Sequence[int] = (10, 15, 20, 50, 100),
     seed: int | None = None,
 ) -> Drawing:
     """Write every figure that the runs allow, as PNG and PDF: one set for each data set and network.
@@ -102,99 +169,72 @@ def draw_all(
     groups = group_rows(entries)
     folder = Path(out_folder)
     folder.mkdir(parents=True, exist_ok=True)
-    files: list[Path] = []
-    skipped: dict[str, str] = {}
+    done = Drawing([], {})
     for group in groups:
-        options = Options(tuple(n_bins), group.common_seed if seed is None else seed)
+        shown_seed = group.common_seed if seed is None else seed
         for name, kind in FIGURES.items():
-            stem = figure_stem(name, group.data, group.model)
-            drawn = [save_figure(figure, folder / f"{stem}{more}") for more, figure in kind.draw(group, options)]
-            files += [file for pair in drawn for file in pair]
-            without = [f"{row.label}{lacks}" for row in group.rows if (lacks := kind.lacks(row, options)) is not None]
-            if not drawn:
-                skipped[stem] = f"needs {kind.needs}"
-            elif without and kind.common:
-                skipped[stem] = f"leaves out {', '.join(without)}: needs {kind.needs}"
-    return Drawing(files, skipped)
+            for bins in n_bins if kind.of_bins else [None]:
+                stem = figure_stem(name, group.data, group.model) + ("" if bins is None else f"-{bins}bins")
+                records = _records(kind, group, seed=shown_seed, n_bins=bins)
+                if len(records) < kind.least:
+                    done.skipped[stem] = f"needs {kind.needs}"
+                    continue
+                without = [row.label for row in group.rows if row.label not in {record.label for record in records}]
+                if without and kind.common:
+                    done.skipped[stem] = f"leaves out {', '.join(without)}: needs {kind.needs}"
+                title = _title(kind, group, seed=shown_seed, n_bins=bins)
+                done.files.extend(save_figure(kind.draw(records, title=title), folder / stem))
+    return done
 
 
-def _reliability(group: Group, options: Options) -> Iterator[tuple[str, Figure]]:
-    for number in options.n_bins:
-        panels = prepare_reliability(group.rows, n_bins=number, seed=options.seed)
-        if panels:
-            title = f"{_title_of_run(group, options)}, {number} bins"
-            yield f"-{number}bins", draw_reliability_grid(panels, title=title)
+def _records(kind: FigureKind, group: Group, *, seed: int | None, n_bins: int | None = None) -> Sequence[Any]:
+    chosen: dict[str, int | None] = {"seed": seed} if kind.of_run else {}
+    return kind.prepare(group.rows, **(chosen | ({"n_bins": n_bins} if kind.of_bins else {})))
 
 
-def _curves(group: Group, options: Options) -> Iterator[tuple[str, Figure]]:
-    found = prepare_curves(group.rows) or prepare_curves(group.rows, split="val")
-    if found is not None:
-        yield "", draw_curves(found, title=group.title)
+def _title(kind: FigureKind, group: Group, *, seed: int | None, n_bins: int | None) -> str:
+    seeds = {row.run(seed).seed for row in group.rows} - {None}
+    said = [f"seed {seeds.pop()}"] if kind.of_run and len(seeds) == 1 else []
+    return ", ".join([group.title, *said, *([] if n_bins is None else [f"{n_bins} bins"])])
 
 
-def _gamma_epochs(group: Group, options: Options) -> Iterator[tuple[str, Figure]]:
-    found = prepare_gamma_epochs(group.rows)
-    if found is not None:
-        yield "", draw_gamma_epochs(found, title=group.title)
+def page_charts(groups: Sequence[Group]) -> list[dict[str, object]]:
+    """The figures of runs as pictures in a page, one panel each and without legends; rows have one legend for all.
+
+    Returns:
+        The charts that any group has: ``name``, ``title``, ``about``, ``choices``, and ``pictures``, each with the number of
+        its group (``place``), its ``choice`` and its ``svg``.
+    """
+    view: list[dict[str, object]] = []
+    for name, kind in FIGURES.items():
+        pictures = [
+            {"place": place, "choice": choice, "svg": svg}
+            for place, group in enumerate(groups)
+            for choice, svg in _pictures(f"{name}-{place}", kind, group)
+        ]
+        choices = [choice for choice in kind.choices if any(choice == picture["choice"] for picture in pictures)]
+        if choices:
+            view.append({"name": name, "title": kind.title, "about": kind.about, "choices": choices, "pictures": pictures})
+    return view
 
 
-def _gamma_confidence(group: Group, options: Options) -> Iterator[tuple[str, Figure]]:
-    panels = prepare_gamma_confidence(group.rows, seed=options.seed)
-    if panels:
-        yield "", draw_gamma_confidence(panels, title=_title_of_run(group, options))
+def _pictures(name: str, kind: FigureKind, group: Group) -> Iterator[tuple[str, str]]:
+    if not kind.choices:
+        return
+    records = _records(kind, group, seed=group.common_seed)
+    for number, (choice, options) in enumerate(kind.choices.items()):
+        shown = [record for record in records if all(key in record.bands for key in options.get("keys", ()))]
+        if len(shown) >= kind.least:
+            label = f"{kind.title}{f': {choice}' if choice else ''}, {group.title}."
+            yield choice, svg_element(kind.draw(shown, **options), name=f"{name}-{number}", label=label)
 
 
-def _robustness(group: Group, options: Options) -> Iterator[tuple[str, Figure]]:
-    found = prepare_robustness(group.rows)
-    if found is not None:
-        yield "", draw_robustness(found, title=group.title)
+def swatch(row: Row, name: str) -> str:
+    """The line and marker of a row as a small picture, for the legend of a page."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-
-def _tradeoff(group: Group, options: Options) -> Iterator[tuple[str, Figure]]:
-    points = prepare_tradeoff(group.rows)
-    if len(points) > 1:
-        yield "", draw_tradeoff(points, title=group.title)
-
-
-def _title_of_run(group: Group, options: Options) -> str:
-    seeds = {row.run(options.seed).seed for row in group.rows} - {None}
-    known = f", seed {seeds.pop()}" if len(seeds) == 1 else ""
-    return f"{group.title}{known}"
-
-
-def _unless(shows: Callable[[Row], bool]) -> Callable[[Row, Options], str | None]:
-    return lambda row, options: None if shows(row) else ""
-
-
-def _lacks_bins(row: Row, options: Options) -> str | None:
-    missing = [str(n) for n in options.n_bins if not shows_reliability(row, n_bins=n, seed=options.seed)]
-    if not missing:
-        return None
-    return "" if len(missing) == len(options.n_bins) else f" with {', '.join(missing)} bins"
-
-
-def _has_history(row: Row) -> bool:
-    return any(run.history for run in row.runs) and all(run.temperature is None for run in row.runs)
-
-
-FIGURES: dict[str, FigureKind] = {
-    "reliability": FigureKind(_reliability, "test predictions, or as many bins in its record", _lacks_bins),
-    "curves": FigureKind(_curves, "a history of training", _unless(_has_history)),
-    "gamma-epochs": FigureKind(
-        _gamma_epochs, "a gamma in its history", _unless(lambda row: bool(row.runs[0].curve("gamma_mean")[0])), common=False
-    ),
-    "gamma-confidence": FigureKind(
-        _gamma_confidence,
-        "test predictions with a column `gamma`",
-        _unless(lambda row: any(run.test is not None and "gamma" in run.test.columns for run in row.runs)),
-        common=False,
-    ),
-    "robustness": FigureKind(
-        _robustness,
-        "test predictions or errors by number of bins",
-        _unless(lambda row: any(run.test is not None or run.sweep is not None for run in row.runs)),
-    ),
-    "tradeoff": FigureKind(
-        _tradeoff, "two rows or more with an error and an ECE", _unless(lambda row: bool(prepare_tradeoff([row])))
-    ),
-}
+    with print_style():
+        figure = Figure(figsize=(0.42, 0.14))
+        figure.add_artist(Line2D((0.05, 0.5, 0.95), (0.5, 0.5, 0.5), markevery=[1], **row.style.options()))  # type: ignore[arg-type]
+    return svg_element(figure, name=name, label="")

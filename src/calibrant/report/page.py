@@ -1,32 +1,43 @@
-"""One self-contained HTML page from records; what it computes from them is in its neighbours. Writing it is left to the caller.
+"""One self-contained HTML page from records; what its scripts draw from is in `page_data`, what it says of runs in `page_runs`.
 
-Figures for papers are drawn elsewhere in this room.
+Figures for papers are drawn elsewhere in this room. Writing the page is left to the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from calibrant import __version__
-from calibrant.core.effect import join_words
 from calibrant.core.entry import Entry
+from calibrant.core.scores import Paired
 from calibrant.core.summary import summarize_with_top
-from calibrant.report.page_bins import REGION_EDGES, examine_stops, mean_confidences, regions_of, risk_curve, slider_stops
-from calibrant.report.page_chance import labels_not_told
-from calibrant.report.page_charts import CURVES, GRID_STOPS, runs_view
-from calibrant.report.page_classes import class_names_of, class_view, confident_mistakes
+from calibrant.core.words import METRICS, SIGNIFICANT, direction, metric_of, write_interval, write_p, write_value
 from calibrant.report.page_content import Candidate, Examined, FinishedTable, InTable, Repair, calibrator_label
-from calibrant.report.page_embed import embed_json, script_hash
-from calibrant.report.page_runs import Group, column_keys, group_entries, info_heads, leader, run_rows, short_name, untested
-from calibrant.report.page_tables import calibrator_rows, key_figures, metric_rows
-from calibrant.report.page_verdict import Verdict, give_runs_verdict, give_verdict
+from calibrant.report.page_data import (
+    GRID_STOPS,
+    REGION_EDGES,
+    class_names_of,
+    class_view,
+    confident_mistakes,
+    embed_json,
+    examine_stops,
+    mean_confidences,
+    regions_of,
+    risk_curve,
+    run_diagram,
+    script_hash,
+    slider_stops,
+)
+from calibrant.report.page_runs import RunRow, group_entries, place_of, table_view
+from calibrant.report.rows import group_rows
+from calibrant.report.verdict import Verdict, give_runs_verdict, give_verdict
 
-_SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "marks.js", "lines.js", "panels.js", "runs.js", "main.js")
+_SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "main.js")
+# A line is drawn above these: top-label calibration, then other views of it.
+_NEW_GROUP = ("ece", "classwise_ece")
 
 
 def render_page(
@@ -78,45 +89,47 @@ def render_page(
     for name, given in (("best", best), ("told", told)):
         if given is not None and len(given) != len(entries):
             raise ValueError(f"render_page: `{name}` must have one part an entry, got {len(given)} for {len(entries)}.")
-    groups = group_entries(entries, best=best, told=told)
     if verdict is None:
         verdict = verdict_of(examined, repaired=repaired, entries=entries, best=best, told=told)
-    charts = runs_view(groups)
-    data: dict[str, object] = {"runs": charts, "gridStops": GRID_STOPS, "predictions": None}
-    view: dict[str, object] = {"title": title or _title(examined, groups), "verdict": verdict, "version": __version__}
-    view["examined"] = view["repaired"] = None
-    view["tables"], view["run_notes"], view["is_told_best"] = tables, notes, best is not None
-    view["is_repeated"] = _is_repeated(groups, tables)
+    rows = group_entries(entries, best=best, told=told)
+    view: dict[str, object] = {"verdict": verdict, "version": __version__, "examined": None, "repaired": None, "runs": None}
+    view |= {"title": title or _title(examined, rows), "tables": tables}
+    data: dict[str, object] = {"runs": [], "predictions": None}
     if examined is not None:
         data["predictions"] = _predictions_data(examined, repaired, n_resamples=n_resamples, seed=seed)
         view |= _predictions_view(examined, repaired)
-    return _fill(view | _runs_view(groups, charts), data)
+    if entries:
+        places, data["runs"] = _places(entries)
+        data["gridStops"] = GRID_STOPS
+        view["runs"] = places | table_view(rows, tables) | {"notes": notes, "is_told_best": best is not None}
+    return _fill(view, data)
 
 
-def _runs_view(groups: Sequence[Group], charts: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """What the template writes of runs, and which of their charts there is anything to draw in."""
-    view: dict[str, object] = {"has_runs": bool(groups), "places": list(dict.fromkeys(group.place for group in groups))}
-    view["run_columns"], rows = run_rows(groups)
-    view["run_rows"], view["run_heads"], view["untested"] = rows, info_heads(groups), join_words(untested(groups) or [""])
-    view["run_parts"] = [(place, list(part)) for place, part in groupby(rows, key=lambda row: row["place"])]
-    for key in ("points", "sweep", "gamma", "dots", "diagram"):
-        view[f"has_{key}"] = any(chart[key] for chart in charts)
-    curves = [chart["curves"] for chart in charts]
-    view["curve_names"] = {key: name for key, name in CURVES.items() if any(isinstance(c, dict) and key in c for c in curves)}
-    # One point has nobody to trade with.
-    view["has_points"] = sum(bool(chart["points"]) for chart in charts) > 1
-    # A single chart of dots leaves room for the other chart of gammas.
-    view["gammas_beside"] = bool(view["has_gamma"]) and sum(bool(chart["dots"]) for chart in charts) == 1
-    view["has_seeds"] = any(len(group.entries) > 1 for group in groups)
-    view["has_common_seed"] = all(group.seed is not None for group in groups if len(group.entries) > 1)
-    view["has_single"] = any(len(group.entries) == 1 for group in groups)
-    return view
+def _places(entries: Sequence[Entry]) -> tuple[dict[str, object], list[dict[str, object]]]:
+    """The charts of every data set and network: what the template writes, and what the scripts draw diagrams from."""
+    # matplotlib takes a while to load.
+    from calibrant.report.figures import page_charts, swatch
 
-
-def _is_repeated(groups: Sequence[Group], tables: Sequence[FinishedTable]) -> bool:
-    """Whether a finished table shows every metric of the table of runs, but for the Brier score."""
-    shown = {short_name(key) for key in column_keys(groups) if key != "brier"}
-    return any(shown <= {head.removesuffix(" (%)") for head in table.heads} for table in tables)
+    groups = group_rows(entries)
+    legends = [
+        [(row.label, swatch(row, f"key-{place}-{number}")) for number, row in enumerate(group.rows)]
+        for place, group in enumerate(groups)
+    ]
+    diagrams = [
+        {"label": row.label, "place": place, "diagram": run_diagram(row.run(group.common_seed))}
+        for place, group in enumerate(groups)
+        for row in group.rows
+    ]
+    view = {
+        "places": [place_of(group) for group in groups],
+        "legends": legends,
+        "charts": page_charts(groups),
+        "has_diagram": any(run["diagram"] for run in diagrams),
+        "has_common_seed": all(
+            group.common_seed is not None for group in groups if any(len(row.runs) > 1 for row in group.rows)
+        ),
+    }
+    return view, diagrams
 
 
 def _fill(view: dict[str, object], data: dict[str, object]) -> str:
@@ -202,15 +215,82 @@ def _predictions_view(examined: Examined, repaired: Repair | None) -> dict[str, 
         "repair_label": "" if repaired is None else calibrator_label(repaired.name),
         "figures": key_figures(examined, repaired),
         "metrics": metric_rows(examined, None if after is None else repaired),
-        "calibrators": [] if repaired is None else calibrator_rows(repaired),
+        "calibrators": [] if repaired is None else [_calibrator_row(entry, repaired.name) for entry in repaired.candidates],
         "mistakes": confident_mistakes(examined.predictions, after),
     }
 
 
-def _title(examined: Examined | None, groups: Sequence[Group]) -> str:
+def metric_rows(examined: Examined, repaired: Repair | None) -> list[dict[str, object]]:
+    """Every metric as ``calibrant measure`` writes it, before and after, with the paired test of the difference."""
+    rows: list[dict[str, object]] = []
+    for key in [key for key in METRICS if key in examined.scores] + [key for key in examined.scores if key not in METRICS]:
+        metric, signed = metric_of(key), key == "signed_gap"
+        row = {"key": key, "name": metric.name, "meaning": metric.meaning, "starts_group": key in _NEW_GROUP}
+        sides = [("before", examined.scores[key])]
+        if repaired is not None:
+            test = repaired.paired[key]
+            sides.append(("after", repaired.after.scores[key]))
+            row["change"] = write_value(test.difference, metric.unit, signed=True)
+            row["change_interval"] = write_interval(test, metric.unit, signed=True)
+            row |= {"p_value": write_p(test.p_value), "judgement": judge(key, test)}
+        for side, estimate in sides:
+            row[side] = write_value(estimate.value, metric.unit, signed=signed)
+            row[f"{side}_interval"] = write_interval(estimate, metric.unit, signed=signed)
+        rows.append(row)
+    return rows
+
+
+def judge(key: str, test: Paired) -> str:
+    """Say in a word or two what a difference means: "better", "worse", "more sure", "less sure", "same" or "unclear"."""
+    if test.difference == 0:
+        return "same"
+    if not test.p_value < SIGNIFICANT:
+        return "unclear"
+    if key == "signed_gap":
+        return "more sure" if test.difference > 0 else "less sure"
+    return "better" if test.difference < 0 else "worse"
+
+
+def _calibrator_row(candidate: Candidate, chosen: str) -> dict[str, object]:
+    """How a calibrator did in the cross-validation and on the test data, as text."""
+    row: dict[str, object] = {"name": calibrator_label(candidate.name), "held_out": write_value(candidate.held_out, "nats")}
+    row |= {"chosen": candidate.name == chosen, "failure": candidate.failure, "kept": candidate.preserves_accuracy}
+    gain = candidate.gain if candidate.name != "none" else None
+    row["gain"] = "" if gain is None else write_value(gain.value, "nats", signed=True)
+    row["gain_interval"] = "" if gain is None else write_interval(gain, "nats", signed=True)
+    for key in ("error", "nll", "ece"):
+        unit, scores = metric_of(key).unit, candidate.scores
+        row[key] = "" if scores is None else write_value(scores[key].value, unit)
+        row[f"{key}_interval"] = "" if scores is None else write_interval(scores[key], unit)
+    return row
+
+
+def key_figures(examined: Examined, repaired: Repair | None) -> list[dict[str, str]]:
+    """The few numbers that stand large under the verdict: name, value, value after a repair, and a note."""
+    scores = examined.scores
+    after = None if repaired is None or repaired.name == "none" else repaired.after.scores
+    null = scores.ece_if_calibrated
+    notes = {
+        "ece": f"{write_value(null.mean, '%')} if calibrated",
+        "signed_gap": direction(scores),
+        "error": f"95% interval {write_interval(scores['error'], '%')}",
+        "nll": "nats an example",
+    }
+    names = {"ece": "Calibration error (ECE)", "signed_gap": "Confidence − accuracy", "error": "Error rate"}
+    names["nll"] = "Negative log-likelihood"
+    figures = []
+    for key, note in notes.items():
+        unit, signed = metric_of(key).unit, key == "signed_gap"
+        later = "" if after is None else write_value(after[key].value, unit, signed=signed)
+        value = write_value(scores[key].value, unit, signed=signed)
+        figures.append({"key": key, "name": names[key], "value": value, "after": "" if later == value else later, "note": note})
+    return figures
+
+
+def _title(examined: Examined | None, rows: Sequence[RunRow]) -> str:
     if examined is not None:
         return Path(examined.scores.file).name if examined.scores.file else "Predictions"
-    return ", ".join(dict.fromkeys(group.place for group in groups if group.place)) or "Runs compared"
+    return ", ".join(dict.fromkeys(row.place for row in rows if row.place)) or "Runs compared"
 
 
 def verdict_of(
@@ -224,27 +304,4 @@ def verdict_of(
     """Return what stands at the top of the page of these records; see `render_page`."""
     if examined is not None:
         return give_verdict(examined, repaired)
-    groups = group_entries(entries, best=best, told=told)
-    found = [_place_verdict(groups, place, n_runs=len(entries)) for place in dict.fromkeys(group.place for group in groups)]
-    # Of several places each has a paragraph, below a headline about all.
-    return found[0] if len(found) == 1 else replace(found[0], sentences=tuple(" ".join(one.sentences) for one in found))
-
-
-def _place_verdict(groups: Sequence[Group], place: str, *, n_runs: int) -> Verdict:
-    here = [group for group in groups if group.place == place]
-    calibrated, accurate = leader(here, "ece", "error"), leader(here, "error", "ece")
-    leaders = {key: group for key, group in (("ece", calibrated), ("error", accurate)) if group is not None}
-    near = labels_not_told(here, leaders)
-    return give_runs_verdict(
-        [(group.label, group.mean("error"), group.mean("ece")) for group in here],
-        n_runs=n_runs,
-        data=list(dict.fromkeys(group.data for group in groups)),
-        n_methods=len({group.entries[0].method for group in here}),
-        place=place,
-        n_networks=len({group.place for group in groups if group.data == here[0].data}),
-        leaders=None if calibrated is None or accurate is None else (calibrated.label, accurate.label),
-        near=near.get("ece", ()),
-        near_error=near.get("error", ()),
-        apart=[group.label for group in here if group.size_note],
-        seeds={group.label: len(group.entries) for group in here},
-    )
+    return give_runs_verdict(group_entries(entries, best=best, told=told), n_runs=len(entries))

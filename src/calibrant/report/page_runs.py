@@ -1,17 +1,19 @@
-"""Runs side by side: the rows of a comparison and their table. What their charts are drawn from is in `page_charts`."""
+"""Runs side by side: the rows of a comparison, their table, and which of them differ from the best."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
+from calibrant.core.effect import join_words
 from calibrant.core.entry import Entry, data_name
 from calibrant.core.sizes import common_size, size_note, usual_size
 from calibrant.core.words import SIGNIFICANT, metric_of, write_interval, write_value
-from calibrant.report.page_content import InTable
-from calibrant.report.rows import Row, group_rows
-from calibrant.report.style import method_label, method_name
+from calibrant.metrics.differences import compare_runs, holm, welch_t
+from calibrant.report.page_content import FinishedTable, InTable
+from calibrant.report.rows import Group, Row, group_rows
 
 # Metrics of the comparison table.
 COLUMNS = ("error", "nll", "brier", "ece", "mce", "ace", "classwise_ece")
@@ -22,29 +24,30 @@ _UNKNOWN = "?"
 
 
 @dataclass(frozen=True)
-class Group:
+class RunRow:
     """The seeds of one row of a comparison.
 
     Attributes:
-        label: What tells it from the other rows of its ``place``, as plain text.
+        row: The row as figures see it, with its label, its runs and its look.
         data: Name of the data set; empty if unknown.
         place: Data set and network; empty if unknown.
-        row: The row as figures see it, with its runs and its look.
         best: Metrics in which it is the best.
         size_note: What is to be said of its number of test examples where that is not the usual one of its place, so that it
             is not compared with the other rows; else empty.
         told: What a table says of it.
-        seed: Of several runs the one that stands for them: the last seed that all rows of its place have. None for its last.
     """
 
-    label: str
+    row: Row
     data: str
     place: str
-    row: Row
     best: Collection[str] = ()
     size_note: str = ""
     told: InTable = InTable()
-    seed: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells it from the other rows of its place."""
+        return self.row.label
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -57,13 +60,23 @@ class Group:
 
     def mean(self, key: str) -> float:
         """Mean of a metric over the runs that have it; nan if none has."""
-        return mean_of(self.values(key))
+        values = self.values(key)
+        return math.fsum(values) / len(values) if values else math.nan
+
+
+def place_of(group: Group) -> str:
+    """Return what a page calls a data set and network."""
+    return " · ".join(name for name in (_data_of(group), group.model) if name)
+
+
+def _data_of(group: Group) -> str:
+    return "" if group.data == _UNKNOWN else data_name(group.data)
 
 
 def group_entries(
     entries: Sequence[Entry], *, best: Sequence[Collection[str]] | None = None, told: Sequence[InTable] | None = None
-) -> list[Group]:
-    """Put the seeds of each row together, in the order in which the rows come; labels are those of figures, as plain text.
+) -> list[RunRow]:
+    """Put the seeds of each row together, in the order in which the rows come.
 
     A row of unknown network is there once for every network of its data set.
 
@@ -79,119 +92,148 @@ def group_entries(
     said = {} if told is None else {id(entry): part for entry, part in zip(entries, told, strict=True)}
     found = []
     for group in group_rows(entries) if entries else ():
-        data = "" if group.data == _UNKNOWN else data_name(group.data)
-        place = " · ".join(name for name in (data, group.model) if name)
         usual = usual_size(entry for row in group.rows for entry in row.runs)
         for row in group.rows:
-            method = row.runs[0].method
-            label = method_name(method) + row.label.removeprefix(method_label(method))
-            note = size_note(common_size(row.runs), usual)
-            best_in, in_table = marked.get(id(row.runs[0]), ()), said.get(id(row.runs[0]), InTable())
-            found.append(Group(label, data, place, row, best_in, note, in_table, group.common_seed))
-    return found if best is not None else [replace(group, best=_best(group, found)) for group in found]
+            note, first = size_note(common_size(row.runs), usual), id(row.runs[0])
+            keys, in_table = marked.get(first, ()), said.get(first, InTable())
+            found.append(RunRow(row, _data_of(group), place_of(group), keys, note, in_table))
+    return found if best is not None else [replace(row, best=_best(row, found)) for row in found]
 
 
-def run_rows(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, object]]]:
-    """The comparison table: its columns, and a mapping for each row.
+def _best(row: RunRow, rows: Sequence[RunRow]) -> Collection[str]:
+    """Metrics in which no row of the same place, and of as many test examples, is better; none where it is alone."""
+    beside = [other for other in rows if other.place == row.place and not other.size_note]
+    if row not in beside or len(beside) < 2:
+        return frozenset()
+    means = {key: [mean for other in beside if math.isfinite(mean := other.mean(key))] for key in COLUMNS}
+    return frozenset(key for key in COLUMNS if len(means[key]) > 1 and row.mean(key) == min(means[key]))
 
-    A row has ``label``, ``place``, ``seeds``, ``info``, ``cells`` and a ``note``: that it is of another number of test examples
-    than those around it, or of an unknown network, else empty.
+
+def table_view(rows: Sequence[RunRow], tables: Sequence[FinishedTable]) -> dict[str, object]:
+    """What the template writes of the comparison table.
+
+    A row has its ``label``, ``seeds``, ``info``, ``cells`` and a ``note``: that it is of another number of test examples than
+    those around it, or of an unknown network, else empty.
+
+    Args:
+        rows: The rows.
+        tables: Finished tables on the same page; where one shows every metric of this one, this one can be opened.
     """
-    keys, heads = column_keys(groups), info_heads(groups)
-    several = len({group.place for group in groups}) > 1
-    rows: list[dict[str, object]] = []
-    seen: set[int] = set()
-    for group in groups:
-        # A row of unknown network is in several places, and once in the table.
-        if id(group.entries[0]) in seen:
-            continue
-        seen.add(id(group.entries[0]))
+    keys = [key for key in COLUMNS if any(row.values(key) for row in rows)]
+    heads = list(dict.fromkeys(head for row in rows for head in row.told.info))
+    several = len({row.place for row in rows}) > 1
+    tested = {key for row in rows for key in row.told.p_values}
+    found: dict[int, dict[str, object]] = {}
+    for row in rows:
         # Under the heading of one network among several, it would be taken for a run of that.
-        stranger = "Network unknown." if several and group.entries[0].model is None and group.place != group.data else ""
-        rows.append(
+        stranger = "Network unknown." if several and row.entries[0].model is None and row.place != row.data else ""
+        # A row of unknown network is in several places, and once in the table.
+        found.setdefault(
+            id(row.entries[0]),
             {
-                "label": group.label,
-                "place": group.place,
-                "seeds": len(group.entries),
-                "info": [group.told.info.get(head, "") for head in heads],
-                "cells": [_cell(group, key) for key in keys],
-                "note": " ".join(filter(None, (stranger, group.size_note))),
-            }
+                "label": row.label,
+                "place": row.place,
+                "seeds": len(row.entries),
+                "info": [row.told.info.get(head, "") for head in heads],
+                "cells": [_cell(row, key) for key in keys],
+                "note": " ".join(filter(None, (stranger, row.size_note))),
+            },
         )
-    return [short_name(key) for key in keys], rows
+    shown = {short_name(key) for key in keys if key != "brier"}
+    return {
+        "heads": [*heads, *(short_name(key) for key in keys)],
+        "parts": [(place, list(part)) for place, part in groupby(found.values(), key=lambda row: row["place"])],
+        "untested": join_words([short_name(key) for key in keys if key not in tested] or [""]) if tested else "",
+        "is_repeated": any(shown <= {head.removesuffix(" (%)") for head in table.heads} for table in tables),
+        "has_seeds": any(len(row.entries) > 1 for row in rows),
+        "has_single": any(len(row.entries) == 1 for row in rows),
+    }
 
 
-def column_keys(groups: Sequence[Group]) -> list[str]:
-    """Metrics of the comparison table that any row has."""
-    return [key for key in COLUMNS if any(group.values(key) for group in groups)]
+def short_name(key: str) -> str:
+    """Name of a metric in the head of a narrow column."""
+    return {"error": "Error", "brier": "Brier", "classwise_ece": "Classwise ECE"}.get(key, key.upper())
 
 
-def info_heads(groups: Sequence[Group]) -> list[str]:
-    """Heads of the columns that describe its rows."""
-    return list(dict.fromkeys(head for group in groups for head in group.told.info))
+def _cell(row: RunRow, key: str) -> dict[str, object]:
+    """Mean and standard deviation over seeds; a single run has its own interval instead."""
+    values, unit = row.values(key), metric_of(key).unit
+    if not values:
+        return {"value": "", "mark": "", "spread": "", "is_best": False}
+    if len(values) > 1:
+        middle = row.mean(key)
+        deviation = math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
+        spread = f"± {write_value(deviation, unit).removesuffix('%')}"
+    else:
+        spread = write_interval(next(entry.scores[key] for entry in row.entries if key in entry.scores), unit)
+    mark = _MARK if row.told.p_values.get(key, 1.0) < SIGNIFICANT else ""
+    return {"value": write_value(row.mean(key), unit), "mark": mark, "spread": spread, "is_best": key in row.best}
 
 
-def untested(groups: Sequence[Group]) -> list[str]:
-    """Names of the columns whose differences are not tested, where those of others are."""
-    tested = {key for group in groups for key in group.told.p_values}
-    return [short_name(key) for key in column_keys(groups) if key not in tested] if tested else []
-
-
-def leader(groups: Sequence[Group], key: str, then: str) -> Group | None:
+def leader(rows: Sequence[RunRow], key: str, then: str) -> RunRow | None:
     """The row with the least mean of a metric, of equal ones that with the least of another; None where no row has both.
 
     Rows that are marked as best go before those that are not: these may have nothing to be compared with. A part of the test
     set leads only where there is nothing else.
     """
-    finite = [group for group in groups if math.isfinite(group.mean(key) + group.mean(then))]
-    known = [group for group in finite if not group.size_note] or finite
-    marked = [group for group in known if key in group.best]
-    return min(marked or known, key=lambda group: (group.mean(key), group.mean(then)), default=None)
+    finite = [row for row in rows if math.isfinite(row.mean(key) + row.mean(then))]
+    known = [row for row in finite if not row.size_note] or finite
+    marked = [row for row in known if key in row.best]
+    return min(marked or known, key=lambda row: (row.mean(key), row.mean(then)), default=None)
 
 
-def _best(group: Group, groups: Sequence[Group]) -> Collection[str]:
-    beside = [other for other in groups if (other.place, other.size_note) == (group.place, "")]
-    if group.size_note:
-        return frozenset()
-    return frozenset(key for key in COLUMNS if group.mean(key) == _least(beside, key))
+def labels_not_told(rows: Sequence[RunRow], leaders: Mapping[str, RunRow]) -> dict[str, list[str]]:
+    """Find the rows that these runs do not tell from the best one of a metric.
 
+    A pair that a table of these rows tests has the table's p-value, so that the two never contradict each other. Others are
+    told apart by `calibrant.metrics.differences.compare_runs`, over seeds or over test examples; where that tests nothing, by
+    Welch's t over their seeds; and a single run beside several, or without its predictions, by 95 % intervals that do not meet.
+    The tests that are not the table's are corrected after Holm, those of a metric together.
 
-def _least(groups: Sequence[Group], key: str) -> float:
-    """The least mean of a column; nan where there is nothing to compare."""
-    means = [mean for group in groups if math.isfinite(mean := group.mean(key))]
-    return min(means) if len(means) > 1 else math.nan
+    Args:
+        rows: Rows of one place; a part of the test set is left out.
+        leaders: Metric → its best row.
 
-
-def short_name(key: str) -> str:
-    """Name of a metric in the head of a narrow column."""
-    short = {"error": "Error", "nll": "NLL", "brier": "Brier", "ece": "ECE", "mce": "MCE", "ace": "ACE"}
-    return short.get(key, "Classwise ECE" if key == "classwise_ece" else metric_of(key).name)
-
-
-def _cell(group: Group, key: str) -> dict[str, object]:
-    """Mean and standard deviation over seeds; a single run has its own interval instead."""
-    values, unit = group.values(key), metric_of(key).unit
-    if not values:
-        return {"value": "", "mark": "", "spread": "", "is_best": False}
-    if len(values) > 1:
-        spread = f"± {write_value(_deviation(values), unit).removesuffix('%')}"
-    else:
-        spread = write_interval(next(entry.scores[key] for entry in group.entries if key in entry.scores), unit)
-    mark = _MARK if group.told.p_values.get(key, 1.0) < SIGNIFICANT else ""
-    return {"value": write_value(mean_of(values), unit), "mark": mark, "spread": spread, "is_best": key in group.best}
-
-
-def mean_of(values: Sequence[float]) -> float:
-    """Mean of ``values``; nan if there is none.
-
-    Example:
-        >>> mean_of([0.25, 0.75]), mean_of([])
-        (0.5, nan)
+    Returns:
+        Metric → labels of the rows, in their order, whose mean is not below that of the best.
     """
-    return math.fsum(values) / len(values) if values else math.nan
+    tested: dict[tuple[int, int], dict[str, float | None]] = {}
+    found = {}
+    for key, best in leaders.items():
+        above = [
+            row for row in rows if row is not best and not row.size_note and row.values(key) and row.mean(key) >= best.mean(key)
+        ]
+        told = [_in_table(best, row, key) for row in above]
+        own = [row for row, p in zip(above, told, strict=True) if p is None]
+        for row in own:
+            if (id(best), id(row)) not in tested:
+                tested[id(best), id(row)] = _p_values(best, row, list(leaders))
+        corrected = iter(holm([tested[id(best), id(row)][key] for row in own]))
+        found_p = [next(corrected) if p is None else p for p in told]
+        unclear = [_meet(best, row, key) if p is None else not p < SIGNIFICANT for row, p in zip(above, found_p, strict=True)]
+        found[key] = [row.label for row, is_unclear in zip(above, unclear, strict=True) if is_unclear]
+    return found
 
 
-def _deviation(values: Sequence[float]) -> float:
-    """Standard deviation of a sample of at least two."""
-    middle = mean_of(values)
-    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
+def _in_table(best: RunRow, row: RunRow, key: str) -> float | None:
+    """P-value of the pair in a table, where that tests one of the two against the other."""
+    if best.told.section != row.told.section:
+        return None
+    return next((b.told.p_values.get(key) for a, b in ((best, row), (row, best)) if a.told.is_base), None)
+
+
+def _p_values(best: RunRow, row: RunRow, keys: Sequence[str]) -> dict[str, float | None]:
+    """P-value of the difference in each metric; None where nothing could be tested, or where intervals tell enough."""
+    alone = len(best.entries) == len(row.entries) == 1
+    if alone and not any(_meet(best, row, key) for key in keys):
+        # Resampling would only take time.
+        return dict.fromkeys(keys)
+    found = compare_runs(best.entries, row.entries, keys)
+    known = {key: found[key].p_value if key in found else None for key in keys}
+    return {key: welch_t(best.values(key), row.values(key)) if p is None else p for key, p in known.items()}
+
+
+def _meet(best: RunRow, row: RunRow, key: str) -> bool:
+    """Whether the 95 % intervals of any two runs of the two rows meet."""
+    highest = max((entry.scores[key].high for entry in best.entries if key in entry.scores), default=math.nan)
+    return any(entry.scores[key].low <= highest for entry in row.entries if key in entry.scores)

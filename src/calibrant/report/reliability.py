@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from calibrant.core.summary import top_labels
 from calibrant.metrics.diagram import draw_gap_bars
 from calibrant.metrics.ordinary import rate_interval
 from calibrant.report.rows import Row
-from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, fold_label, fold_to_width, print_style, seen_length
+from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, characters, fold_text, print_style
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_COLUMNS = 5
-# Of 7.5 points, that fit on an inch.
-_CHARACTERS = 17
 _INTERVAL = "95% interval of the accuracy"
+# In inches: the strip of counts and its distance from the diagram; ticks with their numbers; a line of text; the margins.
+_STRIP, _APART, _TICKS, _LINE, _LEFT, _RIGHT, _BETWEEN, _ABOVE = 0.27, 0.06, 0.17, 0.13, 0.44, 0.08, 0.17, 0.1
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def prepare_reliability(rows: Sequence[Row], *, n_bins: int = 15, seed: int | No
     panels = []
     for row in rows:
         run = row.run(seed)
-        bins = _bins_of(run, n_bins)
+        bins = kept_bins(run, n_bins) if run.test is None else equal_width_bins(top_labels(run.test), n_bins=n_bins)
         if bins is not None:
             panels.append(ReliabilityPanel(row.label, *error_and_ece(run, bins), bins, _intervals(run, bins)))
     return panels
@@ -79,18 +80,6 @@ def error_and_ece(entry: Entry, bins: Bins) -> tuple[float, float]:
     known, usual = entry.scores, len(bins.count) == entry.scores.n_bins
     error = known["error"].value if "error" in known else float(1 - bins.weight @ bins.accuracy)
     return error, known["ece"].value if usual and "ece" in known else float(bins.weight @ bins.gap.abs())
-
-
-def shows_reliability(row: Row, *, n_bins: int, seed: int | None = None) -> bool:
-    """Whether `prepare_reliability` has a panel for a row."""
-    entry = row.run(seed)
-    return entry.test is not None or kept_bins(entry, n_bins) is not None
-
-
-def _bins_of(entry: Entry, n_bins: int) -> Bins | None:
-    if entry.test is None:
-        return kept_bins(entry, n_bins)
-    return equal_width_bins(top_labels(entry.test), n_bins=n_bins)
 
 
 def kept_bins(entry: Entry, n_bins: int) -> Bins | None:
@@ -154,82 +143,43 @@ def draw_reliability_grid(
     if not panels:
         raise ValueError("draw_reliability_grid: `panels` must hold at least one diagram, got none.")
     check_count(columns, where="draw_reliability_grid", name="columns")
-    signs = {name for panel in panels for name, found in (("+", panel.bins.gap > 0), ("-", panel.bins.gap < 0)) if found.any()}
-    named = 2 + len(signs) + any(panel.intervals is not None for panel in panels)
-    sizes = _Sizes.of(len(panels), columns=columns, named=named)
-    head = None if title is None else fold_to_width(title, sizes.width - 0.1)
-    sizes = replace(sizes, legend=sizes.legend + (0.0 if head is None else 0.04 + _LINE * (head.count("\n") + 1)))
-    captions = _captions(panels, sizes.side + _BETWEEN)
-    sizes = replace(sizes, lines=max(caption.count("\n") for caption in captions) + 1)
+    wide = min(columns, len(panels))
+    width = max(COLUMN_WIDTH, TEXT_WIDTH * wide / _MOST_COLUMNS)
+    # All diagrams are squares of the same size, which automatic layouts do not grant.
+    side = (width - _LEFT - _RIGHT - (wide - 1) * _BETWEEN) / wide
+    captions = _captions(panels, side + _BETWEEN)
+    lines = max(caption.count("\n") for caption in captions) + 1
+    heading = fold_text(title or "", width - 0.1)
+    title_height = _LINE * len(heading.splitlines()) + 0.09
+    keys = 5 if width > 0.9 * TEXT_WIDTH else 2  # of the legend, side by side
+    head = title_height + 1.1 * _LINE * math.ceil(5 / keys)
+    row = _ABOVE + side + _APART + _STRIP + _TICKS + (1.5 + lines) * _LINE
+    height = head + math.ceil(len(panels) / wide) * row
     most = max(float(panel.bins.count.max()) for panel in panels)
     with print_style():
-        figure = Figure(figsize=(sizes.width, sizes.height))
+        figure = Figure(figsize=(width, height))
         for place, (panel, caption) in enumerate(zip(panels, captions, strict=True)):
-            upper = figure.add_axes(sizes.box(place))
-            lower = figure.add_axes(sizes.box(place, strip=True), sharex=upper)
+            left = _LEFT + (place % wide) * (side + _BETWEEN)
+            bottom = height - head - (place // wide) * row - _ABOVE - side
+            upper = figure.add_axes((left / width, bottom / height, side / width, side / height))
+            below = (bottom - _APART - _STRIP) / height
+            lower = figure.add_axes((left / width, below, side / width, _STRIP / height), sharex=upper)
             _draw_panel(upper, panel)
             _draw_counts(lower, panel.bins, most=most)
-            _tidy(upper, lower, first=place % sizes.columns == 0, most=most)
+            _tidy(upper, lower, first=place % wide == 0, most=most)
             lower.set_title(caption, y=-(_TICKS + 1.2 * _LINE) / _STRIP, pad=0, va="top", fontsize=7.5, linespacing=1.15)
-        _draw_legend(figure, sizes)
-        if head is not None:
-            figure.text(0.5, 1 - 0.04 / sizes.height, head, ha="center", va="top", fontsize=8, linespacing=1.15)
+        _draw_legend(figure, top=1 - title_height / height, columns=keys)
+        figure.text(0.5, 1 - 0.04 / height, heading, ha="center", va="top", fontsize=8, linespacing=1.15)
     return figure
-
-
-# In inches: the strip of counts and its distance from the diagram; ticks with their numbers; a line of text; the margins.
-_STRIP, _APART, _TICKS, _LINE, _LEFT, _RIGHT, _BETWEEN, _ABOVE = 0.27, 0.06, 0.17, 0.13, 0.44, 0.08, 0.17, 0.1
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """Where everything lies, in inches: all diagrams are squares of the same size, which automatic layouts do not grant."""
-
-    columns: int
-    rows: int
-    width: float
-    side: float
-    beside: int
-    below: int
-    legend: float
-    lines: int = 2
-
-    @staticmethod
-    def of(panels: int, *, columns: int, named: int) -> _Sizes:
-        wide = min(columns, panels)
-        width = max(COLUMN_WIDTH, TEXT_WIDTH * wide / _MOST_COLUMNS)
-        side = (width - _LEFT - _RIGHT - (wide - 1) * _BETWEEN) / wide
-        beside = named if width > 0.9 * TEXT_WIDTH else 2
-        return _Sizes(wide, -(-panels // wide), width, side, beside, -(-named // beside), 0.05)
-
-    @property
-    def head(self) -> float:
-        return self.legend + 1.1 * _LINE * self.below
-
-    @property
-    def row(self) -> float:
-        return _ABOVE + self.side + _APART + _STRIP + _TICKS + (1.5 + self.lines) * _LINE
-
-    @property
-    def height(self) -> float:
-        return self.head + self.rows * self.row
-
-    def box(self, place: int, *, strip: bool = False) -> tuple[float, float, float, float]:
-        """Left, bottom, width and height of a diagram or its strip, as shares of the figure."""
-        left = _LEFT + (place % self.columns) * (self.side + _BETWEEN)
-        top = self.head + (place // self.columns) * self.row + _ABOVE + (self.side + _APART if strip else 0.0)
-        high = _STRIP if strip else self.side
-        return (left / self.width, 1 - (top + high) / self.height, self.side / self.width, high / self.height)
 
 
 def _captions(panels: Sequence[ReliabilityPanel], width: float) -> list[str]:
     """Method, error and ECE in lines of at most ``width`` inches: the error beside the method if that fits everywhere."""
     marks = [f"({letter}) " for letter in ascii_lowercase] if 1 < len(panels) <= len(ascii_lowercase) else [""] * len(panels)
-    fitting = int(_CHARACTERS * width)
     names = [mark + panel.label for mark, panel in zip(marks, panels, strict=False)]
-    first, second = (" ", "\n") if max(seen_length(name) for name in names) + 9 <= fitting else ("\n", ", ")
+    first, second = (" ", "\n") if max(map(len, names)) + 9 <= characters(width) else ("\n", ", ")
     return [
-        f"{fold_label(name, fitting)}{first}({100 * panel.error:.2f}%){second}ECE {100 * panel.ece:.2f}%"
+        f"{fold_text(name, width)}{first}({100 * panel.error:.2f}%){second}ECE {100 * panel.ece:.2f}%"
         for name, panel in zip(names, panels, strict=True)
     ]
 
@@ -267,7 +217,7 @@ def _tidy(upper: Axes, lower: Axes, *, first: bool, most: float) -> None:
     upper.tick_params(labelbottom=False, labelleft=first)
     lower.set_xticklabels(("0", "0.5", "1"))
     power = max(1, int(np.log10(most)))
-    lower.set_yticks((1, 10**power), ("1", f"$10^{power}$"))
+    lower.set_yticks((1, 10**power), ("1", f"10{'⁰¹²³⁴⁵⁶⁷⁸⁹'[power]}"))
     lower.yaxis.set_minor_locator(NullLocator())
     lower.tick_params(labelleft=first)
     lower.set_xlabel("confidence", fontsize=7, labelpad=1)
@@ -276,7 +226,7 @@ def _tidy(upper: Axes, lower: Axes, *, first: bool, most: float) -> None:
         lower.set_ylabel("count", fontsize=7, labelpad=2)
 
 
-def _draw_legend(figure: Figure, sizes: _Sizes) -> None:
+def _draw_legend(figure: Figure, *, top: float, columns: int) -> None:
     shown: dict[str, Artist] = {}
     for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -286,8 +236,8 @@ def _draw_legend(figure: Figure, sizes: _Sizes) -> None:
         [shown[label] for label in order],
         order,
         loc="upper center",
-        bbox_to_anchor=(0.5, 1 - sizes.legend / sizes.height),
-        ncols=sizes.beside,
+        bbox_to_anchor=(0.5, top),
+        ncols=columns,
         columnspacing=1.2,
         handlelength=1.6,
         borderpad=0,

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from calibrant.core.entry import Entry, data_name
-from calibrant.report.style import Style, method_label, plain_text, styles_of
-
-Place = tuple[str, str | None]
+from calibrant.report.style import Style, method_name, plain_text, styles_of
 
 # A recipe's key at the beginning of a setting, and what of it a label can do without.
 _SETTING = re.compile(r"(?:^|(?<=, ))([\w.]+)(?==)")
@@ -35,7 +33,7 @@ class Row:
     """The runs of one method on one data set that differ in their seed only.
 
     Attributes:
-        label: How figures write it, in matplotlib's mathtext.
+        label: What figures and pages call it.
         style: How figures draw it.
         runs: The runs, by rising seed.
     """
@@ -47,6 +45,11 @@ class Row:
     def run(self, seed: int | None = None) -> Entry:
         """The run of ``seed``; the last one if that is None or there is none of that seed."""
         return next((entry for entry in self.runs if entry.seed == seed and seed is not None), self.runs[-1])
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether a run was repaired afterwards (``+ts``), so that its history is that of the network before."""
+        return any(run.temperature is not None for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def group_rows(entries: Sequence[Entry]) -> list[Group]:
     for entry in entries:
         if entry.model is not None:
             networks.setdefault(entry.data, {})[entry.model] = None
-    found: dict[Place, dict[Key, list[Entry]]] = {}
+    found: dict[tuple[str, str | None], dict[Key, list[Entry]]] = {}
     for entry in entries:
         for model in [entry.model] if entry.model is not None else networks.get(entry.data, [None]):
             rows = found.setdefault((entry.data, model), {})
@@ -125,28 +128,23 @@ def short_settings(presets: Iterable[str]) -> dict[str, str]:
         ['paper, average=ema, optim.lr=0.1', 'average=no, data.lr=1']
     """
     given = list(presets)
-    keys = {key for text in given for key in _SETTING.findall(text)}
-    names = {key: _PREFIX.sub("", key) for key in keys}
-    alone = {key: name for key, name in names.items() if list(names.values()).count(name) == 1}
+    names = {key: _PREFIX.sub("", key) for text in given for key in _SETTING.findall(text)}
+    count = Counter(names.values())
+    alone = {key: name for key, name in names.items() if count[name] == 1}
     return {text: _SETTING.sub(lambda found: alone.get(found[1], found[1]), text) for text in given}
 
 
 def _variant(key: Key, keys: Sequence[Key]) -> str:
     """What tells ``key`` from others of the same method in its group; nothing for the plainest preset, or the first length."""
     same = [other for other in keys if other.method == key.method]
+    # None, the default, others, and the more the more settings they name.
+    plainest = min((other.preset for other in same), key=lambda p: (p is not None, p != "default", (p or "").count("=")))
     first = next(other.epochs for other in same if other.preset == key.preset)
-    length = "" if key.epochs == first else f" {key.epochs}"
-    plainest = min((other.preset for other in same), key=_plainness)
-    preset = "" if key.preset == plainest else _preset(key, keys, longest=None)
-    return preset + length + (f" {_NO_NETWORK}" if _is_doubled(key, keys) else "")
+    said = ["" if key.preset == plainest else str(key.preset), "" if key.epochs == first else str(key.epochs)]
+    return " ".join(filter(None, [*said, _NO_NETWORK if _is_doubled(key, keys) else ""]))
 
 
-def _plainness(preset: str | None) -> tuple[bool, bool, int]:
-    """Order of presets: none, the default, others, and the more the more settings they name."""
-    return preset is not None, preset != "default", (preset or "").count("=")
-
-
-def _preset(key: Key, keys: Sequence[Key], *, longest: int | None = _LONGEST_SETTINGS) -> str:
+def _preset(key: Key, keys: Sequence[Key]) -> str:
     """The preset, where another row of the group has the same method with another one, or it names settings.
 
     The default is said only where that other one has none.
@@ -156,9 +154,7 @@ def _preset(key: Key, keys: Sequence[Key], *, longest: int | None = _LONGEST_SET
         return ""
     if len(others) == 1 and "=" not in key.preset:
         return ""
-    short = short_settings(other.preset for other in keys if other.preset is not None)
-    whole = short[str(key.preset)]
-    return plain_text(whole, longest=len(whole) if longest is None else longest)
+    return plain_text(short_settings(other.preset for other in keys if other.preset)[key.preset], longest=_LONGEST_SETTINGS)
 
 
 def _is_doubled(key: Key, keys: Sequence[Key]) -> bool:
@@ -169,21 +165,19 @@ def _is_doubled(key: Key, keys: Sequence[Key]) -> bool:
 def _labels(keys: Sequence[Key]) -> list[str]:
     """The labels of a group's rows; those that became one by being cut are numbered."""
     labels = [_label(key, keys) for key in keys]
-    alike = Counter(labels)
-    return [
-        f"{label} [{labels[: place + 1].count(label)}]" if alike[label] > 1 else label for place, label in enumerate(labels)
-    ]
+    return [f"{text} [{labels[: k + 1].count(text)}]" if labels.count(text) > 1 else text for k, text in enumerate(labels)]
 
 
 def _label(key: Key, keys: Sequence[Key]) -> str:
-    said = [preset] if (preset := _preset(key, keys)) else []
+    said = [_preset(key, keys)]
     # Somebody's predictions, of unknown length, are no reason to name that of all others.
-    beside = {other.epochs for other in keys if other.epochs is not None or other.method == key.method}
-    if len(beside) > 1 and key.epochs is not None:
+    lengths = {other.epochs for other in keys if other.epochs is not None or other.method == key.method}
+    if len(lengths) > 1 and key.epochs is not None:
         said.append(f"{key.epochs} epochs")
     if _is_doubled(key, keys):
         said.append(_NO_NETWORK)
-    return method_label(key.method) + (f" ({', '.join(said)})" if said else "")
+    told = ", ".join(filter(None, said))
+    return plain_text(method_name(key.method)) + (f" ({told})" if told else "")
 
 
 def _by_seed(runs: Sequence[Entry]) -> tuple[Entry, ...]:

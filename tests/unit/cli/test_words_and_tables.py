@@ -19,7 +19,7 @@ from calibrant.core.records import Bins, Predictions, Split
 from calibrant.core.scores import ClassScore, Estimate, IfCalibrated, Paired, Scores
 from calibrant.core.words import METRICS, direction, verdict, worst_slice, write_interval, write_p, write_value
 from calibrant.report.page_content import Examined
-from calibrant.report.page_verdict import give_verdict
+from calibrant.report.verdict import give_verdict
 
 
 def made_scores(*, ece: float = 0.05, gap: float = 0.04, width: float = 0.01, p_value: float = 0.0001, n: int = 1000) -> Scores:

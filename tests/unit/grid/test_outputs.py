@@ -55,11 +55,11 @@ def bold_on_page(text: str) -> list[list[bool]]:
 
 def test_errors_against_the_number_of_bins_are_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Entry] = []
-    monkeypatch.setattr("calibrant.report.robustness.bin_sweep", lambda test, **_: seen.append(test))
+    monkeypatch.setattr("calibrant.report.curves.bin_sweep", lambda test, **_: seen.append(test))
     monkeypatch.setattr("calibrant.report.figures.save_figure", lambda figure, path: [])
     write_outputs([run_of("ce"), run_of("focal")], tmp_path)
     assert seen == []
-    assert '"sweep":{"ece":' in (tmp_path / "report.html").read_text()
+    assert '<figure class="pictures" id="robustness">' in (tmp_path / "report.html").read_text()
 
 
 def test_page_and_table_mark_the_same_values(tmp_path: Path) -> None:

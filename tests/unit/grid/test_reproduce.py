@@ -15,7 +15,7 @@ from calibrant.grid.reproduce import plan_reproduction, write_report
 from calibrant.metrics.measure import measure
 from calibrant.report.figures import Drawing
 from calibrant.report.save import save_figure
-from calibrant.report.style import method_label
+from calibrant.report.style import method_name
 from helpers import mixed_gaps
 
 
@@ -132,7 +132,7 @@ def test_report_of_the_figures_names_methods_as_the_figures_do(tmp_path: Path, m
     page = (tmp_path / "report.html").read_text()
     # In the table, and in that of the runs below it.
     assert [page.count(f'<th scope="row">{name}</th>') for name in names] == [2] * 4
-    assert all(method_label(method).replace(r"$_\gamma$", "γ") == name for method, name in zip(methods, names, strict=True))
+    assert all(method_name(method) == name for method, name in zip(methods, names, strict=True))
 
 
 def test_report_of_a_quick_version_says_so_everywhere_and_has_no_number_of_the_paper(tmp_path: Path) -> None:

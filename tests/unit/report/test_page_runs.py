@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from calibrant import Predictions, measure
 from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Scores
 from calibrant.report.page import render_page, verdict_of
 from calibrant.report.page_content import FinishedTable, InTable
-from calibrant.report.page_runs import group_entries, leader, run_rows
+from calibrant.report.page_runs import RunRow, group_entries, labels_not_told, leader, table_view
+from figure_data import run_of
 
 NONE = torch.empty(0)
+
+
+def run_rows(groups: list[RunRow]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Heads and rows of the comparison table."""
+    view: dict[str, Any] = table_view(groups, ())
+    return view["heads"], [row for _, rows in view["parts"] for row in rows]
 
 
 def scores(error: float, ece: float) -> Scores:
@@ -64,9 +72,7 @@ def test_run_rows_give_mean_and_deviation_or_the_interval_of_one_run() -> None:
 
 
 def test_run_rows_leave_cells_of_unknown_metrics_empty_and_take_no_best_from_them() -> None:
-    bare = dataclasses.replace(
-        entry("bare"), scores=dataclasses.replace(scores(0.2, 0.1), metrics={"nll": Estimate(0.1, 0, 1)})
-    )
+    bare = replace(entry("bare"), scores=replace(scores(0.2, 0.1), metrics={"nll": Estimate(0.1, 0, 1)}))
     wild = entry("wild", error=math.nan)
     names, rows = run_rows(group_entries([bare, wild, entry("ce"), entry("ce", 1)]))
     errors = [row["cells"][names.index("Error")] for row in rows if isinstance(row["cells"], list)]
@@ -76,8 +82,8 @@ def test_run_rows_leave_cells_of_unknown_metrics_empty_and_take_no_best_from_the
 
 
 def test_groups_give_means_over_the_runs_that_have_the_metric() -> None:
-    without = dataclasses.replace(scores(0.2, 0.1), metrics={"error": Estimate(0.3, 0, 1)})
-    (group,) = group_entries([entry("ce", error=0.1), dataclasses.replace(entry("ce", 1), scores=without)])
+    without = replace(scores(0.2, 0.1), metrics={"error": Estimate(0.3, 0, 1)})
+    (group,) = group_entries([entry("ce", error=0.1), replace(entry("ce", 1), scores=without)])
     assert group.mean("error") == pytest.approx(0.2)
     assert group.mean("ece") == pytest.approx(0.05)
     assert math.isnan(group.mean("aurc"))
@@ -89,8 +95,8 @@ def test_verdict_of_runs_names_one_where_errors_tie_and_says_when_nothing_is_kno
         "On digits, CE (TS) has both the least calibration error (ECE 3.00%) and the least error (10.0%).",
         "CE has the same error.",
     )
-    bare = dataclasses.replace(entry("bare"), scores=dataclasses.replace(scores(0.2, 0.1), metrics={}))
-    verdict = verdict_of(entries=[bare, dataclasses.replace(bare, seed=1)])
+    bare = replace(entry("bare"), scores=replace(scores(0.2, 0.1), metrics={}))
+    verdict = verdict_of(entries=[bare, replace(bare, seed=1)])
     assert verdict.headline == "bare on digits, 2 runs"
     assert verdict.sentences == ("On digits, no run has both an error and a calibration error (ECE).",)
 
@@ -135,9 +141,10 @@ def test_run_rows_show_what_a_table_says_of_them() -> None:
     runs = [entry("ce"), entry("focal", ece=0.01)]
     names, rows = run_rows(group_entries(runs, told=told))
     assert [row["info"] for row in rows] == [["6", "0.020"]] * 2
-    assert [cell["mark"] for cell in rows[1]["cells"]] == ["†" if name == "ECE" else "" for name in names]
+    assert names[:2] == list(info)
+    assert [cell["mark"] for cell in rows[1]["cells"]] == ["†" if name == "ECE" else "" for name in names[2:]]
     page = render_page(entries=runs, told=told, notes=["6 epochs."])
-    assert re.findall(r'<th scope="col">([^<]*)<', page[page.rindex("<table") :]) == ["Method", "Seeds", *info, *names]
+    assert re.findall(r'<th scope="col">([^<]*)<', page[page.rindex("<table") :]) == ["Method", "Seeds", *names]
     # What it does not test is not taken for what it found no difference in.
     assert "6 epochs. Not tested: NLL." in page
     assert "Not tested" not in render_page(entries=runs)
@@ -192,11 +199,6 @@ def test_verdict_of_runs_leaves_out_what_may_not_be_compared() -> None:
     )
 
 
-def test_render_page_with_best_of_other_entries_raises() -> None:
-    with pytest.raises(ValueError, match="render_page: `best` must have one part an entry, got 2 for 1"):
-        render_page(entries=[entry("ce")], best=[{"ece"}, set()])
-
-
 def test_group_entries_take_the_best_of_each_place_for_itself() -> None:
     places = [("digits", "ce", 0.01), ("digits", "focal", 0.05), ("mixture", "ce", 0.04), ("mixture", "focal", 0.05)]
     runs = [entry(name, data=data, ece=ece) for data, name, ece in places]
@@ -211,7 +213,7 @@ def test_verdict_of_runs_says_so_where_only_the_least_error_is_left_out() -> Non
 
 def test_page_says_of_a_part_of_the_test_set_how_large_it_is_and_compares_it_with_nothing() -> None:
     easy = entry("theirs", error=0.001, ece=0.001, **THEIRS)
-    part = dataclasses.replace(easy, scores=dataclasses.replace(easy.scores, n=40))
+    part = replace(easy, scores=replace(easy.scores, n=40))
     runs = [part, entry("ce", model="convnet", epochs=4), entry("focal", model="convnet", epochs=4, ece=0.07)]
     assert [sorted(group.best) for group in group_entries(runs)] == [[], ["ece", "error", "nll"], ["error", "nll"]]
     notes = ["40 test examples, other rows 100; not compared with them.", "", ""]
@@ -229,3 +231,120 @@ def test_page_says_of_a_part_of_the_test_set_how_large_it_is_and_compares_it_wit
     told = verdict_of(entries=runs[:2], best=[set(), set()])
     assert told.sentences[0] == "On digits · convnet, CE has an error of 10.0% and a calibration error (ECE) of 5.00%."
     assert told.headline == "2 methods on digits · convnet, 2 runs"
+
+
+def near(entries: list[Entry], key: str = "ece") -> list[str]:
+    """Rows that are not told from the first."""
+    groups = group_entries(entries)
+    return labels_not_told(groups, {key: groups[0]})[key]
+
+
+def seeds(method: str, *eces: float, first: int = 0) -> list[Entry]:
+    return [replace(run_of(method, seed=seed, ece=ece), test=None) for seed, ece in enumerate(eces, first)]
+
+
+def single(method: str, ece: float) -> Entry:
+    """A run without predictions whose interval reaches 0.01 to both sides."""
+    entry = replace(run_of(method, ece=ece), test=None)
+    metrics = dict(entry.scores.metrics) | {"ece": Estimate(ece, ece - 0.01, ece + 0.01)}
+    return replace(entry, scores=replace(entry.scores, metrics=metrics))
+
+
+def test_three_common_seeds_are_tested_in_pairs() -> None:
+    # Every seed gains as much, however much seeds differ: 0.019, 0.02 and 0.021.
+    first, second = (0.02, 0.05, 0.09), (0.039, 0.07, 0.111)
+    assert near([*seeds("ce", *first), *seeds("focal", *second)]) == []
+    # Other seeds are no pairs, and two samples of this spread are one.
+    assert near([*seeds("ce", *first), *seeds("focal", *second, first=5)]) == ["Focal"]
+
+
+def test_two_seeds_must_be_far_apart() -> None:
+    # A standard error of 0.01 with two degrees of freedom: t = 4.30 is the limit.
+    apart = math.sqrt(0.5e-4)
+    rows = {"ce": 0.05, "focal": 0.092, "mmce": 0.094}
+    runs = {name: seeds(name, mean - apart, mean + apart) for name, mean in rows.items()}
+    assert near([*runs["ce"], *runs["focal"]]) == ["Focal"]
+    assert near([*runs["ce"], *runs["mmce"]]) == []
+    # Two tests are corrected for being two.
+    assert near([run for many in runs.values() for run in many]) == ["Focal", "MMCE"]
+
+
+def test_single_runs_without_predictions_are_told_apart_by_their_intervals() -> None:
+    assert near([single("ce", 0.03), single("focal", 0.049), single("mmce", 0.051)]) == ["Focal"]
+    assert near([*seeds("ce", 0.03, 0.031), single("focal", 0.04), single("mmce", 0.042)]) == ["Focal"]
+    assert labels_not_told([], {}) == {}
+
+
+def test_any_interval_of_the_best_may_meet_that_of_another() -> None:
+    best = [replace(single("ce", ece), seed=seed) for seed, ece in enumerate((0.03, 0.05))]
+    # Up to 0.04 and 0.06, against one from 0.055 and one from 0.065 on.
+    assert near([*best, single("focal", 0.065), single("mmce", 0.075)]) == ["Focal"]
+
+
+def test_a_part_of_the_test_set_is_not_compared() -> None:
+    groups = group_entries([single("ce", 0.03), single("focal", 0.035)])
+    assert labels_not_told(groups, {"ece": groups[0]}) == {"ece": ["Focal"]}
+    part = replace(groups[1], size_note="Of 50 test examples.")
+    assert labels_not_told([groups[0], part], {"ece": groups[0]}) == {"ece": []}
+
+
+def predicted(method: str, confidence: float, *, model: str = "mlp") -> Entry:
+    """Nine of ten are right, with this confidence in all."""
+    labels = (torch.arange(400) % 10 == 0).long()
+    test = Predictions(probs=torch.tensor([confidence, 1 - confidence], dtype=torch.float64).repeat(400, 1), labels=labels)
+    return Entry("coins", method, measure(test, n_resamples=100), preset=None, model=model, epochs=3, seed=0, test=test)
+
+
+def test_single_runs_are_tested_on_their_examples_as_in_tables() -> None:
+    runs = [predicted("ce", 0.93), predicted("focal", 0.94), predicted("brier", 0.93 + 1e-9), predicted("flsd", 0.6)]
+    low, high = runs[1].scores["ece"].low, runs[0].scores["ece"].high
+    assert low < high
+    # The same wrong answers with more confidence are worse on every resample, though intervals meet.
+    assert near(runs) == ["Brier"]
+    assert near(runs, "error") == ["Focal", "Brier", "FLSD"]
+
+
+def test_single_runs_whose_intervals_do_not_meet_are_not_resampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("calibrant.report.page_runs.compare_runs", lambda first, *_: asked.append(first) or {})
+    groups = group_entries([predicted("ce", 0.91), predicted("flsd", 0.6)])
+    assert labels_not_told(groups, {"ece": groups[0]}) == {"ece": []}
+    assert asked == []
+    # Once for both metrics.
+    assert labels_not_told(groups, dict.fromkeys(("ece", "error"), groups[0])) == {"ece": [], "error": ["FLSD"]}
+    assert len(asked) == 1
+
+
+def test_verdict_says_of_the_error_too_what_is_not_told() -> None:
+    wrong = predicted("brier", 0.6)
+    assert wrong.test is not None
+    # Two more of 400 are wrong.
+    probs = wrong.test.probs.clone()
+    probs[1:3] = probs[1:3].flip(1)
+    test = Predictions(probs=probs, labels=wrong.test.labels)
+    more = replace(wrong, scores=measure(test, n_resamples=100), test=test)
+    runs = [predicted("ce", 0.93), predicted("flsd", 0.6), more]
+    assert verdict_of(entries=runs).sentences == (
+        "On coins · mlp, CE has both the least calibration error (ECE 3.00%) and the least error (10.0%).",
+        "FLSD has the same error.",
+        "One run each is too little to tell the error of Brier from the least.",
+    )
+
+
+def test_verdict_takes_the_p_value_of_a_pair_from_the_table() -> None:
+    """Three methods far from the first, of which the best differs from seed to seed."""
+    eces = {"ce": (0.2, 0.2, 0.2), "ce+ts": (0.13, 0.1, 0.07), "focal": (0.1011, 0.1001, 0.0991), "mmce": (0.1012, 0.1, 0.0992)}
+    runs = [run for method, values in eces.items() for run in seeds(method, *values)]
+    tested = {"ce": InTable(0, True), "ce+ts": InTable(0, False, {"ece": 0.03})}
+    told = verdict_of(entries=runs, told=[tested.get(run.method, InTable(0, False, {"ece": 0.001})) for run in runs])
+    assert told.sentences[-1] == "3 seeds are too few to tell the ECE of Focal and MMCE from the least."
+    # Among the pairs with the best it would be the first of three.
+    assert verdict_of(entries=runs).sentences[-1] == "3 seeds are too few to tell the ECE of CE, Focal and MMCE from the least."
+
+
+def test_verdict_takes_no_p_value_from_another_part_of_the_table() -> None:
+    first, other = InTable(0, True), InTable(1, False, {"ece": 0.001})
+    groups = group_entries([*seeds("ce", 0.1, 0.2), *seeds("focal", 0.11, 0.21)], told=[first] * 2 + [other] * 2)
+    assert labels_not_told(groups, {"ece": groups[0]}) == {"ece": ["Focal"]}
+    groups = [groups[0], replace(groups[1], told=replace(other, section=0))]
+    assert labels_not_told(groups, {"ece": groups[0]}) == {"ece": []}

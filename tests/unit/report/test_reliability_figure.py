@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
@@ -16,7 +15,7 @@ from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.metrics import expected_calibration_error, reliability_bins
 from calibrant.metrics.ordinary import rate_interval
-from calibrant.report.reliability import ReliabilityPanel, draw_reliability_grid, prepare_reliability, shows_reliability
+from calibrant.report.reliability import ReliabilityPanel, draw_reliability_grid, prepare_reliability
 from calibrant.report.rows import group_rows
 from figure_data import run_of
 from helpers import mixed_gaps
@@ -49,17 +48,6 @@ def test_draw_reliability_bars_are_accuracy_and_signed_gap_of_the_record() -> No
     assert [bar[::3] for bar in bars(lower, "_container0")] == [(0.25, 4.0), (0.5, 10.0), (0.75, 2.0)]
 
 
-def test_draw_reliability_gap_inside_a_bar_looks_as_its_key_does() -> None:
-    figure = draw_reliability_grid([PANEL])
-    figure.draw_without_rendering()
-    found = [box for box in figure.axes[0].containers if isinstance(box, BarContainer) and box.get_label().startswith("gap")]
-    colours = [box.patches[0].get_facecolor() for box in found]
-    # Nothing shines through: in grey print it is far lighter than the accuracy below it.
-    assert [colour[3] for colour in colours] == [1.0, 1.0]
-    assert all(min(colour[:3]) > 0.7 for colour in colours)
-    assert colours[0] != colours[1]
-
-
 def test_draw_reliability_axes_are_confidence_and_accuracy_from_0_to_1() -> None:
     upper, lower = draw_reliability_grid([PANEL]).axes
     assert (upper.get_xlim(), upper.get_ylim()) == ((0, 1), (0, 1))
@@ -76,13 +64,7 @@ def test_draw_reliability_counts_share_one_axis_that_names_a_power_of_ten() -> N
     lowers = draw_reliability_grid([PANEL, many]).axes[1::2]
     assert [lower.get_ylim() for lower in lowers] == [(0.5, 8000), (0.5, 8000)]
     ticks = list(zip(lowers[0].get_yticks(), (text.get_text() for text in lowers[0].get_yticklabels()), strict=True))
-    assert ticks == [(1, "1"), (1000, "$10^3$")]
-
-
-def test_draw_reliability_every_row_of_diagrams_has_its_axes_named_at_the_left() -> None:
-    axes = draw_reliability_grid([PANEL] * 5, columns=2).axes
-    assert [upper.get_ylabel() for upper in axes[::2]] == ["accuracy", "", "accuracy", "", "accuracy"]
-    assert [lower.get_ylabel() for lower in axes[1::2]] == ["count", "", "count", "", "count"]
+    assert ticks == [(1, "1"), (1000, "10³")]
 
 
 def test_draw_reliability_intervals_stand_at_the_mean_confidence() -> None:
@@ -173,19 +155,9 @@ def test_prepare_reliability_without_predictions_takes_the_bins_that_were_kept()
     assert (panel.error, panel.ece, panel.intervals) == (expected.error, expected.ece, expected.intervals)
 
 
-def test_prepare_reliability_of_rounded_counts_still_has_intervals() -> None:
-    entry = kept(run_of(n=400), 15)
-    rough = replace(entry.scores.bins, accuracy=torch.round(entry.scores.bins.accuracy, decimals=10))
-    (panel,) = prepare_reliability(group_rows([replace(entry, scores=replace(entry.scores, bins=rough))])[0].rows)
-    assert panel.intervals is not None
-
-
 def test_prepare_reliability_without_predictions_draws_no_other_number_of_bins() -> None:
     rows = group_rows([kept(run_of(), 15)])[0].rows
     assert prepare_reliability(rows, n_bins=10) == []
-    assert not shows_reliability(rows[0], n_bins=10)
-    assert shows_reliability(rows[0], n_bins=15)
-    assert shows_reliability(group_rows([run_of()])[0].rows[0], n_bins=10)
 
 
 def test_prepare_reliability_does_not_take_bins_of_equal_mass_for_equal_width() -> None:
@@ -196,12 +168,12 @@ def test_prepare_reliability_does_not_take_bins_of_equal_mass_for_equal_width() 
 
 
 def test_draw_reliability_captions_letter_the_methods_and_give_the_error() -> None:
-    labels = ["CE", "CE (TS)", "Focal", "FLSD", "LS-0.05", "MMCE", r"FL$_\gamma$-SECE"]
+    labels = ["CE", "CE (TS)", "Focal", "FLSD", "LS-0.05", "MMCE", "FLγ-SECE"]
     panels = [ReliabilityPanel(label, 0.1 + place / 100, 0.05, BINS, None) for place, label in enumerate(labels)]
     figure = draw_reliability_grid(panels, title="digits, 4 bins")
     captions = [ax.get_title() for ax in figure.axes[1::2]]
     assert captions[0] == "(a) CE (10.00%)\nECE 5.00%"
-    assert captions[6] == "(g) FL$_\\gamma$-SECE (16.00%)\nECE 5.00%"
+    assert captions[6] == "(g) FLγ-SECE (16.00%)\nECE 5.00%"
     assert figure.texts[0].get_text() == "digits, 4 bins"
 
 
@@ -217,9 +189,7 @@ def test_draw_reliability_grid_has_five_columns_of_equal_squares() -> None:
     assert boxes[5].x0 == pytest.approx(boxes[0].x0)
 
 
-@pytest.mark.parametrize(
-    "label", [r"FL$_\gamma$-SECE", r"FL$_\gamma$-SECE (paper, 350 epochs)", "my_best_ensemble_of_five_resnets_v2_last"]
-)
+@pytest.mark.parametrize("label", ["FLγ-SECE", "FLγ-SECE (paper, 350 epochs)", "my_best_ensemble_of_five_resnets_v2_last"])
 @pytest.mark.parametrize("panels", [1, 2, 3, 11])
 def test_draw_reliability_texts_meet_nothing(panels: int, label: str) -> None:
     named = [ReliabilityPanel(label, 0.2378, 0.1234, BINS, None)] * panels
@@ -250,7 +220,7 @@ def test_draw_reliability_leaves_no_figure_behind() -> None:
 
 
 def test_draw_reliability_of_nothing_raises() -> None:
-    with pytest.raises(ValueError, match=re.escape("draw_reliability_grid: `panels` must hold at least one diagram, got none")):
+    with pytest.raises(ValueError, match="`panels` must hold at least one"):
         draw_reliability_grid([])
     with pytest.raises(ValueError, match="`columns` must be a whole number >= 1, got 0"):
         draw_reliability_grid([PANEL], columns=0)

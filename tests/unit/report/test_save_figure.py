@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import matplotlib
@@ -7,14 +8,14 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
-from calibrant.report.save import clear_figures, figure_stem, render_figure, save_figure
+from calibrant.report.save import clear_figures, figure_stem, render_figure, save_figure, svg_element, tell
 from calibrant.report.style import print_style
 
 
 def plain_figure() -> Figure:
     with print_style():
         figure = Figure(figsize=(2, 1.5))
-        figure.subplots().set(title=r"FL$_\gamma$ over 3 seeds", xlabel="confidence")
+        figure.subplots().set(title="FLγ over 3 seeds", xlabel="confidence")
     return figure
 
 
@@ -30,6 +31,23 @@ def test_save_figure_pdf_embeds_truetype_fonts() -> None:
     content = render_figure(plain_figure(), kind="pdf")
     assert b"/FontFile2" in content
     assert b"/Type3" not in content
+
+
+def test_svg_element_tells_whose_row_a_part_shows_and_has_no_styles() -> None:
+    figure = plain_figure()
+    (line,) = figure.axes[0].plot([0, 1], [0, 1], color="#d55e00")
+    tell(line, 'a "quoted" <row>', "last 1 & more")
+    root = ET.fromstring(svg_element(figure, name="one", label="A line"))
+    parts = list(root.iter())
+    (row,) = (part for part in parts if part.get("data-run"))
+    assert row.get("data-run") == 'a "quoted" <row>'
+    assert [part.text for part in row if part.tag.endswith("title")] == ['a "quoted" <row>: last 1 & more']
+    assert [part.text for part in root if part.tag.endswith("desc")] == ['a "quoted" <row>: last 1 & more.']
+    assert (root.get("role"), root.get("aria-label")) == ("img", "A line")
+    assert any(part.get("stroke") == "#d55e00" for part in parts)
+    assert any(part.text == "FLγ over 3 seeds" and part.get("font-size") == "8px" for part in parts)
+    assert not any(part.get("style") or part.tag.endswith(("style", "metadata")) for part in parts)
+    assert {str(part.get("id")).split("-")[0] for part in parts if part.get("id")} == {"one"}
 
 
 @pytest.mark.parametrize("kind", ["png", "pdf"])

@@ -1,150 +1,136 @@
-// Runs side by side: error against calibration error, learning curves, gamma, and errors against the number of bins.
-function drawCurves(svg, width) {
-  const key = byId("curve-key").value;
-  const has = shownRuns().filter((run) => run.curves[key]);
-  const unit = key.endsWith("error") || key.endsWith("ece") ? "%" : "";
-  const name = byId("curve-key").selectedOptions[0].textContent;
-  return drawLines(svg, width, has.map((run) => [run, ...run.curves[key]]), {
-    unit, xTitle: "epoch", yTitle: name, floor: 0, logY: byId("curve-log").checked, drops: has.length ? has[0].drops : [],
-    said: (epoch) => `epoch ${epoch}`, label: `Learning curves: ${name}.`, height: 260,
-  });
+// Runs side by side: their charts are pictures, of which the reader chooses; reliability diagrams are drawn for as many bins as wanted.
+const runs = embedded.runs;
+const hiddenRuns = new Set();
+
+function placeNumber() {
+  return byId("place") ? Number(byId("place").value) : 0;
 }
 
-// The stepped line through the methods that no other one beats in both, from the least error on.
-function drawFront(svg, plot, all) {
-  const best = all.filter((run) => run.front).map((run) => run.mean).sort((a, b) => a[0] - b[0] || a[1] - b[1]);
-  if (!best.length) return;
-  const corners = best.flatMap(([error, ece], k) => (k ? [[error, best[k - 1][1]], [error, ece]] : [[error, ece]]));
-  const first = [plot.x(best[0][0]), plot.top];
-  const last = [plot.left + plot.width, plot.y(best[best.length - 1][1])];
-  shape("path", { class: "front", d: path([first, ...corners.map(([e, c]) => [plot.x(e), plot.y(c)]), last]) }, svg);
+function shownRuns() {
+  return runs.filter((run) => run.place === placeNumber() && !hiddenRuns.has(run.label));
 }
 
-// Names beside their points, where there is room for them: first the front's, then the others'.
-function nameSpots(svg, plot, spots) {
-  const taken = spots.map(({ x, y }) => [x - 8, y - 8, x + 8, y + 8]);
-  const collides = (box) => taken.some(([a, b, c, d]) => box[0] < c && box[2] > a && box[1] < d && box[3] > b);
-  const inside = (box) => box[0] >= plot.left && box[2] <= plot.left + plot.width && box[1] >= plot.top && box[3] <= plot.top + plot.height;
-  for (const { x, y, run } of [...spots].sort((a, b) => b.run.front - a.run.front)) {
-    const wide = [...run.label].length * 6.9;
-    const places = [[12, -6], [-12 - wide, -6], [-wide / 2, -24], [-wide / 2, 11], [8, -21], [8, 8], [-8 - wide, -21], [-8 - wide, 8]];
-    const boxes = places.map(([dx, dy]) => [x + dx, y + dy, x + dx + wide, y + dy + 14]);
-    const free = boxes.find((box) => inside(box) && !collides(box));
-    if (!free) continue;
-    taken.push(free);
-    shape("text", { class: "label halo", x: free[0], y: free[1] + 11 }, svg, run.label);
+// Shows the pictures of the chosen data and choice, and in them the chosen methods.
+function choosePictures() {
+  const place = String(placeNumber());
+  const section = byId("runs");
+  for (const part of section.querySelectorAll("fieldset[data-place]")) part.hidden = part.dataset.place !== place;
+  for (const figure of section.querySelectorAll("figure.pictures")) {
+    const choice = figure.querySelector("select")?.value ?? "";
+    let found = false;
+    for (const picture of figure.querySelectorAll(".picture")) {
+      picture.hidden = picture.dataset.place !== place || picture.dataset.choice !== choice;
+      found ||= !picture.hidden;
+    }
+    figure.querySelector(".missing").hidden = found;
   }
+  for (const part of section.querySelectorAll(".picture [data-run]")) part.classList.toggle("gone", hiddenRuns.has(part.dataset.run));
 }
 
-function drawTradeOff(svg, width) {
-  const all = shownRuns().filter((run) => run.points.length);
-  if (!all.length) return nothing(svg, "No run shown here has both.");
-  const left = 50;
-  const height = 300;
-  const rates = extent(all.flatMap((run) => run.points.map((p) => p[0])));
-  // As in the figures: a method that failed leaves the others room.
-  const logX = rates[0] > 0 && rates[1] > 2.5 * rates[0];
-  const xs = logX ? [rates[0] / 1.15, rates[1] * 1.15] : widen(rates, 0);
-  const errors = extent(all.flatMap((run) => run.points.map((p) => p[1])));
-  // As in the figures, unless an error is zero.
-  const logY = errors[0] > 0;
-  const ys = logY ? [errors[0] / 1.25, errors[1] * 1.25] : widen(errors, 0);
-  const xTicks = logX ? logTicks(xs) : niceTicks(xs[0], xs[1], width < 420 ? 4 : 6);
-  const yTicks = logY ? logTicks(ys) : niceTicks(ys[0], ys[1], 5);
-  const plot = frame(svg, {
-    left, top: 30, width: width - left - 16, height, logX, logY, x: xs, y: ys, xGrid: true, xTicks, xText: percentTicks(xTicks),
-    yTicks, yText: percentTicks(yTicks), xTitle: "error rate", yTitle: "ECE",
+const GAP = 14;
+
+// Where each of so many panels lies, all of the same size, as many beside one another as there is room for.
+function layPanels(total, width, { least, above, below, left, ratio }) {
+  const fitting = Math.max(1, Math.floor((width + GAP) / (least + GAP)));
+  const rows = Math.ceil(total / fitting);
+  // Five are better as three and two than as four and one.
+  const columns = Math.ceil(total / rows);
+  const wide = Math.min((width - GAP * (columns - 1)) / columns, least * 1.7);
+  const inner = wide - left - 12; // the last number of an axis stands out by so much
+  const deep = Math.round(inner * ratio);
+  const step = above + deep + below;
+  const place = (k) => ({
+    left: (k % columns) * (wide + GAP) + left, top: Math.floor(k / columns) * step + above, width: inner, height: deep,
   });
-  drawFront(svg, plot, all);
-  for (const run of all) {
-    if (run.points.length > 1) for (const [e, c] of run.points) mark(svg, run, plot.x(e), plot.y(c), 3, "faint");
+  // What the panels of a row are drawn into: on paper a row is not divided.
+  const rowOf = (svg, k) => {
+    const at = Math.floor(k / columns);
+    return svg.querySelectorAll("g.row")[at] || shape("g", { class: "row", "data-top": at * step, "data-height": step }, svg);
+  };
+  return { place, rowOf, height: rows * step };
+}
+
+// As much of a text as fits; the whole is in the tip.
+function fit(text, room) {
+  const most = Math.max(3, Math.floor(room / 6.7));
+  return [...text].length > most ? `${[...text].slice(0, most - 1).join("")}…` : text;
+}
+
+function drawGrid(svg, width) {
+  const at = Number(byId("grid-bins").value);
+  const bins = embedded.gridStops[at];
+  // Records hold the bins of one number only.
+  const known = shownRuns().filter((run) => run.diagram.stops);
+  const shown = known.filter((run) => run.diagram.stops[at]);
+  if (!shown.length) {
+    const kept = embedded.gridStops.filter((_, k) => known.some((run) => run.diagram.stops[k]));
+    const why = kept.length ? `Without predictions these runs are known over ${kept.join(" and ")} bins only.` : "No run shown here has its predictions.";
+    shape("text", { class: "note", x: 12, y: 40 }, svg, why);
+    return 70;
   }
-  const spots = all.map((run) => {
-    const [error, ece] = run.mean;
-    mark(svg, run, plot.x(error), plot.y(ece), 6.5);
-    return { x: plot.x(error), y: plot.y(ece), run, error, ece };
+  const strip = 30;
+  const narrow = width < 420;
+  const sizes = { least: narrow ? 145 : 190, above: narrow ? 66 : 52, below: strip + 54, left: 42, ratio: 1 };
+  const panels = layPanels(shown.length, width, sizes);
+  const most = Math.max(...shown.flatMap((run) => rowsOf(run.diagram.stops[at].rows).map((row) => row.count)));
+  const items = shown.map((run, k) => {
+    const box = panels.place(k);
+    const part = panels.rowOf(svg, k);
+    const { ece, rows } = run.diagram.stops[at];
+    const title = { x: box.left, "text-anchor": "start" };
+    const told = [`error ${percent(run.diagram.error)}`, `ECE ${percent(ece)}`];
+    const notes = narrow ? told : [told.join(" · ")];
+    shape("text", { class: "label strong", ...title, y: box.top - 12 - 16 * notes.length }, part, fit(run.label, box.width));
+    notes.forEach((note, row) => shape("text", { class: "note", ...title, y: box.top - 11 - 15 * (notes.length - 1 - row) }, part, note));
+    const plot = frame(part, { ...box, x: [0, 1], y: [0, 1], yTicks: [0, 0.5, 1], yText: (t) => percent(t, 0) });
+    const group = shape("g", { class: "bars", "data-height": box.height, "data-run": run.label }, part);
+    for (const row of rowsOf(rows)) drawBar(group, plot, row, bins);
+    shape("line", { class: "diagonal", x1: plot.x(0), y1: plot.y(0), x2: plot.x(1), y2: plot.y(1) }, part);
+    const below = frame(part, {
+      left: box.left, width: box.width, top: box.top + box.height + 8, height: strip, x: [0, 1], y: [0.5, 2 * most], logY: true,
+      yTicks: [1, 10 ** Math.max(1, Math.floor(Math.log10(most)))], yText: count, xTicks: [0, 0.5, 1], xText: (t) => percent(t, 0),
+    });
+    const space = Math.min(1, (box.width / bins) * 0.12);
+    for (const row of rowsOf(rows)) {
+      const y = below.y(Math.max(row.count, 0.5));
+      shape("rect", {
+        class: "share", x: below.x(row.index / bins) + space, width: box.width / bins - 2 * space, y, height: below.top + strip - y,
+      }, group);
+    }
+    const worst = rowsOf(rows).reduce((a, b) => (Math.abs(b.gap) > Math.abs(a.gap) ? b : a));
+    return {
+      x: box.left, y: box.top, width: box.width, height: box.height + strip + 8,
+      lines: [
+        run.label, `error ${percent(run.diagram.error)}`, `ECE ${percent(ece)} over ${bins} bins`,
+        `worst bin ${signed(worst.gap)} points, ${count(worst.count)} example${worst.count === 1 ? "" : "s"} near ${percent(worst.confidence, 0)}`,
+      ],
+    };
   });
-  nameSpots(svg, plot, spots);
-  const items = spots.map(({ x, y, run, error, ece }) => ({
-    x: x - 12, y: y - 12, width: 24, height: 24,
-    lines: [
-      run.label, `error ${percent(error)}`, `ECE ${percent(ece)}`, run.points.length > 1 ? `mean of ${run.points.length} seeds` : "one run",
-      run.front ? "no method beats it in both" : "another method beats it",
-    ],
-  }));
-  explore(svg, items, "Error rate against calibration error.");
-  return plot.top + height + 46;
-}
-
-// What a calibrated model would show, as in the figures: for the one of least ECE among the runs shown that know it.
-function chanceOf(shown, key) {
-  const known = shown.filter((run) => run.sweep.chance);
-  if (!known.length) return null;
-  const least = known.reduce((best, run) => (run.sweep.chance.rank < best.sweep.chance.rank ? run : best));
-  return [{ label: `${least.label} if calibrated` }, ...least.sweep.chance[key]];
-}
-
-function drawSweep(svg, width) {
-  const key = byId("sweep-key").value;
-  const has = shownRuns().filter((run) => run.sweep[key]);
-  const chance = chanceOf(has, key);
-  const note = byId("sweep-chance");
-  if (note) {
-    note.hidden = !chance;
-    note.querySelector(".key span").textContent = chance ? chance[0].label : "";
-  }
-  // As in the figures: the ECE on a logarithmic axis, the MCE, which reaches 100 %, on an even one.
-  return drawLines(svg, width, has.map((run) => [run, ...run.sweep[key]]), {
-    unit: "%", xTitle: "number of bins", yTitle: key.toUpperCase(), logX: true, logY: key === "ece", floor: 0, height: 300, chance,
-    said: (n) => `${n} bins`, label: `${key.toUpperCase()} against the number of bins.`,
-  });
-}
-
-function drawGamma(svg, width) {
-  const has = shownRuns().filter((run) => run.gamma.length);
-  // As in the figures: both are seen where one method's gamma grows twenty times as large as another's.
-  const peaks = extent(has.map((run) => Math.max(...run.gamma[1])).filter((peak) => peak > 0));
-  const logY = peaks[1] > 20 * peaks[0];
-  return drawLines(svg, width, has.map((run) => [run, ...run.gamma]), {
-    unit: "", xTitle: "epoch", yTitle: "gamma", logY, least: peaks[0] / 30, said: (epoch) => `epoch ${epoch}`, label: "Gamma over epochs.",
-  });
-}
-
-const runCharts = [];
-
-function tellGrid() {
-  const slider = byId("grid-bins");
-  if (!slider) return;
-  const bins = embedded.gridStops[Number(slider.value)];
-  byId("grid-bins-number").textContent = bins;
-  slider.setAttribute("aria-valuetext", `${bins} bins`);
+  explore(svg, items, `Reliability diagrams with ${bins} bins.`);
+  return panels.height;
 }
 
 function setUpRuns() {
   if (!runs.length) return;
-  legend();
+  const redraw = chart("grid", drawGrid);
+  const update = () => {
+    choosePictures();
+    redraw();
+  };
   const slider = byId("grid-bins");
-  if (slider) {
-    slider.max = embedded.gridStops.length - 1;
-    slider.value = embedded.gridStops.indexOf(15);
-  }
-  tellGrid();
-  const redraws = {};
-  for (const [id, draw] of [
-    ["trade-off", drawTradeOff], ["sweep", drawSweep], ["grid", drawGrid], ["curves", drawCurves], ["gamma", drawGamma],
-    ["gamma-confidence", drawGammaByConfidence],
-  ]) {
-    redraws[id] = chart(id, draw);
-    runCharts.push(redraws[id]);
-  }
   slider?.addEventListener("input", () => {
-    tellGrid();
-    redraws.grid();
+    byId("grid-bins-number").textContent = embedded.gridStops[Number(slider.value)];
+    slider.setAttribute("aria-valuetext", `${embedded.gridStops[Number(slider.value)]} bins`);
+    redraw();
   });
-  for (const [id, name] of [["curve-key", "curves"], ["curve-log", "curves"], ["sweep-key", "sweep"]]) byId(id)?.addEventListener("change", redraws[name]);
-  byId("place")?.addEventListener("change", () => {
-    hiddenRuns.clear();
-    legend();
-    runCharts.forEach((redraw) => redraw());
-  });
+  for (const select of byId("runs").querySelectorAll("select")) select.addEventListener("change", update);
+  for (const box of byId("runs").querySelectorAll("fieldset input")) {
+    box.checked = true;
+    box.addEventListener("change", () => {
+      if (box.checked) hiddenRuns.delete(box.value);
+      else hiddenRuns.add(box.value);
+      update();
+    });
+  }
+  choosePictures();
 }

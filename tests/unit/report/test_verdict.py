@@ -11,9 +11,9 @@ import torch
 from calibrant import Predictions
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Paired, Scores
+from calibrant.report.page import _calibrator_row, judge, key_figures, metric_rows
 from calibrant.report.page_content import Candidate, Examined, Repair
-from calibrant.report.page_tables import calibrator_rows, judge, key_figures, metric_rows
-from calibrant.report.page_verdict import give_runs_verdict, give_verdict
+from calibrant.report.verdict import give_verdict
 
 KEYS = ("error", "nll", "brier", "ece", "mce", "aurc", "signed_gap")
 NONE = torch.empty(0)
@@ -188,72 +188,27 @@ def test_verdict_of_a_repair_that_changes_predictions_gives_both_errors() -> Non
     assert sentence.endswith("brings it to 0.90%; the error rate goes from 20.0% to 19.0%.")
 
 
-def test_runs_verdict_names_the_best_or_the_two_bests() -> None:
-    same = give_runs_verdict([("ce", 0.1, 0.05), ("focal", 0.09, 0.02)], n_runs=4, data=["digits"])
-    assert same.headline == "2 methods on digits, 4 runs"
-    assert "focal has both the least calibration error (ECE 2.00%) and the least error (9.00%)" in same.sentences[0]
-    apart = give_runs_verdict([("ce", 0.08, 0.05), ("focal", 0.09, 0.02)], n_runs=4, data=["digits", "cifar10"])
-    assert apart.headline == "2 methods on 2 data sets, 4 runs"
-    assert "focal has the least calibration error" in apart.sentences[0]
-    assert "ce errs least (8.00%, ECE 5.00%)" in apart.sentences[0]
-    unknown = give_runs_verdict([("ce", 0.08, 0.05), ("focal", 0.09, 0.02)], n_runs=2, data=[""])
-    assert unknown.headline == "2 methods, 2 runs"
-    assert unknown.sentences[0].startswith("focal has the least")
-    assert give_runs_verdict([("ce", 0.1, 0.05)], n_runs=1, data=["digits"]).headline == "ce on digits, 1 run"
-    networks = give_runs_verdict([("ce", 0.1, 0.05)], n_runs=2, data=["digits"], place="digits, mlp", n_networks=2)
-    assert networks.headline == "ce on digits with 2 networks, 2 runs"
-    assert networks.sentences[0].startswith("On digits, mlp, ce has an error of 10.0%")
-
-
-def test_runs_verdict_says_what_so_many_runs_do_not_tell() -> None:
-    rows = [("ce", 0.1, 0.05), ("focal", 0.09, 0.02), ("mmce", 0.1, 0.03)]
-    seeds = {"ce": 3, "focal": 3, "mmce": 3}
-    two = give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce", "ce"], seeds=seeds)
-    assert two.sentences[1] == "3 seeds are too few to tell the ECE of mmce and ce from the least."
-    mixed = give_runs_verdict(rows, n_runs=7, data=["digits"], near=["mmce", "ce"], seeds=seeds | {"ce": 1})
-    assert mixed.sentences[1] == "1 to 3 seeds are too few to tell the ECE of mmce and ce from the least."
-    assert "the ECE of mmce from" in give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce"]).sentences[1]
-    assert len(give_runs_verdict(rows, n_runs=9, data=["digits"]).sentences) == 1
-    both = give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce"], near_error=["mmce"])
-    assert both.sentences[1:] == ("One run each is too little to tell the ECE and error of mmce from the least.",)
-    each = give_runs_verdict(rows, n_runs=9, data=["digits"], near=["mmce"], near_error=["ce", "mmce"])
-    assert [sentence.split(" from ")[0] for sentence in each.sentences[1:]] == [
-        "One run each is too little to tell the ECE of mmce",
-        "One run each is too little to tell the error of ce and mmce",
-    ]
-
-
 def test_metric_rows_write_values_as_measure_does() -> None:
     before = made()
-    rows = {row.key: row for row in metric_rows(before, repair(before))}
-    assert (rows["ece"].before, rows["ece"].before_interval) == ("4.10%", "3.60 – 4.60")
-    assert (rows["ece"].after, rows["ece"].change, rows["ece"].judgement) == ("0.90%", "−3.20%", "better")
-    assert (rows["nll"].before, rows["nll"].judgement) == ("0.3000", "same")
+    rows = {row["key"]: row for row in metric_rows(before, repair(before))}
+    ece = rows["ece"]
+    assert (ece["before"], ece["before_interval"], ece["after"]) == ("4.10%", "3.60 – 4.60", "0.90%")
+    assert (ece["change"], ece["judgement"], ece["starts_group"]) == ("−3.20%", "better", True)
+    assert (rows["nll"]["before"], rows["nll"]["judgement"]) == ("0.3000", "same")
     assert list(rows) == ["error", "nll", "brier", "aurc", "ece", "mce", "signed_gap"]
-    assert rows["ece"].starts_group
-    assert metric_rows(before, None)[0].after == ""
-
-
-def test_judge_of_differences() -> None:
-    assert judge("ece", Paired(-0.1, -0.2, 0.0, 0.2)) == "unclear"
-    assert judge("nll", Paired(0.1, 0.05, 0.2, 0.001)) == "worse"
-    assert judge("signed_gap", Paired(-0.1, -0.2, -0.05, 0.001)) == "less sure"
-    assert judge("signed_gap", Paired(0.1, 0.05, 0.2, 0.001)) == "more sure"
+    assert "after" not in metric_rows(before, None)[0]
 
 
 def test_calibrator_rows_mark_the_chosen_and_the_failed() -> None:
-    before = made()
-    failed = Candidate("matrix", float("nan"), None, None, False, "no minimum")
-    gained = Candidate("vector", 0.51, Estimate(0.2, 0.1, 0.3), before.scores, False)
-    given = repair(before)
-    rows = calibrator_rows(Repair("vector", given.after, given.paired, 10, candidates=(gained, failed, given.candidates[-1])))
-    assert [(row.name, row.chosen, row.failure) for row in rows] == [
-        ("vector", True, ""),
-        ("matrix", False, "no minimum"),
-        ("doing nothing", False, ""),
-    ]
-    assert (rows[0].gain, rows[0].gain_interval, rows[0].ece) == ("+0.2000", "+0.1000 – +0.3000", "4.10%")
-    assert rows[2].gain == ""
+    before, gain = made(), Estimate(0.2, 0.1, 0.3)
+    gained = _calibrator_row(Candidate("vector", 0.51, gain, before.scores, False), "vector")
+    assert (gained["name"], gained["chosen"], gained["failure"]) == ("vector", True, None)
+    assert (gained["gain"], gained["gain_interval"], gained["ece"]) == ("+0.2000", "+0.1000 – +0.3000", "4.10%")
+    failed = _calibrator_row(Candidate("matrix", float("nan"), None, None, False, "no minimum"), "vector")
+    assert (failed["chosen"], failed["failure"], failed["ece"]) == (False, "no minimum", "")
+    # Doing nothing gains nothing on itself.
+    idle = _calibrator_row(Candidate("none", 0.5, gain, before.scores, True), "vector")
+    assert (idle["name"], idle["gain"], idle["gain_interval"]) == ("doing nothing", "", "")
 
 
 def test_key_figures_show_after_only_where_it_differs() -> None:
@@ -269,17 +224,18 @@ def test_key_figures_show_after_only_where_it_differs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("difference", "p_value", "judgement"),
-    [(-0.1, 0.049, "better"), (-0.1, 0.05, "unclear"), (0.1, 0.049, "worse"), (-0.1, math.nan, "unclear"), (0.0, 0.01, "same")],
+    ("key", "difference", "p_value", "judgement"),
+    [
+        ("ece", -0.1, 0.049, "better"),
+        ("ece", -0.1, 0.05, "unclear"),
+        ("nll", 0.1, 0.049, "worse"),
+        ("ece", -0.1, math.nan, "unclear"),
+        ("ece", 0.0, 0.01, "same"),
+        ("signed_gap", -0.1, 0.001, "less sure"),
+        ("signed_gap", 0.1, 0.001, "more sure"),
+    ],
 )
-def test_judge_calls_a_difference_clear_only_below_the_limit(difference: float, p_value: float, judgement: str) -> None:
-    assert judge("ece", Paired(difference, difference - 0.05, difference + 0.05, p_value)) == judgement
-
-
-def test_calibrator_rows_tell_no_gain_of_doing_nothing_on_itself() -> None:
-    gain = Estimate(0.1, 0.05, 0.15)
-    tried = tuple(Candidate(name, 0.5, gain, None, True) for name in ("temperature", "none"))
-    repaired = Repair("temperature", made(), {}, 100, candidates=tried)
-    first, idle = calibrator_rows(repaired)
-    assert (first.gain, first.gain_interval) == ("+0.1000", "+0.0500 – +0.1500")
-    assert (idle.gain, idle.gain_interval) == ("", "")
+def test_judge_calls_differences_clear_only_below_the_limit(
+    key: str, difference: float, p_value: float, judgement: str
+) -> None:
+    assert judge(key, Paired(difference, difference - 0.05, difference + 0.05, p_value)) == judgement

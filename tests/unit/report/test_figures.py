@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from matplotlib.text import Text
 from calibrant import Predictions, measure
 from calibrant.core.entry import Entry
 from calibrant.metrics import reliability_bins
-from calibrant.report.figures import FIGURES, Options, draw_all
+from calibrant.report.figures import FIGURES, draw_all, page_charts, swatch
 from calibrant.report.rows import group_rows
 from figure_data import run_of
 
@@ -65,7 +66,7 @@ def test_draw_all_of_bare_numbers_draws_the_tradeoff_alone(tmp_path: Path) -> No
     entries = [replace(run_of(method), test=None) for method in ("ce", "focal")]
     done = draw_all(entries, tmp_path)
     assert names(done.files) == {"tradeoff-digits-convnet.png"}
-    assert done.skipped["reliability-digits-convnet"] == "needs test predictions, or as many bins in its record"
+    assert done.skipped["reliability-digits-convnet-15bins"] == "needs test predictions, or as many bins in its record"
 
 
 @pytest.mark.usefixtures("empty_files")
@@ -76,11 +77,11 @@ def test_draw_all_of_a_record_draws_the_bins_that_it_keeps(tmp_path: Path) -> No
     record = replace(run, method="focal", test=None, scores=replace(run.scores, bins=bins))
     done = draw_all([record], tmp_path / "alone", n_bins=(10, 15))
     assert names(done.files) == {"reliability-digits-convnet-15bins.png"}
-    left_out = "leaves out Focal with 10 bins: needs test predictions, or as many bins in its record"
-    assert done.skipped["reliability-digits-convnet"] == left_out
+    assert done.skipped["reliability-digits-convnet-10bins"] == "needs test predictions, or as many bins in its record"
     both = draw_all([run, record], tmp_path / "both", n_bins=(10, 15))
     assert {f"reliability-digits-convnet-{number}bins.png" for number in (10, 15)} <= names(both.files)
-    assert both.skipped["reliability-digits-convnet"] == left_out
+    assert both.skipped["reliability-digits-convnet-10bins"].startswith("leaves out Focal: needs")
+    assert "reliability-digits-convnet-15bins" not in both.skipped
 
 
 @pytest.mark.usefixtures("empty_files")
@@ -90,35 +91,15 @@ def test_draw_all_makes_a_set_for_each_data_set_and_network(tmp_path: Path) -> N
     assert names(done.files) == {"tradeoff-digits-convnet.png", "tradeoff-cifar10-convnet.png"}
 
 
-def test_figures_of_a_single_run_name_the_seed() -> None:
-    group = group_rows([run_of(seed=0), run_of(seed=3, error=0.2)])[0]
-    ((more, figure),) = FIGURES["reliability"].draw(group, Options(n_bins=(20,)))
-    assert more == "-20bins"
-    assert figure.texts[0].get_text() == "digits, convnet, seed 3, 20 bins"
-    ((_, other),) = FIGURES["reliability"].draw(group, Options(n_bins=(20,), seed=0))
-    assert other.texts[0].get_text() == "digits, convnet, seed 0, 20 bins"
-    for drawn, run in ((figure, group.rows[0].runs[1]), (other, group.rows[0].runs[0])):
-        assert drawn.axes[1].get_title().startswith(f"CE ({100 * run.scores['error'].value:.2f}%)")
-
-
-def test_curves_without_test_columns_fall_back_to_validation() -> None:
-    entry = run_of(curve=[0.3, 0.2])
-    kept = tuple({key: value for key, value in line.items() if not key.startswith("test")} for line in entry.history)
-    ((_, figure),) = FIGURES["curves"].draw(group_rows([replace(entry, history=kept)])[0], Options())
-    assert figure.axes[0].get_ylabel() == "validation ECE (%)"
-
-
-def test_a_method_has_one_colour_in_all_figures() -> None:
+def test_a_method_has_one_look_in_all_figures() -> None:
     curve: list[float | None] = [0.3, 0.2, 0.1]
-    entries: list[Entry] = [run_of(method, curve=curve) for method in ("ce", "focal", "mine")]
-    group = group_rows(entries)[0]
+    rows = group_rows([run_of(method, curve=curve) for method in ("ce", "focal", "mine")])[0].rows
     found: dict[str, set[object]] = {}
     for kind in ("curves", "robustness"):
-        ((_, figure),) = FIGURES[kind].draw(group, Options())
-        for line in figure.axes[0].get_lines():
+        for line in FIGURES[kind].draw(FIGURES[kind].prepare(rows)).axes[0].get_lines():
             found.setdefault(str(line.get_label()), set()).add((line.get_color(), line.get_marker()))
-    ((_, figure),) = FIGURES["tradeoff"].draw(group, Options())
-    for text, points in zip(figure.axes[0].texts, figure.axes[0].containers, strict=True):
+    (ax,) = FIGURES["tradeoff"].draw(FIGURES["tradeoff"].prepare(rows)).axes
+    for text, points in zip(ax.texts, ax.containers, strict=True):
         found[text.get_text()].add((points[0].get_color(), points[0].get_marker()))
     assert [len(found[label]) for label in ("CE", "Focal", "mine")] == [1, 1, 1]
 
@@ -143,7 +124,8 @@ def test_draw_all_of_wrong_arguments_raises(tmp_path: Path) -> None:
 
 def test_figures_of_single_runs_show_the_highest_common_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles: list[str] = []
-    monkeypatch.setattr("calibrant.report.figures.draw_reliability_grid", lambda panels, *, title: titles.append(title))
+    kind = replace(FIGURES["reliability"], draw=lambda panels, *, title: titles.append(title))
+    monkeypatch.setattr("calibrant.report.figures.FIGURES", {"reliability": kind})
     monkeypatch.setattr("calibrant.report.figures.save_figure", lambda figure, path: (path, path))
     entries = [run_of("ce", seed=0), run_of("ce", seed=1), *(run_of("focal", seed=seed) for seed in (0, 1, 2))]
     draw_all(entries, tmp_path, n_bins=(15,))
@@ -168,7 +150,9 @@ def test_title_of_long_names_stays_in_the_figure_and_axes_have_their_scale(kind:
         for method in methods
         for seed in (0, 1)
     ]
-    for _, figure in FIGURES[kind].draw(group_rows(runs)[0], Options(n_bins=(15,))):
+    drawn = FIGURES[kind]
+    records = drawn.prepare(group_rows(runs)[0].rows)
+    for figure in [drawn.draw(records, title=f"{names['data']}, {names['model']}")] if len(records) >= drawn.least else []:
         figure.draw_without_rendering()
         inside = figure.bbox
         for text in figure.findobj(Text):
@@ -192,3 +176,35 @@ def test_figures_keep_no_probabilities_of_all_runs_in_memory(empty_files: None, 
     assert {name.split("-digits")[0] for name in names(done.files)} == {"reliability", "gamma-confidence", "robustness"}
     # In double precision they are twice as large as the logits, which stay.
     assert "probs" not in vars(test)
+
+
+def test_page_charts_are_the_figures_that_the_runs_have_with_what_they_say() -> None:
+    curve: list[float | None] = [0.3, 0.2, 0.1]
+    runs = [run_of("ce", curve=curve), run_of("<b>", curve=curve), run_of("flgamma", curve=curve, gamma=[1.0, 1.2, 1.6])]
+    elsewhere = replace(run_of("ce", data="cifar10"), test=None)
+    charts = {chart["name"]: chart for chart in page_charts(group_rows([*runs, elsewhere]))}
+    assert list(charts) == ["tradeoff", "robustness", "curves", "gamma-epochs", "gamma-confidence"]
+    assert charts["robustness"]["choices"] == ["ECE", "MCE"]
+    # Histories of these runs have no NLL, and the run elsewhere has neither history nor predictions.
+    assert charts["curves"]["choices"] == ["test ECE", "test error", "validation ECE", "validation error"]
+    pictures = charts["curves"]["pictures"]
+    assert isinstance(pictures, list)
+    assert {picture["place"] for picture in pictures} == {0}
+    svg = pictures[0]["svg"]
+    assert 'aria-label="Learning curves: test ECE, digits, convnet."' in svg
+    assert "CE: least 10 (epoch 3), last 10." in svg
+    assert svg.count('data-run="CE"') == svg.count('data-run="&lt;b&gt;"') == 1
+    assert "<b>" not in svg
+    assert "style=" not in svg
+    bare = replace(runs[0], test=None, history=())
+    assert page_charts(group_rows([bare])) == []
+
+
+def test_page_charts_share_no_ids() -> None:
+    runs = [run_of(name, data=data, curve=[0.2, 0.1]) for data in ("digits", "cifar10") for name in ("ce", "focal")]
+    groups = group_rows(runs)
+    text = "".join(str(picture["svg"]) for chart in page_charts(groups) for picture in chart["pictures"])  # type: ignore[attr-defined]
+    text += "".join(swatch(row, f"key-{place}") for place, group in enumerate(groups) for row in group.rows[:1])
+    ids = re.findall(r' id="([^"]*)"', text)
+    assert len(ids) == len(set(ids)) > 10
+    assert {found for found in re.findall(r'(?:url\(|href=")#([^)"]+)', text)} <= set(ids)

@@ -10,6 +10,7 @@ from calibrant.core.effect import join_words, tell_effect, write_percent
 from calibrant.core.scores import Estimate, Scores
 from calibrant.core.words import FEW, count_examples, direction, is_miscalibrated, write_p
 from calibrant.report.page_content import Examined, Repair, calibrator_label
+from calibrant.report.page_runs import RunRow, labels_not_told, leader
 
 
 @dataclass(frozen=True)
@@ -107,98 +108,100 @@ def _repair(before: Scores, repaired: Repair | None) -> str:
     return f"{what}, fitted on {on}, {tell_effect(before, repaired.after.scores, repaired.paired, it='it')}"
 
 
-def give_runs_verdict(
-    rows: Sequence[tuple[str, float, float]],
-    *,
-    n_runs: int,
-    data: Sequence[str],
-    n_methods: int | None = None,
-    place: str | None = None,
-    n_networks: int = 1,
-    leaders: tuple[str, str] | None = None,
-    near: Sequence[str] = (),
-    near_error: Sequence[str] = (),
-    apart: Sequence[str] = (),
-    seeds: Mapping[str, int] | None = None,
-) -> Verdict:
+def give_runs_verdict(rows: Sequence[RunRow], *, n_runs: int) -> Verdict:
     """Say what comparing runs found.
 
+    For every data set and network it names the rows of the least calibration error and of the least error, and those that so
+    many runs do not tell from them; see `calibrant.report.page_runs.labels_not_told`.
+
     Args:
-        rows: Label, mean error and mean ECE of each row of one place. A number that is not known is nan.
+        rows: Rows of any number of data sets and networks.
         n_runs: Number of runs in all.
-        data: Names of the data sets; an empty one is unknown.
-        n_methods: Number of methods that the rows are of; one a row by default.
-        place: Data set and network of the rows; the first data set by default.
-        n_networks: Number of networks on that data set.
-        leaders: Labels of the rows to name as those of the least ECE and of the least error; by default those that have it.
-        near: Labels of the rows whose ECE these runs do not tell from the least one.
-        near_error: Labels of those whose error they do not tell from the least one.
-        apart: Labels of the rows of another number of test examples, which are not compared.
-        seeds: Label → number of runs; one each by default.
 
     Returns:
-        The verdict.
+        The verdict; of several places each has a paragraph.
     """
+    places = list(dict.fromkeys(row.place for row in rows))
+    found = [_tell_place([row for row in rows if row.place == place], rows) for place in places]
+    sentences = found[0] if len(found) == 1 else [" ".join(told) for told in found]
     runs = "1 run" if n_runs == 1 else f"{n_runs} runs"
-    several = f"{len(rows)} methods" if len(rows) > 1 else rows[0][0]
-    if n_methods is not None and n_methods < len(rows):
-        several = f"{len(rows)} rows of {n_methods} method{'s' if n_methods > 1 else ''}"
-    here = data[0] if place is None else place
-    one = f"{data[0]} with {n_networks} networks" if n_networks > 1 else here
-    where = f" on {len(data)} data sets" if len(data) > 1 else f" on {one}" if one else ""
-    on = f"On {here}, " if here else "On data without a name, " if len(data) > 1 else ""
-    known = {row[0]: row for row in rows if math.isfinite(row[1] + row[2])}
-    if not known:
-        nothing = f"{on}{'no' if on else 'No'} run has both an error and a calibration error (ECE)."
-        return Verdict(f"{several}{where}, {runs}", (nothing,), "runs")
-    held = [row for row in known.values() if row[0] not in apart] or list(known.values())
-    least = (min(held, key=lambda row: (row[2], row[1])), min(held, key=lambda row: (row[1], row[2])))
-    best, accurate = least if leaders is None else (known[leaders[0]], known[leaders[1]])
-    # The headline names a single row of a single place.
-    alone = len(held) == 1
-    name = "it" if len(rows) == len(data) == n_networks == 1 else best[0]
-    sentences = [_tell_alone(best, on, name) if alone else _name_leaders(best, accurate, on)]
-    if (best[2], accurate[1]) != (least[0][2], least[1][1]):
+    return Verdict(f"{_tell_rows([row for row in rows if row.place == places[0]], rows)}, {runs}", tuple(sentences), "runs")
+
+
+def _tell_rows(here: Sequence[RunRow], rows: Sequence[RunRow]) -> str:
+    """Say how many methods there are, and on what."""
+    methods = len({row.entries[0].method for row in here})
+    several = f"{len(here)} methods" if len(here) > 1 else here[0].label
+    if methods < len(here):
+        several = f"{len(here)} rows of {methods} method{'s' if methods > 1 else ''}"
+    data, networks = len({row.data for row in rows}), _count_networks(here[0], rows)
+    one = f"{here[0].data} with {networks} networks" if networks > 1 else here[0].place
+    return several + (f" on {data} data sets" if data > 1 else f" on {one}" if one else "")
+
+
+def _count_networks(row: RunRow, rows: Sequence[RunRow]) -> int:
+    return len({other.place for other in rows if other.data == row.data})
+
+
+def _tell_place(here: Sequence[RunRow], rows: Sequence[RunRow]) -> list[str]:
+    """What was found on one data set and network."""
+    place, data = here[0].place, len({row.data for row in rows})
+    on = f"On {place}, " if place else "On data without a name, " if data > 1 else ""
+    best, accurate = leader(here, "ece", "error"), leader(here, "error", "ece")
+    if best is None or accurate is None:
+        return [f"{on}{'no' if on else 'No'} run has both an error and a calibration error (ECE)."]
+    known = [row for row in here if math.isfinite(row.mean("error") + row.mean("ece"))]
+    held = [row for row in known if not row.size_note] or known
+    if len(held) > 1:
+        sentences = [_name_leaders(best, accurate, on)]
+    else:
+        # The headline names a single row of a single place.
+        is_named = len(here) == data == _count_networks(here[0], rows) == 1
+        name = best.label if not is_named else "it" if on else "It"
+        sentences = [
+            f"{on}{name} has an error of {_percent(best, 'error')} and a calibration error (ECE) of {_percent(best, 'ece')}."
+        ]
+    if any(leading.mean(key) != min(row.mean(key) for row in held) for key, leading in (("ece", best), ("error", accurate))):
         sentences.append("Rows that have no run of the same length and settings beside them are left out here.")
+    apart = [row.label for row in here if row.size_note]
     if apart:
         is_are = "is" if len(apart) == 1 else "are"
         sentences.append(f"{join_words(apart)} {is_are} of another number of test examples and not compared.")
-    same = [row[0] for row in held if row[1] == accurate[1] and row[0] != accurate[0]]
+    same = [row.label for row in held if row.mean("error") == accurate.mean("error") and row is not accurate]
     if same:
         sentences.append(f"{join_words(same)} {'has' if len(same) == 1 else 'have'} the same error.")
-    unclear = {"ECE": (best[0], list(near)), "error": (accurate[0], [label for label in near_error if label not in same])}
-    sentences += _tell_unclear(unclear, seeds or {})
-    return Verdict(f"{several}{where}, {runs}", tuple(sentences), "runs")
+    near = labels_not_told(here, {"ece": best, "error": accurate})
+    near["error"] = [label for label in near["error"] if label not in same]
+    return sentences + _tell_unclear({"ECE": (best, near["ece"]), "error": (accurate, near["error"])}, here)
 
 
-def _tell_alone(row: tuple[str, float, float], on: str, name: str) -> str:
-    subject = "It" if name == "it" and not on else name
-    return f"{on}{subject} has an error of {write_percent(row[1])} and a calibration error (ECE) of {write_percent(row[2])}."
-
-
-def _name_leaders(best: tuple[str, float, float], accurate: tuple[str, float, float], on: str) -> str:
-    if best[0] == accurate[0]:
+def _name_leaders(best: RunRow, accurate: RunRow, on: str) -> str:
+    if best is accurate:
         return (
-            f"{on}{best[0]} has both the least calibration error (ECE {write_percent(best[2])}) and the least error "
-            f"({write_percent(best[1])})."
+            f"{on}{best.label} has both the least calibration error (ECE {_percent(best, 'ece')}) and the least error "
+            f"({_percent(best, 'error')})."
         )
     return (
-        f"{on}{best[0]} has the least calibration error (ECE {write_percent(best[2])}, error {write_percent(best[1])}); "
-        f"{accurate[0]} errs least ({write_percent(accurate[1])}, ECE {write_percent(accurate[2])})."
+        f"{on}{best.label} has the least calibration error (ECE {_percent(best, 'ece')}, error {_percent(best, 'error')}); "
+        f"{accurate.label} errs least ({_percent(accurate, 'error')}, ECE {_percent(accurate, 'ece')})."
     )
 
 
-def _tell_unclear(unclear: Mapping[str, tuple[str, list[str]]], seeds: Mapping[str, int]) -> list[str]:
+def _tell_unclear(unclear: Mapping[str, tuple[RunRow, list[str]]], here: Sequence[RunRow]) -> list[str]:
     """Say of which rows too few runs are known to tell them from the best; a metric has the best row and these."""
     told: dict[tuple[str, str], list[str]] = {}
     for what, (best, names) in unclear.items():
         if names:
-            counts = [seeds.get(name, 1) for name in (best, *names)]
+            counts = [len(row.entries) for row in here if row is best or row.label in names]
             few, many = min(counts), max(counts)
             number = str(many) if few == many else f"{few} to {many}"
             runs = "One run each is too little" if many == 1 else f"{number} seeds are too few"
             told.setdefault((runs, join_words(names)), []).append(what)
     return [f"{runs} to tell the {join_words(what)} of {names} from the least." for (runs, names), what in told.items()]
+
+
+def _percent(row: RunRow, key: str) -> str:
+    return write_percent(row.mean(key))
 
 
 def _absolute(estimate: Estimate) -> Estimate:

@@ -1,0 +1,324 @@
+"""Figures of lines: what is prepared from the records, and that the figures show exactly that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from calibrant import Predictions
+from calibrant.core.entry import BinSweep, Entry
+from calibrant.metrics import expected_calibration_error, maximum_calibration_error
+from calibrant.metrics.sweep import bin_sweep
+from calibrant.report.curves import (
+    Band,
+    GammaPanel,
+    Line,
+    band_of,
+    draw_curves,
+    draw_gamma_confidence,
+    draw_gamma_epochs,
+    draw_robustness,
+    learning_rate_drops,
+    prepare_curves,
+    prepare_gamma_confidence,
+    prepare_gamma_epochs,
+    prepare_robustness,
+    running_mean,
+    seeds_note,
+    stretch,
+)
+from calibrant.report.rows import group_rows
+from calibrant.report.style import Style
+from figure_data import run_of
+from helpers import mixed_gaps
+
+STYLE = Style("#000000", "o", "-")
+
+
+def two_methods() -> list[Line]:
+    entries = [
+        run_of("ce", seed=0, curve=[0.2, None, 0.04]),
+        run_of("ce", seed=1, curve=[0.4, 0.1, 0.06]),
+        run_of("focal", seed=0, curve=[0.3, 0.2, 0.02]),
+    ]
+    return prepare_curves(group_rows(entries)[0].rows)
+
+
+def ends_of_band(ax: Axes, x: float) -> tuple[float, float]:
+    """Lower and upper end of the first band at a place."""
+    corners = ax.collections[0].get_paths()[0].vertices
+    there = corners[np.isclose(corners[:, 0], x)][:, 1]
+    return there.min(), there.max()
+
+
+def test_prepare_curves_takes_mean_and_spread_over_seeds_at_shared_epochs() -> None:
+    first, second = two_methods()
+    # The first seed was not evaluated in its second epoch.
+    assert first.bands["test_ece"].x == (1, 3)
+    assert first.bands["test_ece"].mean == pytest.approx((0.3, 0.05))
+    assert first.bands["test_ece"].std == pytest.approx((np.sqrt(0.02), np.sqrt(0.0002)))
+    assert (first.label, first.seeds, second.label, second.seeds) == ("CE", 2, "Focal", 1)
+    assert second.bands["test_ece"] == Band((1, 2, 3), (0.3, 0.2, 0.02), None)
+    assert second.bands["test_error"].mean == pytest.approx((0.6, 0.4, 0.04))
+    assert second.bands["val_ece"].mean == pytest.approx((0.15, 0.1, 0.01))
+
+
+def test_band_of_curves_without_a_shared_point_is_none() -> None:
+    assert band_of([([1], [0.1]), ([2], [0.2])]) is None
+    assert band_of([([], [])]) is None
+    assert band_of([([1], [float("nan")])]) is None
+    # A run that has no curve does not take that of the others away.
+    assert band_of([([], []), ([2], [0.2])]) == Band((2,), (0.2,), None)
+
+
+def test_learning_rate_drops_are_those_to_half_or_less() -> None:
+    assert learning_rate_drops(Band((1, 2, 3, 4, 5), (0.4, 0.2, 0.11, 0.11, 0.01), None)) == (2, 5)
+
+
+def test_prepare_curves_leaves_out_repaired_runs_and_those_without_history() -> None:
+    entries = [run_of("ce", curve=[0.2]), run_of("ce+ts", curve=[0.2], temperature=1.5), run_of("focal")]
+    assert [line.label for line in prepare_curves(group_rows(entries)[0].rows)] == ["CE"]
+    assert prepare_curves(group_rows(entries[1:])[0].rows) == []
+
+
+def test_draw_curves_shows_means_in_per_cent_with_bands_of_one_deviation() -> None:
+    figure = draw_curves(two_methods(), title="digits")
+    left, right = figure.axes
+    lines = {line.get_label(): line for line in left.get_lines()}
+    np.testing.assert_allclose(lines["CE"].get_xydata(), [(1, 30), (3, 5)])
+    np.testing.assert_allclose(lines["Focal"].get_xydata(), [(1, 30), (2, 20), (3, 2)])
+    np.testing.assert_allclose(right.get_lines()[1].get_ydata(), [60, 40, 4])
+    assert (lines["CE"].get_color(), lines["CE"].get_marker()) == ("#000000", "o")
+    assert len(left.collections) == 1
+    assert ends_of_band(left, 1) == pytest.approx((30 - 100 * np.sqrt(0.02), 30 + 100 * np.sqrt(0.02)))
+    legend = figure.legends[0]
+    assert legend.get_title().get_text() == "digits, mean ± std over 1 to 2 seeds"
+    assert [text.get_text() for text in legend.get_texts()] == ["CE", "Focal"]
+
+
+def test_draw_curves_axes_are_named_logarithmic_and_hold_everything() -> None:
+    left, right = draw_curves(two_methods()).axes
+    assert (left.get_xlabel(), left.get_ylabel(), right.get_ylabel()) == ("epoch", "test ECE (%)", "test error (%)")
+    assert left.get_yscale() == "log"
+    low, high = left.get_ylim()
+    assert low < 2
+    assert high > 30 + 100 * np.sqrt(0.02)
+    # The learning rate drops between the second and the third epoch.
+    assert [line.get_xdata()[0] for line in left.get_lines() if line.get_linestyle() == ":"] == [2.5]
+
+
+def test_draw_curves_shows_what_is_asked_for_or_the_validation_set() -> None:
+    entry = run_of(curve=[0.3, 0.2])
+    kept = tuple({key: value for key, value in line.items() if not key.startswith("test")} for line in entry.history)
+    lines = prepare_curves(group_rows([replace(entry, history=kept)])[0].rows)
+    assert draw_curves(lines).axes[0].get_ylabel() == "validation ECE (%)"
+    (ax,) = draw_curves(two_methods(), keys=("val_error",), legend=False).axes
+    assert ax.get_ylabel() == "validation error (%)"
+    assert not ax.figure.legends
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 4, 5, 8, 350])
+def test_draw_curves_names_whole_epochs_only(epochs: int) -> None:
+    ax = draw_curves(prepare_curves(group_rows([run_of(curve=[0.1] * epochs)])[0].rows)).axes[0]
+    left, right = ax.get_xlim()
+    shown = [tick for tick in ax.get_xticks() if left <= tick <= right]
+    assert shown
+    assert all(tick == round(tick) and 0 <= tick <= epochs for tick in shown)
+
+
+def test_draw_curves_of_many_long_labels_folds_them_and_leaves_the_axes_their_height() -> None:
+    settings = [f"train.average=phase, train.average_share=0.{k}, optim.weight_decay=0.00{k}" for k in range(1, 8)]
+    rows = group_rows([run_of(curve=[0.2, 0.1], preset=text) for text in ("default", *settings)])[0].rows
+    usual, figure = draw_curves(two_methods()), draw_curves(prepare_curves(rows), title="digits")
+    for one in (usual, figure):
+        one.draw_without_rendering()
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts[1] == "CE (average=phase, average_share=0.1,\nweight_decay=0.001)"
+    box = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    heights = [one.axes[0].get_window_extent().height for one in (usual, figure)]
+    assert heights[1] > 0.85 * heights[0]
+
+
+@pytest.mark.parametrize("least", [0.0, 1e-7])
+def test_log_axis_is_not_stretched_by_what_is_nearly_zero(least: float) -> None:
+    lines = [
+        Line(name, STYLE, 1, {"test_ece": Band((1, 2), y, None)}) for name, y in (("a", (0.04, 0.05)), ("b", (least, 0.01)))
+    ]
+    (ax,) = draw_curves(lines, keys=("test_ece",)).axes
+    bottom, low, high, top = (ax.transData.transform((0, y))[1] for y in (ax.get_ylim()[0], 1.0, 5.0, ax.get_ylim()[1]))
+    assert (high - low) / (top - bottom) > 0.5
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.8, 60), (4, 11), (20.6, 28.9), (0.1, 90), (24.9, 25.1)])
+def test_log_axis_has_a_few_plain_numbers(low: float, high: float) -> None:
+    lines = [Line("a", STYLE, 1, {"train_loss": Band((1, 2), (low, high), None)})]
+    (ax,) = draw_curves(lines, keys=("train_loss",)).axes
+    bottom, top = ax.get_ylim()
+    ticks = [tick for tick in ax.get_yticks() if bottom <= tick <= top]
+    assert 2 <= len(ticks) <= 9
+    assert [ax.yaxis.get_major_formatter()(tick, 0) for tick in ticks] == [f"{tick:g}" for tick in ticks]
+
+
+def test_seeds_note_says_what_every_row_has() -> None:
+    assert seeds_note([1, 1]) is seeds_note([]) is None
+    assert seeds_note([5, 3]) == "mean ± std over 3 to 5 seeds"
+    assert seeds_note([2, 2]) == "mean ± std over 2 seeds"
+
+
+def swept(method: str, seed: int, ece: tuple[float, ...], mce: tuple[float, ...], *chance: tuple[float, ...]) -> Entry:
+    return replace(run_of(method, seed=seed), test=None, sweep=BinSweep((10, 100, 1000), ece, mce, *chance))
+
+
+OLDER = [
+    swept("ce", 0, (0.02, 0.03, 0.06), (0.2, 0.5, 0.9)),
+    swept("ce", 1, (0.04, 0.05, 0.06), (0.4, 0.7, 0.9)),
+    swept("flgamma-sece", 0, (0.01, 0.01, 0.02), (0.1, 0.2, 0.3)),
+]
+KNOWING = [
+    swept("ce", 0, (0.02, 0.03, 0.06), (0.2, 0.5, 0.9), (0.001, 0.002, 0.003), (0.1, 0.2, 0.3)),
+    swept("ce", 1, (0.04, 0.05, 0.06), (0.4, 0.7, 0.9), (0.001, 0.002, 0.003), (0.1, 0.2, 0.3)),
+    swept("flgamma-sece", 0, (0.01, 0.01, 0.02), (0.1, 0.2, 0.3), (0.002, 0.006, 0.018), (0.05, 0.15, 0.25)),
+    swept("flgamma-sece", 1, (0.01, 0.02, 0.03), (0.1, 0.2, 0.3), (0.004, 0.008, 0.02), (0.07, 0.17, 0.27)),
+]
+
+
+def test_draw_robustness_lines_and_bands_are_the_sweeps_of_the_records() -> None:
+    figure = draw_robustness(prepare_robustness(group_rows(OLDER)[0].rows), title="digits")
+    left, right = figure.axes
+    # Records of older versions have no line of chance.
+    first, second = left.get_lines()
+    np.testing.assert_allclose(first.get_xydata(), [(10, 3), (100, 4), (1000, 6)])
+    np.testing.assert_allclose(second.get_xydata(), [(10, 1), (100, 1), (1000, 2)])
+    np.testing.assert_allclose(right.get_lines()[0].get_ydata(), [30, 60, 90])
+    assert [line.get_label() for line in left.get_lines()] == ["CE", "FLγ-SECE"]
+    assert ends_of_band(right, 10) == pytest.approx((30 - 100 * np.sqrt(0.02), 30 + 100 * np.sqrt(0.02)))
+    for ax, name in ((left, "ECE"), (right, "MCE")):
+        assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale()) == ("number of bins", f"test {name} (%)", "log")
+        assert [tick for tick in ax.get_xticks() if 10 <= tick <= 1000] == [10, 20, 50, 100, 200, 500, 1000]
+    assert right.get_ylim() == (0, 100)
+    assert left.get_ylim()[0] < 1 < 6 < left.get_ylim()[1]
+
+
+def test_draw_robustness_chance_is_that_of_the_row_of_least_ece_over_its_seeds() -> None:
+    figure = draw_robustness(prepare_robustness(group_rows(KNOWING)[0].rows))
+    left, right = figure.axes
+    np.testing.assert_allclose(left.get_lines()[-1].get_xydata(), [(10, 0.3), (100, 0.7), (1000, 1.9)])
+    np.testing.assert_allclose(right.get_lines()[-1].get_xydata(), [(10, 6), (100, 16), (1000, 26)])
+    for ax in (left, right):
+        *rows, chance = ax.get_lines()
+        assert chance.get_label() == "FLγ-SECE if calibrated"
+        assert chance.get_linewidth() < min(row.get_linewidth() for row in rows)
+    # It lies below the lines of rows and is seen all the same.
+    assert left.get_ylim()[0] < 0.3
+    # Without a legend of rows there is still one of it.
+    (alone,) = draw_robustness(prepare_robustness(group_rows(KNOWING)[0].rows), legend=False).legends
+    assert [text.get_text() for text in alone.get_texts()] == ["FLγ-SECE if calibrated"]
+
+
+def test_draw_robustness_ranks_rows_by_the_ece_over_fifteen_bins() -> None:
+    # The first has the least ECE over 10 bins and over 20, the second over 15; a third does not know its chance.
+    sweeps = {
+        "ce": BinSweep((10, 15, 20), (0.01, 0.05, 0.01), (0.1,) * 3, (0.1,) * 3, (0.1,) * 3),
+        "focal": BinSweep((10, 15, 20), (0.02,) * 3, (0.1,) * 3, (0.2,) * 3, (0.2,) * 3),
+        "flsd": BinSweep((10, 15, 20), (0.001,) * 3, (0.1,) * 3),
+    }
+    runs = [replace(run_of(name), test=None, sweep=sweep) for name, sweep in sweeps.items()]
+    chance = draw_robustness(prepare_robustness(group_rows(runs)[0].rows)).axes[0].get_lines()[-1]
+    assert chance.get_label() == "Focal if calibrated"
+    np.testing.assert_allclose(chance.get_ydata(), [20] * 3)
+
+
+def test_prepare_robustness_without_a_sweep_uses_the_predictions() -> None:
+    (line,) = prepare_robustness(group_rows([run_of()])[0].rows, n_bins=(20, 10))
+    probs, labels = mixed_gaps(200, 4)
+    assert line.bands["ece"].x == (10, 20)
+    for key, metric in (("ece", expected_calibration_error), ("mce", maximum_calibration_error)):
+        assert line.bands[key].mean == pytest.approx([float(metric(probs, labels, n_bins=m)) for m in (10, 20)])
+    expected = bin_sweep(Predictions(probs=probs, labels=labels), n_bins=(10, 20))
+    assert line.bands["ece_if_calibrated"].mean == expected.ece_if_calibrated
+    assert draw_robustness([line]).axes[0].get_xticks().tolist() == [10, 20]
+    assert prepare_robustness(group_rows([replace(run_of(), test=None)])[0].rows) == []
+
+
+def gamma_runs() -> list[Entry]:
+    curve: list[float | None] = [0.3, 0.2, 0.1]
+    return [
+        run_of("ce", curve=curve),
+        run_of("flgamma-sece", seed=0, curve=curve, gamma=[1.0, 1.2, 1.6]),
+        run_of("flgamma-sece", seed=1, curve=curve, gamma=[1.0, 1.4, 2.0]),
+        run_of("flgamma-sece+ts", curve=curve, gamma=[1.0, 1.4, 2.0], temperature=1.5),
+    ]
+
+
+def test_draw_gamma_epochs_line_and_band_are_mean_and_std_over_examples() -> None:
+    figure = draw_gamma_epochs(prepare_gamma_epochs(group_rows(gamma_runs())[0].rows), title="digits")
+    ax = figure.axes[0]
+    # One row has no gamma, and one was repaired afterwards.
+    (line,) = ax.get_lines()
+    np.testing.assert_allclose(line.get_xydata(), [(1, 1.0), (2, 1.3), (3, 1.8)])
+    # The records' std is a tenth of the mean; the seeds' mean of it at the last epoch is 0.18.
+    assert ends_of_band(ax, 3) == pytest.approx((1.62, 1.98))
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("epoch", "γ on test examples")
+    assert figure.legends[0].get_title().get_text().replace("\n", " ") == "digits, mean ± std over examples, 2 seeds"
+    assert prepare_gamma_epochs(group_rows(gamma_runs()[:1])[0].rows) == []
+
+
+@pytest.mark.parametrize(("other", "scale"), [(30.0, "linear"), (800.0, "log")])
+def test_draw_gamma_epochs_shows_a_small_gamma_beside_one_that_grew(other: float, scale: str) -> None:
+    grown = run_of("flgamma", curve=[0.3, 0.2, 0.1], gamma=[1.0, 20.0, other])
+    ax = draw_gamma_epochs(prepare_gamma_epochs(group_rows([*gamma_runs(), grown])[0].rows)).axes[0]
+    assert ax.get_yscale() == scale
+    heights = ax.transAxes.inverted().transform(ax.transData.transform([(1, 1.0), (1, 1.8), (1, other)]))[:, 1]
+    assert 0 <= heights[0] < heights[1] < heights[2] < 1
+
+
+def test_gamma_confidence_shows_the_examples_and_the_means_of_right_and_wrong() -> None:
+    test = Predictions(
+        probs=[[0.75, 0.25]] * 10 + [[0.4, 0.6]] * 5,
+        labels=[0] * 5 + [1] * 5 + [1] * 5,
+        columns={"gamma": [1.0, 2.0, 3.0, 4.0, 5.0] + [7.0] * 5 + [9.0] * 5},
+    )
+    panels = prepare_gamma_confidence(group_rows([run_of("ce"), replace(run_of("flgamma"), test=test)])[0].rows)
+    figure = draw_gamma_confidence(panels, title="digits")
+    (ax,) = figure.axes
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    np.testing.assert_allclose(lines["right"].get_ydata(), [1, 2, 3, 4, 5, 9, 9, 9, 9, 9])
+    np.testing.assert_allclose(lines["wrong"].get_xydata(), [(0.75, 7)] * 5)
+    # Sure to 0.6 and 0.75 and right: gamma 9, and 3 on average; sure to 0.75 and wrong: 7.
+    np.testing.assert_allclose(lines["right, mean"].get_xydata(), [(0.6, 9), (0.75, 3)])
+    np.testing.assert_allclose(lines["wrong, mean"].get_xydata(), [(0.75, 7)])
+    assert lines["right"].get_marker() != lines["wrong"].get_marker()
+    assert lines["right"].get_rasterized()
+    assert (ax.get_title(), ax.get_xlabel(), ax.get_ylabel()) == ("FLγ", "confidence", "γ")
+    assert ax.get_xlim()[0] < 0.6
+    assert ax.get_xlim()[1] >= ax.get_xticks()[-1] == 1
+
+
+@pytest.mark.parametrize("panels", [1, 2, 3])
+def test_gamma_confidence_panels_share_a_range_whose_numbers_do_not_meet(panels: int) -> None:
+    confidence = np.array([0.2, 0.9, 1.0])
+    panel = GammaPanel("a", confidence, np.array([2.0, 1.0, 1.0]), np.array([False, True, True]), {})
+    other = replace(panel, confidence=np.array([0.6, 0.9, 1.0]))
+    figure = draw_gamma_confidence([panel, other, other][:panels])
+    figure.draw_without_rendering()
+    assert len({ax.get_xlim() for ax in figure.axes}) == 1
+    for ax in figure.axes:
+        boxes = [label.get_window_extent() for label in ax.get_xticklabels()]
+        assert len(boxes) == 5
+        assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+
+
+def test_running_mean_leaves_out_groups_of_less_than_five() -> None:
+    x, y = running_mean(np.array([0.5] * 4 + [0.99] * 5), np.ones(9))
+    assert (x, y) == (pytest.approx([0.99]), pytest.approx([1.0]))
+    assert [len(values) for values in running_mean(np.empty(0), np.empty(0))] == [0, 0]
+
+
+def test_stretch_is_finite_and_rising_up_to_1() -> None:
+    places = stretch(np.array([0.0, 0.5, 0.9, 0.99, 0.999, 1.0]))
+    assert np.all(np.diff(places) > 0)
+    assert places[-1] == pytest.approx(4)

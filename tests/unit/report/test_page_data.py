@@ -1,0 +1,271 @@
+"""The numbers behind the charts of a page are those of ``calibrant measure``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from calibrant import Predictions, measure
+from calibrant.core.binning import equal_width_bins
+from calibrant.core.entry import Entry
+from calibrant.core.summary import summarize, summarize_with_top
+from calibrant.core.top_label import TopLabel
+from calibrant.metrics import area_under_risk_coverage, expected_calibration_error
+from calibrant.metrics.ordinary import rate_interval
+from calibrant.report.page_data import (
+    GRID_STOPS,
+    REGION_EDGES,
+    UNIT,
+    bin_rows,
+    class_names_of,
+    class_view,
+    confident_mistakes,
+    embed_json,
+    examine_stops,
+    mean_confidences,
+    regions_of,
+    risk_curve,
+    run_diagram,
+    slider_stops,
+)
+from helpers import hard_gaps, mixed_gaps
+
+
+def rows_of(flat: list[float]) -> list[list[float]]:
+    return [flat[k : k + 6] for k in range(0, len(flat), 6)]
+
+
+def test_slider_stops_hold_the_bins_asked_for() -> None:
+    assert 15 in slider_stops(15)
+    assert slider_stops(1) == sorted({1, *slider_stops(15)})
+    assert slider_stops(37).count(37) == 1
+
+
+@pytest.mark.parametrize("n_bins", [2, 15, 17, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_stops_equal_measure_with_as_many_bins(n_bins: int, dtype: torch.dtype) -> None:
+    probs, labels = hard_gaps(dtype=dtype)
+    predictions = Predictions(probs=probs, labels=labels)
+    summary, top = summarize_with_top(predictions, n_bins=15)
+    (found,) = examine_stops(summary, top, stops=[n_bins], n_resamples=60, seed=3)
+    scores = measure(predictions, n_bins=n_bins, n_resamples=60, seed=3)
+    assert found["ece"] == scores["ece"].value
+    assert found["mce"] == scores["mce"].value
+    assert found["null"] == scores.ece_if_calibrated.mean
+    assert found["p95"] == scores.ece_if_calibrated.p95
+    assert float(str(found["over"])) + float(str(found["under"])) == pytest.approx(scores["ece"].value)
+
+
+def test_stops_say_how_much_of_the_error_and_of_the_examples_is_over_and_under_confident() -> None:
+    # Six examples sure to 0.75 of which three are right, two sure to 0.6 and right.
+    predictions = Predictions(probs=[[0.75, 0.25]] * 6 + [[0.6, 0.4]] * 2, labels=[0, 1] * 3 + [0, 0])
+    summary, top = summarize_with_top(predictions, n_bins=10)
+    (found,) = examine_stops(summary, top, stops=[10], n_resamples=20, seed=0)
+    shares = [found[name] for name in ("over", "under", "overShare", "underShare")]
+    assert shares == pytest.approx([0.75 * 0.25, 0.25 * 0.4, 0.75, 0.25])
+
+
+def test_stops_with_weights_equal_measure() -> None:
+    probs, labels = mixed_gaps(300)
+    predictions = Predictions(probs=probs, labels=labels, weights=torch.linspace(0, 2, 300, dtype=torch.float64))
+    summary, top = summarize_with_top(predictions, n_bins=15)
+    (found,) = examine_stops(summary, top, stops=[10], n_resamples=50, seed=0)
+    scores = measure(predictions, n_bins=10, n_resamples=50, seed=0)
+    assert found["ece"] == pytest.approx(scores["ece"].value, abs=1e-12)
+    assert found["null"] == scores.ece_if_calibrated.mean
+
+
+def test_bin_rows_hold_what_the_bins_hold() -> None:
+    # Four of five right at a confidence of 0.9: Wilson's interval is 0.3755 to 0.9638.
+    top = TopLabel(torch.full((5,), 0.9, dtype=torch.float64), torch.tensor([1.0, 1, 1, 1, 0], dtype=torch.float64))
+    assert bin_rows(equal_width_bins(top, n_bins=5)) == [4, 5, 9000, 8000, 3755, 9638]
+
+
+def test_bin_rows_of_fewer_independent_examples_are_less_sure() -> None:
+    top = TopLabel(torch.full((8,), 0.9, dtype=torch.float64), torch.tensor([1.0, 0] * 4, dtype=torch.float64))
+    sure, unsure = (bin_rows(equal_width_bins(top, n_bins=2), scale=scale) for scale in (1.0, 0.25))
+    assert unsure[4] < sure[4] < 5000 < sure[5] < unsure[5]
+
+
+def test_regions_of_float32_end_where_its_numbers_do() -> None:
+    # 0.8 is rounded up to float32, and belongs to the region that ends there all the same.
+    confidence = torch.tensor([0.8], dtype=torch.float32).double()
+    top = TopLabel(confidence, torch.ones(1, dtype=torch.float64), None, torch.float32)
+    assert [row[0] for row in rows_of(regions_of(top))] == [REGION_EDGES.index(0.8) - 1]
+
+
+def test_regions_are_right_closed_and_hold_every_example() -> None:
+    confidence = torch.tensor([0.3, 0.5, 0.51, 0.99, 0.991, 1.0], dtype=torch.float64)
+    rows = rows_of(regions_of(TopLabel(confidence, torch.ones(6, dtype=torch.float64))))
+    assert [(row[0], row[1]) for row in rows] == [(0, 2), (1, 1), (5, 1), (6, 2)]
+    assert rows[-1][2] == round(UNIT * 0.9955)
+    assert len(REGION_EDGES) == 8
+
+
+def test_risk_curve_gives_values_by_hand() -> None:
+    # The most confident is right, the next wrong, the third right, the least confident wrong.
+    top = TopLabel(torch.tensor([0.9, 0.8, 0.7, 0.6]).double(), torch.tensor([1.0, 0, 1, 0]).double())
+    assert risk_curve(top) == [2500, 0, 5000, 5000, 7500, 3333, 10000, 5000]
+
+
+def test_risk_curve_shares_ties() -> None:
+    top = TopLabel(torch.full((4,), 0.8).double(), torch.tensor([1.0, 0, 0, 1]).double())
+    assert risk_curve(top)[1::2] == [5000] * 4
+
+
+def test_risk_curve_ends_at_the_error_and_has_the_area_of_aurc() -> None:
+    probs, labels = mixed_gaps(4000)
+    predictions = Predictions(probs=probs, labels=labels)
+    top = TopLabel(predictions.confidence, predictions.correct.double())
+    curve = risk_curve(top)
+    assert curve[-2] == UNIT
+    assert curve[-1] == pytest.approx(UNIT * (1 - float(predictions.correct.double().mean())), abs=1)
+    # 200 of 4,000 points: their mean is the area to the width of one of the steps.
+    assert sum(curve[1::2]) / UNIT / (len(curve) / 2) == pytest.approx(float(area_under_risk_coverage(probs, labels)), abs=3e-3)
+
+
+def test_mean_confidences_of_right_and_wrong() -> None:
+    top = TopLabel(torch.tensor([0.9, 0.7, 0.6]).double(), torch.tensor([1.0, 1, 0]).double())
+    assert mean_confidences(top) == pytest.approx((0.8, 0.6))
+    right, wrong = mean_confidences(TopLabel(torch.tensor([0.9]).double(), torch.tensor([1.0]).double()))
+    assert right == pytest.approx(0.9)
+    assert math.isnan(wrong)
+
+
+def columns(view: dict[str, object], key: str) -> list[float]:
+    found = view[key]
+    assert isinstance(found, list)
+    return found
+
+
+def test_class_view_holds_the_numbers_of_measure() -> None:
+    probs, labels = mixed_gaps(500, 6)
+    predictions = Predictions(probs=probs, labels=labels)
+    view = class_view(summarize(predictions, n_bins=10), predictions)
+    scores = measure(predictions, n_bins=10, by_class=True, n_resamples=20)
+    assert columns(view, "order") == [entry.index for entry in scores.classes]
+    for entry in scores.classes:
+        assert columns(view, "ece")[entry.index] == pytest.approx(entry.ece, abs=1e-7)
+        assert columns(view, "gap")[entry.index] == pytest.approx(entry.signed_gap, abs=1e-7)
+        assert columns(view, "error")[entry.index] == pytest.approx(entry.error, abs=1e-6)
+        assert columns(view, "count")[entry.index] == entry.count
+
+
+def test_class_view_bins_add_up_to_the_error_of_the_class() -> None:
+    probs, labels = mixed_gaps(500, 6)
+    predictions = Predictions(probs=probs, labels=labels)
+    view = class_view(summarize(predictions, n_bins=10), predictions)
+    flat = view["bins"]
+    assert isinstance(flat, list)
+    for k in range(6):
+        rows = [flat[k][at : at + 6] for at in range(0, len(flat[k]), 6)]
+        assert sum(row[1] for row in rows) == 500
+        error = sum(row[1] * abs(row[2] - row[3]) for row in rows) / 500 / UNIT
+        assert error == pytest.approx(columns(view, "ece")[k], abs=1e-4)
+
+
+def test_class_view_of_a_class_never_seen_and_never_said_is_empty() -> None:
+    predictions = Predictions(probs=[[0.7, 0.3, 0.0], [0.4, 0.6, 0.0]], labels=[0, 0])
+    view = class_view(summarize(predictions), predictions)
+    assert columns(view, "count") == [2, 0, 0]
+    assert columns(view, "error") == [0.5, None, None]
+    assert columns(view, "said") == [1, 1, 0]
+    assert columns(view, "sure") == [7000, 6000, 0]
+    assert columns(view, "right") == [10000, 0, 0]
+
+
+def test_class_view_counts_rows_and_weighs_shares() -> None:
+    probs = [[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7]]
+    predictions = Predictions(probs=probs, labels=[0, 1, 0, 1], weights=[3.0, 1.0, 0.0, 2.5])
+    view = class_view(summarize(predictions), predictions)
+    assert columns(view, "said") == [2, 1]
+    assert columns(view, "sure") == [8250, 7000]
+    assert columns(view, "right") == [7500, 10000]
+
+
+def test_class_names_are_numbers_where_there_are_none() -> None:
+    probs = [[0.7, 0.3]]
+    assert class_names_of(Predictions(probs=probs, labels=[0])) == ["0", "1"]
+    assert class_names_of(Predictions(probs=probs, labels=[0], class_names=["a", "b"])) == ["a", "b"]
+
+
+def test_confident_mistakes_come_most_confident_first_with_their_rows() -> None:
+    predictions = Predictions(
+        probs=[[0.9, 0.1], [0.2, 0.8], [0.99, 0.01], [0.6, 0.4]], labels=[0, 0, 1, 1], class_names=["x", "y"]
+    )
+    after = predictions.replace(probs=[[0.8, 0.2], [0.3, 0.7], [0.75, 0.25], [0.55, 0.45]])
+    found = confident_mistakes(predictions, after)
+    assert [(entry["row"], entry["label"], entry["predicted"]) for entry in found] == [
+        (2, "y", "x"),
+        (1, "x", "y"),
+        (3, "y", "x"),
+    ]
+    assert [entry["confidence"] for entry in found] == [0.99, 0.8, 0.6]
+    assert [entry["after"] for entry in found] == [0.75, 0.7, 0.55]
+
+
+def test_confident_mistakes_are_at_most_ten_or_none() -> None:
+    probs, labels = mixed_gaps(300)
+    assert len(confident_mistakes(Predictions(probs=probs, labels=labels))) == 10
+    right = Predictions(probs=torch.tensor([[0.9, 0.1]]), labels=[0])
+    assert confident_mistakes(right) == []
+
+
+def test_class_view_of_weighted_examples_has_intervals_of_as_many_as_count() -> None:
+    # Half of all are of the first class, given 0.75 each; weights of 1 and 3 are worth four fifths of as many equal ones.
+    test = Predictions(probs=[[0.75, 0.25]] * 40, labels=[0, 1] * 20, weights=[1.0, 1.0, 3.0, 3.0] * 10)
+    first = columns(class_view(summarize(test, n_bins=10), test), "bins")[0]
+    ends = rate_interval(0.5, size=32)
+    assert first == [7, 80, 7500, 5000, round(10_000 * ends.low), round(10_000 * ends.high)]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_run_diagram_holds_the_bins_of_every_stop(weighted: bool) -> None:
+    probs, labels = mixed_gaps(300)
+    weights = torch.linspace(0.5, 1.5, len(labels)) if weighted else None
+    test = Predictions(probs=probs, labels=labels, weights=weights)
+    diagram = run_diagram(Entry("digits", "ce", measure(test, n_resamples=20), test=test))
+    stops = diagram["stops"]
+    assert isinstance(stops, list)
+    for n_bins, stop in zip(GRID_STOPS, stops, strict=True):
+        expected = expected_calibration_error(test.probs, test.labels, n_bins=n_bins, weights=test.weights)
+        assert stop["ece"] == pytest.approx(expected.item(), abs=1e-9)
+        assert sum(stop["rows"][1::6]) == pytest.approx(300, abs=0.5)
+    share = test.correct.double() if weights is None else test.correct * weights.double() / weights.double().mean()
+    assert diagram["error"] == pytest.approx(1 - share.mean().item(), abs=1e-6)
+
+
+def test_run_diagram_of_weighted_examples_has_intervals_of_as_many_as_count() -> None:
+    # All in one bin, half of them right; weights of 1 and 3 are worth four fifths of as many equal ones.
+    test = Predictions(probs=[[0.75, 0.25]] * 40, labels=[0, 1] * 20, weights=[1.0, 1.0, 3.0, 3.0] * 10)
+    stops = run_diagram(Entry("digits", "ce", measure(test, n_resamples=20), test=test))["stops"]
+    assert isinstance(stops, list)
+    ends = rate_interval(0.5, size=32)
+    expected = [7, 80, 7500, 5000, round(10_000 * ends.low), round(10_000 * ends.high)]
+    assert stops[GRID_STOPS.index(10)]["rows"] == expected
+
+
+def test_run_diagram_of_a_record_holds_the_bins_that_it_keeps() -> None:
+    probs, labels = mixed_gaps(300)
+    test = Predictions(probs=probs, labels=labels)
+    run = Entry("digits", "ce", measure(test, n_resamples=20), test=test)
+    full, kept = run_diagram(run), run_diagram(dataclasses.replace(run, test=None))
+    assert isinstance(full["stops"], list)
+    at = GRID_STOPS.index(15)
+    assert kept == {"error": full["error"], "stops": [stop if k == at else None for k, stop in enumerate(full["stops"])]}
+    # Of weighted examples a record does not tell how many they are worth, nor of other bins those of a stop.
+    weighted = Predictions(probs=probs, labels=labels, weights=1 + 2 * (torch.arange(len(labels)) % 2))
+    for other in (measure(weighted, n_resamples=20), measure(test, n_resamples=20, n_bins=7)):
+        assert run_diagram(dataclasses.replace(run, scores=other, test=None)) == {}
+
+
+def test_embed_json_gives_back_what_was_put_in() -> None:
+    data = {"a": ["</script>", "<!--", "&amp;", "\u2028", "\U0001f600", "\ud800"], "b": [1.5, None, True], "c": float("inf")}
+    text = embed_json(data)
+    assert not set("<>&") & set(text)
+    assert text.isascii()
+    assert json.loads(text) == data | {"c": None}
