@@ -37,13 +37,7 @@ _MOST_INFLATED = 1032
 
 @dataclass(frozen=True)
 class Extras:
-    """What a format cannot hold in its own way, and is written beside the data as a little JSON.
-
-    Attributes:
-        dtype: Precision of the scores, or None where the file's own type says it.
-        class_names: Names of the classes.
-        columns: Name of a slice column → its numpy type.
-    """
+    """What a format cannot hold in its own way: precision of the scores, names of classes, numpy types of slice columns."""
 
     dtype: str | None = None
     class_names: tuple[str, ...] | None = None

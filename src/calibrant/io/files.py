@@ -109,28 +109,14 @@ def _lock(handle: BinaryIO) -> bool:
 
 
 def write_json(data: Mapping[str, object], path: str | Path, *, kind: str) -> None:
-    """Write plain data as a JSON file.
-
-    Args:
-        data: What to write; numbers must be finite.
-        path: The file.
-        kind: What the data describes; `read_json` asks for the same.
-    """
+    """Write plain data, whose numbers must be finite, as a JSON file of a ``kind`` that `read_json` asks for."""
     text = json.dumps({"format": f"calibrant {kind}", "version": _JSON_VERSION, **data}, allow_nan=False)
     with atomic_writer(path) as handle:
         handle.write(text.encode())
 
 
 def read_json(path: str | Path, *, kind: str) -> dict[str, object]:
-    """Read a file that `write_json` wrote.
-
-    Args:
-        path: The file.
-        kind: What it must describe.
-
-    Returns:
-        The data. Raises ``ValueError`` with one sentence if the file holds something else, ``OSError`` if it cannot be read.
-    """
+    """Read a file that `write_json` wrote; raise ``ValueError`` or ``OSError`` with one sentence if it holds another kind."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:

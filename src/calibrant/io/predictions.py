@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_binary_scores, check_count
+from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_binary_scores, check_count, to_tensor
 from calibrant.core.records import Column, Predictions
 from calibrant.io.arrays import COLUMN_KINDS, EXTRAS_KEY, Extras, Fields, npz_headers, read_npz, read_pt, write_npz, write_pt
 from calibrant.io.files import atomic_writer, check_readable
@@ -22,17 +23,11 @@ from calibrant.io.table import SCORE_COLUMN, open_table, write_csv, write_parque
 # Endings, and how each kind of file is written.
 FORMATS = {".npz": write_npz, ".csv": write_csv, ".parquet": write_parquet, ".pt": write_pt}
 _TABLES = (".csv", ".parquet")
-# Endings that are not close in spelling to the one that holds the same kind of data.
-_MEANT = {".npy": ".npz", ".pkl": ".npz", ".pth": ".pt", ".pq": ".parquet"}
-_MEANT |= dict.fromkeys((".tsv", ".txt", ".json", ".jsonl"), ".csv")
-_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-
 # Other spellings of a key; the last is that of scikit-learn.
 _ALIASES = {"label": "labels", "weight": "weights", "sample_weight": "weights"}
 _KEYS = {"logits", "probs", "labels", *_ALIASES, "weights", "split", "class_names", EXTRAS_KEY}
 # Rows of probabilities further from one than this have lost what no rule can bring back.
 _MOST_OFF = 0.05
-_DECIMALS = (2, 3, 4, 5)
 
 
 def load_predictions(
@@ -40,16 +35,14 @@ def load_predictions(
 ) -> Predictions:
     r"""Read predictions from a ``.npz``, ``.csv``, ``.parquet`` or ``.pt`` file. No file can run code.
 
-    ``.npz`` and ``.pt`` (a dict of tensors) hold the keys ``logits`` or ``probs`` ``[N, C]`` (of a binary problem also ``[N]``
-    or ``[N, 1]``: the probability of class 1, or its log-odds), ``labels`` ``[N]`` and optionally ``split``,
-    ``weights`` ``[N]`` and ``class_names``; every further 1-D array of N values is a column to slice by.
-    ``.csv`` and ``.parquet`` hold the columns ``p0…`` or ``logit0…`` (of a binary problem also one alone: ``p1``, ``p``,
-    ``prob``, ``score``, ``y_score``, or its log-odds ``logit1``, ``logit``), ``label`` and optionally ``split`` (the same in
-    every row) and ``weight``; every further column can be sliced by. Labels may be floating point if they are whole numbers, or
-    names of classes where ``class_names`` are known. Weights may be called ``sample_weight``, too. Text has no precision:
-    probabilities in a ``.csv`` are float64, unless float32 holds them exactly or their rows sum to one no better than float32
-    rows do. Rows of probabilities that do not sum to one because they were rounded are divided by their sums; see
-    `without_rounding`.
+    ``.npz`` and ``.pt`` (a dict of tensors) hold the keys ``logits`` or ``probs`` ``[N, C]`` (of a binary problem also ``[N]``:
+    the probability of class 1, or its log-odds), ``labels`` ``[N]`` and optionally ``split``, ``weights`` ``[N]`` and
+    ``class_names``; every further array of N values is a column to slice by. ``.csv`` and ``.parquet`` hold the columns ``p0…``
+    or ``logit0…`` (of a binary problem also one alone: ``p1``, ``p``, ``prob``, ``score``, ``y_score``, or its log-odds
+    ``logit1``, ``logit``), ``label`` and optionally ``split`` and ``weight``; every further column can be sliced by. Labels are
+    class indices, or names where ``class_names`` are known. Text has no precision: probabilities in a ``.csv`` are float64,
+    unless float32 holds them exactly or their rows sum to one no better than float32 rows do. Rows that were rounded are
+    divided by their sums; see `without_rounding`.
 
     Args:
         path: The file; its ending says the format.
@@ -95,14 +88,7 @@ def save_predictions(predictions: Predictions, path: str | Path) -> None:
 
     Args:
         predictions: The record.
-        path: The file; its ending says the format, as in `load_predictions`.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "test.npz"
-        >>> save_predictions(Predictions(logits=[[2.0, 0.0], [0.5, 1.0]], labels=[0, 1], split="test"), path)
-        >>> load_predictions(path)
-        Predictions(N=2, C=2, from logits, split=test)
+        path: The file; its ending says the format.
     """
     write = FORMATS[_ending_of(path)]
     fields = _from_predictions(predictions)
@@ -149,25 +135,24 @@ def iter_prediction_batches(
     first_row = 0
     splits: set[str] = set()
     for fields in table.stream(batch_rows, columns):
+        fields = _canonical(fields, path)
         splits |= {str(value) for value in np.unique(fields.get("split", np.array("")).astype(str))}
         fields["split"] = np.array(sorted(splits))
         if not _is_left_out(fields, ignore_index):
             yield _to_predictions(
                 fields, table.extras, path=path, first_row=first_row, ignore_index=ignore_index, class_names=class_names
             )
-        first_row += len(fields[table.layout.kind]) if table.layout.kind else 0
+        first_row += len(fields["labels"])
 
 
 def _is_left_out(fields: Fields, ignore_index: int | None) -> bool:
     """Whether all rows of a piece are ignored or weigh nothing, which is no mistake as long as others do."""
-    labels = next((fields[name] for name in ("label", "labels") if name in fields), None)
-    weights = next((fields[name] for name in ("weight", "weights", "sample_weight") if name in fields), None)
-    if labels is not None and ignore_index is not None:
-        text = labels.dtype.kind in "UO"
-        ignored = np.char.strip(labels.astype(str)) == str(ignore_index) if text else labels == ignore_index
-        if bool(np.all(ignored)):
-            return True
-    return weights is not None and weights.dtype.kind in "fiu" and not weights.any()
+    labels, weights = fields["labels"], fields.get("weights")
+    if labels.dtype.kind in "UO":
+        ignored = np.char.strip(labels.astype(str)) == str(ignore_index)
+    else:
+        ignored = labels == ignore_index
+    return bool(np.all(ignored)) or (weights is not None and not weights.any())
 
 
 class Survey(NamedTuple):
@@ -179,14 +164,7 @@ class Survey(NamedTuple):
 
 
 def survey_predictions(path: str | Path) -> Survey | None:
-    """Return the size of a ``.parquet`` or ``.csv`` file; None for formats that can only be read whole.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The survey. Raises as `load_predictions` does where the file cannot be opened.
-    """
+    """Return the size of a ``.parquet`` or ``.csv`` file, of which only the head is read; None for formats read whole."""
     if Path(path).suffix.lower() not in _TABLES:
         return None
     check_readable(path)
@@ -203,9 +181,9 @@ def _ending_of(path: str | Path) -> str:
     ending = Path(path).suffix.lower()
     if ending in FORMATS:
         return ending
-    if ending in _PACKED:
+    if ending in (".gz", ".bz2", ".xz", ".zst", ".zip"):
         raise ValueError(f"{path}: must not be compressed, got {ending!r}. Unpack it to {Path(path).stem} first.")
-    near = [_MEANT[ending]] if ending in _MEANT else difflib.get_close_matches(ending, list(FORMATS), n=1, cutoff=0.4)
+    near = difflib.get_close_matches(ending, list(FORMATS), n=1, cutoff=0.7)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise ValueError(f"{path}: the file name must end in {', '.join(FORMATS)}, got {ending or 'no ending'!r}.{hint}")
 
@@ -242,15 +220,16 @@ def _to_predictions(
     """The record of what a file holds; ``first_row`` is the row of the file at which ``fields`` begin, for messages."""
     fields = _canonical(fields, path)
     kind = "logits" if "logits" in fields else "probs"
-    scores, labels = _own(fields.pop(kind)), fields.pop("labels")
+    labels = fields.pop("labels")
+    scores = to_tensor(fields.pop(kind), where=str(path), name=kind).contiguous()
     if scores.ndim == 1 and labels.ndim == 2 and labels.dtype.kind == "f":
         raise ValueError(f"{path}: `{kind}` must be [N, C], got {list(scores.shape)}. It looks swapped with `labels`.")
-    if scores.dtype.kind == "f" and scores.ndim > 0 and scores.shape[1:] in ((), (1,)):
+    if scores.is_floating_point() and scores.ndim > 0 and scores.shape[1:] in ((), (1,)):
         scores = _both_classes(scores.reshape(-1), labels, kind, path, ignore_index)
     # A file that says its precision comes back as it was saved.
     elif kind == "probs" and extras.dtype is None:
-        scores = without_rounding(scores)
-    given = extras.restore_scores(torch.from_numpy(scores))
+        scores = torch.from_numpy(without_rounding(scores.numpy()))
+    given = extras.restore_scores(scores)
     stored = fields.pop("class_names", None)
     names = extras.class_names if stored is None else [str(name) for name in stored.reshape(-1)]
     split, weights = _one_split(fields.pop("split", None), path), fields.pop("weights", None)
@@ -274,18 +253,18 @@ def _to_predictions(
     )
 
 
-def _both_classes(scores: Column, labels: Column, kind: str, path: str | Path, ignore_index: int | None) -> Column:
+def _both_classes(scores: Tensor, labels: Column, kind: str, path: str | Path, ignore_index: int | None) -> Tensor:
     """Scores ``[N, 2]`` of a binary problem from those of its positive class."""
     if len(scores) == labels.size:
         # Scores of examples to leave out may be anything.
-        kept = scores if ignore_index is None else scores[labels.reshape(-1) != ignore_index]
-        check_binary_scores(torch.from_numpy(kept), kind=kind, where=str(path))
-    return np.stack([1 - scores if kind == "probs" else np.zeros_like(scores), scores], axis=1)
+        kept = scores if ignore_index is None else scores[torch.from_numpy(labels.reshape(-1) != ignore_index)]
+        check_binary_scores(kept, kind=kind, where=str(path))
+    return torch.stack([1 - scores if kind == "probs" else torch.zeros_like(scores), scores], dim=1)
 
 
 def _canonical(fields: Fields, path: str | Path) -> Fields:
     """Put the keys of ``fields`` under their one spelling and make sure that the needed ones are there, once."""
-    found = (", ".join(list(fields)[:12]) or "nothing") + (f" and {len(fields) - 12} more" if len(fields) > 12 else "")
+    found = ", ".join(list(fields)[:12]) or "nothing"
     for full in ("labels", "weights"):
         twice = [key for key in (*_ALIASES, full) if key in fields and _ALIASES.get(key, key) == full]
         if len(twice) > 1:
@@ -314,13 +293,6 @@ def _one_split(values: Column | None, path: str | Path) -> str | None:
     return distinct[0] if distinct else None
 
 
-def _own(array: Column) -> Column:
-    """``array`` in native byte order, writeable and with plain strides: what torch can take over."""
-    wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
-    native = array.astype(np.float64 if wide else array.dtype.newbyteorder("="), copy=False)
-    return native if native.flags.writeable and native.flags.c_contiguous else np.array(native, order="C")
-
-
 def without_rounding(probs: Column) -> Column:
     r"""Return probabilities with rows that sum to one, if rounding explains that they do not.
 
@@ -328,14 +300,9 @@ def without_rounding(probs: Column) -> Column:
     that bfloat16 or float16 hold exactly, off by what `calibrant.core.checks.SUM_TOLERANCE` says for that precision; in no case
     by more than 0.05. Such rows are divided by their sums. Everything else is returned as it is.
 
-    Args:
-        probs: Probabilities ``[N, C]``, floating point.
-
     Example:
         >>> without_rounding(np.array([[0.333, 0.333, 0.333], [0.25, 0.25, 0.5]])).sum(axis=1).tolist()
         [1.0, 1.0]
-        >>> without_rounding(np.array([[0.3331, 0.3331, 0.3312]])).sum(axis=1).tolist()
-        [0.9974000000000001]
     """
     if probs.ndim != 2 or not probs.size or probs.dtype not in (np.float32, np.float64):
         return probs
@@ -350,7 +317,7 @@ def without_rounding(probs: Column) -> Column:
 
 def _explained(probs: Column) -> float:
     """How far rounding may have moved the sum of a row, by the coarsest rounding that all entries show."""
-    for decimals in _DECIMALS:
+    for decimals in (2, 3, 4, 5):
         scaled = probs.astype(np.float64) * 10**decimals
         # float32 holds a rounded number only to its own precision.
         if float(np.abs(scaled - np.round(scaled)).max()) <= 1e-7 * 10**decimals:

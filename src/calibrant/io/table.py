@@ -31,10 +31,7 @@ _NOT_SLICED = {*_LABELS, *_WEIGHTS, "split", "probs", "logits", EXTRAS_KEY}
 _MISSING = {"", "NA", "N/A", "#N/A", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "n/a", "#NA"}
 # Bytes of text that are parsed at a time, and from which the number of rows is estimated.
 _BLOCK_BYTES, _SAMPLE_BYTES = 1 << 22, 1 << 18
-# With a read buffer, pages are fetched as they are needed; without one, pyarrow reads a row group's whole column at once,
-# and some writers put all rows in one group.
-_BUFFER_BYTES = 1 << 16
-_ROWS_PER_GROUP, _WRITE_ROWS = 1 << 17, 1 << 16
+_WRITE_ROWS = 1 << 16
 
 
 class Layout(NamedTuple):
@@ -43,7 +40,7 @@ class Layout(NamedTuple):
     Attributes:
         kind: "probs" or "logits".
         scores: The score columns in the order of the classes; one alone holds the positive class of a binary problem, or
-            lists if it is named as ``kind``; none if the table has no scores.
+            lists; none if the table has no scores.
         others: The columns to slice by.
     """
 
@@ -57,71 +54,37 @@ class Layout(NamedTuple):
 
 
 def find_layout(names: Sequence[str], *, path: str | Path) -> Layout:
-    """Find out what the columns of a table are, at a cost that grows with their number only.
-
-    Args:
-        names: Names of all columns.
-        path: The file, for messages.
-
-    Returns:
-        The layout. Raises ``ValueError`` on both kinds of scores, a gap in their numbers, or a name that occurs twice.
-    """
-    if len(set(names)) < len(names):
-        seen: set[str] = set()
-        twice = next(name for name in names if name in seen or seen.add(name))
-        raise ValueError(f"{path}: every column must have a name of its own, got `{twice}` twice. Rename one of them.")
-    matches = [match for name in names if (match := SCORE_COLUMN.fullmatch(name))]
-    prefixes = {match[1] for match in matches}
-    if len(prefixes) > 1:
+    """Find out what the columns of a table are; the cost grows with their number, whatever they are called."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{path}: every column must have a name of its own, got `{name}` twice. Rename one of them.")
+        seen.add(name)
+    numbered = {prefix: {m[2] for name in names if (m := SCORE_COLUMN.fullmatch(name)) and m[1] == prefix} for prefix in _KINDS}
+    if numbered["p"] and numbered["logit"]:
         raise ValueError(f"{path}: must hold either columns p0… or logit0…, got both. Remove one kind.")
-    lists = [name for name in _KINDS.values() if name in names]
-    if matches and [match[0] for match in matches] not in (["p1"], ["logit1"]):
-        prefix = prefixes.pop()
-        _check_numbers(sorted((len(match[2]), match[2]) for match in matches), prefix, path)
-        if _KINDS[prefix] in lists:
-            raise ValueError(
-                f"{path}: must hold either a column `{lists[0]}` or columns {prefix}0…, got both. Remove one kind."
-            )
-        kind, scores = _KINDS[prefix], tuple(f"{prefix}{number}" for number in range(len(matches)))
-    elif lists:
-        kind, scores = lists[0], (lists[0],)
+    prefix = "logit" if numbered["logit"] else "p"
+    single = [name for name in ("probs", "logits") if name in seen] or [name for name in _BINARY if name in seen]
+    if numbered[prefix] - {"1"}:
+        kind, scores = _KINDS[prefix], tuple(f"{prefix}{number}" for number in range(len(numbered[prefix])))
+        missing = next((name for name in scores if name not in seen), None)
+        if missing:
+            raise ValueError(f"{path}: columns {prefix}0, {prefix}1, … must have no gap, got none named {missing}.")
+        if len(scores) == 1:
+            raise ValueError(f"{path}: must hold two classes or more, got only {prefix}0. Name the positive class {prefix}1.")
+        if kind in seen:
+            raise ValueError(f"{path}: must hold either a column `{kind}` or columns {prefix}0…, got both. Remove one kind.")
+    elif len(single) > 1:
+        raise ValueError(f"{path}: must hold one column of scores, got `{single[0]}` and `{single[1]}`. Rename one of them.")
     else:
-        single = [name for name in _BINARY if name in names]
-        if len(single) > 1:
-            raise ValueError(
-                f"{path}: must hold one column of scores, got `{single[0]}` and `{single[1]}`. Rename one of them."
-            )
-        kind, scores = _BINARY[single[0]] if single else "", tuple(single)
+        kind, scores = "".join(_BINARY.get(name, name) for name in single), tuple(single)
     taken = {*scores, *_NOT_SLICED}
     return Layout(kind, scores, tuple(name for name in names if name not in taken and not SCORE_COLUMN.fullmatch(name)))
 
 
-def _check_numbers(numbers: Sequence[tuple[int, str]], prefix: str, path: str | Path) -> None:
-    """Raise unless ``numbers``, as (length, digits) in rising order, are 0, 1, 2, …; they may be absurdly long."""
-    gap = next((place for place, (_, digits) in enumerate(numbers) if digits != str(place)), None)
-    if gap is not None:
-        hint = f"Count the classes from {prefix}0." if gap == 0 else "Write one column for every class."
-        last = numbers[-1][1][:20]
-        raise ValueError(f"{path}: columns {prefix}0…{prefix}{last} must have no gap, got none named {prefix}{gap}. {hint}")
-    if len(numbers) == 1:
-        raise ValueError(
-            f"{path}: must hold a column for each of two or more classes, got only {prefix}0. For a binary problem name the "
-            f"column of the positive class {prefix}1."
-        )
-
-
 @dataclass(frozen=True)
 class TableFile:
-    """A table of which only the names of its columns are known yet.
-
-    Attributes:
-        path: The file.
-        names: Its columns.
-        layout: What they are.
-        extras: What the file says about itself.
-        rows: Number of rows; estimated for text.
-        delimiter: What separates the cells of text; empty for ``.parquet``.
-    """
+    """A table of which only the names of its columns are known yet, and of text (which has a delimiter) about how many rows."""
 
     path: Path
     names: list[str]
@@ -131,15 +94,7 @@ class TableFile:
     delimiter: str = ""
 
     def stream(self, batch_rows: int | None = None, columns: Sequence[str] | None = None) -> Iterator[Fields]:
-        """Read the file piece by piece.
-
-        Args:
-            batch_rows: Rows of a piece at most; None reads the whole file at once.
-            columns: Columns to slice by; None reads all. In pieces of text they come as text.
-
-        Yields:
-            The content of each piece. Raises ``ValueError`` with one sentence where it comes to what is wrong.
-        """
+        """Read pieces of up to ``batch_rows`` rows, or all at once; of the columns to slice by those named, or all."""
         unwanted = {EXTRAS_KEY} if columns is None else {*self.layout.others, EXTRAS_KEY} - set(columns)
         wanted = [name for name in self.names if name not in unwanted]
         rows = 0
@@ -163,7 +118,9 @@ class TableFile:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        with decoding(self.path), pq.ParquetFile(self.path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
+        # With a read buffer, pages are fetched as they are needed; without one, pyarrow reads a row group's whole column at
+        # once, and some writers put all rows in one group.
+        with decoding(self.path), pq.ParquetFile(self.path, buffer_size=1 << 16, pre_buffer=False) as file:
             if batch_rows is None:
                 yield file.read(wanted)
                 return
@@ -201,26 +158,25 @@ class TableFile:
 
     def _find_mistake(self) -> ValueError:
         """The first thing wrong with the text of a table that could not be read."""
-        path, numbers = self.path, [k for k, name in enumerate(self.names) if self.layout.is_number(name)]
-        row = None
-        with suppress(csv.Error), path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as handle:
-            lines = csv.reader(handle, delimiter=self.delimiter)
-            next(lines)
-            for row, cells in enumerate(cells for cells in lines if cells):
-                if any("\udc80" <= mark <= "\udcff" for cell in cells for mark in cell):
-                    return _not_utf8(path)
-                if len(cells) != len(self.names):
-                    got = f"{len(cells)} in row {row}"
-                    return ValueError(f"{path}: every row must have the {len(self.names)} cells of the header, got {got}.")
-                for k in numbers:
-                    if cells[k].strip() not in _MISSING and not _is_number(cells[k]):
-                        comma = _is_number(cells[k].replace(",", "."))
-                        remedy = "Write decimals with a point." if comma else "Repair or remove that row."
-                        got = f"{cells[k]!r} in row {row}"
-                        return ValueError(f"{path}: column `{self.names[k]}` must hold numbers, got {got}. {remedy}")
-        if row is None:
-            return ValueError(f"{path}: must hold at least one row of predictions, got only the header.")
-        return ValueError(f"{path}: must be a table of text with a header, got one that cannot be read. Write it again.")
+        numbers = [k for k, name in enumerate(self.names) if self.layout.is_number(name)]
+        row = -1
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as handle:
+                lines = csv.reader(handle, delimiter=self.delimiter)
+                next(lines)
+                for row, cells in enumerate(cells for cells in lines if cells):
+                    if len(cells) != len(self.names):
+                        rule = f"every row must have the {len(self.names)} cells of the header"
+                        return ValueError(f"{self.path}: {rule}, got {len(cells)} in row {row}.")
+                    for k in numbers:
+                        if cells[k].strip() not in _MISSING and not _is_number(cells[k]):
+                            hint = " Write decimals with a point." if _is_number(cells[k].replace(",", ".")) else ""
+                            rule = f"column `{self.names[k]}` must hold numbers"
+                            return ValueError(f"{self.path}: {rule}, got {cells[k]!r} in row {row}.{hint}")
+        except (UnicodeDecodeError, csv.Error) as error:
+            return _no_text(self.path, error)
+        got = "one that cannot be read" if row >= 0 else "only the header"
+        return ValueError(f"{self.path}: must be a table of text with a header and rows, got {got}.")
 
 
 def open_table(path: Path) -> TableFile:
@@ -244,10 +200,8 @@ def _open_csv(path: Path) -> TableFile:
             delimiter = max(",;\t", key=line.count)
             names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
             first = next(csv.reader(handle, delimiter=delimiter), [])
-    except UnicodeDecodeError:
-        raise _not_utf8(path) from None
-    except csv.Error as error:
-        raise ValueError(f"{path}: must be a table of text, got a line that is none ({error}).") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise _no_text(path, error) from None
     layout = find_layout(names, path=path)
     if not layout.scores and names and all(_is_number(name) for name in names):
         raise ValueError(f"{path}: the first line must name the columns (p0, p1, …, label), got {line.strip()[:60]!r}.")
@@ -266,22 +220,22 @@ def _estimate_rows(path: Path) -> int:
     return int(size / len(sample) * max(lines, 1))
 
 
-def _not_utf8(path: Path) -> ValueError:
-    return ValueError(f"{path}: must be UTF-8 text, got other bytes. Save it as UTF-8, or check the file's ending.")
+def _no_text(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path}: must be a table of UTF-8 text, got other bytes ({error}). Check the file's ending.")
 
 
-def _is_number(value: object) -> bool:
+def _is_number(text: str) -> bool:
     try:
-        float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return value is None
+        float(text)
+    except ValueError:
+        return False
     return True
 
 
 def _to_numpy(column: Any, name: str, file: TableFile) -> Column | None:
-    """An Arrow column as numpy: numbers as they are, a missing one as NaN, text as ``str``, missing text as "".
+    """An Arrow column as numpy: numbers and dates as they are, a missing number as NaN, all else as text, missing text as "".
 
-    Lists of scores become ``[N, C]``. Columns of other kinds (structs, bytes) give None.
+    Lists of scores become ``[N, C]``. Columns that are no text either (structs, bytes) give None.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -289,41 +243,32 @@ def _to_numpy(column: Any, name: str, file: TableFile) -> Column | None:
 
     if kinds.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    kind = column.type
-    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
-        if name in _KINDS.values():
-            return _stack_lists(column, name, file.path)
-        if file.layout.is_number(name):
-            raise ValueError(f"{file.path}: column `{name}` must hold numbers, got lists. Name it `probs` or `logits`.")
-        return None
+    if name in _KINDS.values() and hasattr(column.type, "value_type"):
+        return _stack_lists(column, name, file.path)
     if name in _LABELS and file.delimiter:
         # Labels in text are numbers, or names of classes, or both: names and -100 for examples to leave out.
         with suppress(pa.ArrowInvalid):
             column = column.cast("float64")
-    elif kinds.is_decimal(kind) or file.layout.is_number(name):
-        column = _to_number(column, name, file.path)
-    kind = column.type
-    is_date = kinds.is_timestamp(kind) or kinds.is_date(kind)
-    if kinds.is_floating(kind) or kinds.is_integer(kind) or (is_date and not file.delimiter):
-        return np.asarray(column.to_numpy())
-    if kinds.is_boolean(kind) and column.null_count == 0:
-        return np.asarray(column.to_numpy())
-    if kinds.is_nested(kind) or kinds.is_binary(kind) or kinds.is_large_binary(kind):
+    elif kinds.is_decimal(column.type) or (file.layout.is_number(name) and not kinds.is_primitive(column.type)):
+        column = _to_float(column, name, file.path)
+    if kinds.is_primitive(column.type) and not (file.delimiter and kinds.is_temporal(column.type)):
+        values = np.asarray(column.to_numpy())
+        if values.dtype.kind in "fiubM":
+            return values
+    if kinds.is_binary(column.type) or kinds.is_large_binary(column.type):
         return None
-    return np.asarray(pc.fill_null(column.cast("string"), "").to_numpy()).astype(str)
+    with suppress(pa.ArrowNotImplementedError):
+        return np.asarray(pc.fill_null(column.cast("string"), "").to_numpy()).astype(str)
+    return None
 
 
-def _to_number(column: Any, name: str, path: Path) -> Any:
+def _to_float(column: Any, name: str, path: Path) -> Any:
     import pyarrow as pa
-    import pyarrow.types as kinds
 
-    if kinds.is_floating(column.type) or kinds.is_integer(column.type):
-        return column
     try:
         return column.cast("float64")
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        shown = next((value for value in column.to_pylist() if not _is_number(value)), column.type)
-        raise ValueError(f"{path}: column `{name}` must hold numbers, got {str(shown)!r}. Save it as numbers.") from None
+        raise ValueError(f"{path}: column `{name}` must hold numbers, got {column.type}. Save it as numbers.") from None
 
 
 def _stack_lists(column: Any, name: str, path: Path) -> Column:
@@ -332,10 +277,10 @@ def _stack_lists(column: Any, name: str, path: Path) -> Column:
 
     lengths = pc.unique(pc.list_value_length(column)).to_pylist()
     if len(lengths) != 1 or lengths[0] is None:
-        said = ", ".join("none" if length is None else str(length) for length in lengths[:4])
+        said = ", ".join(str(length or "no") for length in lengths[:4])
         raise ValueError(f"{path}: `{name}` must hold one score for each class in every row, got rows of {said} scores.")
     flat = pc.list_flatten(column)
-    flat = flat if kinds.is_floating(flat.type) else _to_number(flat, name, path).cast("float64")
+    flat = flat if kinds.is_floating(flat.type) else _to_float(flat, name, path)
     return np.asarray(flat.to_numpy()).reshape(-1, lengths[0])
 
 
@@ -359,7 +304,7 @@ def write_parquet(fields: Fields, extras: Extras, handle: BinaryIO) -> None:
     import pyarrow.parquet as pq
 
     table = pa.table(_to_columns(fields)).replace_schema_metadata({EXTRAS_KEY: extras.to_json()})
-    pq.write_table(table, handle, row_group_size=_ROWS_PER_GROUP)
+    pq.write_table(table, handle, row_group_size=2 * _WRITE_ROWS)
 
 
 def write_csv(fields: Fields, extras: Extras, handle: BinaryIO) -> None:
