@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrant.data.image_set import ImageSet
-
 
 class EpochDraw(NamedTuple):
     """The random choices of one epoch: order of the examples, and crop corner and mirroring of each place in the order."""
@@ -25,18 +23,7 @@ class EpochDraw(NamedTuple):
 
 
 def draw_epoch(n: int, *, pad: int, flip: bool, seed: int, epoch: int) -> EpochDraw:
-    """Draw one epoch's order and augmentation from ``(seed, epoch)`` alone.
-
-    Args:
-        n: Number of training examples.
-        pad: Padding of the images; crops start at 0..2 pad.
-        flip: Whether to mirror half of them.
-        seed: Seed of the run.
-        epoch: Epoch number.
-
-    Returns:
-        int64 tensors ``[n]`` (``mirrored`` is bool) on the CPU.
-    """
+    """Draw one epoch's order and augmentation from ``(seed, epoch)`` alone, on the CPU; crops start at 0..2 pad."""
     # Seeds of neighbouring epochs must not overlap between runs: one run's epoch 1 is not another's epoch 0.
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     order = torch.randperm(n, generator=generator)
@@ -53,19 +40,7 @@ def pad_images(images: Tensor, pad: int) -> Tensor:
 def crop_batch(
     padded: Tensor, index: Tensor, rows: Tensor, columns: Tensor, mirrored: Tensor, *, size: tuple[int, int]
 ) -> Tensor:
-    """Look up, crop and mirror a batch.
-
-    Args:
-        padded: ``[N, H + 2 pad, W + 2 pad, channels]``, uint8.
-        index: Examples to take ``[B]``.
-        rows: First row of each crop ``[B]``.
-        columns: First column of each crop ``[B]``.
-        mirrored: Whether to mirror each ``[B]``.
-        size: Height and width of a crop.
-
-    Returns:
-        ``[B, H, W, channels]``, uint8.
-    """
+    """Look up the examples ``index [B]`` of padded images, crop each at its row and column, and mirror some."""
     height, width = size
     down = torch.arange(height, device=padded.device)
     across = torch.arange(width, device=padded.device)
@@ -78,9 +53,3 @@ def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Turn uint8 ``[B, H, W, channels]`` into standardised floats ``[B, channels, H, W]`` (channels-last in memory)."""
     scaled = images.to(mean.dtype).div(255).sub(mean).div(std)
     return scaled.permute(0, 3, 1, 2)
-
-
-def normalize_set(data: ImageSet, index: Tensor | None = None) -> Tensor:
-    """Return the images at ``index`` (all by default) of a set, standardised, ``[B, channels, H, W]`` float32."""
-    images = data.images if index is None else data.images[index]
-    return normalize(images, torch.tensor(data.mean), torch.tensor(data.std))

@@ -10,8 +10,9 @@ import io
 import pickle
 import tarfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,12 +68,9 @@ def load_cifar10(root: str | Path) -> DataSet:
         The set; raises ``FileNotFoundError`` with the way to get it, ``ValueError`` if a file is not the published one.
     """
     files = _read_files(Path(root), "cifar-10-batches-py", "cifar-10-python.tar.gz", CIFAR10_FILES, "cifar10")
-    batches = [files[f"data_batch_{i}"] for i in range(1, 6)]
-    names = _names(files["batches.meta"][b"label_names"])
-    images = np.concatenate([cast("np.ndarray[tuple[int, ...], np.dtype[np.uint8]]", b[b"data"]) for b in batches])
-    labels = np.concatenate([np.asarray(b[b"labels"]) for b in batches])
-    test = files["test_batch"]
-    return DataSet("cifar10", _set(images, labels, names), _set(test[b"data"], test[b"labels"], names))
+    names = files["batches.meta"][b"label_names"]
+    train, test = ([files[name] for name in sorted(files) if name.startswith(part)] for part in ("data_batch", "test_batch"))
+    return DataSet("cifar10", _set(train, b"labels", names), _set(test, b"labels", names))
 
 
 def load_cifar100(root: str | Path) -> DataSet:
@@ -85,12 +83,11 @@ def load_cifar100(root: str | Path) -> DataSet:
         The set; raises as `load_cifar10`.
     """
     files = _read_files(Path(root), "cifar-100-python", "cifar-100-python.tar.gz", CIFAR100_FILES, "cifar100")
-    names = _names(files["meta"][b"fine_label_names"])
-    train, test = (_set(files[part][b"data"], files[part][b"fine_labels"], names) for part in ("train", "test"))
+    train, test = (_set([files[part]], b"fine_labels", files["meta"][b"fine_label_names"]) for part in ("train", "test"))
     return DataSet("cifar100", train, test)
 
 
-def _read_files(root: Path, folder: str, archive: str, files: dict[str, str], name: str) -> dict[str, dict[bytes, object]]:
+def _read_files(root: Path, folder: str, archive: str, files: dict[str, str], name: str) -> dict[str, dict[bytes, Any]]:
     """Read the pickles of a set from its folder, or else from its archive."""
     for place in (root / folder, root):
         missing = [file for file in files if not (place / file).is_file()]
@@ -102,9 +99,6 @@ def _read_files(root: Path, folder: str, archive: str, files: dict[str, str], na
     if not packed.is_file():
         raise not_there(name, root, f"{folder}/ or {archive}")
     found = _unpack(packed, {f"{folder}/{file}": file for file in files})
-    for file in files:
-        if file not in found:
-            raise ValueError(f"{packed}: must hold {folder}/{file}, got an archive without it. Fetch it again.")
     return {file: _unpickle(found[file], packed / file, md5) for file, md5 in files.items()}
 
 
@@ -117,57 +111,40 @@ def _unpack(packed: Path, wanted: dict[str, str]) -> dict[str, bytes]:
                 if member.name in wanted and member.isreg() and member.size <= _LARGEST_FILE:
                     handle = tar.extractfile(member)
                     found[wanted[member.name]] = b"" if handle is None else handle.read()
-                if len(found) == len(wanted):
-                    break
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise ValueError(f"{packed}: must be a .tar.gz, got a damaged one ({error}). Delete it and fetch it again.") from None
+    for name, file in wanted.items():
+        if file not in found:
+            raise ValueError(f"{packed}: must hold {name}, got an archive without it. Fetch it again.")
     return found
 
 
-def _unpickle(content: bytes, path: Path, md5: str) -> dict[bytes, object]:
+def _unpickle(content: bytes, path: Path, md5: str) -> dict[bytes, Any]:
     check_md5(content, md5, path)
-    return cast("dict[bytes, object]", _RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load())
+    data: dict[bytes, Any] = _RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
+    return data
 
 
-def _names(raw: object) -> tuple[str, ...]:
-    return tuple(name.decode() for name in cast("list[bytes]", raw))
-
-
-def _set(data: object, labels: object, names: tuple[str, ...]) -> ImageSet:
-    planes = torch.from_numpy(np.ascontiguousarray(data)).view(-1, 3, 32, 32)
+def _set(batches: list[dict[bytes, Any]], key: bytes, names: list[bytes]) -> ImageSet:
+    planes = torch.from_numpy(np.concatenate([batch[b"data"] for batch in batches])).view(-1, 3, 32, 32)
+    labels = torch.tensor([label for batch in batches for label in batch[key]])
+    classes = tuple(name.decode() for name in names)
     images = planes.permute(0, 2, 3, 1).contiguous()
-    target = torch.as_tensor(np.asarray(labels), dtype=torch.int64)
-    return ImageSet(images, target, len(names), MEAN, STD, class_names=names, pad=4, flip=True)
+    return ImageSet(images, labels, len(classes), MEAN, STD, class_names=classes, pad=4, flip=True)
 
 
-def _source(name: str, label: str, archive: str, size: int, md5: str, sign: str, num_classes: int) -> DataSource:
+def _source(label: str, archive: RemoteFile, sign: str, load: Callable[[Path], DataSet], num_classes: int) -> DataSource:
+    about = f"{label}: 60,000 images of 32x32 pixels, {num_classes} classes"
+    shape = Shape(50_000, 10_000, (32, 32), 3, num_classes)
+    return DataSource(label.lower().replace("-", ""), label, about, load, shape, (archive,), (sign,))
+
+
+def _archive(name: str, size: int, md5: str) -> RemoteFile:
     urls = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
-    return DataSource(
-        name=name,
-        label=label,
-        about=f"{label}: 60,000 images of 32x32 pixels, {num_classes} classes",
-        load=load_cifar10 if num_classes == 10 else load_cifar100,
-        shape=Shape(50_000, 10_000, (32, 32), 3, num_classes),
-        files=(RemoteFile(archive, size, md5, tuple(f"{url}/{archive}" for url in urls)),),
-        others=(sign,),
-    )
+    return RemoteFile(name, size, md5, tuple(f"{url}/{name}" for url in urls))
 
 
-CIFAR10 = _source(
-    "cifar10",
-    "CIFAR-10",
-    "cifar-10-python.tar.gz",
-    170_498_071,
-    "c58f30108f718f92721af3b95e74349a",
-    "cifar-10-batches-py/test_batch",
-    10,
-)
-CIFAR100 = _source(
-    "cifar100",
-    "CIFAR-100",
-    "cifar-100-python.tar.gz",
-    169_001_437,
-    "eb9058c3a382ffc7106e4002c42a8d85",
-    "cifar-100-python/test",
-    100,
-)
+_PACKED10 = _archive("cifar-10-python.tar.gz", 170_498_071, "c58f30108f718f92721af3b95e74349a")
+_PACKED100 = _archive("cifar-100-python.tar.gz", 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85")
+CIFAR10 = _source("CIFAR-10", _PACKED10, "cifar-10-batches-py/test_batch", load_cifar10, 10)
+CIFAR100 = _source("CIFAR-100", _PACKED100, "cifar-100-python/test", load_cifar100, 100)

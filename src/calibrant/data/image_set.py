@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple
@@ -13,12 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Bytes that one thread hashes at a time; another number makes other fingerprints.
+# Bytes that are hashed at a time; another number makes other fingerprints.
 _BLOCK = 16 * 2**20
-_WORKERS = 8
 # Key of a fingerprint → what is said where it differs, the plainest first.
-_COUNTS = {"num_classes": "classes", "test_examples": "test images", "train_examples": "images to train on"}
-_HASHES = {"class_names": "names of classes", "test": "test images or labels", "train": "images or labels to train on"}
+_DIFFERENCES = {
+    "num_classes": "classes",
+    "test_examples": "test images",
+    "train_examples": "images to train on",
+    "class_names": "names of classes",
+    "test": "test images or labels",
+    "train": "images or labels to train on",
+}
 
 
 @dataclass(frozen=True)
@@ -91,17 +94,7 @@ class DataSet:
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    r"""Mean and standard deviation of each channel, after division by 255.
-
-    With the share :math:`f_{cv}` of the pixels of channel c that have value v, the mean is :math:`\sum_v f_{cv} v / 255` and
-    the variance :math:`\sum_v f_{cv} (v / 255)^2` minus its square: exact, and no pixel is ever turned into a float.
-
-    Args:
-        images: ``[N, H, W, channels]``, uint8.
-
-    Returns:
-        The means and the standard deviations; a channel of one value throughout gets 1 for the latter, so that normalising
-        by it is harmless.
+    """Mean and standard deviation of each channel, after division by 255, exact; 1 for the latter where a channel is constant.
 
     Example:
         >>> channel_statistics(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
@@ -154,29 +147,19 @@ def split_indices(n: int, *, val: int, meta: int, seed: int, keep_meta_out: bool
     """
     if val < 1 or meta < 0:
         raise ValueError(f"split_indices: `val` must be >= 1 and `meta` >= 0, got {val} and {meta}.")
-    counted = with_meta or keep_meta_out
-    if val + (meta if counted else 0) >= n:
-        names, got = ("`val` + `meta`", f"{val} + {meta}") if counted else ("`val`", f"{val}")
+    kept_out = meta if with_meta or keep_meta_out else 0
+    if val + kept_out >= n:
+        names, got = ("`val` + `meta`", f"{val} + {meta}") if kept_out else ("`val`", f"{val}")
         raise ValueError(f"split_indices: {names} must leave examples to train on, got {got} of {n}. Hold out fewer.")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    held = order[val : val + meta]
-    if with_meta:
-        return Parts(order[val + meta :], order[:val], held)
-    train = order[val + meta :] if keep_meta_out else order[val:]
-    return Parts(train, order[:val], held[:0])
+    return Parts(order[val + kept_out :], order[:val], order[val : val + (meta if with_meta else 0)])
 
 
 def held_out_rows(labels: Tensor, *, share: float = 0.2, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Hold out a share of every class for testing, where a set comes without a test part.
 
-    Args:
-        labels: Class indices ``[N]``.
-        share: Share of each class to hold out, rounded; at least one example, and at least one stays. A class of a single
-            example is not divided.
-        seed: Seed of the choice. It is not the seed of a run: all runs on a set are tested on the same examples.
-
-    Returns:
-        Indices of what stays and of what is held out: disjoint, complete, each in ascending order.
+    At least one example of a class is held out, and at least one stays. The seed is not that of a run: all runs on a set are
+    tested on the same examples.
 
     Example:
         >>> [rows.tolist() for rows in held_out_rows(torch.tensor([0, 0, 1, 1, 2]), share=0.5)]
@@ -192,17 +175,7 @@ def held_out_rows(labels: Tensor, *, share: float = 0.2, seed: int = 0) -> tuple
 
 
 def fingerprint(data: DataSet) -> dict[str, int | str]:
-    """Return how many images a set has and a hash of them, as plain data.
-
-    It is that of the set as it was read, before a run divides what may be trained on: neither seed nor the sizes of the parts
-    of a run change it. Machines and versions of this package agree on it, as long as pictures are decoded to the same pixels.
-
-    Args:
-        data: The set.
-
-    Returns:
-        ``num_classes``, ``train_examples`` and ``test_examples``, and hashes: ``class_names``, ``train``, ``test`` (of pixels
-        and labels, in order).
+    """How many images a set has and a hash of them, as plain data: that of the set as it was read, whatever parts a run makes.
 
     Example:
         >>> from calibrant.data import load_digits
@@ -221,43 +194,27 @@ def fingerprint(data: DataSet) -> dict[str, int | str]:
 
 
 def difference(then: Mapping[str, object], now: Mapping[str, object], *, when: tuple[str, str] = ("then", "now")) -> str:
-    """Say in a few words what two fingerprints differ in, the first thing found; empty where they are the same.
-
-    Args:
-        then: What was.
-        now: What is; keys that one of the two lacks are not compared.
-        when: What the two are called.
+    """Say in a few words what two fingerprints differ in; empty where all that both of them say is the same.
 
     Example:
         >>> difference({"num_classes": 3, "test_examples": 36}, {"num_classes": 3, "test_examples": 40, "test": "9a"})
         '36 test images then and 40 now'
-        >>> difference({"test_examples": 40, "test": "17"}, {"test_examples": 40, "test": "9a"})
-        'other test images or labels'
     """
     differ = {key for key in then.keys() & now.keys() if then[key] != now[key]}
-    for key, words in _COUNTS.items():
+    for key, words in _DIFFERENCES.items():
         if key in differ:
-            return f"{_number(then[key])} {words} {when[0]} and {_number(now[key])} {when[1]}"
-    return next((f"other {words}" for key, words in _HASHES.items() if key in differ), "")
-
-
-def _number(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+            one, two = then[key], now[key]
+            counted = isinstance(one, int) and isinstance(two, int)
+            return f"{one:,} {words} {when[0]} and {two:,} {when[1]}" if counted else f"other {words}"
+    return ""
 
 
 def _part(part: ImageSet) -> str:
     pixels = np.ascontiguousarray(part.images.numpy()).reshape(-1)
-    labels = part.labels.numpy().astype("<i8").tobytes()
-    starts = range(0, len(pixels), _BLOCK)
-    blocks = [pixels[start : start + _BLOCK] for start in starts]
-    # Hashing leaves Python's lock; 180 MB of CIFAR-10 take 0.2 s of one core.
-    with ThreadPoolExecutor(min(_WORKERS, os.cpu_count() or 1, max(len(blocks), 1))) as pool:
-        hashed = pool.map(lambda block: blake2b(block, digest_size=32).digest(), blocks)
-        return _digest(str(list(part.images.shape)).encode(), labels, *hashed, size=16)
+    blocks = [pixels[start : start + _BLOCK] for start in range(0, len(pixels), _BLOCK)]
+    hashed = [blake2b(block, digest_size=32).digest() for block in blocks]
+    return _digest(str(list(part.images.shape)).encode(), part.labels.numpy().astype("<i8").tobytes(), *hashed, size=16)
 
 
 def _digest(*pieces: bytes, size: int) -> str:
-    whole = blake2b(digest_size=size)
-    for piece in pieces:
-        whole.update(piece)
-    return whole.hexdigest()
+    return blake2b(b"".join(pieces), digest_size=size).hexdigest()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -63,12 +65,8 @@ def load_mnist(root: str | Path) -> DataSet:
     Returns:
         The set; raises ``FileNotFoundError`` with the way to get it, ``ValueError`` if a file is not the published one.
     """
-    parts = _read(Path(root), ("mnist", "MNIST/raw", "."), MNIST_FILES)
-    train, test = (
-        ImageSet(images.unsqueeze(3), labels.long(), 10, (0.1307,), (0.3081,), class_names=_DIGITS, pad=2)
-        for images, labels in (parts[:2], parts[2:])
-    )
-    return DataSet("mnist", train, test)
+    part = partial(ImageSet, num_classes=10, mean=(0.1307,), std=(0.3081,), class_names=_DIGITS, pad=2)
+    return _read(Path(root), ("mnist", "MNIST/raw", "."), MNIST_FILES, part)
 
 
 def load_fashion_mnist(root: str | Path) -> DataSet:
@@ -80,24 +78,20 @@ def load_fashion_mnist(root: str | Path) -> DataSet:
     Returns:
         The set; raises as `load_mnist`.
     """
-    parts = _read(Path(root), ("fashion-mnist", "FashionMNIST/raw", "."), FASHION_FILES)
-    train, test = (
-        ImageSet(images.unsqueeze(3), labels.long(), 10, (0.2860,), (0.3530,), class_names=_CLOTHES, pad=2, flip=True)
-        for images, labels in (parts[:2], parts[2:])
-    )
-    return DataSet("fashion-mnist", train, test)
+    part = partial(ImageSet, num_classes=10, mean=(0.2860,), std=(0.3530,), class_names=_CLOTHES, pad=2, flip=True)
+    return _read(Path(root), ("fashion-mnist", "FashionMNIST/raw", "."), FASHION_FILES, part)
 
 
-def _read(root: Path, folders: tuple[str, ...], files: dict[str, IdxFile]) -> list[Tensor]:
+def _read(root: Path, folders: tuple[str, ...], files: dict[str, IdxFile], part: Callable[..., ImageSet]) -> DataSet:
     for folder in folders:
-        paths = [_plain_or_packed(root / folder / name) for name in files]
-        if all(path is not None for path in paths):
-            return [_parse(path, wanted) for path, wanted in zip(paths, files.values(), strict=True) if path is not None]
+        both = [[root / folder / name, root / folder / f"{name}.gz"] for name in files]
+        paths = [path for plain_or_packed in both for path in plain_or_packed if path.is_file()]
+        if {path.name.removesuffix(".gz") for path in paths} == set(files):
+            found = {path.name.removesuffix(".gz"): path for path in reversed(paths)}
+            images, labels, tested, test_labels = (_parse(found[name], wanted) for name, wanted in files.items())
+            train, test = part(images.unsqueeze(3), labels.long()), part(tested.unsqueeze(3), test_labels.long())
+            return DataSet(folders[0], train, test)
     raise not_there(folders[0], root, f"{', '.join(files)} (or .gz) in {folders[0]}/")
-
-
-def _plain_or_packed(path: Path) -> Path | None:
-    return next((p for p in (path, path.with_name(f"{path.name}.gz")) if p.is_file()), None)
 
 
 def _parse(path: Path, wanted: IdxFile) -> Tensor:

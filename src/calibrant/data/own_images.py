@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
@@ -183,46 +184,37 @@ def _find_pictures(part: Path, names: tuple[str, ...]) -> tuple[list[Picture], T
             near = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"{part / name}: a class of the test part must be one that is trained on, got another.{hint}")
-        paths = sorted(path for path in (part / name).rglob("*") if _is_picture(path, part))
+        files = [path for path in (part / name).rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file()]
+        paths = sorted(path for path in files if not any(piece.startswith(".") for piece in path.relative_to(part).parts))
         if not paths:
             raise ValueError(f"{part / name}: must hold pictures ({', '.join(_ENDINGS)}), got none.")
-        pictures += [Picture.from_path(path) for path in paths]
+        pictures += [Picture(str(path), partial(path.open, "rb")) for path in paths]
         labels += [names.index(name)] * len(paths)
     return pictures, torch.tensor(labels, dtype=torch.int64)
 
 
-def _is_picture(path: Path, part: Path) -> bool:
-    hidden = any(piece.startswith(".") for piece in path.relative_to(part).parts)
-    return path.suffix.lower() in _ENDINGS and not hidden and path.is_file()
-
-
 def _find(fields: Fields, keys: tuple[str, ...], there: list[str], path: Path) -> str:
-    for key in keys:
-        if key in fields:
-            return key
+    found = [key for key in keys if key in fields]
+    if found:
+        return found[0]
     hint = " It holds predictions: measure them with `calibrant measure`." if {"logits", "probs"} & set(there) else ""
-    found = ", ".join(there[:12]) or "nothing"
-    raise ValueError(f"{path}: must hold `{keys[0]}` (or {', '.join(keys[1:])}), found {found}.{hint}")
+    raise ValueError(f"{path}: must hold `{keys[0]}` (or {', '.join(keys[1:])}), found {', '.join(there[:12])}.{hint}")
 
 
 def _images(fields: Fields, keys: tuple[str, ...], there: list[str], path: Path) -> Tensor:
     key = _find(fields, keys, there, path)
     array = fields[key]
-    if array.ndim == 3:
-        array = array[..., None]
+    array = array[..., None] if array.ndim == 3 else array
     if array.ndim == 4 and array.shape[3] > _MOST_CHANNELS and array.shape[1] <= _MOST_CHANNELS:
         array = array.transpose(0, 2, 3, 1)
     if array.ndim != 4 or array.shape[3] > _MOST_CHANNELS or 0 in array.shape:
         table = " Train on a table of features in a loop of your own with `calibrant.MetaLearner`." if array.ndim == 2 else ""
         got = list(fields[key].shape)
         raise ValueError(f"{path}: `{key}` must be [N, H, W], [N, H, W, channels] or [N, channels, H, W], got {got}.{table}")
-    if array.dtype.kind not in "iu":
-        raise ValueError(
-            f"{path}: `{key}` must be whole numbers 0 to 255, got {array.dtype}. "
-            "Save `(255 * images).round().astype('uint8')` if they lie between 0 and 1."
-        )
-    if array.dtype != np.uint8 and not 0 <= array.min() <= array.max() <= 255:
-        raise ValueError(f"{path}: `{key}` must lie in [0, 255], got {array.min()} to {array.max()}.")
+    if array.dtype.kind not in "iu" or not 0 <= array.min() <= array.max() <= 255:
+        got = f"{array.dtype} from {array.min():.4g} to {array.max():.4g}" if array.dtype.kind in "iuf" else str(array.dtype)
+        hint = " Save `(255 * images).round().astype('uint8')` if they lie between 0 and 1." if array.dtype.kind == "f" else ""
+        raise ValueError(f"{path}: `{key}` must be whole numbers 0 to 255, got {got}.{hint}")
     return torch.from_numpy(np.array(array, dtype=np.uint8, order="C"))
 
 
@@ -245,18 +237,15 @@ def _num_classes(labels: list[Tensor], names: tuple[str, ...] | None, path: Path
     if tested - trained:
         got = f"{min(tested - trained)}, which has no image to train on"
         raise ValueError(f"{path}: a class of the test part must be one that is trained on, got {got}.")
-    largest = max(trained)
-    count = largest + 1 if names is None else len(names)
-    if largest >= count:
-        raise ValueError(f"{path}: `labels` must lie in [0, {count - 1}] as there are {count} names, got {largest}.")
+    count = max(trained) + 1 if names is None else len(names)
+    if max(trained) >= count:
+        raise ValueError(f"{path}: `labels` must lie in [0, {count - 1}] as there are {count} names, got {max(trained)}.")
     if count < 2:
         raise ValueError(f"{path}: `labels` must name two classes or more, got 0 alone.")
     if names is None and len(trained) < count:
         absent = next(label for label in range(count) if label not in trained)
-        raise ValueError(
-            f"{path}: classes must be numbered 0, 1, 2, … without a gap, got no image of class {absent} and some of {largest}. "
-            "Number them anew, or save `class_names` if it is meant so."
-        )
+        rule = "classes must be numbered 0, 1, 2, … without a gap"
+        raise ValueError(f"{path}: {rule}, got no image of class {absent}. Number them anew, or save `class_names`.")
     return count
 
 
@@ -265,11 +254,6 @@ class Picture(NamedTuple):
 
     name: str
     open: Callable[[], IO[bytes]]
-
-    @classmethod
-    def from_path(cls, path: Path) -> Picture:
-        """A picture in a file of its own."""
-        return cls(str(path), lambda: path.open("rb"))
 
 
 class Form(NamedTuple):
@@ -281,18 +265,7 @@ class Form(NamedTuple):
 
 
 def common_form(pictures: Sequence[Picture], *, size: int | None = None) -> Form:
-    """Choose the form of a set from the headers of its files.
-
-    Pictures of one size, at most 256 pixels a side, are kept as they are. Others become squares: the shorter side is scaled
-    to S and the middle is cut out, where S is the median of the shorter sides, at most 224. One channel if all are grey.
-
-    Args:
-        pictures: The files.
-        size: S, if it is to be another one.
-
-    Returns:
-        Height, width and channels. Raises ``ValueError`` on a file that is no picture.
-    """
+    """Choose the form of a set from the headers of its files, as `load_folder` says; raise on a file that is no picture."""
     with warnings.catch_warnings():
         # A header that promises more pixels than memory holds is refused before anything is decoded.
         warnings.simplefilter("error")
@@ -306,15 +279,7 @@ def common_form(pictures: Sequence[Picture], *, size: int | None = None) -> Form
 
 
 def decode(pictures: Sequence[Picture], form: Form) -> Tensor:
-    """Read pictures, each brought to ``form``.
-
-    Args:
-        pictures: The files.
-        form: Height, width and channels; another size is scaled to cover it (antialiased) and cut to its middle.
-
-    Returns:
-        ``[N, height, width, channels]``, uint8. Raises ``ValueError`` that names the first file that is no picture.
-    """
+    """Read pictures into uint8 ``[N, height, width, channels]``; another size is scaled to cover it and cut to its middle."""
     images = np.empty((len(pictures), *form), dtype=np.uint8)
 
     def fill(start: int) -> None:

@@ -16,14 +16,7 @@ DEFAULT_ROOT = Path("~/.cache/calibrant/data").expanduser()
 
 
 class RemoteFile(NamedTuple):
-    """A published file.
-
-    Attributes:
-        path: Where it goes, below the root.
-        size: Its bytes.
-        md5: Its checksum.
-        urls: Its addresses, in the order in which they are tried.
-    """
+    """A published file: where it goes below the root, its bytes, its checksum, and its addresses in the order to be tried."""
 
     path: str
     size: int
@@ -82,15 +75,7 @@ class DataSource:
         return (fetched and bool(self.files)) or self.embedded or any((place / path).is_file() for path in self.others)
 
     def fetch(self, root: str | Path | None = None, *, report: Callable[[int], None] | None = None) -> list[Path]:
-        """Download the set, or what is missing of it.
-
-        Args:
-            root: Folder to put it in; the usual place by default.
-            report: Called with the number of bytes that were added.
-
-        Returns:
-            The files. Raises as `calibrant.io.download.download`.
-        """
+        """Download the set, or what is missing of it, and return its files; ``report`` is called with numbers of new bytes."""
         place = Path(root or DEFAULT_ROOT).expanduser()
         return [download(file.urls, place / file.path, md5=file.md5, report=report) for file in self.files]
 

@@ -26,15 +26,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FORM = Form(64, 64, 3)
 
 
-class Counts(NamedTuple):
-    """Number of classes, and of images in each."""
-
-    classes: int
-    train: int
-    val: int
-
-
-COUNTS = Counts(200, 500, 50)
+# Classes, and images of each to train and to test on.
+COUNTS = (200, 500, 50)
 
 
 class _Tree(NamedTuple):
@@ -67,8 +60,8 @@ def load_tiny_imagenet(root: str | Path) -> DataSet:
     with ExitStack() as stack:
         tree = _open(Path(root), stack)
         wnids = sorted(tree.text("wnids.txt").split())
-        if len(set(wnids)) != COUNTS.classes:
-            raise ValueError(f"{tree.place}/wnids.txt: must name {COUNTS.classes} classes, got {len(set(wnids))}.")
+        if len(set(wnids)) != COUNTS[0]:
+            raise ValueError(f"{tree.place}/wnids.txt: must name {COUNTS[0]} classes, got {len(set(wnids))}.")
         names = _names(tree.text("words.txt"), wnids)
         train, test = (
             ImageSet(
@@ -121,7 +114,7 @@ def _train_files(tree: _Tree, wnids: list[str]) -> list[tuple[str, int]]:
         if len(pieces) == 4 and pieces[0] == "train" and pieces[2] == "images" and pieces[1] in by_class:
             by_class[pieces[1]].append(path)
     for wnid, found in by_class.items():
-        _check_count(len(found), COUNTS.train, f"{tree.place}/train/{wnid}/images")
+        _check_count(len(found), COUNTS[1], f"{tree.place}/train/{wnid}/images")
     return [(path, label) for label, wnid in enumerate(wnids) for path in sorted(by_class[wnid])]
 
 
@@ -138,7 +131,7 @@ def _val_files(tree: _Tree, wnids: list[str]) -> list[tuple[str, int]]:
                 f"got {line[:60]!r}. Unpack the archive again."
             )
         files[path] = labels[wnid]
-    _check_count(len(files), COUNTS.classes * COUNTS.val, f"{tree.place}/val/images")
+    _check_count(len(files), COUNTS[0] * COUNTS[2], f"{tree.place}/val/images")
     return sorted(files.items())
 
 

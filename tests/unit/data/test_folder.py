@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -75,7 +77,7 @@ def test_load_folder_other_sizes_are_scaled_to_cover_and_cut_to_the_middle(tmp_p
 def test_common_form_large_pictures_of_one_size_are_brought_to_224(tmp_path):
     picture(tmp_path / "a.png", 7, size=(300, 400))
     picture(tmp_path / "b.jpg", 7, size=(300, 400))
-    pictures = [Picture.from_path(tmp_path / name) for name in ("a.png", "b.jpg")]
+    pictures = [Picture(name, partial((tmp_path / name).open, "rb")) for name in ("a.png", "b.jpg")]
     form = common_form(pictures)
     assert form == (224, 224, 3)
     images = decode(pictures, form)
@@ -88,7 +90,7 @@ def test_decode_modes_become_grey_or_colour(tmp_path):
     picture(tmp_path / "bits.png", 1, mode="1")
     Image.new("RGBA", (6, 4), (1, 2, 3, 128)).save(tmp_path / "alpha.png")
     Image.new("RGB", (6, 4), (4, 5, 6)).convert("P").save(tmp_path / "palette.png")
-    files = [Picture.from_path(tmp_path / f"{name}.png") for name in ("grey", "bits", "alpha", "palette")]
+    files = [Picture(name, partial((tmp_path / f"{name}.png").open, "rb")) for name in ("grey", "bits", "alpha", "palette")]
     assert common_form(files[:2]) == (4, 6, 1)
     assert decode(files[:2], common_form(files[:2]))[:, 0, 0, 0].tolist() == [9, 255]
     assert common_form(files).channels == 3

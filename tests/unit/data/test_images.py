@@ -7,7 +7,6 @@ import torch
 from calibrant.data import cifar
 from calibrant.data.augment import crop_batch, draw_epoch, normalize, pad_images
 from calibrant.data.image_set import ImageSet, split_indices
-from calibrant.data.mnist import load_digits
 from calibrant.data.synthetic import load_mixture
 
 
@@ -84,16 +83,6 @@ def test_normalize_gives_channels_first_standard_scores():
     out = normalize(torch.tensor([[[[255, 0]]]], dtype=torch.uint8), torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.5]))
     assert out.shape == (1, 2, 1, 1)
     assert out.flatten().tolist() == [2.0, -1.0]
-
-
-def test_load_digits_is_the_same_every_time_and_disjoint():
-    first, second = load_digits(), load_digits()
-    assert (len(first.train), len(first.test), first.train.num_classes) == (1297, 500, 10)
-    assert first.test.images.equal(second.test.images)
-    assert int(first.train.images.max()) == 255
-    scaled = first.train.images.double() / 255
-    assert abs(float(scaled.mean()) - first.train.mean[0]) < 2e-3
-    assert abs(float(scaled.std()) - first.train.std[0]) < 2e-3
 
 
 def test_load_mixture_posterior_is_calibrated_and_beats_chance():

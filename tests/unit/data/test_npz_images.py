@@ -28,8 +28,8 @@ def test_load_npz_with_test_part_reads_both(tmp_path):
     ("labels", "tested", "message"),
     [
         (LABELS, [0, 1, 2, 1], r"a class of the test part must be one that is trained on, got 2, which has no image"),
-        (2 * LABELS, [0, 2, 2, 0], r"numbered 0, 1, 2, … without a gap, got no image of class 1 and some of 2\. Number them"),
-        (1 + LABELS, [1, 2, 2, 1], r"got no image of class 0 and some of 2\. Number them anew, or save `class_names`"),
+        (2 * LABELS, [0, 2, 2, 0], r"numbered 0, 1, 2, … without a gap, got no image of class 1"),
+        (1 + LABELS, [1, 2, 2, 1], r"got no image of class 0"),
     ],
 )
 def test_load_npz_classes_without_an_image_to_train_on_are_refused(tmp_path, labels, tested, message):
@@ -74,8 +74,11 @@ def test_load_npz_grey_images_without_test_part_are_split_by_seed(tmp_path):
         ({"labels": LABELS}, r"must hold `images` \(or x, train_images, x_train\), found labels"),
         ({"logits": COLOUR, "labels": LABELS}, "It holds predictions: measure them with `calibrant measure`"),
         ({"images": COLOUR}, r"must hold `labels` \(or y, train_labels, y_train\), found images"),
-        ({"images": COLOUR / 255, "labels": LABELS}, r"must be whole numbers 0 to 255, got float64. Save `\(255 \* images"),
-        ({"images": COLOUR.astype(int) * 2, "labels": LABELS}, r"`images` must lie in \[0, 255\], got 0 to 510"),
+        ({"images": COLOUR / 255, "labels": LABELS}, r"must be whole numbers 0 to 255, got float64"),
+        (
+            {"images": COLOUR.astype(int) * 2, "labels": LABELS},
+            "must be whole numbers 0 to 255, got int64 from 0 to 510",
+        ),
         ({"images": COLOUR.reshape(20, -1), "labels": LABELS}, r"must be \[N, H, W\], .* got \[20, 90\]"),
         ({"x": COLOUR.reshape(20, -1) / 7, "y": LABELS}, "a table of features"),
         ({"images": COLOUR[..., None], "labels": LABELS}, r"must be \[N, H, W\], .* got \[20, "),

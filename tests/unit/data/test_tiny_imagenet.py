@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from calibrant.data import load_path, tiny_imagenet
-from calibrant.data.tiny_imagenet import Counts, load_tiny_imagenet
+from calibrant.data.tiny_imagenet import load_tiny_imagenet
 from calibrant.io.download import file_md5
 
 WNIDS = ["n03", "n01", "n02"]
@@ -39,7 +39,7 @@ def write_set(root, monkeypatch):
         path = root / "tiny-imagenet-200" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    monkeypatch.setattr(tiny_imagenet, "COUNTS", Counts(3, 4, 2))
+    monkeypatch.setattr(tiny_imagenet, "COUNTS", (3, 4, 2))
     return root / "tiny-imagenet-200"
 
 

@@ -58,14 +58,13 @@ def good(tmp_path: Path) -> Predictions:
     return predictions
 
 
-@pytest.mark.parametrize("kind", ["pickle", "zip"])
-def test_pt_hostile_pickle_is_refused_and_not_run(tmp_path: Path, kind: str) -> None:
-    trap, path = tmp_path / "trap", tmp_path / "x.pt"
-    content = {"logits": torch.eye(2), "labels": Hostile(trap)}
-    if kind == "pickle":
-        path.write_bytes(pickle.dumps(Hostile(trap)))
+@pytest.mark.parametrize("name", ["x.pt", "x.npz", "zip.pt"])
+def test_hostile_pickle_is_refused_and_not_run(tmp_path: Path, name: str) -> None:
+    trap, path = tmp_path / "trap", tmp_path / name
+    if name == "zip.pt":
+        torch.save({"logits": torch.eye(2), "labels": Hostile(trap)}, path)
     else:
-        torch.save(content, path)
+        path.write_bytes(pickle.dumps(Hostile(trap)))
     message = message_of(path)
     assert not trap.exists()
     assert "could run code" in message or "damaged" in message
@@ -83,13 +82,6 @@ def test_npz_object_array_is_refused_and_not_run(tmp_path: Path, key: str) -> No
     assert not trap.exists()
 
 
-def test_npz_that_is_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
-    trap, path = tmp_path / "trap", tmp_path / "x.npz"
-    path.write_bytes(pickle.dumps(Hostile(trap)))
-    assert "must be a .npz file" in message_of(path)
-    assert not trap.exists()
-
-
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("load", [load_predictions, read_in_pieces])
 def test_load_half_a_file_says_so(tmp_path: Path, good: Predictions, ending: str, load: Callable[[Path], object]) -> None:
@@ -101,17 +93,12 @@ def test_load_half_a_file_says_so(tmp_path: Path, good: Predictions, ending: str
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_load_other_bytes_says_so(tmp_path: Path, ending: str) -> None:
+def test_load_other_bytes_and_none_say_so(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"x.{ending}"
     path.write_bytes(np.random.default_rng(0).bytes(3000))
-    message = message_of(path)
-    assert any(said in message for said in ("damaged", "UTF-8", "could run code"))
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_load_empty_file_says_so(tmp_path: Path, ending: str) -> None:
-    (tmp_path / f"x.{ending}").touch()
-    assert "got an empty file" in message_of(tmp_path / f"x.{ending}")
+    assert any(said in message_of(path) for said in ("damaged", "UTF-8", "could run code"))
+    path.write_bytes(b"")
+    assert "got an empty file" in message_of(path)
 
 
 def test_load_missing_file_names_the_nearest(tmp_path: Path, good: Predictions) -> None:
@@ -127,23 +114,18 @@ def test_load_folder_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("x.cvs", ".csv"), ("x.npy", ".npz"), ("x.pth", ".pt"), ("x.parq", ".parquet"), ("x.tsv", ".csv")]
+    ("name", "said"),
+    [
+        ("x.cvs", "must end in .* Did you mean .csv"),
+        ("x.npy", "Did you mean .npz"),
+        ("x.parq", "Did you mean .parquet"),
+        ("x", "got 'no ending'"),
+        ("x.csv.gz", "must not be compressed, .* Unpack it to x.csv first"),
+    ],
 )
-def test_load_unknown_ending_names_the_nearest(tmp_path: Path, name: str, meant: str) -> None:
+def test_load_another_ending_says_what_is_meant(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / name).write_text("x")
-    message = message_of(tmp_path / name)
-    assert "must end in .npz, .csv, .parquet, .pt" in message
-    assert message.endswith(f"Did you mean {meant}?")
-
-
-def test_load_compressed_file_says_that_it_must_be_unpacked(tmp_path: Path) -> None:
-    (tmp_path / "p.csv.gz").write_bytes(b"\x1f\x8b")
-    assert message_of(tmp_path / "p.csv.gz").endswith("must not be compressed, got '.gz'. Unpack it to p.csv first.")
-
-
-def test_load_no_ending_lists_the_formats(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("x")
-    assert message_of(tmp_path / "x").endswith("got 'no ending'.")
+    assert re.search(said, message_of(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -373,37 +355,34 @@ def test_save_into_missing_folder_or_onto_folder_says_so(tmp_path: Path, good: P
         save_predictions(good, tmp_path / "x.npz")
 
 
-def test_class_names_from_lines_or_json(tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_text("cat\n big dog \n\nü\n", encoding="utf-8")
-    assert load_class_names(tmp_path / "names.txt") == ("cat", "big dog", "", "ü")
-    (tmp_path / "names.json").write_text('["cat", "dog"]')
-    assert load_class_names(tmp_path / "names.json") == ("cat", "dog")
-
-
-def test_class_names_by_index_as_transformers_keeps_them(tmp_path: Path) -> None:
-    (tmp_path / "names.json").write_text('{"1": "dog", "0": "cat"}')
-    assert load_class_names(tmp_path / "names.json") == ("cat", "dog")
-    (tmp_path / "config.json").write_text('{"model_type": "bert", "id2label": {"0": "cat", "1": "dog"}}')
-    assert load_class_names(tmp_path / "config.json") == ("cat", "dog")
-    (tmp_path / "names.json").write_text('{"cat": 0, "dog": 1}')
-    assert "got dict" in message_of(tmp_path / "names.json", load_class_names)
+@pytest.mark.parametrize(
+    ("name", "text", "names"),
+    [
+        ("names.txt", "cat\n big dog \n\nü\n", ("cat", "big dog", "", "ü")),
+        ("names.json", '["cat", "dog"]', ("cat", "dog")),
+        ("names.json", '{"1": "dog", "0": "cat"}', ("cat", "dog")),
+        ("config.json", '{"model_type": "bert", "id2label": {"0": "cat", "1": "dog"}}', ("cat", "dog")),
+    ],
+)
+def test_class_names_from_lines_json_and_transformers(tmp_path: Path, name: str, text: str, names: tuple[str, ...]) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert load_class_names(tmp_path / name) == names
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [("{", "not JSON"), ("{}", "got dict"), ("[]", "JSON list"), ("[1]", "JSON list"), ("[" * 10**5, "not JSON")],
+    ("name", "content", "said"),
+    [
+        ("names.json", b'{"cat": 0, "dog": 1}', "got dict"),
+        ("names.json", b"{", "not JSON"),
+        ("names.json", b"[]", "JSON list"),
+        ("names.json", b"[1]", "JSON list"),
+        ("names.json", b"[" * 10**5, "not JSON"),
+        ("names.txt", b"", "got an empty file"),
+        ("names.txt", b" \n", "got only blanks"),
+        ("names.txt", b"\xff\xfe\x00", "must be UTF-8 text"),
+    ],
+    ids=str,
 )
-def test_class_names_bad_json_says_so(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "names.json").write_text(text)
-    assert said in message_of(tmp_path / "names.json", load_class_names)
-
-
-@pytest.mark.parametrize(("text", "said"), [("", "got an empty file"), (" \n", "got only blanks")])
-def test_class_names_file_without_names_says_so(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "names.txt").write_text(text)
-    assert f"must hold class names, {said}. Write one name a line" in message_of(tmp_path / "names.txt", load_class_names)
-
-
-def test_class_names_other_bytes_says_so(tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_bytes(b"\xff\xfe\x00")
-    assert "must be UTF-8 text with one class name a line" in message_of(tmp_path / "names.txt", load_class_names)
+def test_class_names_of_another_kind_are_one_sentence(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert said in message_of(tmp_path / name, load_class_names)
