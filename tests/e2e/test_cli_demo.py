@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from calibrant.cli.demo_train import _ORDER, DemoScores, comparison, conclusion, demo_recipe, right_by_confidence, score
+from calibrant.cli.demo import _ORDER, DemoScores, comparison, conclusion, demo_recipe, right_by_confidence, score
 from calibrant.cli.main import run as run_command
 from calibrant.core.records import Predictions
 

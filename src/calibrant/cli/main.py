@@ -16,14 +16,14 @@ import typer
 from calibrant.cli.data import data_app
 from calibrant.cli.reproduce import reproduce
 from calibrant.cli.results import results_app
-from calibrant.cli.usage import usage
+from calibrant.cli.usage import Command, Commands
 from calibrant.engine.recipe import KEYS, Recipe, value_of
 
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog=usage(""),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data_app, name="data")
@@ -85,7 +85,7 @@ def start(
         typer.echo(context.get_help())
 
 
-@app.command(epilog=usage("measure"))
+@app.command(cls=Command)
 def measure(
     files: Files,
     n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
@@ -103,12 +103,22 @@ def measure(
 
     Every number comes with its 95% interval; several files are compared with the first, on the same examples.
     """
-    from calibrant.cli.measure import Options, measure_files
+    from calibrant.cli.measure import measure_files
 
-    measure_files(files, Options(n_bins, as_json, by_class, slice_by, class_names, ignore_index, resamples, seed))
+    measure_files(
+        files,
+        n_bins=n_bins,
+        as_json=as_json,
+        by_class=by_class,
+        slice_by=slice_by,
+        class_names=class_names,
+        ignore_index=ignore_index,
+        resamples=resamples,
+        seed=seed,
+    )
 
 
-@app.command(epilog=usage("train"))
+@app.command(cls=Command)
 @with_recipe_options(*(key.flag for key in KEYS.values() if key.flag))
 def train(
     recipe: Annotated[
@@ -132,7 +142,7 @@ def train(
     train_model(recipe, options=keys, settings=settings or [], out=out, resume=resume)
 
 
-@app.command(epilog=usage("repair"))
+@app.command(cls=Command)
 def repair(
     fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to fit on; not those of the test set.")],
     file: Annotated[Path, typer.Argument(metavar="TEST", help="Predictions to repair.")],
@@ -155,7 +165,7 @@ def repair(
     repair_file(fit, file, Options(method, out, calibrator, as_json, n_bins, resamples, seed, class_names, ignore_index))
 
 
-@app.command(epilog=usage("report"), short_help="Write one HTML page of predictions, or of runs.")
+@app.command(cls=Command, short_help="Write one HTML page of predictions, or of runs.")
 def report(
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="Where to write the page.")],
     file: Annotated[Path | None, typer.Argument(metavar="TEST", help="Test predictions, or a run folder.")] = None,
@@ -181,7 +191,7 @@ def report(
     write_report(file, Options(out, fit, runs or [], method, class_names, ignore_index, title, n_bins, resamples, seed))
 
 
-@app.command(epilog=usage("compare"), short_help="Train methods on data sets from seeds; tables and a report.")
+@app.command(cls=Command, short_help="Train methods on data sets from seeds; tables and a report.")
 @with_recipe_options("--model", "--epochs", "--preset", "--data-root", "--device")
 def compare(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs, tables, figures and the report go.")],
@@ -218,10 +228,10 @@ def compare(
     compare_methods(recipe, data=data or [], methods=methods, keys=keys, settings=settings or [], options=options)
 
 
-app.command(epilog=usage("reproduce"), short_help="Make one of the paper's tables, or its figures, anew.")(reproduce)
+app.command(cls=Command, short_help="Make one of the paper's tables, or its figures, anew.")(reproduce)
 
 
-@app.command(epilog=usage("demo"), short_help="See it work: four ways to train, compared, in a minute.")
+@app.command(cls=Command, short_help="See it work: four ways to train, compared, in a minute.")
 def demo(
     only_measure: Annotated[
         bool, typer.Option("--measure", help="Train nothing; measure a classifier of known true error.")
@@ -243,11 +253,11 @@ def demo(
             remedy = "Leave it out, or leave out `--measure`." if only_measure else "Leave it out, or add `--measure`."
             raise ValueError(f"demo: `{option}` must be given where it is read, got it {when} `--measure`. {remedy}")
     if only_measure:
-        from calibrant.cli.demo import run_demo
+        from calibrant.cli.demo import run_measure_demo
 
-        run_demo(out, seed=seed or 0)
+        run_measure_demo(out, seed=seed or 0)
         return
-    from calibrant.cli.demo_train import run_training_demo
+    from calibrant.cli.demo import run_training_demo
 
     run_training_demo(seeds=seeds or 3, epochs=epochs or 60)
 

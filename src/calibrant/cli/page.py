@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from calibrant.cli.request import Measured
 from calibrant.cli.tables import bins_table, classes_table, comparison_table, paired_table, parts_table, scores_table
+from calibrant.core.records import Predictions, Split
 from calibrant.core.scores import Paired, Scores
 from calibrant.core.words import count_examples, verdict, worst_slice
 
 _WORST_CLASSES = 5
 # Lines of prose longer than this are hard to read, however wide the terminal is.
 _PROSE_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The scores of a file, its split, and its predictions or a random part of them if they were asked for."""
+
+    scores: Scores
+    split: Split | None
+    predictions: Predictions | None = None
+    is_sample: bool = False
 
 
 def show_scores(measured: Measured, *, all_classes: bool, console: Console | None = None) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shlex
 import shutil
 import sys
 import textwrap
-from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES = {
     "": (
@@ -52,7 +51,7 @@ EXAMPLES = {
     ),
 }
 _WIDTH = 76
-# What is said beside the examples; a word in braces stands for the keys of tables, each in a file of the package.
+# What is said beside the examples; a word in braces stands for the names in a table, loaded when the help is shown.
 _WORDS = {
     "": (
         "Begin with `calibrant demo`. `calibrant COMMAND --help` says more.",
@@ -64,39 +63,39 @@ _WORDS = {
     "compare": ("Methods: {methods}; any with +ts for temperature scaling.",),
 }
 _TABLES = {
-    "methods": ("engine/methods.py", "BUILTIN"),
-    "networks": ("backbones/__init__.py", "BACKBONES"),
-    "calibrators": ("calibrators/__init__.py", "CALIBRATORS"),
+    "methods": ("calibrant.engine.methods", "METHODS"),
+    "networks": ("calibrant.backbones", "BACKBONES"),
+    "calibrators": ("calibrant.calibrators", "ALL_CALIBRATORS"),
 }
 
 
-@cache
-def names(kind: str) -> list[str]:
-    """Keys of a table of names, read from its source: importing it would load torch, for which help should not wait."""
-    file, *tables = _TABLES[kind]
-    try:
-        source = (files("calibrant") / file).read_text(encoding="utf-8")
-    except OSError:
-        # A package without its sources.
-        module = f"calibrant.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
-        return list(getattr(import_module(module), tables[-1]))
-    found = []
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in tables and node.value:
-            # A dictionary, or a registry that is made of one.
-            parts = [node.value, *getattr(node.value, "args", [])]
-            found += [ast.literal_eval(key) for part in parts if isinstance(part, ast.Dict) for key in part.keys if key]
-    return found + [point.name for point in entry_points(group=f"calibrant.{kind}") if point.name not in found]
+class Command(TyperCommand):
+    """A command whose help ends in examples and, where it takes them, the names there are."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write what stands below the options."""
+        write_usage(self.name or "", formatter)
 
 
-def usage(command: str) -> str:
-    """What stands below the options of a command, or of ``calibrant`` itself if that is empty."""
-    words = [
-        text.format_map({kind: ", ".join(names(kind)) for kind in _TABLES if kind in text}) for text in _WORDS.get(command, ())
-    ]
+class Commands(TyperGroup):
+    """The same for a command that has commands."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write what stands below the commands."""
+        write_usage("", formatter)
+
+
+def write_usage(command: str, formatter: Any) -> None:
+    """Write the examples of a command, and the names that it knows."""
+    tables = {
+        kind: getattr(import_module(module), name)
+        for kind, (module, name) in _TABLES.items()
+        if kind in str(_WORDS.get(command))
+    }
+    words = [text.format_map({kind: ", ".join(table) for kind, table in tables.items()}) for text in _WORDS.get(command, ())]
     lines = [textwrap.fill(text, _WIDTH, break_on_hyphens=False) for text in words]
-    # The sign \b keeps the lines below it as they are; they would be broken within names.
-    return "\n\n".join(f"\b\n{part}" for part in ["\n  ".join(["Examples:", *EXAMPLES[command]]), *lines])
+    for part in ["\n  ".join(["Examples:", *EXAMPLES[command]]), *lines]:
+        formatter.write(f"\n{part}\n")
 
 
 def program() -> str:

@@ -12,8 +12,7 @@ import torch
 from rich.console import Console
 
 from calibrant.cli.layout import fit_table, total_width
-from calibrant.cli.page import short_names, show_comparison, show_scores
-from calibrant.cli.request import Measured
+from calibrant.cli.page import Measured, short_names, show_comparison, show_scores
 from calibrant.cli.tables import bins_table, classes_table, comparison_table, paired_table, parts_table, scores_table
 from calibrant.core.records import Bins, Predictions, Split
 from calibrant.core.scores import ClassScore, Estimate, IfCalibrated, Paired, Scores

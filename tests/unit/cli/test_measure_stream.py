@@ -1,12 +1,15 @@
-"""The rows that are kept of a file too large to keep."""
+"""Files too large to keep: the rows that are kept, and what is checked before reading."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.cli.sample import RowSample
+from calibrant.cli.measure import Request, RowSample, measure_file, measure_stream
+from calibrant.io import survey_predictions
 
 
 def numbered(n: int) -> Predictions:
@@ -44,3 +47,15 @@ def test_sample_is_spread_evenly_and_depends_on_the_seed() -> None:
     # Mean of 1,000 of 10,000 rows without replacement: standard error 10,000 / sqrt(12 * 1000) * sqrt(0.9) = 87.
     assert abs(float(rows.mean()) - 5000) < 350
     assert not torch.equal(rows, sampled(whole, 999, size=1000, seed=1).logits[:, 0])
+
+
+def test_class_names_are_checked_before_a_stream_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.parquet"
+    Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 1]).save(path)
+    with pytest.raises(ValueError, match=r"x.parquet: `class_names` must hold C = 2 names"):
+        measure_file(path, Request(class_names=["a"]))
+    survey = survey_predictions(path)
+    assert survey is not None
+    monkeypatch.setattr("calibrant.cli.measure.iter_prediction_batches", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(ValueError, match=r"x.parquet: `class_names` must hold C = 2 names"):
+        measure_stream(path, survey, Request(class_names=["a"]))
