@@ -282,9 +282,9 @@ def test_mixin_written_after_another_module_is_refused_when_the_class_is_made() 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(batch, batch_idx)  # type: ignore[misc]
 
-    with pytest.raises(TypeError, match=r"`training_step` of Module would be used. Write CalibratedMixin first: `class Late\("):
+    with pytest.raises(TypeError, match="Late: CalibratedMixin must come before"):
         type("Late", (Module, CalibratedMixin), {})
-    with pytest.raises(TypeError, match=r"Late: CalibratedMixin must come before every other module"):
+    with pytest.raises(TypeError, match="Late: CalibratedMixin must come before"):
         type("Late", (Logged, Module, CalibratedMixin), {})
     early = type("Early", (Logged, Calibrated), {})()
     trainer(limit_train_batches=1).fit(early, loader())
@@ -304,12 +304,11 @@ def test_meta_learner_in_a_module_that_cannot_have_one_raises() -> None:
         def configure_learner(self) -> Any:
             meta_learner(self, self.net)
 
-    with pytest.raises(ValueError, match=r"Forgetful: `configure_learner` must return a MetaLearner, got NoneType\. Return"):
-        trainer().fit(Forgetful(), loader())
+    for module in (Forgetful, Nothing):
+        with pytest.raises(ValueError, match=f"{module.__name__}: `configure_learner` must return a MetaLearner"):
+            trainer().fit(module(), loader())
     with pytest.raises(ValueError, match="`module` must have automatic_optimization = False, got True"):
         trainer().fit(Automatic(), loader())
-    with pytest.raises(ValueError, match="Nothing: `configure_learner` must be defined"):
-        trainer().fit(Nothing(), loader())
 
 
 class Half(Calibrated):

@@ -185,11 +185,11 @@ def test_trainer_in_bfloat16_stays_near_full_precision(lookahead: str, tmp_path:
 
 
 def test_trainer_with_settings_that_are_the_trainers_raises(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`meta` must leave 'clip' to the Trainer, got 1.0"):
+    with pytest.raises(ValueError, match="`meta` must leave 'clip' to the Trainer"):
         calibrated(tmp_path, meta={"clip": 1.0})
-    with pytest.raises(ValueError, match="`label_smoothing_factor` must be 0"):
+    with pytest.raises(ValueError, match="`label_smoothing_factor` must not be given"):
         calibrated(tmp_path, label_smoothing_factor=0.1)
-    with pytest.raises(ValueError, match="`compute_loss_func` must not be given, as the learner has its own loss"):
+    with pytest.raises(ValueError, match="`compute_loss_func` must not be given"):
         CalibratedTrainer(model(), arguments(tmp_path), meta_dataset=rows(8), compute_loss_func=lambda outputs, labels: None)
 
 
@@ -207,12 +207,12 @@ def test_trainer_of_tokens_leaves_padding_out(tmp_path: Path) -> None:
     assert trainer.evaluate(samples)["eval_loss"] < before
     assert trainer.learner is not None
     # Every one of the four meta updates was finite.
-    assert int(trainer.learner.adam.steps) == trainer.learner.meta_updates == 4
+    assert int(trainer.learner.state_dict()["adam_steps"]) == trainer.learner.meta_updates == 4
 
 
-@pytest.mark.parametrize(("dataset", "got"), [(None, "NoneType"), ([], "an empty list")])
-def test_trainer_without_held_out_samples_raises(dataset: Any, got: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"`meta_dataset` must be a dataset, with a length, of samples .*, got {got}\. Split"):
+@pytest.mark.parametrize("dataset", [None, []])
+def test_trainer_without_held_out_samples_raises(dataset: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`meta_dataset` must hold samples kept out of training"):
         CalibratedTrainer(model(), arguments(tmp_path), meta_dataset=dataset)
 
 

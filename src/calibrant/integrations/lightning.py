@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from calibrant.integrations.recorder import Recorder, add_batch, draw_scores
+from calibrant.integrations.recorder import Recorder, add_batch
 from calibrant.meta import MetaLearner
 from calibrant.meta.batches import split_batch
 from calibrant.meta.network import Inputs, own_randomness
@@ -24,8 +25,6 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from calibrant.core.scores import Scores
 
     _Module = pl.LightningModule
 else:
@@ -52,26 +51,21 @@ def meta_learner(module: pl.LightningModule, network: nn.Module, **options: Any)
         The learner. Raises ``ValueError`` under automatic optimization, with several optimizers, and with strategies that
         split the network over processes.
     """
-    where, optimizer, strategy = "meta_learner", module.optimizers(), module.trainer.strategy
+    optimizer, strategy, precision = module.optimizers(), module.trainer.strategy, module.trainer.precision_plugin
     if module.automatic_optimization:
-        raise ValueError(
-            f"{where}: `module` must have automatic_optimization = False, got True. "
-            "Set it in `__init__`, or use CalibratedMixin."
-        )
+        raise ValueError("meta_learner: `module` must have automatic_optimization = False, got True. Or use CalibratedMixin.")
     if isinstance(optimizer, list):
-        raise ValueError(f"{where}: `module` must have one optimizer, got {len(optimizer)}.")
+        raise ValueError(f"meta_learner: `module` must have one optimizer, got {len(optimizer)}.")
     if not isinstance(strategy, DDPStrategy | SingleDeviceStrategy):
         name = type(strategy).__name__
-        raise ValueError(f'{where}: the strategy must keep the network whole in every process, got {name}. Use "ddp".')
-    group = dist.group.WORLD if isinstance(strategy, DDPStrategy) and dist.is_initialized() else None
-    scaler = getattr(module.trainer.precision_plugin, "scaler", None)
+        raise ValueError(f'meta_learner: `strategy` must keep the network whole in every process, got {name}. Use "ddp".')
     return _Learner(
         network,
         optimizer,  # Lightning's wrapper stands in for an optimizer.
-        convert=module.trainer.precision_plugin.convert_input,
+        convert=precision.convert_input,
         backward=module.manual_backward,
-        process_group=group,
-        scaler=scaler,
+        process_group=dist.group.WORLD if isinstance(strategy, DDPStrategy) and dist.is_initialized() else None,
+        scaler=getattr(precision, "scaler", None),
         **options,
     )
 
@@ -114,34 +108,27 @@ class CalibratedMixin(_Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        steps = (base for base in cls.__mro__[1:] if "training_step" in vars(base))
-        first = next(base for base in steps if issubclass(base, CalibratedMixin | pl.LightningModule))
-        if not issubclass(first, CalibratedMixin):
-            raise TypeError(
-                f"{cls.__name__}: CalibratedMixin must come before every other module, or the plain `training_step` of "
-                f"{first.__name__} would be used. Write CalibratedMixin first: `class {cls.__name__}(CalibratedMixin, ...)`."
-            )
+        modules = (base for base in cls.__mro__[1:] if issubclass(base, CalibratedMixin | pl.LightningModule))
+        if not issubclass(next(base for base in modules if "training_step" in vars(base)), CalibratedMixin):
+            raise TypeError(f"{cls.__name__}: CalibratedMixin must come before every other module that it is made of.")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.automatic_optimization = False
 
-    def configure_learner(self) -> MetaLearner:
-        """Return the learner, made by `meta_learner`; called when training starts."""
-        name = type(self).__name__
-        raise ValueError(
-            f"{name}: `configure_learner` must be defined. Return `meta_learner(self, self.net, meta_batches=...)`."
-        )
+    def configure_learner(self) -> MetaLearner | None:
+        """Return the learner, made by `meta_learner`; called when training starts. Every module defines its own."""
+        return None
 
     def on_train_start(self) -> None:
         """Make the learner, and let it go on where a checkpoint was taken."""
         super().on_train_start()
         # A module may have restored the random numbers of a checkpoint by now: dropout must go on with them.
         with own_randomness(self.device):
-            learner: object = self.configure_learner()
-        if not isinstance(learner, MetaLearner):
-            name, got = type(self).__name__, type(learner).__name__
-            raise ValueError(f"{name}: `configure_learner` must return a MetaLearner, got {got}. Return `meta_learner(...)`.")
+            learner = self.configure_learner()
+        if learner is None:
+            name = type(self).__name__
+            raise ValueError(f"{name}: `configure_learner` must return a MetaLearner, got None. Return `meta_learner(...)`.")
         self.learner = learner
         if self._resumed is not None:
             self.learner.load_state_dict(self._resumed)
@@ -179,7 +166,7 @@ class CalibratedMixin(_Module):
                 self.lr_scheduler_step(config.scheduler, None)
 
 
-class CalibrationCallback(pl.Callback):
+class CalibrationCallback(Recorder, pl.Callback):
     """Logs the calibration error of every validation (and test) with its 95 % interval, and draws reliability diagrams.
 
     Logged are ``ece``, ``ece_low`` and ``ece_high`` (and likewise every other of ``metrics``), after "test_" in a test, before
@@ -218,22 +205,11 @@ class CalibrationCallback(pl.Callback):
         n_resamples: int = 1000,
         log_figure: Callable[[Figure, int], object] | None = None,
     ) -> None:
-        self._recorder = Recorder(
-            "CalibrationCallback", num_classes=num_classes, n_bins=n_bins, metrics=metrics, n_resamples=n_resamples
+        super().__init__(
+            num_classes=num_classes, n_bins=n_bins, metrics=metrics, n_resamples=n_resamples, log_figure=log_figure
         )
-        self.extract = extract if extract is not None else logits_and_labels
-        self.prefix, self.log_figure = prefix, log_figure
+        self.extract, self.prefix = extract if extract is not None else logits_and_labels, prefix
         self._suites: list[CalibrationSuite] = []
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """One row for every evaluation."""
-        return self._recorder.history
-
-    @property
-    def scores(self) -> Scores | None:
-        """Everything measured in the last evaluation."""
-        return self._recorder.scores
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history, for the checkpoint."""
@@ -241,15 +217,15 @@ class CalibrationCallback(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the history of a checkpoint."""
-        self._recorder.history = [dict(entry) for entry in state_dict["history"]]
+        self.history = [dict(entry) for entry in state_dict["history"]]
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start with an empty state for every loader."""
-        self._start(pl_module, len(trainer.num_val_batches))
+        """Start with an empty state for every loader, on the module's device, where the processes of a cluster can talk."""
+        self._suites = [self.suite().to(pl_module.device) for _ in trainer.num_val_batches]
 
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start with an empty state for every loader."""
-        self._start(pl_module, len(trainer.num_test_batches))
+        self._suites = [self.suite().to(pl_module.device) for _ in trainer.num_test_batches]
 
     def on_validation_batch_end(
         self,
@@ -268,40 +244,27 @@ class CalibrationCallback(pl.Callback):
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log what was measured."""
         if not trainer.sanity_checking:
-            self._finish(trainer, pl_module, "val")
+            self._finish(trainer, pl_module, "val", self.prefix)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log what was measured."""
-        self._finish(trainer, pl_module, "test")
+        self._finish(trainer, pl_module, "test", f"test_{self.prefix}")
 
-    def _start(self, module: pl.LightningModule, loaders: int) -> None:
-        # On the module's device, where the processes of a GPU cluster can talk.
-        self._suites = [self._recorder.suite().to(module.device) for _ in range(loaders)]
-
-    def _finish(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        before = f"test_{self.prefix}" if stage == "test" else self.prefix
+    def _finish(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str, before: str) -> None:
+        epoch, step = trainer.current_epoch, trainer.global_step
         for loader, suite in enumerate(self._suites):
             after = f"/dataloader_{loader}" if len(self._suites) > 1 else ""
-            values = self._recorder.read(suite)
+            values = self.measure(suite)
+            assert self.scores is not None
             # Every process holds the numbers of all; their mean changes nothing, and Lightning warns without it.
             module.log_dict({f"{before}{key}{after}": value for key, value in values.items()}, sync_dist=True)
-            scores = self._recorder.scores
-            assert scores is not None
-            where = {"stage": stage, "epoch": trainer.current_epoch, "step": trainer.global_step, "loader": loader}
-            self.history.append({**where, "n": scores.n, **values})
+            self.history.append({"stage": stage, "epoch": epoch, "step": step, "loader": loader, "n": self.scores.n, **values})
             if trainer.is_global_zero:
-                self._show(trainer, scores, tag=f"{before}reliability{after}", epoch=trainer.current_epoch)
+                boards = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+                tag = f"{before}reliability{after}"
+                adders = [partial(board.add_figure, tag, global_step=step, close=False) for board in boards]
+                self.show(f"{tag}, epoch {epoch}", step, adders)
         self._suites = []
-
-    def _show(self, trainer: pl.Trainer, scores: Scores, *, tag: str, epoch: int) -> None:
-        boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if not boards and self.log_figure is None:
-            return
-        figure = draw_scores(scores, title=f"{tag}, epoch {epoch}")
-        for board in boards:
-            board.experiment.add_figure(tag, figure, global_step=trainer.global_step, close=False)
-        if self.log_figure is not None:
-            self.log_figure(figure, trainer.global_step)
 
 
 def logits_and_labels(outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
@@ -310,8 +273,7 @@ def logits_and_labels(outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
         return outputs, split_batch(batch)[1]
     if isinstance(outputs, Mapping) and isinstance(outputs.get("logits"), Tensor):
         return outputs["logits"], outputs["labels"] if "labels" in outputs else split_batch(batch)[1]
-    got = type(outputs).__name__ if not isinstance(outputs, Mapping) else f"a mapping of {', '.join(map(repr, outputs))}"
     raise ValueError(
-        f"CalibrationCallback: `validation_step` must return logits [B, C] or a mapping with 'logits', got {got}. "
-        "Or pass `extract=lambda outputs, batch: (logits, labels)`."
+        f"CalibrationCallback: `validation_step` must return logits [B, C] or a mapping with 'logits', got "
+        f"{type(outputs).__name__}. Or pass `extract=lambda outputs, batch: (logits, labels)`."
     )

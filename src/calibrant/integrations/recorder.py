@@ -1,8 +1,8 @@
-"""What both trainers' callbacks share: streaming states, scores with intervals as flat numbers, and the figure of them."""
+"""What both trainers' callbacks are made of: measuring evaluations in constant memory, their history and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -22,24 +22,35 @@ IGNORED_LABEL = -100
 
 
 class Recorder:
-    """Measures evaluations in constant memory and keeps one flat row of numbers for each.
+    """Measures evaluations and keeps one flat row of numbers for each.
 
     Args:
-        where: Who asks, for messages.
         num_classes: Number of classes C.
         n_bins: Bins of the binned metrics and of the diagram.
         metrics: Keys of the metrics to log, of those that `CalibrationSuite` gives.
         n_resamples: Resamples behind the intervals.
+        log_figure: ``(figure, step)``, called with every diagram.
         kwargs: Options of `torchmetrics.Metric`.
+
+    Attributes:
+        history: One row (a dictionary) for every evaluation.
+        scores: Everything measured in the last evaluation; None before the first.
     """
 
     def __init__(
-        self, where: str, *, num_classes: int, n_bins: int, metrics: Sequence[str], n_resamples: int, **kwargs: Any
+        self,
+        *,
+        num_classes: int,
+        n_bins: int = 15,
+        metrics: Sequence[str] = ("ece",),
+        n_resamples: int = 1000,
+        log_figure: Callable[[Figure, int], object] | None = None,
+        **kwargs: Any,
     ) -> None:
-        check_count(n_resamples, where=where, name="n_resamples", least=2)
+        check_count(n_resamples, where=type(self).__name__, name="n_resamples", least=2)
         for key in metrics:
             lookup(READERS, key, kind="metric")
-        self.metrics, self.n_resamples = tuple(metrics), n_resamples
+        self.metrics, self.n_resamples, self.log_figure = tuple(metrics), n_resamples, log_figure
         self.history: list[dict[str, Any]] = []
         self.scores: Scores | None = None
         self._settings: dict[str, Any] = {"num_classes": num_classes, "n_bins": n_bins, "ignore_index": IGNORED_LABEL, **kwargs}
@@ -49,8 +60,8 @@ class Recorder:
         """Return a new, empty state."""
         return CalibrationSuite(**self._settings)
 
-    def read(self, suite: CalibrationSuite) -> dict[str, float]:
-        """Return the numbers to log of all examples that ``suite`` (in every process) has seen, and keep the scores."""
+    def measure(self, suite: CalibrationSuite) -> dict[str, float]:
+        """Keep the scores of all examples that ``suite`` has seen (in every process), and return what to log of them."""
         self.scores = suite.scores(n_resamples=self.n_resamples)
         return self.flat()
 
@@ -59,6 +70,17 @@ class Recorder:
         assert self.scores is not None
         ends = ("", "_low", "_high")
         return {f"{key}{end}": value for key in self.metrics for end, value in zip(ends, self.scores[key], strict=True)}
+
+    def show(self, title: str, step: int, boards: Sequence[Callable[[Figure], object]]) -> None:
+        """Draw the reliability diagram of the last scores for ``boards`` and for ``log_figure``, if there are any."""
+        if not boards and self.log_figure is None:
+            return
+        assert self.scores is not None
+        figure = draw_scores(self.scores, title=title)
+        for add in boards:
+            add(figure)
+        if self.log_figure is not None:
+            self.log_figure(figure, step)
 
 
 def add_batch(suite: CalibrationSuite, logits: Tensor, labels: Tensor) -> None:

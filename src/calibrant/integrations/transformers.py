@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from calibrant.core.checks import check_count
-from calibrant.integrations.recorder import Recorder, add_batch, draw_scores
-from calibrant.meta import LoaderBatches, MetaLearner
+from calibrant.integrations.recorder import Recorder, add_batch
+from calibrant.meta import MetaLearner
 from calibrant.meta.batches import split_batch
 from calibrant.meta.network import own_randomness
 
@@ -28,11 +29,11 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from calibrant.core.scores import Scores
-
 __all__ = ["CalibratedTrainer", "CalibrationCallback"]
 
 STATE_FILE = "calibrant_meta_learner.pt"
+# Arguments of the learner that follow from the Trainer's.
+_TRAINERS_OWN = {"meta_batches", "accumulate", "amp", "scaler", "backward", "process_group", "clip"}
 
 
 class CalibratedTrainer(Trainer):
@@ -63,23 +64,16 @@ class CalibratedTrainer(Trainer):
     ) -> None:
         super().__init__(*args, **kwargs)
         check_count(meta_batch_size, where="CalibratedTrainer", name="meta_batch_size")
-        owned = {"meta_batches", "accumulate", "amp", "scaler", "backward", "process_group", "clip"} & set(meta or {})
-        if owned:
-            name = min(owned)
-            raise ValueError(
-                f"CalibratedTrainer: `meta` must leave {name!r} to the Trainer, got {(meta or {})[name]!r}. "
-                "Set it in TrainingArguments."
-            )
+        for name in _TRAINERS_OWN & set(meta or {}):
+            raise ValueError(f"CalibratedTrainer: `meta` must leave {name!r} to the Trainer. Set it in TrainingArguments.")
         if not hasattr(meta_dataset, "__len__") or len(meta_dataset) == 0:
-            got = f"{'an empty ' if hasattr(meta_dataset, '__len__') else ''}{type(meta_dataset).__name__}"
             raise ValueError(
-                "CalibratedTrainer: `meta_dataset` must be a dataset, with a length, of samples kept out of training, "
-                f"got {got}. Split a tenth off the training set."
+                "CalibratedTrainer: `meta_dataset` must hold samples kept out of training and know their number, got "
+                f"{type(meta_dataset).__name__}. Split a tenth off the training set."
             )
-        if self.label_smoother is not None:
-            raise ValueError("CalibratedTrainer: `label_smoothing_factor` must be 0, as the learner has its own loss.")
-        if self.compute_loss_func is not None:
-            raise ValueError("CalibratedTrainer: `compute_loss_func` must not be given, as the learner has its own loss.")
+        for name, given in (("label_smoothing_factor", self.label_smoother), ("compute_loss_func", self.compute_loss_func)):
+            if given is not None:
+                raise ValueError(f"CalibratedTrainer: `{name}` must not be given, as the learner has its own loss.")
         # The learner's loss is a mean over the batch, so the Trainer is to divide it by the number of accumulated batches.
         self.model_accepts_loss_kwargs = False
         self.meta_dataset, self.meta_batch_size, self.meta = meta_dataset, meta_batch_size, dict(meta or {})
@@ -108,8 +102,7 @@ class CalibratedTrainer(Trainer):
             # The Trainer has restored the random numbers of a checkpoint by now: dropout must go on with them.
             with own_randomness(next(model.parameters()).device):
                 self.learner = self.make_learner(model)
-        learner = self.learner
-        x, labels = split_batch(inputs)
+        learner, (x, labels) = self.learner, split_batch(inputs)
         learner.steps = self.state.global_step
         due = learner.due and self._updated_at != learner.steps
         random = learner.random_state() if due else None
@@ -124,8 +117,7 @@ class CalibratedTrainer(Trainer):
         """Return the learner for ``model`` as the Trainer has wrapped it; called once, by the first training step."""
         assert self.optimizer is not None
         scaler = getattr(self.accelerator, "scaler", None)
-        batches = LoaderBatches(self.meta_loader())
-        learner = MetaLearner(model, self.optimizer, meta_batches=batches, scaler=scaler, **self.meta)
+        learner = MetaLearner(model, self.optimizer, meta_batches=self.meta_loader(), scaler=scaler, **self.meta)
         saved = None if self._resumed is None else Path(self._resumed) / STATE_FILE
         if saved is not None and saved.exists():
             learner.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
@@ -154,7 +146,7 @@ class CalibratedTrainer(Trainer):
             torch.save(self.learner.state_dict(), Path(output_dir) / STATE_FILE)
 
 
-class CalibrationCallback(TrainerCallback):
+class CalibrationCallback(Recorder, TrainerCallback):
     """Measures the calibration error of every evaluation with its 95 % interval, and draws reliability diagrams.
 
     A ``Trainer`` shows no predictions to its callbacks, so this object is given to it twice:
@@ -196,27 +188,16 @@ class CalibrationCallback(TrainerCallback):
     ) -> None:
         # The Trainer gathers the predictions of all processes (without the copies that fill up the last batch) before it shows
         # them, so every process has seen every example, and adding them up again would count them twice.
-        self._recorder = Recorder(
-            "CalibrationCallback",
+        super().__init__(
             num_classes=num_classes,
             n_bins=n_bins,
             metrics=metrics,
             n_resamples=n_resamples,
+            log_figure=log_figure,
             sync_on_compute=False,
         )
-        self._suite = self._recorder.suite()
-        self.also, self.log_figure = also, log_figure
+        self._suite, self.also = self.suite(), also
         self._writer: Any = None
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """One row for every evaluation."""
-        return self._recorder.history
-
-    @property
-    def scores(self) -> Scores | None:
-        """Everything measured in the last evaluation."""
-        return self._recorder.scores
 
     def compute_metrics(self, prediction: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
         """Add predictions and, after the last, return the numbers to log.
@@ -233,7 +214,7 @@ class CalibrationCallback(TrainerCallback):
         add_batch(self._suite, logits, labels)
         if not compute_result:
             return {}
-        values = self._recorder.read(self._suite)
+        values = self.measure(self._suite)
         self._suite.reset()
         return values if self.also is None else {**self.also(prediction), **values}
 
@@ -251,7 +232,7 @@ class CalibrationCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Add a row to the history and draw the diagram."""
-        key = self._recorder.metrics[0]
+        key = self.metrics[0]
         found = next((name for name in metrics or {} if name.endswith(f"_{key}_low")), None)
         if found is None or self.scores is None:
             raise ValueError(
@@ -260,9 +241,11 @@ class CalibrationCallback(TrainerCallback):
             )
         name = found.removesuffix(f"_{key}_low")
         where = {"name": name, "epoch": state.epoch, "step": state.global_step, "n": self.scores.n}
-        self.history.append({**where, **self._recorder.flat()})
+        self.history.append({**where, **self.flat()})
         if state.is_world_process_zero:
-            self._show(args, state, name)
+            epoch = "" if state.epoch is None else f", epoch {state.epoch:g}"
+            boards = [partial(self._write, args, f"{name}/reliability", state.global_step)]
+            self.show(f"{name}{epoch}", state.global_step, boards if "tensorboard" in (args.report_to or ()) else [])
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Close the file of figures; a later evaluation opens another."""
@@ -270,25 +253,12 @@ class CalibrationCallback(TrainerCallback):
             self._writer.close()
             self._writer = None
 
-    def _show(self, args: TrainingArguments, state: TrainerState, name: str) -> None:
-        wanted = "tensorboard" in (args.report_to or ())
-        if not wanted and self.log_figure is None:
-            return
-        assert self.scores is not None
-        epoch = "" if state.epoch is None else f", epoch {state.epoch:g}"
-        figure = draw_scores(self.scores, title=f"{name}{epoch}")
-        if wanted:
-            if self._writer is None:
-                self._writer = _open_writer(args)
-            self._writer.add_figure(f"{name}/reliability", figure, global_step=state.global_step, close=False)
-            self._writer.flush()
-        if self.log_figure is not None:
-            self.log_figure(figure, state.global_step)
+    def _write(self, args: TrainingArguments, tag: str, step: int, figure: Figure) -> None:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
 
-
-def _open_writer(args: TrainingArguments) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    # Where the Trainer's own callback writes if it was told where; otherwise it makes up a name from the time of day.
-    folder = os.getenv("TENSORBOARD_LOGGING_DIR") or Path(str(args.output_dir)) / "runs" / "calibration"
-    return SummaryWriter(log_dir=str(folder))
+            # Where the Trainer's own callback writes if it was told where; otherwise it makes up a name from the time of day.
+            folder = os.getenv("TENSORBOARD_LOGGING_DIR") or Path(str(args.output_dir)) / "runs" / "calibration"
+            self._writer = SummaryWriter(log_dir=str(folder))
+        self._writer.add_figure(tag, figure, global_step=step, close=False)
+        self._writer.flush()

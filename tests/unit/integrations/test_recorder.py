@@ -14,7 +14,7 @@ from helpers import mixed_gaps
 
 def recorder(**options: object) -> Recorder:
     settings: dict[str, object] = {"num_classes": 10, "n_bins": 15, "metrics": ("ece", "nll"), "n_resamples": 50, **options}
-    return Recorder("Test", **settings)  # type: ignore[arg-type]
+    return Recorder(**settings)  # type: ignore[arg-type]
 
 
 def test_recorder_of_batches_gives_the_numbers_of_the_whole() -> None:
@@ -23,7 +23,7 @@ def test_recorder_of_batches_gives_the_numbers_of_the_whole() -> None:
     suite = made.suite()
     for part in (slice(0, 200), slice(200, 500)):
         add_batch(suite, probs[part].log(), labels[part])
-    values = made.read(suite)
+    values = made.measure(suite)
     assert list(values) == ["ece", "ece_low", "ece_high", "nll", "nll_low", "nll_high"]
     assert values["ece"] == pytest.approx(float(expected_calibration_error(probs, labels)), abs=1e-9)
     assert values["ece_low"] <= values["ece"] <= values["ece_high"]
@@ -56,7 +56,7 @@ def test_draw_scores_leaves_no_figure_behind() -> None:
 def test_recorder_of_wrong_settings_raises() -> None:
     with pytest.raises(ValueError, match="unknown metric 'ecee'. Did you mean 'ece'"):
         recorder(metrics=("ecee",))
-    with pytest.raises(ValueError, match="Test: `n_resamples` must be"):
+    with pytest.raises(ValueError, match="`n_resamples` must be"):
         recorder(n_resamples=1)
     with pytest.raises(ValueError, match="`n_bins` must be one of"):
         recorder(n_bins=7)
