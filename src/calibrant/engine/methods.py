@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, Literal, TypeAlias, get_type_hints
 
 from calibrant.core.registry import Registry, lookup
 from calibrant.engine.meta_methods import REMOVED_OPTIONS, MetaMethod
@@ -40,12 +40,8 @@ from calibrant.losses import (
 __all__ = ["METHODS", "Facts", "LossPlan", "Method", "MetaPlan", "Plan", "make_plan", "resolved", "split_name"]
 
 
-class Look(NamedTuple):
-    """How figures draw a method: colour of the palette, marker, and line ("solid", "dashed", "dashdot", "dashdotdot")."""
-
-    color: str
-    marker: str
-    line: str
+# How figures draw a method: colour of the palette, marker, and line ("-", "--", "-." or "-..").
+Look: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -94,8 +90,11 @@ def _plain(facts: Facts) -> Plan:
     return LossPlan(_ce(facts))
 
 
-def _smoothed(facts: Facts, *, label_smoothing: float) -> Plan:
-    return LossPlan(_ce(facts, label_smoothing=label_smoothing))
+def _smoothed(share: float) -> Callable[..., Plan]:
+    def build(facts: Facts, *, label_smoothing: float = share) -> Plan:
+        return LossPlan(_ce(facts, label_smoothing=label_smoothing))
+
+    return build
 
 
 def _focal(facts: Facts, *, gamma: float = 1.0) -> Plan:
@@ -174,134 +173,75 @@ def _crl(facts: Facts, *, weight: float = 1.0) -> Plan:
     return LossPlan(_ce(facts) + weight * CRL(num_samples=facts.num_train))
 
 
-def _learned(label: str, help: str, loss: str, build: MetaMethod, look: Look) -> Method:
+def _learned(label: str, regularizer: str, objective: str, look: Look) -> Method:
     """A method that learns on held-out data: averaged weights predict, and the lowest NLL near the lowest error is best."""
-    return Method(label, help, loss, build, look, learns=True, average="phase", select="error+nll")
+    variants = {"val_ce": "nll", "val_fl": "focal", "frozen": "nll"} if objective == "nll" else {}
+    by = "cross-entropy, or focal loss (`variant=val_fl`), or not (`frozen`)" if variants else objective.upper()
+    kind = {"unitwise-l2": "cross-entropy with unit-wise L2", "gamma-focal": "focal loss with a gamma for every example"}
+    build = MetaMethod(regularizer, objective, variants)
+    return Method(
+        label=label,
+        help=f"{kind[regularizer]}, learned on held-out data by {by}",
+        loss="focal" if variants else objective,
+        build=build,
+        look=look,
+        learns=True,
+        average="phase",
+        select="error+nll",
+    )
 
 
 # No two of a colour share marker or line. The paper's ablation does not say how gamma-Net learns without SECE: validation
 # cross-entropy is the plainest reading. Joint training on the training loss is none: it falls with gamma, which then grows
 # without bound.
 BUILTIN: dict[str, Method] = {
-    "ce": Method("CE", "cross-entropy", "cross_entropy", _plain, Look("black", "o", "solid")),
-    "focal": Method("Focal", "focal loss, one gamma for all", "focal", _focal, Look("green", "s", "solid")),
-    "flsd": Method(
-        "FLSD", "focal loss, gamma by the probability of the true class", "flsd", _flsd, Look("green", "^", "dashed")
-    ),
-    "ls-0.05": Method(
-        "LS-0.05",
-        "cross-entropy with smoothed labels",
-        "cross_entropy",
-        partial(_smoothed, label_smoothing=0.05),
-        Look("sky", "D", "solid"),
-    ),
-    "ls-0.1": Method(
-        "LS-0.1",
-        "the same, smoothed more",
-        "cross_entropy",
-        partial(_smoothed, label_smoothing=0.1),
-        Look("sky", "h", "dashed"),
-    ),
-    "mixup": Method("Mixup", "cross-entropy on mixtures of two images", "mixup", _mixup, Look("grey", "p", "dashed")),
-    "mmce": Method("MMCE", "cross-entropy and weighted MMCE", "weighted_mmce", _mmce, Look("grey", "v", "dashdot")),
-    "brier": Method("Brier", "Brier score", "brier", _brier, Look("purple", ">", "solid")),
-    "ce-dece": _learned(
-        "CE-DECE",
-        "cross-entropy with unit-wise L2, learned on held-out data by DECE",
-        "dece",
-        MetaMethod(regularizer="unitwise-l2", objective="dece"),
-        Look("blue", "P", "dashdot"),
-    ),
-    "ce-sece": _learned(
-        "CE-SECE",
-        "the same by SECE",
-        "sece",
-        MetaMethod(regularizer="unitwise-l2", objective="sece"),
-        Look("purple", "X", "dashed"),
-    ),
-    "flgamma-dece": _learned(
-        "FLγ-DECE",
-        "focal loss with a gamma for every example, learned on held-out data by DECE",
-        "dece",
-        MetaMethod(regularizer="gamma-focal", objective="dece"),
-        Look("orange", "^", "dashdot"),
-    ),
-    "flgamma-sece": _learned(
-        "FLγ-SECE",
-        "the same by SECE",
-        "sece",
-        MetaMethod(regularizer="gamma-focal", objective="sece"),
-        Look("vermillion", "*", "solid"),
-    ),
-    "flgamma-skce": _learned(
-        "FLγ-SKCE",
-        "the same by SKCE",
-        "skce",
-        MetaMethod(regularizer="gamma-focal", objective="skce"),
-        Look("orange", "8", "solid"),
-    ),
-    "flgamma": _learned(
-        "FLγ",
-        "the same by held-out cross-entropy, or focal loss (`variant=val_fl`), or not learned (`variant=frozen`)",
-        "focal",
-        MetaMethod("gamma-focal", "nll", {"val_ce": "nll", "val_fl": "focal", "frozen": "nll"}),
-        Look("vermillion", "s", "dashed"),
-    ),
+    "ce": Method("CE", "cross-entropy", "cross_entropy", _plain, ("black", "o", "-")),
+    "focal": Method("Focal", "focal loss, one gamma for all", "focal", _focal, ("green", "s", "-")),
+    "flsd": Method("FLSD", "focal loss, gamma by the probability of the true class", "flsd", _flsd, ("green", "^", "--")),
+    "ls-0.05": Method("LS-0.05", "smoothed cross-entropy", "cross_entropy", _smoothed(0.05), ("sky", "D", "-")),
+    "ls-0.1": Method("LS-0.1", "smoothed cross-entropy", "cross_entropy", _smoothed(0.1), ("sky", "h", "--")),
+    "mixup": Method("Mixup", "cross-entropy on mixtures of two images", "mixup", _mixup, ("grey", "p", "--")),
+    "mmce": Method("MMCE", "cross-entropy and weighted MMCE", "weighted_mmce", _mmce, ("grey", "v", "-.")),
+    "brier": Method("Brier", "Brier score", "brier", _brier, ("purple", ">", "-")),
+    "ce-dece": _learned("CE-DECE", "unitwise-l2", "dece", ("blue", "P", "-.")),
+    "ce-sece": _learned("CE-SECE", "unitwise-l2", "sece", ("purple", "X", "--")),
+    "flgamma-dece": _learned("FLγ-DECE", "gamma-focal", "dece", ("orange", "^", "-.")),
+    "flgamma-sece": _learned("FLγ-SECE", "gamma-focal", "sece", ("vermillion", "*", "-")),
+    "flgamma-skce": _learned("FLγ-SKCE", "gamma-focal", "skce", ("orange", "8", "-")),
+    "flgamma": _learned("FLγ", "gamma-focal", "nll", ("vermillion", "s", "--")),
     "adafocal": Method(
-        "AdaFocal",
-        "focal loss, gamma by the calibration of validation bins",
-        "adafocal",
-        _adafocal,
-        Look("blue", "<", "dashed"),
+        "AdaFocal", "focal loss, gamma by the calibration of validation bins", "adafocal", _adafocal, ("blue", "<", "--")
     ),
     "dual-focal": Method(
-        "Dual Focal",
-        "focal loss that looks at the class right behind the true one, too",
-        "dual_focal",
-        _dual_focal,
-        Look("black", "d", "dashed"),
+        "Dual Focal", "focal loss of the lead over the class right behind", "dual_focal", _dual_focal, ("black", "d", "--")
     ),
-    "mbls": Method("MbLS", "cross-entropy and logits beyond a margin", "mbls", _mbls, Look("sky", "<", "dashdot")),
+    "mbls": Method("MbLS", "cross-entropy and logits beyond a margin", "mbls", _mbls, ("sky", "<", "-.")),
     "mbls-0": Method(
-        "MbLS (no margin)", "the same without a margin", "mbls", partial(_mbls, margin=0.0), Look("grey", "X", "solid")
+        "MbLS (no margin)", "cross-entropy and how logits differ", "mbls", partial(_mbls, margin=0.0), ("grey", "X", "-")
     ),
-    "ecp": Method(
-        "ECP", "cross-entropy, less the entropy of predictions", "confidence_penalty", _ecp, Look("black", "s", "dashdot")
-    ),
-    "focal+sb-ece": Method(
-        "Focal+SB-ECE", "focal loss and soft-binned ECE", "sb_ece", _focal_sb_ece, Look("green", "h", "dashdot")
-    ),
+    "ecp": Method("ECP", "cross-entropy, less the entropy of predictions", "confidence_penalty", _ecp, ("black", "s", "-.")),
+    "focal+sb-ece": Method("Focal+SB-ECE", "focal loss and soft-binned ECE", "sb_ece", _focal_sb_ece, ("green", "h", "-.")),
     "focal+s-avuc": Method(
-        "Focal+S-AvUC",
-        "focal loss and soft accuracy versus uncertainty",
-        "soft_avuc",
-        _focal_s_avuc,
-        Look("blue", "D", "solid"),
+        "Focal+S-AvUC", "focal loss and soft accuracy versus uncertainty", "soft_avuc", _focal_s_avuc, ("blue", "D", "-")
     ),
-    "avuc": Method("AvUC", "cross-entropy and accuracy versus uncertainty", "avuc", _avuc, Look("purple", "o", "dashdot")),
-    "mdca": Method(
-        "MDCA", "focal loss and class-wise gaps of confidence and accuracy", "mdca", _mdca, Look("orange", "p", "dashed")
-    ),
-    "dca": Method(
-        "DCA", "cross-entropy and the gap of confidence and accuracy", "dca", _dca, Look("vermillion", "v", "dashdot")
-    ),
+    "avuc": Method("AvUC", "cross-entropy and accuracy versus uncertainty", "avuc", _avuc, ("purple", "o", "-.")),
+    "mdca": Method("MDCA", "focal loss and class-wise gaps of confidence and accuracy", "mdca", _mdca, ("orange", "p", "--")),
+    "dca": Method("DCA", "cross-entropy and the gap of confidence and accuracy", "dca", _dca, ("vermillion", "v", "-.")),
     "patra": Method(
         "Huber-DCA",
-        "focal loss and a Huber loss of that gap, with training examples of low confidence pruned",
+        "focal loss and a Huber loss of the gap of confidence and accuracy; unsure examples are pruned",
         "huber_dca",
         _patra,
-        Look("black", "^", "dashdotdot"),
+        ("black", "^", "-.."),
     ),
-    "cpc": Method("CPC", "cross-entropy and constraints on pairs of classes", "cpc", _cpc, Look("sky", "p", "dashdotdot")),
-    "acls": Method(
-        "ACLS", "cross-entropy and adaptive, conditional label smoothing", "acls", _acls, Look("grey", "o", "dashdotdot")
-    ),
+    "cpc": Method("CPC", "cross-entropy and constraints on pairs of classes", "cpc", _cpc, ("sky", "p", "-..")),
+    "acls": Method("ACLS", "cross-entropy and adaptive, conditional label smoothing", "acls", _acls, ("grey", "o", "-..")),
     "crl": Method(
         "CRL",
-        "cross-entropy and a ranking of confidences by how often an example was right",
+        "cross-entropy and a ranking of examples by how often they were right",
         "crl",
         _crl,
-        Look("green", ">", "dashdotdot"),
+        ("green", ">", "-.."),
     ),
 }
 METHODS: Registry[Method] = Registry("method", "calibrant.methods", BUILTIN, of=Method)

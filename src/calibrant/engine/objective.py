@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrant.core.records import Predictions, Split
 from calibrant.engine.batches import Batch, TrainBatches
 from calibrant.engine.distributed import ALONE_GROUP, Group
-from calibrant.losses import CRL, AdaFocalLoss, AvUC, ConfidencePruner, ScheduledFocalLoss
+from calibrant.losses import ConfidencePruner
+from calibrant.losses import Objective as LossFunction
 from calibrant.meta.presets import MetaSettings
 from calibrant.meta.regularizers import Regularizer
 from calibrant.meta.virtual import MetaObjective
@@ -138,29 +138,26 @@ class LossObjective(Objective):
     def __init__(self, loss: nn.Module, *, pruner: ConfidencePruner | None = None, group: Group = ALONE_GROUP) -> None:
         super().__init__()
         self.module, self.pruner, self.group = loss, pruner, group
-        self._indexed = "indices" in getattr(loss, "inputs", ())
-        self._members = list(loss.modules())
+        self._members = [member for member in loss.modules() if isinstance(member, LossFunction)]
+        self._indexed = any("indices" in member.inputs for member in self._members)
         self._epoch = 0
 
     def begin_epoch(self, epoch: int) -> None:
-        """Tell members that follow a schedule which epoch begins."""
+        """Tell the loss which epoch begins."""
         self._epoch = epoch
         for member in self._members:
-            if isinstance(member, (ScheduledFocalLoss, CRL)):
-                member.set_epoch(epoch)
+            member.set_epoch(epoch)
 
     def learns_from_val(self) -> bool:
-        """Whether a member learns from validation logits at the end of this epoch."""
-        return bool(self._learners())
+        """Whether a part of the loss learns from validation logits at the end of this epoch."""
+        return any(member.needs_validation(self._epoch) for member in self._members)
 
     def end_epoch(self, logits: Tensor | None, labels: Tensor) -> None:
-        """Show validation ``logits`` to members that learn from them; let the pruner prune."""
-        for member in self._learners():
-            assert logits is not None
-            if isinstance(member, AvUC):
-                member.update_threshold(logits, labels.to(logits.device))
-            else:
-                member.update(Predictions(logits=logits, labels=labels, split=Split.VAL))
+        """Show validation ``logits`` to what learns from them; let the pruner prune."""
+        for member in self._members:
+            if member.needs_validation(self._epoch):
+                assert logits is not None
+                member.observe_validation(logits, labels)
         if self.pruner is not None:
             self.pruner.end_epoch()
 
@@ -168,19 +165,12 @@ class LossObjective(Objective):
         """Return the training examples still in use, or None for all."""
         return None if self.pruner is None else self.pruner.kept_indices()
 
-    def _learners(self) -> list[AdaFocalLoss | AvUC]:
-        # The released AvUC code sets the threshold during its first five epochs.
-        kinds = (AdaFocalLoss, AvUC) if self._epoch < 5 else (AdaFocalLoss,)
-        return [member for member in self._members if isinstance(member, kinds)]
-
     def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
         """Return the loss ``[]`` of the batch."""
         logits, labels, examples = self.group.gather(logits), self.group.gather(batch.labels), self.group.gather(batch.examples)
-        extra = {"indices": examples} if self._indexed else {}
-        value: Tensor = self.module(logits, labels, **extra)
+        value: Tensor = self.module(logits, labels, **({"indices": examples} if self._indexed else {}))
         for member in self._members:
-            if isinstance(member, CRL):
-                member.update(logits.detach(), labels, indices=examples)
+            member.observe_batch(logits.detach(), labels, indices=examples)
         if self.pruner is not None:
             self.pruner.update(logits.detach(), indices=examples)
         return value

@@ -109,6 +109,16 @@ class Objective(nn.Module):
     def set_epoch(self, epoch: int) -> None:
         """Tell the objective which epoch, counted from 0, is about to run; most have no use for it."""
 
+    def observe_batch(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> None:
+        """Remember what a training batch shows, after its loss; most remember nothing."""
+
+    def needs_validation(self, epoch: int) -> bool:
+        """Whether it learns from validation data at the end of this epoch; most never do."""
+        return False
+
+    def observe_validation(self, logits: Tensor, labels: Tensor) -> None:
+        """Learn from logits ``[N, C]`` of the validation part."""
+
     def __add__(self, other: Objective) -> WeightedSum:
         return WeightedSum([(1.0, self), (1.0, other)]) if isinstance(other, Objective) else NotImplemented
 

@@ -510,6 +510,14 @@ class AdaFocalLoss(Loss, function=adafocal_loss):
         self.edges.copy_(bins.edges)
         return bins
 
+    def needs_validation(self, epoch: int) -> bool:
+        """After every epoch."""
+        return True
+
+    def observe_validation(self, logits: Tensor, labels: Tensor) -> None:
+        """Move gammas and edges by validation logits."""
+        self.update(Predictions(logits=logits, labels=labels, split=Split.VAL))
+
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
         """Return the loss of every sample, ``[B]``."""
         return adafocal_loss(logits, labels, gammas=self.gammas, edges=self.edges)

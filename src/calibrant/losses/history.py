@@ -126,6 +126,10 @@ class CRL(Penalty, function=crl_penalty):
         right = (rows.logits.argmax(1) == rows.labels).to(self.times_right.dtype)
         self.times_right.index_add_(0, rows.inputs["indices"], right)
 
+    def observe_batch(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> None:
+        """Count which samples of a batch were right."""
+        self.update(logits, labels, indices=indices)
+
     @torch.no_grad()
     def set_epoch(self, epoch: int) -> None:
         """Tell which epoch, counted from 0, is about to run: so many have ended."""

@@ -127,6 +127,14 @@ class AvUC(Penalty, function=avuc_penalty):
         rows = to_rows(logits, labels, {}, ignore_index=self.ignore_index, where="AvUC.update_threshold")
         self.current_threshold.copy_(avuc_threshold(rows.logits, rows.labels))
 
+    def needs_validation(self, epoch: int) -> bool:
+        """As the released code: in the first five epochs."""
+        return epoch < 5
+
+    def observe_validation(self, logits: Tensor, labels: Tensor) -> None:
+        """Set the threshold from validation logits."""
+        self.update_threshold(logits, labels.to(logits.device))
+
 
 def soft_avuc_penalty(logits: Tensor, labels: Tensor, *, temperature: float = 0.1, threshold: float = 0.5) -> Tensor:
     r"""AvUC whose threshold is soft, so that moving across it carries a gradient.
