@@ -212,7 +212,7 @@ def difference(then: Mapping[str, object], now: Mapping[str, object], *, when: t
 def _part(part: ImageSet) -> str:
     pixels = np.ascontiguousarray(part.images.numpy()).reshape(-1)
     blocks = [pixels[start : start + _BLOCK] for start in range(0, len(pixels), _BLOCK)]
-    hashed = [blake2b(block, digest_size=32).digest() for block in blocks]
+    hashed = [blake2b(block.tobytes(), digest_size=32).digest() for block in blocks]
     return _digest(str(list(part.images.shape)).encode(), part.labels.numpy().astype("<i8").tobytes(), *hashed, size=16)
 
 

@@ -188,7 +188,7 @@ def _find_pictures(part: Path, names: tuple[str, ...]) -> tuple[list[Picture], T
         paths = sorted(path for path in files if not any(piece.startswith(".") for piece in path.relative_to(part).parts))
         if not paths:
             raise ValueError(f"{part / name}: must hold pictures ({', '.join(_ENDINGS)}), got none.")
-        pictures += [Picture(str(path), partial(path.open, "rb")) for path in paths]
+        pictures += [Picture(str(path), partial(open_binary, path)) for path in paths]
         labels += [names.index(name)] * len(paths)
     return pictures, torch.tensor(labels, dtype=torch.int64)
 
@@ -209,8 +209,8 @@ def _images(fields: Fields, keys: tuple[str, ...], there: list[str], path: Path)
         array = array.transpose(0, 2, 3, 1)
     if array.ndim != 4 or array.shape[3] > _MOST_CHANNELS or 0 in array.shape:
         table = " Train on a table of features in a loop of your own with `calibrant.MetaLearner`." if array.ndim == 2 else ""
-        got = list(fields[key].shape)
-        raise ValueError(f"{path}: `{key}` must be [N, H, W], [N, H, W, channels] or [N, channels, H, W], got {got}.{table}")
+        shape = list(fields[key].shape)
+        raise ValueError(f"{path}: `{key}` must be [N, H, W], [N, H, W, channels] or [N, channels, H, W], got {shape}.{table}")
     if array.dtype.kind not in "iu" or not 0 <= array.min() <= array.max() <= 255:
         got = f"{array.dtype} from {array.min():.4g} to {array.max():.4g}" if array.dtype.kind in "iuf" else str(array.dtype)
         hint = " Save `(255 * images).round().astype('uint8')` if they lie between 0 and 1." if array.dtype.kind == "f" else ""
@@ -254,6 +254,11 @@ class Picture(NamedTuple):
 
     name: str
     open: Callable[[], IO[bytes]]
+
+
+def open_binary(*parts: str | Path) -> IO[bytes]:
+    """Open the file at the path made of ``parts`` for reading its bytes."""
+    return Path(*parts).open("rb")
 
 
 class Form(NamedTuple):

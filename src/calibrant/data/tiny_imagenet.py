@@ -15,7 +15,7 @@ from typing import IO, NamedTuple
 import torch
 
 from calibrant.data.image_set import DataSet, ImageSet
-from calibrant.data.own_images import Form, Picture, decode
+from calibrant.data.own_images import Form, Picture, decode, open_binary
 from calibrant.data.source import DataSource, RemoteFile, Shape, not_there
 from calibrant.io.download import file_md5
 
@@ -83,7 +83,7 @@ def _open(root: Path, stack: ExitStack) -> _Tree:
     for place in (root / FOLDER, root):
         if (place / "wnids.txt").is_file():
             paths = [p.relative_to(place).as_posix() for part in ("train", "val") for p in (place / part).rglob("*.JPEG")]
-            return _Tree(str(place), paths, partial(_open_file, place))
+            return _Tree(str(place), paths, partial(open_binary, place))
     packed = root / ARCHIVE
     if not packed.is_file():
         raise not_there("tiny-imagenet", root, f"{FOLDER}/ or {ARCHIVE}")
@@ -93,10 +93,6 @@ def _open(root: Path, stack: ExitStack) -> _Tree:
     archive = stack.enter_context(zipfile.ZipFile(packed))
     paths = [name.removeprefix(f"{FOLDER}/") for name in archive.namelist() if name.startswith(f"{FOLDER}/")]
     return _Tree(str(packed), paths, lambda path: archive.open(f"{FOLDER}/{path}"))
-
-
-def _open_file(place: Path, path: str) -> IO[bytes]:
-    return (place / path).open("rb")
 
 
 def _names(words: str, wnids: list[str]) -> tuple[str, ...]:

@@ -64,7 +64,8 @@ def find_layout(names: Sequence[str], *, path: str | Path) -> Layout:
     if numbered["p"] and numbered["logit"]:
         raise ValueError(f"{path}: must hold either columns p0… or logit0…, got both. Remove one kind.")
     prefix = "logit" if numbered["logit"] else "p"
-    single = [name for name in ("probs", "logits") if name in seen] or [name for name in _BINARY if name in seen]
+    lists: list[str] = [name for name in _KINDS.values() if name in seen]
+    single = lists or [name for name in _BINARY if name in seen]
     if numbered[prefix] - {"1"}:
         kind, scores = _KINDS[prefix], tuple(f"{prefix}{number}" for number in range(len(numbered[prefix])))
         missing = next((name for name in scores if name not in seen), None)

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from calibrant.data import DataSet, ImageSet
 from calibrant.data import image_set as module
 from calibrant.data.image_set import difference, fingerprint
-from calibrant.data.own_images import load_npz
 
 
 def images(n: int, *, first: int = 0, names: tuple[str, ...] | None = ("ant", "bee")) -> ImageSet:
@@ -61,11 +59,3 @@ def test_fingerprint_of_several_blocks_sees_a_change_at_either_end_of_one(place,
     changed = images(10)
     changed.images.view(-1)[place] += 1
     assert difference(fingerprint(DATA), fingerprint(replace(DATA, train=changed))) == "other images or labels to train on"
-
-
-def test_fingerprint_of_a_file_is_that_of_its_arrays_however_it_is_written(tmp_path):
-    pixels, labels = np.arange(20 * 16, dtype=np.uint8).reshape(20, 4, 4), np.arange(20) % 2
-    np.savez(tmp_path / "a.npz", images=pixels, labels=labels)
-    np.savez_compressed(tmp_path / "b.npz", y=labels.astype(np.int32), x=pixels.astype(np.int64))
-    first, second = (fingerprint(load_npz(tmp_path / name)) for name in ("a.npz", "b.npz"))
-    assert first == second

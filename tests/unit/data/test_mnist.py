@@ -4,8 +4,10 @@ import struct
 
 import numpy as np
 import pytest
+import torch
+from sklearn import datasets
 
-from calibrant.data import mnist
+from calibrant.data import load_digits, mnist
 
 
 def idx(array):
@@ -54,13 +56,6 @@ def test_load_fashion_mnist_has_names_and_mirrors(tmp_path, monkeypatch):
     assert data.test.mean == (0.2860,)
 
 
-def test_load_mnist_missing_says_how_to_get_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"in mnist/, got .*calibrant data fetch mnist`, or .* `--data-root`"):
-        mnist.load_mnist(tmp_path)
-    with pytest.raises(FileNotFoundError, match="calibrant data fetch fashion-mnist"):
-        mnist.load_fashion_mnist(tmp_path)
-
-
 @pytest.mark.parametrize("wrong", ["changed", "cut", "not packed", "a bomb"])
 def test_load_mnist_other_content_is_refused(tmp_path, monkeypatch, wrong):
     write_set(tmp_path / "mnist", monkeypatch)
@@ -78,8 +73,20 @@ def test_load_mnist_other_content_is_refused(tmp_path, monkeypatch, wrong):
         mnist.load_mnist(tmp_path)
 
 
-def test_load_mnist_is_not_fooled_by_fashion(tmp_path, monkeypatch):
-    write_set(tmp_path / "set", monkeypatch, table="FASHION_FILES")
-    assert len(mnist.load_fashion_mnist(tmp_path / "set").train) == 12
-    with pytest.raises(ValueError, match="must be the published file"):
-        mnist.load_mnist(tmp_path / "set")
+def test_load_digits_holds_every_image_of_scikit_learn_once():
+    data, raw = load_digits(), datasets.load_digits()
+    assert (len(data.train), len(data.test)) == (1297, 500)
+    images = torch.cat([data.test.images, data.train.images])
+    labels = torch.cat([data.test.labels, data.train.labels])
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+    expected = torch.from_numpy(raw.images)[order].mul(255 / 16).round().to(torch.uint8)
+    assert torch.equal(images.squeeze(3), expected)
+    assert torch.equal(labels, torch.from_numpy(raw.target).long()[order])
+
+
+def test_load_digits_does_not_import_scikit_learn(monkeypatch):
+    def refuse():
+        raise AssertionError("imports a second's worth of modules")
+
+    monkeypatch.setattr(datasets, "load_digits", refuse)
+    assert len(load_digits().train) == 1297

@@ -29,10 +29,6 @@ def test_synthetic_posterior_is_known_in_every_confidence_bin() -> None:
         assert float(predictions.correct[inside].double().mean()) == pytest.approx(float(posterior[inside].mean()), abs=error)
 
 
-def test_synthetic_temperature_one_is_calibrated() -> None:
-    assert synthetic_predictions(1000, temperature=1.0)[1] == 0.0
-
-
 def test_synthetic_hardness_raises_the_error() -> None:
     easy, hard = (synthetic_predictions(5000, hardness=value)[0] for value in (0.5, 2.0))
     assert float(easy.correct.double().mean()) > float(hard.correct.double().mean()) + 0.1

@@ -125,12 +125,3 @@ def test_weights_are_read_under_each_of_their_names(tmp_path: Path, ending: str,
     assert found.columns == {}
     pieces = list(iter_prediction_batches(path, batch_rows=3, columns=[]))
     assert [part.weights.tolist() for part in pieces if part.weights is not None] == [WEIGHTS[:3], WEIGHTS[3:]]
-
-
-@pytest.mark.parametrize("read", [read_whole, read_in_pieces])
-@pytest.mark.parametrize("ending", [".npz", ".csv", ".parquet"])
-def test_labels_that_are_no_whole_numbers_are_said_with_their_row(
-    tmp_path: Path, ending: str, read: Callable[..., Predictions]
-) -> None:
-    with pytest.raises(ValueError, match=r"class indices 0, 1, 2, …, got 0\.5 in row 3"):
-        read(write(tmp_path / f"x{ending}", [1.0, 0.0, 2.0, 0.5]))

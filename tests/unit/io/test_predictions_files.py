@@ -252,15 +252,6 @@ def test_load_one_score_for_each_example_is_a_binary_problem(
     torch.testing.assert_close(load_predictions(path).probs.double(), expected.probs.double(), rtol=0, atol=1e-7)
 
 
-def test_load_one_score_for_each_example_needs_labels_of_two_classes(tmp_path: Path) -> None:
-    np.savez(tmp_path / "binary.npz", probs=np.array([0.25, 0.5]), labels=np.array([0, 2]))
-    with pytest.raises(ValueError, match=r"binary\.npz: `labels` must lie in \[0, 1\], got 2"):
-        load_predictions(tmp_path / "binary.npz")
-    np.savez(tmp_path / "scores.npz", probs=np.array([0.25, 2.5]), labels=np.array([0, 1]))
-    with pytest.raises(ValueError, match=r"scores\.npz: `probs` must lie in \[0, 1\], got values from 0\.25 to 2\.5"):
-        load_predictions(tmp_path / "scores.npz")
-
-
 def test_load_one_score_for_each_example_takes_any_for_those_to_leave_out(tmp_path: Path) -> None:
     np.savez(tmp_path / "binary.npz", probs=np.array([0.25, 0.5, -1.0]), labels=np.array([0, 1, -100]))
     assert len(load_predictions(tmp_path / "binary.npz", ignore_index=-100)) == 2
