@@ -65,7 +65,7 @@ def test_cli_train_default_folder_is_named_after_the_run():
         (["--method", "flgama-sece"], "unknown method 'flgama-sece'. Did you mean 'flgamma-sece'?"),
         (["--method", "ce+st"], "unknown method 'ce+st'"),
         (["--model", "mpl"], "unknown backbone 'mpl'. Did you mean 'mlp'?"),
-        (["--model", "os:nothing"], "`model` must name a factory of os, got 'nothing'"),
+        (["--model", "os:nothing"], "but os has no 'nothing'"),
         (["--set", "train.graph=yes"], "`train.graph` must be 'auto' or 'no' on the CPU, got 'yes'"),
         (["--preset", "papr"], "`method.preset` must be one of 'default', 'paper', got 'papr'"),
         (["--device", "cuda:x"], "`device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got 'cuda:x'"),

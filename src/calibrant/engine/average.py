@@ -71,13 +71,11 @@ class WeightAverage:
         try:
             found = copy.deepcopy(model).requires_grad_(False)
         except Exception as error:
-            raise _uncopyable(model, f"{type(error).__name__}: {str(error).partition('.')[0]}") from None
-        own = {id(module) for module in model.modules()}
-        for part in found.modules():
-            for name, value in vars(part).items():
-                # Functions are not copied, so that one made inside the network goes on computing with it.
-                if any(id(cell.cell_contents) in own for cell in getattr(value, "__closure__", None) or ()):
-                    raise _uncopyable(model, f"`{name}` is a function that would go on with the first one")
+            raise ValueError(
+                "train: the network must be one that `copy.deepcopy` can copy, so that meta batches can pass its averaged "
+                f"weights, got {type(model).__name__} ({type(error).__name__}: {str(error).partition('.')[0]}). Use "
+                "`--set train.average=no`, or keep no computed tensors in the network."
+            ) from None
         for name, value in found.state_dict(keep_vars=True).items():
             if name in self.means:
                 value.data = self.means[name]
@@ -127,11 +125,3 @@ class WeightAverage:
     def _put(self, weights: list[Tensor]) -> None:
         for value, weight in zip(self._values, weights, strict=True):
             value.copy_(weight)
-
-
-def _uncopyable(model: nn.Module, what: str) -> ValueError:
-    return ValueError(
-        "train: the network must be one that `copy.deepcopy` can copy, so that meta batches can go through its averaged "
-        f"weights, got {type(model).__name__} ({what}). Use `--set train.average=no`, or make methods of such functions and "
-        "keep no computed tensors in the network."
-    )

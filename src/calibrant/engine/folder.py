@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -341,37 +341,27 @@ def restore_state(state: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> N
             value.copy_(saved[name])
 
 
-class FolderLock:
-    """Holds a folder until it is closed, or its process ends in whatever way; ``handle`` is None where it cannot be locked."""
+def lock_folder(path: Path, *, where: str = "train") -> ExitStack:
+    """Take a folder for this process until what is returned is closed, or the process ends in whatever way.
 
-    def __init__(self, handle: int | None) -> None:
-        self._handle = handle
-
-    def close(self) -> None:
-        """Let the folder go."""
-        if self._handle is not None:
-            os.close(self._handle)
-        self._handle = None
-
-
-def lock_folder(path: Path, *, where: str = "train") -> FolderLock:
-    """Take a folder for this process; raises ``ValueError`` if another one has it. Some file systems have no such locks."""
+    Raises ``ValueError`` if another process has it. Where folders cannot be locked, nothing is held.
+    """
+    held = ExitStack()
     try:
         import fcntl
 
         handle = os.open(path, os.O_RDONLY)
     except (ImportError, OSError):
-        return FolderLock(None)
+        return held
+    held.callback(os.close, handle)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        if isinstance(error, BlockingIOError):
-            raise ValueError(
-                f"{where}: {path} is being written by another process. Wait for it, or name another folder."
-            ) from None
-        return FolderLock(None)
-    return FolderLock(handle)
+    except BlockingIOError:
+        held.close()
+        raise ValueError(f"{where}: {path} is being written by another process. Wait for it, or name another folder.") from None
+    except OSError:
+        pass  # some network file systems know no locks
+    return held
 
 
 def provenance(hardware: Hardware) -> dict[str, object]:
@@ -408,15 +398,13 @@ def package_commit(folder: Path | None = None) -> str | None:
     """
     place = Path(__file__).parents[1] if folder is None else folder
 
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(place), *arguments], capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(place), *arguments], capture_output=True, text=True, timeout=10)
+        return done.stdout.strip() if done.returncode == 0 else ""
 
-    # An environment inside some other project's checkout is not a checkout of this package: its files must be tracked there.
-    if not git("ls-files", "--error-unmatch", "__init__.py"):
+    try:
+        # An environment inside some other project's checkout is not a checkout of this package: its files must be tracked.
+        commit = git("rev-parse", "HEAD") if git("ls-files", "__init__.py") else ""
+        return f"{commit}-dirty" if commit and git("status", "--porcelain", "--", ".") else commit or None
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    commit = git("rev-parse", "HEAD")
-    return f"{commit}-dirty" if commit and git("status", "--porcelain", "--", ".") else commit

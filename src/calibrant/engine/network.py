@@ -143,7 +143,9 @@ def _find_factory(name: str) -> Callable[[int], object]:
     if wanted not in functions:
         near = difflib.get_close_matches(wanted, functions, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "Name a function or class of it."
-        raise ValueError(f"train: `model` must name a factory of {place}, got {wanted!r}, which is none. {hint}")
+        raise ValueError(
+            f"train: `model` must name a factory as package.module:function, but {place} has no {wanted!r}. {hint}"
+        )
     return functions[wanted]
 
 

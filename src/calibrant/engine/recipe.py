@@ -6,6 +6,7 @@ command line. Reading, checking, ``--help``, TOML and the table in docs/train.md
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import math
@@ -355,24 +356,34 @@ def _build(kind: type, values: object, part: str) -> object:
 
 def read_value(hint: Any, value: object, key: str) -> object:
     """Check ``value`` against a type hint; text, as it comes from a command line, is converted to it."""
-    origin = get_origin(hint)
+    origin, inner = get_origin(hint), get_args(hint)
     if origin is Literal:
-        if value not in get_args(hint):
-            names = ", ".join(repr(name) for name in get_args(hint))
-            raise ValueError(f"recipe: `{key}` must be one of {names}, got {value!r}.")
+        if value not in inner:
+            raise ValueError(f"recipe: `{key}` must be one of {', '.join(map(repr, inner))}, got {value!r}.")
         return value
     if origin in (Union, types.UnionType):
-        return _one_of(get_args(hint), value, key)
+        return _one_of(inner, value, key)
     if origin is tuple:
         items = (value.split(",") if value.strip() else []) if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):
             raise ValueError(f"recipe: `{key}` must be a list, got {value!r}.")
-        return tuple(read_value(get_args(hint)[0], item, key) for item in items)
+        return tuple(read_value(inner[0], item, key) for item in items)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise ValueError(f"recipe: `{key}` must be a table of options, got {value!r}.")
-        return {str(k): _guess(v) for k, v in value.items()}
-    return _scalar(hint, value, key)
+        return {str(k): _from_text(v) for k, v in value.items()}
+    found = value if hint is str else _from_text(value)
+    if hint is bool:
+        found = {"yes": True, "no": False, "1": True, "0": False}.get(str(found).lower(), found)
+    elif hint in (int, float) and type(found) in (int, float) and (hint is float or found == found // 1):  # type: ignore[operator]
+        found = hint(found)
+    if type(found) is not hint:
+        raise ValueError(f"recipe: `{key}` must be {_KINDS[hint]}, got {value!r}.")
+    return found
+
+
+# What a message calls each kind of value.
+_KINDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 def _one_of(hints: tuple[Any, ...], value: object, key: str) -> object:
@@ -390,40 +401,16 @@ def _one_of(hints: tuple[Any, ...], value: object, key: str) -> object:
     raise ValueError(f"recipe: `{key}` must be {' or '.join(words)}, got {value!r}.")
 
 
-# What a message calls each kind of value.
-_KINDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-_SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-def _scalar(hint: type, value: Any, key: str) -> object:
-    text = value.strip() if isinstance(value, str) else value
-    try:
-        if hint is str and isinstance(value, str):
-            return value
-        if hint is bool:
-            return value if isinstance(value, bool) else _SWITCHES[text.lower()]
-        if hint is float and not isinstance(value, bool):
-            return float(text)
-        if hint is int and not isinstance(value, bool) and (isinstance(text, str) or int(text) == text):
-            return int(text)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        pass
-    raise ValueError(f"recipe: `{key}` must be {_KINDS[hint]}, got {value!r}.")
-
-
-def _guess(value: object) -> object:
-    """Read an option given as text as the bool, number or numbers it looks like; its method checks it."""
+def _from_text(value: object) -> object:
+    """Read text as the bool, number or numbers it looks like; the options of a method are checked by it later."""
     if isinstance(value, (list, tuple)):
-        return tuple(_guess(item) for item in value)
+        return tuple(_from_text(item) for item in value)
     if not isinstance(value, str):
         return value
-    if "," in value:
-        return tuple(_guess(item.strip()) for item in value.split(","))
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
+    word = value.strip().lower()
+    try:
+        return (
+            word == "true" if word in ("true", "false") else float(word) if word in ("nan", "inf") else ast.literal_eval(word)
+        )
+    except (ValueError, SyntaxError):
+        return value

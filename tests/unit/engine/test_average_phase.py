@@ -4,14 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from calibrant.engine.folder import check_same_run
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.optim import drops
 from calibrant.engine.recipe import OptimPart, Recipe, override
 from calibrant.engine.setup import assemble
 from calibrant.engine.train import run_recipe
 from calibrant.meta.bn import following, gathering, gathering_norms
-from tracing import trace_step
 
 PHASE = {
     "data.name": "mixture",
@@ -151,46 +149,6 @@ def test_statistics_are_gathered_without_dropout_by_layers_that_train_and_counts
     assert model[2].running_mean.tolist() == [0, 0]
 
 
-def test_statistics_are_gathered_without_a_count_and_only_where_they_are_kept():
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False), nn.InstanceNorm1d(2)).train()
-    model[0].num_batches_tracked = None
-    assert gathering_norms(model) == [model[0]]
-    batches = [torch.randn(50, 2) + shift for shift in (0.0, 4.0)]
-    with gathering(model):
-        for batch in batches:
-            model[0](batch)
-    assert model[0].running_mean.tolist() == pytest.approx(torch.stack([b.mean(0) for b in batches]).mean(0).tolist())
-    assert model[0].num_batches_tracked is None
-
-
-class Instance(nn.Module):
-    """A network whose only statistics are of InstanceNorm, which no pass over training images learns anew."""
-
-    def __init__(self, num_classes):
-        super().__init__()
-        self.body, self.norm, self.head = (
-            nn.Conv2d(1, 4, 3),
-            nn.InstanceNorm2d(4, track_running_stats=True),
-            nn.Linear(4, num_classes),
-        )
-
-    def features(self, images):
-        return self.norm(self.body(images)).relu().mean((2, 3))
-
-    def forward(self, images):
-        return self.head(self.features(images))
-
-
-def test_the_network_that_steers_by_phase_averages_statistics_that_it_does_not_learn():
-    settings = {"method.name": "flgamma-sece", "backbone.name": "test_average_phase:Instance", "train.average_decay": "0"}
-    recipe = override(Recipe(), PHASE | settings)
-    parts = assemble(recipe).parts
-    run_epoch(parts, recipe, 0, started=0.0)
-    assert parts.objective.watched.learns_from == 0
-    assert parts.objective.watched.model.norm.running_mean.equal(parts.model.norm.running_mean)
-    assert parts.model.norm.running_mean.abs().min() > 0
-
-
 def first_layer(model):
     return next(module for module in model.modules() if isinstance(module, nn.Conv2d))
 
@@ -217,40 +175,6 @@ def test_statistics_are_those_of_the_first_batches_that_the_epoch_trained_on(met
     # Three batches of 40 are the least that hold 90 images.
     assert len(passed) == 3 < len(trained)
     assert all(again.equal(first) for again, first in zip(passed, trained, strict=False))
-
-
-def test_statistics_of_bfloat16_are_those_of_bfloat16():
-    settings = {"method.name": "flgamma-sece", "train.precision": "bf16", "train.batch_size": "400"}
-    recipe = override(Recipe(), PHASE | settings)
-    parts = assemble(recipe).parts
-    found = {}
-
-    def note(network, name):
-        def look(layer, inputs, output):
-            whole = network.training
-            mode = "training" if whole else "statistics" if any(m.training for m in network.modules()) else "prediction"
-            found.setdefault((name, mode), set()).add(output.dtype)
-
-        first_layer(network).register_forward_hook(look)
-
-    note(parts.model, "network")
-    note(parts.objective.watched.model, "watched")
-    run_epoch(parts, recipe, 0, started=0.0)
-    kinds = {("network", kind) for kind in ("training", "statistics", "prediction")}
-    # The watched one is never in training mode as a whole: nothing is dropped in it.
-    assert found == dict.fromkeys(kinds | {("watched", "statistics"), ("watched", "prediction")}, {torch.bfloat16})
-
-
-def test_the_network_that_steers_by_phase_learns_before_it_is_looked_through():
-    parts = assemble(override(Recipe(), PHASE | {"method.name": "flgamma-sece"})).parts
-    network, order = parts.objective.watched.model, []
-    first_layer(network).register_forward_pre_hook(
-        lambda layer, inputs: order.append("learn" if any(module.training for module in network.modules()) else "look")
-    )
-    parts.objective.begin_epoch(0)
-    parts.meta()
-    assert order[0] == "learn"
-    assert set(order[1:]) == {"look"}
 
 
 @pytest.mark.parametrize(
@@ -287,11 +211,6 @@ def test_train_average_by_phase_from_an_epoch_is_the_network_until_then_in_both(
             assert all(average.means[name].equal(state[name]) for name in weights) is (epoch == 0)
 
 
-@pytest.mark.parametrize("method", [{"method.name": "flgamma-sece", "method.preset": "paper"}, {"method.name": "ce"}])
-def test_train_average_by_phase_alone_where_nothing_looks_through_another(method):
-    assert list(assemble(override(Recipe(), PHASE | method)).parts.step.averages) == ["average"]
-
-
 def test_statistics_of_every_average_are_levelled_between_processes(monkeypatch):
     recipe = override(Recipe(), PHASE | {"method.name": "flgamma-sece"})
     parts = assemble(recipe).parts
@@ -304,31 +223,7 @@ def test_statistics_of_every_average_are_levelled_between_processes(monkeypatch)
     assert len(levelled) == 3 * 2 * len(gathering_norms(parts.model)) > 0
 
 
-@pytest.mark.parametrize("key", ["average_share", "average_from_epoch"])
-def test_train_average_by_phase_another_setting_is_another_run(key):
-    settings = PHASE | {"optim.milestones_epochs": "99"}
-    first, second = (override(Recipe(), settings | {f"train.{key}": v}) for v in ("1", "0" if "epoch" in key else "0.25"))
-    with pytest.raises(ValueError, match=f"`train.{key}` is 1"):
-        check_same_run(first, second, where="there")
-    check_same_run(*(override(run, {"train.average": "no"}) for run in (first, second)), where="there")
-    runs = [run_recipe(run).test.logits for run in (first, second)]
-    assert not runs[0].equal(runs[1])
-
-
 @pytest.mark.parametrize("place", ["host", "device"])
 def test_statistics_are_those_of_the_epochs_batches_wherever_images_lie(place):
     recipe = override(Recipe(), PHASE | {"data.place": place, "method.name": "mixup"})
     assert run_recipe(recipe).test.logits.equal(run_recipe(override(recipe, {"data.place": "auto"})).test.logits)
-
-
-@pytest.mark.parametrize("every", ["1", "4"])
-def test_train_meta_step_by_phase_can_be_captured(every):
-    settings = PHASE | {"method.name": "flgamma-sece", "method.options.every": every}
-    parts = assemble(override(Recipe(), settings)).parts
-    assert trace_step(parts.meta).lost == []
-
-
-def test_train_average_share_out_of_range_is_one_sentence():
-    for share in ("0", "1.5"):
-        with pytest.raises(ValueError, match=r"`train.average_share` must be in \(0, 1\], got"):
-            assemble(override(Recipe(), PHASE | {"train.average_share": share}))

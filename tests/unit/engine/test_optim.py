@@ -74,8 +74,3 @@ def test_allocate_state_moves_nothing_and_leaves_state_at_zero():
         "exp_avg": 0,
         "exp_avg_sq": 0,
     }
-
-
-def test_build_optimizer_without_trainable_parameters_is_one_sentence():
-    with pytest.raises(ValueError, match="`parameters` must hold one that requires a gradient"):
-        build_optimizer([torch.zeros(1)], OptimPart())

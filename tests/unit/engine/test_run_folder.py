@@ -1,7 +1,9 @@
 import dataclasses
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +14,12 @@ from calibrant.engine.folder import (
     RunFolder,
     _open_board,
     _write_events,
-    check_same_run,
     is_finished,
+    load_checkpoint,
     load_network,
     load_run,
-    lock_folder,
     package_commit,
+    save_checkpoint,
 )
 from calibrant.engine.methods import resolved
 from calibrant.engine.recipe import Recipe, load_recipe, override
@@ -270,41 +272,6 @@ def test_run_folder_in_use_is_refused_until_it_is_closed(tmp_path):
     RunFolder(tmp_path / "run", tiny(), resume=False).close()
 
 
-class ClosingBoard:
-    """A board that does something while it is closed."""
-
-    def __init__(self, act):
-        self.close = act
-
-
-def test_run_folder_is_free_for_others_only_when_its_files_are_gone(tmp_path):
-    folder, seen = RunFolder(tmp_path / "run", tiny(), resume=True), []
-    (folder.path / "recipe.toml").write_text("")
-    folder.abandon()
-
-    def take():
-        with pytest.raises(ValueError, match="is being written by another process"):
-            lock_folder(folder.path)
-        seen.append(sorted(path.name for path in folder.path.iterdir()))
-
-    folder._board = ClosingBoard(take)
-    folder.close()
-    assert seen == [["recipe.toml"]]
-    assert not folder.path.exists()
-
-
-def test_run_folder_that_cannot_be_closed_is_let_go(tmp_path):
-    def fail():
-        raise OSError("disk full")
-
-    folder = RunFolder(tmp_path / "run", tiny(), resume=True)
-    folder._board = ClosingBoard(fail)
-    with pytest.raises(OSError, match="disk full"):
-        folder.close()
-    lock_folder(folder.path).close()
-    assert folder.path.exists()
-
-
 def test_scale_run_makes_the_scaled_run_without_training(finished, tmp_path):
     base, folder = finished
     made = scale_run(folder, out=tmp_path / "ts")
@@ -317,21 +284,6 @@ def test_scale_run_makes_the_scaled_run_without_training(finished, tmp_path):
     assert json.loads((tmp_path / "ts" / "run.json").read_text())["base"] == str(folder)
     assert train(loaded.recipe, out=tmp_path / "ts", resume=True).test.logits.equal(loaded.test.logits)
     assert scale_run(folder, out=tmp_path / "ts", resume=True).temperature == made.temperature
-
-
-@pytest.mark.parametrize("key", ["train.average_decay", "train.average_from_epoch"])
-def test_check_same_run_asks_how_weights_are_averaged_only_where_they_are(key):
-    def differing(average):
-        first, second = (
-            override(tiny(train__average=average), {key: value}) for value in ("0", "none" if "from" in key else "0.5")
-        )
-        check_same_run(first, second, where="there")
-
-    differing("no")
-    with pytest.raises(ValueError, match=rf"`{key}` is 0"):
-        differing("ema")
-    if "decay" in key:
-        differing("uniform")
 
 
 def test_scale_run_evaluates_under_shift_only_what_is_not_finished(finished, tmp_path, monkeypatch):
@@ -353,3 +305,49 @@ def test_scale_run_evaluates_under_shift_only_what_is_not_finished(finished, tmp
     again = scale_run("base", out=tmp_path / "ts", resume=True)
     assert asked == [made.temperature] * 2
     assert again.test.logits.equal(made.test.logits)
+
+
+WHOLE = {"state": {"model.w": torch.zeros(3)}, "best": [], "history": [], "recipe": ""}
+
+
+def test_save_checkpoint_then_load_gives_the_same(tmp_path: Path) -> None:
+    save_checkpoint(WHOLE, tmp_path / "state.pt")
+    found = load_checkpoint(tmp_path / "state.pt")
+    assert found["state"]["model.w"].equal(WHOLE["state"]["model.w"])
+    assert os.listdir(tmp_path) == ["state.pt"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is played by /dev/full")
+@pytest.mark.parametrize("size", [3, 10**6])
+def test_save_checkpoint_full_disk_is_named_and_the_last_one_kept(tmp_path: Path, size: int) -> None:
+    file = tmp_path / "state.pt"
+    save_checkpoint(WHOLE, file)
+    (tmp_path / "state.pt.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="could not be written") as raised:
+        save_checkpoint(WHOLE | {"state": {"model.w": torch.ones(size)}}, file)
+    assert str(raised.value) == (
+        f"train: the checkpoint could not be written to {file} (No space left on device). The last good one is kept."
+    )
+    assert load_checkpoint(file)["state"]["model.w"].tolist() == [0, 0, 0]
+    assert os.listdir(tmp_path) == ["state.pt"]
+
+
+@pytest.mark.parametrize("damage", ["noise", "cut", "empty"])
+def test_load_checkpoint_damaged_file_is_one_sentence(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "state.pt"
+    save_checkpoint(WHOLE, file)
+    whole = file.read_bytes()
+    file.write_bytes({"noise": bytes(range(256)) * 4, "cut": whole[: len(whole) // 2], "empty": b""}[damage])
+    with pytest.raises(ValueError, match="damaged") as raised:
+        load_checkpoint(file)
+    assert str(raised.value) == (
+        f"train: `{file}` must be a checkpoint of `calibrant train`, got a file that is damaged and cannot be read. Delete it "
+        "to begin again at the first epoch, or start in another folder."
+    )
+
+
+@pytest.mark.parametrize("value", [torch.zeros(2), {"state": {}}, {"model": 1}])
+def test_load_checkpoint_of_something_else_is_one_sentence(tmp_path: Path, value: object) -> None:
+    torch.save(value, tmp_path / "state.pt")
+    with pytest.raises(ValueError, match=r"got a file that holds something else\. Delete it to begin again"):
+        load_checkpoint(tmp_path / "state.pt")

@@ -1,11 +1,21 @@
 """Dividing small and awkward sets: what a method does not need is not asked for."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from calibrant.data import load_mixture
 from calibrant.data.image_set import DataSet, ImageSet
-from calibrant.engine.recipe import DataPart
-from calibrant.engine.setup import divide, load_data
+from calibrant.engine.evaluate import EvalSet
+from calibrant.engine.recipe import DataPart, Recipe, override
+from calibrant.engine.setup import augmented, check_same_data, divide, fits_on_device, known_data, load_data
+from calibrant.engine.shift import evaluate_shift, shifted_predictions
+from calibrant.engine.train import run_recipe, scale_run, train
 
 
 def images(n: int) -> DataSet:
@@ -46,3 +56,174 @@ def test_divide_counts_the_meta_part_where_it_is_used_or_kept_out_only() -> None
 def test_load_data_of_a_path_where_nothing_lies_says_that_it_may_be_one() -> None:
     with pytest.raises(ValueError, match="unknown data set 'photos'.*nothing lies at 'photos' here"):
         load_data(DataPart(name="photos"))
+
+
+SETTINGS = {
+    "data.name": "mixture",
+    "backbone.name": "mlp",
+    "train.batch_size": "50",
+    "train.epochs": "2",
+    "train.device": "cpu",
+}
+
+
+@pytest.mark.parametrize("method", ["flgamma-sece", "mixup"])
+def test_train_images_sent_from_the_host_give_the_same_run(method):
+    recipe = override(Recipe(), SETTINGS | {"method.name": method})
+    first, second = run_recipe(recipe), run_recipe(override(recipe, {"data.place": "host"}))
+    assert first.test.logits.equal(second.test.logits)
+    assert [r.train_loss for r in first.history] == [r.train_loss for r in second.history]
+
+
+def test_shift_sends_images_batch_by_batch(monkeypatch):
+    run = run_recipe(override(Recipe(), SETTINGS | {"method.name": "ce", "train.epochs": "1", "data.place": "host"}))
+    built, kept = [], EvalSet.__init__
+    monkeypatch.setattr(EvalSet, "__init__", lambda self, *a, **k: (built.append(k["resident"]), kept(self, *a, **k))[1])
+    assert len(next(shifted_predictions(run))[1]) == 4000
+    assert built == [False]
+
+
+def test_fits_on_device_follows_the_recipe_and_the_free_memory(monkeypatch):
+    data = divide(load_mixture(n_train=1000, n_test=500), DataPart(), seed=0, with_meta=True)
+    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert fits_on_device(data, DataPart(), device=cpu)
+    assert not fits_on_device(data, DataPart(place="host"), device=cpu)
+    # 1,500 images of 64 bytes, and no padding: 96,000 bytes may take half of what is free.
+    for free, fits in ((192_000, True), (191_999, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9))
+        assert fits_on_device(data, DataPart(), device=cuda) is fits
+        assert fits_on_device(data, DataPart(place="device"), device=cuda)
+
+
+def test_load_data_brings_pictures_of_a_folder_to_the_recipes_size(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            Image.new("RGB", (12, 10), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    assert load_data(DataPart(name=str(tmp_path))).train.size == (10, 12)
+    assert load_data(DataPart(name=str(tmp_path), size=8)).train.size == (8, 8)
+    with pytest.raises(ValueError, match="`data.size` must be left out for mixture; only pictures of a folder are resized"):
+        load_data(DataPart(name="mixture", size=8))
+
+
+def test_augmented_takes_the_recipes_crops_and_mirroring_over_the_sets_own():
+    train = replace(load_mixture(n_train=4, n_test=4).train, pad=2, flip=True)
+    for part, expected in (
+        (DataPart(), (2, True)),
+        (DataPart(augment=False), (0, False)),
+        (DataPart(pad=0), (0, True)),
+        (DataPart(pad=4, flip=False), (4, False)),
+    ):
+        found = augmented(train, part)
+        assert (found.pad, found.flip) == expected
+
+
+TINY = {
+    "backbone.name": "mlp",
+    "method.name": "ce",
+    "train.batch_size": 16,
+    "train.epochs": 2,
+    "train.device": "cpu",
+    "train.checkpoint_every_seconds": 0,
+}
+
+
+def write(file: Path, *, seed: int = 0, n: int = 60) -> Path:
+    pixels = np.random.default_rng(seed).integers(0, 256, (n, 4, 4), dtype=np.uint8)
+    np.savez(file, images=pixels, labels=np.arange(n) % 3)
+    return file
+
+
+def recipe(file: Path | str, **settings: object) -> Recipe:
+    return override(Recipe(), TINY | {"data.name": str(file)} | {key.replace("__", "."): v for key, v in settings.items()})
+
+
+def stopped(wanted: Recipe, out: Path) -> None:
+    """Interrupt a run after its first epoch."""
+
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(wanted, out=out, report=stop)
+    assert (out / "state.pt").exists()
+
+
+def test_run_folder_facts_know_the_data_again_whatever_the_seed_and_the_split(tmp_path):
+    file = write(tmp_path / "a.npz", n=750)
+    train(recipe(file), out=tmp_path / "one")
+    train(recipe(file, seed=1, data__val=3, method__name="flgamma-sece"), out=tmp_path / "two")
+    one, two = (json.loads((tmp_path / name / "run.json").read_text())["data"] for name in ("one", "two"))
+    assert one == two
+    assert (one["num_classes"], one["train_examples"], one["test_examples"]) == (3, 600, 150)
+    scale_run(tmp_path / "one", out=tmp_path / "scaled")
+    assert json.loads((tmp_path / "scaled" / "run.json").read_text())["data"] == one
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [({"seed": 1}, "other test images or labels"), ({"n": 75}, "12 test images then and 15 now")]
+)
+def test_train_resumed_on_other_data_is_one_sentence(tmp_path, change, said):
+    file, out = write(tmp_path / "a.npz"), tmp_path / "run"
+    stopped(recipe(file), out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    write(file, **change)
+    message = rf"^train: `data` must be what \S*run was trained on, got other data in \S*a\.npz: {said}\. Put the old data back"
+    with pytest.raises(ValueError, match=message):
+        train(recipe(file), out=out, resume=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    write(file)
+    assert len(train(recipe(file), out=out, resume=True).history) == 2
+
+
+def test_train_stopped_before_its_first_checkpoint_begins_anew_on_other_data(tmp_path):
+    file, out = write(tmp_path / "a.npz"), tmp_path / "run"
+    stopped(recipe(file), out)
+    (out / "state.pt").unlink()
+    write(file, n=75)
+    assert len(train(recipe(file), out=out, resume=True).test) == 15
+    assert json.loads((out / "run.json").read_text())["data"]["test_examples"] == 15
+
+
+def test_train_checkpoint_of_a_version_that_kept_no_fingerprint_goes_on(tmp_path):
+    file, out = write(tmp_path / "a.npz"), tmp_path / "run"
+    stopped(recipe(file), out)
+    state = torch.load(out / "state.pt", weights_only=True)
+    del state["data"]
+    torch.save(state, out / "state.pt")
+    assert len(train(recipe(file), out=out, resume=True).history) == 2
+
+
+def test_train_finished_run_is_read_only_as_long_as_its_data_are_the_same_or_gone(tmp_path):
+    file, out = write(tmp_path / "a.npz"), tmp_path / "run"
+    run = train(recipe(file), out=out)
+    assert train(recipe(file), out=out, resume=True).test.logits.equal(run.test.logits)
+    write(file, seed=1)
+    with pytest.raises(ValueError, match="got other data in .*: other test images or labels"):
+        train(recipe(file), out=out, resume=True)
+    file.write_text("no longer an archive")
+    assert train(recipe(file), out=out, resume=True).test.logits.equal(run.test.logits)
+    file.unlink()
+    assert train(recipe(file), out=out, resume=True).test.logits.equal(run.test.logits)
+
+
+def test_check_same_data_takes_published_sets_to_be_what_they_are(tmp_path):
+    then, now = {"test_examples": 500, "test": "17"}, {"test_examples": 500, "test": "9a"}
+    check_same_data(then, now, recipe("digits").data, where="run")
+    with pytest.raises(ValueError, match="other test images or labels"):
+        check_same_data(then, now, recipe(tmp_path / "a.npz").data, where="run")
+
+
+def test_evaluate_shift_on_other_labels_is_one_sentence(tmp_path):
+    file = write(tmp_path / "a.npz")
+    run = train(recipe(file))
+    write(file, n=75)
+    with pytest.raises(ValueError, match=r"^evaluate_shift: `data` must be what the run was tested on, got other test labels"):
+        evaluate_shift(run)
+
+
+def test_known_data_of_older_runs_are_classes_and_test_examples():
+    facts = {"inputs": {"num_classes": 3}, "examples": {"train": 43, "val": 5, "test": 12}}
+    assert known_data(facts) == {"num_classes": 3, "test_examples": 12}
+    assert known_data(facts | {"data": {"test": "9a"}}) == {"test": "9a"}
+    assert known_data({}) == {}

@@ -1,0 +1,214 @@
+"""The numbers of an epoch's record: the loss of an example, mean and spread of gamma, the time; and its randomness."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from calibrant.engine.batches import Batch
+from calibrant.engine.distributed import Group
+from calibrant.engine.folder import load_checkpoint, save_checkpoint
+from calibrant.engine.loop import run_epoch
+from calibrant.engine.methods import resolved
+from calibrant.engine.objective import MixupObjective
+from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.setup import assemble
+from calibrant.engine.train import _seed_epoch, run_recipe
+from calibrant.losses import CrossEntropyLoss
+
+TINY = {
+    "data.name": "mixture",
+    "backbone.name": "mlp",
+    "train.batch_size": "200",
+    "train.epochs": "1",
+    "train.device": "cpu",
+    "train.average": "no",
+    "train.select": "last",
+}
+
+
+def epoch_of(settings):
+    recipe = resolved(override(Recipe(), TINY | settings))
+    parts = assemble(recipe).parts
+    return parts, run_epoch(parts, recipe, 0, started=time.monotonic())
+
+
+def test_train_loss_is_that_of_an_example_however_losses_are_reduced():
+    # A network that hardly moves: its loss on the training part is nearly that on the validation part.
+    still = {"method.name": "ce", "optim.lr": "1e-9"}
+    (_, summed), (_, mean) = (epoch_of(still | {"train.reduction": name}) for name in ("sum", "mean"))
+    assert summed.train_loss == pytest.approx(mean.train_loss, rel=1e-5)
+    assert summed.train_loss == pytest.approx(summed.val_nll, rel=0.1)
+
+
+def test_gamma_of_an_epoch_is_its_mean_and_spread_over_the_test_examples():
+    parts, record = epoch_of(
+        {"method.name": "flgamma-sece", "method.options.every": "1", "method.options.meta_batch_size": "100"}
+    )
+    gammas = parts.test.run(parts.model, parts.eval_forward, gamma=parts.objective.gamma).gammas.double()
+    assert len(gammas) == 4000
+    assert record.gamma_mean == pytest.approx(float(gammas.mean()), rel=1e-5)
+    # Of all test examples, not of a sample: divided by N.
+    assert record.gamma_std == pytest.approx(float(gammas.var(correction=0)) ** 0.5, rel=2e-5)
+    assert record.gamma_std > 0
+
+
+def test_seconds_of_a_resumed_run_go_on_from_those_before(tmp_path):
+    def stop(record):
+        raise RuntimeError("stop")
+
+    saved = tmp_path / "state.pt"
+    settings = {"method.name": "ce", "train.epochs": "2", "train.batch_size": "900", "train.checkpoint_every_seconds": "0"}
+    recipe = override(Recipe(), TINY | settings)
+    with pytest.raises(RuntimeError, match="stop"):
+        run_recipe(recipe, checkpoint=saved, report=stop)
+    state = load_checkpoint(saved)
+    state["history"][0]["seconds"] = 5000.0
+    save_checkpoint(state, saved)
+    times = [record.seconds for record in run_recipe(recipe, checkpoint=saved, resume=True).history]
+    assert times[0] == 5000.0
+    assert 5000.0 < times[1] < 5000.0 + 600
+
+
+def test_every_epoch_of_every_seed_and_process_draws_by_a_seed_of_its_own():
+    with torch.random.fork_rng(devices=[]):
+        found = set()
+        for seed, epoch, rank in ((0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1)):
+            _seed_epoch(seed, epoch, Group(rank=rank, world_size=2))
+            found.add(torch.initial_seed())
+    assert len(found) == 4
+
+
+LONGER = {
+    "data.name": "mixture",
+    "backbone.name": "mlp",
+    "train.batch_size": "225",
+    "train.epochs": "7",
+    "train.select": "last",
+    "train.device": "cpu",
+}
+PATRA = {"method.name": "patra", "method.options.every": "2"}
+BN = {"backbone.name": f"{__name__}:small_net", "data.val": "100", "data.meta": "0", "train.epochs": "4"}
+
+
+def small_net(num_classes):
+    """A network with BatchNorm, so that averaged weights need statistics of their own."""
+    return torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, num_classes)
+    )
+
+
+def run_of(settings, *, every, **options):
+    """The run, and every tensor that its steps and epochs change."""
+    kept = {}
+    recipe = override(Recipe(), LONGER | settings | {"train.eval_every_epochs": every})
+    run = run_recipe(recipe, begin=lambda assembly, history: kept.update(parts=assembly.parts), **options)
+    return run, kept["parts"].step.state()
+
+
+def assert_same(first, second):
+    assert set(first) == set(second)
+    for name, value in first.items():
+        assert torch.equal(value.nan_to_num(-1), second[name].nan_to_num(-1)), name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method.name": "adafocal"},
+        {"method.name": "avuc"},
+        PATRA,
+        {"method.name": "adafocal", "train.average": "ema"},
+        {"method.name": "avuc", "train.average": "uniform", "train.average_from_epoch": "1"},
+        {"method.name": "adafocal", "train.average": "phase", "optim.milestones_epochs": "2"} | BN,
+        PATRA | {"train.average": "phase"} | BN,
+        {"method.name": "flgamma-sece", "train.average": "phase"} | BN | {"data.meta": "200"},
+    ],
+    ids=lambda settings: "-".join(settings.get(key, "no") for key in ("method.name", "train.average")),
+)
+def test_train_is_the_same_however_often_it_is_evaluated(settings):
+    (often, state), (seldom, other) = (run_of(settings, every=every) for every in (1, 3))
+    assert [record.val_error is None for record in seldom.history].count(True) >= 2
+    assert_same(state, other)
+    assert often.test.logits.equal(seldom.test.logits)
+
+
+@pytest.mark.parametrize("settings", [{"method.name": "adafocal"}, {"method.name": "avuc"}, PATRA])
+def test_train_resumed_between_evaluations_ends_the_same(settings, tmp_path):
+    def stop(record):
+        if record.epoch == 3:
+            raise RuntimeError("stop")
+
+    settings, saved = settings | {"train.checkpoint_every_seconds": "0"}, tmp_path / "state.pt"
+    with pytest.raises(RuntimeError, match="stop"):
+        run_of(settings, every=3, checkpoint=saved, report=stop)
+    assert_same(run_of(settings, every=1)[1], run_of(settings, every=3, checkpoint=saved, resume=True)[1])
+
+
+def test_end_of_epoch_predicts_the_validation_part_only_where_something_learns_from_it(monkeypatch):
+    from calibrant.engine.evaluate import EvalSet
+
+    sizes, run = [], EvalSet.run
+    monkeypatch.setattr(EvalSet, "run", lambda self, *a, **k: (sizes.append(len(self.labels)), run(self, *a, **k))[1])
+    found = {}
+    for method in ("adafocal", "avuc", "patra", "ce"):
+        sizes.clear()
+        run_of({"method.name": method, "train.average": "no"}, every=4)
+        # At the end both parts are predicted once more.
+        found[method] = (sizes.count(200) - 1, sizes.count(4000) - 1)
+    # Epochs 4 and 7 are evaluated; AvUC sets its threshold in the first five.
+    assert found == {"adafocal": (7, 2), "avuc": (6, 2), "patra": (2, 2), "ce": (2, 2)}
+
+
+batches = SimpleNamespace(steps_per_epoch=3, batch_size=6, seed=0)
+
+
+def test_mixup_weighs_images_and_labels_alike():
+    objective = MixupObjective(CrossEntropyLoss(), batches, alpha=0.4, device=torch.device("cpu"))
+    objective.begin_epoch(0)
+    labels, g = torch.tensor([0, 1, 2, 0, 1, 2]), torch.Generator().manual_seed(0)
+    for step in range(3):
+        # Every image is the one-hot code of its label: the mixed one is then the target of the mixed example.
+        images = F.one_hot(labels, 3).double().view(6, 3, 1, 1)
+        batch = Batch(images, labels, torch.arange(6), torch.tensor(step))
+        target = objective.inputs(batch).flatten(1)
+        assert not target.equal(images.flatten(1))
+        logits = torch.randn(6, 3, dtype=torch.float64, generator=g)
+        torch.testing.assert_close(objective.loss(batch, logits, logits), F.cross_entropy(logits, target), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("reduction", "parts"), [("sum", 1.0), ("mean", 2.0)])
+def test_meta_objective_of_two_processes_adds_up_to_that_of_one(reduction, parts):
+    settings = {"data.name": "mixture", "backbone.name": "mlp", "train.reduction": reduction, "train.batch_size": "20"}
+    objective = assemble(override(Recipe(), settings)).parts.objective
+    g = torch.Generator().manual_seed(0)
+    features, logits, labels = torch.randn(8, 128, generator=g).abs(), torch.randn(8, 4, generator=g), torch.arange(8) % 4
+    batch = Batch(features, labels, labels, torch.tensor(0))
+    alone = objective.loss(batch, features, logits)
+    objective.group = Group(rank=0, world_size=2)
+    torch.testing.assert_close(objective.loss(batch, features, logits), alone / parts)
+
+
+@pytest.mark.parametrize(("reduction", "times"), [("sum", 8.0), ("mean", 1.0)])
+def test_meta_objective_reduces_the_losses_of_a_batch_as_the_recipe_says(reduction, times):
+    settings = {"data.name": "mixture", "backbone.name": "mlp", "method.name": "ce-dece", "train.reduction": reduction}
+    objective = assemble(override(Recipe(), settings | {"train.batch_size": "20"})).parts.objective
+    logits, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4
+    # Its coefficients start at zero: the loss is cross-entropy.
+    found = objective.loss(Batch(logits, labels, labels, torch.tensor(0)), logits, logits)
+    torch.testing.assert_close(found, times * F.cross_entropy(logits, labels))
+
+
+def test_step_clips_the_gradient_of_all_parameters_to_the_norm_of_the_recipe():
+    settings = {"data.name": "mixture", "backbone.name": "mlp", "method.name": "ce", "train.device": "cpu"}
+    norms = {}
+    for clip in (0.0, 0.02):
+        parts = assemble(override(Recipe(), settings | {"train.clip_norm": clip})).parts
+        parts.step.batches.begin_epoch(0)
+        parts.plain()
+        norms[clip] = float(torch.stack([value.grad.norm() for value in parts.model.parameters()]).norm())
+    # Zero is off.
+    assert norms[0.0] > 0.1
+    assert norms[0.02] == pytest.approx(0.02, rel=1e-3)
