@@ -84,16 +84,14 @@ LOSSES: Registry[Entry] = Registry(
         "flsd": Entry(FLSDLoss, "FLSD-53 of Mukhoti et al."),
         "scheduled_focal": Entry(ScheduledFocalLoss, "FLSc-531 of Mukhoti et al., for 350 epochs"),
         "inverse_focal": Entry(InverseFocalLoss, "none stated: gamma must be given", required={"gamma": 2.0}),
-        "dual_focal": Entry(DualFocalLoss, "chosen per data set by the authors: gamma must be given", required={"gamma": 5.0}),
+        "dual_focal": Entry(DualFocalLoss, "gamma must be given: the authors choose it per data set", required={"gamma": 5.0}),
         "adafocal": Entry(
             AdaFocalLoss,
             "15 bins and the update rule of the released code; gammas and edges are the module's state",
             required={"gammas": torch.tensor([3.0, 1.0, -0.5]), "edges": torch.tensor([0.0, 0.3, 0.7, 1.0])},
         ),
         "brier": Entry(BrierLoss, "no hyper-parameter", soft_targets=True),
-        "mixup": Entry(
-            MixupLoss, "cross-entropy as base, one lambda per batch: Zhang et al.'s released code", soft_targets=True
-        ),
+        "mixup": Entry(MixupLoss, "cross-entropy as base: the released code of Zhang et al.", soft_targets=True),
     },
     of=Entry,
 )
@@ -102,10 +100,8 @@ PENALTIES: Registry[Entry] = Registry(
     "penalty",
     "calibrant.penalties",
     {
-        "mmce": Entry(MMCE, "scale 0.4 of the paper and its code; the root as in the paper (the code returns the square)"),
-        "weighted_mmce": Entry(
-            WeightedMMCE, "scale 0.4 of the paper and its code; normalised as in the paper (the code divides twice)"
-        ),
+        "mmce": Entry(MMCE, "scale 0.4 of paper and code; the root as in the paper (the code returns the square)"),
+        "weighted_mmce": Entry(WeightedMMCE, "scale 0.4 of paper and code; normalised as in the paper, unlike its code"),
         "sece": Entry(SECE, "ours: less biased on small batches; the paper has bandwidth 0.01 and soft accuracy"),
         "dece": Entry(DECE, "released code of Bohdal et al."),
         "sb_ece": Entry(SBECE, "p = 2 of the paper; 15 bins and bin temperature 0.01 are ours (the paper tunes them)"),
@@ -113,21 +109,15 @@ PENALTIES: Registry[Entry] = Registry(
         "avuc": Entry(AvUC, "released code of Krishnan and Tickoo: threshold 1 to start with, beta 3 in its scripts"),
         "soft_avuc": Entry(SoftAvUC, "threshold 0.5 of the released code; temperature 0.1 is ours (the paper tunes both)"),
         "mdca": Entry(MDCA, "no hyper-parameter; weight 1 in the authors' scripts"),
-        "dca": Entry(DCA, "no hyper-parameter; weight 10 in the authors' code, 1 in the comparison of Hebbalaguppe et al."),
+        "dca": Entry(DCA, "no hyper-parameter; weight 10 in the authors' code, 1 in that of Hebbalaguppe et al."),
         "skce": Entry(SKCE, "bandwidth 0.1 is ours"),
-        "kde_ece": Entry(
-            KDEECE, "bandwidth 0.01 is ours (the authors choose it by leave-one-out likelihood); p = 1 of the paper"
-        ),
+        "kde_ece": Entry(KDEECE, "p = 1 of the paper; bandwidth 0.01 is ours (the authors choose it by likelihood)"),
         "confidence_penalty": Entry(ConfidencePenalty, "no hyper-parameter; weight 0.1 in the paper"),
         "mbls": Entry(MbLS, "margin 10 of the released configuration; weight 0.1 there", twice=False),
         "cpc": Entry(CPC, "weights 0.1 and 1 of the port in CALS (no released code)"),
         "acls": Entry(ACLS, "released code; weight 0.1 there"),
-        "crl": Entry(
-            CRL,
-            "released code: score by confidence, weight 1; the module keeps the history",
-            required={"num_samples": 64},
-        ),
-        "huber_dca": Entry(HuberDCA, "alpha 0.005 is ours: re-implemented from the description, no code was released"),
+        "crl": Entry(CRL, "released code: score by confidence, weight 1", required={"num_samples": 64}),
+        "huber_dca": Entry(HuberDCA, "alpha 0.005 is ours: no code was released"),
     },
     of=Entry,
 )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -80,19 +80,17 @@ class Objective(nn.Module):
                 raise TypeError(f"{where}: `{name}` must be given.")
             setattr(self, name, value)
 
-    def value(self, logits: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
+    # `Any`, so that a subclass may state its own inputs.
+    def value(self, logits: Tensor, labels: Tensor, *args: Any, **inputs: Any) -> Tensor:
         """Return the objective of ``logits [B, C]`` before any reduction: ``[B]`` for a loss, ``[]`` for a penalty."""
-        return self.function(logits, labels, **inputs, **{name: getattr(self, name) for name in self.options})
+        return self.function(logits, labels, *args, **inputs, **{name: getattr(self, name) for name in self.options})
 
     def forward(self, logits: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
         """Return the objective of a batch, reduced."""
         where = type(self).__name__
-        for name in inputs:
-            if name not in self.inputs:
-                lookup(dict.fromkeys(self.inputs), name, kind=f"input of {where}")
-        for name in self.inputs:
-            if name not in inputs:
-                raise ValueError(f"{where}: `{name}` must be given as a keyword argument, got nothing.")
+        if set(inputs) != set(self.inputs):
+            wanted, got = (", ".join(f"`{name}`" for name in names) or "none" for names in (self.inputs, inputs))
+            raise ValueError(f"{where}: keyword arguments besides logits and labels must be {wanted}, got {got}.")
         rows = to_rows(logits, labels, inputs, ignore_index=self.ignore_index, where=where)
         nothing_left = rows.kept is not None and len(rows.kept) == 0
         values = widen(rows.logits).sum(1) if nothing_left else self._of_rows(rows)
@@ -190,12 +188,7 @@ class Loss(Objective):
 
 
 class Penalty(Objective):
-    """Module of a batch penalty: ``value`` gives a scalar ``[]`` that needs the whole batch. Usable alone as a loss.
-
-    Args:
-        ignore_index: Label of the samples to leave out, or None.
-        **options: The keyword-only arguments of ``function``.
-    """
+    """Module of a batch penalty: ``value`` gives a scalar ``[]`` that needs the whole batch. Usable alone as a loss."""
 
 
 class WeightedSum(Objective):
@@ -240,7 +233,7 @@ class WeightedSum(Objective):
         return tuple(dict.fromkeys(name for term in self.objectives for name in term.inputs))
 
     @property
-    def objectives(self) -> Sequence[Objective]:
+    def objectives(self) -> list[Objective]:
         """The terms without their weights."""
         return [term for term in self.terms if isinstance(term, Objective)]
 
@@ -264,15 +257,7 @@ class WeightedSum(Objective):
 
 
 class Rows(NamedTuple):
-    """The labelled samples of a batch.
-
-    Attributes:
-        logits: ``[K, C]``.
-        labels: ``[K]``, or targets ``[K, C]``.
-        inputs: Further inputs; those with an entry for every label have lost the same entries.
-        shape: Shape of the labels as they came.
-        kept: Positions ``[K]`` of the samples among all labels; None where none was left out.
-    """
+    """The K labelled samples of a batch, with the shape of the labels as they came and where among these the K are."""
 
     logits: Tensor
     labels: Tensor
@@ -282,24 +267,9 @@ class Rows(NamedTuple):
 
 
 def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ignore_index: int | None, where: str) -> Rows:
-    """Flatten dense logits and leave out the labels that are ``ignore_index``.
+    """Flatten dense logits and leave out the labels that are ``ignore_index`` (soft targets are never left out).
 
     Leaving out waits for the device, which has to say how many samples are left.
-
-    Args:
-        logits: ``[B, C]`` or ``[B, C, d1, ...]``.
-        labels: ``[B]`` or ``[B, d1, ...]``; or targets of the logits' shape, of which none is left out.
-        inputs: Name → further input of the objective.
-        ignore_index: Label to leave out, or None.
-        where: Name for messages.
-
-    Returns:
-        The rows, perhaps none.
-
-    Example:
-        >>> rows = to_rows(torch.zeros(2, 3, 4), torch.tensor([[0, 1, 2, -1]] * 2), {}, ignore_index=-1, where="example")
-        >>> rows.logits.shape, rows.labels
-        (torch.Size([6, 3]), tensor([0, 1, 2, 0, 1, 2]))
     """
     tensors = isinstance(logits, Tensor) and isinstance(labels, Tensor)
     if not tensors or (logits.ndim == 2 and ignore_index is None):
@@ -315,7 +285,9 @@ def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ign
             )
         check_shapes(logits, labels, where=where, kind="logits")
 
-    def flat(value: Tensor) -> Tensor:
+    def flat(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
         if value.shape == logits.shape:
             return value.movedim(1, -1).reshape(-1, value.shape[1])
         # A proportion that is given once for an example holds at all of its positions.
@@ -327,7 +299,9 @@ def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ign
     if ignore_index is None or soft:
         return rows
     kept = (rows.labels.long() != ignore_index).nonzero().squeeze(1)
-    more = {name: value[kept] if value.shape[:1] == rows.labels.shape else value for name, value in rows.inputs.items()}
+    # Inputs that have an entry for every label lose the same entries.
+    each = {name for name, value in rows.inputs.items() if isinstance(value, Tensor) and value.shape[:1] == rows.labels.shape}
+    more = {name: value[kept] if name in each else value for name, value in rows.inputs.items()}
     return Rows(rows.logits[kept], rows.labels[kept], more, shape, kept)
 
 

@@ -260,7 +260,7 @@ class ScheduledFocalLoss(Loss, function=scheduled_focal_loss):
         check_count(epoch, where="ScheduledFocalLoss.set_epoch", name="epoch", least=0)
         self.epoch_now.fill_(epoch)
 
-    def value(self, logits: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
+    def value(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of every sample, ``[B]``."""
         # `take`, since indexing by a scalar tensor reads its value and so waits for the device.
         step = torch.bucketize(self.epoch_now, self.first_epochs, right=True) - 1
@@ -484,14 +484,11 @@ class AdaFocalLoss(Loss, function=adafocal_loss):
         self.register_buffer("edges", torch.linspace(0, 1, n_bins + 1))
 
     def update(self, probs: Predictions | ArrayLike, labels: ArrayLike | None = None) -> Bins:
-        """Move gammas and edges by what validation data show.
+        """Move gammas and edges by what validation data show, and return their equal-mass bins.
 
         Args:
-            probs: Probabilities ``[N, C]`` on validation data, or `Predictions` (then without ``labels``).
+            probs: Probabilities ``[N, C]``, or `Predictions` (then without ``labels``) that are not of the test split.
             labels: Class indices ``[N]``.
-
-        Returns:
-            The equal-mass bins of the validation data. Raises ``ValueError`` on predictions marked as test data.
         """
         where = "AdaFocalLoss.update"
         if isinstance(probs, Predictions) == (labels is not None):
@@ -518,7 +515,7 @@ class AdaFocalLoss(Loss, function=adafocal_loss):
         """Move gammas and edges by validation logits."""
         self.update(Predictions(logits=logits, labels=labels, split=Split.VAL))
 
-    def value(self, logits: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
+    def value(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of every sample, ``[B]``."""
         return adafocal_loss(logits, labels, gammas=self.gammas, edges=self.edges)
 

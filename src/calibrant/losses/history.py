@@ -74,9 +74,8 @@ def _certainty(logits: Tensor, labels: Tensor, *, score: str, where: str) -> Ten
 class CRL(Penalty, function=crl_penalty):
     r"""`crl_penalty` as a module that counts how often each training sample was right.
 
-    Its past correctness is :math:`s_n = (r_n - \min r) / (E - \min r)` with :math:`r_n` the number of times sample n was
-    right and E the number of epochs ended (at least 1), as in the released code; where all were right each time, which
-    divides by zero there, it is 0. Call ``set_epoch`` before each epoch and ``update`` after each step.
+    Past correctness is :math:`s_n = (r_n - \min r) / (E - \min r)` with :math:`r_n` the times sample n was right and E the
+    number of epochs ended; 0 where all were right each time. Call ``set_epoch`` before each epoch, ``update`` after a step.
 
     Args:
         num_samples: Size of the training set.
@@ -108,7 +107,7 @@ class CRL(Penalty, function=crl_penalty):
         self.register_buffer("times_right", torch.zeros(num_samples))
         self.register_buffer("epochs", torch.zeros(()))
 
-    def value(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> Tensor:  # type: ignore[override]
+    def value(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> Tensor:
         """Return the penalty of the batch, ``[]``; ``indices [B]`` are the samples' positions in the training set."""
         self._check_indices(indices, labels)
         return crl_penalty(logits, labels, self.correctness(indices), score=self.score)
@@ -148,13 +147,9 @@ class CRL(Penalty, function=crl_penalty):
 class ConfidencePruner(nn.Module):
     r"""Drops, every few epochs, the training samples of lowest confidence (re-implemented from the description).
 
-    The confidence of sample n is remembered as a moving average, so that one odd epoch does not decide,
-
-    .. math:: m_n \leftarrow \rho\, m_n + (1 - \rho) \max_k q_{nk}
-
-    with :math:`\rho` the ``ema`` and the first confidence seen taken as it is. After every ``every`` epochs the ``fraction``
-    of the kept samples whose :math:`m_n` is lowest leaves for good. Samples never seen stay. No code of the authors is public,
-    so the defaults are ours.
+    The confidence of a sample is remembered as a moving average, so that one odd epoch does not decide. After every ``every``
+    epochs the ``fraction`` of the kept samples whose average is lowest leaves for good. Samples never seen stay. No code of
+    the authors is public, so the defaults are ours.
 
     Args:
         num_samples: Size of the training set.

@@ -90,10 +90,9 @@ def weighted_mmce_penalty(
         + \sum_{i,j \in W} \frac{c_i c_j\,k_{ij}}{n^2}
         - 2 \sum_{i \in R, j \in W} \frac{(1 - c_i)\,c_j\,k_{ij}}{m n} ,
 
-    exact in O(B log B). The root is taken as :math:`\sqrt{x + 10^{-10}}`. Where all predictions are right, or all are wrong,
-    the penalty and its gradient are 0, as in the authors' code. That code, and its PyTorch port, divide every mean once more by
-    m², n² and mn (``normalization="official"``), which makes the term several times smaller: results published as "MMCE" with
-    it behave nearly like cross-entropy. Its weight there is 4 to 8 on text, 2 in the port.
+    exact in O(B log B), with a root as in `mmce_penalty`. It is 0 where all predictions are right, or all are wrong. The
+    authors' code and its PyTorch port divide every mean once more by m², n² and mn (``normalization="official"``): results
+    published as "MMCE" with it behave nearly like cross-entropy. The weight is 4 to 8 on text there, 2 in the port.
 
     Args:
         logits: Scores ``[B, C]``.
@@ -159,20 +158,16 @@ def sece_penalty(
         \qquad K_{ij} = e^{-(c_i - c_j)^2 / 2h^2}
 
     where :math:`\pi_j` is the correctness of the top class without gradient ("hard") or `all_pairs_accuracy` with one ("soft").
-    The paper prints the smoothed accuracy without the division; only the ratio agrees with its kernel-density derivation.
-    For h → 0 and hard accuracy the value becomes :math:`\frac1B \sum_i |a_i - c_i|`, which rewards sharpness and not
-    calibration; a small bandwidth on a small batch inherits that. A perfectly calibrated model shows more than 0.
+    The paper prints the smoothed accuracy without the division; only the ratio agrees with its derivation. For h → 0 and hard
+    accuracy the value becomes the mean of :math:`|a_i - c_i|`, which rewards sharpness and not calibration; a small bandwidth
+    on a small batch inherits that.
 
-    Two options make it a better thing to minimise where most confidences are close to 1. The neighbours of such a confidence
-    are lower on average, and so is their accuracy: even a calibrated model looks too confident there. ``centred`` smooths
-    residuals instead; with normalised weights :math:`w_{ij}`, :math:`s_i = c_i + \sum_j w_{ij} (\pi_j - c_j)` is compared with
-    :math:`c_i`. And a confidence of 0.999 hardly moves with its logits, so that the few samples in the middle make the whole
-    gradient. ``distance="kl"`` puts the binary Kullback-Leibler divergence
-
-    .. math:: s_i \log\frac{s_i}{c_i} + (1 - s_i) \log\frac{1 - s_i}{1 - c_i}
-
-    in the place of :math:`|s_i - c_i|`: its slope by the log-odds of :math:`c_i` is the gap :math:`c_i - s_i` itself. An
-    estimate outside [0, 1] stays what it is, so that the slope has no bias; the value may then fall below 0 by noise.
+    Two options help where most confidences are close to 1. The neighbours of such a confidence are lower on average, so that
+    even a calibrated model looks too confident there: ``centred`` compares :math:`c_i` with
+    :math:`s_i = c_i + \sum_j w_{ij} (\pi_j - c_j)`, w being the normalised weights. And a confidence of 0.999 hardly moves with
+    its logits: ``distance="kl"`` replaces :math:`|s_i - c_i|` by the binary Kullback-Leibler divergence of :math:`c_i` from
+    :math:`s_i`, whose slope by the log-odds of :math:`c_i` is the gap :math:`c_i - s_i` itself. An estimate outside [0, 1] is
+    not clipped, so that the slope has no bias; the value may then fall below 0 by noise.
 
     Args:
         logits: Scores ``[B, C]``.

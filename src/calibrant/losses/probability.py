@@ -27,18 +27,11 @@ def log_sum_others(logits: Tensor, index: Tensor) -> Tensor:
 
 
 def true_class_log_odds(logits: Tensor, labels: Tensor) -> Tensor:
-    r"""Log-odds *against* the true class, :math:`t_i = \log\frac{1 - p_i}{p_i} = \mathrm{LSE}_{j \ne y_i} z_{ij} - z_{iy_i}`.
+    r"""Log-odds ``[B]`` *against* the true class, :math:`t_i = \log\frac{1 - p_i}{p_i}`.
 
     Everything a focal loss needs is a function of this one number: :math:`\log p = \log\sigma(-t)` and
     :math:`\log(1 - p) = \log\sigma(t)`, both exact however close p comes to 0 or 1, where ``1 - softmax`` is rounded to 0
     from a logit gap of 17 on (float32).
-
-    Args:
-        logits: Scores ``[B, C]`` in float32 or float64.
-        labels: Class indices ``[B]``.
-
-    Returns:
-        ``[B]``.
     """
     index = labels.long().unsqueeze(1)
     return (log_sum_others(logits, index) - logits.gather(1, index)).squeeze(1)

@@ -117,7 +117,7 @@ class AvUC(Penalty, function=avuc_penalty):
         self.beta = beta
         self.register_buffer("current_threshold", torch.tensor(float(threshold)))
 
-    def value(self, logits: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
+    def value(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the penalty of the batch, ``[]``."""
         return avuc_penalty(logits, labels, threshold=self.current_threshold, beta=self.beta)
 

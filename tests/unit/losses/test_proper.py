@@ -52,11 +52,6 @@ def test_brier_by_hand() -> None:
     assert brier_loss(logits[:1], torch.tensor([[0.75, 0.25]])).item() == pytest.approx(0)
 
 
-def test_brier_spans_0_to_2() -> None:
-    logits = torch.tensor([[100.0, -100.0], [100.0, -100.0]])
-    assert brier_loss(logits, torch.tensor([0, 1])).tolist() == [0.0, 2.0]
-
-
 class MeanTrue(Penalty):
     """A penalty that depends on the labels: the mean logit of the true class."""
 
@@ -76,12 +71,6 @@ def test_mixup_inputs_are_the_stated_mixture() -> None:
     assert torch.equal(inputs, torch.arange(24.0).reshape(4, 2, 3))
 
 
-def test_mixup_inputs_repeat_with_the_generator() -> None:
-    inputs, labels = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8)
-    first, again = (mixup_inputs(inputs, labels, generator=torch.Generator().manual_seed(5)) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-
-
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 4.0])
 def test_mixup_proportion_follows_the_beta_distribution(alpha: float) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -98,18 +87,6 @@ def test_mixup_of_alpha_zero_changes_nothing() -> None:
     mixed, _, _, lam = mixup_inputs(inputs, labels, alpha=0, generator=torch.Generator().manual_seed(1))
     assert lam.item() == 1.0
     assert torch.equal(mixed, inputs)
-
-
-def test_mixup_without_generator_draws_from_the_global_one() -> None:
-    state = torch.random.get_rng_state()
-    try:
-        torch.manual_seed(0)
-        first = mixup_inputs(torch.eye(4), torch.arange(4))
-        torch.manual_seed(0)
-        again = mixup_inputs(torch.eye(4), torch.arange(4))
-    finally:
-        torch.random.set_rng_state(state)
-    assert torch.equal(first[0], again[0])
 
 
 def test_mixup_loss_by_hand() -> None:
@@ -150,7 +127,7 @@ def test_mixup_module_hands_the_epoch_on_and_names_missing_inputs() -> None:
     assert isinstance(loss.base, ScheduledFocalLoss)
     assert loss.base.epoch == 120
     logits, labels = golden()
-    with pytest.raises(ValueError, match=r"MixupLoss: `labels_b` must be given as a keyword argument"):
+    with pytest.raises(ValueError, match="MixupLoss: keyword arguments .* `labels_b`"):
         loss(logits, labels)
 
 
