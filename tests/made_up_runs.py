@@ -37,9 +37,9 @@ def run_of(
     preset: str | None = "default",
     p_value: float = 0.5,
     test: Predictions | None = None,
-    command: str | None = None,
+    told: str = "",
 ) -> Entry:
-    """A run whose six metrics follow from error and ECE."""
+    """A run whose six metrics follow from error and ECE; ``told`` are settings, as ``"optim.lr=0.2 data.val=300"``."""
     metrics = {"error": error, "nll": 7 * error, "ece": ece, "mce": 5 * ece, "ace": ece, "classwise_ece": ece / 5}
     return Entry(
         data,
@@ -50,7 +50,7 @@ def run_of(
         epochs=epochs,
         seed=seed,
         test=test,
-        facts={} if command is None else {"command": command},
+        recipe=dict(text.split("=", 1) for text in told.split()),
     )
 
 

@@ -40,7 +40,20 @@ _HOME = {
     "repair": "calibrant.calibrators.repair",
     "train": "calibrant.engine.train",
 }
-_ROOMS = ("backbones", "calibrators", "data", "engine", "grid", "integrations", "io", "losses", "meta", "metrics", "report")
+_ROOMS = (
+    "backbones",
+    "calibrators",
+    "data",
+    "engine",
+    "grid",
+    "integrations",
+    "io",
+    "losses",
+    "meta",
+    "metrics",
+    "paper",
+    "report",
+)
 
 
 def __getattr__(name: str) -> object:

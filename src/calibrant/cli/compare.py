@@ -15,8 +15,8 @@ from calibrant.cli.grid_table import show_table
 from calibrant.cli.stopping import says_how_to_go_on
 from calibrant.cli.train import merge_settings
 from calibrant.engine.recipe import load_recipe
-from calibrant.grid.captions import NOT_IN_PAPER
 from calibrant.grid.compare import Comparison, Failure, compare
+from calibrant.grid.paper import NOT_IN_PAPER
 from calibrant.grid.schedule import Stage
 
 

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from calibrant.cli.layout import Row, fit_table
 from calibrant.core.words import SIGNIFICANT
-from calibrant.grid.captions import MARK, row_notes, several_best
-from calibrant.grid.layout import INFO_NAMES, Cell, Column, Line, Table
+from calibrant.grid.layout import INFO_NAMES, MARK, Cell, Column, Line, Table, row_notes, several_best
 
 # In place of bold, where there is none.
 _BEST = "*"

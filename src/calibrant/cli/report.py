@@ -14,21 +14,18 @@ from calibrant.cli.page import show_prose
 from calibrant.cli.progress import progress_bar
 from calibrant.cli.tried import Precision, load_fit_data, repair_predictions
 from calibrant.core.entry import Entry
-from calibrant.grid.added import once_by_path
-from calibrant.grid.collect import load_entries
-from calibrant.grid.names import name_apart, seed_notes
-from calibrant.grid.outputs import best_metrics, label_rows, page_notes, told_by
+from calibrant.grid.collect import load_entries, name_apart, seed_notes
+from calibrant.grid.export import PageRows, page_rows
+from calibrant.grid.others import check_same_labels, once_by_path
 from calibrant.grid.rows import catalogue_order
-from calibrant.grid.same_test import Asked, check_same_labels
 from calibrant.grid.tables import compare_table
 from calibrant.io import load_class_names, load_predictions
 from calibrant.io.atomic import atomic_writer
 from calibrant.report.page import render_page, verdict_of
 from calibrant.report.page_content import Examined
+from calibrant.report.page_runs import COLUMNS
 
 ENDINGS = (".html", ".htm")
-_EACH = "make a page of each."
-_ASKED = Asked("report: `--run`", other=_EACH.capitalize(), shuffled=_EACH)
 
 
 @dataclass(frozen=True)
@@ -81,19 +78,19 @@ def write_report(test: Path | None, options: Options) -> None:
     else:
         entries = _load_runs(options.runs)
     with progress_bar("drawing the page", None):
-        table = compare_table(entries, calibrated=True) if entries else None
-        rows, best = ([], []) if table is None else (label_rows(table, entries), best_metrics(entries))
-        told = [] if table is None else told_by(table, entries)
-        verdict = verdict_of(examined, repaired=repaired, entries=rows, best=best, told=told)
+        rows = PageRows([], [], [], [])
+        if entries:
+            rows = page_rows(compare_table(entries, metrics=COLUMNS, calibrated=True))
+        verdict = verdict_of(examined, repaired=repaired, entries=rows.entries, best=rows.best, told=rows.told)
         page = render_page(
             examined,
             repaired=repaired,
-            entries=rows,
-            best=best,
-            told=told,
+            entries=rows.entries,
+            best=rows.best,
+            told=rows.told,
             title=options.title,
             verdict=verdict,
-            notes=() if table is None else page_notes(table),
+            notes=rows.notes,
             n_resamples=options.resamples,
             seed=options.seed,
         )
@@ -118,5 +115,5 @@ def _load_runs(folders: Sequence[Path]) -> list[Entry]:
     # As in a comparison: folders as they are named, the runs of each as methods are listed.
     found = [entry for folder in folders for entry in sorted(load_entries(folder), key=catalogue_order)]
     entries = once_by_path(found)
-    check_same_labels(entries, asked=_ASKED)
+    check_same_labels(entries, where="report: `--run`")
     return name_apart(entries)

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from calibrant.grid.plan import Cell
-    from calibrant.grid.reproduce import Reproduction
+    from calibrant.paper.reproduce import Reproduction
 
 # Seconds from which on it is said how to make it shorter.
 _LONG = 3600
@@ -42,18 +42,16 @@ def reproduce(
     stopped; the report has the paper's numbers below ours.
     """
     from calibrant.cli.train import merge_settings
-    from calibrant.grid.compare import split_names
-    from calibrant.grid.plan import check_finished, check_folders, check_out
-    from calibrant.grid.reproduce import plan_reproduction
-    from calibrant.grid.unchanged import check_unchanged
+    from calibrant.grid.plan import split_names
+    from calibrant.grid.preflight import check_out, check_unchanged, load_finished
+    from calibrant.paper.reproduce import plan_reproduction
 
     keys = {"train.device": device, "data.root": None if data_root is None else str(data_root)}
     changes = merge_settings(keys, settings or [])
     plan = plan_reproduction(name, data=split_names(data or []), seeds=seeds, quick=quick, preset=preset, settings=changes)
     folder = Path("reproduce", f"{name}-quick" if quick else name) if out is None else out
     check_out(folder)
-    check_folders(plan.cells(), folder / "runs")
-    check_finished(plan.cells(), folder / "runs")
+    load_finished(plan.cells(), folder / "runs")
     left = plan.left(folder)
     if any(":" in cell.recipe.backbone.name for cell in left) and "" not in sys.path:
         # A factory of one's own is looked for where the command is called, here as in the runs.
@@ -72,8 +70,7 @@ def reproduce(
 def _missing_data(left: Sequence[Cell], *, dry_run: bool) -> str:
     """What is to be said of data that are not there; raises where nothing could be run or, without them, be timed."""
     from calibrant.data import DATASETS
-    from calibrant.grid.plan import check_data
-    from calibrant.grid.ready import check_ready
+    from calibrant.grid.preflight import check_data, check_ready
 
     # Of published sets the sizes are known; anything else is a path, or misspelt.
     others = [cell for cell in left if cell.recipe.data.name not in DATASETS]
@@ -105,7 +102,7 @@ def _say_plan(plan: Reproduction, folder: Path, left: int) -> None:
 
 
 def _say_forecast(plan: Reproduction, folder: Path, jobs: int | None) -> None:
-    from calibrant.grid.estimate import forecast
+    from calibrant.paper.estimate import forecast
 
     def say(kind: str) -> None:
         print(f"calibrant: timing a few steps: {kind}", file=sys.stderr)
@@ -127,7 +124,7 @@ def _run(plan: Reproduction, folder: Path, jobs: int | None) -> None:
     from calibrant.cli.compare import summarize
     from calibrant.cli.grid_display import GridDisplay
     from calibrant.cli.stopping import says_how_to_go_on
-    from calibrant.grid.reproduce import run_reproduction
+    from calibrant.paper.reproduce import run_reproduction
 
     with says_how_to_go_on(), GridDisplay() as display:
         found = run_reproduction(plan, out=folder, jobs=jobs, watch=display.watch)

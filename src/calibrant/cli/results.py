@@ -27,7 +27,7 @@ def add_results(
 ) -> None:
     """Keep what was measured of finished runs, with command, machine, versions, learning curves and bins, as JSON."""
     from calibrant.grid.collect import find_runs, load_run_entry
-    from calibrant.grid.results import save_results
+    from calibrant.grid.records import save_results
 
     found = {path: find_runs(path) for path in runs}
     for path, there in found.items():
@@ -47,7 +47,7 @@ def render_page(
     figures: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Draw figures too, as PNG into this folder.")] = None,
 ) -> None:
     """Make one page of all records: the paper's tables beside its numbers, figures, and the runs behind them."""
-    from calibrant.grid.results_page import write_results_page
+    from calibrant.paper.results import write_results_page
 
     for file in write_results_page(folder, out=out, figures=figures):
         print(file)

@@ -34,7 +34,7 @@ class BinSweep:
 class Entry:
     """One run of a comparison.
 
-    Entries with the same ``data``, ``model``, ``method``, ``preset`` and ``epochs`` are the seeds of one row.
+    Entries that differ in their seed alone are one row of a table.
 
     Attributes:
         data: Name of the data set.
@@ -49,6 +49,7 @@ class Entry:
         best_epoch: Epoch that the predictions come from.
         sweep: Binned errors against the number of bins, where they were computed.
         temperature: What ``+ts`` divided the logits by.
+        recipe: What decided the run, dotted recipe key → value; what is left out is as its method has it by itself.
         facts: Where it comes from: ``command``, ``machine``, ``versions``, ``seconds``, ``examples``, ``data``, ``note``, where
             known.
         folder: Where it was read from.
@@ -66,8 +67,14 @@ class Entry:
     best_epoch: int | None = None
     sweep: BinSweep | None = field(default=None, repr=False)
     temperature: float | None = None
+    recipe: Mapping[str, object] = field(default_factory=dict, repr=False)
     facts: Mapping[str, object] = field(default_factory=dict, repr=False)
     folder: str | None = None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is somebody's predictions: neither network nor length of training is known."""
+        return self.model is None and self.epochs is None
 
     def curve(self, key: str) -> tuple[list[int], list[float]]:
         """Epochs, from 1, at which ``key`` was evaluated, and its values there."""

@@ -1,1 +1,36 @@
-"""Comparisons: the grid of data, methods and seeds, where it is run, and the tables made of it."""
+"""Many runs: planning and running them, reading them back, and tables, figures and a page of what they predict."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from calibrant.core.entry import Entry
+    from calibrant.grid.collect import load_entries
+    from calibrant.grid.compare import Comparison
+    from calibrant.grid.export import to_csv, to_json, to_latex, to_markdown, write_table
+    from calibrant.grid.paper import load_paper
+    from calibrant.grid.tables import compare_table
+
+__all__ = [
+    "Comparison",
+    "Entry",
+    "compare_table",
+    "load_entries",
+    "load_paper",
+    "to_csv",
+    "to_json",
+    "to_latex",
+    "to_markdown",
+    "write_table",
+]
+
+_HOME = {"Entry": "calibrant.core.entry", "load_entries": "calibrant.grid.collect", "compare_table": "calibrant.grid.tables"}
+_HOME |= {"Comparison": "calibrant.grid.compare", "load_paper": "calibrant.grid.paper"}
+_HOME |= dict.fromkeys(("to_csv", "to_json", "to_latex", "to_markdown", "write_table"), "calibrant.grid.export")
+
+
+def __getattr__(name: str) -> object:
+    # Loaded when first used: a worker process needs no tables.
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'calibrant.grid' has no attribute {name!r}")

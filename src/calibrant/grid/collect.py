@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,38 +16,26 @@ from calibrant.core.scores import Scores
 from calibrant.core.summary import summarize_with_top
 from calibrant.data import is_path
 from calibrant.engine.folder import is_finished
-from calibrant.engine.methods import idle_keys, resolved
-from calibrant.engine.recipe import MethodPart, Recipe, load_recipe, to_dict
+from calibrant.engine.methods import METHODS, split_name
+from calibrant.engine.recipe import Recipe, load_recipe
 from calibrant.engine.setup import is_own
-from calibrant.grid.names import name_apart, name_of, place_of
-from calibrant.grid.results import load_result
+from calibrant.grid.records import load_result
+from calibrant.grid.rows import CHOICES, command_of, flat_recipe
 from calibrant.io.predictions import FORMATS, load_predictions
 from calibrant.metrics.measure import measure
 from calibrant.metrics.values import bins_of_summary, values_of_top
+from calibrant.report.style import method_name
 
 # The data set of predictions of which nothing is said.
 UNKNOWN = "?"
 # How far below a folder its runs are looked for.
 _DEPTH = 3
 _N_BINS = 15
-_TEST = "test.npz"
-# What a command says in any case, since a default may become another one; then what it says where it was set.
-_NAMED = {"data.name": "--data", "backbone.name": "--model", "method.name": "--method", "method.preset": "--preset"}
-_NAMED |= {"train.epochs": "--epochs", "seed": "--seed"}
-_OPTIONS = {"backbone.init": "--init"}
-# What presets decide, and what that takes; keys that are left open are not in a recipe's plain data.
-_LEFT_TO_METHOD = tuple(
-    f"train.{key}" for key in ("average", "average_decay", "average_share", "average_from_epoch", "select", "select_within")
-)
+_SEED = re.compile(r"(?:(?P<name>.+?)[-_.])?seed[-_]?(?P<seed>\d+)")
 
 
 class FoundRuns(NamedTuple):
-    """The run folders below a folder, in the order of their paths.
-
-    Attributes:
-        finished: Those that can be read.
-        unfinished: Those that are still going on, or were interrupted.
-    """
+    """The run folders below a folder, in the order of their paths: those that can be read, and those not finished."""
 
     finished: tuple[Path, ...]
     unfinished: tuple[Path, ...]
@@ -55,7 +43,7 @@ class FoundRuns(NamedTuple):
 
 def find_runs(path: str | Path) -> FoundRuns:
     """Find the run folders at ``path`` and up to three levels below it; what lies inside a run folder is not looked at."""
-    found = sorted(place for place in _places(Path(path)) if is_run(place))
+    found = sorted(place for place in _folders(Path(path)) if is_run(place))
     done = tuple(place for place in found if is_finished(place))
     return FoundRuns(done, tuple(place for place in found if place not in done))
 
@@ -91,11 +79,13 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
         )
     runs = find_runs(given)
     entries = [load_run_entry(folder) for folder in runs.finished]
-    for file in _loose_files(given):
+    outside = (place for place in _folders(given) if not is_run(place))
+    # Only predictions as .npz: a folder may hold tables of its own, written as .csv.
+    for file in sorted(file for place in outside for file in place.iterdir() if file.suffix.lower() in (".npz", ".json")):
         if file.suffix.lower() == ".json":
             entries += [load_result(file)] if is_record(file) else []
         elif _is_test(predictions := load_predictions(file)):
-            entries.append(_entry_of_predictions(predictions, file, data=data))
+            entries.append(_predictions_entry(predictions, file, data=data))
     if not entries:
         got = f"{len(runs.unfinished)} that are not finished" if runs.unfinished else "none"
         raise ValueError(f"{path}: must hold finished runs, predictions (.npz) or records of results (.json), got {got}.")
@@ -109,7 +99,7 @@ def load_run_entry(folder: str | Path) -> Entry:
         raise ValueError(f"{path}: must be the folder of a finished run, got none. Go on with it with `--resume`.")
     recipe = load_recipe(path / "recipe.toml")
     facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    test = load_predictions(path / _TEST)
+    test = load_predictions(path / "test.npz")
     lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
     return Entry(
         data=data_label(recipe.data.name),
@@ -123,22 +113,13 @@ def load_run_entry(folder: str | Path) -> Entry:
         history=tuple(json.loads(line) for line in lines),
         best_epoch=facts.get("best_epoch"),
         temperature=facts.get("temperature"),
+        recipe=flat_recipe(recipe),
         facts=_run_facts(recipe, facts),
         folder=str(path),
     )
 
 
-def load_predictions_entry(path: str | Path, *, data: str | None = None) -> Entry:
-    """Read a file of somebody's test predictions as a row, named after the file; see `load_entries`."""
-    predictions = load_predictions(path)
-    if not _is_test(predictions):
-        assert predictions.split is not None
-        got = predictions.split.value
-        raise ValueError(f"{path}: must hold predictions on test data to be compared, got those of the {got} split.")
-    return _entry_of_predictions(predictions, Path(path), data=data)
-
-
-def test_numbers(folder: str | Path) -> dict[str, float | None]:
+def numbers_of_run(folder: str | Path) -> dict[str, float | None]:
     """Return test error and ECE of a finished run, as its ``metrics.json`` says; empty where it does not."""
     try:
         found = json.loads((Path(folder) / "metrics.json").read_text(encoding="utf-8"))["metrics"]
@@ -156,6 +137,11 @@ def is_record(path: str | Path) -> bool:
     return isinstance(found, dict) and {"data", "method", "metrics"} <= set(found)
 
 
+def is_run(place: Path) -> bool:
+    """Whether a folder is that of a run, finished or not; one's own recipe may lie anywhere."""
+    return (place / "recipe.toml").is_file() and (place / "run.json").is_file()
+
+
 def data_label(name: str) -> str:
     """What a data set is called in a table: its name, or that of its folder or file.
 
@@ -169,44 +155,117 @@ def data_label(name: str) -> str:
     return given.stem if given.suffix.lower() == ".npz" else given.resolve().name
 
 
-def command_of(recipe: Recipe) -> str:
-    """Return the command that trains by ``recipe``: what is run by name, and what else differs from the defaults.
+def name_apart(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries with names by which predictions from different files are told apart.
 
-    The place of the data is left out.
-
-    Example:
-        >>> from calibrant.engine.recipe import override
-        >>> command_of(override(Recipe(), {"method.name": "ce", "optim.lr": "0.2", "data.root": "/data"}))
-        'calibrant train --data cifar10 --model resnet18 --method ce --preset default --epochs 350 --seed 0 --set optim.lr=0.2'
-    """
-    bare, full, idle = resolved(replace(Recipe(), method=recipe.method)), resolved(recipe), idle_keys(recipe)
-    # The method itself is said, and with it what it decides.
-    usual, said_of = dict(_flat(to_dict(replace(bare, method=MethodPart())))), dict(_flat(to_dict(full)))
-    words = ["calibrant", "train", *(word for key, flag in _NAMED.items() for word in (flag, str(said_of.pop(key))))]
-    for key, value in said_of.items():
-        # Where the data lie is a matter of the machine; how to average says nothing where that is not done.
-        if key == "data.root" or key in idle or (key in usual and usual[key] == value):
-            continue
-        said = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        words += [_OPTIONS[key], said] if key in _OPTIONS else ["--set", f"{key}={said}"]
-    return shlex.join(words)
-
-
-def effective_settings(recipe: Recipe) -> dict[str, object]:
-    """Return how a run averages weights and chooses its epoch, which a preset decides where nothing else is said.
+    Files that share a name and say different seeds are the seeds of one row. Where two say the same seed, or one says none,
+    their folders become part of the name, and where they lie in one folder the ending of the one without a seed.
 
     Example:
-        >>> effective_settings(Recipe())
-        {'train.average': 'phase', 'train.average_share': 0.5, 'train.select': 'error+nll', 'train.select_within': 2.0}
+        >>> from calibrant import measure
+        >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20)
+        >>> files = {"o1/m.npz": None, "o2/m.npz": None, "o1/x-seed0.npz": 0, "o1/x-seed1.npz": 1}
+        >>> entries = [Entry("coins", "?", measure(test), seed=seed, test=test, folder=file) for file, seed in files.items()]
+        >>> [entry.method for entry in name_apart(entries)]
+        ['o1/m', 'o2/m', 'x', 'x']
     """
-    values, idle = dict(_flat(to_dict(resolved(recipe)))), idle_keys(recipe)
-    return {key: values[key] for key in _LEFT_TO_METHOD if key in values and key not in idle}
+    named: dict[tuple[str, str], dict[int, Path]] = {}
+    for number, entry in enumerate(entries):
+        if is_predictions(entry):
+            place = place_of(str(entry.folder))[0]
+            named.setdefault((entry.data, place.name), {})[number] = place
+    found = list(entries)
+    for places in named.values():
+        seeds = [entries[number].seed for number in places]
+        apart = None in seeds or len(set(seeds)) < len(seeds)
+        short = _shortest(set(places.values())) if apart else {place: place.name for place in places.values()}
+        for number, place in places.items():
+            file = Path(str(entries[number].folder))
+            name = short[place]
+            if apart and entries[number].seed is None and [*places.values()].count(place) > 1:
+                # Beside others of its place, a file without a seed is called as it is.
+                name += file.suffix if file.stem == place.name else f"/{file.name}"
+            found[number] = replace(found[number], method=_unlike_methods(name, file))
+    return found
 
 
-def _entry_of_predictions(predictions: Predictions, path: Path, *, data: str | None) -> Entry:
+def seed_notes(entries: Sequence[Entry]) -> list[str]:
+    """Say which files of different folders are taken for the seeds of one row; whoever gave them may mean different models."""
+    rows: dict[tuple[str, str], dict[Path, str]] = {}
+    for entry in entries:
+        if is_predictions(entry):
+            file = str(entry.folder)
+            rows.setdefault((entry.data, entry.method), {}).setdefault(place_of(file)[0], file)
+    return [
+        f"{' and '.join(files.values())} are taken for seeds of one row, {method}. Rename one if they are different models."
+        for (_, method), files in rows.items()
+        if len(files) > 1
+    ]
+
+
+def place_of(path: str | Path) -> tuple[Path, int | None]:
+    """Return the path of a file of predictions without its ending and seed, so that it ends in their name; and the seed.
+
+    A file called just ``test`` or ``seed3`` is called by its folder.
+
+    Example:
+        >>> [(place.name, seed) for place, seed in map(place_of, ("mine.npz", "a/mine-seed3.npz", "mine/seed_3.npz"))]
+        [('mine', None), ('mine', 3), ('mine', 3)]
+        >>> place_of("mine-seed3/test.npz")[1], place_of("mine/seed3/test.npz")[0].name
+        (3, 'mine')
+    """
+    file = Path(path)
+    folder, (name, seed) = file.parent.resolve(), _split(file.stem)
+    while name in ("", "test") and folder.name:
+        name, seed = _split(folder.name) if seed is None else (folder.name, seed)
+        folder = folder.parent
+    return folder / (name or file.stem), seed
+
+
+def is_predictions(entry: Entry) -> bool:
+    """Whether an entry is a file of predictions: neither a run nor a record."""
+    return entry.is_foreign and entry.test is not None and entry.folder is not None
+
+
+def _split(text: str) -> tuple[str, int | None]:
+    found = _SEED.fullmatch(text)
+    return (found["name"] or "", int(found["seed"])) if found else (text, None)
+
+
+def _shortest(places: set[Path]) -> dict[Path, str]:
+    """The fewest last parts of paths by which they differ."""
+    length = 1
+    while len({place.parts[-length:] for place in places}) < len(places):
+        length += 1
+    return {place: "/".join(place.parts[-length:]) for place in places}
+
+
+def _unlike_methods(name: str, file: Path) -> str:
+    """A file's name, with its ending where it would be taken for a method's, typed or as figures call it."""
+    # Bytes that are no UTF-8 are spelt out, as nothing could be written or printed with them.
+    name = name.encode(errors="backslashreplace").decode()
+    base = split_name(name)[0]
+    return f"{name}{file.suffix}" if base in METHODS or base in map(method_name, METHODS) else name
+
+
+def _load_file(file: Path, *, data: str | None) -> Entry:
+    if file.suffix.lower() == ".json":
+        return load_result(file)
+    if file.suffix.lower() not in FORMATS:
+        wanted = ", ".join(FORMATS)
+        raise ValueError(f"{file}: must be predictions ({wanted}) or the record of a result (.json), got neither.")
+    predictions = load_predictions(file)
+    if not _is_test(predictions):
+        assert predictions.split is not None
+        got = predictions.split.value
+        raise ValueError(f"{file}: must hold predictions on test data to be compared, got those of the {got} split.")
+    return _predictions_entry(predictions, file, data=data)
+
+
+def _predictions_entry(predictions: Predictions, path: Path, *, data: str | None) -> Entry:
     place, seed = place_of(path)
     scores = measure(predictions, n_bins=_N_BINS, file=path.name)
-    name = name_of(place.name, path)
+    name = _unlike_methods(place.name, path)
     return Entry(data=data or UNKNOWN, method=name, scores=scores, seed=seed, test=predictions, folder=str(path))
 
 
@@ -216,17 +275,16 @@ def _scores(test: Predictions, file: Path) -> Scores:
     values = values_of_top(summary, top)
     try:
         found = Scores.from_dict(json.loads(file.read_text(encoding="utf-8")), bins=bins_of_summary(summary))
+        same = found.n == len(test) and found.num_classes == test.num_classes and set(found.metrics) == set(values)
+        if same and all(_agree(found.metrics[key].value, value) for key, value in values.items()):
+            return found
     except (OSError, ValueError):
-        return measure(test, n_bins=_N_BINS, file=_TEST)
-    same = found.n == len(test) and found.num_classes == test.num_classes and set(found.metrics) == set(values)
-    if same and all(_agree(found.metrics[key].value, value) for key, value in values.items()):
-        return found
-    return measure(test, n_bins=_N_BINS, file=_TEST)
+        pass
+    return measure(test, n_bins=_N_BINS, file="test.npz")
 
 
 def _agree(first: float, second: float) -> bool:
-    # A file keeps all digits of a float64; another machine's or thread's order of adding up changes the last few. What is
-    # not finite is written as null.
+    # A file keeps all digits of a float64; another order of adding up changes the last few. What is not finite is null.
     if not (math.isfinite(first) and math.isfinite(second)):
         return math.isfinite(first) == math.isfinite(second)
     return math.isclose(first, second, rel_tol=1e-6, abs_tol=1e-9)
@@ -234,9 +292,10 @@ def _agree(first: float, second: float) -> bool:
 
 def _run_facts(recipe: Recipe, facts: Mapping[str, Any]) -> dict[str, object]:
     device, processes = str(facts.get("device", "?")), facts.get("processes", 1)
+    chosen = {key: value for key, value in sorted(flat_recipe(recipe).items()) if key.startswith(tuple(CHOICES))}
     known: dict[str, object] = {
         "command": command_of(recipe),
-        "effective": effective_settings(recipe),
+        "effective": {key: value for key, value in chosen.items() if value is not None},
         "machine": device if device.startswith("cpu") else f"{processes}x {device}",
         "versions": {name: facts[name] for name in ("calibrant", "torch", "python") if name in facts},
     }
@@ -245,49 +304,14 @@ def _run_facts(recipe: Recipe, facts: Mapping[str, Any]) -> dict[str, object]:
     return known | {name: facts[name] for name in kept if facts.get(name) is not None}
 
 
-def _load_file(file: Path, *, data: str | None) -> Entry:
-    if file.suffix.lower() == ".json":
-        return load_result(file)
-    try:
-        return load_predictions_entry(file, data=data)
-    except ValueError as error:
-        if file.suffix.lower() in FORMATS:
-            raise
-        raise ValueError(f"{error} Records of results end in .json.") from None
-
-
-def is_run(place: Path) -> bool:
-    """Whether a folder is that of a run, finished or not; one's own recipe may lie anywhere."""
-    return (place / "recipe.toml").is_file() and (place / "run.json").is_file()
-
-
 def _is_test(predictions: Predictions) -> bool:
     return predictions.split in (None, Split.TEST)
 
 
-def _places(top: Path) -> Iterator[Path]:
+def _folders(top: Path) -> Iterator[Path]:
     """``top`` and the folders below it, as deep as is looked; those inside a run are not entered, nor hidden ones."""
     level = [top] if top.is_dir() else []
     for _ in range(_DEPTH + 1):
         yield from level
-        level = [
-            below
-            for place in level
-            if not is_run(place)
-            for below in sorted(place.iterdir())
-            if below.is_dir() and not below.name.startswith(".")
-        ]
-
-
-def _loose_files(top: Path) -> list[Path]:
-    # Only predictions as .npz: a folder may hold tables of its own, written as .csv.
-    outside = (place for place in _places(top) if not is_run(place))
-    return sorted(file for place in outside for file in place.iterdir() if file.suffix.lower() in (".npz", ".json"))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+        inside = [below for place in level if not is_run(place) for below in sorted(place.iterdir())]
+        level = [below for below in inside if below.is_dir() and not below.name.startswith(".")]

@@ -1,14 +1,23 @@
-"""The records of a table: columns, cells, lines and sections, before they become Markdown, LaTeX, CSV or JSON."""
+"""The records of a table, columns, cells, lines and sections, and the sentences below it. How it is written is in `export`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from calibrant.calibrators.temperature import TemperatureScaling
+from calibrant.core.effect import join_words
+from calibrant.core.entry import Entry
+from calibrant.core.sizes import size_note
 from calibrant.core.words import SIGNIFICANT
+from calibrant.grid.paper import NOT_IN_PAPER, load_paper, notes_about
+from calibrant.grid.rows import CHOICES, Row
+from calibrant.metrics.differences import LEAST_SEEDS
 
 DIGITS = 3
+EMPTY, MARK = "–", "†"
 Info = Literal["preset", "epochs", "seeds", "calibrated"]
 INFO_NAMES: dict[Info, str] = {"preset": "Preset", "epochs": "Epochs", "seeds": "Seeds", "calibrated": "p if calibrated"}
 
@@ -23,6 +32,7 @@ class Column:
         metric: The metric, a key of `Scores`.
         percent: Whether it is shown in per cent.
         group: What stands above several neighbours together.
+        data: The data set, where columns are of different ones.
     """
 
     key: str
@@ -30,6 +40,7 @@ class Column:
     metric: str
     percent: bool = True
     group: str = ""
+    data: str | None = None
 
     @property
     def heading(self) -> str:
@@ -62,13 +73,13 @@ class Cell:
         """Whether it differs from what its table tests against significantly."""
         return self.p_value is not None and self.p_value < SIGNIFICANT
 
-    def shown(self, column: Column) -> tuple[str, str | None]:
+    def shown(self, column: Column, *, digits: int = DIGITS) -> tuple[str, str | None]:
         """Mean and standard deviation as printed."""
         scale = 100 if column.percent else 1
-        mean = f"{scale * self.mean:.{DIGITS}f}"
+        mean = f"{scale * self.mean:.{digits}f}"
         # What rounds to zero has no sign.
         mean = mean.removeprefix("-") if float(mean) == 0 else mean
-        return mean, None if self.std is None else f"{scale * self.std:.{DIGITS}f}"
+        return mean, None if self.std is None else f"{scale * self.std:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -89,8 +100,10 @@ class Line:
         calibrated_p: Of every run, how probable so large an ECE is for a calibrated model.
         examples: Test examples that its numbers are of, where all runs have as many.
         choices: How its runs averaged weights and chose their epoch, as ``key=value``, told or by the choice of their method.
-        doubts: What makes its numbers doubtful; see `calibrant.grid.doubts`.
+        doubts: What makes its numbers doubtful.
         bins: How many bins its binned metrics have, where all runs have as many.
+        row: The row that it shows, where it is one of ours.
+        shown: Settings that its label says.
     """
 
     label: str
@@ -108,6 +121,8 @@ class Line:
     choices: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     bins: int | None = None
+    row: Row | None = None
+    shown: tuple[str, ...] = ()
 
     @property
     def is_foreign(self) -> bool:
@@ -119,7 +134,7 @@ class Line:
         if name == "calibrated":
             return _calibrated(self.calibrated_p)
         found = {"preset": self.preset, "epochs": self.epochs, "seeds": self.runs}[name]
-        return "–" if found is None else str(found)
+        return EMPTY if found is None else str(found)
 
 
 @dataclass(frozen=True)
@@ -168,13 +183,252 @@ class Table:
         """All lines of all sections."""
         return tuple(line for section in self.sections for line in section.lines)
 
+    @property
+    def heads(self) -> list[str]:
+        """Names of all columns."""
+        columns = [f"{column.group} {column.heading}".strip() for column in self.columns]
+        return ["Method", *(INFO_NAMES[name] for name in self.info), *columns]
+
 
 def _calibrated(p_values: tuple[float, ...]) -> str:
     if not p_values:
-        return "–"
+        return EMPTY
     least = min(p_values)
     shown = f"{least:.3f}" if least >= 0.001 else "< 0.001"
     if len(p_values) == 1:
         return shown
     passed = sum(value > SIGNIFICANT for value in p_values)
     return f"{passed}/{len(p_values)} (≥ {shown})" if least >= 0.001 else f"{passed}/{len(p_values)} ({shown})"
+
+
+# How bins are cut → metric → what it is called.
+_BINNED = {"width": {"ece": "ECE", "mce": "MCE", "classwise_ece": "classwise ECE"}, "mass": {"ace": "ACE"}}
+_TESTS = {
+    "seeds": f"a paired t-test over seeds, where two rows have {LEAST_SEEDS} or more in common",
+    "examples": "a paired bootstrap of one network each on the same test examples, which is about these networks alone",
+}
+_CALIBRATED = (
+    "p if calibrated: how probable an ECE as large would be for a perfectly calibrated model with these confidences; "
+    "above 0.05 the two cannot be told apart (of several seeds: how many are above, and the least)."
+)
+_EPOCHS = {
+    "error": "of the epoch of least validation error",
+    "nll": "of the epoch of least validation NLL",
+    "error+nll": "of an epoch chosen by validation error and NLL",
+    "error+ece": "of an epoch chosen by validation error and ECE",
+    "last": "of the last epoch",
+}
+
+
+def notes_of(table: Table, *, tested: bool, paper: bool = False, beside: Sequence[Line] = ()) -> tuple[str, ...]:
+    """Say what a reader must know of a table: what was averaged, what bold and marks mean, what the lines have in common.
+
+    Args:
+        table: The table, its cells marked.
+        tested: Whether differences were tested, where they could be.
+        paper: Whether the paper's numbers were asked for.
+        beside: Lines that are not shown, which the others are held against.
+    """
+    lines = [line for line in table.lines if line.kind != "paper"]
+    one = {line.runs for line in lines} == {1}
+    notes = [
+        "One run each." if one else "Mean ± standard deviation over runs of different seeds (n − 1); Seeds is their number."
+    ]
+    notes += [*_binned(table, lines), *_common(table, lines), *choice_notes([*beside, *lines])]
+    notes += [*_bold(table), *size_notes(table), *doubt_notes(table)]
+    notes += _tests(lines, sections=len(table.sections), base=table.base) if tested else []
+    notes += [_CALIBRATED] if "calibrated" in table.info else []
+    if len(lines) < len(table.lines):
+        source = load_paper()
+        notes += [f"The paper's {note}" for note in paper_notes(table)]
+        notes.append(f"The paper: {source.reference} {source.url}")
+    elif paper:
+        notes.append(NOT_IN_PAPER)
+    return tuple(notes)
+
+
+def paper_notes(table: Table) -> list[str]:
+    """Return what is known about the numbers of the paper that a table shows, in the paper's order."""
+    shown = [
+        (column.data or section.data or "", line.method, line.model, column.metric)
+        for section in table.sections
+        for line in section.lines
+        for column in table.columns
+        if line.kind == "paper" and column.key in line.cells
+    ]
+    return notes_about(shown, table=table.name)
+
+
+def row_notes(table: Table) -> list[str]:
+    """Say what is special about some rows: how they average and select, of how many examples they are, what is doubtful."""
+    return [*choice_notes([line for line in table.lines if line.kind != "paper"]), *size_notes(table), *doubt_notes(table)]
+
+
+def size_notes(table: Table) -> list[str]:
+    """Say of which lines the numbers are of another number of test examples than those of the runs around them."""
+    return [
+        f"{line.label} on {section.data}: {note}"
+        for section in table.sections
+        for line in section.lines
+        if line.kind == "ours" and (note := size_note(line.examples, section.examples))
+    ]
+
+
+def doubt_notes(table: Table) -> list[str]:
+    """Say which lines of a table hold doubtful numbers, and why."""
+    return [
+        f"{line.label}{f' on {section.data}' if section.data else ''}: {doubt}."
+        for section in table.sections
+        for line in section.lines
+        for doubt in line.doubts
+    ]
+
+
+def doubts_of(runs: Sequence[Entry]) -> tuple[str, ...]:
+    """Say what the fit of a temperature warned of: one at its bound, or one fitted on few examples.
+
+    Args:
+        runs: The runs of a row; those without temperature scaling have nothing to doubt here.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
+        >>> doubts_of([Entry("coins", "ce+ts", scores, temperature=t, seed=s) for s, t in enumerate((1e5, 1.4))])
+        ('the temperature of seed 0 ended at its bound 100000; do not trust it',)
+    """
+    usual, found, few = TemperatureScaling(), [], set()
+    for bound in usual.bounds:
+        held = [e for e in runs if e.temperature is not None and math.isclose(e.temperature, bound, rel_tol=1e-6)]
+        if held:
+            seeds = [str(entry.seed) for entry in held if entry.seed is not None]
+            whose = f" of seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)}" if seeds and len(runs) > 1 else ""
+            found.append(f"the temperature{whose} ended at its bound {bound:g}; do not trust it")
+    for entry in runs:
+        examples = entry.facts.get("examples")
+        fitted_on = examples.get("val") if isinstance(examples, Mapping) and entry.temperature is not None else None
+        if isinstance(fitted_on, int) and fitted_on < usual.fewest_samples(entry.scores.num_classes):
+            few.add(fitted_on)
+    if few:
+        found.append(f"its temperature was fitted on {' or '.join(map(str, sorted(few)))} validation examples, which are few")
+    return tuple(found)
+
+
+def choice_notes(lines: Sequence[Line]) -> list[str]:
+    """Say which lines average weights or choose their epoch in another way than the rest, where labels do not say it.
+
+    Methods decide both where nothing was set, so that lines of the same settings may differ in them.
+
+    Example:
+        >>> usual, own = ("train.average=no", "train.select=error"), ("train.average=phase", "train.select=error")
+        >>> choice_notes([Line("CE", "ce", {}, choices=usual), Line("FLγ", "flgamma", {}, choices=own)])
+        ['By preset, FLγ predicts with averaged weights (train.average=phase); all others with weights as they are.']
+    """
+    known = [line for line in lines if line.choices]
+    keys = [
+        place
+        for place, key in enumerate(CHOICES)
+        if len({line.choices[place] for line in known}) > 1 and not all(line.choices[place] in line.shown for line in known)
+    ]
+    groups: dict[tuple[str, ...], dict[str, None]] = {}
+    for line in known:
+        # Two presets of one label are told apart.
+        presets = {other.preset for other in known if other.label == line.label}
+        name = f"{line.label} ({line.preset})" if len(presets) > 1 and line.preset else line.label
+        groups.setdefault(tuple(line.choices[place] for place in keys), {})[name] = None
+    if len(groups) < 2:
+        return []
+    usual = max(groups, key=lambda choices: len(groups[choices]))
+    told = [
+        f"{join_words([*names])} {'predicts' if len(names) == 1 else 'predict'} {_way(choices)}"
+        for choices, names in groups.items()
+        if choices != usual
+    ]
+    # Of somebody's predictions nothing is known.
+    rest = "all others" if len(known) == len(lines) else "all other runs"
+    return [f"By preset, {'; '.join(told)}; {rest} {_way(usual)}."]
+
+
+def _way(choices: Sequence[str]) -> str:
+    found = dict(text.split("=", 1) for text in choices)
+    words, average, select = ["with weights"], *(found.get(key) for key in CHOICES)
+    if average is not None:
+        words = ["with weights as they are" if average == "no" else f"with averaged weights ({CHOICES[0]}={average})"]
+    if select is not None:
+        told = "" if select == "error" else f" ({CHOICES[1]}={select})"
+        words.append(_EPOCHS.get(select, "of an epoch chosen in another way") + told)
+    return (", " if len(found) > 1 else " ").join(words)
+
+
+def several_best(table: Table) -> bool:
+    """Whether a column of a section has several best values, or one that is not the lowest, as not all rows are comparable."""
+    for section in table.sections:
+        for column in table.columns:
+            cells = [line.cells[column.key] for line in section.lines if line.kind == "ours" and column.key in line.cells]
+            best = [cell for cell in cells if cell.best]
+            several = len({cell.shown(column)[0] for cell in best}) > 1
+            if several or any(cell.mean < min(other.mean for other in best) for cell in cells if best):
+                return True
+    return False
+
+
+def _bold(table: Table) -> list[str]:
+    if not any(cell.best for line in table.lines for cell in line.cells.values()):
+        return []
+    notes = [
+        "Bold: the lowest of a column among rows of the same data, network, epochs and given settings (--set), "
+        "a method's own aside."
+    ]
+    if several_best(table):
+        notes.append(
+            "Several values of a column are bold, or not its lowest, where only some rows may be compared with each other."
+        )
+    if any(line.is_foreign for line in table.lines):
+        notes.append("Predictions from files, of which only the data are known, compete with all rows beside them.")
+    return notes
+
+
+def _binned(table: Table, lines: Sequence[Line]) -> list[str]:
+    """Say over which bins the binned columns are, where that is known and one thing."""
+    numbers = {line.bins for line in lines} - {None}
+    shown, said = {column.metric for column in table.columns}, []
+    for width, words in _BINNED.items() if len(numbers) == 1 else ():
+        if names := [name for metric, name in words.items() if metric in shown]:
+            bins = min(numbers, key=str)
+            said.append(f"{join_words(names)} over {bins if said else f'{bins} bins'} of equal {width}")
+    return [f"{', '.join(said)}."] if said else []
+
+
+def _common(table: Table, lines: Sequence[Line]) -> list[str]:
+    notes = []
+    epochs = {line.epochs for line in lines} - {None}
+    presets = {line.preset for line in lines} - {None}
+    if "epochs" not in table.info and len(epochs) == 1:
+        notes.append(f"{epochs.pop()} epochs.")
+    if "preset" not in table.info and len(presets) == 1:
+        notes.append(f"Preset {presets.pop()}.")
+    shared = _shared(lines)
+    if shared:
+        notes.append(f"Settings: {', '.join(shared)}.")
+    for section in table.sections if len(table.sections) > 1 else ():
+        own = [text for text in _shared([line for line in section.lines if line.kind != "paper"]) if text not in shared]
+        if own:
+            notes.append(f"Settings on {section.title}: {', '.join(own)}.")
+    return notes
+
+
+def _shared(lines: Sequence[Line]) -> list[str]:
+    """Settings of all lines of which something is known; labels do not say them."""
+    ours = [line for line in lines if line.kind == "ours"]
+    known = [line.settings for line in ours or lines if line.epochs is not None]
+    return [text for text in known[0] if all(text in other for other in known)] if known else []
+
+
+def _tests(lines: Sequence[Line], *, sections: int, base: str) -> list[str]:
+    cells = [cell for line in lines for cell in line.cells.values() if cell.p_value is not None]
+    if not cells:
+        lacking = f"Differences were not tested: that takes {LEAST_SEEDS} common seeds, or one run each with its predictions."
+        return [lacking] if len(lines) > sections else []
+    ways = {cell.over for cell in cells if cell.over is not None}
+    how = ", or by ".join(_TESTS[over] for over in sorted(ways, reverse=True))
+    found = f"differs from {base}" if any(cell.differs for cell in cells) else f"would mark a difference from {base}"
+    return [f"{MARK} {found} with p < 0.05 by {how}; corrected after Holm over the rows of a column."]

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from calibrant.core.entry import data_name
 from calibrant.core.registry import lookup
 
+NOT_IN_PAPER = "The paper has no numbers for these data, networks and methods."
 # Metrics that the paper prints as they are; all others are printed in per cent.
 _PLAIN = {"nll"}
+_METRICS = {"mce": "MCE", "ece": "ECE", "nll": "NLL", "ace": "ACE", "classwise_ece": "classwise ECE"}
 
 
 class PaperValue(NamedTuple):
-    """A printed number, in the unit of `calibrant.measure` (a fraction where the paper prints per cent).
-
-    Attributes:
-        mean: The value, a mean over runs where there is a spread.
-        std: Its standard deviation over runs, where it is printed.
-    """
+    """A printed number, in the unit of `calibrant.measure`: a mean over runs where it has a standard deviation."""
 
     mean: float
     std: float | None = None
@@ -45,15 +43,7 @@ class PaperRow:
 
 
 class PaperNote(NamedTuple):
-    """Something known about printed numbers: what to keep in mind, or what is wrong.
-
-    Attributes:
-        text: What is known.
-        table: The table it is about.
-        data: The data set, or None for all.
-        methods: The methods, or none for all.
-        metric: The metric, or None for all.
-    """
+    """Something known about printed numbers; None, or no methods, means all."""
 
     text: str
     table: str
@@ -82,7 +72,7 @@ class PaperTable:
     model: str | None = None
     epochs: int | None = None
     seeds: int | None = None
-    bold: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None
+    bold: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -96,16 +86,7 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Paper:
-    """All tables of the paper.
-
-    Attributes:
-        reference: Authors, title, where and when.
-        url: Where it can be read.
-        labels: Our name of a method → what the paper calls it.
-        tables: Name → table.
-        claims: What the text says about differences between rows, in points of per cent.
-        notes: What is known about printed numbers.
-    """
+    """All tables of the paper: name → table, what it calls our methods, its claims in text, and notes on its numbers."""
 
     reference: str
     url: str
@@ -129,16 +110,16 @@ def load_paper() -> Paper:
     """
     found = json.loads(files("calibrant.grid").joinpath("paper.json").read_text(encoding="utf-8"))
     labels: dict[str, str] = found["labels"]
+    notes = (
+        PaperNote(n["note"], n["table"], n.get("data"), tuple(n.get("methods", ())), n.get("metric")) for n in found["notes"]
+    )
     return Paper(
         reference=f"{found['authors']}: {found['title']}. {found['venue']}.",
         url=found["url"],
         labels=labels,
         tables={name: _table(name, table, labels) for name, table in found["tables"].items()},
         claims=tuple(found["claims"]),
-        notes=tuple(
-            PaperNote(n["note"], n["table"], n.get("data"), tuple(n.get("methods", ())), n.get("metric"))
-            for n in found["notes"]
-        ),
+        notes=tuple(notes),
     )
 
 
@@ -155,12 +136,42 @@ def paper_row(data: str, method: str, *, model: str | None) -> PaperRow | None:
         0.05354
         >>> paper_row("digits", "ce", model="resnet18")
     """
-    source = source_of(data, method, model=model)
+    source = _source_of(data, method, model)
     return None if source is None else paper_table(source).row(data, method)
 
 
-def source_of(data: str, method: str, *, model: str | None) -> str | None:
-    """Name of the table that `paper_row` reads, or None where the paper has nothing."""
+def notes_about(shown: Iterable[tuple[str, str, str | None, str]], *, table: str) -> list[str]:
+    """Return the notes on some of the paper's numbers, each with what it is about in front, in the paper's order.
+
+    Args:
+        shown: Data set, method, network and metric of every number.
+        table: Name of the table they stand in; where it is none of the paper's, they are found by data, network and method.
+    """
+    found: dict[PaperNote, None] = {}
+    for data, method, model, metric in shown:
+        source = table if table in load_paper().tables else _source_of(data, method, model)
+        for note in load_paper().notes:
+            right = note.table == source and note.data in (None, data) and note.metric in (None, metric)
+            if right and method in (note.methods or (method,)):
+                found[note] = None
+    return [say_note(note) for note in load_paper().notes if note in found]
+
+
+def say_note(note: PaperNote) -> str:
+    """A note with what it is about in front.
+
+    Example:
+        >>> say_note(next(note for note in load_paper().notes if note.data == "cifar100"))
+        "Table 1, CIFAR-100, FLγ-SECE, FLSD, NLL: Bold is on FLγ-SECE's 0.877; the lowest is FLSD with 0.876."
+    """
+    about = [f"Table {note.table.removeprefix('table')}", *([data_name(note.data)] if note.data else [])]
+    about += [load_paper().labels[method] for method in note.methods]
+    about += [_METRICS.get(note.metric, note.metric)] if note.metric else []
+    return f"{', '.join(about)}: {note.text}"
+
+
+def _source_of(data: str, method: str, model: str | None) -> str | None:
+    """Name of the table with the paper's numbers for a run, or None."""
     for name in ("table1", "table2", "table4"):
         table = load_paper().tables[name]
         if table.model == model and table.row(data, method) is not None:
@@ -182,17 +193,13 @@ def _table(name: str, found: Mapping[str, Any], labels: Mapping[str, str]) -> Pa
 
 
 def _rows(found: Mapping[str, Any] | list[Any], labels: Mapping[str, str], model: str | None) -> list[PaperRow]:
-    # A method may have several rows only in the table that lists other papers' networks, which is a list for this reason.
+    # The table of other papers' networks has several rows of a method, and so is a list.
     listed = [{"method": m, "model": model, **v} for m, v in found.items()] if isinstance(found, Mapping) else found
-    return [
-        PaperRow(
-            method=row["method"],
-            label=labels[row["method"]],
-            model=row["model"],
-            values={key: _value(key, value) for key, value in row.items() if key not in ("method", "model")},
-        )
-        for row in listed
-    ]
+    rows = []
+    for row in listed:
+        values = {key: _value(key, value) for key, value in row.items() if key not in ("method", "model")}
+        rows.append(PaperRow(row["method"], labels[row["method"]], row["model"], values))
+    return rows
 
 
 def _value(metric: str, printed: float | list[float]) -> PaperValue:

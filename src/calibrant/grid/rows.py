@@ -1,21 +1,23 @@
-"""Runs that differ in their seed alone are one row: grouping entries, and which rows may be compared. Tables are not here."""
+"""Runs that differ in their seed alone are one row: grouping entries, and which rows may be compared."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 
 from calibrant.core.entry import Entry
 from calibrant.data.image_set import difference
-from calibrant.engine.methods import METHODS, idle_keys, make_plan, resolved, split_name
-from calibrant.engine.objective import Facts, MetaPlan
-from calibrant.engine.recipe import NEUTRAL, Recipe, override
-from calibrant.grid.names import is_predictions
+from calibrant.engine.methods import METHODS, idle_keys, resolved, split_name
+from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, override
 
-# What a recipe leaves to the method unless it is said.
-LEFT_TO_METHOD = ("train.average", "train.select")
+# How weights are averaged and the epoch is chosen: a method decides both unless it is told.
+CHOICES = ("train.average", "train.select")
+# A command always names these, since a default may change.
+_NAMED = ("data.name", "backbone.name", "method.name", "method.preset", "train.epochs", "seed")
+# What makes no row of its own: what a row is named by, where it ran, and how often it was looked at.
+_NO_SETTING = {*_NAMED, *NEUTRAL, "train.eval_every_epochs"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Row:
         method: Name of the method.
         preset: Its preset; None where it has none, or where that changes nothing.
         epochs: Length of training, or None.
-        settings: Further recipe keys that differ from the defaults, as ``key=value``.
+        settings: Further recipe keys that differ from what the method has by itself → value.
+        recipe: All recipe keys that say something about these runs → value; empty for predictions from a file.
         runs: Its entries, by seed.
     """
 
@@ -37,13 +40,19 @@ class Row:
     method: str
     preset: str | None
     epochs: int | None
-    settings: tuple[str, ...]
+    settings: Mapping[str, str]
+    recipe: Mapping[str, str]
     runs: tuple[Entry, ...]
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seeds that are known."""
         return tuple(entry.seed for entry in self.runs if entry.seed is not None)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is somebody's predictions: neither network nor length of training is known."""
+        return self.model is None and self.epochs is None
 
     def values(self, metric: str) -> tuple[float, ...]:
         """The metric of every run; none where a run lacks it."""
@@ -63,8 +72,8 @@ def group_rows(entries: Iterable[Entry]) -> list[Row]:
 
     Returns:
         Rows in the order in which their first run is given. Raises ``ValueError`` if two runs have everything in common, if a
-        row has several runs and one does not say its seed, as they may be anything, or if its runs had different data. Files
-        of somebody's predictions may be of different parts of the test set; their row is compared with no other.
+        row has several runs and one does not say its seed, or if its runs had different data. Files of somebody's predictions
+        may be of different parts of the test set; their row is compared with no other.
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -74,12 +83,11 @@ def group_rows(entries: Iterable[Entry]) -> list[Row]:
         [('ce', (0, 1)), ('focal', (0, 1))]
     """
     given = list(entries)
-    merged = _group(given, merge=True)
-    if any(_repeated(runs) for runs in merged.values()):
-        merged = _group(given, merge=False)
-    for runs in merged.values():
-        twice = _repeated(runs)
-        if twice:
+    groups = _group(given, merge=True)
+    if any(_repeated(runs) for runs in groups.values()):
+        groups = _group(given, merge=False)
+    for runs in groups.values():
+        if twice := _repeated(runs):
             first, second = twice
             seed = "no seed" if None in (first.seed, second.seed) else f"seed {first.seed}"
             raise ValueError(
@@ -87,48 +95,85 @@ def group_rows(entries: Iterable[Entry]) -> list[Row]:
                 f"twice ({first.folder or 'a record'} and {second.folder or 'a record'}). Leave one out."
             )
         _check_same_data(runs)
-    return [Row(*key, runs=tuple(sorted(runs, key=lambda e: (e.seed is None, e.seed or 0)))) for key, runs in merged.items()]
+    return [_row(runs, preset=key[3]) for key, runs in groups.items()]
 
 
-def tell_apart(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries with presets that are the same in every row of `group_rows` and differ between any two.
+def _row(runs: Sequence[Entry], *, preset: str | None) -> Row:
+    first, (recipe, settings) = runs[0], _decided(runs[0])
+    by_seed = tuple(sorted(runs, key=lambda entry: (entry.seed is None, entry.seed or 0)))
+    return Row(first.data, first.model, first.method, preset, first.epochs, settings, recipe, by_seed)
 
-    They are taken off where several of them are one row, and name the settings that rows of one method differ in, so that
-    figures, which know of presets alone, show the same rows as tables.
+
+def flat_recipe(recipe: Recipe) -> dict[str, object]:
+    """Return what decides a run, dotted key → value: the method's choices filled in, and without keys that say nothing then.
+
+    The place of the data is left out.
+
+    Example:
+        >>> found = flat_recipe(override(Recipe(), {"method.name": "ce", "method.options.x": "1"}))
+        >>> found["train.select"], found["method.options.x"], "train.average_share" in found
+        ('error', 1, False)
+    """
+    idle = {*idle_keys(recipe), "data.root"}
+    return {key: value for key, value in _flat(asdict(resolved(recipe))) if key not in idle}
+
+
+def told_settings(recipe: Recipe) -> dict[str, str]:
+    """Return the keys of a recipe in which it differs from what its method has by itself, with their values as text."""
+    usual = _usual(recipe.method.name, recipe.method.preset)
+    return {key: text for key, value in flat_recipe(recipe).items() if usual.get(key) != (text := _text(value))}
+
+
+def command_of(recipe: Recipe) -> str:
+    """Return the command that trains by ``recipe``: what is run by name, and what else differs from the defaults.
+
+    The place of the data is left out.
+
+    Example:
+        >>> command_of(override(Recipe(), {"method.name": "ce", "optim.lr": "0.2", "data.root": "/data"}))
+        'calibrant train --data cifar10 --model resnet18 --method ce --preset default --epochs 350 --seed 0 --set optim.lr=0.2'
+    """
+    values = flat_recipe(recipe)
+    told = [f"{key}={value}" for key, value in told_settings(recipe).items() if key not in _NAMED]
+    words = [word for key in _NAMED for word in (KEYS[key].flag, _text(values[key]))]
+    return shlex.join(["calibrant", "train", *words, *(word for text in told for word in ("--set", text))])
+
+
+def settings_of(entry: Entry) -> dict[str, str]:
+    """Return what was set for a run besides data, method, network, epochs and seed, without what changes only where it ran.
 
     Example:
         >>> from calibrant import Predictions, measure
         >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
-        >>> facts = [{"command": "calibrant train"}, {"command": "calibrant train --set train.average=ema"}]
-        >>> [entry.preset for entry in tell_apart([Entry("coins", "ce", scores, seed=0, facts=said) for said in facts])]
-        [None, 'train.average=ema']
+        >>> settings_of(Entry("coins", "ce", scores, recipe={"optim.lr": 0.2, "train.device": "cpu"}))
+        {'optim.lr': '0.2'}
     """
-    rows = group_rows(entries)
-    joined = {id(entry): _variant(row, rows) for row in rows for entry in row.runs}
-    return [replace(entry, preset=joined[id(entry)]) for entry in entries]
+    return dict(_decided(entry)[1])
 
 
-def _variant(row: Row, rows: Sequence[Row]) -> str | None:
-    alike = [other for other in rows if (other.data, other.model, other.method) == (row.data, row.model, row.method)]
-    own = [text for text in row.settings if text not in set.intersection(*(set(other.settings) for other in alike))]
-    # The default is not said, unless somebody's run of no preset could be taken for it.
-    silent = row.preset is None or (row.preset == "default" and all(other.preset is not None for other in alike))
-    return ", ".join([*([] if silent else [str(row.preset)]), *own]) if own else row.preset
+def comparable(first: Row, second: Row) -> bool:
+    """Whether two rows may be held against each other: same data, network, epochs and settings but for the method's own.
 
+    What was told to one of the two must be so for the other, too, unless it says nothing there; averaging and selection may be
+    what each method chooses where neither was told. Somebody's predictions may be held against everything on the same data.
+    Numbers of another number of test examples are those of another test set, or of a part of it.
 
-_Key = tuple[str, str | None, str, str | None, int | None, tuple[str, ...]]
-
-
-def _group(entries: Sequence[Entry], *, merge: bool) -> dict[_Key, list[Entry]]:
-    groups: dict[_Key, list[Entry]] = {}
-    for entry in entries:
-        preset = None if merge and not preset_matters(entry.method) else entry.preset
-        groups.setdefault(_key(entry, preset), []).append(entry)
-    return groups
-
-
-def _key(entry: Entry, preset: str | None) -> _Key:
-    return entry.data, entry.model, entry.method, preset, entry.epochs, settings_of(entry)
+    Example:
+        >>> known = Row("cifar10", "resnet18", "ce", None, 350, {}, {}, ())
+        >>> short = Row("cifar10", "resnet18", "focal", None, 20, {}, {}, ())
+        >>> theirs = Row("cifar10", None, "theirs", None, None, {}, {}, ())
+        >>> comparable(known, short), comparable(known, theirs)
+        (False, True)
+    """
+    sizes, others = ({entry.scores.n for entry in row.runs} for row in (first, second))
+    if first.data != second.data or sizes != others:
+        return False
+    if first.is_foreign or second.is_foreign:
+        return True
+    if (first.model, first.epochs) != (second.model, second.epochs):
+        return False
+    told = {key for key in {**first.settings, **second.settings} if not key.startswith("method.")}
+    return all(first.recipe[key] == second.recipe[key] for key in told & first.recipe.keys() & second.recipe.keys())
 
 
 def is_same_run(first: Entry, second: Entry) -> bool:
@@ -148,42 +193,13 @@ def catalogue_order(entry: Entry) -> tuple[object, ...]:
         >>> [entry.method for entry in sorted(entries, key=catalogue_order)]
         ['ce', 'ce+ts', 'focal', 'brier']
     """
-    if is_predictions(entry):
+    if entry.is_foreign:
         return (True,)
     base, scaled = split_name(entry.method)
     known = base not in METHODS, list(METHODS).index(base) if base in METHODS else 0, base
-    settings = settings_of(entry)
+    settings = sorted(settings_of(entry).items())
     variant = -(entry.epochs or 0), entry.preset or "", len(settings), settings
     return False, entry.data, entry.model or "", known, variant, scaled, entry.seed is None, entry.seed or 0
-
-
-def _repeated(runs: Sequence[Entry]) -> tuple[Entry, Entry] | None:
-    seen: dict[int | None, Entry] = {}
-    for entry in runs:
-        if entry.seed in seen:
-            return seen[entry.seed], entry
-        if seen and (entry.seed is None or None in seen):
-            return next(iter(seen.values())), entry
-        seen[entry.seed] = entry
-    return None
-
-
-def _check_same_data(runs: Sequence[Entry]) -> None:
-    """Refuse to average runs on different data: those under one path may have changed between two of them."""
-    known = [(entry, _data_of(entry)) for entry in runs if entry.model is not None or entry.epochs is not None]
-    for place, (entry, data) in enumerate(known):
-        for other, before in known[:place]:
-            differ = difference(before, data, when=("in the first", "in the second"))
-            if differ:
-                raise ValueError(
-                    f"tables: runs of one row must have the same data, got {other.folder or 'a record'} and "
-                    f"{entry.folder or 'a record'} of {entry.method} on {entry.data}: {differ}. Leave one out."
-                )
-
-
-def _data_of(entry: Entry) -> dict[str, object]:
-    kept = entry.facts.get("data")
-    return {**(kept if isinstance(kept, Mapping) else {}), "test_examples": entry.scores.n}
 
 
 @cache
@@ -195,130 +211,90 @@ def preset_matters(method: str) -> bool:
         (False, True)
     """
     name = split_name(method)[0]
-    return name not in METHODS or isinstance(make_plan(name, {}, Facts(1, "sum")), MetaPlan)
+    return name not in METHODS or METHODS[name].learns
 
 
-def settings_of(entry: Entry) -> tuple[str, ...]:
-    """What a run's command sets besides data, method, network, epochs and seed, without what changes only where it ran.
-
-    Example:
-        >>> from calibrant import Predictions, measure
-        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
-        >>> command = "calibrant train --method ce --set optim.lr=0.2 --set data.root=x"
-        >>> settings_of(Entry("coins", "ce", scores, facts={"command": command}))
-        ('optim.lr=0.2',)
-    """
-    command = entry.facts.get("command")
-    if not isinstance(command, str):
-        return ()
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        # A record written by hand may say anything.
-        return ()
-    found = [value for flag, value in zip(words, words[1:], strict=False) if flag == "--set"]
-    found += [f"backbone.init={value}" for flag, value in zip(words, words[1:], strict=False) if flag == "--init"]
-    return tuple(sorted(text for text in found if text.partition("=")[0] not in {*NEUTRAL, "train.eval_every_epochs"}))
+_Key = tuple[str, str | None, str, str | None, int | None, tuple[tuple[str, str], ...]]
 
 
-def comparable(first: Row, second: Row) -> bool:
-    """Whether two rows may be held against each other: same data, network, epochs and settings but for the method's own.
-
-    Averaging and selection must each be the same where one of the two was told it, and may be what each method chooses where
-    neither was; what says nothing about one of the two does not part them. Somebody's predictions, of which nothing is known,
-    may be held against everything on the same data. Numbers of
-    another number of test examples are those of another test set, or of a part of it.
-
-    Example:
-        >>> known = Row("cifar10", "resnet18", "ce", None, 350, (), ())
-        >>> short = Row("cifar10", "resnet18", "focal", None, 20, (), ())
-        >>> theirs = Row("cifar10", None, "theirs", None, None, (), ())
-        >>> comparable(known, short), comparable(known, theirs)
-        (False, True)
-    """
-    if first.data != second.data or sizes_of(first) != sizes_of(second):
-        return False
-    if is_foreign(first) or is_foreign(second):
-        return True
-    if (first.model, first.epochs) != (second.model, second.epochs) or _shared(first, second) != _shared(second, first):
-        return False
-    told, one, other = {**_said(first), **_said(second)}, _step(first), _step(second)
-    return all(one.get(key) == other.get(key) for key in told)
+def _key(entry: Entry, preset: str | None) -> _Key:
+    return entry.data, entry.model, entry.method, preset, entry.epochs, tuple(settings_of(entry).items())
 
 
-def holds(row: Row, setting: str) -> bool:
-    """Whether a row was trained under a setting, told to or because its method chooses it.
-
-    Example:
-        >>> row = Row("cifar10", "resnet18", "flgamma-sece", "default", 350, ("optim.lr=0.2",), ())
-        >>> holds(row, "optim.lr=0.2"), holds(row, "train.average=phase"), holds(row, "train.average=no")
-        (True, True, False)
-    """
-    key, _, value = setting.partition("=")
-    return setting in row.settings or (key in LEFT_TO_METHOD and str(_step(row).get(key)) == value)
+def _group(entries: Sequence[Entry], *, merge: bool) -> dict[_Key, list[Entry]]:
+    groups: dict[_Key, list[Entry]] = {}
+    for entry in entries:
+        preset = None if merge and not preset_matters(entry.method) else entry.preset
+        groups.setdefault(_key(entry, preset), []).append(entry)
+    return groups
 
 
-def chosen(row: Row, key: str) -> str | None:
-    """Averaging or selection of a row, a key of ``LEFT_TO_METHOD``, told or by its method's choice; None where that is unknown.
-
-    Example:
-        >>> chosen(Row("cifar10", "resnet18", "flgamma-sece", "default", 350, (), ()), "train.average")
-        'phase'
-    """
-    value = None if is_foreign(row) else _step(row).get(key)
-    return None if value is None else str(value)
-
-
-def sizes_of(row: Row) -> set[int]:
-    """How many test examples its runs were measured on."""
-    return {entry.scores.n for entry in row.runs}
+def _repeated(runs: Sequence[Entry]) -> tuple[Entry, Entry] | None:
+    """Two runs that cannot be two seeds of a row."""
+    seen: dict[int | None, Entry] = {}
+    for entry in runs:
+        if seen and (entry.seed in seen or None in (entry.seed, *seen)):
+            return seen.get(entry.seed, next(iter(seen.values()))), entry
+        seen[entry.seed] = entry
+    return None
 
 
-def is_foreign(row: Row) -> bool:
-    """Whether a row is somebody's predictions: neither network nor length of training is known."""
-    return row.epochs is None and row.model is None
+def _check_same_data(runs: Sequence[Entry]) -> None:
+    """Refuse to average runs on different data: those under one path may have changed between two of them."""
+    known = [(entry, _data_of(entry)) for entry in runs if not entry.is_foreign]
+    for place, (entry, data) in enumerate(known):
+        for other, before in known[:place]:
+            if differ := difference(before, data, when=("in the first", "in the second")):
+                raise ValueError(
+                    f"tables: runs of one row must have the same data, got {other.folder or 'a record'} and "
+                    f"{entry.folder or 'a record'} of {entry.method} on {entry.data}: {differ}. Leave one out."
+                )
 
 
-def _shared(row: Row, other: Row) -> tuple[str, ...]:
-    """What a row was told beside its method's own, but for what would say nothing about the other."""
-    left = ("method.", *(f"{key}=" for key in (*LEFT_TO_METHOD, *_idle(other))))
-    return tuple(text for text in row.settings if not text.startswith(left))
+def _data_of(entry: Entry) -> dict[str, object]:
+    kept = entry.facts.get("data")
+    return {**(kept if isinstance(kept, Mapping) else {}), "test_examples": entry.scores.n}
 
 
-def _idle(row: Row) -> tuple[str, ...]:
-    return _idle_after(row.method, tuple((key, str(value)) for key, value in _step(row).items()))
+def _decided(entry: Entry) -> tuple[dict[str, str], dict[str, str]]:
+    """The recipe of a run, and what of it was set; both empty for predictions of which nothing is known."""
+    told = tuple((key, _text(value)) for key, value in sorted(entry.recipe.items()))
+    return _resolve(entry.method, entry.preset or "default", told) if told or not entry.is_foreign else ({}, {})
 
 
 # Every row is held against every other, in every column: recipes for that are made once.
 @cache
-def _idle_after(method: str, step: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+def _resolve(method: str, preset: str, told: tuple[tuple[str, str], ...]) -> tuple[dict[str, str], dict[str, str]]:
+    usual = _usual(method, preset)
+    changes = {key: text for key, text in told if usual.get(key) != text and key not in _NAMED}
     try:
-        return idle_keys(override(Recipe(), {"method.name": method, **dict(step)}))
+        recipe = override(Recipe(), {"method.name": method, "method.preset": preset, **changes})
+        found = {key: _text(value) for key, value in flat_recipe(recipe).items()}
     except ValueError:
-        # A record written by hand may say anything.
-        return ()
-
-
-def _said(row: Row) -> dict[str, object]:
-    found = dict(text.split("=", 1) for text in row.settings if "=" in text)
-    return {key: found[key] for key in LEFT_TO_METHOD if key in found}
-
-
-def _step(row: Row) -> dict[str, object]:
-    """Averaging and selection of a row, said or left to its method."""
-    kept = row.runs[0].facts.get("effective") if row.runs else None
-    if isinstance(kept, Mapping) and all(key in kept for key in LEFT_TO_METHOD):
-        # What a method chooses may be another thing in another version; this is what it was.
-        return {key: kept[key] for key in LEFT_TO_METHOD} | _said(row)
-    return dict(_chosen_by(row.method, row.preset or "default", tuple(_said(row).items())))
+        # A record by hand, or of another version, may have keys and values that this one does not know.
+        found = usual | changes
+    settings = {key: found[key] for key in sorted(found) if key not in _NO_SETTING and usual.get(key) != found[key]}
+    return found, settings
 
 
 @cache
-def _chosen_by(method: str, preset: str, said: tuple[tuple[str, object], ...]) -> tuple[tuple[str, object], ...]:
-    try:
-        recipe = override(Recipe(), {"method.name": method, "method.preset": preset, **dict(said)})
-    except ValueError:
-        # A record written by hand may say anything.
-        return said
-    train = resolved(recipe).train
-    return tuple((key, getattr(train, key.removeprefix("train."))) for key in LEFT_TO_METHOD)
+def _usual(method: str, preset: str) -> dict[str, str]:
+    """The recipe that a method has by itself, also keys that say nothing under it."""
+    known = preset if preset in ("default", "paper") else "default"
+    recipe = resolved(override(Recipe(), {"method.name": method, "method.preset": known}))
+    return {key: _text(value) for key, value in _flat(asdict(recipe))}
+
+
+def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _text(value: object) -> str:
+    """A value of a recipe as it is typed."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value)

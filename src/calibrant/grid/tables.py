@@ -1,7 +1,4 @@
-"""Entries to tables: a comparison of any runs, with its best values, its tests, and the paper's numbers where asked for.
-
-How a table is written is in `markdown`, `latex` and `export`; the paper's own five tables are in `paper_tables`.
-"""
+"""Entries to tables: a comparison of any runs, with its best values, its tests, and the paper's numbers where asked for."""
 
 from __future__ import annotations
 
@@ -12,12 +9,10 @@ from typing import Literal, NamedTuple
 
 from calibrant.core.entry import Entry, data_name
 from calibrant.core.sizes import common_size, usual_size
-from calibrant.grid.captions import notes_of
-from calibrant.grid.doubts import doubts_of
-from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table
+from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, doubts_of, notes_of
 from calibrant.grid.paper import PaperRow, paper_row, paper_table
-from calibrant.grid.rows import LEFT_TO_METHOD, Row, chosen, comparable, group_rows, holds, is_foreign
-from calibrant.metrics.differences import Difference, compare_runs, holm, mean_and_std
+from calibrant.grid.rows import CHOICES, Row, comparable, group_rows
+from calibrant.metrics.differences import compare_runs, holm, mean_and_std
 from calibrant.report.style import method_name
 
 # The columns of the paper's Table 1.
@@ -71,7 +66,7 @@ def compare_table(
         title: What the table shows.
 
     Returns:
-        The table; `calibrant.grid.export.write_table` writes it. Raises ``ValueError`` if there are no entries.
+        The table; `calibrant.grid.write_table` writes it. Raises ``ValueError`` if there are no entries.
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -89,12 +84,15 @@ def compare_table(
 
 def build_table(rows: Sequence[Row], metrics: Sequence[str], style: Style, *, name: str, title: str) -> Table:
     """Lay out rows that are already grouped, a section for every data set and network."""
-    columns = tuple(metric_column(key) for key in metrics)
-    told = told_keys(rows)
+    columns, told = tuple(metric_column(key) for key in metrics), told_keys(rows)
     sections = []
     for (data, model), part in by_section(rows).items():
-        lines = with_paper(_compared(part, columns, style, told), data, model, style)
-        sections.append(Section(_section_title(data, model), lines, data, model, _usual(part)))
+        common = [text for text in common_settings(part) if text.partition("=")[0] not in told]
+        lines = [line_of(row, columns, style, common=common, told=told) for row in part]
+        lines = [_mark_best(line, lines, columns, usual=_usual(part)) for line in lines]
+        lines = _mark_tests(lines, columns) if style.test else lines
+        title_of = data_name(data) if model is None else f"{data_name(data)}, {model}"
+        sections.append(Section(title_of, with_paper(lines, data, model, style), data, model, _usual(part)))
     return finish_table(Table(name, title, columns, tuple(sections)), style)
 
 
@@ -110,6 +108,15 @@ def finish_table(table: Table, style: Style, *, beside: Sequence[Line] = ()) -> 
     }
     table = replace(table, info=tuple(key for key, shown in wanted.items() if shown))
     return replace(table, notes=notes_of(table, tested=style.test, paper=style.paper, beside=beside))
+
+
+def name_methods(table: Table) -> Table:
+    """Return a comparison with its methods named as figures and pages do; its notes are as they were."""
+
+    def named(line: Line) -> Line:
+        return line if line.row is None else replace(line, label=_label(line.row, line.shown, "name"))
+
+    return replace(table, sections=tuple(replace(part, lines=tuple(map(named, part.lines))) for part in table.sections))
 
 
 def metric_column(key: str) -> Column:
@@ -136,25 +143,27 @@ def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequen
         common: Settings that all rows share, which the label need not say.
         told: Keys of the recipe whose value the label says in any case; see `told_keys`.
     """
-    effective = {f"{key}={value}" for key in told if (value := chosen(row, key)) is not None}
-    own = sorted({text for text in row.settings if text not in common} | effective)
-    label = method_name(row.method) if style.labels == "name" else row.method
-    cells = {c.key: Cell(*mean_and_std(values), values) for c in columns if (values := row.values(c.metric))}
+    settings = [f"{key}={value}" for key, value in row.settings.items()]
+    effective = {f"{key}={row.recipe[key]}" for key in told if key in row.recipe}
+    shown = tuple(sorted({text for text in settings if text not in common} | effective))
+    bins = {entry.scores.n_bins for entry in row.runs}
     return Line(
-        label=f"{label} ({', '.join(own)})" if own else label,
+        label=_label(row, shown, style.labels),
         method=row.method,
-        cells=cells,
+        cells={c.key: Cell(*mean_and_std(values), values) for c in columns if (values := row.values(c.metric))},
         preset=row.preset,
         epochs=row.epochs,
         model=row.model,
         runs=len(row.runs),
         seeds=row.seeds,
-        settings=tuple(sorted({*row.settings, *common, *effective})) if row.epochs is not None else row.settings,
+        settings=tuple(sorted({*settings, *common, *effective}) if row.epochs is not None else settings),
         calibrated_p=tuple(entry.scores.ece_if_calibrated.p_value for entry in row.runs),
         examples=common_size(row.runs),
-        choices=tuple(f"{key}={value}" for key in LEFT_TO_METHOD if (value := chosen(row, key)) is not None),
+        choices=tuple(f"{key}={row.recipe[key]}" for key in CHOICES if key in row.recipe),
         doubts=doubts_of(row.runs),
-        bins=bins.pop() if len(bins := {entry.scores.n_bins for entry in row.runs}) == 1 else None,
+        bins=bins.pop() if len(bins) == 1 else None,
+        row=row,
+        shown=shown,
     )
 
 
@@ -167,12 +176,10 @@ def paper_line(row: PaperRow, *, table: str, columns: Sequence[Column], label: s
 
 def with_paper(lines: Sequence[Line], data: str, model: str | None, style: Style) -> tuple[Line, ...]:
     """Put the paper's line below the last line of its method."""
-    if not style.paper:
-        return tuple(lines)
     found: list[Line] = []
     for place, line in enumerate(lines):
         found.append(line)
-        last = all(other.method != line.method for other in lines[place + 1 :])
+        last = style.paper and all(other.method != line.method for other in lines[place + 1 :])
         row = paper_row(data, line.method, model=model) if last and line.kind == "ours" else None
         if row is not None:
             columns = [metric_column(key) for key in row.values]
@@ -183,8 +190,8 @@ def with_paper(lines: Sequence[Line], data: str, model: str | None, style: Style
 def common_settings(rows: Sequence[Row]) -> list[str]:
     """Settings that all rows of which something is known have, told or by their method's choice."""
     known = [row for row in rows if row.epochs is not None]
-    said = sorted({text for row in known for text in row.settings})
-    return [text for text in said if all(holds(row, text) for row in known)]
+    said = sorted({pair for row in known for pair in row.settings.items()})
+    return [f"{key}={value}" for key, value in said if all(row.recipe.get(key) == value for row in known)]
 
 
 def told_keys(rows: Sequence[Row]) -> list[str]:
@@ -192,54 +199,51 @@ def told_keys(rows: Sequence[Row]) -> list[str]:
 
     Where one row says how it averages, a reader must know how the others do, to hold it against them.
     """
-    said = {text.partition("=")[0] for row in rows for text in row.settings}
-    known = [row for row in rows if not is_foreign(row)]
-    differ = [key for key in LEFT_TO_METHOD if len({chosen(row, key) for row in known}) > 1]
-    return differ if said & set(LEFT_TO_METHOD) else []
+    if not any(key in row.settings for row in rows for key in CHOICES):
+        return []
+    return [key for key in CHOICES if len({row.recipe.get(key) for row in rows if not row.is_foreign}) > 1]
 
 
-def _compared(rows: Sequence[Row], columns: Sequence[Column], style: Style, told: Sequence[str]) -> list[Line]:
-    common = [text for text in common_settings(rows) if text.partition("=")[0] not in told]
-    lines = [line_of(row, columns, style, common=common, told=told) for row in rows]
-    for column in columns:
-        mark_best(lines, rows, column)
-    if style.test:
-        keys, first = [c.metric for c in columns], rows[0]
-        tests = [compare_runs(first.runs, row.runs, keys) if comparable(first, row) else {} for row in rows[1:]]
-        _mark_tests(lines, tests, columns)
-    return lines
+def _label(row: Row, shown: Sequence[str], labels: Literal["method", "name"]) -> str:
+    name = method_name(row.method) if labels == "name" else row.method
+    return f"{name} ({', '.join(shown)})" if shown else name
 
 
-def mark_best(lines: list[Line], rows: Sequence[Row], column: Column) -> None:
-    """Mark the lines whose printed value no row that may be compared undercuts; a row without company is not the best.
+def _mark_best(line: Line, lines: Sequence[Line], columns: Sequence[Column], *, usual: int | None) -> Line:
+    """Mark the printed values that no line that may be compared undercuts; a line without company is not the best.
 
     Somebody's predictions alone are no company where there are several runs: beating them says nothing about runs of another
     length or settings beside it. What is of another number of test examples than the section is not the best.
     """
-    key, several, usual = column.key, sum(not is_foreign(row) for row in rows) > 1, _usual(rows)
-    shown = [float(line.cells[key].shown(column)[0]) if key in line.cells else None for line in lines]
-    for place, line in enumerate(lines):
-        own, others = shown[place], [k for k, row in enumerate(rows) if k != place and comparable(rows[place], row)]
-        company = not several or any(not is_foreign(rows[k]) for k in others)
+    rows = [(other, other.row) for other in lines if other is not line and other.row is not None]
+    assert line.row is not None
+    others = [(other, row) for other, row in rows if comparable(line.row, row)]
+    several = sum(not other.is_foreign for other in lines) > 1
+    if line.examples != usual or (several and all(row.is_foreign for _, row in others)):
+        return line
+    cells = dict(line.cells)
+    for column in columns:
+        values = [float(other.cells[column.key].shown(column)[0]) for other, _ in others if column.key in other.cells]
         # A record keeps what is infinite as no number.
-        values = [math.inf if math.isnan(value) else value for k in others if (value := shown[k]) is not None]
-        if own is not None and line.examples == usual and company and values and own <= min(values):
-            lines[place] = replace(line, cells={**line.cells, key: replace(line.cells[key], best=True)})
+        values = [math.inf if math.isnan(value) else value for value in values]
+        if column.key in cells and values and float(cells[column.key].shown(column)[0]) <= min(values):
+            cells[column.key] = replace(cells[column.key], best=True)
+    return replace(line, cells=cells)
 
 
-def _mark_tests(lines: list[Line], tests: Sequence[dict[str, Difference]], columns: Sequence[Column]) -> None:
+def _mark_tests(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
+    """Test every line against the first."""
+    rows, keys = [line.row for line in lines if line.row is not None], [column.metric for column in columns]
+    tests = [compare_runs(rows[0].runs, row.runs, keys) if comparable(rows[0], row) else {} for row in rows[1:]]
+    cells = [dict(line.cells) for line in lines]
     for column in columns:
         found = [test.get(column.metric) for test in tests]
         corrected = holm([None if difference is None else difference.p_value for difference in found])
-        for place, (difference, p_value) in enumerate(zip(found, corrected, strict=True), 1):
+        for own, difference, p_value in zip(cells[1:], found, corrected, strict=True):
             if difference is not None and p_value is not None:
-                cell = replace(lines[place].cells[column.key], p_value=p_value, over=difference.over)
-                lines[place] = replace(lines[place], cells={**lines[place].cells, column.key: cell})
+                own[column.key] = replace(own[column.key], p_value=p_value, over=difference.over)
+    return [replace(line, cells=own) for line, own in zip(lines, cells, strict=True)]
 
 
 def _usual(rows: Sequence[Row]) -> int | None:
     return usual_size(entry for row in rows for entry in row.runs)
-
-
-def _section_title(data: str, model: str | None) -> str:
-    return data_name(data) if model is None else f"{data_name(data)}, {model}"

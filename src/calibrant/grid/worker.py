@@ -41,7 +41,7 @@ def run_task(task: Mapping[str, Any], *, send: Send) -> None:
     """
     from calibrant.engine.recipe import override, recipe_of
     from calibrant.engine.train import scale_run, train
-    from calibrant.grid.collect import command_of, test_numbers
+    from calibrant.grid.collect import command_of, numbers_of_run
 
     began = time.monotonic()
     try:
@@ -57,7 +57,7 @@ def run_task(task: Mapping[str, Any], *, send: Send) -> None:
         else:
             told = _Progress(send)
             train(recipe, out=task["folder"], resume=True, report=told.report, tick=told.tick)
-        numbers = test_numbers(task["folder"])
+        numbers = numbers_of_run(task["folder"])
         said = "".join(f", {key} {100 * value:.2f}%" for key, value in numbers.items() if value is not None)
         sys.stderr.write(f"finished after {time.monotonic() - began:.1f} s{said.replace('ece', 'ECE')}\n")
         send({"kind": "done", "numbers": numbers})

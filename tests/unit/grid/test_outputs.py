@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from calibrant.core.entry import Entry
-from calibrant.grid.captions import size_notes
-from calibrant.grid.outputs import best_metrics, label_rows, told_by, write_outputs
-from calibrant.grid.reproduce import plan_reproduction, write_report
+from calibrant.grid.export import PageRows, page_rows, write_outputs
+from calibrant.grid.layout import size_notes
 from calibrant.grid.tables import compare_table
+from calibrant.paper.reproduce import plan_reproduction, write_report
 from calibrant.report.figures import Drawing
 from calibrant.report.rows import group_rows as rows_of_figures
 from calibrant.report.style import method_name
@@ -23,7 +23,7 @@ from made_up_runs import run_of as made_up_run
 
 
 def with_settings(entry: Entry, *settings: str) -> Entry:
-    return replace(entry, facts={"command": " ".join(["calibrant train", *(f"--set {text}" for text in settings)])})
+    return replace(entry, recipe=dict(text.split("=", 1) for text in settings))
 
 
 def made_entries() -> list[Entry]:
@@ -73,11 +73,17 @@ def test_page_and_table_mark_the_same_values(tmp_path: Path) -> None:
     assert "<title>digits · convnet</title>" in page
 
 
-def test_best_metrics_are_those_of_each_row() -> None:
-    entries = made_entries()
-    found = best_metrics(entries[::-1])[::-1]
-    assert found == [{"error"}, {"error"}, {"ece"}, frozenset(), frozenset(), frozenset()]
-    assert best_metrics([replace(entry, data="x") for entry in entries[2:3]]) == [frozenset()]
+def rows_of(entries: list[Entry], *metrics: str) -> PageRows:
+    return page_rows(compare_table(entries, metrics=metrics or ("error", "ece")))
+
+
+def test_page_rows_mark_the_best_of_each_row_and_section() -> None:
+    found = rows_of(made_entries())
+    marks = {(entry.method, entry.preset, entry.epochs, entry.seed): keys for entry, keys in zip(*found[:2], strict=True)}
+    assert marks["ce", None, 3, 0] == marks["ce", None, 3, 1] == {"error"}
+    assert marks["focal", None, 3, 0] == {"ece"}
+    assert [keys for keys in marks.values() if keys] == [{"error"}, {"error"}, {"ece"}]
+    assert rows_of(made_entries()[2:3]).best == [frozenset()]
 
 
 def test_page_shows_the_paper_beside_the_same_marks(tmp_path: Path) -> None:
@@ -128,14 +134,14 @@ def test_outputs_without_figures_leave_no_empty_folder(tmp_path: Path) -> None:
 
 def test_figures_show_the_rows_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Entry] = []
-    monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _: shown.extend(rows) or Drawing([], {}))
+    monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _, n_bins: shown.extend(rows) or Drawing([], {}))
     write_outputs([run_of("ce"), with_settings(run_of("ce", seed=1), "optim.lr=0.4")], tmp_path)
     assert [entry.preset for entry in shown] == [None, "optim.lr=0.4"]
 
 
 def test_page_and_figures_name_the_settings_that_the_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Entry] = []
-    monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _: shown.extend(rows) or Drawing([], {}))
+    monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _, n_bins: shown.extend(rows) or Drawing([], {}))
     focal = with_settings(run_of("focal"), "method.options.gamma=3", "data.val=30")
     runs = [with_settings(run_of("ce"), "optim.lr=0.05", "data.val=30"), focal, with_settings(run_of("flsd"), "data.val=30")]
     table, _ = write_outputs(runs, tmp_path)
@@ -146,19 +152,13 @@ def test_page_and_figures_name_the_settings_that_the_table_names(tmp_path: Path,
 
 
 def test_rows_that_a_table_names_alike_stay_apart_in_figures() -> None:
-    # Told what the method chooses by itself; the third says why both must be named.
-    told = with_settings(run_of("flgamma-sece", seed=1), "train.average=phase")
-    runs = [run_of("flgamma-sece"), told, with_settings(run_of("ce"), "train.average=ema")]
-    table = compare_table(runs, test=False)
-    assert len({line.label for line in table.lines}) == 2
-    assert [entry.preset for entry in label_rows(table, runs)] == [
-        "default",
-        "train.average=phase",
-        "train.average=ema, train.select=error",
-    ]
+    # Trained as the method is by itself, and under a preset that changes nothing but is repeated.
+    runs = [run_of("ce", preset="paper"), run_of("ce"), with_settings(run_of("focal"), "train.average=ema")]
+    presets = [entry.preset for entry in rows_of(runs).entries]
+    assert presets == ["paper, train.average=no", "train.average=no", "train.average=ema"]
 
 
-def test_told_by_a_table_is_the_base_of_each_part_its_p_values_and_what_describes_its_rows() -> None:
+def test_page_rows_say_the_base_of_each_part_its_p_values_and_what_describes_its_rows() -> None:
     errors = {("x", "ce"): 0.05, ("x", "focal"): 0.07, ("y", "flsd"): 0.05, ("y", "ce"): 0.05}
     runs = [
         made_up_run(
@@ -168,20 +168,12 @@ def test_told_by_a_table_is_the_base_of_each_part_its_p_values_and_what_describe
         for (data, method), error in errors.items()
     ]
     table = compare_table(runs, metrics=("error",))
-    told = dict(zip(errors, told_by(table, runs), strict=False))
-    assert told_by(table, runs)[4:8] == list(told.values())
+    found = page_rows(table)
+    told = {(entry.data, entry.method): said for entry, said in zip(found.entries, found.told, strict=True)}
     assert [(said.section, said.is_base) for said in told.values()] == [(0, True), (0, False), (1, True), (1, False)]
     assert told["x", "ce"].p_values == {}
     assert told["x", "focal"].p_values == {"error": table.sections[0].lines[1].cells["error"].p_value}
     assert told["x", "focal"].info == {"Epochs": "30"}
-
-
-def test_best_metrics_mark_every_column_in_each_section() -> None:
-    theirs = run_of("theirs", model=None, preset=None, epochs=None, seed=None, error=0.01, ece=0.001)
-    runs = [run_of(name, model=model, ece=ece) for model in ("convnet", "mlp") for name, ece in (("ce", 0.06), ("focal", 0.02))]
-    assert ["ece" in keys for keys in best_metrics([*runs, theirs])] == [False, False, False, True, True]
-    full = [made_up_run("ce", 0.05, 0.04), made_up_run("focal", 0.06, 0.02)]
-    assert best_metrics(full) == [{"error", "nll"}, {"ece", "mce", "ace", "classwise_ece"}]
 
 
 def test_tables_figures_and_page_agree_on_which_rows_are_parts_of_the_test_set(tmp_path: Path) -> None:

@@ -9,13 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
-from calibrant.grid.captions import several_best
-from calibrant.grid.export import to_csv, to_json
-from calibrant.grid.layout import Cell, Column, Line, Table
-from calibrant.grid.markdown import to_markdown
-from calibrant.grid.paper_tables import make_paper_table
-from calibrant.grid.tables import compare_table
+from calibrant.grid.export import to_csv, to_json, to_markdown
+from calibrant.grid.layout import Cell, Column, Line, Table, several_best
+from calibrant.grid.tables import compare_table, metric_column
 from made_up_runs import run_of, seeds
 
 
@@ -154,38 +152,10 @@ def test_compare_table_has_the_papers_line_once_below_the_last_of_its_method() -
     ]
 
 
-def test_paper_table_has_data_sets_in_the_papers_order_and_others_behind() -> None:
-    runs = [run_of("ce", data=data) for data in ("birds", "tiny-imagenet", "apes", "cifar100", "cifar10")]
-    found = make_paper_table("table1", runs, test=False)
-    assert [section.data for section in found.sections] == ["cifar10", "cifar100", "tiny-imagenet", "apes", "birds"]
-
-
-def test_table5_of_other_seeds_on_each_data_set_names_none() -> None:
-    shared = {"cifar10": (0, 1, 2), "cifar100": (0, 1)}
-    runs = [run_of(method, data=data, seed=k) for data, found in shared.items() for k in found for method in ("ce", "focal")]
-    (found,) = make_paper_table("table5", runs, test=False).lines
-    assert (found.seeds, found.runs) == ((), None)
-    (alike,) = make_paper_table("table5", [run for run in runs if run.seed != 2], test=False).lines
-    assert (alike.seeds, alike.runs) == ((0, 1), 2)
-
-
-def test_paper_table_takes_runs_of_its_network_and_of_an_unknown_one() -> None:
-    runs = [run_of("ce"), run_of("focal", model="mlp"), run_of("mixup", model=None)]
-    assert [found.method for found in make_paper_table("table1", runs, test=False).lines] == ["ce", "mixup"]
-    every = make_paper_table("table1", runs, test=False, any_model=True)
-    assert sorted(found.method for found in every.lines) == ["ce", "focal", "mixup"]
-
-
-def test_table5_takes_no_cross_entropy_of_another_or_unknown_network() -> None:
-    unknown = run_of("ce", model=None, epochs=None, preset=None)
-    with pytest.raises(ValueError, match="must hold a run of ce, and one of another method that it may be compared with"):
-        make_paper_table("table5", [unknown, run_of("focal")], test=False)
-
-
 def test_compare_table_where_one_row_names_its_averaging_all_rows_do() -> None:
-    told = "calibrant train --set train.average=phase"
+    told = "train.average=phase"
     theirs = run_of("theirs", 0.07, model=None, epochs=None, seed=None, preset=None)
-    runs = [run_of("ce", 0.05), run_of("ce", 0.04, command=told), run_of("flgamma-sece", 0.06), theirs]
+    runs = [run_of("ce", 0.05), run_of("ce", 0.04, told=told), run_of("flgamma-sece", 0.06), theirs]
     table = compare_table(runs)
     assert [found.label for found in table.lines] == [
         "ce (train.average=no, train.select=error)",
@@ -204,8 +174,8 @@ def test_compare_table_where_one_row_names_its_averaging_all_rows_do() -> None:
 
 
 def test_compare_table_says_why_several_values_are_bold_and_whom_predictions_compete_with() -> None:
-    told = "calibrant train --set train.average=phase"
-    runs = [run_of("ce", 0.05), run_of("ce", 0.04, command=told), run_of("focal", 0.06), run_of("focal", 0.03, command=told)]
+    told = "train.average=phase"
+    runs = [run_of("ce", 0.05), run_of("ce", 0.04, told=told), run_of("focal", 0.06), run_of("focal", 0.03, told=told)]
     several = "Several values of a column are bold, or not its lowest, where only some rows may be compared with each other."
     files = "Predictions from files, of which only the data are known, compete with all rows beside them."
     table = compare_table(runs)
@@ -229,21 +199,21 @@ def test_compare_table_says_where_the_paper_has_no_number_of_any_row() -> None:
 
 
 def test_compare_table_own_settings_are_in_the_label_common_ones_in_a_note() -> None:
-    command = "calibrant train --set train.batch_size=64"
-    runs = [run_of("ce", command=command), run_of("flgamma", command=f"{command} --set method.options.every=8")]
+    command = "train.batch_size=64"
+    runs = [run_of("ce", told=command), run_of("flgamma", told=f"{command} method.options.every=8")]
     table = compare_table(runs)
     assert [found.label for found in table.lines] == ["ce", "flgamma (method.options.every=8)"]
     assert "Settings: train.batch_size=64." in table.notes
 
 
 def test_compare_table_what_a_method_chooses_and_others_are_told_is_common() -> None:
-    told = "calibrant train --set train.average=phase --set train.select=error+nll"
-    runs = [run_of("ce", 0.05, command=told), run_of("flgamma-sece", 0.04, command="calibrant train", preset="default")]
+    told = "train.average=phase train.select=error+nll"
+    runs = [run_of("ce", 0.05, told=told), run_of("flgamma-sece", 0.04, told="", preset="default")]
     table = compare_table(runs)
     assert [found.label for found in table.lines] == ["ce", "flgamma-sece"]
     assert "Settings: train.average=phase, train.select=error+nll." in table.notes
     assert bold(table, "error") == ["flgamma-sece"]
-    other = compare_table([runs[0], run_of("flgamma-sece", 0.04, command="calibrant train", preset="paper")])
+    other = compare_table([runs[0], run_of("flgamma-sece", 0.04, told="", preset="paper")])
     assert other.lines[0].label == "ce (train.average=phase, train.select=error+nll)"
     assert bold(other, "error") == []
 
@@ -317,73 +287,73 @@ def test_cell_that_rounds_to_zero_has_no_sign() -> None:
     assert Cell(-0.0123, 0.004).shown(Column("e", "E", "e", percent=False)) == ("-0.012", "0.004")
 
 
-def test_table1_follows_the_order_of_the_paper() -> None:
-    runs = [run_of(method) for method in ("flgamma-sece", "ls-0.05", "ce+ts", "ce", "adafocal")]
-    runs += [run_of("ce", data="cifar100"), run_of("ce", model="densenet100")]
-    table = make_paper_table("table1", runs)
-    assert [section.title for section in table.sections] == ["CIFAR-10, resnet18", "CIFAR-100, resnet18"]
-    assert [found.label for found in table.sections[0].lines] == ["CE", "CE (TS)", "LS-0.05", "FLγ-SECE"]
-    assert [column.key for column in table.columns] == ["error", "nll", "ece", "mce", "ace", "classwise_ece"]
+@pytest.mark.parametrize(("p_value", "differs"), [(0.0499, True), (0.05, False), (None, False)])
+def test_cell_differs_below_the_level_that_the_note_names(p_value: float | None, differs: bool) -> None:
+    assert Cell(0.1, p_value=p_value).differs is differs
 
 
-def test_table2_shows_the_gain_from_sece_over_common_seeds() -> None:
-    runs = [run_of("flgamma", 0.05, 0.02, seed=0), run_of("flgamma", 0.07, 0.03, seed=1)]
-    runs += [run_of("flgamma-sece", 0.05, 0.01, seed=0), run_of("flgamma-sece", 0.05, 0.012, seed=1)]
-    table = make_paper_table("table2", runs)
-    gain = table.lines[-1]
-    assert (gain.label, gain.kind, gain.runs) == ("gain from SECE", "difference", 2)
-    assert gain.cells["ece"].mean == pytest.approx(-0.014)
-    assert gain.cells["ece"].std == pytest.approx(0.008 / 2**0.5)
+def test_compare_table_tests_no_row_that_may_not_be_compared_with_the_first() -> None:
+    short = [replace(entry, epochs=20) for entry in seeds("focal", 0.08)]
+    table = compare_table([*seeds("ce", 0.05), *short, *seeds("flsd", 0.08)])
+    assert line(table, "focal").cells["error"].p_value is None
+    # A test that was not made does not count for the correction of the others.
+    alone = compare_table([*seeds("ce", 0.05), *seeds("flsd", 0.08)])
+    assert line(table, "flsd").cells["error"].p_value == line(alone, "flsd").cells["error"].p_value
 
 
-def test_table2_compares_no_other_preset() -> None:
-    table = make_paper_table("table2", [run_of("flgamma", preset="paper"), run_of("flgamma-sece")])
-    assert [found.kind for found in table.lines] == ["ours", "ours"]
+def test_compare_table_metric_that_a_seed_lacks_is_left_out() -> None:
+    whole, part = run_of("focal", seed=0), run_of("focal", seed=1)
+    metrics = {key: value for key, value in part.scores.metrics.items() if key != "mce"}
+    table = compare_table([run_of("ce"), whole, replace(part, scores=replace(part.scores, metrics=metrics))])
+    assert "mce" not in line(table, "focal").cells
+    assert line(table, "focal").cells["error"].values == (0.05, 0.05)
 
 
-def test_table3_lists_published_numbers_with_their_networks() -> None:
-    table = make_paper_table("table3", [run_of("adafocal", ece=0.006), run_of("ce")], paper=True)
-    assert [column.key for column in table.columns] == ["ece", "error"]
-    labels = [found.label for found in table.lines if found.method in ("adafocal", "dual-focal", "ce")]
-    assert labels == [
-        "published: Tao et al. 2023 (Dual Focal) [resnet50]",
-        "published: Tao et al. 2023 (Dual Focal) [resnet110]",
-        "AdaFocal",
-        "published: Ghosh et al. 2022 (AdaFocal) [resnet50]",
-        "published: Ghosh et al. 2022 (AdaFocal) [resnet50]",
+def test_compare_table_number_of_bins_is_unknown_where_seeds_differ_in_it() -> None:
+    def binned(entry: Entry, n_bins: int) -> Entry:
+        return replace(entry, scores=replace(entry.scores, n_bins=n_bins))
+
+    table = compare_table([binned(run_of("ce", seed=0), 15), binned(run_of("ce", seed=1), 10), binned(run_of("focal"), 15)])
+    assert [found.bins for found in table.lines] == [None, 15]
+
+
+def test_compare_table_predictions_do_not_put_the_runs_common_setting_into_their_labels() -> None:
+    lr = "optim.lr=0.2"
+    theirs = run_of("theirs", model=None, epochs=None, preset=None, seed=None)
+    table = compare_table([theirs, run_of("ce", told=lr), run_of("focal", told=lr)], test=False)
+    assert [found.label for found in table.lines] == ["theirs", "ce", "focal"]
+    assert "Settings: optim.lr=0.2." in table.notes
+
+
+@pytest.mark.parametrize(("key", "heading"), [("ece", "ECE (%)"), ("nll", "NLL"), ("brier", "brier")])
+def test_metric_column_is_in_per_cent_where_the_metric_is_a_rate(key: str, heading: str) -> None:
+    assert metric_column(key).heading == heading
+
+
+def test_compare_table_predictions_join_the_first_network_and_say_no_setting() -> None:
+    lr = "optim.lr=0.2"
+    theirs = run_of("theirs", model=None, epochs=None, preset=None, seed=None)
+    table = compare_table([theirs, run_of("ce", told=lr), run_of("ce", model="mlp", told=lr)], test=False)
+    assert [(section.model, len(section.lines)) for section in table.sections] == [("resnet18", 2), ("mlp", 1)]
+    assert [line.settings for line in table.lines] == [(), ("optim.lr=0.2",), ("optim.lr=0.2",)]
+    assert "Settings: optim.lr=0.2." in table.notes
+
+
+def test_compare_table_size_is_that_of_the_runs_and_unknown_where_seeds_differ() -> None:
+    def sized(entry: Entry, n: int) -> Entry:
+        return replace(entry, scores=replace(entry.scores, n=n))
+
+    theirs = sized(run_of("theirs", model=None, epochs=None, preset=None, seed=None), 500)
+    parts = [run_of("parts", model=None, epochs=None, preset=None, seed=seed) for seed in (0, 1)]
+    table = compare_table([theirs, run_of("ce"), parts[0], sized(parts[1], 500)], test=False)
+    assert [line.examples for line in table.lines] == [500, 10000, None]
+    notes = [note for note in table.notes if "test examples" in note]
+    assert notes == [
+        "theirs on cifar10: 500 test examples, other rows 10,000; not compared with them.",
+        "parts on cifar10: seeds of different numbers of test examples, other rows 10,000; not compared with them.",
     ]
-    assert sum(found.kind == "paper" for found in table.lines) == 12
 
 
-def test_table4_is_densenet_alone() -> None:
-    table = make_paper_table("table4", [run_of("ce"), run_of("ce", 0.07, model="densenet100")], paper=True)
-    assert [found.cells["error"].mean for found in table.lines] == [0.07, 0.05354]
-    with pytest.raises(ValueError, match="table4: `entries` must hold runs of ce, .* with densenet100, got none"):
-        make_paper_table("table4", [run_of("ce")])
-    assert make_paper_table("table4", [run_of("ce")], any_model=True).lines[0].method == "ce"
-
-
-def test_table5_is_the_difference_to_cross_entropy_of_the_same_seeds() -> None:
-    runs = [run_of("ce", 0.05, 0.04, seed=0), run_of("ce", 0.06, 0.04, seed=1), run_of("ce", 0.9, 0.9, seed=2)]
-    runs += [run_of("focal", 0.052, 0.03, seed=0), run_of("focal", 0.066, 0.03, seed=1)]
-    runs += [run_of("ce", 0.25, 0.09, data="cifar100"), run_of("focal", 0.24, 0.05, data="cifar100")]
-    table = make_paper_table("table5", runs, paper=True)
-    assert [(c.key, c.group) for c in table.columns] == [
-        ("cifar10:error", "CIFAR-10"),
-        ("cifar10:ece", "CIFAR-10"),
-        ("cifar100:error", "CIFAR-100"),
-        ("cifar100:ece", "CIFAR-100"),
-    ]
-    ours, printed = table.lines
-    assert ours.label == "Focal"
-    assert table.base == "CE"
-    assert ours.cells["cifar10:error"].mean == pytest.approx(0.004)
-    assert ours.cells["cifar10:error"].std == pytest.approx(0.004 / 2**0.5)
-    assert ours.cells["cifar100:ece"].mean == pytest.approx(-0.04)
-    assert printed.cells["cifar10:ece"].mean == -0.00863
-    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
-    assert [(row["data"], row["metric"], row["source"]) for row in rows[:3]] == [
-        ("cifar10", "error", "difference"),
-        ("cifar10", "ece", "difference"),
-        ("cifar100", "error", "difference"),
-    ]
+def test_compare_table_explains_bold_of_any_section() -> None:
+    table = compare_table([run_of("ce"), run_of("ce", model="mlp"), run_of("focal", 0.01, model="mlp")], test=False)
+    assert any(note.startswith("Bold: the lowest") for note in table.notes)

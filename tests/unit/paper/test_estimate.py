@@ -12,9 +12,9 @@ from calibrant.engine.recipe import DataPart, Recipe, override
 from calibrant.engine.result import EpochRecord
 from calibrant.engine.setup import load_data
 from calibrant.engine.train import run_recipe
-from calibrant.grid.estimate import Speed, forecast, kind_of, measure_speed, shape_of
 from calibrant.grid.local import Place
 from calibrant.grid.plan import plan_cells
+from calibrant.paper.estimate import Speed, forecast, kind_of, measure_speed, shape_of
 
 CPU = {"train.device": "cpu"}
 SMALL = {"train.device": "cpu", "train.batch_size": 100, "train.epochs": 4}
@@ -43,7 +43,7 @@ def test_shape_of_a_path_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["ce", "flgamma-sece"])
 @pytest.mark.parametrize("name", DATASETS)
 def test_measure_speed_of_every_named_set_times_its_steps(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.grid.estimate._TOO_SHORT", 0.0)
+    monkeypatch.setattr("calibrant.paper.estimate._TOO_SHORT", 0.0)
     settings = {"train.device": "cpu", "backbone.name": "mlp", "method.name": method}
     speed = measure_speed(override(Recipe(), {"data.name": name} | settings))
     assert speed.train > 0
@@ -55,7 +55,7 @@ def test_measure_speed_leaves_out_the_epoch_that_warms_up(monkeypatch: pytest.Mo
         for epoch, (seconds, speed) in enumerate(((50.0, 2.0), (54.0, 100.0))):
             report(EpochRecord(epoch, lr=0.1, train_loss=1.0, images_per_second=speed, seconds=seconds))
 
-    monkeypatch.setattr("calibrant.grid.estimate.run_recipe", run)
+    monkeypatch.setattr("calibrant.paper.estimate.run_recipe", run)
     speed = measure_speed(override(Recipe(), {"method.name": "ce", "backbone.name": "mlp"} | SMALL))
     # Four steps of an eighth of a batch at 100 images a second, and the rest of four seconds for two batches twice.
     assert speed.train == pytest.approx(100)
@@ -71,7 +71,7 @@ def test_measure_speed_of_ones_own_images_takes_any_number_of_classes(
     images = np.zeros((len(labels), 4, 4), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", images=images, labels=labels, test_images=images, test_labels=labels)
     # Without a lower limit, parts of batches are timed; with a high one, whole batches and as many test images as there are.
-    monkeypatch.setattr("calibrant.grid.estimate._TOO_SHORT", 1e9 if whole else 0.0)
+    monkeypatch.setattr("calibrant.paper.estimate._TOO_SHORT", 1e9 if whole else 0.0)
     steps: list[tuple[int, int]] = []
 
     def noting(short: Recipe, *, report: Callable[[EpochRecord], None]) -> object:
@@ -80,7 +80,7 @@ def test_measure_speed_of_ones_own_images_takes_any_number_of_classes(
         steps.append((short.train.batch_size, len(data.test)))
         return run_recipe(short, report=report)
 
-    monkeypatch.setattr("calibrant.grid.estimate.run_recipe", noting)
+    monkeypatch.setattr("calibrant.paper.estimate.run_recipe", noting)
     settings = {"data.name": str(tmp_path / "x.npz"), "backbone.name": "mlp", "method.name": "ce", "train.batch_size": 64}
     speed = measure_speed(override(Recipe(), settings | {"train.device": "cpu"}))
     assert speed.train > 0
@@ -143,7 +143,7 @@ def known_speed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         timed.append(recipe.data.name)
         return 100.0, 1000.0
 
-    monkeypatch.setattr("calibrant.grid.estimate._images_per_second", images_per_second)
+    monkeypatch.setattr("calibrant.paper.estimate._images_per_second", images_per_second)
     return timed
 
 
@@ -169,7 +169,7 @@ def test_forecast_waits_for_the_longest_of_unequal_runs_side_by_side() -> None:
 
 @pytest.mark.usefixtures("known_speed")
 def test_forecast_on_gpus_lets_runs_that_share_one_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.grid.estimate.make_places", lambda **_: [Place("0", 1, 4), Place("1", 1, 4)])
+    monkeypatch.setattr("calibrant.paper.estimate.make_places", lambda **_: [Place("0", 1, 4), Place("1", 1, 4)])
     found = forecast(plan_cells(["mixture"], ["ce"], list(range(8)), settings=SMALL))
     assert found.at_once == 8
     assert found.low == pytest.approx(0.75 * 4 * found.speeds[0].seconds + 10.7)
@@ -195,7 +195,7 @@ def test_forecast_counts_repaired_runs_rows_and_data_sets() -> None:
 def test_forecast_on_a_busy_machine_counts_the_load_for_what_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = plan_cells(["mixture"], ["ce"], [0], settings=SMALL)
     alone = forecast(cells, jobs=1)
-    monkeypatch.setattr("calibrant.grid.estimate.slowed_by", lambda wall, cpu: 3.0)
+    monkeypatch.setattr("calibrant.paper.estimate.slowed_by", lambda wall, cpu: 3.0)
     busy = forecast(cells, jobs=1)
     assert busy.speeds[0].seconds - alone.speeds[0].seconds == pytest.approx(2 * 1.5)
     assert busy.low - alone.low == pytest.approx(0.75 * 2 * 1.5 + 2 * 10.7)

@@ -1,4 +1,4 @@
-"""The paper's five tables, made of one's own runs. The paper's numbers are in `paper`; any other table is in `tables`."""
+"""The paper's five tables, made of one's own runs. The paper's numbers are in `calibrant.grid.paper`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from calibrant.grid.tables import (
     SIX,
     Style,
     build_table,
-    by_section,
     common_settings,
     finish_table,
     line_of,
@@ -23,9 +22,6 @@ from calibrant.grid.tables import (
     told_keys,
 )
 from calibrant.metrics.differences import Difference, compare_runs, holm
-
-# Method, preset, epochs, network and settings: one line of Table 5, over several data sets.
-_Setting = tuple[str, str | None, int | None, str | None, tuple[str, ...]]
 
 _NO_GAIN = "No gain is given: that takes runs of FLγ and FLγ-SECE with the same preset, epochs and settings."
 
@@ -65,36 +61,28 @@ def make_paper_table(
         >>> [line.label for line in make_paper_table("table1", runs, test=False).lines]
         ['CE', 'FLSD']
     """
-    order = {method: place for place, method in enumerate(_methods(name))}
+    order, places = {method: place for place, method in enumerate(_methods(name))}, list(paper_table("table1").rows)
     kept = _belonging(name, entries, any_model=any_model)
     if not kept:
         model = paper_table(name).model
         wanted = "" if any_model or model is None else f" with {model}"
         raise ValueError(f"{name}: `entries` must hold runs of {', '.join(order)}{wanted}, got none.")
-    # The first row is no special case: a method's plain runs come before those with settings of their own, and runs of a known
-    # network before those of which it is not said.
-    rows = sorted(
-        group_rows(kept),
-        key=lambda row: (_data_place(row.data), row.model is None, row.model or "", order[row.method], len(row.settings)),
-    )
+
+    def place(row: Row) -> tuple[object, ...]:
+        # The first row is no special case: a method's plain runs come before those with settings of their own, and runs of a
+        # known network before those of which it is not said.
+        data = (places.index(row.data), "") if row.data in places else (len(places), row.data)
+        return data, row.model is None, row.model or "", order[row.method], len(row.settings)
+
     style = Style(paper=paper, calibrated=calibrated, test=test, labels="name", info=info)
-    return lookup(_BUILDERS, name, kind="table of the paper")(name, rows, style)
+    build = lookup(_BUILDERS, name, kind="table of the paper")
+    return build(name, sorted(group_rows(kept), key=place), style)
 
 
-def make_paper_tables(
-    entries: Sequence[Entry],
-    *,
-    paper: bool = False,
-    calibrated: bool = False,
-    test: bool = True,
-    info: tuple[Info, ...] = (),
-) -> dict[str, Table]:
-    """Make those of the paper's tables for which there are runs.
+def make_paper_tables(entries: Sequence[Entry], *, info: tuple[Info, ...] = ()) -> dict[str, Table]:
+    """Make those of the paper's tables for which there are runs, beside its numbers: name → table, in the paper's order.
 
     Table 2 takes both of its methods, Table 3 one that is not the paper's own, Table 5 cross-entropy and another.
-
-    Returns:
-        Name → table, in the paper's order.
     """
     found = {}
     for name in load_paper().tables:
@@ -106,7 +94,7 @@ def make_paper_tables(
             "table5": name == "table5" and has_differences(kept),
         }
         if methods and least.get(name, True):
-            found[name] = make_paper_table(name, entries, paper=paper, calibrated=calibrated, test=test, info=info)
+            found[name] = make_paper_table(name, entries, paper=True, calibrated=True, info=info)
     return found
 
 
@@ -132,14 +120,13 @@ def _six_metrics(name: str, rows: Sequence[Row], style: Style) -> Table:
 
 def _gain(name: str, rows: Sequence[Row], style: Style) -> Table:
     """Table 1 for two methods, and below them what the second gains."""
-    table = build_table(rows, SIX, style, name=name, title=paper_table(name).title)
-    groups = by_section(rows)
+    table = _six_metrics(name, rows, style)
     sections = []
     for section in table.sections:
-        assert section.data is not None
-        part = groups[section.data, section.model]
-        with_sece = [row for row in part if row.method == "flgamma-sece"]
-        pairs = [(a, b) for b in with_sece for a in part if a.method == "flgamma" and _same_setting(a, b)]
+        ours = [line.row for line in section.lines if line.row is not None]
+        with_sece = [row for row in ours if row.method == "flgamma-sece"]
+        without = [row for row in ours if row.method == "flgamma"]
+        pairs = [(a, b) for b in with_sece for a in without if comparable(a, b) and a.preset == b.preset]
         gains = tuple(_gain_line(a, b, table.columns) for a, b in pairs)
         sections.append(replace(section, lines=(*section.lines, *gains)))
     drawn = any(line.kind == "difference" for section in sections for line in section.lines)
@@ -149,9 +136,7 @@ def _gain(name: str, rows: Sequence[Row], style: Style) -> Table:
 
 def _gain_line(first: Row, second: Row, columns: Sequence[Column]) -> Line:
     found = compare_runs(first.runs, second.runs, [c.metric for c in columns], test=False)
-    kept = {c.key: found[c.metric] for c in columns if c.metric in found}
-    cells = {key: Cell(difference.mean, difference.std, difference.values) for key, difference in kept.items()}
-    common = {difference.n for difference in found.values()}
+    cells = {c.key: Cell(*found[c.metric][:2], found[c.metric].values) for c in columns if c.metric in found}
     return Line(
         label="gain from SECE",
         method=second.method,
@@ -160,30 +145,28 @@ def _gain_line(first: Row, second: Row, columns: Sequence[Column]) -> Line:
         preset=second.preset,
         epochs=second.epochs,
         model=second.model,
-        runs=max(common) or None,
+        runs=max(difference.n for difference in found.values()) or None,
         seeds=_common_seeds([(first, second)]),
     )
 
 
 def _recent(name: str, rows: Sequence[Row], style: Style) -> Table:
     """ECE and error alone; the paper's lines are other papers' numbers and are all shown, also where we have no run."""
-    source, keys = paper_table(name), ("ece", "error")
     # There is no row that the others are measured by.
     style = style._replace(test=False)
-    table = build_table(rows, keys, style._replace(paper=False), name=name, title=source.title)
-    if style.paper:
-        sections = tuple(replace(section, lines=_published(section, table.columns)) for section in table.sections)
-        table = finish_table(replace(table, sections=sections), style)
-    return table
+    table = build_table(rows, ("ece", "error"), style._replace(paper=False), name=name, title=paper_table(name).title)
+    if not style.paper:
+        return table
+    sections = tuple(replace(section, lines=_published(section, table.columns)) for section in table.sections)
+    return finish_table(replace(table, sections=sections), style)
 
 
 def _published(section: Section, columns: Sequence[Column]) -> tuple[Line, ...]:
     source = paper_table("table3")
-    printed = source.rows.get(section.data or "", ())
     lines: list[Line] = []
     for method in dict.fromkeys([*source.methods, *(line.method for line in section.lines)]):
         lines += [line for line in section.lines if line.method == method]
-        for row in printed:
+        for row in source.rows.get(section.data or "", ()):
             if row.method == method:
                 network = f" [{row.model}]" if row.model else ""
                 lines.append(paper_line(row, table="table3", columns=columns, label=f"published: {row.label}{network}"))
@@ -194,11 +177,11 @@ def _differences(name: str, rows: Sequence[Row], style: Style) -> Table:
     """A line for every method, two columns for every data set: what it changes against cross-entropy."""
     data = list(dict.fromkeys(row.data for row in rows))
     columns = tuple(
-        Column(f"{d}:{key}", f"Δ {label}", key, group=data_name(d))
+        Column(f"{d}:{key}", f"Δ {label}", key, group=data_name(d), data=d)
         for d in data
         for key, label in (("error", "error"), ("ece", "ECE"))
     )
-    sections = (Section("", _difference_lines(rows, columns, data, style)),)
+    sections = (Section("", _difference_lines(rows, columns, style)),)
     table = Table(name, paper_table(name).title, columns, sections, base="CE")
     if not any(line.kind == "difference" for line in table.lines):
         raise ValueError(f"{name}: `entries` must hold a run of ce, and one of another method that it may be compared with.")
@@ -209,29 +192,29 @@ def _differences(name: str, rows: Sequence[Row], style: Style) -> Table:
     return replace(table, notes=(averaged, *table.notes[1:]))
 
 
-def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], data: Sequence[str], style: Style) -> tuple[Line, ...]:
-    found: dict[_Setting, dict[str, Difference]] = {}
-    pairs: dict[_Setting, list[tuple[Row, Row]]] = {}
+def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], style: Style) -> tuple[Line, ...]:
+    # One line over several data sets: method, preset, epochs, network and settings.
+    pairs: dict[tuple[object, ...], list[tuple[Row, Row]]] = {}
     for row in rows:
-        base = _base_of(row, rows)
-        if base is None:
-            continue
-        key = (row.method, row.preset, row.epochs, row.model, row.settings)
-        pairs.setdefault(key, []).append((base, row))
-        tested = compare_runs(base.runs, row.runs, ["error", "ece"], test=style.test)
-        found.setdefault(key, {}).update({f"{row.data}:{metric}": difference for metric, difference in tested.items()})
-    keys = sorted(found, key=lambda key: paper_table("table5").methods.index(key[0]))
-    corrected = {c.key: holm([found[k][c.key].p_value if c.key in found[k] else None for k in keys]) for c in columns}
-    common, told, lines = common_settings(rows), told_keys(rows), []
-    for place, key in enumerate(keys):
-        cells = {c: Cell(d.mean, d.std, d.values, p_value=corrected[c][place], over=d.over) for c, d in found[key].items()}
-        line = line_of(pairs[key][0][1], (), style, common=common, told=told)
-        runs, said = _say_runs({c.rpartition(":")[0]: d.n for c, d in found[key].items()})
-        seeds, doubts = _common_seeds(pairs[key]), (*line.doubts, *said)
-        lines.append(replace(line, cells=cells, kind="difference", runs=runs, seeds=seeds, doubts=doubts))
-        last = all(other[0] != key[0] for other in keys[place + 1 :])
-        lines += [_paper_differences(key[0], data)] if style.paper and last else []
-    return tuple(lines)
+        if (base := _base_of(row, rows)) is not None:
+            key = (row.method, row.preset, row.epochs, row.model, tuple(row.settings.items()))
+            pairs.setdefault(key, []).append((base, row))
+    lines = sorted(pairs.values(), key=lambda pairs: paper_table("table5").methods.index(pairs[0][1].method))
+    found: list[dict[str, Difference]] = []
+    for alike in lines:
+        tested = [(row.data, compare_runs(base.runs, row.runs, ["error", "ece"], test=style.test)) for base, row in alike]
+        found.append({f"{data}:{metric}": difference for data, by in tested for metric, difference in by.items()})
+    corrected = {c.key: holm([own[c.key].p_value if c.key in own else None for own in found]) for c in columns}
+    common, told, shown = common_settings(rows), told_keys(rows), []
+    for place, (alike, own) in enumerate(zip(lines, found, strict=True)):
+        cells = {c: Cell(d.mean, d.std, d.values, p_value=corrected[c][place], over=d.over) for c, d in own.items()}
+        line = line_of(alike[0][1], (), style, common=common, told=told)
+        runs, said = _say_runs({c.rpartition(":")[0]: d.n for c, d in own.items()})
+        seeds, doubts = _common_seeds(alike), (*line.doubts, *said)
+        shown.append(replace(line, cells=cells, kind="difference", runs=runs, seeds=seeds, doubts=doubts, row=None))
+        if style.paper and all(other[0][1].method != line.method for other in lines[place + 1 :]):
+            shown.append(_paper_differences(line.method, columns))
+    return tuple(shown)
 
 
 def _say_runs(runs: Mapping[str, int]) -> tuple[int | None, tuple[str, ...]]:
@@ -254,20 +237,11 @@ def _base_of(row: Row, rows: Sequence[Row]) -> Row | None:
     return next((r for r in rows if r.method == "ce" and comparable(r, row) and r.model == row.model), None)
 
 
-def _paper_differences(method: str, data: Sequence[str]) -> Line:
+def _paper_differences(method: str, columns: Sequence[Column]) -> Line:
     source = paper_table("table5")
-    printed = {d: row for d in data if (row := source.row(d, method)) is not None}
-    cells = {f"{d}:{key}": Cell(*value) for d, row in printed.items() for key, value in row.values.items()}
+    rows = {column.key: source.row(column.data or "", method) for column in columns}
+    cells = {c.key: Cell(*row.values[c.metric]) for c in columns if (row := rows[c.key]) is not None and c.metric in row.values}
     return Line("in the paper", method, cells, "paper", epochs=source.epochs, model=source.model, runs=source.seeds)
-
-
-def _same_setting(first: Row, second: Row) -> bool:
-    return comparable(first, second) and first.preset == second.preset
-
-
-def _data_place(data: str) -> tuple[int, str]:
-    known = list(paper_table("table1").rows)
-    return (known.index(data), "") if data in known else (len(known), data)
 
 
 _BUILDERS = {"table1": _six_metrics, "table2": _gain, "table3": _recent, "table4": _six_metrics, "table5": _differences}

@@ -6,23 +6,21 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
 from calibrant.core.entry import Entry, data_name
-from calibrant.grid.captions import paper_notes
-from calibrant.grid.layout import Info, Table
-from calibrant.grid.markdown import escape, to_markdown
+from calibrant.grid.export import escape_markdown, page_rows, to_markdown
+from calibrant.grid.layout import Info, paper_notes
 from calibrant.grid.paper import load_paper
-from calibrant.grid.paper_notes import notes_about, say_note
-from calibrant.grid.paper_tables import make_paper_tables
-from calibrant.grid.results import load_results, make_folder, result_name
-from calibrant.grid.rows import catalogue_order, group_rows, tell_apart
-from calibrant.grid.tables import SIX, Style, build_table
+from calibrant.grid.records import load_results, make_folder, result_name
+from calibrant.grid.rows import catalogue_order, group_rows
+from calibrant.grid.tables import SIX, Style, build_table, compare_table
 from calibrant.io.atomic import atomic_writer
+from calibrant.paper.tables import make_paper_tables
 from calibrant.report.save import figure_stem
 
 # Columns that every table of the page has.
@@ -49,7 +47,7 @@ def render_results(
     """Write all results as Markdown, the paper's numbers beside them where it has some.
 
     Args:
-        entries: Runs, as `calibrant.grid.results.load_results` reads them.
+        entries: Runs, as `calibrant.grid.records.load_results` reads them.
         source: The folder they come from, as it is to be named.
         link: The same, relative to the page.
         figures: Paths of figures, relative to the page.
@@ -61,20 +59,27 @@ def render_results(
         those with settings of their own, whatever the order of the entries.
     """
     entries = sorted(entries, key=catalogue_order)
-    tables = make_paper_tables(entries, paper=True, calibrated=True, info=_INFO)
+    tables = make_paper_tables(entries, info=_INFO)
     shown = {
         (section.data, section.model, line.method) for t in tables.values() for section in t.sections for line in section.lines
     }
     others = [entry for entry in entries if (entry.data, entry.model, entry.method) not in shown]
     quoted = any(line.kind == "paper" for table in tables.values() for line in table.lines)
-    parts = [_head(entries, source, _command(source, out, drawn), quoted=quoted)]
-    parts += [_table(table, f"Table {name.removeprefix('table')}: {table.title}") for name, table in tables.items()]
+    words = ["calibrant", "results", "render", source, "--out", out, *([] if drawn is None else ["--figures", drawn])]
+    parts = [_head(entries, source, shlex.join(words), quoted=quoted)]
+    told: dict[str, None] = {}
+    for name, table in tables.items():
+        # What is known about the paper's numbers stands once, at the end of the page.
+        notes = paper_notes(table)
+        told |= dict.fromkeys(notes)
+        kept = tuple(note for note in table.notes if note.removeprefix("The paper's ") not in notes)
+        title = f"Table {name.removeprefix('table')}: {table.title}"
+        parts.append(to_markdown(replace(table, title=title, notes=kept), heading="##"))
     if others:
         style = Style(calibrated=True, labels="name", info=_INFO)
         parts.append(to_markdown(build_table(group_rows(others), SIX, style, name="others", title="Other runs"), heading="##"))
     parts += [_figures(figures, entries)] if figures else []
-    parts += [_runs(entries, link), _notes(tables)]
-    return "\n".join(parts)
+    return "\n".join([*parts, _runs(entries, link), _about_paper(list(told))])
 
 
 def write_results_page(folder: str | Path, *, out: str | Path, figures: str | Path | None = None) -> list[Path]:
@@ -93,24 +98,18 @@ def write_results_page(folder: str | Path, *, out: str | Path, figures: str | Pa
     make_folder(page.parent)
     place = page.parent / "figures" if figures is None else Path(figures)
     drawn = sorted(place.glob("*.png")) if figures is None else _draw(entries, place)
-    paths = [_relative(file, page.parent) for file in drawn]
     named = _portable([Path(folder), page, place])
     text = render_results(
         entries,
         source=named[0],
         link=_relative(Path(folder), page.parent),
-        figures=paths,
+        figures=[_relative(file, page.parent) for file in drawn],
         out=named[1],
         drawn=named[2] if drawn or figures is not None else None,
     )
     with atomic_writer(page) as handle:
         handle.write(text.encode())
     return [page, *([] if figures is None else drawn)]
-
-
-def _command(source: str, out: str, drawn: str | None) -> str:
-    words = ["calibrant", "results", "render", source, "--out", out]
-    return shlex.join([*words, *([] if drawn is None else ["--figures", drawn])])
 
 
 def _head(entries: Sequence[Entry], source: str, command: str, *, quoted: bool) -> str:
@@ -128,17 +127,11 @@ def _head(entries: Sequence[Entry], source: str, command: str, *, quoted: bool) 
     )
 
 
-def _table(table: Table, title: str) -> str:
-    # What is known about the paper's numbers stands once, at the end of the page.
-    said = paper_notes(table)
-    return to_markdown(replace(table, title=title, notes=tuple(n for n in table.notes if n not in said)), heading="##")
-
-
 def _figures(figures: Sequence[str], entries: Sequence[Entry]) -> str:
     places = dict.fromkeys((entry.data, entry.model) for entry in entries)
     lines = ["## Figures\n"]
     for path in figures:
-        caption = escape(_caption(Path(path).stem, list(places)))
+        caption = escape_markdown(_caption(Path(path).stem, list(places)))
         lines.append(f"![{caption}]({_address(path)})\n\n{caption}\n")
     return "\n".join(lines)
 
@@ -147,8 +140,7 @@ def _caption(name: str, places: Sequence[tuple[str, str | None]]) -> str:
     """What a figure shows, by the name of its file; names of data sets and networks may themselves hold dashes."""
     for kind, text in _CAPTIONS.items():
         for data, model in places:
-            stem = figure_stem(kind, data, model)
-            bins = re.fullmatch(r"(?:-(\d+)bins)?", name.removeprefix(stem)) if name.startswith(stem) else None
+            bins = re.fullmatch(re.escape(figure_stem(kind, data, model)) + r"(?:-(\d+)bins)?", name)
             if bins is not None:
                 words = [data_name(data), *([model] if model else []), *([f"{bins[1]} bins"] if bins[1] else [])]
                 return f"{', '.join(words)}. {text}"
@@ -159,10 +151,8 @@ def _runs(entries: Sequence[Entry], link: str) -> str:
     lines = ["## Runs\n", "What every row was made of; the record holds all metrics with their 95 % intervals.\n"]
     for entry in sorted(entries, key=result_name):
         name = Path(entry.folder).name if entry.folder else result_name(entry)
-        address = _address(f"{link}/{name}")
-        lines.append(f"- [`{name}`]({address}): {'; '.join(_facts(entry))}.")
-        if "command" in entry.facts:
-            lines.append(f"  `{entry.facts['command']}`")
+        lines.append(f"- [`{name}`]({_address(f'{link}/{name}')}): {'; '.join(_facts(entry))}.")
+        lines += [f"  `{entry.facts['command']}`"] if "command" in entry.facts else []
     return "\n".join(lines) + "\n"
 
 
@@ -174,32 +164,29 @@ def _address(path: str) -> str:
 def _facts(entry: Entry) -> list[str]:
     facts = entry.facts
     said = [f"{entry.epochs} epochs, seed {entry.seed}"]
-    if entry.best_epoch is not None:
-        said.append(f"taken from epoch {entry.best_epoch + 1}")
-    if entry.temperature is not None:
-        said.append(f"temperature {entry.temperature:.3f}")
+    said += [] if entry.best_epoch is None else [f"taken from epoch {entry.best_epoch + 1}"]
+    said += [] if entry.temperature is None else [f"temperature {entry.temperature:.3f}"]
     effective = facts.get("effective")
-    if isinstance(effective, dict):
+    if isinstance(effective, Mapping):
         said.append(", ".join(f"{key}={value}" for key, value in effective.items()))
     if "machine" in facts:
         time = f", {_duration(float(str(facts['seconds'])))}" if "seconds" in facts else ""
         said.append(f"{facts['machine']}{time}")
     for name in ("versions", "examples"):
         found = facts.get(name)
-        if isinstance(found, dict):
+        if isinstance(found, Mapping):
             said.append(
                 ", ".join(f"{key} {value:,}" if isinstance(value, int) else f"{key} {value}" for key, value in found.items())
             )
     return said + ([str(facts["note"])] if facts.get("note") else [])
 
 
-def _notes(tables: dict[str, Table]) -> str:
+def _about_paper(notes: Sequence[str]) -> str:
     lines = [
         "## About the paper's numbers\n",
         "What was found in checking its tables against each other and against the text:\n",
+        *(f"- {note}" for note in notes),
     ]
-    told = dict.fromkeys(note for table in tables.values() for note in notes_about(table))
-    lines += [f"- {say_note(note)}" for note in told]
     for claim in load_paper().claims:
         if "note" in claim:
             lines.append(f"- Text: {claim['text']} {claim['points']['mean']} points on average, it says. {claim['note']}")
@@ -217,7 +204,7 @@ def _draw(entries: Sequence[Entry], folder: Path) -> list[Path]:
     from calibrant.report.save import clear_figures
 
     make_folder(folder)
-    rows = tell_apart(sorted(entries, key=catalogue_order))
+    rows = page_rows(compare_table(sorted(entries, key=catalogue_order), test=False)).entries
     with TemporaryDirectory() as place:
         drawn = [file for file in draw_all(rows, place, n_bins=(15,)).files if file.suffix == ".png"]
         clear_figures(folder, FIGURES)

@@ -13,15 +13,13 @@ from calibrant.data import DATASETS
 from calibrant.engine.folder import is_finished
 from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.compare import Comparison, compare
-from calibrant.grid.export import write_table
+from calibrant.grid.export import add_notes, page_rows, to_page_table, write_page, write_table
 from calibrant.grid.layout import Table
-from calibrant.grid.outputs import best_metrics, told_by, with_notes, with_sweeps
 from calibrant.grid.paper import load_paper, paper_table
-from calibrant.grid.paper_tables import has_differences, make_paper_table
 from calibrant.grid.plan import Cell, parse_seeds, plan_cells
 from calibrant.grid.schedule import Watch
 from calibrant.grid.tables import compare_table
-from calibrant.io.atomic import atomic_writer
+from calibrant.paper.tables import has_differences, make_paper_table
 
 # Methods of the paper's reliability diagrams and learning curves.
 _DRAWN: tuple[str, ...]
@@ -188,23 +186,16 @@ def write_report(
     Returns:
         The table, and the files.
     """
-    from calibrant.grid.page_table import to_page_table
-    from calibrant.report.figures import FIGURES, draw_all
-    from calibrant.report.page import render_page
-    from calibrant.report.save import clear_figures
+    from calibrant.report.page_runs import COLUMNS
 
     shown = [replace(entry, data=f"{entry.data} (quick)") for entry in entries] if plan.quick else list(entries)
-    table = with_notes(_table(plan, shown), missing)
+    table = add_notes(_table(plan, shown), missing)
     files = write_table(table, folder)
-    title = f"{_heading(plan)}, quick version" if plan.quick else _heading(plan)
-    page = folder / "report.html"
-    told, best, shown = told_by(compare_table(shown, calibrated=True), shown), best_metrics(shown), with_sweeps(shown)
-    with atomic_writer(page) as handle:
-        text = render_page(entries=shown, best=best, told=told, tables=[to_page_table(table)], title=title)
-        handle.write(text.encode(errors="replace"))
-    clear_figures(folder / "figures", FIGURES)
-    drawn = draw_all(shown, folder / "figures", n_bins=_BINS if plan.name == "figures" else (15,))
-    return table, (*files, page, *drawn.files)
+    rows = page_rows(compare_table(shown, metrics=COLUMNS, calibrated=True), labelled=False)
+    heading = plan.title if plan.name == "figures" else f"Table {plan.name.removeprefix('table')}: {plan.title}"
+    title = f"{heading}, quick version" if plan.quick else heading
+    bins = _BINS if plan.name == "figures" else (15,)
+    return table, (*files, *write_page(rows, folder, tables=[to_page_table(table)], title=title, bins=bins))
 
 
 def _table(plan: Reproduction, entries: Sequence[Entry]) -> Table:
@@ -224,7 +215,3 @@ def _table(plan: Reproduction, entries: Sequence[Entry]) -> Table:
 def _quick_notes(plan: Reproduction) -> tuple[str, ...]:
     alike = (plan.settings.get("train.average"), plan.settings.get("train.select")) == ("no", "last")
     return (_QUICK_NOTE, _ALIKE_NOTE) if alike else (_QUICK_NOTE,)
-
-
-def _heading(plan: Reproduction) -> str:
-    return plan.title if plan.name == "figures" else f"Table {plan.name.removeprefix('table')}: {plan.title}"

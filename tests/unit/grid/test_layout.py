@@ -1,6 +1,7 @@
+"""The sentences below a table."""
+
 from __future__ import annotations
 
-import csv
 import io
 import json
 from dataclasses import replace
@@ -9,17 +10,14 @@ from rich.console import Console
 
 from calibrant.cli.grid_table import show_table
 from calibrant.core.entry import Entry
-from calibrant.grid.choices import choice_notes
-from calibrant.grid.doubts import doubt_notes
-from calibrant.grid.export import to_csv, to_json
-from calibrant.grid.latex import to_latex
-from calibrant.grid.layout import Line
-from calibrant.grid.markdown import to_markdown
-from calibrant.grid.paper_tables import make_paper_table
+from calibrant.grid.export import to_json, to_latex, to_markdown
+from calibrant.grid.layout import Line, choice_notes, doubt_notes
 from calibrant.grid.tables import compare_table
 from made_up_runs import run_of, seeds
 
 _AVERAGED = "averaged weights (train.average=phase), of an epoch chosen by validation error and NLL (train.select=error+nll)"
+
+
 _USUAL = "weights as they are, of the epoch of least validation error"
 
 
@@ -41,10 +39,10 @@ def test_caption_says_nothing_of_how_somebodys_predictions_were_averaged() -> No
 
 
 def test_caption_says_settings_that_the_runs_on_one_data_set_have_in_common() -> None:
-    told = "calibrant train --set data.val=300 --set optim.lr=0.2"
+    told = "data.val=300 optim.lr=0.2"
     runs = [
-        run_of("ce", command="calibrant train --set optim.lr=0.2"),
-        *(run_of(m, data="digits", command=told) for m in ("ce", "focal")),
+        run_of("ce", told="optim.lr=0.2"),
+        *(run_of(m, data="digits", told=told) for m in ("ce", "focal")),
     ]
     notes = compare_table(runs).notes
     assert "Settings: optim.lr=0.2." in notes
@@ -52,31 +50,33 @@ def test_caption_says_settings_that_the_runs_on_one_data_set_have_in_common() ->
 
 
 def test_caption_is_silent_where_all_rows_average_and_select_alike() -> None:
-    told = "calibrant train --set train.average=no --set train.select=last"
-    alike = [run_of("ce", command=told), run_of("flgamma-sece", command=told)]
+    told = "train.average=no train.select=last"
+    alike = [run_of("ce", told=told), run_of("flgamma-sece", told=told)]
     theirs = run_of("theirs", model=None, epochs=None, seed=None, preset=None)
     for runs in ([run_of("ce"), run_of("focal"), theirs], alike, [run_of("flgamma-sece"), run_of("flgamma")]):
         assert choice_notes(compare_table(runs).lines) == []
 
 
 def test_caption_is_silent_where_labels_say_how_rows_average() -> None:
-    runs = [run_of("ce"), run_of("ce", command="calibrant train --set train.average=phase"), run_of("flgamma-sece")]
+    runs = [run_of("ce"), run_of("ce", told="train.average=phase"), run_of("flgamma-sece")]
     assert choice_notes(compare_table(runs).lines) == []
 
 
 def test_caption_names_rows_whose_labels_do_not_say_how_they_average() -> None:
     usual, own = ("train.average=no", "train.select=error"), ("train.average=phase", "train.select=error")
-    lines = [
-        Line("CE", "ce", {}, choices=usual),
-        Line("CE, train.average=phase", "ce", {}, choices=own),
-        Line("FL", "flgamma", {}, choices=own, preset="paper"),
-        Line("FL", "flgamma", {}, choices=own),
-    ]
-    assert choice_notes(lines) == [
+    ce = Line("CE", "ce", {}, choices=usual)
+    gammas = [Line("FL", "flgamma", {}, choices=own, preset="paper"), Line("FL", "flgamma", {}, choices=own)]
+    told = Line("CE, train.average=phase", "ce", {}, choices=own, shown=own[:1])
+    assert choice_notes([ce, told, *gammas]) == [
         "By preset, CE predicts with weights as they are; all others with averaged weights (train.average=phase)."
     ]
-    told = "By preset, FL (paper) and FL predict with averaged weights (train.average=phase)"
-    assert choice_notes([lines[0], *lines[2:], *(replace(lines[0], label=name) for name in ("a", "b"))])[0].startswith(told)
+    said = "By preset, FL (paper) and FL predict with averaged weights (train.average=phase)"
+    assert choice_notes([ce, *gammas, *(replace(ce, label=name) for name in ("a", "b"))])[0].startswith(said)
+    # A way of selecting that has no words of its own is named by its key.
+    other = Line("FLγ", "flgamma", {}, choices=("train.average=no", "train.select=brier"))
+    assert (
+        "FLγ predicts with weights of an epoch chosen in another way (train.select=brier)" in choice_notes([ce, ce, other])[0]
+    )
 
 
 def test_caption_tells_presets_of_one_method_apart() -> None:
@@ -84,57 +84,6 @@ def test_caption_tells_presets_of_one_method_apart() -> None:
     assert choice_notes(table.lines) == [
         f"By preset, flgamma-sece (default) predicts with {_AVERAGED}; all others with {_USUAL}."
     ]
-
-
-def test_caption_names_the_one_of_the_two_that_differs() -> None:
-    effective = {"train.average": "no", "train.select": "nll"}
-    kept = replace(run_of("flgamma"), facts={"effective": effective})
-    assert choice_notes(compare_table([run_of("ce"), kept]).lines) == [
-        "By preset, flgamma predicts with weights of the epoch of least validation NLL (train.select=nll); "
-        "all others with weights of the epoch of least validation error."
-    ]
-
-
-def test_table5_caption_says_how_cross_entropy_was_trained_and_the_common_settings() -> None:
-    told = "calibrant train --set optim.lr=0.2"
-    table = make_paper_table("table5", [run_of("ce", command=told), run_of("flgamma-sece", command=told)])
-    assert f"By preset, FLγ-SECE predicts with {_AVERAGED}; all others with {_USUAL}." in table.notes
-    assert "Settings: optim.lr=0.2." in table.notes
-
-
-def test_table5_differences_have_the_value_of_every_common_seed() -> None:
-    table = make_paper_table("table5", [*seeds("ce", 0.05), *seeds("focal", 0.06)[1:]])
-    row = next(row for row in csv.DictReader(io.StringIO(to_csv(table))) if row["metric"] == "error")
-    values = [float(text) for text in row["values"].split()]
-    assert (row["seeds"], row["runs"], len(values)) == ("1 2 3", "3", 3)
-    assert abs(sum(values) / 3 - float(row["mean"])) < 1e-12
-
-
-def test_table5_says_the_seeds_of_each_data_set_where_they_differ() -> None:
-    few = [replace(entry, data="cifar100") for entry in (run_of("ce", 0.05), run_of("focal", 0.06))]
-    table = make_paper_table("table5", [*seeds("ce", 0.05), *seeds("focal", 0.06), *few])
-    (line,) = table.lines
-    assert (line.info("seeds"), line.seeds) == ("–", ())
-    assert "Focal: seeds in common with CE are 4 on CIFAR-10 and 1 on CIFAR-100." in table.notes
-    (line,) = make_paper_table("table5", [*seeds("ce", 0.05), *seeds("focal", 0.06)]).lines
-    assert (line.info("seeds"), line.doubts) == ("4", ())
-
-
-def test_table2_gains_have_the_value_of_every_common_seed() -> None:
-    table = make_paper_table("table2", [*seeds("flgamma", 0.05), *seeds("flgamma-sece", 0.06)])
-    gain = next(line for line in table.lines if line.kind == "difference")
-    assert gain.seeds == (0, 1, 2, 3)
-    assert len(gain.cells["error"].values) == 4
-    assert table.notes[-1].startswith("Gain: ")
-
-
-def test_table2_says_why_there_is_no_gain_between_presets() -> None:
-    literal = replace(run_of("flgamma", 0.05, 0.0), preset="paper")
-    table = make_paper_table("table2", [literal, run_of("flgamma-sece", 0.06, 0.0)])
-    assert all(line.kind != "difference" for line in table.lines)
-    assert table.notes[-1] == (
-        "No gain is given: that takes runs of FLγ and FLγ-SECE with the same preset, epochs and settings."
-    )
 
 
 def scaled(temperature: float, seed: int = 0, *, val: int = 300) -> Entry:

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
 from calibrant.grid.paper import paper_table
-from calibrant.grid.reproduce import plan_reproduction, write_report
 from calibrant.metrics.measure import measure
+from calibrant.paper.reproduce import plan_reproduction, write_report
 from calibrant.report.figures import Drawing
 from calibrant.report.save import save_figure
 from calibrant.report.style import method_name

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from calibrant.core.entry import Entry
 from calibrant.grid.paper import paper_row
-from calibrant.grid.results import load_results, save_result
-from calibrant.grid.results_page import render_results, write_results_page
+from calibrant.grid.records import load_results, save_results
+from calibrant.paper.results import render_results, write_results_page
 from calibrant.report.figures import Drawing
 from calibrant.report.save import save_figure
 from made_up_runs import run_of
@@ -126,7 +126,7 @@ def test_page_shows_methods_that_the_paper_has_not() -> None:
 
 def test_write_results_page_draws_what_records_allow(tmp_path: Path) -> None:
     for entry in load_results(ROOT / "results")[:1]:
-        save_result(entry, tmp_path / "kept")
+        save_results([entry], tmp_path / "kept")
     figures = tmp_path / "docs" / "figures"
     figures.mkdir(parents=True)
     (figures / "mine.png").write_bytes(b"")
@@ -156,7 +156,7 @@ def test_captions_of_figures_name_data_and_network_as_the_tables_do() -> None:
     assert f"![mine]({paths[2]})" in page
 
 
-SPECIAL = "calibrant train --set train.average=phase"
+SPECIAL = "train.average=phase"
 
 
 def rows_of(page: str, heading: str) -> list[list[str]]:
@@ -168,8 +168,8 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
 
 def test_other_runs_are_in_the_order_of_the_catalogue_plain_ones_first() -> None:
     made = {"data": "digits", "model": "convnet", "epochs": 30}
-    entries = [run_of("brier", **made), run_of("ce+ts", command=SPECIAL, **made), run_of("ce+ts", **made)]  # type: ignore[arg-type]
-    entries += [run_of("focal", **made), run_of("ce", command=SPECIAL, **made), run_of("ce", **made)]  # type: ignore[arg-type]
+    entries = [run_of("brier", **made), run_of("ce+ts", told=SPECIAL, **made), run_of("ce+ts", **made)]  # type: ignore[arg-type]
+    entries += [run_of("focal", **made), run_of("ce", told=SPECIAL, **made), run_of("ce", **made)]  # type: ignore[arg-type]
     rows = rows_of(render_results(entries, source="results", link="x"), "Other runs")
     found = [(row[0].partition(" (train")[0], "average=phase" in row[0]) for row in rows]
     assert found[:4] == [("CE", False), ("CE (TS)", False), ("CE", True), ("CE (TS)", True)]
@@ -178,14 +178,14 @@ def test_other_runs_are_in_the_order_of_the_catalogue_plain_ones_first() -> None
 
 
 def test_plain_settings_come_first_also_beside_settings_that_all_have() -> None:
-    commands = ["calibrant train --set train.batch_size=50", f"{SPECIAL} --set train.batch_size=50"]
-    entries = [run_of("ce", model="convnet", command=command) for command in commands[::-1]]
+    commands = ["train.batch_size=50", f"{SPECIAL} train.batch_size=50"]
+    entries = [run_of("ce", model="convnet", told=command) for command in commands[::-1]]
     rows = rows_of(render_results(entries, source="results", link="x"), "Other runs")
     assert ["average=phase" in row[0] for row in rows] == [False, True]
 
 
 def test_first_row_of_the_papers_table_is_no_special_case() -> None:
-    page = render_results([run_of("ce", command=SPECIAL), run_of("ce"), run_of("focal")], source="results", link="x")
+    page = render_results([run_of("ce", told=SPECIAL), run_of("ce"), run_of("focal")], source="results", link="x")
     labels = [row[0] for row in rows_of(page, "Table 1") if row[0] != "in the paper"]
     assert [("CE" in label, "average=phase" in label) for label in labels] == [(True, False), (True, True), (False, False)]
 
@@ -211,8 +211,8 @@ def test_page_names_the_command_that_made_it(
     absolute: bool, figures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("calibrant.grid.results_page._draw", lambda entries, folder: [])
-    save_result(run_of("ce"), "my runs")
+    monkeypatch.setattr("calibrant.paper.results._draw", lambda entries, folder: [])
+    save_results([run_of("ce")], "my runs")
     start = tmp_path if absolute else Path()
     write_results_page(start / "my runs", out=start / "page" / "all.md", figures=start / "page" / "figs" if figures else None)
     page = (tmp_path / "page" / "all.md").read_text(encoding="utf-8")
@@ -223,7 +223,7 @@ def test_page_names_the_command_that_made_it(
 
 def test_page_of_full_paths_below_here_names_them_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    save_result(run_of("ce"), tmp_path / "below" / "kept")
+    save_results([run_of("ce")], tmp_path / "below" / "kept")
     write_results_page(tmp_path / "below" / "kept", out=tmp_path / "below" / "docs" / "all.md")
     page = (tmp_path / "below" / "docs" / "all.md").read_text(encoding="utf-8")
     assert "calibrant results render below/kept --out below/docs/all.md\n" in page
@@ -233,7 +233,7 @@ def test_page_made_from_elsewhere_names_no_place_of_this_machine(tmp_path: Path,
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    save_result(run_of("ce"), tmp_path / "there" / "kept")
+    save_results([run_of("ce")], tmp_path / "there" / "kept")
     write_results_page(tmp_path / "there" / "kept", out=tmp_path / "there" / "docs" / "all.md")
     page = (tmp_path / "there" / "docs" / "all.md").read_text(encoding="utf-8")
     assert "calibrant results render kept --out docs/all.md\n" in page
@@ -242,18 +242,18 @@ def test_page_made_from_elsewhere_names_no_place_of_this_machine(tmp_path: Path,
 
 def test_page_below_a_file_is_refused_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[object] = []
-    monkeypatch.setattr("calibrant.grid.results_page._draw", lambda *given: drawn.append(given) or [])
-    save_result(run_of("ce"), tmp_path / "kept")
+    monkeypatch.setattr("calibrant.paper.results._draw", lambda *given: drawn.append(given) or [])
+    save_results([run_of("ce")], tmp_path / "kept")
     (tmp_path / "taken").write_text("")
-    with pytest.raises(NotADirectoryError, match="must be a folder, got the file .*taken in its place"):
+    with pytest.raises(OSError, match="must be a folder that can be made"):
         write_results_page(tmp_path / "kept", out=tmp_path / "taken" / "x.md", figures=tmp_path / "figures")
     assert drawn == []
 
 
 def test_write_results_page_draws_the_rows_of_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = "calibrant train --set optim.lr=0.4"
-    for entry in (run_of("focal"), run_of("ce", seed=0, command=command), run_of("ce", seed=1)):
-        save_result(entry, tmp_path / "kept")
+    command = "optim.lr=0.4"
+    for entry in (run_of("focal"), run_of("ce", seed=0, told=command), run_of("ce", seed=1)):
+        save_results([entry], tmp_path / "kept")
     shown: list[Entry] = []
     monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _, n_bins: shown.extend(rows) or Drawing([], {}))
     write_results_page(tmp_path / "kept", out=tmp_path / "page.md", figures=tmp_path / "figures")

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Scores
-from calibrant.engine.recipe import Recipe, override, recipe_of
 from calibrant.engine.train import scale_run, train
-from calibrant.grid.collect import command_of, data_label, effective_settings, find_runs, load_entries, load_run_entry
+from calibrant.grid.collect import data_label, find_runs, load_entries, load_run_entry, name_apart, place_of
 from calibrant.metrics.measure import measure
 from helpers import golden
+from made_up_runs import run_of, scores_of
 
 TINY = {
     "seed": 4,
@@ -56,6 +57,8 @@ def test_load_entries_of_a_run_folder_gives_what_was_run_and_measured(run: Path)
         "calibrant train --data mixture --model mlp --method ce --preset paper --epochs 2 --seed 4 "
         "--set train.batch_size=400 --set train.device=cpu"
     )
+    assert entry.facts["effective"] == {"train.average": "no", "train.select": "error"}
+    assert {"train.batch_size": 400, "train.select": "error", "method.preset": "paper"}.items() <= entry.recipe.items()
     assert str(entry.facts["machine"]).startswith("cpu")
     # Published and embedded sets are what they are.
     assert "data" not in entry.facts
@@ -156,14 +159,6 @@ def test_load_entries_of_a_folder_does_not_look_into_hidden_ones(tmp_path: Path)
     assert [entry.method for entry in load_entries(tmp_path)] == ["mine"]
 
 
-def test_load_entries_of_test_predictions_are_called_by_their_folder_and_its_seed(tmp_path: Path) -> None:
-    folder = tmp_path / "theirs-seed3"
-    folder.mkdir()
-    golden_predictions().save(folder / "test.npz")
-    (entry,) = load_entries(folder / "test.npz")
-    assert (entry.method, entry.seed) == ("theirs", 3)
-
-
 def test_load_entries_of_validation_predictions_is_refused(tmp_path: Path) -> None:
     golden_predictions("val").save(tmp_path / "mine.npz")
     with pytest.raises(ValueError, match="must hold predictions on test data to be compared, got those of the val split"):
@@ -195,7 +190,7 @@ def test_load_entries_of_nothing_says_what_was_looked_for(tmp_path: Path) -> Non
 
 def test_load_entries_of_a_file_of_no_known_kind_names_records_too(tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"must end in .npz, .* Did you mean .npz\? Records of results end in .json."):
+    with pytest.raises(ValueError, match=r"must be predictions \(.npz, .*\) or the record of a result \(.json\)"):
         load_entries(tmp_path / "x.npy")
 
 
@@ -204,66 +199,65 @@ def test_data_label_of_a_path_is_its_last_part(tmp_path: Path) -> None:
     assert data_label("birds.v2.npz") == "birds.v2"
 
 
-@pytest.mark.parametrize(
-    ("average", "said"), [("no", []), ("uniform", ["from_epoch=1"]), ("ema", ["decay=0.5", "from_epoch=1"])]
-)
-def test_command_of_says_how_to_average_only_where_that_is_done(average: str, said: list[str]) -> None:
-    chosen = {"train.average": average, "train.average_decay": "0.5", "train.average_from_epoch": "1", "method.name": "ce"}
-    words = command_of(override(Recipe(), chosen)).split()
-    assert [word.removeprefix("train.average_") for word in words if word.startswith("train.average_")] == said
+TEST = Predictions(probs=[[0.9, 0.1]], labels=[0])
 
 
-def test_command_of_a_recipe_with_options_gives_the_same_recipe_again() -> None:
-    from calibrant.cli.train import parse_settings
+def theirs(path: Path, data: str = "coins") -> Entry:
+    return Entry(data, "?", scores_of({"ece": 0.1}), seed=place_of(path)[1], test=TEST, folder=str(path))
 
-    given = {"method": {"name": "flgamma-sece", "options": {"every": 4}}, "optim": {"milestones_epochs": [1.5, 2]}}
-    recipe = recipe_of(given)
-    words = command_of(recipe).split()
-    assert words[:2] == ["calibrant", "train"]
-    settings = [value for flag, value in zip(words, words[1:], strict=False) if flag == "--set"]
-    assert override(Recipe(), parse_settings(settings)) == recipe
+
+def names(folder: Path, *files: str) -> list[str]:
+    return [entry.method for entry in name_apart([theirs(folder / file) for file in files])]
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("file", "place", "seed"),
     [
-        ({}, "--data cifar10 --model resnet18 --method flgamma-sece --preset default --epochs 350 --seed 0"),
-        (
-            {"data.name": "digits", "method.name": "ce+ts", "method.preset": "paper", "seed": "3", "train.select": "last"},
-            "--data digits --model resnet18 --method ce+ts --preset paper --epochs 350 --seed 3 --set train.select=last",
-        ),
+        ("a/mine.npz", "a/mine", None),
+        ("a/mine-seed3.npz", "a/mine", 3),
+        ("a/test.npz", "a", None),
+        ("a-seed3/test.npz", "a", 3),
+        ("a-seed3/seed4.npz", "a-seed3", 4),
+        ("a/seed3/test.npz", "a", 3),
     ],
 )
-def test_command_of_always_names_what_is_run(settings: dict[str, object], said: str) -> None:
-    assert command_of(override(Recipe(), settings)) == f"calibrant train {said}"
+def test_place_of_a_file_ends_in_its_name(tmp_path: Path, file: str, place: str, seed: int | None) -> None:
+    assert place_of(tmp_path / file) == (tmp_path.resolve() / place, seed)
 
 
 @pytest.mark.parametrize(
-    ("settings", "found"),
+    ("files", "expected"),
     [
-        (
-            {},
-            {
-                "train.average": "phase",
-                "train.average_share": 0.5,
-                "train.select": "error+nll",
-                "train.select_within": 2.0,
-            },
-        ),
-        ({"method.preset": "paper"}, {"train.average": "no", "train.select": "error"}),
-        ({"method.name": "ce", "train.average_share": 0.3}, {"train.average": "no", "train.select": "error"}),
-        (
-            {"method.name": "ce", "train.average": "ema", "train.average_decay": 0.9},
-            {"train.average": "ema", "train.average_decay": 0.9, "train.select": "error"},
-        ),
+        (["o1/m.npz"], ["m"]),
+        (["o1/m.npz", "o1/k.npz"], ["m", "k"]),
+        (["o1/m.npz", "o2/m.npz"], ["o1/m", "o2/m"]),
+        (["a/o/m.npz", "b/o/m.npz"], ["a/o/m", "b/o/m"]),
+        (["o1/m-seed0.npz", "o1/m-seed1.npz"], ["m", "m"]),
+        (["o1/m-seed0.npz", "o2/m-seed0.npz", "o1/m-seed1.npz"], ["o1/m", "o2/m", "o1/m"]),
+        (["o1/m.npz", "o2/m-seed0.npz"], ["o1/m", "o2/m"]),
+        (["o1/m.npz", "o1/m.csv"], ["m.npz", "m.csv"]),
+        (["o1/m-seed0.npz", "o1/m.npz"], ["m", "m.npz"]),
+        (["m/seed0.npz", "m/test.npz"], ["m", "m/test.npz"]),
     ],
 )
-def test_effective_settings_are_what_the_preset_decides_and_what_is_said(settings, found) -> None:
-    assert effective_settings(override(Recipe(), settings)) == found
+def test_name_apart_adds_folders_and_endings_only_where_they_are_needed(
+    tmp_path: Path, files: list[str], expected: list[str]
+) -> None:
+    assert names(tmp_path, *files) == expected
 
 
-def test_load_entries_of_a_run_folder_says_what_its_preset_decided(run: Path) -> None:
-    facts = load_entries(run)[0].facts
-    assert {"train.average", "train.select"} <= set(facts["effective"])
-    words = str(facts["command"]).split()
-    assert {"--data", "--method", "--preset", "--model", "--epochs", "--seed"} <= set(words)
+def test_name_apart_leaves_runs_other_data_and_named_entries_alone(tmp_path: Path) -> None:
+    entries = [run_of("ce"), run_of("ce"), theirs(tmp_path / "m.npz"), theirs(tmp_path / "o" / "m.npz", data="dice")]
+    once = name_apart(entries)
+    assert [entry.method for entry in once] == ["ce", "ce", "m", "m"]
+    assert name_apart(once) == once
+
+
+def test_name_apart_files_called_like_a_method_keep_their_ending(tmp_path: Path) -> None:
+    files = ("ce.npz", "CE.npz", "focal-seed0.npz", "focal-seed1.npz", "mine.npz")
+    assert names(tmp_path, *files) == ["ce.npz", "CE.npz", "focal.npz", "focal.npz", "mine"]
+    assert names(tmp_path, "a/ce+ts.csv", "b/ce+ts.csv") == ["a/ce+ts", "b/ce+ts"]
+
+
+def test_name_apart_of_a_file_whose_name_is_no_utf8_can_be_written() -> None:
+    assert names(Path(), "m\udc80.npz", "m\udc81.npz", "模型.npz") == ["m\\udc80", "m\\udc81", "模型"]

@@ -1,0 +1,276 @@
+"""A table as Markdown, LaTeX, CSV and JSON, and on a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from calibrant.grid.export import (
+    _SIGNS,
+    CSV_COLUMNS,
+    escape_latex,
+    escape_markdown,
+    to_csv,
+    to_json,
+    to_latex,
+    to_markdown,
+    to_page_table,
+    write_table,
+)
+from calibrant.grid.layout import Cell, Column, Line, Section, Table
+from calibrant.grid.tables import compare_table, name_methods
+from calibrant.paper.tables import make_paper_table
+from calibrant.report.page import render_page
+from calibrant.report.page_runs import group_entries
+from made_up_runs import run_of, seeds
+
+
+def everything() -> Table:
+    runs = [*seeds("ce", 0.05), *seeds("focal", 0.08), run_of("flgamma-sece", preset="paper")]
+    runs += [run_of("50%_of & {mine}|~^\\#$", model=None, epochs=None), run_of("ce", data="cifar100")]
+    return compare_table(runs, paper=True, calibrated=True, title="Everything: 100% & more")
+
+
+def test_markdown_every_line_of_a_table_has_as_many_cells() -> None:
+    text = to_markdown(everything())
+    for block in text.split("\n\n"):
+        rows = [row for row in block.splitlines() if row.startswith("|")]
+        assert len({len(re.split(r"(?<!\\)\|", row)) for row in rows}) <= 1
+    assert "50%\\_of & {mine}\\|~^\\\\#$" in text
+    assert escape_markdown("a_b|c") == "a\\_b\\|c"
+
+
+def test_markdown_columns_stay_below_each_other_with_wide_letters() -> None:
+    text = to_markdown(compare_table([run_of("ce"), run_of("模型"), run_of("a\u0301bcdef")], metrics=("ece",), test=False))
+    rows = [row for row in text.splitlines() if row.startswith("| ")]
+    # A terminal gives each of these letters two places, and an accent of its own none.
+    assert rows[1].startswith("| ce     |")
+    assert rows[2].startswith("| 模型   |")
+    assert rows[3].startswith("| a\u0301bcdef |")
+
+
+def test_markdown_bold_and_mark_stand_around_the_number() -> None:
+    table = compare_table([*seeds("ce", 0.05), *seeds("focal", 0.02, jitter=0.0)])
+    row = next(row for row in to_markdown(table).splitlines() if row.startswith("| focal"))
+    assert "**2.000 ± 0.000**†" in row
+
+
+def balance(text: str) -> int:
+    """Opening minus closing braces, those that are printed left out."""
+    plain = text.replace("\\{", "").replace("\\}", "")
+    return plain.count("{") - plain.count("}")
+
+
+def test_latex_rows_are_whole_and_everything_is_escaped() -> None:
+    text = to_latex(everything())
+    body = text[text.index("\\toprule") : text.index("\\bottomrule")]
+    widths = set()
+    for row in body.splitlines():
+        if row.endswith("\\\\"):
+            spans = [int(n) for n in re.findall(r"\\multicolumn\{(\d+)\}", row)]
+            widths.add(len(re.findall(r"(?<!\\)&", row)) + 1 + sum(spans) - len(spans))
+    columns = re.search(r"\\begin\{tabular\}\{(l r*|lr*)\}", text)
+    assert columns is not None
+    assert widths == {len(columns[1])}
+    assert balance(text) == 0
+    # A table that is too wide shrinks: the brace that is opened before it is closed behind it.
+    assert [balance(row) for row in text.splitlines() if balance(row)] == [1, -1]
+    assert len(re.findall(r"(?<!\\)\$", text)) % 2 == 0
+    assert text.count("\\begin{") == text.count("\\end{")
+    # A bare sign would end the line as a comment, or the document as an error; two comments are there on purpose.
+    bare = [row for row in text.splitlines() if re.search(r"(?<!\\)[%#]", row)]
+    assert [row[:8] for row in bare] == ["% needs ", "\\resizeb"]
+    assert text.isascii()
+    assert r"50\%\_of \& \{mine\}$|$\textasciitilde{}\textasciicircum{}\textbackslash{}\#\$" in text
+
+
+def test_csv_is_tidy_with_full_precision() -> None:
+    table = compare_table([run_of("ce", 1 / 3, seed=0), run_of("ce", 0.3, seed=1)], paper=True, calibrated=True)
+    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert list(rows[0]) == list(CSV_COLUMNS)
+    assert len(rows) == 6 + 1 + 6
+    first = rows[0]
+    assert (first["metric"], first["source"], first["seeds"], first["runs"]) == ("error", "ours", "0 1", "2")
+    assert [float(value) for value in first["values"].split()] == [1 / 3, 0.3]
+    assert float(first["mean"]) == (1 / 3 + 0.3) / 2
+    assert rows[6]["metric"] == "p_if_calibrated"
+    assert (rows[7]["source"], rows[7]["mean"], rows[7]["values"]) == ("paper", "0.04812", "")
+
+
+def test_json_holds_every_cell_and_is_strict() -> None:
+    runs = [run_of("ce"), run_of("focal", float("nan"))]
+    found = json.loads(to_json(compare_table(runs)), parse_constant=lambda name: pytest.fail(name))
+    section = found["sections"][0]
+    assert (section["data"], section["model"]) == ("cifar10", "resnet18")
+    assert section["lines"][0]["cells"]["ece"]["mean"] == 0.04
+    assert section["lines"][1]["cells"]["error"]["mean"] is None
+
+
+def test_write_table_writes_four_forms(tmp_path: Path) -> None:
+    files = write_table(compare_table([run_of("ce")], name="mine"), tmp_path / "new")
+    assert [file.name for file in files] == ["mine.md", "mine.tex", "mine.csv", "mine.json"]
+    assert all(file.stat().st_size > 100 for file in files)
+
+
+def test_write_table_of_a_name_that_is_no_text_writes_the_rest(tmp_path: Path) -> None:
+    files = write_table(compare_table([run_of("m\udc80"), run_of("ce")], test=False), tmp_path)
+    assert all("m?" in file.read_text(encoding="utf-8") for file in files)
+
+
+_LATIN = "".join(map(chr, range(0xA1, 0x180)))
+
+
+_ODD = "∆≤中文😀①＿ﬁ𝛾ά\u0301\x07\t\x00 --- ?`x \u202e№™€₂⁴\udc80"
+
+
+def table_of(*names: str, metrics: tuple[str, ...] = ("error", "nll", "ece", "mce")) -> Table:
+    theirs = [run_of(name, model=None, epochs=None, seed=None, preset=None) for name in names]
+    return compare_table([*seeds("ce", 0.05), *seeds("flgamma-sece", 0.04), *theirs], metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("∆≤2", r"$\Delta$$\le$2"),
+        ("μ², naïve", r"$\mu$², naïve"),
+        ("--set a---b", "-{}-set a-{}-{}-b"),
+        ("line\nline\tx", "line line x"),
+        ("中", "?"),
+        ("\x07\x00", "??"),
+        ("ąḿ＿①", r"am\_1"),
+        ("a\u0301\u200b", "a"),
+        ("?`", "?{}`"),
+    ],
+)
+def test_escape_writes_what_pdflatex_can_print(text: str, written: str) -> None:
+    assert escape_latex(text) == written
+
+
+def test_latex_wide_table_goes_over_both_columns_and_a_narrow_one_does_not() -> None:
+    wide, narrow = to_latex(table_of()), to_latex(table_of(metrics=("ece",)))
+    assert "\\begin{table*}[tb]" in wide
+    assert wide.endswith("\\end{table*}\n")
+    assert "\\begin{table}[htb]" in narrow
+    assert narrow.endswith("\\end{table}\n")
+
+
+def test_latex_caption_is_short_and_the_other_notes_stand_below() -> None:
+    table = table_of()
+    text = to_latex(table)
+    caption = next(row for row in text.splitlines() if row.startswith("\\caption"))
+    assert caption.removeprefix("\\caption") == "{" + escape_latex(f"{table.title}. {table.notes[0]}") + "}"
+    below = text[text.index("\\end{tabular}") :]
+    assert len(table.notes) > 3
+    assert all(escape_latex(note) in below for note in table.notes[1:])
+    alone = run_of("theirs", model=None, epochs=None, seed=None, preset=None)
+    assert "minipage" not in to_latex(compare_table([alone], metrics=("error", "nll")))
+
+
+def label_of(table: Table) -> str:
+    return next(row for row in to_latex(table).splitlines() if row.startswith("\\label")).removeprefix("\\label")
+
+
+def test_latex_labels_of_two_comparisons_differ_by_data_and_network() -> None:
+    found = [
+        compare_table([run_of("ce", data=data, model=model)], test=False) for data in ("x_y", "é z") for model in ("mlp", "a:b")
+    ]
+    assert [label_of(table) for table in found] == [
+        "{tab:comparison-x-y-mlp}",
+        "{tab:comparison-x-y-a:b}",
+        "{tab:comparison-z-mlp}",
+        "{tab:comparison-z-a:b}",
+    ]
+    runs = [run_of(method, data=data) for method in ("ce", "focal") for data in ("cifar10", "birds")]
+    table5 = make_paper_table("table5", runs, paper=True, test=False)
+    assert label_of(table5) == "{tab:table5-cifar10-birds-resnet18}"
+    table3 = make_paper_table("table3", [run_of("adafocal", data="cifar10")], paper=True, test=False)
+    assert label_of(table3) == "{tab:table3-cifar10-resnet18}"
+
+
+def test_latex_differences_have_a_minus_and_rules_below_the_columns_of_each_data_set() -> None:
+    errors = {"ce": 0.05, "focal": 0.04}
+    runs = [run_of(method, error, data=data) for data in ("cifar10", "cifar100") for method, error in errors.items()]
+    text = to_latex(make_paper_table("table5", runs, test=False))
+    assert "\\cmidrule(lr){3-4} \\cmidrule(lr){5-6}\n" in text
+    assert "Focal & 1 & $-$1.000 & 0.000 & $-$1.000 & 0.000 \\\\\n" in text
+
+
+@pytest.mark.parametrize("name", ["[3] theirs", "*best"])
+def test_latex_row_that_begins_with_a_bracket_or_star_is_not_read_as_part_of_the_row_before(name: str) -> None:
+    text = to_latex(table_of(name))
+    assert f"\n{{}}{name} & " in text
+    assert "\n{}ce" not in text
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+@pytest.mark.parametrize("columns", ["onecolumn", "twocolumn"])
+def test_latex_compiles_whatever_rows_are_called(columns: str, tmp_path: Path) -> None:
+    signs = "".join(_SIGNS)
+    tables = [table_of(signs[:40], signs[40:80], signs[80:], _LATIN, _ODD, "[3] x", "*x"), table_of(metrics=("ece",))]
+    head = f"\\documentclass[{columns}]{{article}}\n\\usepackage{{booktabs,graphicx}}\n\\begin{{document}}\n"
+    text = head + "\n".join(to_latex(table) for table in tables) + "\\end{document}\n"
+    (tmp_path / "t.tex").write_text(text, encoding="utf-8")
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "t.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+COLUMNS = (Column("error", "Error", "error"), Column("ece", "ECE", "ece"))
+
+
+OURS = Line("mine <b>", "ce", {"error": Cell(0.05, 0.002), "ece": Cell(0.01, best=True, p_value=0.001)}, runs=3)
+
+
+THEIRS = Line("in the paper", "ce", {"ece": Cell(0.04056, 0.00092)}, runs=5, kind="paper")
+
+
+TABLE = Table("t", "A <title>", COLUMNS, (Section("CIFAR-10", (OURS, THEIRS)), Section("", (OURS,))), notes=("One & all.",))
+
+
+def test_to_page_table_writes_numbers_as_the_other_forms_do() -> None:
+    found = to_page_table(TABLE)
+    assert (found.title, found.heads, found.notes) == (
+        "A <title>",
+        ("Method", "Seeds", "Error (%)", "ECE (%)"),
+        ("One & all.",),
+    )
+    (first, (ours, theirs)), (second, _) = found.parts
+    assert (first, second) == ("CIFAR-10", "")
+    assert ours.cells == (("3", False), ("5.000 ± 0.200", False), ("1.000†", True))
+    assert theirs.cells == (("5", False), ("–", False), ("4.056 ± 0.092", False))
+    assert (ours.is_quoted, theirs.is_quoted) == (False, True)
+
+
+def test_page_shows_a_finished_table_before_the_runs() -> None:
+    page = render_page(entries=[run_of("ce")], tables=[to_page_table(TABLE)])
+    assert page.index("A &lt;title&gt;</h2>") < page.index('id="runs"')
+    assert '<th scope="rowgroup" colspan="4"><b>CIFAR-10</b></th>' in page
+    assert page.count('scope="rowgroup"') == 1
+    assert "mine &lt;b&gt;</th>" in page
+    assert "<td><b>1.000†</b></td>" in page
+    assert re.search(r'<td class="quiet">4.056 ± 0.092</td>', page)
+    assert "One &amp; all." in page
+
+
+def test_name_methods_gives_rows_the_names_of_figures() -> None:
+    table = compare_table(
+        [run_of("patra"), run_of("ls-0.05"), run_of("flgamma-sece"), run_of("theirs", epochs=None, model=None)]
+    )
+    named = name_methods(table)
+    assert [line.label for line in table.lines] == ["patra", "ls-0.05", "flgamma-sece", "theirs"]
+    assert [line.label for line in named.lines] == ["Huber-DCA", "LS-0.05", "FLγ-SECE", "theirs"]
+    # The page's own rows have the same names.
+    assert [group.label for group in group_entries([run_of("patra"), run_of("ls-0.05")])] == ["Huber-DCA", "LS-0.05"]
+
+
+def test_csv_says_what_each_test_sampled() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(compare_table([*seeds("ce", 0.05), *seeds("focal", 0.08)])))))
+    found = {(row["method"], row["test_over"]) for row in rows if row["metric"] == "error"}
+    assert found == {("ce", ""), ("focal", "seeds")}
