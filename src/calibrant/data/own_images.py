@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_count
+from calibrant.core.labels import class_indices
+from calibrant.core.records import Column
 from calibrant.data.image_set import DataSet, ImageSet, channel_statistics, held_out_rows
-from calibrant.io.arrays import Fields, npz_headers, read_npz
+from calibrant.io.arrays import npz_headers, read_npz
 from calibrant.io.files import check_readable
 
 if TYPE_CHECKING:
@@ -35,8 +37,12 @@ _KEPT, _SCALED = 256, 224
 _WORKERS, _RUN = 8, 256
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
 # Keys under which the arrays of an .npz are found, in the order in which they are looked for.
-_IMAGES, _LABELS = ("images", "x", "train_images", "x_train"), ("labels", "y", "train_labels", "y_train")
-_TEST_IMAGES, _TEST_LABELS = ("test_images", "x_test"), ("test_labels", "y_test")
+_KEYS = (
+    ("images", "x", "train_images", "x_train"),
+    ("labels", "y", "train_labels", "y_train"),
+    ("test_images", "x_test"),
+    ("test_labels", "y_test"),
+)
 _MOST_CHANNELS = 4
 
 
@@ -131,17 +137,30 @@ def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
     """
     file = Path(path).expanduser()
     check_readable(file, content="images and labels", remedy="Write it again with `numpy.savez`.")
-    there = list(npz_headers(file))
-    fields = read_npz(file, {*_IMAGES, *_LABELS, *_TEST_IMAGES, *_TEST_LABELS, "class_names"})
-    parts = [(_images(fields, _IMAGES, there, file), _labels(fields, _LABELS, there, file))]
-    if any(key in fields for key in (*_TEST_IMAGES, *_TEST_LABELS)):
-        parts.append((_images(fields, _TEST_IMAGES, there, file), _labels(fields, _TEST_LABELS, there, file)))
+    keys = _find_keys(list(npz_headers(file)), path)
+    fields = read_npz(file, {*keys, "class_names"})
+    names = tuple(str(name) for name in fields["class_names"].reshape(-1)) if "class_names" in fields else None
+    parts = [
+        (_images(fields[i], i, path), _labels(fields[y], y, names, path)) for i, y in zip(keys[::2], keys[1::2], strict=True)
+    ]
     for images, labels in parts:
         if len(images) != len(labels) or not len(labels):
             raise ValueError(f"{path}: there must be one label for each image, got {len(labels)} for {len(images)}.")
-    names = tuple(str(name) for name in fields["class_names"].reshape(-1)) if "class_names" in fields else None
     num_classes = _num_classes([labels for _, labels in parts], names, file)
     return _make_set(file.stem, parts, num_classes, names, seed=seed, path=path)
+
+
+def _find_keys(there: list[str], path: str | Path) -> list[str]:
+    """Names of the images and labels to train on and, where there are any, to test on."""
+    found: list[str] = []
+    for wanted in _KEYS if any(key in there for keys in _KEYS[2:] for key in keys) else _KEYS[:2]:
+        found += [key for key in wanted if key in there][:1]
+        if not found or found[-1] not in wanted:
+            hint = " It holds predictions: measure them with `calibrant measure`." if {"logits", "probs"} & set(there) else ""
+            raise ValueError(
+                f"{path}: must hold `{wanted[0]}` (or {', '.join(wanted[1:])}), found {', '.join(there[:12])}.{hint}"
+            )
+    return found
 
 
 def _make_set(
@@ -193,23 +212,13 @@ def _find_pictures(part: Path, names: tuple[str, ...]) -> tuple[list[Picture], T
     return pictures, torch.tensor(labels, dtype=torch.int64)
 
 
-def _find(fields: Fields, keys: tuple[str, ...], there: list[str], path: Path) -> str:
-    found = [key for key in keys if key in fields]
-    if found:
-        return found[0]
-    hint = " It holds predictions: measure them with `calibrant measure`." if {"logits", "probs"} & set(there) else ""
-    raise ValueError(f"{path}: must hold `{keys[0]}` (or {', '.join(keys[1:])}), found {', '.join(there[:12])}.{hint}")
-
-
-def _images(fields: Fields, keys: tuple[str, ...], there: list[str], path: Path) -> Tensor:
-    key = _find(fields, keys, there, path)
-    array = fields[key]
-    array = array[..., None] if array.ndim == 3 else array
+def _images(given: Column, key: str, path: str | Path) -> Tensor:
+    array = given[..., None] if given.ndim == 3 else given
     if array.ndim == 4 and array.shape[3] > _MOST_CHANNELS and array.shape[1] <= _MOST_CHANNELS:
         array = array.transpose(0, 2, 3, 1)
     if array.ndim != 4 or array.shape[3] > _MOST_CHANNELS or 0 in array.shape:
         table = " Train on a table of features in a loop of your own with `calibrant.MetaLearner`." if array.ndim == 2 else ""
-        shape = list(fields[key].shape)
+        shape = list(given.shape)
         raise ValueError(f"{path}: `{key}` must be [N, H, W], [N, H, W, channels] or [N, channels, H, W], got {shape}.{table}")
     if array.dtype.kind not in "iu" or not 0 <= array.min() <= array.max() <= 255:
         got = f"{array.dtype} from {array.min():.4g} to {array.max():.4g}" if array.dtype.kind in "iuf" else str(array.dtype)
@@ -218,17 +227,16 @@ def _images(fields: Fields, keys: tuple[str, ...], there: list[str], path: Path)
     return torch.from_numpy(np.array(array, dtype=np.uint8, order="C"))
 
 
-def _labels(fields: Fields, keys: tuple[str, ...], there: list[str], path: Path) -> Tensor:
-    key = _find(fields, keys, there, path)
-    array = fields[key]
-    array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+def _labels(given: Column, key: str, names: tuple[str, ...] | None, path: str | Path) -> Tensor:
+    array = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
     if array.ndim != 1:
-        hint = " They look one-hot: take `argmax`." if array.ndim == 2 else ""
-        raise ValueError(f"{path}: `{key}` must be class indices [N], got {list(array.shape)}.{hint}")
-    if array.dtype.kind not in "iub" or (array.size and int(array.min()) < 0):
-        got = array.dtype if array.dtype.kind not in "iub" else array.min()
-        raise ValueError(f"{path}: `{key}` must be class indices 0, 1, 2, …, got {got}. Save names as `class_names`.")
-    return torch.from_numpy(array.astype(np.int64))
+        raise ValueError(
+            f"{path}: `{key}` must be class indices [N], got {list(array.shape)}. Take `argmax` if they are one-hot."
+        )
+    labels = class_indices(array, names=names, where=str(path))
+    if labels.size and labels.min() < 0:
+        raise ValueError(f"{path}: `{key}` must be class indices 0, 1, 2, …, got {labels.min()}.")
+    return torch.from_numpy(labels)
 
 
 def _num_classes(labels: list[Tensor], names: tuple[str, ...] | None, path: Path) -> int:
