@@ -18,8 +18,7 @@ from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.setup import assemble
 from calibrant.engine.shift import evaluate_shift
 from calibrant.engine.train import run_recipe, train
-from calibrant.meta.ddp import combine, gather
-from calibrant.meta.virtual import Exchange
+from calibrant.meta.lookahead import Exchange, combine, gather
 
 pytestmark = [
     pytest.mark.cuda,

@@ -10,7 +10,7 @@ from itertools import compress
 import torch
 from torch import Tensor, nn
 
-from calibrant.meta.bn import gathering_norms
+from calibrant.meta.network import gathering_norms
 
 
 class WeightAverage:

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibrant.meta.ddp import combine, gather
-from calibrant.meta.virtual import ALONE, Exchange
+from calibrant.meta.lookahead import ALONE, Exchange, combine, gather
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from calibrant.data.augment import normalize
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.hardware import Hardware
 from calibrant.engine.network import FeatureFunction
-from calibrant.meta.bn import meta_mode, norms_of
+from calibrant.meta.network import meta_mode, norms_of
 from calibrant.metrics.binned import expected_calibration_error
 from calibrant.metrics.scores import error_rate, negative_log_likelihood
 

@@ -25,7 +25,7 @@ from calibrant.engine.objective import Objective
 from calibrant.engine.optim import drops, learning_rate, set_learning_rate
 from calibrant.engine.recipe import Recipe
 from calibrant.engine.result import EpochRecord
-from calibrant.meta.bn import gathering, gathering_norms
+from calibrant.meta.network import gathering, gathering_norms
 
 # Called with the epoch, its steps done and all its steps.
 Tick = Callable[[int, int, int], None]

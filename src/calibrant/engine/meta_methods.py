@@ -13,8 +13,7 @@ from torch import Tensor
 from calibrant.core.checks import check_count, check_positive
 from calibrant.core.registry import lookup
 from calibrant.engine.objective import Facts, MetaPlan, MetaSchedule, Plan
-from calibrant.meta.objectives import make_objective
-from calibrant.meta.presets import PRESETS, MetaSettings, settings_of
+from calibrant.meta.settings import PRESETS, MetaSettings, make_objective, settings_of
 
 # Of a run's own: the rest are options of the settings, of the regularizer and of the objective.
 _OWN = {"meta_batch_size": int | None, "meta_schedule": MetaSchedule, "pace": float | None}

@@ -26,8 +26,7 @@ from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.hardware import Hardware
 from calibrant.engine.recipe import BackbonePart, Recipe
 from calibrant.io.atomic import atomic_writer
-from calibrant.meta.bn import meta_mode
-from calibrant.meta.network import lazy_parameters
+from calibrant.meta.network import lazy_parameters, meta_mode
 
 FeatureFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
 # Under this prefix a file of weights holds the hyper-parameters that a method has learned.

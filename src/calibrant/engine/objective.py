@@ -18,9 +18,9 @@ from calibrant.engine.batches import Batch, TrainBatches
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.losses import ConfidencePruner
 from calibrant.losses import Objective as LossFunction
-from calibrant.meta.presets import MetaSettings
+from calibrant.meta.lookahead import MetaObjective
 from calibrant.meta.regularizers import Regularizer
-from calibrant.meta.virtual import MetaObjective
+from calibrant.meta.settings import MetaSettings
 
 MetaSchedule: TypeAlias = Literal["constant", "cosine", "network", "slowing"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch import nn
+from torch.optim import Optimizer
 
 from calibrant.data import DATASETS, DEFAULT_ROOT, is_path, load_path
 from calibrant.data.image_set import DataSet, ImageSet, Parts, difference, fingerprint, split_indices
@@ -26,9 +26,9 @@ from calibrant.engine.network import FeatureFunction, build_network, feature_fun
 from calibrant.engine.objective import LossObjective, LossPlan, MetaPlan, MixupObjective, Objective, Plan
 from calibrant.engine.optim import build_optimizer, cosine_rate, learning_rate
 from calibrant.engine.recipe import DataPart, Recipe, TrainPart, check_recipe
-from calibrant.meta.bn import gathering_norms
-from calibrant.meta.objectives import words_of
-from calibrant.meta.virtual import VirtualStep
+from calibrant.meta.network import gathering_norms
+from calibrant.meta.settings import words_of
+from calibrant.meta.step import HyperParameters
 
 # What a recipe says of data → the data.
 Reader: TypeAlias = Callable[[DataPart], DataSet]
@@ -310,53 +310,30 @@ def _meta_objective(
     given: _Given, plan: MetaPlan, watched: Watched, batches: TrainBatches, optimizer: Optimizer
 ) -> MetaObjective:
     recipe, data, model, hardware = given
-    settings = plan.settings
     _, head = find_head(model)
-    generator = torch.Generator().manual_seed(recipe.seed)
-    hyper = plan.regularizer.init(head.in_features, head.out_features, bias=head.bias is not None, generator=generator)
-    hyper = {name: value.to(hardware.device, hardware.dtype) for name, value in hyper.items()}
     assert data.meta is not None
     drawn = MetaBatches(
         data.meta,
         hardware,
         batch_size=plan.meta_batch_size,
-        steps_per_epoch=-(-batches.steps_per_epoch // settings.every),
+        steps_per_epoch=-(-batches.steps_per_epoch // plan.settings.every),
         seed=recipe.seed,
         resident=not batches.fed,
     )
-    pace = plan.pace or plan.regularizer.pace * _haste(_memory(given) / settings.every)
-    meta_lr = settings.meta_lr or pace / float(plan.regularizer.speed(hyper))
-    schedule = _meta_schedule(recipe, plan, meta_lr)
-    fixed = recipe.optim.lr if isinstance(settings.lookahead_lr, str) else settings.lookahead_lr
-
-    def rate() -> float | Tensor:
-        found: float | Tensor = optimizer.param_groups[0]["lr"]
-        return found
-
-    def adam(values: list[Tensor]) -> Adam:
-        changes = schedule is not None and hardware.captured
-        lr: float | Tensor = torch.tensor(meta_lr, device=hardware.device) if changes else meta_lr
-        return Adam(values, lr=lr, betas=settings.betas, eps=settings.eps, capturable=hardware.captured)
-
+    pace = plan.pace or plan.regularizer.pace * _haste(_memory(given) / plan.settings.every)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    learned = HyperParameters(plan.regularizer, plan.settings, head, pace=pace, generator=generator)
     return MetaObjective(
-        plan.regularizer,
-        plan.objective,
-        hyper=hyper,
+        plan,
+        learned,
         head=head,
         watched=watched,
         batches=drawn,
-        step=VirtualStep(lr=fixed, reduction=settings.lookahead_reduction, clip=settings.lookahead_clip),
-        optimizer=adam,
+        optimizer=optimizer,
         reduction=recipe.train.reduction,
-        precision=hardware.precision,
-        meta_bn=settings.meta_bn,
-        leak=settings.leak_meta_grad,
-        frozen=plan.frozen,
-        clip=settings.meta_clip,
-        rate=rate if settings.lookahead_lr == "current" else None,
-        schedule=schedule,
-        group=hardware.group,
-        learning={} if plan.frozen else _learning(plan, meta_lr, meta_examples=len(data.meta)),
+        hardware=hardware,
+        schedule=_meta_schedule(recipe, plan, learned.lr),
+        learning={} if plan.frozen else _learning(plan, learned.lr, meta_examples=len(data.meta)),
     )
 
 

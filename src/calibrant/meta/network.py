@@ -321,10 +321,13 @@ def gathering(model: nn.Module) -> AbstractContextManager[None]:
     Layers that are not in training mode keep theirs. Counts of batches are put back afterwards, as is the network's mode.
     """
     norms = gathering_norms(model)
-    # Without a momentum PyTorch weighs all batches alike, beginning with the first that is counted.
-    even = [(norm, "momentum", None) for norm in norms]
-    counts = [(norm, "num_batches_tracked", torch.zeros_like(norm.num_batches_tracked)) for norm in norms]
-    return changed(_training(model, norms) + even + counts)
+    attributes = _training(model, norms)
+    for norm in norms:
+        assert norm.running_mean is not None
+        # Without a momentum PyTorch weighs all batches alike, beginning with the first that is counted.
+        count = torch.zeros((), dtype=torch.long, device=norm.running_mean.device)
+        attributes += [(norm, "momentum", None), (norm, "num_batches_tracked", count)]
+    return changed(attributes)
 
 
 def untracked(model: nn.Module) -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from calibrant.engine.optim import drops
 from calibrant.engine.recipe import OptimPart, Recipe, override
 from calibrant.engine.setup import assemble
 from calibrant.engine.train import run_recipe
-from calibrant.meta.bn import following, gathering, gathering_norms
+from calibrant.meta.network import following, gathering, gathering_norms
 
 PHASE = {
     "data.name": "mixture",
@@ -86,19 +86,18 @@ def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_im
     settings = {"method.name": "flgamma-sece", "method.options.every": str(every)}
     parts = assemble(override(Recipe(), PHASE | settings)).parts
     objective, norms = parts.objective, [name for name in parts.step.averages["watch"].means if "running" in name]
-    network, original, passed = objective.watched.model, objective._follow, []
+    network, original, passed = objective.watched.model, objective.follow, []
 
-    def watch(view, batch):
-        assert view.model is network
+    def watch(batch):
         expected = copy.deepcopy(network)
         with torch.no_grad():
             expected.train()(batch)
-        original(view, batch)
+        original(batch)
         passed.append(batch)
         for name in norms:
             torch.testing.assert_close(network.state_dict()[name], expected.state_dict()[name])
 
-    objective._follow = watch
+    objective.follow = watch
     objective.begin_epoch(0)
     for average in parts.step.averages.values():
         average.begin_epoch(0)

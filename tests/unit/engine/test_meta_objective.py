@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from calibrant.engine.optim import set_learning_rate
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.setup import _haste, assemble
 from calibrant.losses import sece_penalty
+from calibrant.meta.lookahead import head_hypergradient
 from helpers import convolve_contiguously, layout
 
 TINY = {
@@ -42,13 +44,13 @@ def leaking_parts(**settings):
 @pytest.mark.parametrize(("chosen", "expected"), [("current", [0.1, 0.01, 0.001]), ("0.3", [0.3, 0.3, 0.3])])
 def test_meta_objective_look_ahead_follows_the_schedule_where_asked_to(chosen, expected, monkeypatch):
     parts, recipe = parts_of(lookahead_lr=chosen, every="16")
-    sizes, original = [], module.head_hypergradient
+    sizes, original = [], head_hypergradient
 
     def record(*arguments, step, **rest):
         sizes.append(float(step.lr))
         return original(*arguments, step=step, **rest)
 
-    monkeypatch.setattr(module, "head_hypergradient", record)
+    monkeypatch.setattr("calibrant.meta.step.head_hypergradient", record)
     # The learning rate drops at 3/7 and 5/7 of the epochs; one meta update an epoch.
     for epoch in (0, 3, 5):
         run_epoch(parts, recipe, epoch, started=0.0)
@@ -87,7 +89,7 @@ def test_meta_objective_normalises_meta_images_as_it_is_told(meta_bn, training):
     objective, before = parts.objective, copy.deepcopy(parts.model)
     objective.begin_epoch(0)
     images = objective.batches.next().images
-    seen = objective._features(objective.watched, images)
+    seen = objective.features(images)
     torch.testing.assert_close(seen, feature_function(copy.deepcopy(before).train(training))(images)[0])
     moved = [not torch.equal(one, two) for one, two in zip(parts.model.buffers(), before.buffers(), strict=True)]
     assert any(moved) == (meta_bn == "update")
@@ -99,14 +101,9 @@ def test_meta_objective_gradients_and_their_optimizers_state_lie_as_the_paramete
     convolve_contiguously(monkeypatch)
     parts = leaking_parts(method__preset=preset)
     parts.meta()
-    kinds = {
-        "momentum_buffer": (parts.step.optimizer, dict(parts.model.named_parameters())),
-        "exp_avg": (parts.objective.optimizer, parts.objective.hyper),
-    }
-    for key, (optimizer, values) in kinds.items():
-        for name, value in values.items():
-            assert layout(value.grad) == layout(value), name
-            assert layout(optimizer.state[value][key]) == layout(value), name
+    for name, value in parts.model.named_parameters():
+        assert layout(value.grad) == layout(value), name
+        assert layout(parts.step.optimizer.state[value]["momentum_buffer"]) == layout(value), name
 
 
 @pytest.mark.parametrize("method", ["flgamma-sece", "ce-dece"])
@@ -159,13 +156,13 @@ def test_meta_objective_learning_rate_of_the_hyper_parameters_follows_its_schedu
     # The network's learning rate drops at 3/7 and 5/7 of seven epochs.
     for epoch in (0, 3, 5):
         parts.objective.begin_epoch(epoch)
-        rates.append(parts.objective.optimizer.param_groups[0]["lr"] / 2e-4)
+        rates.append(parts.objective.learned.lr / 2e-4)
     assert rates == pytest.approx(expected, abs=1e-4)
 
 
 def test_meta_objective_pace_takes_the_place_of_the_regularizers_own():
     usual, slow = (parts_of(**options)[0].objective for options in ({}, {"pace": "0.0026"}))
-    rates = [objective.optimizer.param_groups[0]["lr"] for objective in (usual, slow)]
+    rates = [objective.learned.lr for objective in (usual, slow)]
     # So short a run moves four times faster than the regularizer's own pace.
     assert rates[0] == pytest.approx(40 * rates[1])
 
@@ -178,7 +175,7 @@ def test_gamma_moves_as_far_as_averaged_weights_can_follow(memory, haste):
 def test_meta_steps_are_larger_where_the_run_is_short_or_they_are_rare():
     def rate(epochs, every):
         recipe = override(Recipe(), TINY | {"train.epochs": epochs, "method.options.every": every})
-        return assemble(recipe).parts.objective.optimizer.param_groups[0]["lr"]
+        return assemble(recipe).parts.objective.learned.lr
 
     # 20,000 epochs are enough for the longest memory, 1,000 steps: 500 meta steps of every second one.
     long = rate("20000", "2")
@@ -190,7 +187,7 @@ def test_meta_steps_are_larger_where_the_run_is_short_or_they_are_rare():
 def test_gamma_moves_by_the_memory_that_the_average_was_given(decay):
     def rate(**settings):
         recipe = override(Recipe(), TINY | {"train.epochs": "20000"} | {k.replace("__", "."): v for k, v in settings.items()})
-        return assemble(recipe).parts.objective.optimizer.param_groups[0]["lr"]
+        return assemble(recipe).parts.objective.learned.lr
 
     every = assemble(override(Recipe(), TINY)).parts.meta_every
     expected = _haste(1 / (1 - float(decay)) / every) / _haste(1000 / every)
@@ -301,20 +298,20 @@ def test_meta_images_pass_a_cpu_in_pieces_that_change_nothing(monkeypatch):
     images = parts.objective.batches.next().images
     sizes = []
     monkeypatch.setattr(module, "at_once", lambda image, model, device: 32)
-    watched = parts.objective.watched
+    objective, watched = parts.objective, parts.objective.watched
 
     def forward(piece):
         sizes.append(len(piece))
         return watched.forward(piece)
 
-    view = watched._replace(forward=forward)
-    found = parts.objective._features(view, images)
+    objective.watched = watched._replace(forward=forward)
+    found = objective.features(images)
     assert sizes == [32, 32, 32, 32, 2]
     with torch.no_grad():
         torch.testing.assert_close(found, watched.forward(images)[0])
     # Statistics of the batch need all of it.
-    parts.objective.meta_bn = "batch"
-    parts.objective._features(view, images)
+    objective.plan = replace(objective.plan, settings=replace(objective.plan.settings, meta_bn="batch"))
+    objective.features(images)
     assert sizes[5:] == [130]
 
 
