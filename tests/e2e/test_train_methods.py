@@ -1,10 +1,13 @@
+from importlib.metadata import EntryPoint
+
 import pytest
 import torch
 
-from calibrant.engine.methods import METHODS, make_plan, split_name
-from calibrant.engine.objective import Facts, MetaPlan
+from calibrant.engine.methods import METHODS, Method, make_plan, split_name
+from calibrant.engine.objective import Facts, LossPlan, MetaPlan
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.train import run_recipe
+from calibrant.losses import FocalLoss
 
 TINY = {
     "data.name": "mixture",
@@ -104,3 +107,22 @@ def test_train_float64_and_mean_reduction_run():
     run = run_recipe(tiny(method__name="ce", train__precision="float64", train__reduction="mean", train__clip_norm="0"))
     assert run.test.logits.dtype == torch.float64
     assert run.history[0].train_loss < 1.5
+
+
+def plan_of_mine(facts, *, gamma: float = 3.0):
+    return LossPlan(FocalLoss(gamma=gamma, reduction=facts.reduction))
+
+
+MINE = Method("Mine", "focal loss of another package", "focal", plan_of_mine, average="ema", select="nll")
+
+
+def test_method_of_another_package_trains_as_a_built_in_one(monkeypatch):
+    point = EntryPoint(name="mine", value="test_train_methods:MINE", group="calibrant.methods")
+    monkeypatch.setattr(METHODS, "_offered", {"mine": point})
+    assert list(METHODS)[-1] == "mine"
+    run = run_recipe(tiny(method__name="mine", method__options__gamma="1"))
+    assert (run.recipe.train.average, run.recipe.train.select) == ("ema", "nll")
+    same = run_recipe(tiny(method__name="focal", train__average="ema", train__select="nll"))
+    assert run.test.logits.equal(same.test.logits)
+    with pytest.raises(ValueError, match="option of mine.* 'gama'. Did you mean 'gamma'"):
+        run_recipe(tiny(method__name="mine+ts", method__options__gama="1"))

@@ -99,21 +99,18 @@ def joined_group(device: str) -> Iterator[Group]:
         device: The recipe's device: processes on GPUs talk through NCCL, others through gloo.
 
     Yields:
-        The group. Raises ``ValueError`` if the launcher's variables make no sense.
+        The group.
     """
-    there = dist.is_available() and dist.is_initialized()
-    rank, world_size, local_rank = (_read(name, default) for name, default in _VARIABLES.items())
-    if there:
+    rank, world_size, local_rank = _variable("RANK", 0), _variable("WORLD_SIZE", 1), _variable("LOCAL_RANK", 0)
+    if dist.is_available() and dist.is_initialized():
         yield Group(dist.get_rank(), dist.get_world_size(), local_rank)
         return
     if world_size == 1:
         yield ALONE_GROUP
         return
-    if not 0 <= rank < world_size:
-        raise ValueError(f"train: RANK must lie in [0, {world_size - 1}], got {rank}. Start with `torchrun`, which sets it.")
     cuda = torch.cuda.is_available() and device != "cpu"
     # All processes of a machine count alike and fail alike, where the launcher says how many they are.
-    here = max(local_rank + 1, _read("LOCAL_WORLD_SIZE", 1))
+    here = max(local_rank + 1, _variable("LOCAL_WORLD_SIZE", 1))
     if cuda and here > torch.cuda.device_count():
         got = f"{here} processes on a machine with {torch.cuda.device_count()}"
         raise ValueError(f"train: every process must have a GPU of its own, got {got}. Lower `--nproc-per-node`.")
@@ -131,19 +128,10 @@ def joined_group(device: str) -> Iterator[Group]:
             dist.destroy_process_group()
 
 
-_VARIABLES = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
-
-
-def _read(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    if not text:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"train: the environment variable {name} must be a whole number, got {text!r}.") from None
+def _variable(name: str, default: int) -> int:
+    return int(os.environ.get(name) or default)
 
 
 def is_first_process() -> bool:
     """Whether this process is the first of those that a launcher started, or the only one."""
-    return _read("RANK", 0) == 0
+    return _variable("RANK", 0) == 0

@@ -206,7 +206,7 @@ class Recipe:
 
 
 def _keys() -> dict[str, Key]:
-    found = {}
+    found: dict[str, Key] = {}
     for part in dataclasses.fields(Recipe):
         value = getattr(Recipe(), part.name)
         inner = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()

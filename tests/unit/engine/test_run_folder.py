@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import calibrant.engine.train as train_module
-from calibrant.engine.distributed import Group, joined_group
 from calibrant.engine.folder import (
     RunFolder,
     _open_board,
@@ -249,18 +248,6 @@ def test_train_takes_plain_data_and_files(tmp_path):
     values = {"data": {"name": "mixture"}, "backbone": {"name": "mlp"}, "method": {"name": "ce"}, "train": {"epochs": 1}}
     (tmp_path / "r.toml").write_text('data.name = "mixture"\nbackbone.name = "mlp"\nmethod.name = "ce"\ntrain.epochs = 1\n')
     assert train(values).test.logits.equal(train(tmp_path / "r.toml").test.logits)
-
-
-def test_joined_group_reads_the_launchers_variables(monkeypatch):
-    with joined_group("cpu") as group:
-        assert group == Group()
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "2")
-    with pytest.raises(ValueError, match=r"RANK must lie in \[0, 1\], got 2"), joined_group("cpu"):
-        pass
-    monkeypatch.setenv("RANK", "one")
-    with pytest.raises(ValueError, match="variable RANK must be a whole number, got 'one'"), joined_group("cpu"):
-        pass
 
 
 def test_run_folder_in_use_is_refused_until_it_is_closed(tmp_path):
