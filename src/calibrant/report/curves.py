@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,17 +25,22 @@ if TYPE_CHECKING:
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Curve = tuple[Sequence[float], Sequence[float]]
 
-# What a learning curve can show, and what it is called.
-CURVES = {
-    "test_ece": "test ECE",
-    "test_error": "test error",
-    "test_nll": "test NLL",
-    "val_ece": "validation ECE",
-    "val_error": "validation error",
-    "val_nll": "validation NLL",
-    "train_loss": "training loss",
+# What a panel can show: how its axis is named, and what values are multiplied by.
+PANELS = {
+    "test_ece": ("test ECE (%)", 100),
+    "test_error": ("test error (%)", 100),
+    "test_nll": ("test NLL", 1),
+    "val_ece": ("validation ECE (%)", 100),
+    "val_error": ("validation error (%)", 100),
+    "val_nll": ("validation NLL", 1),
+    "train_loss": ("training loss", 1),
+    "gamma": ("γ on test examples", 1),
+    "ece": ("test ECE (%)", 100),
+    "mce": ("test MCE (%)", 100),
 }
-# Numbers of bins at the axis of robustness, those of published figures, and the one by whose ECE rows are ranked.
+# Those that are learning curves.
+CURVES = tuple(PANELS)[:7]
+# Numbers of bins at their axis, those of published figures, and the one by whose ECE rows are ranked.
 _BIN_TICKS, _USUAL_BINS = (10, 20, 50, 100, 200, 500, 1000), 15
 # Values below this part of the largest do not stretch a logarithmic axis.
 _LOG_SPAN = 1e-3
@@ -50,8 +54,7 @@ _CONFIDENCE_TICKS = (0.5, 0.9, 0.99, 0.999, 1.0)
 _STEP, _LEAST_GROUP = 0.2, 5
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(NamedTuple):
     """A line with its spread: places, mean over the seeds, and standard deviation over them (n - 1), None for a single seed."""
 
     x: tuple[float, ...]
@@ -59,16 +62,8 @@ class Band:
     std: tuple[float, ...] | None
 
 
-@dataclass(frozen=True)
-class Line:
-    """The lines of one row.
-
-    Attributes:
-        label: What the row is called.
-        style: How it is drawn.
-        seeds: Number of its runs.
-        bands: What is drawn → the line.
-    """
+class Line(NamedTuple):
+    """What is drawn of one row: its label, its look, the number of its runs, and name → line."""
 
     label: str
     style: Style
@@ -110,64 +105,8 @@ def prepare_curves(rows: Sequence[Row]) -> list[Line]:
 
     The history of a run that was repaired afterwards (``+ts``) is that of its network before; it is left out.
     """
-    keys = (*CURVES, "lr")
-    return _lines(
-        [row for row in rows if not row.is_repaired], lambda run: {key: run.curve(key) for key in keys}, needs=list(CURVES)
-    )
-
-
-def draw_curves(
-    lines: Sequence[Line], *, keys: Sequence[str] | None = None, title: str | None = None, legend: bool = True
-) -> Figure:
-    """Draw learning curves side by side on logarithmic axes, errors in per cent.
-
-    Lines are means over seeds, bands one standard deviation; dotted lines show where the learning rate halves or drops further.
-
-    Args:
-        lines: What to draw; see `prepare_curves`.
-        keys: Which of `CURVES`; by default ECE and error on the test set, or where there are none on the validation set.
-        title: Text above the figure.
-        legend: Whether to name the rows.
-
-    Returns:
-        A figure, half as wide as a page's text for each panel.
-
-    Example:
-        >>> from calibrant import Predictions, measure
-        >>> from calibrant.report.rows import group_rows
-        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]))
-        >>> history = [{"test_ece": 0.02, "test_error": 0.3}, {"test_ece": 0.01, "test_error": 0.2}]
-        >>> rows = group_rows([Entry("coins", "ce", scores, history=tuple(history))])[0].rows
-        >>> figure = draw_curves(prepare_curves(rows))
-        >>> figure.axes[0].get_lines()[0].get_ydata().tolist()
-        [2.0, 1.0]
-    """
-    if keys is None:
-        split = "test" if any({"test_ece", "test_error"} & set(line.bands) for line in lines) else "val"
-        keys = (f"{split}_ece", f"{split}_error")
-    drops = next((learning_rate_drops(line.bands["lr"]) for line in lines if "lr" in line.bands), ())
-    with print_style():
-        figure, axes = _panels(len(keys))
-        for ax, key in zip(axes, keys, strict=True):
-            is_share = key.endswith(("ece", "error"))
-            _draw_lines(ax, lines, key, factor=100 if is_share else 1, place="epoch")
-            for epoch in drops:
-                ax.axvline(epoch - 0.5, color="0.6", linestyle=":", linewidth=0.7, zorder=1)
-            ax.set_ylabel(f"{CURVES[key]} (%)" if is_share else CURVES[key])
-            log_axis(ax)
-            _epoch_axis(ax)
-        _finish(figure, title, seeds_note([line.seeds for line in lines]), legend=legend)
-    return figure
-
-
-def learning_rate_drops(rate: Band) -> tuple[float, ...]:
-    """Epochs from which on the learning rate is at most half of what it was.
-
-    Example:
-        >>> learning_rate_drops(Band((1, 2, 3), (0.1, 0.1, 0.01), None))
-        (3,)
-    """
-    return tuple(x for x, before, now in zip(rate.x[1:], rate.mean, rate.mean[1:], strict=False) if now <= before / 2)
+    trained = [row for row in rows if not row.is_repaired]
+    return _lines(trained, lambda run: {key: run.curve(key) for key in (*CURVES, "lr")}, needs=CURVES)
 
 
 def prepare_robustness(rows: Sequence[Row], *, n_bins: Sequence[int] = BIN_COUNTS) -> list[Line]:
@@ -183,26 +122,41 @@ def prepare_robustness(rows: Sequence[Row], *, n_bins: Sequence[int] = BIN_COUNT
     """
 
     def curves_of(run: Entry) -> Mapping[str, Curve]:
-        sweep = run.sweep or (None if run.test is None else bin_sweep(run.test, n_bins=n_bins))
-        sweep = sweep or BinSweep((), (), ())
+        sweep = run.sweep or (BinSweep((), (), ()) if run.test is None else bin_sweep(run.test, n_bins=n_bins))
         values = {key: getattr(sweep, key) for key in ("ece", "mce", "ece_if_calibrated", "mce_if_calibrated")}
         return {key: (sweep.n_bins if value else (), value) for key, value in values.items()}
 
     return _lines(rows, curves_of, needs=["ece"])
 
 
-def draw_robustness(
-    lines: Sequence[Line], *, keys: Sequence[str] = ("ece", "mce"), title: str | None = None, legend: bool = True
-) -> Figure:
-    """Draw ECE (logarithmic) and MCE in per cent against the number of bins.
+def prepare_gamma_epochs(rows: Sequence[Row]) -> list[Line]:
+    """Read the mean of gamma over the test examples, and its spread over them, of all rows that have a history of it.
 
-    Lines are means over seeds, bands one standard deviation. More bins hold fewer examples each, and chance alone makes both
-    errors of any model grow with them. The thin grey line is what it makes of a calibrated model with the confidences of the
-    row that the legend names, the one of least ECE over 15 bins: if it runs along the line, its rise is due to chance.
+    Both are means over the seeds. Rows that were repaired afterwards (``+ts``) are left out, as in `prepare_curves`.
+    """
+    keys = ("gamma_mean", "gamma_std")
+    trained = [row for row in rows if not row.is_repaired]
+    lines = _lines(trained, lambda run: {key: run.curve(key) for key in keys}, needs=["gamma_std"])
+    # Both bands are drawn as one: the spread is that over examples.
+    return [
+        line._replace(bands={"gamma": Band(mean.x, mean.mean, std.mean)})
+        for line in lines
+        if (std := line.bands["gamma_std"]).x == (mean := line.bands.get("gamma_mean", Band((), (), None))).x
+    ]
+
+
+def draw_lines(lines: Sequence[Line], *, keys: Sequence[str], title: str | None = None, legend: bool = True) -> Figure:
+    """Draw panels of lines side by side, means over seeds with bands of one standard deviation.
+
+    Axes are logarithmic but for those of MCE and, unless one method's grows twenty times as large as another's, gamma. Over
+    epochs dotted lines show where the learning rate halves or drops further. Over numbers of bins, of which more hold fewer
+    examples each, chance alone makes the errors of any model grow: the thin grey line is what it makes of a calibrated model
+    with the confidences of the row of least ECE over 15 bins, which the legend names. If that row runs along the line, its rise
+    is due to chance. The band of gamma is its spread over examples: narrow where all share one gamma.
 
     Args:
-        lines: What to draw; see `prepare_robustness`.
-        keys: Which of the two errors.
+        lines: What to draw; see `prepare_curves`, `prepare_robustness` and `prepare_gamma_epochs`.
+        keys: Which of `PANELS`; where no row has it on the test set, that on the validation set.
         title: Text above the figure.
         legend: Whether to name the rows.
 
@@ -212,104 +166,169 @@ def draw_robustness(
     Example:
         >>> from calibrant import Predictions, measure
         >>> from calibrant.report.rows import group_rows
-        >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]] * 40, labels=[0, 1, 1] * 40)
-        >>> rows = group_rows([Entry("coins", "ce", measure(test), test=test)])[0].rows
-        >>> figure = draw_robustness(prepare_robustness(rows, n_bins=(10, 100)))
-        >>> figure.axes[1].get_lines()[0].get_ydata().round(2).tolist()
-        [70.0, 70.0]
+        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]))
+        >>> history = [{"test_ece": 0.02, "test_error": 0.3}, {"test_ece": 0.01, "test_error": 0.2}]
+        >>> rows = group_rows([Entry("coins", "ce", scores, history=tuple(history))])[0].rows
+        >>> figure = draw_lines(prepare_curves(rows), keys=("test_ece", "test_error"))
+        >>> figure.axes[0].get_lines()[0].get_ydata().tolist()
+        [2.0, 1.0]
 
     Reference:
-        Wang and Golebiowski, TMLR 2024, figure 5.
+        Wang and Golebiowski, TMLR 2024, figures 3 and 5.
     """
-    known = [line for line in lines if {"ece_if_calibrated", "mce_if_calibrated"} <= set(line.bands)]
-    best = min(known, key=_usual_ece, default=None)
+    from matplotlib.figure import Figure
+
+    known = {key for line in lines for key in line.bands}
+    shown = [found for key in keys if (found := key if key in known else key.replace("test", "val")) in known]
     with print_style():
-        figure, axes = _panels(len(keys))
-        for ax, key in zip(axes, keys, strict=True):
-            _draw_lines(ax, lines, key, factor=100, place="bins")
-            if best is not None:
-                chance = best.bands[f"{key}_if_calibrated"]
-                # Thin, grey and without markers: it measures the rows, and is none.
-                mean = [100 * value for value in chance.mean]
-                ax.plot(chance.x, mean, color="0.4", linewidth=0.8, zorder=2.5, label=f"{best.label} if calibrated")
-            ax.set(xlabel="number of bins", ylabel=f"test {key.upper()} (%)", xscale="log")
-            numbers = sorted({x for line in lines for x in line.bands[key].x})
-            plain_ticks(ax.xaxis, [tick for tick in _BIN_TICKS if numbers[0] <= tick <= numbers[-1]] or numbers)
-            if key == "ece":
-                log_axis(ax)
-            else:
-                ax.set_ylim(0, 100)
-                ax.grid(axis="y")
-        _finish(figure, title, seeds_note([line.seeds for line in lines]), legend=legend)
+        figure = Figure(figsize=(TEXT_WIDTH * len(shown) / 2, 2.45), layout="constrained")
+        for ax, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+            _draw_panel(ax, [line for line in lines if key in line.bands], key)
+        seeds = count_seeds([line.seeds for line in lines])
+        over = [text for text in ("examples" if "gamma" in shown else "", seeds) if text]
+        _finish(figure, title, f"mean ± std over {', '.join(over)}" if over else "", legend=legend)
     return figure
+
+
+def _draw_panel(ax: Axes, lines: Sequence[Line], key: str) -> None:
+    name, factor = PANELS[key]
+    is_over_bins = key in ("ece", "mce")
+    # Many bands over one another would hide the lines.
+    alpha = 0.15 if len(lines) <= 5 else 0.08
+    for number, line in enumerate(lines):
+        band = line.bands[key]
+        x, mean = np.array(band.x, dtype=float), factor * np.array(band.mean)
+        # About eight markers a line, of which those of different lines do not coincide.
+        every = max(1, math.ceil(len(x) / 8))
+        start = number * every // len(lines) if len(x) > 16 else 0
+        drawn: list[Artist] = [*ax.plot(x, mean, markevery=(start, every), label=line.label, zorder=3, **line.style.options())]  # type: ignore[arg-type]
+        if band.std is not None:
+            low, high = (mean + sign * factor * np.array(band.std) for sign in (-1, 1))
+            drawn.append(ax.fill_between(x, low, high, color=line.style.color, alpha=alpha, linewidth=0, zorder=2))
+        place = f"{x[mean.argmin()]:g} bins" if is_over_bins else f"epoch {x[mean.argmin()]:g}"
+        for artist in drawn:
+            tell(artist, line.label, f"least {mean.min():.4g} ({place}), last {mean[-1]:.4g}")
+    ax.set_ylabel(name)
+    ax.grid(axis="y")
+    (_bins_axis if is_over_bins else _epochs_axis)(ax, lines, key)
+    peaks = [peak for line in lines if (peak := max(line.bands[key].mean)) > 0]
+    if key == "mce":
+        ax.set_ylim(0, 100)
+    elif key != "gamma" or (peaks and max(peaks) > _GAMMAS_APART * min(peaks)):
+        _log_axis(ax)
+
+
+def _epochs_axis(ax: Axes, lines: Sequence[Line], key: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    ax.set_xlabel("epoch")
+    ax.margins(x=0.02)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    rate = next((line.bands["lr"] for line in lines if "lr" in line.bands and key != "gamma"), Band((), (), None))
+    for epoch, before, now in zip(rate.x[1:], rate.mean, rate.mean[1:], strict=False):
+        if now <= before / 2:
+            ax.axvline(epoch - 0.5, color="0.6", linestyle=":", linewidth=0.7, zorder=1)
+
+
+def _bins_axis(ax: Axes, lines: Sequence[Line], key: str) -> None:
+    known = [line for line in lines if f"{key}_if_calibrated" in line.bands]
+    if known:
+        # Where it is the largest part of the error.
+        best = min(known, key=_usual_ece)
+        chance = best.bands[f"{key}_if_calibrated"]
+        mean = [100 * value for value in chance.mean]
+        ax.plot(chance.x, mean, color="0.4", linewidth=0.8, zorder=2.5, label=f"{best.label} if calibrated")
+    ax.set(xlabel="number of bins", xscale="log")
+    numbers = sorted({x for line in lines for x in line.bands[key].x})
+    plain_ticks(ax.xaxis, [tick for tick in _BIN_TICKS if numbers[0] <= tick <= numbers[-1]] or numbers)
 
 
 def _usual_ece(line: Line) -> float:
     """ECE of a row over 15 bins, or the nearest number of bins that it has."""
     band = line.bands["ece"]
-    return band.mean[min(range(len(band.x)), key=lambda place: abs(band.x[place] - _USUAL_BINS))]
+    return min(zip(band.x, band.mean, strict=True), key=lambda point: abs(point[0] - _USUAL_BINS))[1]
 
 
-def prepare_gamma_epochs(rows: Sequence[Row]) -> list[Line]:
-    """Read the mean of gamma over the test examples, and its spread over them, of all rows that have a history of it.
+def _log_axis(ax: Axes) -> None:
+    """Make the vertical axis logarithmic around its lines, with plain numbers at it; not where no value is above zero."""
+    lines = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    areas = [path.vertices[:, 1] for area in ax.collections for path in area.get_paths()]
+    values = np.concatenate(lines)
+    if not (values > 0).any():
+        return
+    high = max(part.max() for part in (*lines, *areas))
+    # What is nearly zero runs out of the axis and does not stretch it; a band that comes close to zero is cut off.
+    low = values[values > _LOG_SPAN * high].min()
+    low = max(low / 2, min([low, *(part.min() for part in areas)]))
+    ax.set_yscale("log")
+    ax.set_ylim(low / 1.15, high * 1.15)
+    plain_log_ticks(ax.yaxis)
 
-    Both are means over the seeds. Rows that were repaired afterwards (``+ts``) are left out, as in `prepare_curves`.
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Put 1, 2, 5, 10 and so on at a logarithmic axis, written as plain numbers; fewer or more where these are many or few."""
+    from matplotlib.ticker import LogLocator
+
+    low, high = sorted(axis.get_view_interval())
+    subs = (1, 1.5, 2, 3, 5, 7) if high < 8 * low else (1, 2, 5) if high < 200 * low else (1,)
+    plain_ticks(axis, LogLocator(subs=subs).tick_values(low, high))
+
+
+def plain_ticks(axis: Axis, ticks: Sequence[float]) -> None:
+    """Put ``ticks`` on an axis, and none between them, each written as the plain number that it is."""
+    shown = [tick for tick in ticks if min(axis.get_view_interval()) <= tick <= max(axis.get_view_interval())]
+    axis.set_ticks(shown, [f"{tick:g}" for tick in shown])
+    axis.set_ticks([], minor=True)
+
+
+def count_seeds(counts: Sequence[int]) -> str:
+    """Say how many seeds the rows of a figure have; nothing where none has several.
+
+    Example:
+        >>> count_seeds([3, 3]), count_seeds([1, 2]), count_seeds([1, 1])
+        ('3 seeds', '1 to 2 seeds', '')
     """
-    keys = ("gamma_mean", "gamma_std")
-    lines = _lines(
-        [row for row in rows if not row.is_repaired], lambda run: {key: run.curve(key) for key in keys}, needs=["gamma_mean"]
+    least, most = min(counts), max(counts)
+    return "" if most < 2 else f"{most} seeds" if least == most else f"{least} to {most} seeds"
+
+
+def _finish(figure: Figure, title: str | None, note: str, *, legend: bool) -> None:
+    """Put a title and one legend above all axes; without ``legend`` no title, and a legend only of what is no row.
+
+    Long labels are folded, and the figure is made higher where the legend has more than three lines.
+    """
+    shown: dict[str, Artist] = {}
+    for ax in figure.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            if legend or handle.get_gid() is None:
+                shown.setdefault(label, handle)
+    said = ", ".join(text for text in (title, note) if text) if legend else ""
+    if not shown and not said:
+        return
+    # An entry needs its text, and more than half an inch for line and space; two should stand side by side.
+    wide = figure.get_figwidth() - 0.2
+    labels = [fold_text(label, min(2.6, wide - 0.62)) for label in shown]
+    longest = max(len(part) for label in labels for part in label.splitlines())
+    columns = max(1, int(wide / (longest / characters(1) + 0.62)))
+    lines = math.ceil(len(labels) / columns) * max(label.count("\n") + 1 for label in labels)
+    figure.set_figheight(figure.get_figheight() + 0.15 * max(lines - 3, 0))
+    figure.legend(
+        shown.values(),
+        labels,
+        loc="outside upper center",
+        ncols=columns,
+        handlelength=3.2,
+        title=fold_text(said, wide) or None,
+        title_fontproperties={"size": 8},
+        alignment="center",
+        columnspacing=1.2,
+        borderpad=0.1,
+        labelspacing=0.3,
     )
-    return [line for line in lines if "gamma_std" in line.bands and len({line.bands[key].x for key in keys}) == 1]
 
 
-def draw_gamma_epochs(lines: Sequence[Line], *, title: str | None = None, legend: bool = True) -> Figure:
-    """Draw the mean of gamma on the test examples at each epoch, with a band of one standard deviation over the examples.
-
-    A narrow band says that all examples share one gamma, a wide one that each has its own. With several seeds both are the
-    seeds' means. Where one method's gamma grows twenty times as large as another's, the axis is logarithmic.
-
-    Args:
-        lines: What to draw; see `prepare_gamma_epochs`.
-        title: Text above the figure.
-        legend: Whether to name the rows.
-
-    Returns:
-        A figure as wide as a column.
-
-    Reference:
-        Wang and Golebiowski, TMLR 2024, figure 3 (c-d).
-    """
-    over_examples = [
-        Line(line.label, line.style, line.seeds, {"gamma": Band(mean.x, mean.mean, line.bands["gamma_std"].mean)})
-        for line in lines
-        for mean in [line.bands["gamma_mean"]]
-    ]
-    peaks = [peak for line in lines if (peak := max(line.bands["gamma_mean"].mean)) > 0]
-    with print_style():
-        figure, (ax,) = _panels(1)
-        _draw_lines(ax, over_examples, "gamma", factor=1, place="epoch")
-        ax.set_ylabel("γ on test examples")
-        ax.grid(axis="y")
-        if peaks and max(peaks) > _GAMMAS_APART * min(peaks):
-            log_axis(ax)
-        _epoch_axis(ax)
-        counts = sorted({line.seeds for line in lines})
-        several = f", {counts[-1] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} seeds" if counts[-1] > 1 else ""
-        _finish(figure, title, f"mean ± std over examples{several}", legend=legend)
-    return figure
-
-
-@dataclass(frozen=True)
-class GammaPanel:
-    """Gamma of every test example of one run.
-
-    Attributes:
-        label: The method.
-        confidence: Confidence of every example.
-        gamma: Its gamma.
-        correct: Whether its prediction is right.
-        means: For right and for wrong predictions, the mean confidence and mean gamma of neighbouring examples.
-    """
+class GammaPanel(NamedTuple):
+    """Confidence, gamma and correctness of every test example of one run, and its `running_mean` of right and of wrong ones."""
 
     label: str
     confidence: Array
@@ -405,7 +424,10 @@ def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = N
             ax.set_title(fold_text(panel.label, width / wide - 0.4))
         for ax in axes[len(panels) :]:
             ax.remove()
-        _finish(figure, title, None, legend=True)
+        _finish(figure, title, "", legend=True)
+        for handle in figure.legends[0].legend_handles:
+            # Ten thousand faint points make a cloud; one of them alone would not be seen.
+            handle.set(alpha=1.0, markersize=4)  # type: ignore[union-attr]
     return figure
 
 
@@ -426,132 +448,3 @@ def _draw_points(ax: Axes, panel: GammaPanel) -> None:
                 x, y, color=color, linestyle=line, linewidth=1.4, marker="o", markersize=2.5, zorder=4, label=f"{name}, mean"
             )
     ax.grid()
-
-
-def _panels(number: int) -> tuple[Figure, list[Axes]]:
-    """An empty figure of panels side by side, each half as wide as a page's text."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(TEXT_WIDTH * number / 2, 2.45), layout="constrained")
-    return figure, list(figure.subplots(1, number, squeeze=False)[0])
-
-
-def _draw_lines(ax: Axes, lines: Sequence[Line], key: str, *, factor: float, place: str) -> None:
-    """Draw lines and bands, their values times ``factor``; markers are set apart from line to line."""
-    shown = [line for line in lines if key in line.bands]
-    # Many bands over one another would hide the lines.
-    alpha = 0.15 if len(shown) <= 5 else 0.08
-    for number, line in enumerate(shown):
-        band = line.bands[key]
-        x, mean = np.array(band.x, dtype=float), factor * np.array(band.mean)
-        # About eight markers a line, of which those of different lines do not coincide.
-        every = max(1, math.ceil(len(x) / 8))
-        start = number * every // len(shown) if len(x) > 16 else 0
-        (drawn,) = ax.plot(x, mean, markevery=(start, every), label=line.label, zorder=3, **line.style.options())  # type: ignore[arg-type]
-        least = int(mean.argmin())
-        told = f"least {mean[least]:.4g} ({place} {x[least]:g}), last {mean[-1]:.4g}"
-        tell(drawn, line.label, told)
-        if band.std is not None:
-            std = factor * np.array(band.std)
-            area = ax.fill_between(x, mean - std, mean + std, color=line.style.color, alpha=alpha, linewidth=0, zorder=2)
-            tell(area, line.label, told)
-
-
-def log_axis(ax: Axes) -> None:
-    """Make the vertical axis logarithmic around its lines, with plain numbers at it; not where no value is above zero."""
-    lines = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
-    areas = [path.vertices[:, 1] for area in ax.collections for path in area.get_paths()]
-    ax.grid(axis="y")
-    values = np.concatenate(lines)
-    if not (values > 0).any():
-        return
-    high = max(part.max() for part in (*lines, *areas))
-    # What is nearly zero runs out of the axis and does not stretch it; a band that comes close to zero is cut off.
-    low = values[values > _LOG_SPAN * high].min()
-    low = max(low / 2, min([low, *(part.min() for part in areas)]))
-    ax.set_yscale("log")
-    ax.set_ylim(low / 1.15, high * 1.15)
-    plain_log_ticks(ax.yaxis)
-
-
-def plain_log_ticks(axis: Axis) -> None:
-    """Put 1, 2, 5, 10 and so on at a logarithmic axis, written as plain numbers; fewer or more where these are many or few."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    low, high = sorted(axis.get_view_interval())
-    subs = (1, 1.5, 2, 3, 5, 7) if high < 8 * low else (1, 2, 5) if high < 200 * low else (1,)
-    axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_locator(NullLocator())
-
-
-def plain_ticks(axis: Axis, ticks: Sequence[float]) -> None:
-    """Put ``ticks`` on an axis, and none between them, each written as the plain number that it is."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    axis.set_major_locator(FixedLocator(ticks))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_locator(NullLocator())
-
-
-def _epoch_axis(ax: Axes) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    ax.set_xlabel("epoch")
-    ax.margins(x=0.02)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
-
-
-def seeds_note(counts: Sequence[int]) -> str | None:
-    """Say over how many seeds the rows of a figure were averaged, in the words of a caption; None where none has several.
-
-    Example:
-        >>> seeds_note([3, 3]), seeds_note([1, 2]), seeds_note([1, 1])
-        ('mean ± std over 3 seeds', 'mean ± std over 1 to 2 seeds', None)
-    """
-    least, most = min(counts, default=0), max(counts, default=0)
-    if most < 2:
-        return None
-    return f"mean ± std over {most if least == most else f'{least} to {most}'} seeds"
-
-
-def _finish(figure: Figure, title: str | None, note: str | None, *, legend: bool) -> None:
-    """Put a title and one legend above all axes; without ``legend`` only of what is no row, and no title.
-
-    Long labels are folded, and the figure is made higher where the legend has more than three lines.
-    """
-    from matplotlib.lines import Line2D
-
-    shown: dict[str, Artist] = {}
-    for ax in figure.axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            if legend or handle.get_gid() is None:
-                shown.setdefault(label, handle)
-    # An entry needs its text, and more than half an inch for line and space; two should stand side by side.
-    wide = figure.get_figwidth() - 0.2
-    labels = [fold_text(label, min(2.6, wide - 0.62)) for label in shown]
-    longest = max((len(part) for label in labels for part in label.splitlines()), default=0)
-    fitting = max(1, int(wide / (longest / characters(1) + 0.62)))
-    rows = math.ceil(len(shown) / fitting)
-    deep = sum(max(label.count("\n") + 1 for label in labels[row::rows]) for row in range(rows))
-    figure.set_figheight(figure.get_figheight() + 0.15 * max(deep - 3, 0))
-    said = ", ".join(text for text in (title, note) if text) if legend else ""
-    if not labels and not said:
-        return
-    drawn = figure.legend(
-        shown.values(),
-        labels,
-        loc="outside upper center",
-        ncols=math.ceil(len(shown) / max(rows, 1)) or 1,
-        handlelength=3.2,
-        title=fold_text(said, wide) or None,
-        title_fontsize=8,
-        columnspacing=1.2,
-        borderpad=0.1,
-        labelspacing=0.3,
-    )
-    drawn.get_title().set_multialignment("center")
-    for handle in drawn.legend_handles:
-        # Ten thousand faint points make a cloud; one of them alone would not be seen.
-        if isinstance(handle, Line2D):
-            handle.set(alpha=1.0, markersize=max(4.0, float(handle.get_markersize())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,10 +12,9 @@ from calibrant.core.checks import check_count
 from calibrant.core.entry import Entry
 from calibrant.report.curves import (
     CURVES,
-    draw_curves,
+    PANELS,
     draw_gamma_confidence,
-    draw_gamma_epochs,
-    draw_robustness,
+    draw_lines,
     prepare_curves,
     prepare_gamma_confidence,
     prepare_gamma_epochs,
@@ -81,7 +81,7 @@ FIGURES: dict[str, FigureKind] = {
     ),
     "robustness": FigureKind(
         prepare_robustness,
-        draw_robustness,
+        partial(draw_lines, keys=("ece", "mce")),
         "test predictions or errors by number of bins",
         "Binned error against the number of bins",
         "More bins hold fewer examples each, so that chance alone raises the error of any model. The thin grey line is the "
@@ -90,17 +90,17 @@ FIGURES: dict[str, FigureKind] = {
     ),
     "curves": FigureKind(
         prepare_curves,
-        draw_curves,
+        partial(draw_lines, keys=("test_ece", "test_error")),
         "a history of training",
         "Learning curves",
         "Lines are means over the seeds at the epochs that all of them evaluated, bands one standard deviation; dotted lines "
         "are drops of the learning rate. The table is about the epoch that a run kept (train.select), which need not be its "
         "last.",
-        {name: {"keys": (key,), "legend": False} for key, name in CURVES.items()},
+        {PANELS[key][0].removesuffix(" (%)"): {"keys": (key,), "legend": False} for key in CURVES},
     ),
     "gamma-epochs": FigureKind(
         prepare_gamma_epochs,
-        draw_gamma_epochs,
+        partial(draw_lines, keys=("gamma",)),
         "a gamma in its history",
         "Gamma while training",
         "Its mean over the test examples; the band is the spread over them, narrow where all share one gamma.",

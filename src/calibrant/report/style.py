@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import textwrap
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any
 
 from calibrant.metrics.diagram import PALETTE
-
-T = TypeVar("T")
 
 # Widths in inches of a column and of a page's text; every size below is in points at these widths, without scaling.
 COLUMN_WIDTH, TEXT_WIDTH = 3.3, 6.8
@@ -47,10 +45,16 @@ _RC: dict[str, object] = {
 }
 
 Dashes = str | tuple[float, tuple[float, ...]]
+# What the record of a method says: colour of the palette, marker, and line.
+Look = tuple[str, str, str]
 
-_SOLID, _DASHED, _DASHDOT = "-", (0.0, (4.0, 1.6)), (0.0, (5.0, 1.4, 1.2, 1.4))
-_DASHDOTDOT, _DOTTED = (0.0, (5.0, 1.2, 1.0, 1.2, 1.0, 1.2)), (0.0, (1.0, 1.1))
-_LINES: tuple[Dashes, ...] = (_SOLID, _DOTTED, _DASHED, _DASHDOT, _DASHDOTDOT)
+_LINES: dict[str, Dashes] = {
+    "-": "-",
+    ":": (0.0, (1.0, 1.1)),
+    "--": (0.0, (4.0, 1.6)),
+    "-.": (0.0, (5.0, 1.4, 1.2, 1.4)),
+    "-..": (0.0, (5.0, 1.2, 1.0, 1.2, 1.0, 1.2)),
+}
 # From the ones that are easiest to tell apart when they are empty.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "d", "p", "h", "8")
 # Colours in the order in which they are given to names without one of their own.
@@ -60,46 +64,11 @@ _SAME_COLOR = 3
 _LONGEST = 40
 
 
-class Look(NamedTuple):
-    """What a method is called wherever it is shown and not typed, and how it is drawn."""
+def _methods() -> Mapping[str, Any]:
+    """The catalogue of methods, whose entries say what they are called and how they are drawn."""
+    from calibrant.engine.methods import METHODS
 
-    label: str
-    color: str
-    marker: str
-    line: Dashes
-
-
-# Of two with one colour the first keeps it: those that papers compare most. No two of a colour share marker or line.
-LOOKS = {
-    "ce": Look("CE", "black", "o", _SOLID),
-    "focal": Look("Focal", "green", "s", _SOLID),
-    "ls-0.05": Look("LS-0.05", "sky", "D", _SOLID),
-    "mmce": Look("MMCE", "grey", "v", _DASHDOT),
-    "ce-dece": Look("CE-DECE", "blue", "P", _DASHDOT),
-    "ce-sece": Look("CE-SECE", "purple", "X", _DASHED),
-    "flgamma-dece": Look("FLγ-DECE", "orange", "^", _DASHDOT),
-    "flgamma-sece": Look("FLγ-SECE", "vermillion", "*", _SOLID),
-    "dual-focal": Look("Dual Focal", "black", "d", _DASHED),
-    "flsd": Look("FLSD", "green", "^", _DASHED),
-    "ls-0.1": Look("LS-0.1", "sky", "h", _DASHED),
-    "mixup": Look("Mixup", "grey", "p", _DASHED),
-    "adafocal": Look("AdaFocal", "blue", "<", _DASHED),
-    "brier": Look("Brier", "purple", ">", _SOLID),
-    "flgamma-skce": Look("FLγ-SKCE", "orange", "8", _SOLID),
-    "flgamma": Look("FLγ", "vermillion", "s", _DASHED),
-    "ecp": Look("ECP", "black", "s", _DASHDOT),
-    "focal+sb-ece": Look("Focal+SB-ECE", "green", "h", _DASHDOT),
-    "mbls": Look("MbLS", "sky", "<", _DASHDOT),
-    "mbls-0": Look("MbLS (no margin)", "grey", "X", _SOLID),
-    "focal+s-avuc": Look("Focal+S-AvUC", "blue", "D", _SOLID),
-    "avuc": Look("AvUC", "purple", "o", _DASHDOT),
-    "mdca": Look("MDCA", "orange", "p", _DASHED),
-    "dca": Look("DCA", "vermillion", "v", _DASHDOT),
-    "patra": Look("Huber-DCA", "black", "^", _DASHDOTDOT),
-    "crl": Look("CRL", "green", ">", _DASHDOTDOT),
-    "cpc": Look("CPC", "sky", "p", _DASHDOTDOT),
-    "acls": Look("ACLS", "grey", "o", _DASHDOTDOT),
-}
+    return METHODS
 
 
 @dataclass(frozen=True)
@@ -126,14 +95,14 @@ class Style:
 
 
 def method_name(method: str) -> str:
-    """Return what a method is called in print; a name that it does not know stays as it is.
+    """Return what a method is called in print; a name that is not in the catalogue stays as it is.
 
     Example:
         >>> method_name("flgamma-sece"), method_name("ce+ts"), method_name("mine")
         ('FLγ-SECE', 'CE (TS)', 'mine')
     """
     base = _base(method)
-    name = LOOKS[base].label if base in LOOKS else base
+    name = _methods()[base].label if base in _methods() else base
     return f"{name} (TS)" if base != method else name
 
 
@@ -184,53 +153,48 @@ def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Styl
         ([True, False, True], 2)
     """
     wanted = list(dict.fromkeys(variants))
-    known = [base for base in LOOKS if any(base == _base(method) for method, _ in wanted)]
-    bases = [*known, *dict.fromkeys(base for method, _ in wanted if (base := _base(method)) not in LOOKS)]
-    colors = _colors_of(bases)
+    given = dict.fromkeys(_base(method) for method, _ in wanted)
+    # In the order of the catalogue: of two methods with one colour the first keeps it.
+    looks = {base: _methods()[base].look for base in _methods() if base in given} | {
+        b: None for b in given if b not in _methods()
+    }
+    colors = _colors_of(looks)
     others = [color for color in _SPARE if color not in colors.values()]
     chosen: dict[tuple[str, str], Style] = {}
     # Plain rows first: none of them gives way to a variant.
-    for key in sorted(wanted, key=lambda key: (not _is_plain(*key), bases.index(_base(key[0])))):
+    for key in sorted(wanted, key=lambda key: (not _is_plain(*key), [*looks].index(_base(key[0])))):
+        base = _base(key[0])
         taken = {(style.color, style.marker, style.line) for style in chosen.values()}
-        looks = list(_candidates(_base(key[0]), colors[_base(key[0])], others, plain=_is_plain(*key)))
-        chosen[key] = next((style for style in looks if (style.color, style.marker, style.line) not in taken), looks[0])
+        styles = list(_candidates(base, looks[base], colors[base], others, plain=_is_plain(*key)))
+        chosen[key] = next((style for style in styles if (style.color, style.marker, style.line) not in taken), styles[0])
     return {key: chosen[key] for key in wanted}
 
 
-def _colors_of(bases: Sequence[str]) -> dict[str, str]:
+def _colors_of(looks: Mapping[str, Look | None]) -> dict[str, str]:
     """The colour of every method: its own, or a free one where it has none or another method before it has the same."""
-    own = [LOOKS[base].color for base in bases if base in LOOKS]
+    own = [look[0] for look in looks.values() if look is not None]
     free = [color for color in _SPARE if color not in own]
     found: dict[str, str] = {}
-    for base in bases:
-        home = LOOKS[base].color if base in LOOKS else None
-        if home is not None and home not in found.values():
-            found[base] = home
-        elif free:
-            found[base] = free.pop(0)
-        else:
-            found[base] = home or _SPARE[_number(base) % len(_SPARE)]
+    for base, look in looks.items():
+        home = _SPARE[_number(base) % len(_SPARE)] if look is None else look[0]
+        is_free = look is not None and home not in found.values()
+        found[base] = home if is_free or not free else free.pop(0)
     return found
 
 
-def _candidates(base: str, color: str, others: Sequence[str], *, plain: bool) -> Iterator[Style]:
+def _candidates(base: str, look: Look | None, color: str, others: Sequence[str], *, plain: bool) -> Iterator[Style]:
     """Looks for a row, the best first: each pair of a marker and dashes once, and neighbours differ in both."""
-    home = LOOKS.get(base)
-    # A number of its own, so that somebody's row keeps its look when other rows come and go.
-    markers = _from(_MARKERS, home.marker if home else _MARKERS[_number(base) % len(_MARKERS)])
-    lines = _from(_LINES, home.line if home else _LINES[_number(base) % len(_LINES)])
+    # A number of its own, so that somebody's row keeps its marker and line when other rows come and go.
+    marker, line = _number(base) % len(_MARKERS), _number(base) % len(_LINES)
+    if look is not None:
+        marker, line = _MARKERS.index(look[1]), [*_LINES].index(look[2])
+    lines = [*_LINES.values()]
     for shift in range(len(lines)):
-        for place, marker in enumerate(markers):
+        for place in range(len(_MARKERS)):
             own = plain or place < _SAME_COLOR or not others
             hue = color if own else others[(place - _SAME_COLOR) % len(others)]
-            line = lines[(place + shift + (not plain)) % len(lines)]
-            yield Style(PALETTE[hue], marker, line, filled=plain)
-
-
-def _from(values: Sequence[T], first: T) -> list[T]:
-    """The values in their order, beginning with ``first`` and going round."""
-    start = values.index(first)
-    return [*values[start:], *values[:start]]
+            dashes = lines[(line + place + shift + (not plain)) % len(lines)]
+            yield Style(PALETTE[hue], _MARKERS[(marker + place) % len(_MARKERS)], dashes, filled=plain)
 
 
 def _number(name: str) -> int:

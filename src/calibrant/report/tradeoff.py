@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from calibrant.core.sizes import common_size, usual_size
-from calibrant.report.curves import plain_log_ticks, seeds_note
+from calibrant.report.curves import count_seeds, plain_log_ticks
 from calibrant.report.rows import Row
 from calibrant.report.save import tell
 from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, fold_text, print_style
@@ -19,7 +18,6 @@ from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, fold_text, p
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -31,20 +29,11 @@ _ERRORS_APART = 2.5
 _CLOSE = 9.0
 
 
-@dataclass(frozen=True)
-class TradeoffPoint:
-    """A row's place.
+class TradeoffPoint(NamedTuple):
+    """A row's place: mean error and ECE over its seeds, their standard deviations (n - 1; None for a single seed).
 
-    Attributes:
-        label: What it is called.
-        style: How it is drawn.
-        error: Mean test error over its seeds.
-        ece: Mean ECE over its seeds.
-        error_std: Standard deviation of the error over the seeds (n - 1); None for a single seed.
-        ece_std: That of the ECE.
-        seeds: Number of seeds.
-        best: Whether it is on the Pareto front: no other row of as many test examples is as good in both and better in one. A
-            part of a test set may be an easy one, so a row of another number than the usual one is not on it.
+    ``best`` says whether it is on the Pareto front: no other row of as many test examples is as good in both and better in one.
+    A part of a test set may be an easy one, so a row of another number than the usual one is not on it.
     """
 
     label: str
@@ -131,9 +120,9 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
         ax.grid()
         # On white: grid lines would go through its text.
         ax.legend(loc="best", handlelength=1.8, frameon=True, framealpha=1, edgecolor="none", borderpad=0.2)
-        said = ", ".join(text for text in (title, seeds_note([point.seeds for point in points])) if text)
+        seeds = count_seeds([point.seeds for point in points])
         if title:
-            ax.set_title(fold_text(said, size[0] - 0.6))
+            ax.set_title(fold_text(f"{title}, mean ± std over {seeds}" if seeds else title, size[0] - 0.6))
         _draw_labels(figure, ax, points)
     return figure
 
@@ -193,87 +182,56 @@ def _draw_front(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
 def _draw_labels(figure: Figure, ax: Axes, points: Sequence[TradeoffPoint]) -> None:
     """Write every label where there is room for it, joined to its point by a thin line if that is not close."""
     from matplotlib.text import Text
-    from matplotlib.transforms import Bbox
 
-    texts = []
-    for point in points:
-        texts.append(
-            ax.annotate(
-                fold_text(point.label, _LABEL_WIDTH),
-                xy=(100 * point.error, 100 * point.ece),
-                xytext=(0, 0),
-                textcoords="offset points",
-                va="bottom",
-                fontsize=7.5,
-                linespacing=1.15,
-                zorder=5,
-                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "0.4", "shrinkA": 0, "shrinkB": 2},
-            )
-        )
-        tell(texts[-1], point.label, _facts(point))
+    line = {"arrowstyle": "-", "linewidth": 0.4, "color": "0.4", "shrinkA": 0, "shrinkB": 2}
+    options = {"textcoords": "offset points", "fontsize": 7.5, "linespacing": 1.15, "zorder": 5, "arrowprops": line}
+    texts = [
+        ax.annotate(fold_text(point.label, _LABEL_WIDTH), (100 * point.error, 100 * point.ece), (0, 0), va="bottom", **options)
+        for point in points
+    ]
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # the places hold for this layout
     scale = 72 / figure.dpi  # places are in points from here on
     spots = scale * ax.transData.transform([text.xy for text in texts])
+    inside = scale * ax.get_window_extent().extents + (3, 3, -3, -3)
+    # Left, bottom, right and top of what labels should not cover: marks and bars a little, other texts not at all.
     marks = [box for point in points for box in _bars(ax, point, scale)]
-    front = scale * ax.transData.transform(ax.get_lines()[-1].get_path().vertices)
-    corners = [corner for start, end in pairwise(front) for corner in (start, (end[0], start[1]), end)]
-    marks += [Bbox([start, end]).padded(1) for start, end in pairwise(corners)]
-    legend = ax.get_legend()
-    taken = [] if legend is None else [_in_points(legend.get_window_extent(), scale)]
-    inside = _in_points(ax.get_window_extent(), scale).padded(-3)
+    for (left, top), (right, bottom) in pairwise(scale * ax.transData.transform(ax.get_lines()[-1].get_xydata())):
+        marks += [(left - 1, top - 1, right + 1, top + 1), (right - 1, bottom - 1, right + 1, top + 1)]
+    taken = [scale * ax.get_legend().get_window_extent().extents]
     # Those with the nearest neighbours first: they have the least choice.
-    order = sorted(range(len(texts)), key=lambda k: sorted(math.dist(spots[k], other) for other in spots)[:2])
-    for k in order:
-        size = _in_points(Text.get_window_extent(texts[k]), scale)
-        places = _places(spots[k], size.width, size.height)
-        box = min(places, key=lambda place: _cost(*place, taken, marks, inside))[0]
-        taken.append(box)
-        texts[k].set_position((box.x0 - spots[k][0], box.y0 - spots[k][1]))
-        away = math.dist(spots[k], (np.clip(spots[k][0], box.x0, box.x1), np.clip(spots[k][1], box.y0, box.y1)))
-        if away < _CLOSE and texts[k].arrow_patch is not None:
-            texts[k].arrow_patch.set_visible(False)
+    for k in sorted(range(len(texts)), key=lambda k: sorted(math.dist(spots[k], other) for other in spots)[:2]):
+        extent = Text.get_window_extent(texts[k])
+        places, distance = _places(spots[k], scale * extent.width, scale * extent.height)
+        outside = scale**2 * extent.width * extent.height - _shared(places, inside[None])
+        cost = (
+            distance + 3 * _shared(places, np.array(marks)) + 10 * (outside + _shared(places + (-2, -2, 2, 2), np.array(taken)))
+        )
+        taken.append(places[cost.argmin()])
+        tell(texts[k], points[k].label, _facts(points[k]))
+        texts[k].set_position(taken[-1][:2] - spots[k])
+        texts[k].arrow_patch.set_visible(distance[cost.argmin()] >= _CLOSE)  # type: ignore[union-attr]
 
 
-def _bars(ax: Axes, point: TradeoffPoint, scale: float) -> Iterator[Bbox]:
-    """The mark of a point and its two bars, which labels should not cover."""
-    from matplotlib.transforms import Bbox
-
-    for across, up in ((point.error_std or 0.0, 0.0), (0.0, point.ece_std or 0.0)):
+def _bars(ax: Axes, point: TradeoffPoint, scale: float) -> Iterator[Array]:
+    """Boxes around the mark of a point and its two bars."""
+    for across, up, around in ((point.error_std or 0.0, 0.0, 1), (0.0, point.ece_std or 0.0, 1), (0.0, 0.0, 3)):
         ends = [(100 * (point.error + s * across), 100 * max(point.ece + s * up, 1e-9)) for s in (-1, 1)]
-        yield Bbox(scale * ax.transData.transform(ends)).padded(1)
-    yield Bbox([scale * ax.transData.transform((100 * point.error, 100 * point.ece))] * 2).padded(3)
+        yield scale * ax.transData.transform(ends).flatten() + (-around, -around, around, around)
 
 
-def _in_points(box: Bbox, scale: float) -> Bbox:
-    from matplotlib.transforms import Bbox
-
-    return Bbox(scale * box.get_points())
-
-
-def _places(spot: Array, width: float, height: float) -> Iterator[tuple[Bbox, float]]:
-    """Boxes around a point with what their distance costs; to the right of it before elsewhere."""
-    from matplotlib.transforms import Bbox
-
-    for ring in range(7):
-        away = 5 + 7 * ring
-        for step in range(16):
-            turn = (step + 1) // 2 * (1 if step % 2 else -1) * math.pi / 8
-            along, up = math.cos(turn), math.sin(turn)
-            # The label's nearest side, not its middle, keeps the distance.
-            left = spot[0] + away * along - (0.0 if along > 0.3 else width if along < -0.3 else width / 2)
-            bottom = spot[1] + away * up - (0.0 if up > 0.3 else height if up < -0.3 else height / 2)
-            yield Bbox.from_bounds(left, bottom, width, height), 10 * ring + 0.2 * step
+def _places(spot: Array, width: float, height: float) -> tuple[Array, Array]:
+    """Boxes for a label around a point ``[K, 4]``, and their distances ``[K]``; a little more for those not to its right."""
+    ring, step = (part.flatten() for part in np.meshgrid(np.arange(7), np.arange(16), indexing="ij"))
+    turn = (step + 1) // 2 * np.where(step % 2, 1, -1) * np.pi / 8
+    along, up, away = np.cos(turn), np.sin(turn), 5 + 7 * ring
+    # The label's nearest side, not its middle, keeps the distance.
+    left = spot[0] + away * along - width * np.select([along > 0.3, along < -0.3], [0.0, 1.0], 0.5)
+    bottom = spot[1] + away * up - height * np.select([up > 0.3, up < -0.3], [0.0, 1.0], 0.5)
+    return np.stack([left, bottom, left + width, bottom + height], axis=1), away + 0.2 * step
 
 
-def _cost(box: Bbox, distance: float, taken: Sequence[Bbox], marks: Sequence[Bbox], inside: Bbox) -> float:
-    """Texts on each other, or outside the axes, cost most; then marks that are covered; then the distance."""
-    outside = box.width * box.height - _shared(box, inside)
-    texts = sum(_shared(box.padded(2), other) for other in taken)
-    return distance + 10 * (outside + texts) + 3 * sum(_shared(box, mark) for mark in marks)
-
-
-def _shared(one: Bbox, other: Bbox) -> float:
-    wide = min(one.x1, other.x1) - max(one.x0, other.x0)
-    high = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return max(wide, 0.0) * max(high, 0.0)
+def _shared(boxes: Array, others: Array) -> Array:
+    """Area that each of ``boxes [K, 4]`` shares with ``others [M, 4]``, summed over these."""
+    low, high = np.maximum(boxes[:, None, :2], others[:, :2]), np.minimum(boxes[:, None, 2:], others[:, 2:])
+    return np.clip(high - low, 0, None).prod(2).sum(1)

@@ -17,17 +17,13 @@ from calibrant.report.curves import (
     GammaPanel,
     Line,
     band_of,
-    draw_curves,
     draw_gamma_confidence,
-    draw_gamma_epochs,
-    draw_robustness,
-    learning_rate_drops,
+    draw_lines,
     prepare_curves,
     prepare_gamma_confidence,
     prepare_gamma_epochs,
     prepare_robustness,
     running_mean,
-    seeds_note,
     stretch,
 )
 from calibrant.report.rows import group_rows
@@ -35,6 +31,8 @@ from calibrant.report.style import Style
 from figure_data import run_of
 from helpers import mixed_gaps
 
+CURVES = ("test_ece", "test_error")
+BINS = ("ece", "mce")
 STYLE = Style("#000000", "o", "-")
 
 
@@ -74,10 +72,6 @@ def test_band_of_curves_without_a_shared_point_is_none() -> None:
     assert band_of([([], []), ([2], [0.2])]) == Band((2,), (0.2,), None)
 
 
-def test_learning_rate_drops_are_those_to_half_or_less() -> None:
-    assert learning_rate_drops(Band((1, 2, 3, 4, 5), (0.4, 0.2, 0.11, 0.11, 0.01), None)) == (2, 5)
-
-
 def test_prepare_curves_leaves_out_repaired_runs_and_those_without_history() -> None:
     entries = [run_of("ce", curve=[0.2]), run_of("ce+ts", curve=[0.2], temperature=1.5), run_of("focal")]
     assert [line.label for line in prepare_curves(group_rows(entries)[0].rows)] == ["CE"]
@@ -85,7 +79,7 @@ def test_prepare_curves_leaves_out_repaired_runs_and_those_without_history() -> 
 
 
 def test_draw_curves_shows_means_in_per_cent_with_bands_of_one_deviation() -> None:
-    figure = draw_curves(two_methods(), title="digits")
+    figure = draw_lines(two_methods(), keys=CURVES, title="digits")
     left, right = figure.axes
     lines = {line.get_label(): line for line in left.get_lines()}
     np.testing.assert_allclose(lines["CE"].get_xydata(), [(1, 30), (3, 5)])
@@ -100,7 +94,7 @@ def test_draw_curves_shows_means_in_per_cent_with_bands_of_one_deviation() -> No
 
 
 def test_draw_curves_axes_are_named_logarithmic_and_hold_everything() -> None:
-    left, right = draw_curves(two_methods()).axes
+    left, right = draw_lines(two_methods(), keys=CURVES).axes
     assert (left.get_xlabel(), left.get_ylabel(), right.get_ylabel()) == ("epoch", "test ECE (%)", "test error (%)")
     assert left.get_yscale() == "log"
     low, high = left.get_ylim()
@@ -114,15 +108,22 @@ def test_draw_curves_shows_what_is_asked_for_or_the_validation_set() -> None:
     entry = run_of(curve=[0.3, 0.2])
     kept = tuple({key: value for key, value in line.items() if not key.startswith("test")} for line in entry.history)
     lines = prepare_curves(group_rows([replace(entry, history=kept)])[0].rows)
-    assert draw_curves(lines).axes[0].get_ylabel() == "validation ECE (%)"
-    (ax,) = draw_curves(two_methods(), keys=("val_error",), legend=False).axes
+    assert draw_lines(lines, keys=CURVES).axes[0].get_ylabel() == "validation ECE (%)"
+    (ax,) = draw_lines(two_methods(), keys=("val_error",), legend=False).axes
     assert ax.get_ylabel() == "validation error (%)"
     assert not ax.figure.legends
 
 
+def test_draw_lines_marks_where_the_learning_rate_falls_to_half_or_less() -> None:
+    rates, value = (0.4, 0.2, 0.11, 0.11, 0.01), (0.1,) * 5
+    bands = {"test_ece": Band((1, 2, 3, 4, 5), value, None), "lr": Band((1, 2, 3, 4, 5), rates, None)}
+    (ax,) = draw_lines([Line("CE", STYLE, 1, bands)], keys=("test_ece",)).axes
+    assert [line.get_xdata()[0] for line in ax.get_lines() if line.get_linestyle() == ":"] == [1.5, 4.5]
+
+
 @pytest.mark.parametrize("epochs", [1, 2, 4, 5, 8, 350])
 def test_draw_curves_names_whole_epochs_only(epochs: int) -> None:
-    ax = draw_curves(prepare_curves(group_rows([run_of(curve=[0.1] * epochs)])[0].rows)).axes[0]
+    ax = draw_lines(prepare_curves(group_rows([run_of(curve=[0.1] * epochs)])[0].rows), keys=CURVES).axes[0]
     left, right = ax.get_xlim()
     shown = [tick for tick in ax.get_xticks() if left <= tick <= right]
     assert shown
@@ -132,7 +133,7 @@ def test_draw_curves_names_whole_epochs_only(epochs: int) -> None:
 def test_draw_curves_of_many_long_labels_folds_them_and_leaves_the_axes_their_height() -> None:
     settings = [f"train.average=phase, train.average_share=0.{k}, optim.weight_decay=0.00{k}" for k in range(1, 8)]
     rows = group_rows([run_of(curve=[0.2, 0.1], preset=text) for text in ("default", *settings)])[0].rows
-    usual, figure = draw_curves(two_methods()), draw_curves(prepare_curves(rows), title="digits")
+    usual, figure = draw_lines(two_methods(), keys=CURVES), draw_lines(prepare_curves(rows), keys=CURVES, title="digits")
     for one in (usual, figure):
         one.draw_without_rendering()
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -148,7 +149,7 @@ def test_log_axis_is_not_stretched_by_what_is_nearly_zero(least: float) -> None:
     lines = [
         Line(name, STYLE, 1, {"test_ece": Band((1, 2), y, None)}) for name, y in (("a", (0.04, 0.05)), ("b", (least, 0.01)))
     ]
-    (ax,) = draw_curves(lines, keys=("test_ece",)).axes
+    (ax,) = draw_lines(lines, keys=("test_ece",)).axes
     bottom, low, high, top = (ax.transData.transform((0, y))[1] for y in (ax.get_ylim()[0], 1.0, 5.0, ax.get_ylim()[1]))
     assert (high - low) / (top - bottom) > 0.5
 
@@ -156,17 +157,11 @@ def test_log_axis_is_not_stretched_by_what_is_nearly_zero(least: float) -> None:
 @pytest.mark.parametrize(("low", "high"), [(0.8, 60), (4, 11), (20.6, 28.9), (0.1, 90), (24.9, 25.1)])
 def test_log_axis_has_a_few_plain_numbers(low: float, high: float) -> None:
     lines = [Line("a", STYLE, 1, {"train_loss": Band((1, 2), (low, high), None)})]
-    (ax,) = draw_curves(lines, keys=("train_loss",)).axes
+    (ax,) = draw_lines(lines, keys=("train_loss",)).axes
     bottom, top = ax.get_ylim()
     ticks = [tick for tick in ax.get_yticks() if bottom <= tick <= top]
     assert 2 <= len(ticks) <= 9
-    assert [ax.yaxis.get_major_formatter()(tick, 0) for tick in ticks] == [f"{tick:g}" for tick in ticks]
-
-
-def test_seeds_note_says_what_every_row_has() -> None:
-    assert seeds_note([1, 1]) is seeds_note([]) is None
-    assert seeds_note([5, 3]) == "mean ± std over 3 to 5 seeds"
-    assert seeds_note([2, 2]) == "mean ± std over 2 seeds"
+    assert [text.get_text() for text in ax.get_yticklabels()] == [f"{tick:g}" for tick in ticks]
 
 
 def swept(method: str, seed: int, ece: tuple[float, ...], mce: tuple[float, ...], *chance: tuple[float, ...]) -> Entry:
@@ -187,7 +182,7 @@ KNOWING = [
 
 
 def test_draw_robustness_lines_and_bands_are_the_sweeps_of_the_records() -> None:
-    figure = draw_robustness(prepare_robustness(group_rows(OLDER)[0].rows), title="digits")
+    figure = draw_lines(prepare_robustness(group_rows(OLDER)[0].rows), keys=BINS, title="digits")
     left, right = figure.axes
     # Records of older versions have no line of chance.
     first, second = left.get_lines()
@@ -204,7 +199,7 @@ def test_draw_robustness_lines_and_bands_are_the_sweeps_of_the_records() -> None
 
 
 def test_draw_robustness_chance_is_that_of_the_row_of_least_ece_over_its_seeds() -> None:
-    figure = draw_robustness(prepare_robustness(group_rows(KNOWING)[0].rows))
+    figure = draw_lines(prepare_robustness(group_rows(KNOWING)[0].rows), keys=BINS)
     left, right = figure.axes
     np.testing.assert_allclose(left.get_lines()[-1].get_xydata(), [(10, 0.3), (100, 0.7), (1000, 1.9)])
     np.testing.assert_allclose(right.get_lines()[-1].get_xydata(), [(10, 6), (100, 16), (1000, 26)])
@@ -215,7 +210,7 @@ def test_draw_robustness_chance_is_that_of_the_row_of_least_ece_over_its_seeds()
     # It lies below the lines of rows and is seen all the same.
     assert left.get_ylim()[0] < 0.3
     # Without a legend of rows there is still one of it.
-    (alone,) = draw_robustness(prepare_robustness(group_rows(KNOWING)[0].rows), legend=False).legends
+    (alone,) = draw_lines(prepare_robustness(group_rows(KNOWING)[0].rows), keys=BINS, legend=False).legends
     assert [text.get_text() for text in alone.get_texts()] == ["FLγ-SECE if calibrated"]
 
 
@@ -227,7 +222,7 @@ def test_draw_robustness_ranks_rows_by_the_ece_over_fifteen_bins() -> None:
         "flsd": BinSweep((10, 15, 20), (0.001,) * 3, (0.1,) * 3),
     }
     runs = [replace(run_of(name), test=None, sweep=sweep) for name, sweep in sweeps.items()]
-    chance = draw_robustness(prepare_robustness(group_rows(runs)[0].rows)).axes[0].get_lines()[-1]
+    chance = draw_lines(prepare_robustness(group_rows(runs)[0].rows), keys=BINS).axes[0].get_lines()[-1]
     assert chance.get_label() == "Focal if calibrated"
     np.testing.assert_allclose(chance.get_ydata(), [20] * 3)
 
@@ -240,7 +235,7 @@ def test_prepare_robustness_without_a_sweep_uses_the_predictions() -> None:
         assert line.bands[key].mean == pytest.approx([float(metric(probs, labels, n_bins=m)) for m in (10, 20)])
     expected = bin_sweep(Predictions(probs=probs, labels=labels), n_bins=(10, 20))
     assert line.bands["ece_if_calibrated"].mean == expected.ece_if_calibrated
-    assert draw_robustness([line]).axes[0].get_xticks().tolist() == [10, 20]
+    assert draw_lines([line], keys=BINS).axes[0].get_xticks().tolist() == [10, 20]
     assert prepare_robustness(group_rows([replace(run_of(), test=None)])[0].rows) == []
 
 
@@ -255,7 +250,7 @@ def gamma_runs() -> list[Entry]:
 
 
 def test_draw_gamma_epochs_line_and_band_are_mean_and_std_over_examples() -> None:
-    figure = draw_gamma_epochs(prepare_gamma_epochs(group_rows(gamma_runs())[0].rows), title="digits")
+    figure = draw_lines(prepare_gamma_epochs(group_rows(gamma_runs())[0].rows), keys=("gamma",), title="digits")
     ax = figure.axes[0]
     # One row has no gamma, and one was repaired afterwards.
     (line,) = ax.get_lines()
@@ -270,7 +265,7 @@ def test_draw_gamma_epochs_line_and_band_are_mean_and_std_over_examples() -> Non
 @pytest.mark.parametrize(("other", "scale"), [(30.0, "linear"), (800.0, "log")])
 def test_draw_gamma_epochs_shows_a_small_gamma_beside_one_that_grew(other: float, scale: str) -> None:
     grown = run_of("flgamma", curve=[0.3, 0.2, 0.1], gamma=[1.0, 20.0, other])
-    ax = draw_gamma_epochs(prepare_gamma_epochs(group_rows([*gamma_runs(), grown])[0].rows)).axes[0]
+    ax = draw_lines(prepare_gamma_epochs(group_rows([*gamma_runs(), grown])[0].rows), keys=("gamma",)).axes[0]
     assert ax.get_yscale() == scale
     heights = ax.transAxes.inverted().transform(ax.transData.transform([(1, 1.0), (1, 1.8), (1, other)]))[:, 1]
     assert 0 <= heights[0] < heights[1] < heights[2] < 1
@@ -302,7 +297,7 @@ def test_gamma_confidence_shows_the_examples_and_the_means_of_right_and_wrong() 
 def test_gamma_confidence_panels_share_a_range_whose_numbers_do_not_meet(panels: int) -> None:
     confidence = np.array([0.2, 0.9, 1.0])
     panel = GammaPanel("a", confidence, np.array([2.0, 1.0, 1.0]), np.array([False, True, True]), {})
-    other = replace(panel, confidence=np.array([0.6, 0.9, 1.0]))
+    other = panel._replace(confidence=np.array([0.6, 0.9, 1.0]))
     figure = draw_gamma_confidence([panel, other, other][:panels])
     figure.draw_without_rendering()
     assert len({ax.get_xlim() for ax in figure.axes}) == 1

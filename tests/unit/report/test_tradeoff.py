@@ -147,6 +147,6 @@ def test_draw_tradeoff_leaves_room_beside_a_method_that_failed() -> None:
     assert low < 4.126 < 16.8 < high
     ticks = [tick for tick in ax.get_xticks() if low <= tick <= high]
     assert len(ticks) >= 3
-    assert [ax.xaxis.get_major_formatter()(tick, 0) for tick in ticks] == [f"{tick:g}" for tick in ticks]
+    assert [text.get_text() for text in ax.get_xticklabels()] == [f"{tick:g}" for tick in ticks]
     # No error at all has no place on such an axis.
     assert draw_tradeoff(points_of({"ce": (0.0, 4.0), "focal": (16.8, 12.0)})).axes[0].get_xscale() == "linear"
