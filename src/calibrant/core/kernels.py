@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from calibrant.core.checks import check_positive
-from calibrant.core.closed_form import Array, Pull, closed_form, quiet_products
 
 # Smallest scale for which exp(x / scale) on [0, 1], times sums of a million weights and their gradients, stays far from
 # overflow: exponents up to 40 in float32 (1e17 of 3e38), up to 300 in float64 (1e130 of 1e308).
@@ -60,104 +58,11 @@ def laplace_pair_sum(x: Tensor, left: Tensor, right: Tensor, *, scale: float) ->
     dtype = torch.promote_types(torch.promote_types(x.dtype, torch.promote_types(left.dtype, right.dtype)), torch.float32)
     x, left = x.to(dtype), left.to(dtype)
     right = left if same else right.to(dtype)
-    if same and left.ndim == 1 and can_factor(scale, dtype):
-        return closed_form(
-            lambda x, own: _pair_sum_by_torch(x, own, own, scale=scale),
-            lambda x, own: pair_sum_by_numpy(x, own, scale=float(scale)),
-            x,
-            left,
-        )
-    return _pair_sum_by_torch(x, left, right, scale=scale)
-
-
-def can_factor(scale: float, dtype: torch.dtype) -> bool:
-    """Whether the kernel may be split into two factors without overflow, as `pair_sum_by_numpy` does."""
-    return scale >= _SMALLEST_FACTORED[dtype]
-
-
-def _pair_sum_by_torch(x: Tensor, left: Tensor, right: Tensor, *, scale: float) -> Tensor:
-    """The sum by differentiable operations alone."""
-    # At a tie the slope of |x_i - x_j| would come out as +1 or -1 by the order of samples; the mean of both is its 0.
-    found = _order_on_cpu(x)
-    if found is not None:
-        order, tied = found
-        sums = _sorted_pair_sums(x, left, right, [order], scale=scale).squeeze(-1)
-        if not x.requires_grad or tied[0].numel() == 0:
-            return sums
-        # Both orders agree on all but the tied points: half of what they differ by there makes the mean, at half the work.
-        return sums + _sorted_pair_sums(x, left, right, tied, scale=scale).diff(dim=-1).squeeze(-1) / 2
     orders = [torch.argsort(x.detach(), stable=True)]
     if x.requires_grad:
+        # At a tie the slope of |x_i - x_j| would come out as +1 or -1 by the order of samples; the mean of both is its 0.
         orders.append(torch.argsort(x.detach(), descending=True, stable=True).flip(0))
     return _sorted_pair_sums(x, left, right, orders, scale=scale).mean(-1)
-
-
-@quiet_products()
-def pair_sum_by_numpy(x: Array, weights: Array, *, scale: float) -> tuple[Array, Pull]:
-    """The sum of one weighting with itself, and its gradients by points ``x [N]`` and ``weights [N]``, in closed form."""
-    order = _sorting_order(x)
-    ranked, values = x[order], weights[order]
-    growth = np.exp((ranked - 0.5) / scale)
-    below = np.cumsum(growth * values) / growth
-
-    def pull(grad: Array) -> tuple[Array, Array]:
-        above = np.cumsum((values / growth)[::-1])[::-1] * growth
-        # A point has no slope towards those it ties with: what lies above its group, less what lies below it.
-        first, last = _ends_of_ties(ranked)
-        slope = (above - below) if first is None else (above[first] - below[last])
-        by_x, by_weights = np.empty_like(values), np.empty_like(values)
-        by_x[order] = (2 / scale * grad) * values * slope
-        by_weights[order] = (2 * grad) * (below + above - values)
-        return by_x, by_weights
-
-    return np.asarray(np.dot(values, 2 * below - values)), pull
-
-
-def _sorting_order(points: Array) -> Array:
-    """Order that sorts points in [0, 1]: two passes of numpy's counting sort over 32 bits, a third of the time of comparing.
-
-    Of fewer than a thousand points comparing is the faster way.
-    """
-    if len(points) < 1024:
-        return np.argsort(points)
-    with np.errstate(invalid="ignore"):
-        key = (points.clip(0, 1) * 4294967295.0).astype(np.uint32)
-    order = np.argsort((key & 0xFFFF).astype(np.uint16), kind="stable")
-    order = order[np.argsort((key >> 16).astype(np.uint16)[order], kind="stable")]
-    ranked = points[order]
-    # Points closer than 2^-32 may be the wrong way round.
-    return np.argsort(points) if (ranked[1:] < ranked[:-1]).any() else order
-
-
-def _ends_of_ties(ranked: Array) -> tuple[Array | None, Array | None]:
-    """First and last position of the group of equal values around every position; None where all values differ."""
-    equal = ranked[1:] == ranked[:-1]
-    if not np.logical_or.reduce(equal):
-        return None, None
-    group = np.concatenate([[0], np.cumsum(~equal)])
-    starts = np.concatenate([[0], np.flatnonzero(~equal) + 1])
-    ends = np.append(starts[1:], len(ranked)) - 1
-    return starts[group], ends[group]
-
-
-def _order_on_cpu(x: Tensor) -> tuple[Tensor, list[Tensor]] | None:
-    """Order that sorts ``x [N]``, and the tied points in this order and with every tie reversed; None where x has no values.
-
-    Looking for ties would wait for a device and break a graph. numpy sorts 10,000 points in a fifth of torch's time.
-    """
-    if torch.compiler.is_compiling() or x.device.type != "cpu":
-        return None
-    try:
-        points = x.detach().numpy()
-    except (RuntimeError, TypeError):
-        # Fake tensors and tensors inside a function transform hold no values that could be read.
-        return None
-    order = _sorting_order(points)
-    ranked = points[order]
-    equal = ranked[1:] == ranked[:-1]
-    place = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
-    turned = place[np.lexsort((-place, ranked[place]))]
-    return torch.from_numpy(order), [torch.from_numpy(order[place]), torch.from_numpy(order[turned])]
 
 
 def _sorted_pair_sums(x: Tensor, left: Tensor, right: Tensor, orders: list[Tensor], *, scale: float) -> Tensor:
@@ -178,7 +83,7 @@ def _decayed_cumsum(x: Tensor, values: Tensor, *, scale: float) -> Tensor:
     """For ``x [O, N]``, rows sorted, and ``values [..., O, N]``: sum over j <= i of values_j exp(-(x_i - x_j) / scale)."""
     # PyTorch has no deterministic cumulative sum on CUDA; whoever asks for determinism gets the other way.
     exact_repeat = x.is_cuda and torch.are_deterministic_algorithms_enabled()
-    if can_factor(scale, x.dtype) and not exact_repeat:
+    if scale >= _SMALLEST_FACTORED[x.dtype] and not exact_repeat:
         growth = torch.exp((x - 0.5) / scale)
         # Both factors grow or fall with the sorted x, so every partial sum is dominated by its last terms: no cancellation.
         return torch.cumsum(growth * values, -1) / growth
