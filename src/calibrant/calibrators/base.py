@@ -352,14 +352,14 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     def save(self, path: str | Path) -> None:
         """Write the fitted calibrator to a JSON file."""
-        from calibrant.io.json_file import write_json
+        from calibrant.io.files import write_json
 
         write_json(self.to_dict(), path, kind="calibrator")
 
     @classmethod
     def load(cls: type[Any_C], path: str | Path) -> Any_C:
         """Read a calibrator from a file that `save` wrote; nothing in it can run code."""
-        from calibrant.io.json_file import read_json
+        from calibrant.io.files import read_json
 
         return cls.from_dict(read_json(path, kind="calibrator"))
 

@@ -20,7 +20,7 @@ from calibrant.grid.others import check_same_labels, once_by_path
 from calibrant.grid.rows import catalogue_order
 from calibrant.grid.tables import compare_table
 from calibrant.io import load_class_names, load_predictions
-from calibrant.io.atomic import atomic_writer
+from calibrant.io.files import atomic_writer
 from calibrant.report.page import render_page, verdict_of
 from calibrant.report.page_content import Examined
 from calibrant.report.page_runs import COLUMNS

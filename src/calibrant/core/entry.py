@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Scores
 
-_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
-
 
 @dataclass(frozen=True)
 class BinSweep:
@@ -81,13 +79,3 @@ class Entry:
         values = ((epoch, line.get(key)) for epoch, line in enumerate(self.history, 1))
         known = [(epoch, float(value)) for epoch, value in values if value is not None]
         return [epoch for epoch, _ in known], [value for _, value in known]
-
-
-def data_name(data: str) -> str:
-    """What a data set is called in print.
-
-    Example:
-        >>> data_name("cifar100"), data_name("birds")
-        ('CIFAR-100', 'birds')
-    """
-    return _NAMES.get(data, data)

@@ -32,7 +32,7 @@ from calibrant.engine.recipe import KEYS, NEUTRAL, BackbonePart, Recipe, load_re
 from calibrant.engine.result import EpochRecord, Run
 from calibrant.engine.setup import Assembly
 from calibrant.engine.shift import load_shift, save_shift
-from calibrant.io.atomic import atomic_writer
+from calibrant.io.files import atomic_writer
 from calibrant.io.predictions import load_predictions, save_predictions
 
 if TYPE_CHECKING:

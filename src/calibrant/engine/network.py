@@ -25,7 +25,7 @@ from calibrant.data.image_set import ImageSet
 from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.hardware import Hardware
 from calibrant.engine.recipe import BackbonePart, Recipe
-from calibrant.io.atomic import atomic_writer
+from calibrant.io.files import atomic_writer
 from calibrant.meta.network import lazy_parameters, meta_mode
 
 FeatureFunction = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -19,7 +19,7 @@ from calibrant.engine.hardware import choose_hardware
 from calibrant.engine.network import feature_function
 from calibrant.engine.result import Run
 from calibrant.engine.setup import load_data
-from calibrant.io.atomic import atomic_writer
+from calibrant.io.files import atomic_writer
 
 
 def shifted_predictions(run: Run, *, seed: int = 0, group: Group = ALONE_GROUP) -> Iterator[tuple[str, Predictions]]:

@@ -9,7 +9,8 @@ from functools import cache, partial
 from pathlib import Path
 
 from calibrant.core.effect import join_words
-from calibrant.core.entry import Entry, data_name
+from calibrant.core.entry import Entry
+from calibrant.data import data_name
 from calibrant.engine.folder import is_finished, lock_folder
 from calibrant.engine.recipe import Recipe
 from calibrant.engine.setup import load_data

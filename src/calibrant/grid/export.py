@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from calibrant.core.entry import Entry
 from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Column, Line, Section, Table, notes_of, size_notes
 from calibrant.grid.tables import SIX, compare_table, name_methods
-from calibrant.io.atomic import atomic_writer
+from calibrant.io.files import atomic_writer
 
 if TYPE_CHECKING:
     from calibrant.report.page_content import FinishedTable, InTable

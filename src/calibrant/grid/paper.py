@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from calibrant.core.entry import data_name
 from calibrant.core.registry import lookup
+from calibrant.data import data_name
 
 NOT_IN_PAPER = "The paper has no numbers for these data, networks and methods."
 # Metrics that the paper prints as they are; all others are printed in per cent.

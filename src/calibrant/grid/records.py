@@ -23,7 +23,7 @@ from calibrant.core.records import Bins
 from calibrant.core.registry import lookup
 from calibrant.core.scores import Scores
 from calibrant.grid.rows import settings_of
-from calibrant.io.atomic import atomic_writer
+from calibrant.io.files import atomic_writer
 from calibrant.metrics.sweep import bin_sweep
 
 _WHAT = ("data", "method", "preset", "model", "epochs", "seed")

@@ -12,14 +12,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
-from calibrant.core.entry import Entry, data_name
+from calibrant.core.entry import Entry
+from calibrant.data import data_name
 from calibrant.grid.export import escape_markdown, page_rows, to_markdown
 from calibrant.grid.layout import Info, paper_notes
 from calibrant.grid.paper import load_paper
 from calibrant.grid.records import load_results, make_folder, result_name
 from calibrant.grid.rows import catalogue_order, group_rows
 from calibrant.grid.tables import SIX, Style, build_table, compare_table
-from calibrant.io.atomic import atomic_writer
+from calibrant.io.files import atomic_writer
 from calibrant.paper.tables import make_paper_tables
 from calibrant.report.save import figure_stem
 

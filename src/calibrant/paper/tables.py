@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from calibrant.core.effect import join_words
-from calibrant.core.entry import Entry, data_name
+from calibrant.core.entry import Entry
 from calibrant.core.registry import lookup
+from calibrant.data import data_name
 from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table
 from calibrant.grid.paper import load_paper, paper_table
 from calibrant.grid.rows import Row, comparable, group_rows

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from calibrant.core.effect import join_words
-from calibrant.core.entry import Entry, data_name
+from calibrant.core.entry import Entry
 from calibrant.core.sizes import common_size, size_note, usual_size
 from calibrant.core.words import SIGNIFICANT, metric_of, write_interval, write_value
+from calibrant.data import data_name
 from calibrant.metrics.differences import compare_runs, holm, welch_t
 from calibrant.report.page_content import FinishedTable, InTable
 from calibrant.report.rows import Group, Row, group_rows

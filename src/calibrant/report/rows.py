@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from calibrant.core.entry import Entry, data_name
+from calibrant.core.entry import Entry
+from calibrant.data import data_name
 from calibrant.report.style import Style, method_name, plain_text, styles_of
 
 # A recipe's key at the beginning of a setting, and what of it a label can do without.

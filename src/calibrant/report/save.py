@@ -46,7 +46,7 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
         >>> [file.name for file in save_figure(Figure(), Path(tempfile.mkdtemp()) / "empty")]
         ['empty.png', 'empty.pdf']
     """
-    from calibrant.io.atomic import atomic_writer
+    from calibrant.io.files import atomic_writer
 
     files = []
     for kind in _METADATA:
