@@ -18,13 +18,9 @@ from calibrant.engine.hardware import Hardware
 
 
 class Batch(NamedTuple):
-    """A batch on the device.
+    """A batch on the device: standardised ``images [B, channels, H, W]``, ``labels [B]``, ``examples [B]`` and ``step []``.
 
-    Attributes:
-        images: Standardised ``[B, channels, H, W]``.
-        labels: ``[B]``.
-        examples: Position of each example in its set ``[B]``.
-        step: Number of this batch within the epoch, ``[]``.
+    Examples are positions in the set, the step is that of the epoch.
     """
 
     images: Tensor

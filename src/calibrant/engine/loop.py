@@ -36,15 +36,8 @@ _STATISTICS_EXAMPLES = 2560
 class TrainStep:
     """A step of one run, holding references to everything it changes.
 
-    Args:
-        model: The network, in training mode while it steps.
-        forward: Images → (features, logits) of that network, possibly compiled.
-        batches: Where batches come from.
-        objective: What is minimised.
-        optimizer: Optimizer of the network's parameters, its state already allocated.
-        hardware: Arithmetic, and the processes that share a batch.
-        clip_norm: Largest norm of the gradient, or None.
-        averages: Averages of the weights: "average" predicts, and meta batches go through "watch" where that is another one.
+    ``forward`` maps images to (features, logits) and may be compiled; the optimizer's state is allocated. Of the ``averages``
+    of the weights "average" predicts, and meta batches go through "watch" where that is another one.
     """
 
     def __init__(
@@ -90,7 +83,11 @@ class TrainStep:
         names: dict[Tensor, str] = {value: name for name, value in self.model.named_parameters()}
         for value, entries in self.optimizer.state.items():
             kept |= {f"optimizer.{names[value]}.{key}": entry for key, entry in entries.items() if isinstance(entry, Tensor)}
-        parts = {"objective": self.objective, "batches": self.batches, **self.averages}
+        parts: dict[str, Objective | TrainBatches | WeightAverage] = {
+            "objective": self.objective,
+            "batches": self.batches,
+            **self.averages,
+        }
         kept |= {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state().items()}
         return kept | {"loss_sum": self.loss_sum}
 
@@ -152,17 +149,7 @@ def capture_step(step: Callable[[], None], *, state: Sequence[Tensor], warmup: i
 
 @dataclass(frozen=True)
 class LoopParts:
-    """Everything an epoch touches.
-
-    Attributes:
-        step: The training step.
-        plain: Runs a step without a meta update.
-        meta: Runs a step with one.
-        meta_every: Steps between meta updates.
-        eval_forward: Images → (features, logits) for evaluation.
-        val: Validation set.
-        test: Test set.
-    """
+    """Everything an epoch touches; every ``meta_every``-th step is taken by ``meta``, the others by ``plain``."""
 
     step: TrainStep
     plain: Callable[[], None]

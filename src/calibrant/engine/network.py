@@ -138,7 +138,9 @@ def _find_factory(name: str) -> Callable[[int], object]:
     place, _, wanted = name.partition(":")
     with _explained("name a factory as package.module:function that can be imported from here", name):
         module = importlib.import_module(place)
-    functions = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
+    functions: dict[str, Callable[[int], object]] = {
+        key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")
+    }
     if wanted not in functions:
         near = difflib.get_close_matches(wanted, functions, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "Name a function or class of it."

@@ -108,13 +108,9 @@ _VALUES: dict[str, Callable[[EpochRecord], float | None]] = {
 
 
 class Candidate(NamedTuple):
-    """An epoch that is, or may turn out to be, the best.
+    """An epoch that is, or may turn out to be, the best; its weights lie in host memory, as dozens may wait for the choice.
 
-    Attributes:
-        epoch: Number of the epoch.
-        error: Its validation error, where the choice asks for one close to the lowest; else 0.
-        value: What is compared; lower is better.
-        weights: Copies of its weights, in host memory: dozens of epochs may wait for the choice.
+    The ``error`` counts only where the choice asks for one close to the lowest; of the ``value`` the lowest is best.
     """
 
     epoch: int

@@ -151,16 +151,7 @@ def check_data_now(facts: Mapping[str, object], part: DataPart, *, where: str) -
 
 @dataclass(frozen=True)
 class Assembly:
-    """A run ready to start.
-
-    Attributes:
-        recipe: What is run, with nothing left open.
-        parts: What an epoch touches.
-        data: Its data.
-        hardware: Where it runs.
-        plan: What its method made of the recipe.
-        fingerprint: By what the data can be recognised.
-    """
+    """A run ready to start: its recipe with nothing left open, and what was built from it."""
 
     recipe: Recipe
     parts: LoopParts
