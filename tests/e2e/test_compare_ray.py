@@ -12,9 +12,9 @@ import pytest
 
 from calibrant.engine.recipe import to_dict
 from calibrant.grid.collect import load_run_entry
+from calibrant.grid.local import run_task
 from calibrant.grid.plan import Cell, plan_cells
 from calibrant.grid.ray import Mail, pack, require_ray, run_remotely, unpack
-from calibrant.grid.worker import run_task
 
 TINY = {"train.epochs": "2", "train.batch_size": "400"}
 CELLS = plan_cells(["mixture"], ["ce", "ce+ts"], [0], settings=TINY)
@@ -67,7 +67,7 @@ def order(cell: Cell, folder: Path, *, mark: Path) -> dict[str, Any]:
         "recipe": to_dict(cell.recipe),
         "folder": str(folder / cell.name),
         "base": None if cell.base is None else str(folder / cell.base),
-        "mark": (str(mark), "text"),
+        "mark": str(mark),
         "origin": "host:/somewhere",
         "where": "/no/such/folder",
         "threads": 1,

@@ -1,32 +1,54 @@
-"""Running cells on this machine: worker processes over its cores, or over its GPUs, several on one where they fit."""
+"""Running cells on this machine: processes over its cores, or over its GPUs, several on one where they fit.
+
+A process runs cells one after the other, as loading torch takes longer than training on little data. Tasks come to it as JSON
+lines on standard input, what happens goes back as JSON lines; what a run itself prints goes to the cell's log. The process ends
+when its input does: nothing is left behind by a parent that died. A pool of the standard library would load the caller's script
+again in every process, and be lost with the first of them that dies.
+"""
 
 from __future__ import annotations
 
+import errno
+import faulthandler
+import gc
 import json
 import os
 import queue
+import shlex
 import signal
 import subprocess
 import sys
 import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from calibrant.engine.hardware import choose_hardware
-from calibrant.engine.recipe import to_dict
 from calibrant.grid.schedule import Event, Task
 
 # More than a few processes on a GPU take turns without finishing earlier.
 _MOST_ON_A_GPU = 4
 # Of the memory that one more run needs, what must be free.
 _MARGIN = 1.25
+# Bytes that a CUDA context takes besides what torch has reserved.
+_CONTEXT = 600 * 2**20
 # Seconds that a process is given to end.
 _PATIENCE = 5.0
 _START = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.append({place!r}); "
-    "from calibrant.grid.worker import serve; serve()"
+    "from calibrant.grid.local import serve; serve()"
 )
+# A run that these stop would be stopped again.
+_FINAL = (ValueError, FloatingPointError, ImportError)
+# What the driver, its libraries and the CPU's allocator say where memory is short.
+_NO_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED", "can't allocate memory")
+
+Send = Callable[[dict[str, Any]], None]
 
 
 def usable_cores() -> int:
@@ -38,8 +60,7 @@ def visible_gpus(device: str) -> list[str]:
     """Return the GPUs that ``device`` of a recipe allows, as ``CUDA_VISIBLE_DEVICES`` names them; none for the CPU."""
     import torch
 
-    there = torch.cuda.is_available()
-    if not there or not (device == "auto" or device.startswith("cuda")):
+    if not torch.cuda.is_available() or not (device == "auto" or device.startswith("cuda")):
         # Raises for what is no device, or not there; where CUDA is, asking so would take memory of a GPU.
         choose_hardware(device=device)
         return []
@@ -47,11 +68,9 @@ def visible_gpus(device: str) -> list[str]:
     # Names from the first on that is no GPU of this machine count for nothing; a run sent there would be on the CPU.
     every = (named or [str(k) for k in range(torch.cuda.device_count())])[: torch.cuda.device_count()]
     index = device.partition(":")[2]
-    if not index:
-        return every
-    if not index.isdigit() or int(index) >= len(every):
+    if index and (not index.isdigit() or int(index) >= len(every)):
         raise ValueError(f"compare: `train.device` must be one of {len(every)} CUDA devices, counted from 0, got {device}.")
-    return [every[int(index)]]
+    return [every[int(index)]] if index else every
 
 
 @dataclass
@@ -100,26 +119,23 @@ def make_places(*, device: str, jobs: int | None, threads: int) -> list[Place]:
     return [Place(gpu, 1, most) for gpu in gpus]
 
 
-class _Answers(queue.SimpleQueue[tuple["_Worker", dict[str, Any] | None]]):
-    """What processes say; None when one has ended."""
-
-
 class _Worker:
     """A process, its place, and the task that it is at."""
 
-    def __init__(self, place: Place, log: Path, answers: _Answers, threads: int) -> None:
+    def __init__(self, place: Place, log: Path, answers: queue.SimpleQueue[Any], threads: int) -> None:
         self.place, self.leaves = place, False
         self.task: Task | None = None
-        package = str(Path(__file__).parents[2])
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         environment = os.environ | limits | {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": place.gpu or ""}
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START.format(place=package)],
+                [sys.executable, "-P", "-c", _START.format(place=str(Path(__file__).parents[2]))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environment,
+                text=True,
+                encoding="utf-8",
             )
         self._answers = answers
         self.thread = threading.Thread(target=self._listen, daemon=True)
@@ -128,34 +144,26 @@ class _Worker:
     def give(self, task: Task) -> None:
         """Hand a task over; a process that is dying says so by ending."""
         self.task = task
-        base = None if task.base is None else str(task.base)
-        message = {"name": task.cell.name, "recipe": to_dict(task.cell.recipe), "folder": str(task.folder), "base": base}
-        try:
-            assert self.process.stdin is not None
-            self.process.stdin.write((json.dumps(message | {"log": str(task.log)}) + "\n").encode())
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.write(json.dumps(task.order()) + "\n")
             self.process.stdin.flush()
-        except OSError:
-            pass
 
     def dismiss(self) -> None:
         """Let the process end, which it does at once, whatever it is at."""
-        try:
-            assert self.process.stdin is not None
+        assert self.process.stdin is not None
+        with suppress(OSError):
             self.process.stdin.close()
-        except OSError:
-            pass
 
     def release(self) -> int:
         """Wait for the end of a dismissed process, for some seconds, and give back what it held; return its code."""
-        try:
-            code = self.process.wait(timeout=_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            try:
+        # An interrupt can leave the lock taken under which `Popen` looks after its process: it would wait for ever.
+        code = -signal.SIGKILL
+        for _ in range(2):
+            with suppress(subprocess.TimeoutExpired):
                 code = self.process.wait(timeout=_PATIENCE)
-            except subprocess.TimeoutExpired:
-                # An interrupt can leave the lock taken under which `Popen` looks after its process: it would wait for ever.
-                code = -signal.SIGKILL
+                break
+            self.process.kill()
         self.thread.join()
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -163,11 +171,9 @@ class _Worker:
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            try:
+        with suppress(ValueError):  # a line that was cut off in its midst
+            for line in self.process.stdout:
                 self._answers.put((self, json.loads(line)))
-            except ValueError:
-                break  # cut off in its midst
         self._answers.put((self, None))
 
 
@@ -187,7 +193,8 @@ class LocalExecutor:
         self.places = make_places(device=device, jobs=jobs, threads=threads)
         self._threads = threads
         self._workers: list[_Worker] = []
-        self._answers = _Answers()
+        # What processes say; None when one has ended.
+        self._answers: queue.SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = queue.SimpleQueue()
 
     def free(self) -> int:
         """How many more cells it would take now."""
@@ -198,22 +205,21 @@ class LocalExecutor:
         task.log.parent.mkdir(parents=True, exist_ok=True)
         place = max(self.places, key=lambda place: place.limit - len(self._running(place)))
         idle = [w for w in self._workers if w.place is place and w.task is None and not w.leaves and w.thread.is_alive()]
-        worker = idle[0] if idle else _Worker(place, task.log, self._answers, self._threads)
         if not idle:
-            self._workers.append(worker)
-        worker.give(task)
+            idle = [_Worker(place, task.log, self._answers, self._threads)]
+            self._workers += idle
+        idle[0].give(task)
 
     def poll(self, seconds: float) -> list[Event]:
         """What happened since the last call."""
         events = []
-        try:
+        with suppress(queue.Empty):
             found = self._answers.get(timeout=seconds)
             while True:
                 event = self._take(*found)
                 events += [] if event is None else [event]
                 found = self._answers.get_nowait()
-        except queue.Empty:
-            return events
+        return events
 
     def close(self) -> None:
         """Stop everything that runs, at once."""
@@ -227,33 +233,29 @@ class LocalExecutor:
         return [worker.task.cell.name for worker in self._workers if worker.place is place and worker.task is not None]
 
     def _take(self, worker: _Worker, message: dict[str, Any] | None) -> Event | None:
+        task, place = worker.task, worker.place
         if message is None:
-            return self._bury(worker)
-        if worker.task is None:
+            # The process has ended: what it was at has failed.
+            worker.dismiss()
+            code = worker.release()
+            self._workers.remove(worker)
+            if task is None:
+                return None
+            how = f"its process ended with code {code}" if code >= 0 else f"its process was killed ({_signal_name(-code)})"
+            return Event(task.cell.name, "failed", text=": ".join(filter(None, (how, last_line(task.log)))))
+        if task is None:
             return None
-        name, kind, place = worker.task.cell.name, message["kind"], worker.place
-        if kind == "step":
+        if message["kind"] == "step":
             if message["gpu"] is not None:
-                place.measured(name, *message["gpu"], running=self._running(place))
-            return Event(name, "step", epochs=message["epochs"], numbers=message["numbers"])
+                place.measured(task.cell.name, *message["gpu"], running=self._running(place))
+            return Event(task.cell.name, "step", epochs=message["epochs"], numbers=message["numbers"])
         worker.task, worker.leaves = None, message["leaves"]
-        if kind == "done":
-            return Event(name, "done", numbers=message["numbers"])
+        if message["kind"] == "done":
+            return Event(task.cell.name, "done", numbers=message["numbers"])
         beside = len(self._running(place)) if message["memory"] else 0
         if message["memory"]:
             place.overflowed(running=beside)
-        return Event(name, "failed", text=message["text"], again=message["again"], crowded=beside > 0)
-
-    def _bury(self, worker: _Worker) -> Event | None:
-        """A process has ended: what it was at has failed."""
-        worker.dismiss()
-        code = worker.release()
-        self._workers.remove(worker)
-        if worker.task is None:
-            return None
-        said = last_line(worker.task.log)
-        how = f"its process ended with code {code}" if code >= 0 else f"its process was killed ({_signal_name(-code)})"
-        return Event(worker.task.cell.name, "failed", text=f"{how}{f': {said}' if said else ''}")
+        return Event(task.cell.name, "failed", text=message["text"], again=message["again"], crowded=beside > 0)
 
 
 def last_line(log: Path) -> str:
@@ -272,7 +274,128 @@ def last_line(log: Path) -> str:
 
 
 def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def run_task(task: Mapping[str, Any], *, send: Send) -> None:
+    """Run one cell, or make it of its base, in its folder; an older run there goes on, a finished one is left alone.
+
+    Args:
+        task: ``recipe`` as plain data, ``folder``, and ``base``, the folder of the run that it is made of, or None.
+        send: Called with what happens; at the end with ``kind`` "done" or "failed".
+    """
+    from calibrant.engine.recipe import override, recipe_of
+    from calibrant.engine.train import scale_run, train
+    from calibrant.grid.collect import command_of, numbers_of_run
+
+    began = time.monotonic()
     try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        recipe = recipe_of(task["recipe"])
+        if recipe.train.device.startswith("cuda:"):
+            # The process sees the one GPU that it was given.
+            recipe = override(recipe, {"train.device": "cuda"})
+        sys.argv = shlex.split(command_of(recipe))
+        if ":" in recipe.backbone.name and "" not in sys.path:
+            sys.path.insert(0, "")
+        if task["base"] is not None:
+            scale_run(task["base"], out=task["folder"], resume=True)
+        else:
+            told = _Progress(send)
+            train(recipe, out=task["folder"], resume=True, report=told.report, tick=told.tick)
+        numbers = numbers_of_run(task["folder"])
+        said = "".join(f", {key} {100 * value:.2f}%" for key, value in numbers.items() if value is not None)
+        sys.stderr.write(f"finished after {time.monotonic() - began:.1f} s{said.replace('ece', 'ECE')}\n")
+        send({"kind": "done", "numbers": numbers})
+    except Exception as error:
+        expected = isinstance(error, (*_FINAL, OSError))
+        text = str(error).strip() if expected else f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text = f"{error.filename or task['folder']}: cannot be written ({error.strerror}). Make room."
+        if not expected:
+            traceback.print_exc()
+        sys.stderr.write(f"{text}\n")
+        first = (text or type(error).__name__).splitlines()[0]
+        send({"kind": "failed", "text": first, "again": not isinstance(error, _FINAL), "memory": is_out_of_memory(error)})
+    finally:
+        gc.collect()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory, on the GPU or elsewhere."""
+    import torch
+
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    return said or isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
+
+
+class _Progress:
+    """Says how far a run is, within an epoch once a second at most."""
+
+    def __init__(self, send: Send) -> None:
+        self.send, self.said = send, 0.0
+
+    def report(self, record: Any) -> None:
+        numbers = {"val_error": record.val_error, "val_ece": record.val_ece}
+        known = {key: value for key, value in numbers.items() if value is not None}
+        self.send({"kind": "step", "epochs": record.epoch + 1.0, "numbers": known, "gpu": _gpu_memory()})
+
+    def tick(self, epoch: int, step: int, steps: int) -> None:
+        now = time.monotonic()
+        if now - self.said >= 1:
+            self.said = now
+            self.send({"kind": "step", "epochs": epoch + step / steps, "numbers": {}, "gpu": None})
+
+
+def _gpu_memory() -> list[int] | None:
+    """Bytes that this process needs on its GPU, and that are free there; None on the CPU."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
+    return [torch.cuda.max_memory_reserved() + _CONTEXT, torch.cuda.mem_get_info()[0]]
+
+
+def serve() -> None:
+    """Run tasks until there are no more: what a process of `LocalExecutor` does."""
+    import torch
+
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    faulthandler.enable()
+    tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            tasks.put(json.loads(line))
+        # The parent is gone or wants no more. A run in its midst goes on from its last checkpoint another time.
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    while True:
+        _serve_one(tasks.get(), answers)
+
+
+def _serve_one(task: dict[str, Any], answers: TextIO) -> None:
+    import torch
+
+    with Path(task["log"]).open("a", encoding="utf-8") as log:
+        log.write(f"{task['name']}, {datetime.now().astimezone().isoformat(timespec='seconds')}\n")
+        log.flush()
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+
+    def send(message: dict[str, Any]) -> None:
+        # What failed on a GPU may have left its memory in pieces: such a process takes no other cell.
+        leaves = message["kind"] == "failed" and torch.cuda.is_initialized()
+        answers.write(json.dumps({**message, "leaves": leaves}) + "\n")
+        answers.flush()
+        if leaves:
+            os._exit(0)
+
+    run_task(task, send=send)
+    # What is left now, modules above all, stays: looking through it after each run took longer than repairing one.
+    gc.freeze()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

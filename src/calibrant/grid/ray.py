@@ -11,15 +11,13 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from calibrant.engine.recipe import to_dict
-from calibrant.grid.local import usable_cores
+from calibrant.grid.local import run_task, usable_cores
 from calibrant.grid.schedule import Event, Task
-from calibrant.grid.worker import run_task
 
 # What need not travel: the checkpoint of a run that goes on, and files half written.
 _LEFT = (".tmp", "state.pt")
@@ -50,8 +48,6 @@ class RayExecutor:
     def __init__(self, *, device: str = "auto", jobs: int | None = None, threads: int = 1, address: str | None = None) -> None:
         self._ray = require_ray()
         self._threads = threads
-        self._logger = logging.getLogger("ray")
-        self._level = self._logger.level
         self._own = not self._ray.is_initialized()
         if self._own:
             self._connect(address, jobs)
@@ -65,111 +61,93 @@ class RayExecutor:
         self._run = self._ray.remote(num_cpus=threads, num_gpus=self._share, max_retries=0)(run_remotely)
         # Should the node be lost that it lives on, another one takes it over.
         self._mail = self._ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Mail).remote()
-        self._names: dict[Any, Task] = {}
-        self._mark: tuple[Path, str] | None = None
+        self._tasks: dict[Any, Task] = {}
+        self._mark: Path | None = None
 
     def free(self) -> int:
         """How many more cells it would take now."""
-        return self._room - len(self._names)
+        return self._room - len(self._tasks)
 
     def submit(self, task: Task) -> None:
         """Start a cell."""
-        mark, text = self._mark_folder(task.folder.parent)
-        order = {
-            "name": task.cell.name,
-            "recipe": to_dict(task.cell.recipe),
-            "folder": str(task.folder.resolve()),
-            "base": None if task.base is None else str(task.base.resolve()),
-            "mark": (str(mark.resolve()), text),
-            "origin": f"{socket.gethostname()}:{task.folder.parent.resolve()}",
+        runs = task.folder.parent.resolve()
+        if self._mark is None:
+            # A file by which a node knows that it sees the same folder as this machine.
+            runs.mkdir(parents=True, exist_ok=True)
+            self._mark = runs / f".{secrets.token_hex(16)}.ray"
+            self._mark.touch()
+        order = task.order() | {
+            "mark": str(self._mark),
+            "origin": f"{socket.gethostname()}:{runs}",
             "where": os.getcwd(),
             "threads": self._threads,
             "gpu": self._share > 0,
         }
         base = {} if task.base is None else pack(task.base)
-        self._names[self._run.remote(order, base, self._mail)] = task
+        self._tasks[self._run.remote(order, base, self._mail)] = task
 
     def poll(self, seconds: float) -> list[Event]:
         """What happened since the last call."""
-        ready, _ = self._ray.wait(list(self._names), num_returns=len(self._names), timeout=seconds)
-        running = {task.cell.name for task in self._names.values()}
-        events = [
-            Event(said["name"], "step", epochs=said["epochs"], numbers=said["numbers"])
-            for said in self._messages()
-            if said["name"] in running
-        ]
-        return events + [self._collect(reference) for reference in ready]
+        ready, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=seconds)
+        running = {task.cell.name for task in self._tasks.values()}
+        said: list[dict[str, Any]] = []
+        with contextlib.suppress(Exception):  # what is on its way may be lost with a node; it stops no run
+            said = self._ray.get(self._mail.take.remote())
+        steps = [Event(m["name"], "step", epochs=m["epochs"], numbers=m["numbers"]) for m in said if m["name"] in running]
+        return steps + [self._collect(reference) for reference in ready]
 
     def close(self) -> None:
         """Stop everything that runs, at once, and leave the cluster."""
-        for reference in self._names:
+        for reference in self._tasks:
             self._ray.cancel(reference, force=True)
-        self._names = {}
+        self._tasks = {}
         self._ray.kill(self._mail)
         if self._own:
             self._ray.shutdown()
-        self._logger.setLevel(self._level)
         if self._mark is not None:
-            self._mark[0].unlink(missing_ok=True)
+            self._mark.unlink(missing_ok=True)
 
     def _connect(self, address: str | None, jobs: int | None) -> None:
-        # Ray tells its users about its own settings; a grid's display is no place for that.
-        self._logger.setLevel(logging.ERROR)
         options: dict[str, Any] = {}
         if address is None:
             cores = max(usable_cores(), self._threads) if jobs is None else jobs * self._threads
             options = {"num_cpus": cores, "include_dashboard": False}
+        # Ray tells its users about its own settings; a grid's display is no place for that.
+        logger = logging.getLogger("ray")
+        level = logger.level
+        logger.setLevel(logging.ERROR)
         try:
             self._ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            self._logger.setLevel(self._level)
-            if isinstance(error, ConnectionError) and address is not None:
-                # Ray's own words name options of its own.
-                raise ValueError(
-                    f"compare: `--ray-address` must be where a Ray cluster runs, got {address!r}, where none answers. "
-                    "Start one there with `ray start --head`, or leave the option out to start Ray on this machine."
-                ) from None
             said = str(error).strip().splitlines()[0]
-            raise ValueError(f"compare: Ray must be reachable at {address or 'this machine'}, got: {said}") from None
-
-    def _mark_folder(self, runs: Path) -> tuple[Path, str]:
-        """A file by which a node knows that it sees the same folder as this machine."""
-        if self._mark is None:
-            runs.mkdir(parents=True, exist_ok=True)
-            text = secrets.token_hex(16)
-            self._mark = (runs / f".{text}.ray", text)
-            self._mark[0].write_text(text, encoding="utf-8")
-        return self._mark
-
-    def _messages(self) -> list[dict[str, Any]]:
-        try:
-            return list(self._ray.get(self._mail.take.remote()))
-        except Exception:  # what is on its way may be lost with a node; it is there to be shown, and stops no run
-            return []
+            raise ValueError(
+                f"compare: `ray_address` must be where a Ray cluster answers, got {address or 'this machine'}: {said} "
+                "Start one with `ray start --head`, or leave `--ray-address` out to start Ray on this machine."
+            ) from None
+        finally:
+            logger.setLevel(level)
 
     def _collect(self, reference: Any) -> Event:
-        task = self._names.pop(reference)
+        """Write what a task sent back, and say what became of it."""
+        task = self._tasks.pop(reference)
+        name = task.cell.name
         try:
             found = self._ray.get(reference)
         except Exception as error:  # Ray wraps whatever happened to the process, and its own troubles
             said = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return Event(task.cell.name, "failed", text=f"Ray: {said[0] if said else type(error).__name__}")
-        try:
-            return self._keep(task, found)
-        except OSError as error:
-            text = f"{error.filename or task.folder}: cannot be written ({error.strerror}). Make room."
-            return Event(task.cell.name, "failed", text=text)
-
-    def _keep(self, task: Task, found: Mapping[str, Any]) -> Event:
-        """Write what a task sent back; raises ``OSError`` where that cannot be, as on a full disk."""
-        task.log.parent.mkdir(parents=True, exist_ok=True)
-        with task.log.open("a", encoding="utf-8") as log:
-            log.write(f"{task.cell.name}, on {found['node']}\n{found['log']}")
+            return Event(name, "failed", text=f"Ray: {said[0] if said else type(error).__name__}")
         message = found["message"]
+        try:
+            task.log.parent.mkdir(parents=True, exist_ok=True)
+            with task.log.open("a", encoding="utf-8") as log:
+                log.write(f"{name}, on {found['node']}\n{found['log']}")
+            unpack(found["files"], task.folder)
+        except OSError as error:
+            where = error.filename or task.folder
+            return Event(name, "failed", text=f"{where}: cannot be written ({error.strerror}). Make room.")
         if message["kind"] == "failed":
-            return Event(task.cell.name, "failed", text=message["text"], again=message["again"])
-        unpack(found["files"], task.folder)
-        return Event(task.cell.name, "done", numbers=message["numbers"])
+            return Event(name, "failed", text=message["text"], again=message["again"])
+        return Event(name, "done", numbers=message["numbers"])
 
 
 class Mail:
@@ -205,7 +183,13 @@ def run_remotely(order: Mapping[str, Any], base: Mapping[str, bytes], mail: Any)
     import torch
 
     torch.set_num_threads(order["threads"])
-    folder, source, shared = _places(order, base)
+    folder, source, shared = Path(order["folder"]), order["base"], Path(order["mark"]).exists()
+    if not shared:
+        own = Path("~/.cache/calibrant/ray").expanduser() / f"{crc32(order['origin'].encode()):08x}"
+        folder = own / order["name"]
+        source = None if source is None else str(own / Path(source).name)
+        if source is not None:
+            unpack(base, Path(source))
     last: dict[str, Any] = {}
 
     def send(message: dict[str, Any]) -> None:
@@ -214,9 +198,16 @@ def run_remotely(order: Mapping[str, Any], base: Mapping[str, bytes], mail: Any)
         else:
             last.update(message)
 
-    said = io.StringIO()
-    with _inside(order["where"]), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        run_task({"recipe": order["recipe"], "folder": str(folder), "base": source}, send=send)
+    said, before, arguments = io.StringIO(), os.getcwd(), sys.argv
+    # Data may be named by a path relative to where the driver works.
+    if Path(order["where"]).is_dir():
+        os.chdir(order["where"])
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            run_task({"recipe": order["recipe"], "folder": str(folder), "base": source}, send=send)
+    finally:
+        os.chdir(before)
+        sys.argv = arguments
     files: dict[str, bytes] = {}
     if last["kind"] == "done" and not shared:
         files = pack(folder)
@@ -238,33 +229,3 @@ def unpack(files: Mapping[str, bytes], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f".{name}.tmp").write_bytes(files[name])
         (folder / f".{name}.tmp").replace(folder / name)
-
-
-def _places(order: Mapping[str, Any], base: Mapping[str, bytes]) -> tuple[Path, str | None, bool]:
-    """Folder of the run, that of its base, and whether they are the driver's own."""
-    mark, text = order["mark"]
-    try:
-        shared = Path(mark).read_text(encoding="utf-8") == text
-    except OSError:
-        shared = False
-    if shared:
-        return Path(order["folder"]), order["base"], True
-    own = Path("~/.cache/calibrant/ray").expanduser() / f"{crc32(order['origin'].encode()):08x}"
-    if order["base"] is None:
-        return own / order["name"], None, False
-    source = own / Path(order["base"]).name
-    unpack(base, source)
-    return own / order["name"], str(source), False
-
-
-@contextlib.contextmanager
-def _inside(where: str) -> Iterator[None]:
-    """Work where the driver does, if there is such a folder here: data may be named by a relative path."""
-    before, arguments = os.getcwd(), sys.argv
-    if Path(where).is_dir():
-        os.chdir(where)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-        sys.argv = arguments

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from calibrant.engine.recipe import to_dict
 from calibrant.grid.plan import Cell
 
 
@@ -26,19 +27,17 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class Task:
-    """What an executor is given to run.
-
-    Attributes:
-        cell: The cell.
-        folder: Its run folder.
-        base: Folder of the finished run that it is made of, or None.
-        log: File for everything that the run says.
-    """
+    """What an executor is given to run: a cell, its run folder, that of the run it is made of, and a file for its log."""
 
     cell: Cell
     folder: Path
     base: Path | None
     log: Path
+
+    def order(self) -> dict[str, Any]:
+        """The task as plain data, for `calibrant.grid.local.run_task` in another process."""
+        folder, log, base = (None if place is None else str(place.resolve()) for place in (self.folder, self.log, self.base))
+        return {"name": self.cell.name, "recipe": to_dict(self.cell.recipe), "folder": folder, "base": base, "log": log}
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class CellState:
         text: Why it failed.
         log: Where its run says more.
         tries: How often it was started, not counting where it found no room beside others.
-        began: When it was last started, and the epochs that it had then.
+        began: When it was last heard of first, and the epochs that it had then.
         seconds: How long an epoch of it takes, where known.
         found: Whether it was finished before.
     """
@@ -119,23 +118,18 @@ class CellState:
 
 
 class Board:
-    """The state of a whole grid.
-
-    Args:
-        cells: Its cells, each base before what is made of it.
-        clock: Seconds of some clock.
-    """
+    """The state of a whole grid: of its cells, each base before what is made of it."""
 
     def __init__(self, cells: Sequence[Cell], *, clock: Callable[[], float] = time.monotonic) -> None:
         self.states = {cell.name: CellState(cell) for cell in cells}
         self.clock = clock
         self.started = clock()
-        self.slots = 1
+        # Cells that are worked at together: a cluster that was handed all of them works at as many as it has room for.
         self._most = 1
 
-    def count(self, stage: Stage) -> int:
-        """How many cells are in a stage."""
-        return sum(state.stage is stage for state in self.states.values())
+    def count(self, *stages: Stage) -> int:
+        """How many cells are in some stages."""
+        return sum(state.stage in stages for state in self.states.values())
 
     def next_ready(self) -> CellState | None:
         """The first waiting cell whose base, if it has one, is done."""
@@ -149,10 +143,6 @@ class Board:
         """Note that a cell is being run."""
         state.stage, state.tries, state.began, state.text = Stage.RUNNING, state.tries + 1, None, ""
 
-    def count_slots(self) -> None:
-        """Note how many cells run at a time; a cluster that was handed all of them works at as many as it has room for."""
-        self.slots = max(1, min(self._most, self.count(Stage.RUNNING)))
-
     def note(self, event: Event, *, retries: int) -> None:
         """Take in what happened; a cell that failed waits while it has another try, else takes those made of it along."""
         state = self.states[event.name]
@@ -164,22 +154,22 @@ class Board:
         else:
             state.text, state.tries = event.text, state.tries - event.crowded
             state.stage = Stage.WAITING if event.again and state.tries <= retries else Stage.FAILED
-            if state.stage is Stage.FAILED:
-                self._give_up_after(state)
+            for other in self.states.values() if state.stage is Stage.FAILED else ():
+                if other.cell.base == event.name:
+                    other.stage, other.text = Stage.FAILED, f"{event.name}, which it is made of, failed"
 
     def seconds_left(self) -> float | None:
         """How long the rest will take, by the epochs seen so far; None before the first."""
-        known = [state for state in self.states.values() if state.seconds is not None]
+        known = [(state.cell, state.seconds) for state in self.states.values() if state.seconds is not None]
         if not known:
             return None
         total = 0.0
         for state in self.states.values():
-            if state.stage in (Stage.WAITING, Stage.RUNNING) and state.epochs < state.total:
-                like = [s.seconds for s in known if (s.cell.data, s.cell.method) == (state.cell.data, state.cell.method)]
-                pace = [second for second in like or [s.seconds for s in known] if second is not None]
-                total += (state.total - state.epochs) * sum(pace) / len(pace)
-        unfinished = self.count(Stage.WAITING) + self.count(Stage.RUNNING)
-        return total / max(1, min(self.slots, unfinished))
+            if state.stage in (Stage.WAITING, Stage.RUNNING):
+                like = [s for cell, s in known if (cell.data, cell.method) == (state.cell.data, state.cell.method)]
+                pace = like or [seconds for _, seconds in known]
+                total += max(0.0, state.total - state.epochs) * sum(pace) / len(pace)
+        return total / max(1, min(self._most, self.count(Stage.WAITING, Stage.RUNNING)))
 
     def _time(self, state: CellState, epochs: float) -> None:
         if state.began is None:
@@ -188,11 +178,6 @@ class Board:
             self._most = max(self._most, sum(s.stage is Stage.RUNNING and s.began is not None for s in self.states.values()))
         elif epochs > state.began[1]:
             state.seconds = (self.clock() - state.began[0]) / (epochs - state.began[1])
-
-    def _give_up_after(self, failed: CellState) -> None:
-        for state in self.states.values():
-            if state.cell.base == failed.cell.name:
-                state.stage, state.text = Stage.FAILED, f"{failed.cell.name}, which it is made of, failed"
 
 
 # Called with the board and what has just changed on it; with None when only time has passed.
@@ -230,14 +215,12 @@ def run_cells(
                 base = None if state.cell.base is None else runs / state.cell.base
                 executor.submit(Task(state.cell, runs / state.cell.name, base, state.log))
                 room -= 1
-            board.count_slots()
             if board.count(Stage.RUNNING) == 0:
                 return
             events = executor.poll(patience)
             for event in events:
                 board.note(event, retries=retries)
-                tell(board, event)
-            if not events:
-                tell(board, None)
+            for happened in events or [None]:
+                tell(board, happened)
     finally:
         executor.close()

@@ -11,12 +11,11 @@ import pytest
 
 from calibrant.data import load_path
 from calibrant.engine.folder import lock_folder
-from calibrant.engine.recipe import to_dict
 from calibrant.grid import compare as module
 from calibrant.grid.compare import Failure, compare
+from calibrant.grid.local import run_task
 from calibrant.grid.plan import plan_cells
 from calibrant.grid.schedule import Board, Event, Stage, Task
-from calibrant.grid.worker import run_task
 
 SHORT = {"train.epochs": 1, "train.batch_size": 800, "train.device": "cpu"}
 
@@ -39,8 +38,7 @@ class Here:
 
     def poll(self, seconds: float) -> list[Event]:
         task, said = self.tasks.pop(), []
-        base = None if task.base is None else str(task.base)
-        run_task({"recipe": to_dict(task.cell.recipe), "folder": str(task.folder), "base": base}, send=said.append)
+        run_task(task.order(), send=said.append)
         last = said[-1]
         return [
             *(Event(task.cell.name, "step", epochs=step["epochs"], numbers=step["numbers"]) for step in said[:-1]),

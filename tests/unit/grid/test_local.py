@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import calibrant.engine.train as engine
+from calibrant.engine.recipe import Recipe, recipe_of, to_dict
+from calibrant.engine.result import EpochRecord
 from calibrant.grid import local
-from calibrant.grid.local import LocalExecutor, Place, last_line
+from calibrant.grid.local import LocalExecutor, Place, last_line, make_places, run_task, visible_gpus
 from calibrant.grid.plan import Cell, plan_cells
 from calibrant.grid.schedule import Event, Task
 
@@ -74,15 +80,6 @@ def test_local_executor_gives_several_cells_to_one_process(pool: LocalExecutor, 
         assert (event.numbers["number"], event.numbers["threads"], event.numbers["gpu"]) == (number, 3, "")
         pids.add(event.numbers["pid"])
     assert len(pids) == 1
-
-
-def test_local_executor_runs_cells_beside_each_other(pool: LocalExecutor, tmp_path: Path) -> None:
-    pool.submit(task(CELLS["ce"], tmp_path))
-    pool.submit(task(CELLS["ecp"], tmp_path))
-    assert pool.free() == 0
-    found = answers(pool, 2)
-    assert {event.name for event in found} == {CELLS["ce"].name, CELLS["ecp"].name}
-    assert len({event.numbers["pid"] for event in found}) == 2
 
 
 @pytest.mark.parametrize(
@@ -163,20 +160,142 @@ def test_close_does_not_wait_for_a_lock_that_an_interrupt_left_taken(
     assert process.wait(timeout=5) is not None
 
 
-def test_last_line_of_a_log_is_what_a_run_said_and_not_its_name(tmp_path: Path) -> None:
+def test_last_line_of_a_log_is_what_a_run_said_or_the_name_of_its_crash(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
-    assert last_line(log) == ""
-    log.write_text("x, 2026-01-01T00:00:00\n\n")
-    assert last_line(log) == ""
-    log.write_text("x, 2026-01-01T00:00:00\nfirst\n the end \n\n")
-    assert last_line(log) == "the end"
-
-
-def test_last_line_of_a_crash_names_it_and_not_what_was_loaded(tmp_path: Path) -> None:
-    log = tmp_path / "x.log"
+    for text, said in (
+        ("", ""),
+        ("x, 2026-01-01T00:00:00\n\n", ""),
+        ("x, 2026-01-01T00:00:00\nfirst\n the end \n\n", "the end"),
+    ):
+        log.write_text(text)
+        assert last_line(log) == said
     crash = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "a.py", line 1\n'
     log.write_text(f"x, 2026-01-01T00:00:00\nfirst\n{crash}\nExtension modules: numpy, torch._C (total: 2)\n")
     assert last_line(log) == "Fatal Python error: Segmentation fault"
     # A crash of an earlier attempt is not this one's.
     log.write_text(f"x, 2026-01-01T00:00:00\n{crash}x, 2026-01-01T00:01:00\nno space left\n")
     assert last_line(log) == "no space left"
+
+
+def test_make_places_on_the_cpu_are_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.grid.local.usable_cores", lambda: 6)
+    assert make_places(device="cpu", jobs=None, threads=1) == [Place(None, 6, 6)]
+    assert make_places(device="cpu", jobs=None, threads=4) == [Place(None, 1, 1)]
+    assert make_places(device="cpu", jobs=9, threads=1) == [Place(None, 9, 9)]
+
+
+def test_make_places_on_gpus_begin_with_one_run_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.grid.local.usable_cores", lambda: 16)
+    monkeypatch.setattr("calibrant.grid.local.visible_gpus", lambda device: ["0", "3"])
+    assert make_places(device="auto", jobs=None, threads=1) == [Place("0", 1, 4), Place("3", 1, 4)]
+    assert make_places(device="auto", jobs=5, threads=1) == [Place("0", 3, 3), Place("3", 2, 2)]
+    assert make_places(device="auto", jobs=1, threads=1) == [Place("0", 1, 1)]
+
+
+def test_visible_gpus_respect_what_the_caller_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert visible_gpus("auto") == visible_gpus("cuda") == ["4", "6"]
+    assert visible_gpus("cuda:1") == ["6"]
+    assert visible_gpus("cpu") == []
+    # As it may be set for another machine.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert visible_gpus("auto") == ["0", "1"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert visible_gpus("auto") == ["0", "1"]
+    with pytest.raises(ValueError, match="`train.device` must be one of 2 CUDA devices"):
+        visible_gpus("cuda:2")
+
+
+def test_place_takes_one_more_run_once_all_there_are_known_and_it_fits() -> None:
+    place = Place("0", 1, 3)
+    place.measured("a", 10, 12, running=["a"])
+    assert place.limit == 1  # 12 is less than 10 and its margin
+    place.measured("a", 10, 13, running=["a"])
+    assert place.limit == 2
+    place.measured("a", 10, 90, running=["a"])
+    assert place.limit == 2  # the second has not come yet
+    place.measured("a", 10, 90, running=["a", "b"])
+    assert place.limit == 2  # what b needs is not known yet
+    place.measured("b", 20, 24, running=["a", "b"])
+    place.measured("a", 10, 24, running=["a", "b"])
+    assert place.limit == 2  # the next may need as much as b
+    place.measured("b", 20, 26, running=["a", "b"])
+    assert place.limit == 3
+    place.measured("c", 10, 900, running=["a", "b", "c"])
+    assert place.limit == 3
+
+
+def test_place_that_overflowed_never_takes_so_many_again() -> None:
+    place = Place("0", 3, 4)
+    place.overflowed(running=2)
+    place.measured("a", 1, 100, running=["a", "b"])
+    assert place.limit == 2
+    place.overflowed(running=0)
+    assert place.limit == 1
+
+
+@pytest.mark.parametrize(("jobs", "limits"), [(1, [1]), (3, [1, 1, 1]), (4, [2, 1, 1]), (5, [2, 2, 1]), (6, [2, 2, 2])])
+def test_make_places_shares_the_jobs_out_between_gpus(jobs: int, limits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.grid.local.visible_gpus", lambda device: ["0", "1", "2"])
+    places = make_places(device="cuda", jobs=jobs, threads=1)
+    assert [place.limit for place in places] == [place.most for place in places] == limits
+
+
+def failing(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **recipe: object) -> list[dict[str, Any]]:
+    """What is sent of a run that raises, after it has noted its command and device."""
+
+    def train(recipe: Recipe, *, report: Callable, tick: Callable, **_: object) -> None:
+        seen.append({"kind": "seen", "argv": list(sys.argv), "device": recipe.train.device})
+        for now, step in ((100.0, 1), (100.9, 2), (101.0, 3)):
+            monkeypatch.setattr(local.time, "monotonic", lambda now=now: now)
+            tick(0, step, 4)
+        report(EpochRecord(0, 0.1, 2.0, val_error=0.3, val_ece=0.02))
+        raise error
+
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(sys, "argv", ["worker"])
+    monkeypatch.setattr(engine, "train", train)
+    run_task({"recipe": to_dict(recipe_of(recipe)), "folder": str(tmp_path / "run"), "base": None}, send=seen.append)
+    return seen
+
+
+def test_run_task_gives_the_run_its_command_and_tells_of_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = {"data": {"name": "/data/my pictures"}, "train": {"device": "cuda:1"}}
+    first, *steps, last = failing(ValueError("enough"), tmp_path, monkeypatch, **recipe)
+    assert first["argv"][:4] == ["calibrant", "train", "--data", "/data/my pictures"]
+    # The process sees the one GPU that it was given.
+    assert first["device"] == "cuda"
+    # Parts of an epoch are told once a second at most.
+    assert [(said["epochs"], said["numbers"]) for said in steps] == [
+        (0.25, {}),
+        (0.75, {}),
+        (1.0, {"val_error": 0.3, "val_ece": 0.02}),
+    ]
+    assert last == {"kind": "failed", "text": "enough", "again": False, "memory": False}
+
+
+@pytest.mark.parametrize(
+    ("error", "again", "memory", "text"),
+    [
+        (FloatingPointError("the loss became nan"), False, False, "the loss became nan"),
+        (ImportError("no such module"), False, False, "no such module"),
+        (
+            OSError(errno.ENOSPC, "No space left", "a/b.npz"),
+            True,
+            False,
+            "a/b.npz: cannot be written (No space left). Make room.",
+        ),
+        (MemoryError("too big"), True, True, "MemoryError: too big"),
+        # As a GPU that is full says it, where torch's own allocator was not asked.
+        (RuntimeError("CUDA error: out of memory"), True, True, "RuntimeError: CUDA error: out of memory"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED\nx"), True, True, "RuntimeError: CUBLAS_STATUS_ALLOC_FAILED"),
+        (RuntimeError("a bug"), True, False, "RuntimeError: a bug"),
+    ],
+)
+def test_run_task_tells_what_another_try_may_help(
+    error: BaseException, again: bool, memory: bool, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = failing(error, tmp_path, monkeypatch)[-1]
+    assert (last["again"], last["memory"], last["text"]) == (again, memory, text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -124,24 +123,15 @@ def test_ray_executor_starts_ray_with_the_cores_that_there_are(fake, monkeypatch
     assert asked == [cores]
 
 
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        (
-            "far:1",
-            "compare: `--ray-address` must be where a Ray cluster runs, got 'far:1', where none answers. Start one there",
-        ),
-        (None, "compare: Ray must be reachable at this machine, got: set `--address`"),
-    ],
-)
-def test_ray_executor_that_finds_no_cluster_names_our_option(fake, monkeypatch, address: str | None, said: str) -> None:
+@pytest.mark.parametrize("address", ["far:1", None])
+def test_ray_executor_that_finds_no_cluster_names_our_option(fake, monkeypatch, address: str | None) -> None:
     def fail(**_: object) -> None:
-        raise ConnectionError("set `--address`\nor so")
+        raise ConnectionError("none there\nor so")
 
     made = fake(CPU=1.0)
     monkeypatch.setattr(made, "is_initialized", lambda: False)
     monkeypatch.setattr(made, "init", fail, raising=False)
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=f"`ray_address` must be .*, got {address or 'this machine'}: none there .*`ray start"):
         RayExecutor(address=address)
 
 
@@ -211,15 +201,15 @@ def test_ray_executor_writes_what_a_node_sends_back_and_leaves_no_mark(fake, mon
     seen: list[Any] = []
 
     def works(order: Any, base: Any, mail: Any) -> Any:
-        seen.append((order, Path(order["mark"][0]).read_text()))
+        seen.append(Path(order["mark"]).parent)
         files = {"run.json": b"{}", "test.npz": b"x"}
         return {"message": {"kind": "done", "numbers": {"error": 0.5}}, "log": "", "node": "n1", "files": files}
 
     monkeypatch.setattr(module, "run_remotely", works)
     executor = RayExecutor()
     executor.submit(task(tmp_path))
-    (order, text), folder = seen[0], tmp_path / "runs" / CELL.name
-    assert text == order["mark"][1]
+    folder = tmp_path / "runs" / CELL.name
+    assert seen == [folder.parent.resolve()]
     assert executor.poll(0) == [Event(CELL.name, "done", numbers={"error": 0.5})]
     assert sorted(file.name for file in folder.iterdir()) == ["run.json", "test.npz"]
     executor.submit(task(tmp_path))

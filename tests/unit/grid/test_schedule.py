@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.grid.local import Place, make_places, visible_gpus
 from calibrant.grid.plan import plan_cells
 from calibrant.grid.schedule import Board, Event, Stage, Task, run_cells
 
@@ -120,24 +119,6 @@ def test_run_cells_closes_the_executor_when_interrupted() -> None:
     assert executor.closed == 1
 
 
-def test_board_times_a_second_try_from_its_own_beginning() -> None:
-    now = [0.0]
-    board = Board(GRID, clock=lambda: now[0])
-    state = board.states["digits-convnet-ce-seed0"]
-    for at, event in ((0.0, Event(state.cell.name, "step", epochs=1.0)), (5.0, fail(state.cell.name))):
-        now[0] = at
-        if state.stage is Stage.WAITING:
-            board.start(state)
-        board.note(event, retries=1)
-    assert state.stage is Stage.WAITING
-    now[0] = 100.0
-    board.start(state)
-    for at, epochs in ((100.0, 1.0), (110.0, 2.0)):
-        now[0] = at
-        board.note(Event(state.cell.name, "step", epochs=epochs), retries=1)
-    assert state.seconds == 10.0
-
-
 def test_board_estimates_the_rest_from_epochs_of_the_same_method() -> None:
     now = [0.0]
     board = Board(GRID, clock=lambda: now[0])
@@ -150,12 +131,8 @@ def test_board_estimates_the_rest_from_epochs_of_the_same_method() -> None:
     now[0] = 6.0
     board.note(Event(ce.cell.name, "step", epochs=4.0), retries=0)  # 2 s an epoch
     board.note(Event(focal.cell.name, "step", epochs=7.0), retries=0)  # 1 s an epoch
-    board.slots = 2
     # 6 and 3 epochs of the running ones, 10 of each of the second seed; what is only scaled takes no time.
     assert board.seconds_left() == (6 * 2 + 3 * 1 + 10 * 2 + 10 * 1) / 2
-    # Fewer runs than before are left to be run at a time.
-    board.slots = 8
-    assert board.seconds_left() == (6 * 2 + 3 * 1 + 10 * 2 + 10 * 1) / 6
     for name in list(board.states):
         board.note(Event(name, "done"), retries=0)
     assert board.seconds_left() == 0
@@ -171,7 +148,6 @@ def test_board_of_a_cluster_that_was_handed_all_runs_counts_those_that_it_works_
     def go_on(epochs: float, *places: int) -> None:
         for place in places:
             board.note(Event(names[place], "step", epochs=epochs), retries=0)
-        board.count_slots()
 
     go_on(1.0, 0, 1)
     now[0] = 8.0
@@ -199,62 +175,3 @@ def test_board_times_a_resumed_run_by_what_it_has_done_since() -> None:
     assert board.seconds_left() == 3.0
     board.note(Event(state.cell.name, "step", epochs=9.5), retries=0)
     assert (state.numbers, state.epochs) == ({"val_error": 0.2}, 9.5)
-
-
-def test_make_places_on_the_cpu_are_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.grid.local.usable_cores", lambda: 6)
-    assert make_places(device="cpu", jobs=None, threads=1) == [Place(None, 6, 6)]
-    assert make_places(device="cpu", jobs=None, threads=4) == [Place(None, 1, 1)]
-    assert make_places(device="cpu", jobs=9, threads=1) == [Place(None, 9, 9)]
-
-
-def test_make_places_on_gpus_begin_with_one_run_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.grid.local.usable_cores", lambda: 16)
-    monkeypatch.setattr("calibrant.grid.local.visible_gpus", lambda device: ["0", "3"])
-    assert make_places(device="auto", jobs=None, threads=1) == [Place("0", 1, 4), Place("3", 1, 4)]
-    assert make_places(device="auto", jobs=5, threads=1) == [Place("0", 3, 3), Place("3", 2, 2)]
-    assert make_places(device="auto", jobs=1, threads=1) == [Place("0", 1, 1)]
-
-
-def test_visible_gpus_respect_what_the_caller_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert visible_gpus("auto") == visible_gpus("cuda") == ["4", "6"]
-    assert visible_gpus("cuda:1") == ["6"]
-    assert visible_gpus("cpu") == []
-    # As it may be set for another machine.
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert visible_gpus("auto") == ["0", "1"]
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert visible_gpus("auto") == ["0", "1"]
-    with pytest.raises(ValueError, match="`train.device` must be one of 2 CUDA devices"):
-        visible_gpus("cuda:2")
-
-
-def test_place_takes_one_more_run_once_all_there_are_known_and_it_fits() -> None:
-    place = Place("0", 1, 3)
-    place.measured("a", 10, 12, running=["a"])
-    assert place.limit == 1  # 12 is less than 10 and its margin
-    place.measured("a", 10, 13, running=["a"])
-    assert place.limit == 2
-    place.measured("a", 10, 90, running=["a"])
-    assert place.limit == 2  # the second has not come yet
-    place.measured("a", 10, 90, running=["a", "b"])
-    assert place.limit == 2  # what b needs is not known yet
-    place.measured("b", 20, 24, running=["a", "b"])
-    place.measured("a", 10, 24, running=["a", "b"])
-    assert place.limit == 2  # the next may need as much as b
-    place.measured("b", 20, 26, running=["a", "b"])
-    assert place.limit == 3
-    place.measured("c", 10, 900, running=["a", "b", "c"])
-    assert place.limit == 3
-
-
-def test_place_that_overflowed_never_takes_so_many_again() -> None:
-    place = Place("0", 3, 4)
-    place.overflowed(running=2)
-    place.measured("a", 1, 100, running=["a", "b"])
-    assert place.limit == 2
-    place.overflowed(running=0)
-    assert place.limit == 1
