@@ -126,19 +126,8 @@ def split_indices(n: int, *, val: int, meta: int, seed: int, keep_meta_out: bool
     """Shuffle ``n`` positions once and cut: first ``val``, then ``meta``, the rest for training.
 
     The validation part depends on the seed alone, so it is the same for every method. Methods without a meta-validation set
-    train on what it leaves (as the published code does), or leave it unused (``keep_meta_out``) so that all methods train on
-    the same examples.
-
-    Args:
-        n: Number of examples.
-        val: Size of the validation part.
-        meta: Size of the meta-validation part.
-        seed: Seed of the shuffle.
-        keep_meta_out: Leave the meta part out of training also where it is not used.
-        with_meta: Whether the method uses a meta part.
-
-    Returns:
-        Three disjoint index tensors; raises ``ValueError`` if nothing is left to train on.
+    (``with_meta`` is False) train on it too (as the published code does), or leave it unused (``keep_meta_out``) so that all
+    methods train on the same examples. Raises ``ValueError`` if nothing is left to train on.
 
     Example:
         >>> parts = split_indices(10, val=2, meta=3, seed=0)

@@ -57,14 +57,9 @@ def is_path(name: str) -> bool:
 
 
 def load_path(path: str | Path, *, size: int | None = None) -> DataSet:
-    """Read an ``.npz`` of images, or a folder: of class folders, or of Tiny-ImageNet.
+    """Read an ``.npz`` of images, or a folder: of class folders, pictures resized to ``size`` if given, or of Tiny-ImageNet.
 
-    Args:
-        path: The file or folder.
-        size: Side of the squares that the pictures of class folders are resized to; other sets keep their size.
-
-    Returns:
-        The set. Raises as `load_npz` and `load_folder`, and ``ValueError`` where a size is given for a set that has one.
+    Raises as `load_npz` and `load_folder`, and ``ValueError`` where a size is given for a set that has one.
     """
     from calibrant.data.tiny_imagenet import load_tiny_imagenet
 
@@ -124,13 +119,9 @@ def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
     """Read images and labels from numpy's ``.npz``; nothing in the file can run code.
 
     Keys are ``images`` (or ``x``, ``train_images``, ``x_train``) and ``labels`` (``y``, …), and ``test_images`` and
-    ``test_labels`` (``x_test``, ``y_test``) where there is a test part; otherwise a fifth of each class is held out.
-    ``class_names`` is optional.
-
-    Args:
-        path: The file. Images are ``[N, H, W]``, ``[N, H, W, channels]`` or ``[N, channels, H, W]`` with values 0 to 255; up to
-            four channels, and where both ends could be channels they are the last.
-        seed: Seed of the held-out part.
+    ``test_labels`` (``x_test``, ``y_test``) where there is a test part; otherwise a fifth of each class is held out, by
+    ``seed``. ``class_names`` is optional. Images are ``[N, H, W]``, ``[N, H, W, channels]`` or ``[N, channels, H, W]`` with
+    values 0 to 255; up to four channels, and where both ends could be channels they are the last.
 
     Returns:
         The set, as `load_folder` makes it. Raises ``OSError`` or ``ValueError`` with one sentence that names the file.

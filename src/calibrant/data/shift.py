@@ -101,15 +101,10 @@ def corrupt(images: Tensor, *, kind: str, severity: int, seed: int = 0) -> Tenso
 
 
 def shifted_sets(test: ImageSet, *, seed: int = 0) -> dict[str, ImageSet]:
-    """Corrupt a test set in every way, at every severity.
+    """Corrupt a test set in every way, at every severity: ``"gaussian_noise-1"`` … ``"contrast-5"`` → the corrupted set.
 
-    Args:
-        test: The set. What it says of normalisation stays: a model sees worse images, and does not know.
-        seed: Seed of the noise.
-
-    Returns:
-        ``"gaussian_noise-1"`` … ``"contrast-5"`` → the corrupted set, with the same labels in the same order. A known posterior
-        is dropped: it was that of the clean images.
+    Labels and what the set says of normalisation stay: a model sees worse images, and does not know. A known posterior is
+    dropped: it was that of the clean images.
     """
     return {
         f"{kind}-{severity}": replace(

@@ -93,7 +93,8 @@ class ArrayHeader(NamedTuple):
 def npz_headers(path: Path) -> dict[str, ArrayHeader]:
     """Return shape and type of every array in an ``.npz`` without reading any; raises ``ValueError`` on another file."""
     with decoding(path), zipfile.ZipFile(path) as archive:
-        return {info.filename.removesuffix(".npy"): _header(archive, info) for info in archive.infolist()}
+        members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+        return {info.filename.removesuffix(".npy"): _header(archive, info) for info in members}
 
 
 def read_npz(path: Path, keys: Collection[str]) -> Fields:
