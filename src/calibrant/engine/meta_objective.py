@@ -15,9 +15,8 @@ from calibrant.engine.hardware import Hardware
 from calibrant.engine.network import FeatureFunction
 from calibrant.engine.objective import MetaPlan, Objective
 from calibrant.meta.lookahead import Batch as Seen
-from calibrant.meta.lookahead import leaked_value
 from calibrant.meta.network import following, meta_mode
-from calibrant.meta.step import HeldOut, HyperParameters, meta_step
+from calibrant.meta.step import HeldOut, HyperParameters, leaked_value, meta_step
 
 
 class Watched(NamedTuple):
@@ -143,13 +142,5 @@ class MetaObjective(Objective):
         # Features are one's own part of the batch, but the head enters whole in every process: its gradient is divided, and
         # by this sum its value is not rounded.
         head = {name: value.detach() + share * (value - value.detach()) for name, value in self.head.named_parameters()}
-        return leaked_value(
-            self.plan.regularizer,
-            self.plan.objective,
-            self.hyper,
-            head=head,
-            batch=Seen(*(gather(value) for value in seen)),
-            meta_features=gather(held_out.features),
-            meta_labels=gather(held_out.labels),
-            step=self.plan.settings.virtual_step(lr),
-        )
+        batch, others = Seen(*map(gather, seen)), HeldOut(*map(gather, held_out))
+        return leaked_value(self.learned, self.plan.objective, head=head, batch=batch, held_out=others, lr=lr)

@@ -154,16 +154,7 @@ def init_gamma_net(
     A is drawn as PyTorch draws a linear layer (uniform within :math:`\pm 1/\sqrt d`). All k head-gammas are then made equal, so
     that their mixture does not depend on the attention: W is the least-norm solution of :math:`A^\top W = \tau u_0 1`, where
     :math:`u_0` is the score of ``gamma_init``; where none exists (more heads than features) or it is badly conditioned,
-    A is corrected by a rank-one term, which is exact for every k.
-
-    Args:
-        num_features: Width d of the features.
-        num_heads: Number k of heads.
-        temperature: As in `gamma_of`; so are ``positive`` and ``gamma_max``.
-        positive: One of ``POSITIVE_MAPS``.
-        gamma_max: Upper bound, or None.
-        gamma_init: Gamma of every sample at the start.
-        generator: Source of the draw.
+    A is corrected by a rank-one term, which is exact for every k. The arguments are those of `GammaNet`.
 
     Returns:
         ``attention [d, k]`` and ``readout [d]``, float32.
@@ -209,12 +200,7 @@ def gamma_speed(params: Values, *, temperature: float, slope: float = 1.0) -> Te
 
     For A drawn as a linear layer this is about :math:`\sqrt d\,(0.46 / (\tau \sqrt k) + 1.4 \sqrt k)`: it depends on the widths
     and on the temperature, so a learning rate that suits one network does not suit another. A wanted speed divided by this
-    number does.
-
-    Args:
-        params: ``attention [d, k]`` and ``readout [d]``.
-        temperature: Divisor :math:`\tau`.
-        slope: Slope of the positive map.
+    number does. ``slope`` is that of the positive map at the start.
 
     Returns:
         Scalar ``[]``: gamma per unit of learning rate.

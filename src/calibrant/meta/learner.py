@@ -18,12 +18,11 @@ from calibrant.core.checks import check_count
 from calibrant.core.registry import lookup
 from calibrant.meta.batches import endless, to_device
 from calibrant.meta.gamma_net import GammaNet, Params
-from calibrant.meta.lookahead import Batch, Hypergradient, MetaObjective, exchange_of, full_hypergradient, leaked_value
+from calibrant.meta.lookahead import Batch, Hypergradient, MetaObjective, exchange_of, full_hypergradient
 from calibrant.meta.network import (
     Inputs,
     call_at,
     capturing,
-    check_optimizer,
     find_network,
     labelled,
     logits_tangent,
@@ -35,7 +34,7 @@ from calibrant.meta.network import (
 )
 from calibrant.meta.regularizers import GammaFocal, Regularizer
 from calibrant.meta.settings import PRESETS, make_objective, settings_of
-from calibrant.meta.step import HeldOut, HyperParameters, meta_step
+from calibrant.meta.step import HeldOut, HyperParameters, leaked_value, meta_step
 
 # Mean |step| / lr of Adam below which hyper-parameters count as frozen. Pure noise gives 0.2 with betas (0.9, 0.999) and 0.6
 # with (0.5, 0.9); a gradient that fell a hundredfold within Adam's memory gives less than 0.01.
@@ -158,11 +157,13 @@ class MetaLearner:
                 'MetaLearner: `leak_meta_grad` must go with a single process and lookahead="head". Pass `leak_meta_grad=False`.'
             )
         self.exchange = exchange_of(group)
-        check_optimizer(self.network, optimizer)
+        trained = {id(value) for value in self.network.parameters().values()}
+        if trained and not trained & {id(value) for group in optimizer.param_groups for value in group["params"]}:
+            raise ValueError("MetaLearner: `optimizer` must hold parameters of `model`, got one that holds none of them.")
         self.optimizer, self.scaler, self.backward, self.amp = optimizer, scaler, backward, amp
         self.meta_batches, self.ignore_index = endless(meta_batches), ignore_index
         self.accumulate, self.monitor_every = accumulate, monitor_every
-        self._learned = HyperParameters(self.regularizer, self.settings, self.network.head, group=group, generator=generator)
+        self._learned = HyperParameters(regularizer, self.settings, self.network.head, group=group, generator=generator)
         self.hyper: Params = self._learned.params
         self.steps, self.meta_updates, self._part = 0, 0, 0
         self._verified = False
@@ -363,16 +364,7 @@ class MetaLearner:
         held_out = HeldOut(rows_of(features, kept), y_meta)
         if settings.leak_meta_grad:
             with torch.autocast(self.network.device.type, enabled=False):
-                value = leaked_value(
-                    self.regularizer,
-                    self.objective,
-                    self.hyper,
-                    head=head,
-                    batch=batch,
-                    meta_features=held_out.features,
-                    meta_labels=held_out.labels,
-                    step=settings.virtual_step(lr),
-                )
+                value = leaked_value(self._learned, self.objective, head=head, batch=batch, held_out=held_out, lr=lr)
             # The loss of a part is divided by the number of parts; this comes once for all of them.
             self._leaked = value * (self.accumulate if settings.reduction == "mean" else 1)
         return meta_step(

@@ -63,12 +63,7 @@ class Batch(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """How processes share a step; see `ALONE` and `exchange_of`.
-
-    Attributes:
-        combine: Makes the global gradients of per-process ones, given the reduction.
-        gather: Concatenates a tensor over the processes; the gradient of one's own part passes.
-    """
+    """How processes share a step: `combine` and `gather` of a group, or nothing to do for one process (`ALONE`)."""
 
     combine: Callable[[Params, str], Params]
     gather: Callable[[Tensor], Tensor]
@@ -278,24 +273,12 @@ def full_hypergradient(
     One backward pass for the virtual step, one for :math:`v = \nabla M(\theta')`, one forward-mode pass for the tangent of the
     training logits along v; the mixed derivative is then that of the last layer.
 
-    Args:
-        regularizer: As in `head_hypergradient`; so are all that are not named here.
-        objective: Also.
-        hyper: Also.
-        params: Parameters that take the step; leaves of the graph of ``batch.logits``.
-        head: Entry of the head ("weight", "bias") → its name in ``params``.
-        batch: The training batch, its logits with their graph (which is kept).
-        tangent_of: Directions → derivative ``[B, C]`` of the training logits along them.
-        meta_logits_of: Parameters → logits ``[M, C]`` of the meta batch.
-        meta_labels: ``[M]``.
-        step: The virtual step.
-        exchange: How processes share the step.
-        loss_scale: What gradients inside the network are multiplied by, so that half precision does not lose them.
-        backward: Slopes ``[B, C]`` of the summed loss by the logits, its slopes by the head, and the factor of the reduction →
-            the step's gradient; by default a backward pass through the network.
-
-    Returns:
-        Value and gradients. Raises ``ValueError`` if a hyper-parameter receives no gradient.
+    What it takes beyond `head_hypergradient`: ``params`` take the step and are leaves of the graph of ``batch.logits``, which
+    is kept; ``head`` says by what names they hold the head's entries; ``tangent_of`` gives the derivative ``[B, C]`` of the
+    training logits along directions, ``meta_logits_of`` the logits ``[M, C]`` of the meta batch at other parameters; gradients
+    inside the network are multiplied by ``loss_scale``, so that half precision does not lose them; ``backward`` makes the
+    step's gradient of the summed loss's slopes by logits and head and of the factor of the reduction, by default by a backward
+    pass through the network. Returns and raises likewise.
     """
 
     def network_backward(slopes: Tensor, direct: Params, factor: float) -> Params:
@@ -323,38 +306,6 @@ def full_hypergradient(
             total = total + (grad * pull[head[entry]]).sum()
         found = _gradients_by(-step.lr * factor * total, leaves)
     return Hypergradient(value.detach(), exchange.combine(found, step.reduction))
-
-
-def leaked_value(
-    regularizer: Regularizer,
-    objective: MetaObjective,
-    hyper: Values,
-    *,
-    head: Values,
-    batch: Batch,
-    meta_features: Tensor,
-    meta_labels: Tensor,
-    step: VirtualStep,
-) -> Tensor:
-    """Meta objective after a virtual step of the head, as a function of the network itself.
-
-    The published code adds its gradient to the network's own, by not clearing it after the meta step. It reaches the network
-    through the meta batch's features, through the head and, by second order, through the training batch whose gradient made
-    the virtual step. Late in training, when the training loss is nearly zero, it can be as large as the training gradient:
-    part of the calibration then comes from training on the held-out data directly.
-
-    The arguments are those of `head_hypergradient`; ``batch.features`` and ``meta_features`` come with their graph. The
-    hyper-parameters are held constant, and may change before the gradient is asked for.
-    """
-    fixed = {name: value.detach().clone() for name, value in hyper.items()}
-    # Features from compiled code depend, for all that autograd knows, on every parameter, also on the head; the virtual step's
-    # gradient is not to run through that code, which cannot be differentiated twice.
-    own = {name: value.view_as(value) for name, value in head.items()}
-    logits = F.linear(batch.features.to(own["weight"].dtype), own["weight"], own.get("bias"))
-    total = regularizer.loss(fixed, batch.features.detach(), logits, batch.labels, own).sum()
-    found = torch.autograd.grad(total * step.factor(len(batch.labels)), list(own.values()), create_graph=True)
-    virtual = virtual_sgd(own, dict(zip(own, found, strict=True)), lr=step.lr, clip=step.clip)
-    return objective(F.linear(meta_features.to(own["weight"].dtype), virtual["weight"], virtual.get("bias")), meta_labels)
 
 
 def _leaves(values: Values) -> Params:

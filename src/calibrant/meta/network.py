@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,15 +28,7 @@ _USUAL_NAMES = ("head", "fc", "classifier", "linear", "output", "score", "heads.
 
 @dataclass(frozen=True)
 class Network:
-    """A model and its last linear layer.
-
-    Attributes:
-        model: What is called: the user's module, perhaps wrapped for distributed training.
-        inner: The module inside the wrappers.
-        head: The linear layer that makes the logits.
-        head_name: Its name in ``inner``.
-        group: Processes of the ``DistributedDataParallel`` wrapper, or None.
-    """
+    """A model, perhaps wrapped for distributed training; the module inside; and the last linear layer, with its name there."""
 
     model: nn.Module
     inner: nn.Module
@@ -77,15 +68,10 @@ def lazy_parameters(model: nn.Module) -> list[str]:
 
 
 def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Network:
-    """Find the linear layer that ends ``model``.
+    """Find the linear layer that ends ``model``, inside wrappers of distributed training and of ``torch.compile``.
 
-    Args:
-        model: Any module; wrappers of distributed training and of ``torch.compile`` are looked through.
-        head: Name of the layer, the layer itself, or None: then the usual names are tried ("head", "fc", "classifier", ...),
-            and last the final ``nn.Linear`` in the order of definition. The first batch tells whether the guess was right.
-
-    Returns:
-        The network; raises ``ValueError`` if there is no such layer.
+    ``head`` is its name, the layer itself, or None: then the usual names are tried ("head", "fc", "classifier", ...), and last
+    the final ``nn.Linear`` in the order of definition. The first batch tells whether the guess was right.
     """
     inner, group = unwrap(model)
     if lazy := lazy_parameters(inner):
@@ -104,22 +90,6 @@ def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Netwo
         known = ", ".join(layers) or "none"
         raise ValueError(f"MetaLearner: `head` must name an `nn.Linear` of the model, got {got}. Linear layers: {known}.")
     return Network(model, inner, layers[found], found, group)
-
-
-def check_optimizer(network: Network, optimizer: torch.optim.Optimizer) -> None:
-    """Raise if ``optimizer`` holds no parameter of the network that can be trained, or cannot step by gradients alone."""
-    inside = getattr(optimizer, "optimizer", optimizer)
-    closure = inspect.signature(inside.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ValueError(
-            f"MetaLearner: `optimizer` must step without a closure, got {type(inside).__name__}. Use SGD or Adam, for example."
-        )
-    trained = {id(value) for value in network.parameters().values()}
-    if trained and not trained & {id(value) for group in optimizer.param_groups for value in group["params"]}:
-        raise ValueError(
-            "MetaLearner: `optimizer` must hold parameters of `model`, got one that holds none of them. "
-            "Make it from `model.parameters()`."
-        )
 
 
 def unwrap(model: nn.Module) -> tuple[nn.Module, dist.ProcessGroup | None]:
@@ -172,11 +142,8 @@ def rows_of(values: Tensor, kept: Tensor | None) -> Tensor:
 def read_features(network: Network, x: Inputs, *, inner: bool = False, verify: bool = False) -> tuple[Tensor, Tensor]:
     """Run the model and return the input of its head, ``[B, d]``, and its logits, ``[B, C]``; of tokens one row each.
 
-    Args:
-        network: The model and its head.
-        x: Input of the model.
-        inner: Call the module inside the wrappers: they are for training passes only.
-        verify: Compare the head's output with the model's (waits for the device), and raise if they differ.
+    ``inner`` calls the module inside the wrappers, which are for training passes only. ``verify`` compares the head's output
+    with the model's (and waits for the device), and raises if they differ.
     """
     seen: list[Tensor] = []
     made: list[Tensor] = []
@@ -213,16 +180,9 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 
 def logits_tangent(network: Network, x: Inputs, params: Mapping[str, Tensor], along: Mapping[str, Tensor]) -> Tensor:
-    """Directional derivative ``[B, C]`` of the logits, by one forward-mode pass; running statistics stay as they are.
+    """Derivative ``[B, C]`` of the logits at ``params`` along a direction, by one forward-mode pass.
 
-    Args:
-        network: The model and its head.
-        x: Input of the model.
-        params: Parameters at which to differentiate.
-        along: Direction, for every one of them.
-
-    Returns:
-        The tangent. Raises ``RuntimeError`` if a layer has no forward-mode derivative.
+    Running statistics stay as they are. Raises ``RuntimeError`` if a layer has no forward-mode derivative.
     """
     # Fused attention kernels have no forward-mode derivative; the plain one has, and gives the same numbers.
     with (
@@ -296,13 +256,11 @@ def _training(model: nn.Module, parts: Sequence[nn.Module]) -> list[tuple[nn.Mod
 
 
 def meta_mode(model: nn.Module, meta_bn: MetaBN) -> AbstractContextManager[None]:
-    """Set ``model`` up for a forward pass over meta data, and put it back afterwards.
+    """Set ``model``, which is in training mode, up for a forward pass over meta data, and put it back afterwards.
 
-    Args:
-        model: The network, in training mode.
-        meta_bn: "batch": BatchNorm normalises with the meta batch's statistics and leaves the running ones alone; dropout is
-            off, as it will be when predictions are made. "frozen": the whole network as in ``eval()``. "update": the whole
-            network as in training, running statistics included, as in the published meta-calibration code.
+    "batch": BatchNorm normalises with the meta batch's statistics and leaves the running ones alone; dropout is off, as it
+    will be when predictions are made. "frozen": the whole network as in ``eval()``. "update": the whole network as in
+    training, running statistics included, as in the published meta-calibration code.
     """
     if meta_bn == "update":
         return nullcontext()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calibrant.meta.gamma_net import Values
@@ -21,6 +22,7 @@ from calibrant.meta.lookahead import (
     clip_factor,
     head_hypergradient,
     total_norm,
+    virtual_sgd,
 )
 from calibrant.meta.regularizers import Regularizer
 from calibrant.meta.settings import MetaSettings
@@ -136,7 +138,7 @@ def meta_step(
     Args:
         hyper: What is learned; changed in place.
         objective: ``(logits, labels) -> []``, what is minimised.
-        head: ``weight [C, d]`` and, if the layer has one, ``bias [C]`` of the layer that takes the virtual step.
+        head: Parameters of the layer that takes the virtual step.
         batch: The training batch.
         held_out: Held-out features and labels.
         lr: The network's learning rate, for a virtual step that follows it.
@@ -158,6 +160,30 @@ def meta_step(
     )
     hyper.step(found.grads)
     return found
+
+
+def leaked_value(
+    hyper: HyperParameters, objective: MetaObjective, *, head: Values, batch: Batch, held_out: HeldOut, lr: float | Tensor
+) -> Tensor:
+    """Meta objective after a virtual step of the head, as a function ``[]`` of the network itself.
+
+    The published code adds its gradient to the network's own, by not clearing it after the meta step. It reaches the network
+    through the features of both batches (which come with their graph), by second order through those of the training batch,
+    and through the head. Late in training, when the training loss is nearly zero, it can be as large as the training
+    gradient: part of the calibration then comes from training on the held-out data directly. Hyper-parameters are held
+    constant, and may change before the gradient is asked for.
+    """
+    step, loss = hyper.settings.virtual_step(lr), hyper.regularizer.loss
+    fixed = {name: value.detach().clone() for name, value in hyper.params.items()}
+    # Features from compiled code depend, for all that autograd knows, on every parameter, also on the head; the virtual step's
+    # gradient is not to run through that code, which cannot be differentiated twice.
+    own = {name: value.view_as(value) for name, value in head.items()}
+    features, meta_features = (value.to(own["weight"].dtype) for value in (batch.features, held_out.features))
+    logits = F.linear(features, own["weight"], own.get("bias"))
+    total = loss(fixed, batch.features.detach(), logits, batch.labels, own).sum() * step.factor(len(batch.labels))
+    found = torch.autograd.grad(total, list(own.values()), create_graph=True)
+    virtual = virtual_sgd(own, dict(zip(own, found, strict=True)), lr=step.lr, clip=step.clip)
+    return objective(F.linear(meta_features, virtual["weight"], virtual.get("bias")), held_out.labels)
 
 
 def _capturable(device: torch.device) -> bool:

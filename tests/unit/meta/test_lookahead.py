@@ -1,10 +1,9 @@
 import pytest
 import torch
-import torch.nn.functional as F
 
 from calibrant.losses import cross_entropy_loss
 from calibrant.meta import Batch, Regularizer, VirtualStep, head_hypergradient, hypergradient, virtual_sgd
-from calibrant.meta.lookahead import clip_factor, leaked_value, through_clip, total_norm
+from calibrant.meta.lookahead import clip_factor, through_clip, total_norm
 
 
 class Stuck(Regularizer):
@@ -133,23 +132,3 @@ def test_through_clip_is_the_transposed_jacobian_of_clipping():
     for found, want in zip(through_clip(pull, grads, 0.5).values(), expected, strict=True):
         torch.testing.assert_close(found, want)
     assert through_clip(pull, grads, None) is pull
-
-
-class Wave:
-    """A loss whose second derivative by the head has the hyper-parameter in it."""
-
-    def loss(self, hyper, features, logits, labels, head):
-        return F.cross_entropy(logits, labels, reduction="none") + (hyper["pace"] * head["weight"]).sin().sum()
-
-
-def test_leaked_value_keeps_the_hyper_parameters_it_was_made_with():
-    head = {"weight": torch.randn(3, 4, requires_grad=True)}
-    hyper, labels = {"pace": torch.ones(3, 4)}, torch.arange(6) % 3
-    x, x_meta = torch.randn(6, 4, requires_grad=True), torch.randn(6, 4)
-    batch = Batch(x, F.linear(x, head["weight"]), labels)
-    given = {"head": head, "batch": batch, "meta_features": x_meta, "meta_labels": labels, "step": VirtualStep(lr=0.1)}
-    value = leaked_value(Wave(), F.cross_entropy, hyper, **given)
-    before = torch.autograd.grad(value, [head["weight"], x], retain_graph=True)
-    hyper["pace"].fill_(7.0)
-    after = torch.autograd.grad(value, [head["weight"], x])
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

@@ -4,12 +4,13 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from calibrant.backbones.resnet import BasicBlock, ResNet
 from calibrant.meta import GammaFocal, MetaLearner, MetaSettings, UnitwiseL2
-from calibrant.meta.lookahead import total_norm
-from calibrant.meta.step import HyperParameters
+from calibrant.meta.lookahead import Batch, total_norm
+from calibrant.meta.step import HeldOut, HyperParameters, leaked_value
 from tracing import autocast_everywhere, trace_step
 
 
@@ -82,6 +83,25 @@ def test_learning_rate_is_the_settings_or_the_pace():
     hyper = learned()
     hyper.lr = 0.2
     assert hyper.lr == hyper.adam.param_groups[0]["lr"] == 0.2
+
+
+class Wave(UnitwiseL2):
+    """A loss whose second derivative by the head has the hyper-parameter in it."""
+
+    def loss(self, hyper, features, logits, labels, head):
+        return F.cross_entropy(logits, labels, reduction="none") + (hyper["weight"] * head["weight"]).sin().sum()
+
+
+def test_leaked_value_keeps_the_hyper_parameters_it_was_made_with():
+    hyper, labels = learned(Wave(init=1.0)), torch.arange(6) % 3
+    head = {"weight": torch.randn(3, 4, requires_grad=True)}
+    x = torch.randn(6, 4, requires_grad=True)
+    given = {"head": head, "batch": Batch(x, F.linear(x, head["weight"]), labels), "held_out": HeldOut(x.detach() + 1, labels)}
+    value = leaked_value(hyper, F.cross_entropy, lr=0.1, **given)
+    before = torch.autograd.grad(value, [head["weight"], x], retain_graph=True)
+    hyper.params["weight"].fill_(7.0)
+    after = torch.autograd.grad(value, [head["weight"], x])
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
 OPTIONS = {

@@ -142,17 +142,3 @@ def test_to_device_moves_nested_tensors_and_leaves_the_rest() -> None:
     assert moved["a"][0].device.type == "meta"
     assert moved["a"][1:] == ["text"]
     assert moved["b"] == 3
-
-
-def test_optimizer_that_needs_a_closure_is_refused_when_the_learner_is_made() -> None:
-    class Wrapper(torch.optim.SGD):
-        """As trainers wrap an optimizer."""
-
-        optimizer: torch.optim.Optimizer
-
-    model = network()
-    wrapped = Wrapper(model.parameters(), lr=0.1)
-    wrapped.optimizer = torch.optim.LBFGS(model.parameters())
-    for optimizer in (wrapped, wrapped.optimizer):
-        with pytest.raises(ValueError, match=r"`optimizer` must step without a closure, got LBFGS\. Use SGD or Adam"):
-            make(model, optimizer)
