@@ -66,8 +66,9 @@ class HyperParameters:
         device, dtype = head.weight.device, torch.promote_types(head.weight.dtype, torch.float32)
         start = regularizer.init(head.in_features, head.out_features, bias=head.bias is not None, generator=generator)
         self.params = {name: value.to(device, dtype) for name, value in start.items()}
-        for value in self.params.values() if group is not None else ():
-            dist.broadcast(value, src=dist.get_global_rank(group, 0), group=group)
+        if group is not None:
+            for value in self.params.values():
+                dist.broadcast(value, src=dist.get_global_rank(group, 0), group=group)
         lr = settings.meta_lr or (pace or regularizer.pace) / float(regularizer.speed(self.params))
         self._lr, captured = lr, _capturable(device)
         self.adam = torch.optim.Adam(

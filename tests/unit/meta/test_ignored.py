@@ -53,14 +53,6 @@ def test_ignored_rows_that_are_no_numbers_do_no_harm() -> None:
     assert_alike(padded, plain)
 
 
-def test_tokens_without_padding_need_no_index() -> None:
-    tokens, rows = make(), make()
-    labels = Y.clamp(min=0)
-    tokens.step(X, labels, X_META, Y_META.clamp(min=0))
-    rows.step(X.reshape(-1, 4), labels.reshape(-1), X_META.reshape(-1, 4), Y_META.clamp(min=0).reshape(-1))
-    assert_alike(tokens, rows)
-
-
 def test_own_loop_and_meta_batches_of_tokens() -> None:
     stepped, own = (make(ignore_index=-100, meta_batches=MetaBatches(X_META, Y_META, batch_size=8)) for _ in range(2))
     stepped.step(X, Y, X_META, Y_META)

@@ -164,13 +164,6 @@ def test_accumulated_parts_equal_one_large_batch():
         torch.testing.assert_close(value, twin.state_dict()[name])
 
 
-def test_accumulated_batch_makes_one_meta_update():
-    x, y, xm, ym = data()
-    learner = learner_of(mlp(), accumulate=4)
-    found = [learner.step(x, y, xm, ym).meta_value is not None for _ in range(8)]
-    assert found == [True, False, False, False] * 2
-
-
 def test_clip_bounds_the_networks_step():
     x, y, xm, ym = data()
     model = mlp()

@@ -3,7 +3,6 @@ import torch
 from torch import nn
 
 from calibrant.meta.network import (
-    call,
     find_network,
     following,
     gathering,
@@ -12,7 +11,6 @@ from calibrant.meta.network import (
     logits_tangent,
     meta_mode,
     read_features,
-    untracked,
     unwrap,
 )
 
@@ -115,12 +113,6 @@ def test_logits_of_tokens_become_rows():
         logits_of("no")
 
 
-def test_call_passes_tensors_tuples_and_mappings():
-    assert call(lambda a: a, 1) == 1
-    assert call(lambda a, b: a - b, (3, 1)) == 2
-    assert call(lambda *, a, b: a - b, {"b": 1, "a": 3}) == 2
-
-
 def test_logits_tangent_equals_a_difference_quotient():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double().train()
@@ -195,14 +187,6 @@ def test_meta_mode_frozen_equals_eval():
     assert torch.equal(found, model.eval()(x))
 
 
-def test_meta_mode_update_moves_running_statistics():
-    model, x = normed(), torch.randn(32, 4)
-    with meta_mode(model, "update"):
-        model(x)
-    assert int(model[1].num_batches_tracked) == 1
-    assert model[1].running_mean.abs().sum() > 0
-
-
 def test_meta_mode_batch_leaves_a_layer_in_eval_alone():
     model, x = normed(), torch.randn(32, 4)
     model(x)
@@ -213,15 +197,6 @@ def test_meta_mode_batch_leaves_a_layer_in_eval_alone():
     torch.testing.assert_close(hidden, model[1](model[0](x)))
     assert not model[1].training
     assert model[1].track_running_stats
-
-
-def test_untracked_layers_in_training_keep_their_statistics():
-    model, x = normed(), torch.randn(8, 4)
-    with untracked(model):
-        model(x)
-    assert int(model[1].num_batches_tracked) == 0
-    model(x)
-    assert int(model[1].num_batches_tracked) == 1
 
 
 def test_following_and_gathering_learn_statistics_without_dropout():

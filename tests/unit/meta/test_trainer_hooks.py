@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from calibrant.meta import LoaderBatches, MetaBatches, MetaLearner
+from calibrant.meta import MetaBatches, MetaLearner
 from calibrant.meta.batches import split_batch, to_device
 
 X, Y = torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
@@ -118,17 +118,6 @@ def test_meta_batches_of_a_mapping_step_as_those_of_a_tensor() -> None:
     second = make(named, meta_batches=mapping).step({"values": X, "mask": torch.ones(16)}, Y)
     torch.testing.assert_close(first.meta_value, second.meta_value, rtol=0, atol=0)
     torch.testing.assert_close(weights(plain), weights(named), rtol=0, atol=0)
-
-
-def test_loader_batches_of_mappings_are_input_and_labels() -> None:
-    rows = [{"values": x, "labels": y} for x, y in zip(X_META, Y_META, strict=True)]
-    x, labels = next(LoaderBatches(torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True)))  # type: ignore[arg-type]
-    assert list(x) == ["values"]
-    assert x["values"].shape == (8, 4)
-    assert all(
-        any(torch.equal(v, w) and k == m for w, m in zip(X_META, Y_META, strict=True))
-        for v, k in zip(x["values"], labels, strict=True)
-    )
 
 
 def test_split_batch_without_labels_raises() -> None:
