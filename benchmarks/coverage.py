@@ -18,15 +18,12 @@ import torch
 from torch import Tensor
 
 from calibrant import Predictions
-from calibrant.core.grid import grid_of
-from calibrant.core.summary import Summary, class_bins_of, summarize
-from calibrant.metrics.batched import batched_ece
-from calibrant.metrics.intervals import binned_intervals, score_intervals
-from calibrant.metrics.levels import levels_of
-from calibrant.metrics.null import null_of_levels
-from calibrant.metrics.ordinary import bias_corrected
-from calibrant.metrics.values import values_of_summary
-from calibrant.metrics.worlds import draw_from
+from calibrant.core.binning import TopLabel, cells_of, class_bins_of
+from calibrant.core.summary import Summary, summarize
+from calibrant.metrics import METRICS
+from calibrant.metrics.intervals import Evidence, bias_corrected, draw_examples
+from calibrant.metrics.levels import ece_of_levels
+from calibrant.metrics.measure import values_of
 
 POPULATION = 40_000
 N_BINS = 15
@@ -50,19 +47,22 @@ class World:
         hits.index_add_(0, (torch.arange(self.probs.shape[1]) * N_BINS + index).flatten(), self.chances.flatten())
         nll = -(self.chances * self.probs.clamp_min(1e-300).log()).sum(1)
         brier = (self.probs**2).sum(1) - 2 * (self.chances * self.probs).sum(1) + 1
+        totals = torch.stack([torch.tensor(float(size)), torch.tensor(size**2 / 1e12), *[nll.sum()] * 3, *[brier.sum()] * 3])
+        expected[2] = hits.view(-1, N_BINS)
+        cells = cells_of(TopLabel(confidence, accuracy))
+        # So many examples that nothing is subtracted for chance.
+        cells[3] *= size / 1e12
         summary = Summary(
-            n=10**12,  # so many that nothing is subtracted for chance
+            n=10**12,
+            size=10**12,
             num_classes=self.probs.shape[1],
             n_bins=N_BINS,
-            weight=float(size),
-            weight_squares=size**2 / 1e12,
-            grid=grid_of(confidence, accuracy),
-            nll=torch.stack([nll.sum()] * 3),
-            brier=torch.stack([brier.sum()] * 3),
-            class_bins=type(expected)(expected.weight, expected.confidence, hits.view(-1, N_BINS)),
+            totals=totals.double(),
+            cells=cells,
+            class_bins=expected,
             class_correct=torch.zeros(self.probs.shape[1], dtype=torch.float64),
         )
-        return values_of_summary(summary)
+        return values_of(summary)
 
     def draw(self, n: int, rng: np.random.Generator) -> Predictions:
         """Draw ``n`` examples with labels."""
@@ -123,11 +123,11 @@ def hardly_wrong(accuracy: float) -> World:
     return World(probs, chances)
 
 
-def bootstrap_intervals(summary: Summary, rng: np.random.Generator, n_resamples: int) -> dict[str, tuple[float, float]]:
+def bootstrap_intervals(evidence: Evidence) -> dict[str, tuple[float, float]]:
     """Intervals of the ECE that resample the data, for comparison."""
-    levels = levels_of(summary.grid, size=summary.n, n_bins=N_BINS, within_bins=True)
-    drawn = batched_ece(levels, *draw_from(levels.accuracy.unsqueeze(0), levels, n_resamples=n_resamples, rng=rng))
-    observed = float(batched_ece(levels, levels.share.unsqueeze(0), (levels.share * levels.accuracy).unsqueeze(0)))
+    levels = evidence.levels
+    drawn = ece_of_levels(levels, *draw_examples(levels, n_resamples=evidence.n_resamples, rng=evidence.rng))
+    observed = float(ece_of_levels(levels, *levels.row(levels.accuracy)))
     low, high = torch.quantile(drawn, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     corrected = bias_corrected(drawn, observed)
     return {
@@ -137,32 +137,28 @@ def bootstrap_intervals(summary: Summary, rng: np.random.Generator, n_resamples:
     }
 
 
-def measured_intervals(
-    summary: Summary, rng: np.random.Generator, n_resamples: int, *, only_ece: bool
-) -> dict[str, tuple[float, float]]:
+def measured_intervals(evidence: Evidence, *, only_ece: bool) -> dict[str, tuple[float, float]]:
     """Intervals of all scores, or of the ECE alone, as `calibrant.measure` reports them."""
-    levels = levels_of(summary.grid, size=summary.n, n_bins=N_BINS, within_bins=True)
-    null = null_of_levels(levels, n_resamples=n_resamples, rng=rng)
-    values = values_of_summary(summary)
-    if only_ece:
-        found = binned_intervals(levels, null=null, n_resamples=n_resamples, rng=rng, keys=("ece",))
-    else:
-        found = score_intervals(summary, values=values, null=null, n_resamples=n_resamples, rng=rng)
-    return {key: (min(low, values[key]), max(high, values[key])) for key, (low, high) in found.items()}
+    found = {}
+    for key, value in values_of(evidence.summary).items():
+        if key == "ece" or not only_ece:
+            low, high = METRICS[key].interval(evidence, value)
+            found[key] = (min(low, value), max(high, value))
+    return found
 
 
 def run(
     world: World, *, n: int, data_sets: int, n_resamples: int, seed: tuple[int, ...], only_ece: bool
 ) -> dict[str, dict[str, float]]:
     """Coverage and mean length of every interval over ``data_sets`` data sets of ``n`` examples."""
-    rng = np.random.default_rng(seed)
+    # Data sets and resamples have random numbers of their own: another method is tried on the same data.
+    data, rng = (np.random.default_rng((*seed, k)) for k in range(2))
     truth = world.truth()
     hit: dict[str, list[bool]] = {}
     length: dict[str, list[float]] = {}
     for _ in range(data_sets):
-        summary = summarize(world.draw(n, rng), n_bins=N_BINS)
-        ends = measured_intervals(summary, rng, n_resamples, only_ece=only_ece)
-        ends |= bootstrap_intervals(summary, rng, n_resamples)
+        evidence = Evidence(summarize(world.draw(n, data), n_bins=N_BINS), n_resamples=n_resamples, rng=rng)
+        ends = measured_intervals(evidence, only_ece=only_ece) | bootstrap_intervals(evidence)
         for key, (low, high) in ends.items():
             true = truth[key.split(",")[0]]
             hit.setdefault(key, []).append(low <= true + 1e-9 and true <= high + 1e-9)

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from calibrant.metrics.adaptive import adaptive_calibration_error, debiased_calibration_error
-from calibrant.metrics.binary import binary_expected_calibration_error, binary_maximum_calibration_error
-from calibrant.metrics.binned import average_calibration_error, expected_calibration_error, maximum_calibration_error
+from calibrant.metrics.binned import (
+    adaptive_calibration_error,
+    average_calibration_error,
+    binary_expected_calibration_error,
+    binary_maximum_calibration_error,
+    debiased_calibration_error,
+    expected_calibration_error,
+    maximum_calibration_error,
+)
 from calibrant.metrics.classwise import classwise_calibration_error
 from helpers import hard_gaps, mixed_gaps
 

@@ -10,18 +10,16 @@ import torch
 from torch import Tensor
 
 from calibrant import Predictions
-from calibrant.core.grid import grid_of
+from calibrant.core.binning import TopLabel, cells_of
 from calibrant.core.summary import summarize
-from calibrant.metrics.batched import batched_ece
-from calibrant.metrics.intervals import binned_intervals, score_intervals
-from calibrant.metrics.levels import Levels, levels_of
+from calibrant.metrics.intervals import ECE_INVERSION, Evidence, draw_examples
+from calibrant.metrics.levels import Levels, ece_of_levels, levels_of
 from calibrant.metrics.measure import measure
-from calibrant.metrics.null import null_of_levels
-from calibrant.metrics.values import values_of_summary
-from calibrant.metrics.worlds import draw_from
 
 N = 10_000
 N_BINS = 15
+# Evidence is handed the levels of a data set in place of a summary.
+NOTHING = summarize(Predictions(probs=[[0.9, 0.1]], labels=[0]))
 
 
 @lru_cache
@@ -41,12 +39,12 @@ def planted(kind: str, gaps: str, error: float) -> Levels:
     sign = torch.ones_like(confidence) if gaps == "one sign" else 1 - 2.0 * ((N_BINS - 1 - index) % 2)
     accuracy = confidence - error * sign
     assert bool(((accuracy >= 0) & (accuracy <= 1)).all())
-    return levels_of(grid_of(confidence, accuracy), size=N, n_bins=N_BINS, within_bins=True)
+    return levels_of(cells_of(TopLabel(confidence, accuracy)), size=N, n_bins=N_BINS)
 
 
 def draw(world: Levels, rng: np.random.Generator) -> Levels:
     """A data set of N examples as levels."""
-    mass, right = (drawn[0] for drawn in draw_from(world.accuracy.unsqueeze(0), world, n_resamples=1, rng=rng))
+    mass, right = (drawn[0] for drawn in draw_examples(world, n_resamples=1, rng=rng))
     # Confidences keep their place, so the levels are cells of a grid of their own.
     used = mass > 0
     return Levels(
@@ -66,9 +64,10 @@ def covered(world: Levels, truth: float, *, data_sets: int, seed: int) -> list[b
     held = []
     for _ in range(data_sets):
         levels = draw(world, rng)
-        null = null_of_levels(levels, n_resamples=200, rng=rng)
-        low, high = binned_intervals(levels, null=null, n_resamples=150, rng=rng, keys=("ece",))["ece"]
-        value = float(batched_ece(levels, levels.share.unsqueeze(0), (levels.share * levels.accuracy).unsqueeze(0)))
+        evidence = Evidence(NOTHING, n_resamples=200, rng=rng)
+        evidence.levels = levels
+        value = float(ece_of_levels(levels, *levels.row(levels.accuracy)))
+        low, high = ECE_INVERSION(evidence, value)
         held.append(min(low, value) <= truth + 1e-12 and truth <= max(high, value) + 1e-12)
     return held
 
@@ -77,7 +76,7 @@ def test_coverage_planted_worlds_have_the_planted_error() -> None:
     for kind in ("peaked", "broad"):
         for gaps in ("one sign", "mixed signs"):
             world = planted(kind, gaps, 0.02)
-            value = batched_ece(world, world.share.unsqueeze(0), (world.share * world.accuracy).unsqueeze(0))
+            value = ece_of_levels(world, *world.row(world.accuracy))
             assert float(value) == pytest.approx(0.02, abs=1e-9)
 
 
@@ -99,7 +98,7 @@ def test_coverage_of_percentile_intervals_is_nil_near_zero() -> None:
     lows = []
     for _ in range(30):
         levels = draw(world, rng)
-        resampled = batched_ece(levels, *draw_from(levels.accuracy.unsqueeze(0), levels, n_resamples=200, rng=rng))
+        resampled = ece_of_levels(levels, *draw_examples(levels, n_resamples=200, rng=rng))
         lows.append(float(resampled.quantile(0.025)))
     assert min(lows) > 0.002
 
@@ -116,9 +115,7 @@ def test_coverage_of_the_other_errors_is_at_least_80_percent(error: float) -> No
         predictions = Predictions(probs=torch.stack([drawn, 1 - drawn], 1), labels=(~right).long())
         # Two columns suffice for the top label, wherever it is above one half.
         predictions = predictions.subset(drawn > 0.5)
-        summary = summarize(predictions)
-        null = torch.zeros(2, dtype=torch.float64)
-        found = score_intervals(summary, values=values_of_summary(summary), null=null, n_resamples=300, rng=rng)
+        found = measure(predictions, n_resamples=300, seed=len(held["ace"]))
         for key, value in truth.items():
             held[key].append(found[key].low <= value <= found[key].high + 1e-12)
     # 30 data sets: three standard errors below 94 % are 81 %.

@@ -16,12 +16,17 @@ from torch import Tensor
 from calibrant.core.soft_accuracy import all_pairs_accuracy
 from calibrant.metrics.kernel import (
     maximum_mean_calibration_error,
+    smooth_calibration_error,
     smooth_expected_calibration_error,
     squared_kernel_calibration_error,
 )
-from calibrant.metrics.ranking import area_under_risk_coverage, failure_detection_auroc
-from calibrant.metrics.scores import brier_score, error_rate, negative_log_likelihood
-from calibrant.metrics.smooth import smooth_calibration_error
+from calibrant.metrics.scores import (
+    area_under_risk_coverage,
+    brier_score,
+    error_rate,
+    failure_detection_auroc,
+    negative_log_likelihood,
+)
 from helpers import hard_gaps, mixed_gaps
 
 Data = tuple[Tensor, Tensor]

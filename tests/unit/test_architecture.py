@@ -124,7 +124,7 @@ def test_import_faults_of_a_forbidden_line_name_it(where: str, line: str, fault:
     ("where", "line"),
     [
         ("core/records.py", "def load():\n    from calibrant.io import load_predictions"),
-        ("metrics/binned.py", "from calibrant.metrics.adaptive import _own"),
+        ("metrics/binned.py", "from calibrant.metrics.binned import _own"),
         ("grid/tables.py", "from calibrant.report.figures import x"),
         ("cli/main.py", "from calibrant.grid import x"),
         ("__init__.py", "from calibrant.metrics import measure"),

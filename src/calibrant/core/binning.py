@@ -1,40 +1,128 @@
-"""The only place where a confidence becomes a bin index.
+"""The only place where a confidence becomes a bin index; and what is binned: confidence and correctness.
 
-Bins are right-closed, ``(lo, hi]``, with 0.0 in the first and 1.0 in the last; edges are ``k / M`` rounded to the dtype in
-which the probabilities came, so that a float32 0.2 lies *on* the edge 3/15 and not above it.
+Bins are right-closed, ``(lo, hi]``, with 0.0 in the first and 1.0 in the last; edges are ``k / M`` rounded to the dtype of the
+probabilities, so that a float32 0.2 lies *on* the edge 3/15 and not above it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from calibrant.core.records import Bins
-from calibrant.core.top_label import Checked, TopLabel, check_input, reduce_top_label, top_label
+from calibrant.core.checks import SUM_TOLERANCE, ArrayLike
+from calibrant.core.records import Bins, Predictions, as_predictions
 
-__all__ = [
-    "Checked",
-    "MassCurve",
-    "TopLabel",
-    "bins_of_curve",
-    "check_input",
-    "equal_mass_bins",
-    "equal_width_bins",
-    "equal_width_edges",
-    "equal_width_index",
-    "mass_curve",
-    "means_of_sums",
-    "norm_of_bins",
-    "reduce_top_label",
-    "top_label",
-]
+# Entries of [N, C] held in float64 at once: 64 MiB.
+CHUNK_ENTRIES = 8_000_000
+# Entries looked at in one go, so that temporaries stay in the cache.
+_BLOCK_ENTRIES = 400_000
 
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+# A stream has no second look at its examples and keeps sums per cell of confidence. 3,000 equal-width cells fold exactly into
+# these numbers of bins; each is cut into eight, and the last one, where networks put most of their examples, into sixteen cells
+# to every halving of the distance to one, twenty times.
+EXACT_BINS = (5, 10, 15, 20, 25, 30, 50, 100, 200, 500, 1000)
+WIDTH_CELLS = 3000
+_PER_CELL, _PER_OCTAVE, _OCTAVES = 8, 16, 20
+_PLAIN_CELLS = (WIDTH_CELLS - 1) * _PER_CELL
+NUM_CELLS = _PLAIN_CELLS + _OCTAVES * _PER_OCTAVE + 1
+
+
+@dataclass(frozen=True)
+class TopLabel:
+    """Confidence and correctness of every example: all that a top-label metric needs.
+
+    An entry may stand for many examples of nearly equal confidence (a cell of a stream): ``correct`` is then their mean, and
+    ``squares`` and ``examples`` say what their sum of weights no longer does.
+
+    Attributes:
+        confidence: Top probability ``[N]``, float64.
+        correct: 1.0 where the top class (the first of several that tie) is the label, else 0.0; ``[N]`` float64.
+        weights: Sample weights ``[N]`` float64, or None for equal weights.
+        dtype: Precision in which the probabilities came; bin edges are rounded to it.
+        squares: Sums of squared weights ``[N]``, where an entry stands for many examples.
+        examples: Number of examples of positive weight, where it is not the number of entries of positive weight.
+    """
+
+    confidence: Tensor
+    correct: Tensor
+    weights: Tensor | None = None
+    dtype: torch.dtype = torch.float64
+    squares: Tensor | None = None
+    examples: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.confidence)
+
+    @property
+    def size(self) -> int:
+        """Number of examples of positive weight."""
+        if self.examples is not None:
+            return self.examples
+        return len(self) if self.weights is None else int((self.weights > 0).sum())
+
+    @cached_property
+    def mass(self) -> Tensor:
+        """Weight of every example ``[N]``, 1 where there are none."""
+        return torch.ones_like(self.confidence) if self.weights is None else self.weights
+
+    @cached_property
+    def rising(self) -> tuple[Tensor, Tensor]:
+        """Distinct confidences in order ``[G]``, and sums ``[4, G + 1]`` over all examples up to each, from 0 on.
+
+        The sums are of weight, weight times confidence, weight times correctness and squared weight.
+        """
+        squares = self.mass.square() if self.squares is None else self.squares
+        rows = torch.stack([self.confidence, self.mass, self.mass * self.confidence, self.mass * self.correct, squares])
+        rows = rows[:, self.mass > 0] if self.weights is not None else rows
+        order = torch.from_numpy(rows[0].numpy().argsort())
+        values, rows = rows[0, order], rows[1:, order]
+        last = torch.cat([values[1:] != values[:-1], torch.ones(1, dtype=torch.bool)])
+        return values[last], pad(rows.cumsum(1)[:, last], (1, 0))
+
+
+def top_label(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    where: str,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> TopLabel:
+    """Check the arguments of a top-label metric and reduce them to confidence and correctness.
+
+    Args:
+        probs: Probabilities ``[N, C]`` or ``[N, C, ...]``; or a `Predictions` alone.
+        labels: Class indices ``[N]`` or ``[N, ...]``.
+        where: Name of the calling function, for messages.
+        weights: Sample weights shaped as ``labels``.
+        ignore_index: Label of examples to leave out.
+
+    Returns:
+        The record; raises ``ValueError`` on input that is not probabilities with labels.
+    """
+    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    if not given.has_logits:
+        return reduce_top_label(given.probs, given.labels, given.weights)
+    # Probabilities that saturate at 1 hide which class was on top, logits do not; the softmax of all rows would fill memory.
+    parts = given.logits.split(max(CHUNK_ENTRIES // given.num_classes, 1))
+    confidence = torch.cat([part.double().softmax(1).amax(1) for part in parts])
+    return TopLabel(confidence, given.correct.double(), given.weights)
+
+
+def reduce_top_label(probs: Tensor, labels: Tensor, weights: Tensor | None = None) -> TopLabel:
+    """Confidence and correctness of checked ``probs [N, C]``, on their device."""
+    confidence = probs.amax(1)
+    correct = probs.gather(1, labels.unsqueeze(1)).squeeze(1) == confidence
+    # Of classes that tie for the top the first one is the prediction. Only a top of at most one half can tie, and looking up
+    # the arg-max of all rows would take four times as long as their maximum.
+    doubtful = (correct & (confidence <= 0.5 + SUM_TOLERANCE.get(probs.dtype, 0.0))).nonzero().squeeze(1)
+    correct[doubtful] = probs[doubtful].argmax(1) == labels[doubtful]
+    return TopLabel(confidence.double(), correct.double(), weights, probs.dtype)
 
 
 @lru_cache(maxsize=64)
@@ -59,128 +147,22 @@ def equal_width_index(values: Tensor, n_bins: int, *, dtype: torch.dtype = torch
     Returns:
         int64 of the same shape, in ``[0, M)``.
     """
+    edges = equal_width_edges(n_bins, dtype).to(values.device)
     if n_bins * torch.finfo(dtype).eps > 0.5:
-        return torch.bucketize(values.contiguous(), equal_width_edges(n_bins, dtype)[1:-1].to(values.device))
-    work = values.float() if dtype == torch.float32 else values
-    if _ceil_is_exact(n_bins, dtype):
-        return (work * n_bins).ceil_().int().sub_(1).clamp_(0, n_bins - 1).long()
-    # The scaled value truncates to k or, on an edge, to a neighbour of the true index; comparing with edge k settles it, since
-    # rounding keeps order: v > fl(k/M) implies fl(v M) >= k. A plain bucketize costs five times as much.
-    index = (work * n_bins).int().clamp_(0, n_bins)
-    lower = _lower_edges(n_bins, dtype).to(work.device).index_select(0, index.flatten()).view_as(work)
-    return index.sub_(torch.le(work, lower, out=torch.empty_like(index))).long()
-
-
-@lru_cache(maxsize=64)
-def _ceil_is_exact(n_bins: int, dtype: torch.dtype) -> bool:
-    """Whether scaling and rounding up puts every value into its bin; it does for 15 bins in float32.
-
-    Scaling keeps order, so it is enough to try every edge and the next value above it.
-    """
-    if dtype not in (torch.float32, torch.float64):
-        return False
-    edges = equal_width_edges(n_bins, dtype)[1:-1].to(dtype)
-    above = torch.nextafter(edges, torch.full_like(edges, 2.0))
-    k = torch.arange(1, n_bins)
-    return bool(((edges * n_bins).ceil() <= k).all()) and bool(((above * n_bins).ceil() > k).all())
-
-
-@lru_cache(maxsize=64)
-def _lower_edges(n_bins: int, dtype: torch.dtype) -> Tensor:
-    """Edges that a value must exceed to stay in the bin it truncates to; none at 0, and none left at the top."""
-    edges = equal_width_edges(n_bins, dtype).clone()
-    edges[0], edges[-1] = -1.0, torch.inf
-    return edges.float() if dtype == torch.float32 else edges
+        return torch.bucketize(values.contiguous(), edges[1:-1])
+    # The scaled value truncates to its bin k or, on an edge, to a neighbour; comparing with edge k settles it, since rounding
+    # keeps order: v > fl(k/M) implies fl(v M) >= k. A plain bucketize takes five times as long.
+    index = (values * n_bins).long().clamp_(0, n_bins)
+    return (index - (values <= edges.index_select(0, index.flatten()).view_as(values)).long()).clamp_(0, n_bins - 1)
 
 
 def equal_width_bins(top: TopLabel, *, n_bins: int) -> Bins:
     """Group examples into ``M`` equal-width confidence bins."""
     index = equal_width_index(top.confidence, n_bins, dtype=top.dtype)
-    edges = equal_width_edges(n_bins).clone()  # the cached one must not be written to
-    if top.weights is None:
-        count = torch.bincount(index, minlength=n_bins).double()
-        confidence = torch.bincount(index, weights=top.confidence, minlength=n_bins)
-        accuracy = torch.bincount(index, weights=top.correct, minlength=n_bins)
-    else:
-        count = torch.bincount(index, weights=top.weights, minlength=n_bins)
-        confidence = torch.bincount(index, weights=top.weights * top.confidence, minlength=n_bins)
-        accuracy = torch.bincount(index, weights=top.weights * top.correct, minlength=n_bins)
-    return means_of_sums(edges, count, confidence, accuracy)
-
-
-@dataclass(frozen=True)
-class MassCurve:
-    """Examples sorted by confidence and added up: from it the content of any range of the sorted examples is read.
-
-    Tied examples form one group. Between the ends of a group every sum grows linearly, which is how a cut through a group
-    shares it between both sides, so that nothing depends on the order of samples.
-
-    Attributes:
-        size: Number of examples N (those of weight zero are left out).
-        values: Distinct confidences ``[G]``, increasing.
-        mass: Weight of all examples up to and including each group ``[G + 1]``, from 0.
-        confidence: The same of weight times confidence.
-        correct: The same of weight times correctness.
-        squares: The same of squared weights.
-    """
-
-    size: int
-    values: Tensor
-    mass: Tensor
-    confidence: Tensor
-    correct: Tensor
-    squares: Tensor
-
-    def cuts(self, n_bins: int) -> Tensor:
-        """Where ``numpy.array_split`` would cut N examples into M parts, as mass ``[M + 1]``."""
-        part, more = divmod(self.size, n_bins)
-        k = torch.arange(n_bins + 1, dtype=torch.float64)
-        cuts = (k * part + k.clamp(max=more)) * (float(self.mass[-1]) / self.size)
-        cuts[-1] = self.mass[-1]
-        return cuts
-
-    def between(self, cuts: Tensor, sums: Tensor) -> Tensor:
-        """Share of ``sums`` (one of the curves) between consecutive ``cuts [M + 1]``; ``[M]``."""
-        return _interpolate(cuts, self.mass, sums).diff()
-
-
-def mass_curve(top: TopLabel) -> MassCurve:
-    """Sort the examples of ``top`` by confidence and add them up."""
-    if top.weights is None:
-        confidence, correct = _sort_pairs(top)
-        sums = [confidence, correct]
-    else:
-        kept = (top.weights > 0).nonzero().squeeze(1).numpy()
-        order = kept[np.argsort(top.confidence.numpy()[kept])]
-        confidence, weights = top.confidence.numpy()[order], top.weights.numpy()[order]
-        sums = [weights * confidence, weights * top.correct.numpy()[order], weights, weights * weights]
-    ends = np.flatnonzero(np.append(confidence[1:] != confidence[:-1], True))
-    rising = [torch.from_numpy(np.concatenate([[0.0], np.cumsum(s)[ends]])) for s in sums]
-    mass = rising[2] if len(rising) > 2 else torch.from_numpy(np.concatenate([[0.0], ends + 1.0]))
-    squares = rising[3] if len(rising) > 2 else mass
-    return MassCurve(len(confidence), torch.from_numpy(confidence[ends]), mass, rising[0], rising[1], squares)
-
-
-def _sort_pairs(top: TopLabel) -> tuple[Array, Array]:
-    """Confidence and correctness sorted together, as float64 arrays."""
-    # A confidence is a non-negative float, whose bits sort as an integer; correctness rides along in the lowest bit. Sorting
-    # such keys is vectorised and needs no permutation: 1 ms for 50,000 float32 examples, where torch.sort needs 12.
-    if top.dtype == torch.float64:
-        values = top.confidence.numpy() + 0.0
-        correct = _sort_keys(values.view(np.int64), top)
-        return values, correct
-    narrow = top.confidence.float().numpy() + np.float32(0.0)
-    correct = _sort_keys(narrow.view(np.int32), top)
-    return narrow.astype(np.float64), correct
-
-
-def _sort_keys(keys: np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]], top: TopLabel) -> Array:
-    keys <<= 1
-    keys |= top.correct.numpy().astype(keys.dtype)
-    keys.sort()
-    correct = (keys & 1).astype(np.float64)
-    keys >>= 1
-    return correct
+    parts = (top.mass, top.mass * top.confidence, top.mass * top.correct)
+    sums = (torch.bincount(index, weights=part, minlength=n_bins) for part in parts)
+    # The cached edges must not be written to.
+    return means_of_sums(equal_width_edges(n_bins).clone(), *sums)
 
 
 def equal_mass_bins(top: TopLabel, *, n_bins: int) -> Bins:
@@ -191,22 +173,34 @@ def equal_mass_bins(top: TopLabel, *, n_bins: int) -> Bins:
     sides its mean correctness in proportion, so that no result depends on the order of samples. With weights the same cuts
     are taken at the same fractions of the total weight. Fewer examples than bins leave the last bins empty.
     """
-    curve = mass_curve(top)
-    return bins_of_curve(curve, curve.cuts(n_bins))
+    values, sums = top.rising
+    cuts = mass_cuts(top.size, n_bins, total=float(sums[0, -1]))
+    edges = values[torch.searchsorted(sums[0, 1:].contiguous(), cuts).clamp(max=len(values) - 1)]
+    return means_of_sums(edges, *between_cuts(sums[:3], cuts))
 
 
-def bins_of_curve(curve: MassCurve, cuts: Tensor) -> Bins:
-    """Bins between consecutive ``cuts [M + 1]`` of the mass; their edges are the confidences found there."""
-    count, confidence, correct = (curve.between(cuts, s) for s in (curve.mass, curve.confidence, curve.correct))
-    edges = curve.values[torch.searchsorted(curve.mass[1:], cuts).clamp(max=len(curve.values) - 1)]
-    return means_of_sums(edges, count, confidence, correct)
+def mass_cuts(size: int, n_bins: int, *, total: float = 1.0) -> Tensor:
+    """Where ``numpy.array_split`` cuts ``size`` examples, of weight ``total`` together, into M parts, as weight ``[M + 1]``."""
+    part, more = divmod(size, n_bins)
+    k = torch.arange(n_bins + 1, dtype=torch.float64)
+    cuts = k * part + k.clamp(max=more)
+    # Rounding must not leave anything for the bins after the last example.
+    return torch.where(cuts < size, cuts * (total / size), total)
+
+
+def between_cuts(sums: Tensor, cuts: Tensor) -> Tensor:
+    """Share of running ``sums [K, G + 1]``, the first of them the mass, between consecutive ``cuts [M + 1]``; ``[K, M]``."""
+    mass = sums[0].contiguous()
+    right = torch.searchsorted(mass, cuts).clamp(1, len(mass) - 1)
+    start, width = mass[right - 1], mass[right] - mass[right - 1]
+    share = torch.where(width > 0, (cuts - start) / width.where(width > 0, 1.0), 0.0)
+    return torch.lerp(sums[:, right - 1], sums[:, right], share).diff(dim=1)
 
 
 def means_of_sums(edges: Tensor, count: Tensor, confidence: Tensor, accuracy: Tensor, *, rows: Tensor | None = None) -> Bins:
     """Make `Bins` from per-bin sums of weight, weight·confidence and weight·correct; empty bins get zeros."""
-    safe = torch.where(count > 0, count, 1.0)
-    zero = torch.zeros((), dtype=count.dtype)
-    sure, right = (torch.where(count > 0, total / safe, zero) for total in (confidence, accuracy))
+    safe = count.where(count > 0, 1.0)
+    sure, right = (torch.where(count > 0, total / safe, 0.0) for total in (confidence, accuracy))
     return Bins(edges, count, sure, right, rows)
 
 
@@ -219,10 +213,73 @@ def norm_of_bins(bins: Bins, *, p: float = 1, total: float | None = None) -> Ten
     return share @ gap if p == 1 else (share @ gap**p) ** (1 / p)
 
 
-def _interpolate(points: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Piecewise-linear interpolation of increasing ``x`` → ``y`` at ``points`` (all within the range of x)."""
-    right = torch.searchsorted(x, points).clamp(1, len(x) - 1)
-    left = right - 1
-    width = x[right] - x[left]
-    share = torch.where(width > 0, (points - x[left]) / torch.where(width > 0, width, 1.0), 0.0)
-    return y[left] + share * (y[right] - y[left])
+def class_bins_of(probs: Tensor, labels: Tensor, weights: Tensor | None = None, *, n_bins: int) -> Tensor:
+    """One-vs-rest bins ``[3, C, M]`` of checked ``probs [N, C]``: weight, weighted probability, weight of positives.
+
+    With many classes nearly all entries lie in the first bin. Only the others are looked up, which is ten times faster for
+    50,000 x 100 than binning every entry; the first bin is what they leave of the column's total. Weights do not add up
+    exactly, and what rounding leaves of them would pass for a bin: with weights the first bin is summed for itself.
+    """
+    examples, num_classes = probs.shape
+    first = float(equal_width_edges(n_bins, probs.dtype)[1]) if n_bins > 1 else math.inf
+    sums = torch.zeros(3, num_classes * n_bins, dtype=torch.float64, device=probs.device)
+    low = sums.new_zeros(2, num_classes)
+    step = max(_BLOCK_ENTRIES // num_classes, 1)
+    for start in range(0, examples, step):
+        block = probs[start : start + step]
+        entry = (block > first).flatten().nonzero().squeeze(1)
+        values = block.flatten()[entry].double()
+        slot = entry % num_classes * n_bins + equal_width_index(values, n_bins, dtype=probs.dtype)
+        weight = torch.ones_like(values)
+        if weights is None:
+            low[1] += block.sum(0, dtype=torch.float64)
+        else:
+            own = weights[start : start + step]
+            weight = own[entry // num_classes]
+            small = (block <= first).double()
+            low += torch.stack([own @ small, own @ small.mul_(block)])
+        # Unlike bincount, this has a deterministic form on CUDA.
+        sums[0].index_add_(0, slot, weight)
+        sums[1].index_add_(0, slot, weight * values)
+    at_label = probs.gather(1, labels.unsqueeze(1)).squeeze(1).double()
+    slot = labels * n_bins + equal_width_index(at_label, n_bins, dtype=probs.dtype)
+    sums[2].index_add_(0, slot, torch.ones_like(at_label) if weights is None else weights)
+    found = sums.unflatten(1, (num_classes, n_bins))
+    if weights is None:
+        low[0] = examples
+        low -= found[:2].sum(2)
+    found[:2, :, 0] = low.clamp_min(0)
+    return found
+
+
+def cell_index(confidence: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Cell of every confidence (float64 ``[N]``), increasing with it; ``dtype`` is the precision it came in."""
+    width = equal_width_index(confidence, WIDTH_CELLS, dtype=dtype)
+    part = ((confidence * WIDTH_CELLS - width) * _PER_CELL).ceil_().sub_(1).clamp_(0, _PER_CELL - 1)
+    index = width * _PER_CELL + part.long()
+    top = (width == WIDTH_CELLS - 1).nonzero().squeeze(1)
+    octaves = -((1 - confidence[top]).clamp_min_(0) * WIDTH_CELLS).log2()  # Rounding may put a probability above one.
+    index[top] = _PLAIN_CELLS + (octaves * _PER_OCTAVE).ceil_().sub_(1).clamp_(0, NUM_CELLS - 1 - _PLAIN_CELLS).long()
+    return index
+
+
+def cells_of(top: TopLabel) -> Tensor:
+    """Sums ``[4, NUM_CELLS]`` of weight, weight times confidence, weight times correctness and squared weight by cell."""
+    index = cell_index(top.confidence, dtype=top.dtype)
+    rows = torch.stack([top.mass, top.mass * top.confidence, top.mass * top.correct, top.mass.square()])
+    return rows.new_zeros(4, NUM_CELLS).index_add_(1, index, rows)
+
+
+def fold_cells(sums: Tensor, n_bins: int) -> Tensor:
+    """Add up cell sums ``[..., NUM_CELLS]`` to ``[..., n_bins]``; exact, for ``n_bins`` that divides 3,000."""
+    if WIDTH_CELLS % n_bins:
+        raise ValueError(f"fold_cells: `n_bins` must divide {WIDTH_CELLS}, got {n_bins}. Exact are: {EXACT_BINS}.")
+    plain = sums[..., :_PLAIN_CELLS].unflatten(-1, (-1, _PER_CELL)).sum(-1)
+    last = sums[..., _PLAIN_CELLS:].sum(-1, keepdim=True)
+    folded: Tensor = torch.cat([plain, last], dim=-1).unflatten(-1, (n_bins, -1)).sum(-1)
+    return folded
+
+
+def bin_of_cell(cell: Tensor, n_bins: int) -> Tensor:
+    """Equal-width bin in which each ``cell`` lies, for ``n_bins`` that divides 3,000."""
+    return (cell // _PER_CELL).clamp_max(WIDTH_CELLS - 1) // (WIDTH_CELLS // n_bins)

@@ -7,13 +7,22 @@ in every public function; value checks read the data and run once, in ``Predicti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-ArrayLike: TypeAlias = "Tensor | np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence[object]"
+# What `to_tensor` takes; data frames and arrays of other libraries too, whose types are not installed with this package.
+ArrayLike: TypeAlias = "Tensor | np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence[object] | SupportsArray"
+
+
+class SupportsArray(Protocol):
+    """An array of another library that numpy can read."""
+
+    def __array__(self) -> Any:
+        """Return the values as a numpy array."""
+
 
 # How far a row of probabilities may be from summing to one, by the precision in which the row was computed. Rounding a row
 # of C entries to half precision moves its sum by up to C * 2^-11 in the worst case; typical errors grow with sqrt(C).
@@ -30,26 +39,27 @@ class FitError(RuntimeError):
     """A fit could not be done on the given data; nothing was learned."""
 
 
-def to_tensor(value: ArrayLike, *, where: str, name: str) -> Tensor:
-    """Return ``value`` (tensor, numpy array or nested list) as a detached tensor, sharing memory where possible."""
+def to_tensor(value: object, *, where: str, name: str) -> Tensor:
+    """Return any array (torch, numpy, pandas, polars, JAX, nested lists) as a detached, contiguous tensor of numbers.
+
+    Memory is shared where the array is contiguous and writeable, and its type one that torch computes with.
+    """
     if isinstance(value, Tensor):
-        return value.detach()
+        return value.detach().contiguous()
     refuse_masked(value, where=where, name=name)
     try:
+        if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
+            return torch.from_dlpack(value).detach().contiguous()
         array = np.asarray(value)
         if array.dtype.kind not in "fiub":
             raise TypeError(array.dtype)
-        if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-            # torch holds wide unsigned integers but cannot compare them.
-            array = array.astype(np.int64)
-        elif array.dtype.kind == "f" and array.dtype.itemsize > 8:
-            array = array.astype(np.float64)
-        elif not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="))
-        if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-            array = array.copy()
-        return torch.from_numpy(array)
-    except (ValueError, TypeError) as error:
+        # torch cannot compare wide unsigned integers, and has neither long doubles nor another byte order.
+        wide = {"u": np.int64, "f": np.float64}.get(array.dtype.kind)
+        if wide and array.dtype.itemsize > (1 if array.dtype.kind == "u" else 8):
+            array = array.astype(wide)
+        array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(
             f"{where}: `{name}` must be a tensor, a numpy array or a nested list of numbers, got {type(value).__name__} "
             f"({error})."
@@ -116,51 +126,32 @@ def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bo
     for name, value in (("logits", logits), ("labels", labels)):
         if not isinstance(value, Tensor):
             raise ValueError(f"{where}: `{name}` must be a tensor, got {type(value).__name__}. Pass `torch.as_tensor({name})`.")
-    if not _is_usual(logits, labels):
-        _check_unusual_logits(logits, labels, where=where, soft_targets=soft_targets)
-        if labels.is_floating_point():
-            return
-    if not values:
-        return
-    low, high = range_if_free(labels, 0, 0)
-    if low < 0 or high >= logits.shape[1]:
-        hint = " They look one-based: pass `labels - 1`." if low >= 1 and high == logits.shape[1] else ""
-        if low < 0:
-            hint = f" If it marks examples to leave out, give the loss's module or the MetaLearner `ignore_index={low}`."
-        wrong = low if low < 0 else high
-        raise ValueError(f"{where}: `labels` must lie in [0, {logits.shape[1] - 1}], got {wrong}.{hint}")
-
-
-def _is_usual(logits: Tensor, labels: Tensor) -> bool:
-    """Whether the arguments are what nearly every call brings; the rules one by one cost a tenth of a small loss's time."""
-    if logits.ndim != 2 or labels.ndim != 1 or labels.dtype != torch.int64 or not logits.is_floating_point():
-        return False
-    examples, num_classes = logits.shape
-    return labels.shape[0] == examples > 0 and num_classes > 1
-
-
-def _check_unusual_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bool) -> None:
-    if _looks_swapped(logits, labels):
-        check_shapes(logits, labels, where=where, kind="logits")
-    if logits.ndim != 2:
+    if logits.ndim != 2 and not _looks_swapped(logits, labels):
         hint = " Flatten dense logits to [B, C] first." if logits.ndim > 2 else ""
         raise ValueError(f"{where}: `logits` must be [B, C], got {list(logits.shape)}.{hint}")
-    if soft_targets and labels.ndim == 2 and labels.is_floating_point():
-        if labels.shape != logits.shape or logits.numel() == 0 or not logits.is_floating_point():
+    if labels.ndim == 2 and labels.is_floating_point() and logits.is_floating_point():
+        if not soft_targets:
+            raise ValueError(
+                f"{where}: `labels` must be class indices [B], got {_say(labels)}. Soft targets have no meaning here; "
+                "pass `labels.argmax(1)` if they are one-hot."
+            )
+        if labels.shape != logits.shape or logits.numel() == 0:
             raise ValueError(f"{where}: soft `labels` must be [B, C] as the logits {_say(logits)}, got {_say(labels)}.")
         low, high = range_if_free(labels, 0.0, 1.0)
         # Mixtures of one-hot rows may round to just outside.
         if not (low >= -1e-3 and high <= 1 + 1e-3):
             raise ValueError(f"{where}: soft `labels` must be probabilities in [0, 1], got {low:.4g} to {high:.4g}.")
         return
-    if labels.ndim == 2 and labels.is_floating_point() and labels.shape == logits.shape:
-        raise ValueError(
-            f"{where}: `labels` must be class indices [B], got {_say(labels)}. Soft targets have no meaning here; "
-            "pass `labels.argmax(1)` if they are one-hot."
-        )
     check_shapes(logits, labels, where=where, kind="logits")
-    if labels.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+    if labels.dtype == torch.bool:
         raise ValueError(f"{where}: `labels` must be integer class indices, got {labels.dtype}. Pass `labels.long()`.")
+    low, high = range_if_free(labels, 0, 0) if values else (0, 0)
+    if low < 0 or high >= logits.shape[1]:
+        hint = " They look one-based: pass `labels - 1`." if low >= 1 and high == logits.shape[1] else ""
+        if low < 0:
+            hint = f" If it marks examples to leave out, give the loss's module or the MetaLearner `ignore_index={low}`."
+        wrong = low if low < 0 else high
+        raise ValueError(f"{where}: `labels` must lie in [0, {logits.shape[1] - 1}], got {wrong}.{hint}")
 
 
 def range_if_free(values: Tensor, low: float, high: float) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from calibrant.core.checks import (
 from calibrant.core.labels import label_shape, read_labels
 
 Column = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+Kind = Literal["probs", "logits"]
 
 
 class Split(StrEnum):
@@ -91,26 +92,17 @@ class Predictions:
         if (logits is None) == (probs is None):
             got = "neither" if logits is None else "both"
             raise ValueError(f"{where}: exactly one of `logits` and `probs` must be given, got {got}.")
-        kind, given = ("probs", probs) if logits is None else ("logits", logits)
-        assert given is not None
-        scores = to_tensor(given, where=where, name=kind).cpu()
-        if class_names is not None and scores.ndim > 1 and len(class_names) != scores.shape[1]:
-            raise ValueError(f"{where}: `class_names` must hold C = {scores.shape[1]} names, got {len(class_names)}.")
-        if ignore_index is not None and not -(2**63) <= ignore_index < 2**63:
-            raise ValueError(f"{where}: `ignore_index` must fit into 64 bits, got {ignore_index}.")
-        shape = label_shape(scores)
-        target = read_labels(
-            labels, shape, where=where, names=class_names, first_row=first_row, ignore_index=ignore_index
-        ).cpu()
-        check_shapes(scores, target, where=where, kind=kind)
-        weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
-        if weight is not None:
-            check_weights(weight, target, where=where)
-        scores, target, weight, kept = flatten_examples(scores, target, weight, ignore_index=ignore_index, where=where)
-        if weight is not None and ignore_index is not None:
-            check_weights(weight, target, where=where)
-        check_label_values(target, scores.shape[1], where=where)
-        (check_prob_values if kind == "probs" else check_before_softmax)(scores, where=where, first_row=first_row)
+        kind: Kind = "probs" if logits is None else "logits"
+        scores, target, weight, kept = check_examples(
+            logits if probs is None else probs,
+            labels,
+            weights,
+            kind=kind,
+            where=where,
+            class_names=class_names,
+            ignore_index=ignore_index,
+            first_row=first_row,
+        )
         table = {name: _as_column(values, name) for name, values in (columns or {}).items()}
         for name, values in table.items():
             if len(values) not in (len(kept), len(target)):
@@ -119,7 +111,7 @@ class Predictions:
             "_logits": scores if kind == "logits" else None,
             "_probs": scores if kind == "probs" else None,
             "num_classes": int(scores.shape[1]),
-            "labels": target.long(),
+            "labels": target,
             "split": None if split is None else parse_split(split, where=where),
             "weights": weight,
             "columns": {k: v if len(v) == len(target) else v[kept.numpy()] for k, v in table.items()},
@@ -184,9 +176,10 @@ class Predictions:
         logits: ArrayLike | None = None,
         probs: ArrayLike | None = None,
         split: Split | str | None = None,
+        weights: ArrayLike | None = None,
         class_names: Sequence[str] | None = None,
     ) -> Predictions:
-        """Return a copy with other scores, split or class names and everything else kept."""
+        """Return a copy with other scores, split, weights or class names and everything else kept."""
         if logits is None and probs is None:
             logits, probs = self._logits, self._probs
         return Predictions(
@@ -194,7 +187,7 @@ class Predictions:
             probs=probs,
             labels=self.labels,
             split=split or self.split,
-            weights=self.weights,
+            weights=self.weights if weights is None else weights,
             columns=self.columns,
             class_names=class_names or self.class_names,
         )
@@ -335,27 +328,94 @@ def parse_split(split: Split | str, *, where: str = "Predictions") -> Split:
         raise ValueError(f"{where}: `split` must be one of {names}, got {split!r}.") from None
 
 
-def flatten_examples(
-    scores: Tensor, labels: Tensor, weights: Tensor | None, *, ignore_index: int | None, where: str = "Predictions"
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Make dense ``[N, C, ...]`` input a plain ``[N, C]`` one and leave out ignored examples.
+def as_predictions(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    where: str,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Predictions:
+    """Return the arguments of a metric, ``(probs, labels)`` or one `Predictions`, as a checked record.
+
+    Args:
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
+        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``; left out with a `Predictions`.
+        where: Name of the calling function, for messages.
+        weights: Sample weights, shaped as the labels (those of the `Predictions` if not given).
+        ignore_index: Label of examples to leave out.
 
     Returns:
-        Scores ``[N, C]``, labels ``[N]``, weights ``[N]`` or None, and the positions kept.
+        The record; raises ``ValueError`` on input that is not probabilities with labels.
     """
+    if isinstance(probs, Predictions):
+        if labels is not None or ignore_index is not None:
+            name = "labels" if labels is not None else "ignore_index"
+            raise ValueError(f"{where}: `{name}` must not be given with a `Predictions`, which has its own.")
+        return probs if weights is None else probs.replace(weights=weights)
+    if labels is None:
+        got = type(probs).__name__
+        raise ValueError(f"{where}: `labels` must be given unless the first argument is a `Predictions`, got {got} alone.")
+    return Predictions(probs=probs, labels=labels, weights=weights, ignore_index=ignore_index, where=where)
+
+
+def check_examples(
+    given: ArrayLike | None,
+    labels: ArrayLike,
+    weights: ArrayLike | None,
+    *,
+    kind: Kind,
+    where: str,
+    class_names: Sequence[str] | None = None,
+    ignore_index: int | None = None,
+    first_row: int = 0,
+    device: torch.device | str = "cpu",
+    allow_empty: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """The one gate for examples: arrays of any kind become checked tensors, dense input plain, ignored examples go.
+
+    Args:
+        given: Logits or probabilities ``[N, C]`` or ``[N, C, ...]``.
+        labels: Class indices or names, ``[N]`` or ``[N, ...]``.
+        weights: Sample weights shaped as the labels, or None.
+        kind: What was given.
+        where: Name of the calling function or file, for messages.
+        class_names: Names of the classes in their order.
+        ignore_index: Label of examples to leave out.
+        first_row: Number of the first row in messages.
+        device: Where the result lies.
+        allow_empty: Whether there may be no example, or none that is not ignored.
+
+    Returns:
+        Scores ``[n, C]``, labels ``[n]`` int64, weights ``[n]`` float64 or None; and which examples were kept, a mask.
+    """
+    scores = to_tensor(given, where=where, name=kind).to(device)
+    if class_names is not None and scores.ndim > 1 and len(class_names) != scores.shape[1]:
+        raise ValueError(f"{where}: `class_names` must hold C = {scores.shape[1]} names, got {len(class_names)}.")
+    if ignore_index is not None and not -(2**63) <= ignore_index < 2**63:
+        raise ValueError(f"{where}: `ignore_index` must fit into 64 bits, got {ignore_index}.")
+    target = read_labels(
+        labels, label_shape(scores), where=where, names=class_names, first_row=first_row, ignore_index=ignore_index
+    ).to(device)
+    check_shapes(scores, target, where=where, kind=kind, allow_empty=allow_empty)
+    weight = None if weights is None else to_tensor(weights, where=where, name="weights").to(device).double()
+    if weight is not None and target.numel():
+        check_weights(weight, target, where=where)
     if scores.ndim > 2:
-        scores = scores.movedim(1, -1).reshape(-1, scores.shape[1])
-        labels = labels.reshape(-1)
-        weights = None if weights is None else weights.reshape(-1)
-    kept = torch.ones_like(labels, dtype=torch.bool)
-    if ignore_index is not None:
-        kept = labels != ignore_index
-        if not bool(kept.all()):
-            scores, labels = scores[kept], labels[kept]
-            weights = None if weights is None else weights[kept]
-    if len(labels) == 0:
+        scores, target = scores.movedim(1, -1).reshape(-1, scores.shape[1]), target.reshape(-1)
+        weight = None if weight is None else weight.reshape(-1)
+    kept = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
+    if ignore_index is not None and not bool(kept.all()):
+        scores, target, weight = scores[kept], target[kept], None if weight is None else weight[kept]
+    if len(target) == 0:
+        if allow_empty:
+            return scores, target.long(), weight, kept
         raise ValueError(f"{where}: `labels` must hold at least one example that is not ignored, got none.")
-    return scores, labels, weights, kept
+    if weight is not None and ignore_index is not None:
+        check_weights(weight, target, where=where)
+    check_label_values(target, scores.shape[1], where=where)
+    (check_prob_values if kind == "probs" else check_before_softmax)(scores, where=where, first_row=first_row)
+    return scores, target.long(), weight, kept
 
 
 def _as_column(values: ArrayLike, name: str) -> Column:

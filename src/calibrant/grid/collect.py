@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions, Split
 from calibrant.core.scores import Scores
-from calibrant.core.summary import summarize_with_top
+from calibrant.core.summary import summarize
 from calibrant.data import is_path
 from calibrant.engine.folder import is_finished
 from calibrant.engine.methods import METHODS, split_name
@@ -22,8 +22,7 @@ from calibrant.engine.setup import is_own
 from calibrant.grid.records import load_result
 from calibrant.grid.rows import CHOICES, command_of, flat_recipe
 from calibrant.io.predictions import FORMATS, load_predictions
-from calibrant.metrics.measure import measure
-from calibrant.metrics.values import bins_of_summary, values_of_top
+from calibrant.metrics.measure import measure, values_of
 from calibrant.report.style import method_name
 
 # The data set of predictions of which nothing is said.
@@ -271,10 +270,10 @@ def _predictions_entry(predictions: Predictions, path: Path, *, data: str | None
 
 def _scores(test: Predictions, file: Path) -> Scores:
     """What ``file`` says of ``test``, if it does: it may have been written by another version, or for other predictions."""
-    summary, top = summarize_with_top(test, n_bins=_N_BINS)
-    values = values_of_top(summary, top)
+    summary = summarize(test, n_bins=_N_BINS, keep=None)
+    values = values_of(summary, test)
     try:
-        found = Scores.from_dict(json.loads(file.read_text(encoding="utf-8")), bins=bins_of_summary(summary))
+        found = Scores.from_dict(json.loads(file.read_text(encoding="utf-8")), bins=summary.bins)
         same = found.n == len(test) and found.num_classes == test.num_classes and set(found.metrics) == set(values)
         if same and all(_agree(found.metrics[key].value, value) for key, value in values.items()):
             return found

@@ -305,7 +305,7 @@ def write_page(
 ) -> list[Path]:
     """Write ``report.html`` and, with so many ``bins`` in their reliability diagrams, ``figures/``; none draws no figures."""
     # matplotlib takes a while to load, and is not needed until the last run has ended.
-    from calibrant.metrics.sweep import bin_sweep
+    from calibrant.metrics.chance import bin_sweep
     from calibrant.report.figures import FIGURES, draw_all
     from calibrant.report.page import render_page
     from calibrant.report.save import clear_figures

@@ -24,7 +24,7 @@ from calibrant.core.registry import lookup
 from calibrant.core.scores import Scores
 from calibrant.grid.rows import settings_of
 from calibrant.io.files import atomic_writer
-from calibrant.metrics.sweep import bin_sweep
+from calibrant.metrics.chance import bin_sweep
 
 _WHAT = ("data", "method", "preset", "model", "epochs", "seed")
 _FACTS = ("command", "effective", "machine", "versions", "commit", "seconds", "examples", "note")

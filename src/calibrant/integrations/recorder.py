@@ -12,7 +12,7 @@ from calibrant.core.registry import lookup
 from calibrant.core.scores import Scores
 from calibrant.metrics.diagram import draw_reliability
 from calibrant.metrics.streaming import CalibrationSuite
-from calibrant.metrics.values import READERS
+from calibrant.metrics.table import score_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,8 +48,9 @@ class Recorder:
         **kwargs: Any,
     ) -> None:
         check_count(n_resamples, where=type(self).__name__, name="n_resamples", least=2)
+        streamed = {key: metric for key, metric in score_metrics().items() if metric.read is not None}
         for key in metrics:
-            lookup(READERS, key, kind="metric")
+            lookup(streamed, key, kind="metric")
         self.metrics, self.n_resamples, self.log_figure = tuple(metrics), n_resamples, log_figure
         self.history: list[dict[str, Any]] = []
         self.scores: Scores | None = None

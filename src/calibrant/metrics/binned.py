@@ -1,6 +1,6 @@
-"""Top-label calibration errors over equal-width bins: expected, maximum and average, and the bins themselves.
+"""Calibration errors over bins of confidence, or of the probability of the positive class (``binary_``).
 
-Equal-mass bins live in `adaptive`, one number per class in `classwise`, one probability per example in `binary`.
+Bins are of equal width or of equal mass. One number per class is in `classwise`, kernels in their stead in `kernel`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from torch import Tensor
 
 from calibrant.core.binning import (
     TopLabel,
-    check_input,
+    between_cuts,
     equal_mass_bins,
     equal_width_bins,
-    equal_width_index,
+    mass_cuts,
     norm_of_bins,
-    reduce_top_label,
     top_label,
 )
-from calibrant.core.checks import ArrayLike, check_count
-from calibrant.core.records import Bins
+from calibrant.core.checks import ArrayLike, check_count, check_label_values, check_weights, to_tensor
+from calibrant.core.labels import read_labels
+from calibrant.core.records import Bins, Predictions, as_predictions
 from calibrant.metrics.conventions import reproduce
 
 
 def expected_calibration_error(
-    probs: ArrayLike,
-    labels: ArrayLike,
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     p: float = 1,
@@ -49,7 +49,7 @@ def expected_calibration_error(
     float32 0.2 lies on the edge 3/15. Libraries disagree about edges and about 1.0: ``convention`` reproduces theirs.
 
     Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one.
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
         labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
         n_bins: Number of bins ``M``.
         p: Order of the norm, from 1 to ``math.inf``.
@@ -58,7 +58,7 @@ def expected_calibration_error(
         ignore_index: Label of examples to leave out.
 
     Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best. Raises ``ValueError`` if the input is not probabilities with labels.
+        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2]], dtype=torch.float64)
@@ -71,15 +71,15 @@ def expected_calibration_error(
     where = "expected_calibration_error"
     check_count(n_bins, where=where, name="n_bins")
     check_norm(p, where=where)
-    given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
     if convention is not None:
         return reproduce(given, convention=convention, metric="expected", n_bins=n_bins, p=p, where=where)
-    return width_error(reduce_top_label(given.probs, given.labels, given.weights), n_bins=n_bins, p=p)
+    return norm_of_bins(equal_width_bins(top_label(given, where=where), n_bins=n_bins), p=p)
 
 
 def maximum_calibration_error(
-    probs: ArrayLike,
-    labels: ArrayLike,
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     min_count: int = 1,
@@ -95,7 +95,7 @@ def maximum_calibration_error(
     bin of a single example often decides it: ``min_count`` leaves small bins out.
 
     Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one.
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
         labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
         n_bins: Number of bins ``M``.
         min_count: Examples that a bin must hold to be considered.
@@ -116,18 +116,17 @@ def maximum_calibration_error(
     """
     where = "maximum_calibration_error"
     check_count(n_bins, where=where, name="n_bins")
-    given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
     if convention is not None:
         if min_count != 1:
             raise ValueError(f"{where}: `min_count` must be 1 with a `convention`, got {min_count!r}.")
         return reproduce(given, convention=convention, metric="maximum", n_bins=n_bins, where=where)
-    top = reduce_top_label(given.probs, given.labels, given.weights)
-    return largest_gap(top, n_bins=n_bins, min_count=min_count, where=where)
+    return largest_gap(top_label(given, where=where), n_bins=n_bins, min_count=min_count, where=where)
 
 
 def average_calibration_error(
-    probs: ArrayLike,
-    labels: ArrayLike,
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     convention: str | None = None,
@@ -142,7 +141,7 @@ def average_calibration_error(
     call this "ACE", a name also used for `adaptive_calibration_error` and for `nixon_adaptive_calibration_error`.
 
     Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one.
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
         labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
         n_bins: Number of bins ``M``.
         convention: Name of a source whose number to reproduce (see `calibrant.metrics.conventions`), or None for ours.
@@ -150,7 +149,7 @@ def average_calibration_error(
         ignore_index: Label of examples to leave out.
 
     Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best. Raises ``ValueError`` if the input is not probabilities with labels.
+        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]], dtype=torch.float64)
@@ -162,16 +161,181 @@ def average_calibration_error(
     """
     where = "average_calibration_error"
     check_count(n_bins, where=where, name="n_bins")
-    given = check_input(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
     if convention is not None:
         return reproduce(given, convention=convention, metric="average", n_bins=n_bins, where=where)
-    bins = equal_width_bins(reduce_top_label(given.probs, given.labels, given.weights), n_bins=n_bins)
+    bins = equal_width_bins(top_label(given, where=where), n_bins=n_bins)
     return bins.gap[bins.count > 0].abs().mean()
 
 
+def adaptive_calibration_error(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    n_bins: int = 15,
+    p: float = 1,
+    convention: str | None = None,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    r"""Mean gap between confidence and accuracy over bins that hold equally many examples (adaptive ECE).
+
+    .. math:: \mathrm{AdaECE}_p = \Bigl( \sum_{m=1}^{M} w_m \, | \bar a_m - \bar c_m |^p \Bigr)^{1/p}
+
+    where bin m holds the m-th of M equal parts of the examples sorted by confidence (the first N mod M parts hold one more),
+    :math:`\bar a_m` and :math:`\bar c_m` are its mean correctness and confidence and :math:`w_m` its share of the examples.
+    Tied confidences that a cut divides are shared in proportion, so that the value does not depend on the order of the
+    samples; sources that cut at interpolated confidences instead are available as ``convention``. This is the top-label
+    quantity that papers after Mukhoti et al. report as "ACE" or "AdaECE"; Nixon's is `nixon_adaptive_calibration_error`.
+
+    Args:
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
+        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
+        n_bins: Number of bins ``M``.
+        p: Order of the norm, from 1 to ``math.inf``.
+        convention: Name of a source whose number to reproduce (see `calibrant.metrics.conventions`), or None for ours.
+        weights: Sample weights, shaped as the labels; bins then hold equal weight.
+        ignore_index: Label of examples to leave out.
+
+    Returns:
+        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]], dtype=torch.float64)
+        >>> adaptive_calibration_error(probs, torch.tensor([0, 0, 0, 1]), n_bins=2)
+        tensor(0.1500, dtype=torch.float64)
+
+    Reference:
+        Mukhoti et al., NeurIPS 2020; equal-mass bins as in Nguyen and O'Connor, EMNLP 2015.
+    """
+    where = "adaptive_calibration_error"
+    check_count(n_bins, where=where, name="n_bins")
+    check_norm(p, where=where)
+    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    if convention is not None:
+        return reproduce(given, convention=convention, metric="adaptive", n_bins=n_bins, p=p, where=where)
+    return norm_of_bins(equal_mass_bins(top_label(given, where=where), n_bins=n_bins), p=p)
+
+
+def debiased_calibration_error(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    n_bins: int = 15,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    r"""Root-mean-square gap over equal-mass bins, less the part that chance alone would give.
+
+    .. math:: \sqrt{ \Bigl[ \sum_{m : n_m \ge 2} w_m \Bigl( (\bar a_m - \bar c_m)^2
+        - \frac{\bar a_m (1 - \bar a_m)}{n_m - 1} \Bigr) \Bigr]_+ }
+
+    with the bins of `adaptive_calibration_error`, :math:`n_m` examples in bin m and :math:`[x]_+ = \max(x, 0)`. The
+    subtracted term is the unbiased estimate of the variance of :math:`\bar a_m`, so that the sum under the root is unbiased
+    before it is clipped. With weights :math:`v_i`, :math:`n_m` is the effective number
+    :math:`(\sum_i v_i)^2 / \sum_i v_i^2` of the bin. A bin of fewer than two examples counts zero.
+
+    Args:
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
+        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
+        n_bins: Number of bins ``M``.
+        weights: Sample weights, shaped as the labels.
+        ignore_index: Label of examples to leave out.
+
+    Returns:
+        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]], dtype=torch.float64)
+        >>> debiased_calibration_error(probs, torch.tensor([1, 1, 0, 1]), n_bins=2)
+        tensor(0.4975, dtype=torch.float64)
+
+    Reference:
+        Kumar, Liang and Ma, NeurIPS 2019, section 5.
+    """
+    where = "debiased_calibration_error"
+    check_count(n_bins, where=where, name="n_bins")
+    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    return debiased_error(top, n_bins=n_bins)
+
+
+def sweep_calibration_error(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    p: float = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    r"""Adaptive calibration error with the number of bins chosen by the data.
+
+    The number of equal-mass bins is :math:`M^* = \max\{M \le N : \bar a_1 \le \dots \le \bar a_{M'} \text{ for every }
+    M' \le M\}`: bins are added as long as their accuracies rise with confidence. The value is
+    `adaptive_calibration_error` with :math:`M^*` bins.
+
+    Args:
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
+        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
+        p: Order of the norm, from 1 to ``math.inf``; the paper's experiments use 2.
+        weights: Sample weights, shaped as the labels.
+        ignore_index: Label of examples to leave out.
+
+    Returns:
+        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]], dtype=torch.float64)
+        >>> sweep_calibration_error(probs, torch.tensor([0, 0, 0, 1]))
+        tensor(0.3000, dtype=torch.float64)
+
+    Reference:
+        Roelofs et al., AISTATS 2022, equation 8.
+    """
+    where = "sweep_calibration_error"
+    check_norm(p, where=where)
+    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    return norm_of_bins(equal_mass_bins(top, n_bins=_monotone_bins(top)), p=p)
+
+
+def kolmogorov_smirnov_error(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    r"""Largest cumulated difference between confidence and accuracy over the confidences (KS error), free of bins.
+
+    .. math:: \mathrm{KS} = \max_{t} \Bigl| \frac1N \sum_{i : c_i \le t} (a_i - c_i) \Bigr|
+
+    with confidence :math:`c_i` and correctness :math:`a_i`. Tied confidences enter together.
+
+    Args:
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
+        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
+        weights: Sample weights, shaped as the labels.
+        ignore_index: Label of examples to leave out.
+
+    Returns:
+        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]], dtype=torch.float64)
+        >>> kolmogorov_smirnov_error(probs, torch.tensor([0, 0]))
+        tensor(0.3000, dtype=torch.float64)
+
+    Reference:
+        Gupta et al., ICLR 2021, section 3.
+    """
+    where = "kolmogorov_smirnov_error"
+    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    mass, confidence, correct, _ = top.rising[1]
+    return (correct - confidence).abs().amax() / mass[-1]
+
+
 def reliability_bins(
-    probs: ArrayLike,
-    labels: ArrayLike,
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     binning: Literal["width", "mass"] = "width",
@@ -181,7 +345,7 @@ def reliability_bins(
     r"""Group examples by confidence: the content of a reliability diagram.
 
     Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one.
+        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
         labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
         n_bins: Number of bins ``M``.
         binning: "width" for the bins ``(k/M, (k+1)/M]``, "mass" for bins of equal size with tied confidences shared.
@@ -207,10 +371,159 @@ def reliability_bins(
     return equal_width_bins(top, n_bins=n_bins) if binning == "width" else equal_mass_bins(top, n_bins=n_bins)
 
 
-def check_norm(p: float, *, where: str) -> None:
-    """Raise unless ``p`` is the order of a norm: a number from 1 to infinity."""
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
-        raise ValueError(f"{where}: `p` must be a number >= 1 (`math.inf` for the largest gap), got {p!r}.")
+def binary_expected_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    p: float = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    r"""Mean gap between the probability of the positive class and its frequency over equal-width bins.
+
+    .. math:: \Bigl( \sum_{m=1}^{M} w_m \, | \bar y_m - \bar p_m |^q \Bigr)^{1/q}
+
+    where bin :math:`m` holds the examples with :math:`(m-1)/M < p_i \le m/M` (0.0 in the first bin, 1.0 in the last),
+    :math:`\bar p_m` is their mean probability, :math:`\bar y_m` the share of positives, :math:`w_m` their share of all
+    examples and q the order of the norm. Not the same as `expected_calibration_error` of the two columns ``[1 - p, p]``,
+    which bins the larger of the two and asks whether that
+    class was right: p = 0.1 with label 0 counts there as confidence 0.9 and correct. Neither is wrong.
+
+    Args:
+        probs: Probability of the positive class ``[N]`` (or any shape), in ``[0, 1]``.
+        labels: 0 or 1 (or booleans), shaped as ``probs``.
+        n_bins: Number of bins ``M``.
+        p: Order q of the norm, from 1 to ``math.inf``.
+        weights: Sample weights, shaped as the labels.
+        ignore_index: Label of examples to leave out.
+
+    Returns:
+        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+
+    Example:
+        >>> binary_expected_calibration_error([0.2, 0.8], [1, 1])
+        tensor(0.5000, dtype=torch.float64)
+
+    Reference:
+        Naeini, Cooper and Hauskrecht, AAAI 2015.
+    """
+    where = "binary_expected_calibration_error"
+    check_count(n_bins, where=where, name="n_bins")
+    check_norm(p, where=where)
+    given = positive_class(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    return norm_of_bins(equal_width_bins(given, n_bins=n_bins), p=p)
+
+
+def binary_maximum_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    min_count: int = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    r"""Largest gap between the probability of the positive class and its frequency over equal-width bins.
+
+    The bins are those of `binary_expected_calibration_error`.
+
+    Args:
+        probs: Probability of the positive class ``[N]`` (or any shape), in ``[0, 1]``.
+        labels: 0 or 1 (or booleans), shaped as ``probs``.
+        n_bins: Number of bins ``M``.
+        min_count: Examples that a bin must hold to be considered.
+        weights: Sample weights, shaped as the labels.
+        ignore_index: Label of examples to leave out.
+
+    Returns:
+        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best. Raises ``ValueError`` if no bin holds ``min_count`` examples.
+
+    Example:
+        >>> binary_maximum_calibration_error([0.2, 0.8], [1, 1])
+        tensor(0.8000, dtype=torch.float64)
+
+    Reference:
+        Naeini, Cooper and Hauskrecht, AAAI 2015.
+    """
+    where = "binary_maximum_calibration_error"
+    check_count(n_bins, where=where, name="n_bins")
+    given = positive_class(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    return largest_gap(given, n_bins=n_bins, min_count=min_count, where=where)
+
+
+def binary_adaptive_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    p: float = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    r"""Mean gap between the probability of the positive class and its frequency over bins of equally many examples.
+
+    Examples are sorted by the probability of the positive class and divided as in `adaptive_calibration_error`, ties shared.
+
+    Args:
+        probs: Probability of the positive class ``[N]`` (or any shape), in ``[0, 1]``.
+        labels: 0 or 1 (or booleans), shaped as ``probs``.
+        n_bins: Number of bins ``M``.
+        p: Order of the norm, from 1 to ``math.inf``.
+        weights: Sample weights, shaped as the labels; bins then hold equal weight.
+        ignore_index: Label of examples to leave out.
+
+    Returns:
+        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+
+    Example:
+        >>> binary_adaptive_calibration_error([0.1, 0.3, 0.8, 1.0], [0, 1, 1, 1], n_bins=2)
+        tensor(0.2000, dtype=torch.float64)
+
+    Reference:
+        Nguyen and O'Connor, EMNLP 2015.
+    """
+    where = "binary_adaptive_calibration_error"
+    check_count(n_bins, where=where, name="n_bins")
+    check_norm(p, where=where)
+    given = positive_class(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    return norm_of_bins(equal_mass_bins(given, n_bins=n_bins), p=p)
+
+
+def positive_class(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    where: str,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> TopLabel:
+    """Check the arguments of a binary metric; ``confidence`` is the probability and ``correct`` the label of the record."""
+    score = to_tensor(probs, where=where, name="probs").cpu()
+    # Whether labels are whole numbers is looked at only where the arguments are not swapped.
+    target = read_labels(labels, score.shape if score.is_floating_point() else (), where=where, ignore_index=ignore_index).cpu()
+    if not score.is_floating_point():
+        hint = " The arguments look swapped." if target.is_floating_point() else ""
+        raise ValueError(f"{where}: `probs` must be floating point, got {score.dtype}.{hint}")
+    if score.shape != target.shape:
+        hint = " Pass `probs[:, 1]` of two columns, or use the metrics without `binary_`." if score.ndim > target.ndim else ""
+        raise ValueError(f"{where}: `labels` must be {list(score.shape)} as the probs, got {list(target.shape)}.{hint}")
+    weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
+    if weight is not None and target.numel():
+        check_weights(weight, target, where=where)
+    kept = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
+    value, target, weight = score[kept].double(), target[kept], None if weight is None else weight[kept]
+    if len(value) == 0:
+        raise ValueError(f"{where}: `probs` must hold at least one example that is not ignored, got {list(score.shape)}.")
+    check_label_values(target, 2, where=where)
+    if weight is not None:
+        check_weights(weight, target, where=where)
+    if not bool(((value >= 0) & (value <= 1)).all()):
+        raise ValueError(
+            f"{where}: `probs` must be finite and lie in [0, 1], got values from {float(value.min()):.4g} to "
+            f"{float(value.max()):.4g}. If they are logits, pass `torch.sigmoid(logits)`."
+        )
+    return TopLabel(value, target.double(), weight, score.dtype)
 
 
 def largest_gap(top: TopLabel, *, n_bins: int, min_count: int, where: str) -> Tensor:
@@ -219,8 +532,7 @@ def largest_gap(top: TopLabel, *, n_bins: int, min_count: int, where: str) -> Te
     bins = equal_width_bins(top, n_bins=n_bins)
     examples = bins.count
     if top.weights is not None:
-        present = replace(top, weights=(top.weights > 0).double())
-        examples = equal_width_bins(present, n_bins=n_bins).count
+        examples = equal_width_bins(replace(top, weights=(top.weights > 0).double()), n_bins=n_bins).count
     held = examples >= min_count
     if not bool(held.any()):
         most = int(examples.max())
@@ -228,11 +540,41 @@ def largest_gap(top: TopLabel, *, n_bins: int, min_count: int, where: str) -> Te
     return bins.gap[held].abs().amax()
 
 
-def width_error(top: TopLabel, *, n_bins: int, p: float = 1) -> Tensor:
-    """Norm of order ``p`` of the gaps over equal-width bins of a top-label (or binary) record; ``[]``."""
-    if p != 1 or top.weights is not None:
-        return norm_of_bins(equal_width_bins(top, n_bins=n_bins), p=p)
-    # With p = 1 and no weights the bin counts cancel: only the summed residual of every bin is needed.
-    index = equal_width_index(top.confidence, n_bins, dtype=top.dtype)
-    sums = torch.zeros(n_bins, dtype=torch.float64).scatter_add_(0, index, top.confidence - top.correct)
-    return torch.tensor(float(np.abs(sums.numpy()).sum()) / len(top), dtype=torch.float64)
+def debiased_error(top: TopLabel, *, n_bins: int) -> Tensor:
+    """Debiased L2 calibration error over ``M`` equal-mass bins; ``[]``."""
+    bins, sums = equal_mass_bins(top, n_bins=n_bins), top.rising[1]
+    squares = between_cuts(sums, mass_cuts(top.size, n_bins, total=float(sums[0, -1])))[3]
+    effective = bins.count**2 / squares.clamp_min(torch.finfo(torch.float64).tiny)
+    # The tolerance keeps a bin of two equally weighted examples, whose effective number rounds to just below two.
+    held = effective >= 2 - 1e-9
+    variance = bins.accuracy * (1 - bins.accuracy) / (effective - 1).where(held, 1.0)
+    return torch.where(held, bins.weight * (bins.gap**2 - variance), 0.0).sum().clamp_min(0).sqrt()
+
+
+def _monotone_bins(top: TopLabel) -> int:
+    """Largest number of equal-mass bins up to which bin accuracies rise with confidence."""
+    (mass, _, correct, _), size = top.rising[1].numpy(), top.size
+    hits = np.diff(correct)
+    accuracy = hits / np.diff(mass)
+    # Means over consecutive ranges of what never falls never fall either, whatever the cuts.
+    if bool((np.diff(accuracy) >= 0).all()):
+        return size
+    # Before the first right prediction and after the last wrong one bins have accuracy 0 and 1: only those between can fall.
+    first = mass[np.flatnonzero(accuracy > 0)[0]]
+    last = mass[np.flatnonzero(accuracy < 1)[-1] + 1]
+    scale = mass[-1] / size
+    for n_bins in range(2, size + 1):
+        part, more = divmod(size, n_bins)
+        low, high = max(int(first / scale) // (part + 1) - 1, 0), min(int(last / scale) // part + 2, n_bins)
+        k = np.arange(low, high + 1)
+        cuts = (k * part + np.minimum(k, more)) * scale
+        rates = np.diff(np.interp(cuts, mass, correct)) / np.diff(cuts)
+        if bool((np.diff(rates) < -1e-12).any()):
+            return n_bins - 1
+    return size
+
+
+def check_norm(p: float, *, where: str) -> None:
+    """Raise unless ``p`` is the order of a norm: a number from 1 to infinity."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
+        raise ValueError(f"{where}: `p` must be a number >= 1 (`math.inf` for the largest gap), got {p!r}.")

@@ -1,39 +1,43 @@
-"""Confidence compressed to some hundred levels, on which resampling is cheap. `batched` computes metrics on them.
+"""Confidence compressed to some hundred levels, on which metrics of many resamples are matrix products.
 
+A resample is a row: ``mass [R, G]`` is the share of its examples at each level, ``right [R, G]`` the share of its examples that
+lie there and are rightly predicted. The expected shares of a known truth are such a row too; its metrics are the true ones.
 Only the spread of a metric over resamples is computed so; a metric's own value comes from the module named after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot, pad
 
-from calibrant.core.binning import equal_width_index
-from calibrant.core.grid import WIDTH_CELLS, Grid
+from calibrant.core.binning import WIDTH_CELLS, bin_of_cell, equal_width_index, mass_cuts
 
 # A level is at most this wide (a quarter of SECE's bandwidth), and all examples make about this many levels of equal content
 # where a cell does not hold more.
-_WIDTH = 0.0125
-_PARTS = 64
-_SECE_BANDWIDTH = 0.05
-_MMCE_WIDTH = 0.4
+_WIDTH, _PARTS = 0.0125, 64
+_SECE_BANDWIDTH, _MMCE_SCALE = 0.05, 0.4
 # Bandwidths at which the smoothed residual is computed; smECE is found between two of them.
-LADDER = torch.logspace(-3.5, 0, 29, dtype=torch.float64)
+_LADDER = torch.logspace(-3.5, 0, 29, dtype=torch.float64)
+# Rows smoothed at once (18 MB), and rows that tell which rungs of the ladder the others need.
+_ROWS, _SCOUTS, _MARGIN = 1024, 48, 3
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Occupied confidence levels, sorted, float64 ``[G]`` each.
+    """Occupied confidence levels, sorted, float64 ``[G]`` each; none straddles two bins unless a cell does.
 
     Attributes:
         share: Share of all examples, summing to one.
         confidence: Mean confidence.
         accuracy: Share of right predictions.
         bin_index: Equal-width bin, int64.
-        last_cell: Last cell of the grid that belongs to the level, int64.
+        last_cell: Last cell of confidence that belongs to the level, int64.
         size: (Effective) number of examples.
         n_bins: Number of bins M of the binned metrics.
     """
@@ -49,26 +53,29 @@ class Levels:
     def __len__(self) -> int:
         return len(self.share)
 
+    def row(self, accuracy: Tensor) -> tuple[Tensor, Tensor]:
+        """Expected shares of a known accuracy ``[..., G]``, as rows ``mass, right [R, G]``."""
+        right = torch.atleast_2d(self.share * accuracy)
+        return self.share.expand_as(right), right
+
     @cached_property
     def mass_index(self) -> Tensor:
         """Equal-mass bin in which the middle of each level lies ``[G]``."""
-        middle = self.share.cumsum(0) - self.share / 2
-        return torch.bucketize(middle, self.mass_cuts[1:-1])
+        return torch.bucketize(self.share.cumsum(0) - self.share / 2, self.mass_cuts[1:-1])
 
     @cached_property
     def mass_cuts(self) -> Tensor:
         """Where equal-mass bins of ``size`` examples begin and end, as a share of all ``[M + 1]``, but for empty ones."""
-        return _mass_cuts(self.size, self.n_bins)
+        return mass_cuts(self.size, min(self.n_bins, self.size))
 
     @cached_property
-    def in_bin(self) -> Tensor | None:
-        """1 where level g is in equal-width bin m, ``[G, M]``; bins without a level are left out. None if each has one."""
+    def _in_bin(self) -> Tensor:
         used, index = torch.unique(self.bin_index, return_inverse=True)
-        return None if len(used) == len(self) else torch.nn.functional.one_hot(index, len(used)).double()
+        return one_hot(index, len(used)).double()
 
     def sum_by_bin(self, values: Tensor) -> Tensor:
         """Add up ``values [R, G]`` by equal-width bin; ``[R, M]`` without the bins that hold no level."""
-        return values if self.in_bin is None else values @ self.in_bin
+        return values @ self._in_bin
 
     @cached_property
     def gauss(self) -> Tensor:
@@ -78,12 +85,7 @@ class Levels:
     @cached_property
     def laplace(self) -> Tensor:
         """Laplace kernel of MMCE between levels ``[G, G]``."""
-        return self.laplace_between(self.confidence)
-
-    @staticmethod
-    def laplace_between(confidence: Tensor) -> Tensor:
-        """Laplace kernel of MMCE between all pairs of ``confidence [K]``; ``[K, K]``."""
-        return torch.exp((confidence.unsqueeze(1) - confidence).abs() / -_MMCE_WIDTH)
+        return torch.exp((self.confidence.unsqueeze(1) - self.confidence).abs() / -_MMCE_SCALE)
 
     @cached_property
     def smoothers(self) -> Tensor:
@@ -97,73 +99,153 @@ class Levels:
         ends = torch.cat([even, middle]).unique().float()
         center = self.confidence.float().unsqueeze(1)
         # Images of the kernel mirrored at 0 and 1; further ones matter only for bandwidths near 1.
-        images = [ends + 2 * k + sign * center for k in (-1, 0, 1) for sign in (-1, 1)]
-        share = torch.empty(len(LADDER), len(center), len(ends) - 1)
+        images = torch.stack([ends + 2 * k + sign * center for k in (-1, 0, 1) for sign in (-1, 1)])
         # One bandwidth after the other: of 1,000 levels all images at all of them would fill 800 MB.
-        for rung, scale in enumerate((LADDER * 2**0.5).float()):
-            total = torch.erf(images[0] / scale)
-            for image in images[1:]:
-                total += torch.erf(image / scale)
-            torch.sub(total[:, 1:], total[:, :-1], out=share[rung])
-            share[rung] /= share[rung].sum(-1, keepdim=True)
-        return share
+        shares = [torch.erf(images / scale).sum(0).diff(dim=1) for scale in (_LADDER * 2**0.5).float()]
+        return torch.stack([share / share.sum(-1, keepdim=True) for share in shares])
 
 
-def levels_of(grid: Grid, *, size: float, n_bins: int, within_bins: bool = False) -> Levels:
-    """Merge the cells of ``grid`` to levels that are narrow and hold few examples.
+def levels_of(cells: Tensor, *, size: float, n_bins: int) -> Levels:
+    """Merge cells of confidence to levels that are narrow and hold few examples.
 
     Args:
-        grid: Top-label cells.
+        cells: Sums by cell ``[4, NUM_CELLS]`` (`calibrant.core.binning.cells_of`).
         size: (Effective) number of examples.
-        n_bins: Number of bins of the binned metrics; no level straddles two equal-mass bins unless a cell does.
-        within_bins: Whether no level may straddle two equal-width bins either.
+        n_bins: Number of bins of the binned metrics.
 
     Returns:
         The levels; at most one per example.
     """
-    used = (grid.weight > 0).nonzero().squeeze(1)
-    cells = torch.stack([grid.weight, grid.confidence, grid.correct])[:, used]
-    share = cells[0] / cells[0].sum()
-    confidence = (cells[1] / cells[0]).clamp(0, 1)
-    # Cells lie within bins if these divide them; a cell knows better than its mean on which side of a rounded edge it lies.
-    if WIDTH_CELLS % n_bins == 0:
-        bin_index = used.clamp_max(WIDTH_CELLS - 1) // (WIDTH_CELLS // n_bins)
-    else:
-        bin_index = equal_width_index(confidence, n_bins)
-    cuts, each = _mass_cuts(max(round(size), 1), n_bins), max(_PARTS // n_bins, 1)
+    size, used = max(round(size), 1), (cells[0] > 0).nonzero().squeeze(1)
+    sums = cells[:3, used]
+    share, confidence = sums[0] / sums[0].sum(), (sums[1] / sums[0]).clamp(0, 1)
+    # A cell knows better than its mean on which side of a rounded edge it lies.
+    exact = WIDTH_CELLS % n_bins == 0
+    bin_index = bin_of_cell(used, n_bins) if exact else equal_width_index(confidence, n_bins)
+    cuts, each = mass_cuts(size, min(n_bins, size)), max(_PARTS // n_bins, 1)
     finer = (cuts[:-1].unsqueeze(1) + cuts.diff().unsqueeze(1) * torch.arange(each) / each).flatten()
-    slots = [(confidence / _WIDTH).long(), torch.bucketize(share.cumsum(0) - share / 2, finer)]
-    new = (torch.stack(slots + [bin_index] * within_bins).diff(dim=1) != 0).any(0).long()
-    level = torch.cat([new.new_zeros(1), new.cumsum(0)])
-    sums = torch.zeros(3, int(level[-1]) + 1, dtype=torch.float64).index_add_(1, level, cells)
-    last = torch.cat([new, new.new_ones(1)]).bool()
-    return _from_sums(sums, bin_index[last], used[last], size=max(round(size), 1), n_bins=n_bins)
-
-
-def _mass_cuts(size: int, n_bins: int) -> Tensor:
-    """Where `numpy.array_split` cuts ``size`` examples into M parts, as a share of all ``[M + 1]``, but for empty parts."""
-    n_bins = min(n_bins, size)
-    part, more = divmod(size, n_bins)
-    k = torch.arange(n_bins + 1, dtype=torch.float64)
-    return (k * part + k.clamp(max=more)) / size
-
-
-def merge_bins(levels: Levels) -> Levels:
-    """Put together the levels of each equal-width bin."""
-    bins, index = torch.unique(levels.bin_index, return_inverse=True)
-    parts = torch.stack([levels.share, levels.share * levels.confidence, levels.share * levels.accuracy])
-    sums = torch.zeros(3, len(bins), dtype=torch.float64).index_add_(1, index, parts)
-    last = torch.cat([index.diff() != 0, index.new_ones(1, dtype=torch.bool)])
-    return _from_sums(sums, bins, levels.last_cell[last], size=levels.size, n_bins=levels.n_bins)
-
-
-def _from_sums(sums: Tensor, bin_index: Tensor, last_cell: Tensor, *, size: int, n_bins: int) -> Levels:
+    slots = [(confidence / _WIDTH).long(), torch.bucketize(share.cumsum(0) - share / 2, finer), bin_index]
+    begins = (torch.stack(slots).diff(dim=1) != 0).any(0).long()
+    level = pad(begins.cumsum(0), (1, 0))
+    joined = torch.zeros(3, int(level[-1]) + 1, dtype=torch.float64).index_add_(1, level, sums)
+    last = pad(begins, (0, 1), value=1).bool()
     return Levels(
-        share=sums[0] / sums[0].sum(),
-        confidence=(sums[1] / sums[0]).clamp(0, 1),
-        accuracy=(sums[2] / sums[0]).clamp(0, 1),
-        bin_index=bin_index,
-        last_cell=last_cell,
+        share=joined[0] / joined[0].sum(),
+        confidence=(joined[1] / joined[0]).clamp(0, 1),
+        accuracy=(joined[2] / joined[0]).clamp(0, 1),
+        bin_index=bin_index[last],
+        last_cell=used[last],
         size=size,
         n_bins=n_bins,
     )
+
+
+# From levels and rows ``mass, right [R, G]`` to the values of a metric ``[R]``.
+OfLevels: TypeAlias = Callable[[Levels, Tensor, Tensor], Tensor]
+
+
+def error_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
+    """Error rate of each row ``[R]``."""
+    return (mass - right).sum(-1)
+
+
+def signed_gap_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
+    """Confidence minus accuracy of each row ``[R]``."""
+    return mass @ levels.confidence - right.sum(-1)
+
+
+def ece_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
+    """Expected calibration error of each row ``[R]``."""
+    return levels.sum_by_bin(mass * levels.confidence - right).abs().sum(-1)
+
+
+def mce_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
+    """Maximum calibration error of each row ``[R]``."""
+    gap, held = levels.sum_by_bin(mass * levels.confidence - right).abs(), levels.sum_by_bin(mass)
+    return torch.where(held > 0, gap / held.where(held > 0, 1.0), 0.0).amax(-1)
+
+
+def ace_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
+    """Adaptive (equal-mass) calibration error of each row ``[R]``."""
+    (residual,) = _between_cuts(levels, mass, mass * levels.confidence - right)
+    return residual.abs().sum(-1)
+
+
+def debiased_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
+    """Debiased L2 calibration error of each row ``[R]``."""
+    return _rms_gap(levels, mass, right, noise=1.0)
+
+
+def rms_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
+    """What the debiased L2 calibration error of each row ``[R]`` would be of infinitely many examples."""
+    return _rms_gap(levels, mass, right, noise=0.0)
+
+
+def sece_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
+    """Smooth expected calibration error (SECE, hard accuracy) of each row ``[R]``."""
+    near = mass @ levels.gauss
+    accuracy = (right @ levels.gauss) / near.clamp_min(torch.finfo(near.dtype).tiny)
+    return (mass * (accuracy - levels.confidence).abs()).sum(-1)
+
+
+def mmce_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
+    """Maximum mean calibration error (root of the pair statistic) of each row ``[R]``."""
+    residual = mass * levels.confidence - right
+    return ((residual @ levels.laplace) * residual).sum(-1).clamp_min(0).sqrt()
+
+
+def smece_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
+    """Smooth calibration error (smECE) of each row ``[R]``: the bandwidth that equals its smoothed residual."""
+    residual = (mass * levels.confidence - right).float()
+    # Resamples differ little in size: some of them tell which rungs of the ladder the others need.
+    some, _ = _crossings(levels, residual[:: max(len(residual) // _SCOUTS, 1)], slice(0, len(_LADDER)))
+    rungs = slice(max(int(some.min()) - _MARGIN, 0), int(some.max()) + _MARGIN)
+    return torch.cat([_crossings(levels, rows, rungs)[1] for rows in residual.split(_ROWS)])
+
+
+def _crossings(levels: Levels, residual: Tensor, which: slice) -> tuple[Tensor, Tensor]:
+    """Number of rungs at which the smoothed residual exceeds the bandwidth, and where the two are equal, ``[R]`` each.
+
+    Smoothed residuals fall as the bandwidth grows, so each row crosses once; the rungs on either side are joined linearly.
+    """
+    rungs = _LADDER[which]
+    error = torch.matmul(residual, levels.smoothers[which]).abs_().sum(-1).double()
+    above = (error > rungs.unsqueeze(1)).sum(0)
+    left, right = (above - 1).clamp_min(0), above.clamp_max(len(rungs) - 1)
+    row = torch.arange(error.shape[1])
+    e0, e1, s0, s1 = error[left, row], error[right, row], rungs[left], rungs[right]
+    between = left != right
+    share = torch.where(between, (e0 - s0) / ((e0 - s0) - (e1 - s1)).where(between, 1.0), 0.0)
+    # Below the first rung the residual hardly depends on the bandwidth.
+    return above + which.start, torch.where(above == 0, error[0], s0 + share * (s1 - s0))
+
+
+def aurc_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
+    """Area under the risk-coverage curve of each row ``[R]``, the most confident first."""
+    mass, wrong = mass.flip(-1), (mass - right).flip(-1)
+    covered = mass.cumsum(-1) - mass / 2
+    risk = (wrong.cumsum(-1) - wrong / 2) / covered.clamp_min(torch.finfo(mass.dtype).tiny)
+    return (mass * risk).sum(-1)
+
+
+def _rms_gap(levels: Levels, mass: Tensor, right: Tensor, *, noise: float) -> Tensor:
+    residual, correct = _between_cuts(levels, mass, mass * levels.confidence - right, right)
+    weight = levels.mass_cuts.diff()
+    accuracy, count = correct / weight, weight * levels.size
+    held = count >= 2 - 1e-9
+    variance = noise * accuracy * (1 - accuracy) / (count - 1).where(held, 1.0)
+    return torch.where(held, weight * ((residual / weight) ** 2 - variance), 0.0).sum(-1).clamp_min(0).sqrt()
+
+
+def _between_cuts(levels: Levels, mass: Tensor, *sums: Tensor) -> list[Tensor]:
+    """Content ``[R, M]`` of equal-mass bins: cumulative sums, read by interpolation where the cumulative mass is cut."""
+    rising = pad(mass.cumsum(-1), (1, 0))
+    cuts = levels.mass_cuts.expand(len(mass), -1) * rising[:, -1:]
+    after = torch.searchsorted(rising, cuts.contiguous()).clamp(1, mass.shape[-1])
+    start, end = rising.gather(1, after - 1), rising.gather(1, after)
+    share = torch.where(end > start, (cuts - start) / (end - start).where(end > start, 1.0), 0.0).clamp(0, 1)
+    content = []
+    for part in sums:
+        total = pad(part.cumsum(-1), (1, 0))
+        content.append(torch.lerp(total.gather(1, after - 1), total.gather(1, after), share).diff(dim=-1))
+    return content

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from calibrant.core.checks import ArrayLike, check_count
-from calibrant.core.records import Predictions
+from calibrant.core.binning import norm_of_bins
+from calibrant.core.checks import ArrayLike
+from calibrant.core.records import Predictions, as_predictions
 from calibrant.core.registry import lookup
 from calibrant.core.scores import ClassScore, Estimate, Scores
-from calibrant.core.summary import Summary, summarize_with_top
-from calibrant.metrics.intervals import score_intervals
-from calibrant.metrics.levels import levels_of
-from calibrant.metrics.null import compare_with_null, null_of_levels
-from calibrant.metrics.ordinary import NORMAL_95
-from calibrant.metrics.values import bins_of_summary, values_of_summary, values_of_top
+from calibrant.core.summary import Summary, summarize
+from calibrant.metrics.chance import check_draws, compare_with_null
+from calibrant.metrics.intervals import NORMAL_95, Evidence, bias_corrected, resampled_values, value_of
+from calibrant.metrics.table import METRICS, score_metrics
 
 
 def measure(
@@ -63,30 +63,20 @@ def measure(
     Reference:
         Chuang and Lai, Statistica Sinica 10, 2000 (intervals); Bröcker and Smith, Weather and Forecasting 22, 2007 (p-value).
     """
-    where = "measure"
-    predictions = _as_predictions(predictions, labels, where=where)
-    check_count(n_bins, where=where, name="n_bins")
-    check_count(n_resamples, where=where, name="n_resamples", least=2)
-    check_count(seed, where=where, name="seed", least=0)
+    predictions = as_predictions(predictions, labels, where="measure")
+    check_draws(n_bins, n_resamples, seed, where="measure", least=2)
     groups = {} if slice_by is None else _slices(predictions, slice_by)
     slices = {name: measure(part, n_bins=n_bins, n_resamples=n_resamples, seed=seed) for name, part in groups.items()}
-    summary, top = summarize_with_top(predictions, n_bins=n_bins)
-    return _score(
-        summary,
-        values_of_top(summary, top),
-        names=predictions.class_names,
-        by_class=by_class,
-        n_resamples=n_resamples,
-        seed=seed,
-        slices=slices,
-        file=file,
+    summary = summarize(predictions, n_bins=n_bins, keep=None)
+    scores = _score(
+        summary, predictions, names=predictions.class_names, by_class=by_class, n_resamples=n_resamples, seed=seed, file=file
     )
+    return replace(scores, slices=slices)
 
 
 def measure_summary(
     summary: Summary,
     *,
-    values: Mapping[str, float] | None = None,
     by_class: bool = False,
     class_names: Sequence[str] | None = None,
     n_resamples: int = 1000,
@@ -97,7 +87,6 @@ def measure_summary(
 
     Args:
         summary: The summary; its ``n_bins`` is that of the binned metrics.
-        values: The value of every score, where more is known of the predictions; read from the summary if not given.
         by_class: Whether to add a table of the classes, worst calibrated first.
         class_names: C names for that table.
         n_resamples: Number of resamples behind the intervals and the p-value.
@@ -105,8 +94,8 @@ def measure_summary(
         file: Where the predictions came from, for the record.
 
     Returns:
-        The scores: exact means, binned and classwise errors (for a number of bins that divides 3,000); the others within
-        1e-3 of those of `measure`.
+        The scores: exact up to 65,536 examples; beyond, means, binned and classwise errors are (for a number of bins that
+        divides 3,000), the others are within 1e-3 of those of `measure`. Metrics that cannot be read from sums are left out.
 
     Example:
         >>> from calibrant.core.summary import summarize
@@ -114,38 +103,54 @@ def measure_summary(
         >>> measure_summary(parts[0] + parts[1])["error"].value
         0.25
     """
-    check_count(n_resamples, where="measure_summary", name="n_resamples", least=2)
-    check_count(seed, where="measure_summary", name="seed", least=0)
-    values = values_of_summary(summary) if values is None else values
-    return _score(summary, values, names=class_names, by_class=by_class, n_resamples=n_resamples, seed=seed, file=file)
+    check_draws(summary.n_bins, n_resamples, seed, where="measure_summary", least=2)
+    return _score(summary, None, names=class_names, by_class=by_class, n_resamples=n_resamples, seed=seed, file=file)
+
+
+def values_of(summary: Summary, predictions: Predictions | None = None) -> dict[str, float]:
+    """The value of every score that can be read from the sums; with ``predictions`` of the others, too."""
+    values = {}
+    for key, metric in score_metrics().items():
+        if metric.read is not None and not (metric.classwise and summary.class_bins is None):
+            values[key] = float(metric.read(summary))
+        elif metric.read is None and predictions is not None:
+            values[key] = float(value_of(metric, predictions))
+    return values
 
 
 def _score(
     summary: Summary,
-    values: Mapping[str, float],
+    predictions: Predictions | None,
     *,
     names: Sequence[str] | None,
     by_class: bool,
     n_resamples: int,
     seed: int,
-    slices: Mapping[str, Scores] | None = None,
-    file: str | None = None,
+    file: str | None,
 ) -> Scores:
-    rng = np.random.default_rng(seed)
-    levels = levels_of(summary.grid, size=summary.effective_n, n_bins=summary.n_bins, within_bins=True)
-    null = null_of_levels(levels, n_resamples=n_resamples, rng=rng)
-    ranges = score_intervals(summary, values=values, null=null, n_resamples=n_resamples, rng=rng)
-    # The usual value is reported whatever its bias; where that carries it past the interval, the interval is drawn out to it.
-    metrics = {k: Estimate(v, min(ranges[k].low, v), max(ranges[k].high, v)) for k, v in values.items()}
+    evidence = Evidence(summary, n_resamples=n_resamples, rng=np.random.default_rng(seed))
+    # Drawn first, as `if_calibrated` does with the same seed.
+    if_calibrated = compare_with_null(float(norm_of_bins(summary.bins)), evidence.null)
+    values = values_of(summary, predictions)
+    metrics = {}
+    for key, value in values.items():
+        metric = METRICS[key]
+        if metric.interval is not None:
+            low, high = metric.interval(evidence, value)
+        else:
+            assert predictions is not None
+            drawn = resampled_values(metric, predictions, n_resamples, seed=seed)
+            low, high = bias_corrected(drawn, value) if bool(drawn.isfinite().all()) else (value, value)
+        # The usual value is reported whatever its bias; where that carries it past the interval, the interval reaches to it.
+        metrics[key] = Estimate(value, min(low, value), max(high, value))
     return Scores(
         n=summary.n,
         num_classes=summary.num_classes,
         n_bins=summary.n_bins,
         metrics=metrics,
-        ece_if_calibrated=compare_with_null(values["ece"], null),
-        bins=bins_of_summary(summary),
+        ece_if_calibrated=if_calibrated,
+        bins=summary.bins,
         classes=class_scores(summary, names=names) if by_class else (),
-        slices=slices or {},
         file=file,
         weight=None if summary.class_rows is None else summary.weight,
     )
@@ -155,13 +160,14 @@ def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tup
     """How each class is calibrated, worst first."""
     if names is not None and len(names) != summary.num_classes:
         raise ValueError(f"class_scores: `names` must hold C = {summary.num_classes} names, got {len(names)}.")
-    residual = (summary.class_bins.confidence - summary.class_bins.correct) / summary.weight
+    count, confidence, correct = summary.by_class
+    residual = (confidence - correct) / summary.weight
     error, gap = residual.abs().sum(1), residual.sum(1)
     # Labels of calibrated examples with probability p vary by p (1 - p); that of a bin's mean is hardly larger.
-    bins = summary.class_bins
-    variance = (bins.confidence - bins.confidence.square() / bins.weight.where(bins.weight > 0, 1.0)).clamp_min(0).sum(1)
+    variance = (confidence - confidence.square() / count.where(count > 0, 1.0)).clamp_min(0).sum(1)
     chance = NORMAL_95 * (variance / summary.weight / summary.effective_n).sqrt()
     weight, rows = summary.class_count, summary.class_rows
+    assert summary.class_correct is not None
     wrong = torch.where(weight > 0, 1 - summary.class_correct / weight.where(weight > 0, 1.0), torch.nan)
     order = torch.argsort(error, descending=True, stable=True).tolist()
     return tuple(
@@ -177,23 +183,6 @@ def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tup
         )
         for k in order
     )
-
-
-def _as_predictions(given: Predictions | ArrayLike, labels: ArrayLike | None, *, where: str) -> Predictions:
-    if isinstance(given, Predictions):
-        if labels is not None:
-            raise ValueError(f"{where}: `labels` must not be given with a `Predictions`, which holds its own.")
-        return given
-    if labels is None:
-        got = type(given).__name__
-        raise ValueError(
-            f"{where}: `predictions` must be a `Predictions`, got {got} without labels. "
-            "Pass `measure(Predictions(probs=..., labels=...))`, or `logits=...`."
-        )
-    try:
-        return Predictions(probs=given, labels=labels)
-    except ValueError as error:
-        raise ValueError(str(error).replace("Predictions", where, 1)) from None
 
 
 def _slices(predictions: Predictions, column: str) -> dict[str, Predictions]:

@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import check_count
+from calibrant.core.binning import cell_index, equal_width_edges, equal_width_index
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Paired
-from calibrant.metrics.blocks import Blocks
-from calibrant.metrics.bootstrap import Sample, draw_counts, join_parts
-from calibrant.metrics.ordinary import NORMAL_95
-from calibrant.metrics.shared_noise import SharedNoise
-from calibrant.metrics.values import score_values
+from calibrant.core.summary import summarize
+from calibrant.metrics.chance import check_draws
+from calibrant.metrics.intervals import NORMAL_95, resampled_values
+from calibrant.metrics.levels import Levels, levels_of
+from calibrant.metrics.measure import values_of
+from calibrant.metrics.scores import nll_and_brier
+from calibrant.metrics.table import score_metrics
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"
+
+# More examples than this are drawn in as many blocks of equal size, put together by chance: sums over them spread as sums over
+# examples do, to 1 %, and ten million examples take hardly longer than twenty thousand.
+_BLOCKS = 20_000
+# Counts held at once, one per block and resample: 40 MB.
+_CHUNK_COUNTS = 10_000_000
+# Chances that a Poisson number of mean one is at most 0, 1, 2, ..., in units of 2^-16.
+_POISSON = np.cumsum([1 / float(np.prod(np.arange(1, k + 1))) for k in range(9)]) * np.exp(-1) * 65536
+_HOW_OFTEN = np.searchsorted(_POISSON, np.arange(65536), side="right").astype(np.float32)
 # Two models whose scores differ by less than a millionth differ by the rounding of float32, however consistently.
 _ROUNDING = 1e-6
 # What is left of nothing after sums in another order, in double precision.
 _NOTHING = 1e-12
-# Below so many examples resamples vary clearly less than new examples would.
-_FEW = 100
-# Fewer prove nothing.
-_LEAST = 10
-# The largest difference that two values of a score can have; all others lie between 0 and 1.
-_LARGEST = {"nll": math.inf, "brier": 2.0, "signed_gap": 2.0}
+# Below the first number of examples resamples vary clearly less than new examples would; fewer than the second prove nothing.
+_FEW, _LEAST = 100, 10
 
 
 def paired_test(
@@ -40,11 +53,12 @@ def paired_test(
     .. math:: p = \frac{1 + \#\{r : |d^*_r - \bar d^*| \ge |d|\}}{R + 1}
 
     and the 95 % interval is :math:`d` plus and minus the 95 % quantile of :math:`|d^*_r - \bar d^*|`, so that it holds zero
-    where p > 0.05; it ends at the largest difference that is possible, 1 for a score between 0 and 1. The gaps of bins hold
-    chance already; before resampling adds it again they are shrunk by its expected part, without which the test would be too
-    timid near perfect calibration. Resamples of few examples vary too little: below N = 100 the :math:`|d^*_r - \bar d^*|` are
-    multiplied by :math:`\sqrt{N / (N - 1)}\, t_{N - 1} / z`, the quotient of the 97.5 % points of Student's and the normal
-    distribution; fewer than ten prove nothing. With weights, N here is :math:`(\sum w)^2 / \sum w^2`, how many they are worth.
+    where p > 0.05; it ends at the largest difference that is possible, 1 for a score between 0 and 1. An example is drawn a
+    Poisson number of times with mean one. The gaps of bins hold chance already; before resampling adds it again they are
+    shrunk by its expected part, without which the test would be too timid near perfect calibration. Resamples of few examples
+    vary too little: below N = 100 the :math:`|d^*_r - \bar d^*|` are multiplied by :math:`\sqrt{N / (N - 1)}\, t_{N - 1} / z`,
+    the quotient of the 97.5 % points of Student's and the normal distribution; fewer than ten prove nothing. With weights, N
+    here is :math:`(\sum w)^2 / \sum w^2`, how many they are worth.
 
     Args:
         first: Predictions of one model.
@@ -54,8 +68,8 @@ def paired_test(
         seed: Of the random draws; the same seed gives the same numbers.
 
     Returns:
-        Key → ``Paired(difference, low, high, p_value)``; a negative difference says that the second is better, for every key
-        but ``signed_gap``. Raises ``ValueError`` if the two are not about the same examples.
+        Key → ``Paired(difference, low, high, p_value)``; a negative difference says that the second is better, for every
+        built-in key but ``signed_gap``. Raises ``ValueError`` if the two are not about the same examples.
 
     Example:
         >>> labels = [0, 1] * 100
@@ -66,28 +80,181 @@ def paired_test(
         (-0.5, True)
 
     Reference:
-        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 16.4; James and Stein,
-        Fourth Berkeley Symposium, 1961; Hesterberg, The American Statistician, 2015, section 3.2 (few examples).
+        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 16.4; Hanley and MacGibbon, Computer Methods and
+        Programs in Biomedicine 83, 2006 (Poisson numbers); James and Stein, Fourth Berkeley Symposium, 1961; Hesterberg, The
+        American Statistician, 2015, section 3.2 (few examples).
     """
     where = "paired_test"
-    check_count(n_bins, where=where, name="n_bins")
-    check_count(n_resamples, where=where, name="n_resamples")
-    check_count(seed, where=where, name="seed", least=0)
+    check_draws(n_bins, n_resamples, seed, where=where)
     _check_same_examples(first, second, where=where)
-    blocks = Blocks(len(first), seed=seed)
-    one, two = (Sample(given, n_bins=n_bins, blocks=blocks) for given in (first, second))
-    rng = np.random.default_rng([seed, 1])
-    noise = SharedNoise(one, two, first.predicted == second.predicted)
-    parts = []
-    for counts in draw_counts(len(blocks), n_resamples=n_resamples, seed=seed):
-        drawn_noise = noise.draw(rng, counts.shape[1])
-        before, after = (sample.scores(counts, noise=part) for sample, part in zip((one, two), drawn_noise, strict=True))
+    block = np.arange(len(first))
+    if len(first) > _BLOCKS:
+        block = np.random.default_rng([seed, 2]).permutation(len(first)) % _BLOCKS
+    one, two = (Sample(given, n_bins=n_bins, block=block) for given in (first, second))
+    alike = _correlation(one, two, first.predicted == second.predicted)
+    rng, parts = np.random.default_rng([seed, 1]), []
+    for counts in _draw_counts(int(block.max()) + 1, n_resamples=n_resamples, seed=seed):
+        normal, other = torch.from_numpy(rng.standard_normal((2, counts.shape[1], n_bins)))
+        before, rest = one.scores(counts, normal), (1 - alike.square().sum(0)).clamp_min(0).sqrt()
+        after = two.scores(counts, normal @ alike + rest * other)
         parts.append({key: after[key] - before[key] for key in before})
-    drawn = join_parts(parts)
-    values, others = score_values(first, n_bins=n_bins), score_values(second, n_bins=n_bins)
+    drawn = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     # Rounded, so that ten equal weights are worth ten and not a little less.
-    wider = _widening(round(one.levels.size, 6))
-    return {key: _compare(others[key] - values[key], drawn[key], most=_LARGEST.get(key, 1.0), wider=wider) for key in drawn}
+    wider = _widening(round(one.size, 6))
+    found = {}
+    for key, metric in score_metrics().items():
+        if key not in drawn:
+            drawn[key] = torch.sub(*(resampled_values(metric, given, n_resamples, seed=seed) for given in (second, first)))
+        most = metric.largest
+        found[key] = _compare(two.values[key] - one.values[key], drawn[key], most=most, wider=wider)
+    return found
+
+
+class Sample:
+    """The examples of one model, prepared so that scores of resamples are matrix products.
+
+    Args:
+        predictions: The examples.
+        n_bins: Number of bins of the binned metrics.
+        block: Which examples are drawn together: block of each ``[N]``.
+    """
+
+    def __init__(self, predictions: Predictions, *, n_bins: int, block: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        summary = summarize(predictions, n_bins=n_bins, keep=None)
+        top = summary.examples
+        self.values, self.size = values_of(summary, predictions), summary.effective_n
+        # Only their proportions count, and single precision ends at 3e38. A power of two moves no digit.
+        weights = top.mass / 2.0 ** math.floor(math.log2(float(top.mass.max())))
+        self.levels = levels_of(summary.cells, size=self.size, n_bins=n_bins)
+        # Examples of weight zero may lie beyond the last level in use; they count nothing wherever they are put.
+        cell = cell_index(top.confidence, dtype=top.dtype)
+        level = torch.searchsorted(self.levels.last_cell, cell).clamp_max(len(self.levels) - 1)
+        self.places = _by_block(weights, level * 2 + top.correct.long(), block, rows=2 * len(self.levels))
+        nll, brier = nll_and_brier(predictions)
+        infinite = nll.isinf() & (weights > 0)
+        sums = torch.stack([nll.where(nll.isfinite(), 0.0), brier, infinite.double()], dim=1) * weights[:, None]
+        self.sums = _sum_blocks(sums, block)
+        self.classes, self.totals = _class_residuals(predictions, weights, n_bins, block)
+        self.weights, self.bin_of_example = weights, self.levels.bin_index[level]
+        self.lacking = _lacking_spread(self.levels)
+        pieces = {"width": self.levels.bin_index, "mass": self.levels.mass_index}
+        self.shifts = {kind: _level_shift(self.levels, piece) for kind, piece in pieces.items()}
+        count, confidence, correct = summary.by_class
+        mean, gap = confidence / count.where(count > 0, 1.0), (confidence - correct) / summary.weight
+        self.class_shift = _shrinkage(gap, count / summary.weight * mean * (1 - mean) / self.size)
+
+    def scores(self, counts: Array, normal: Tensor) -> dict[str, Tensor]:
+        """Score resamples in which blocks of examples are drawn ``counts [B, r]`` times; key → ``[r]``.
+
+        The gaps of the data hold chance already, and a resample adds it once more: so the gaps of bins are first reduced by
+        what chance is expected to have added (James and Stein). Kernels average over many gaps, and squares have their chance
+        subtracted; metrics made of those need it not. The MCE, on the other hand, often is the gap of a bin with few examples,
+        of which resamples show too little variety (none, if there is one): the standard ``normal [r, M]`` numbers add what is
+        missing to the accuracy of equal-width bins.
+        """
+        # Some versions of BLAS report invalid values and overflow in small products where there are none.
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            held, sums = (torch.from_numpy(matrix @ counts).double() for matrix in (self.places, self.sums))
+            above, totals = (torch.from_numpy(matrix @ counts) for matrix in (self.classes, self.totals))
+        total = held.sum(0)
+        # With weights, only examples without any may have been drawn.
+        total = total.where(total > 0, 1.0)
+        wrong, right = (held / total).T.unflatten(1, (-1, 2)).unbind(2)
+        mass = wrong + right
+        nll, brier, infinite = sums / total
+        above = above.unflatten(0, (len(totals), -1))
+        residual = torch.cat([(totals - above.sum(1)).unsqueeze(1), above], dim=1) / total - self.class_shift.unsqueeze(2)
+        found = {
+            "nll": nll.where(infinite == 0, torch.inf),
+            "brier": brier,
+            "classwise_ece": residual.abs().sum((0, 1)) / len(totals),
+        }
+        by_width = right + mass * (self.shifts["width"] + (self.lacking * normal)[:, self.levels.bin_index])
+        rights = {None: right, "width": by_width, "mass": right + mass * self.shifts["mass"]}
+        for key, metric in score_metrics().items():
+            if metric.of_levels is not None:
+                found[key] = metric.of_levels(self.levels, mass, rights[metric.shrinks])
+        return found
+
+
+def _correlation(one: Sample, two: Sample, same: Tensor) -> Tensor:
+    """Correlation ``[M, M]`` of chance in each bin of one model with that in each bin of another.
+
+    Where they predict the same class for an example they are right or wrong together.
+    """
+    n_bins, squares = len(one.lacking), one.weights.square()
+    pair = (one.bin_of_example * n_bins + two.bin_of_example)[same]
+    shared = torch.bincount(pair, weights=squares[same], minlength=n_bins**2).view(n_bins, n_bins)
+    first, second = (torch.bincount(s.bin_of_example, weights=squares, minlength=n_bins) for s in (one, two))
+    return shared / (first.unsqueeze(1) * second).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _lacking_spread(levels: Levels) -> Tensor:
+    """Standard deviation ``[M]`` that resamples lack of that of the accuracy of equal-width bins."""
+    parts = torch.stack([levels.share, levels.share * levels.accuracy])
+    count, right = parts.new_zeros(2, levels.n_bins).index_add_(1, levels.bin_index, parts)
+    accuracy, count = right / count.where(count > 0, 1.0), count * levels.size
+    guess = (count * accuracy + 2) / (count + 4)
+    lacking = (guess * (1 - guess) - accuracy * (1 - accuracy)).clamp_min(0)
+    return (lacking / count.where(count > 0, 1.0)).sqrt()
+
+
+def _draw_counts(n: int, *, n_resamples: int, seed: int) -> Iterator[Array]:
+    """How often each of ``n`` examples or blocks is drawn, ``[n, r]`` float32, some resamples at a time."""
+    rng = np.random.default_rng(seed)
+    at_once = max(_CHUNK_COUNTS // n, 1)
+    for at in range(0, n_resamples, at_once):
+        size = (n, min(at_once, n_resamples - at))
+        counts = _HOW_OFTEN[rng.integers(0, 65536, size=size, dtype=np.uint16)]
+        # A resample of no example at all says nothing; it may come up where there are few.
+        counts[:, counts.sum(0) == 0] = 1
+        yield counts
+
+
+def _by_block(values: Tensor, row: Tensor, block: np.ndarray[tuple[int], np.dtype[np.int64]], *, rows: int) -> csr_matrix:
+    """Sum ``values [K]`` by row and block; sparse ``[rows, B]``."""
+    from scipy.sparse import csr_matrix
+
+    return csr_matrix((values.float().numpy(), (row.numpy(), block)), shape=(rows, int(block.max()) + 1))
+
+
+def _sum_blocks(values: Tensor, block: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Array:
+    """Sum ``values [N, K]`` over the examples of each block: ``[K, B]``."""
+    sums = values.new_zeros(int(block.max()) + 1, values.shape[1]).index_add_(0, torch.from_numpy(block), values)
+    return sums.T.contiguous().float().numpy()
+
+
+def _class_residuals(
+    predictions: Predictions, weights: Tensor, n_bins: int, block: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> tuple[csr_matrix, Array]:
+    """Probability minus one-hot label, by block: ``[C·(M - 1), B]`` of those not in the first bin, and of all ``[C, B]``.
+
+    Most probabilities are in the first bin, whose residual is what the others leave of the total.
+    """
+    probs, labels, inner = predictions.probs, predictions.labels, max(n_bins - 1, 1)
+    number, column = (probs > float(equal_width_edges(n_bins, probs.dtype)[1])).nonzero(as_tuple=True)
+    values = probs[number, column].double()
+    slot = column * inner + equal_width_index(values, n_bins, dtype=probs.dtype) - 1
+    residual = (values - (labels[number] == column).double()) * weights[number]
+    above = _by_block(residual, slot, block[number.numpy()], rows=predictions.num_classes * inner)
+    totals = probs.float() * weights.float()[:, None]
+    totals[torch.arange(len(totals)), labels] -= weights.float()
+    return above, _sum_blocks(totals, block)
+
+
+def _shrinkage(gap: Tensor, variance: Tensor) -> Tensor:
+    """Part of each gap to take away: all of those that are no larger than chance makes them."""
+    # The variance of a mean confidence that passes 1 by rounding is below 0: nothing is to be taken away then.
+    return gap * (variance / gap.square().clamp_min(torch.finfo(gap.dtype).tiny)).clamp(0, 1)
+
+
+def _level_shift(levels: Levels, pieces: Tensor) -> Tensor:
+    """What to add to the accuracy of each level ``[G]`` so that the gaps of the pieces shrink."""
+    _, piece = torch.unique(pieces, return_inverse=True)
+    sums = torch.stack([levels.share, levels.share * levels.confidence, levels.share * levels.accuracy])
+    weight, confidence, accuracy = sums.new_zeros(3, int(piece.max()) + 1).index_add_(1, piece, sums)
+    confidence, accuracy = confidence / weight, accuracy / weight
+    return _shrinkage(confidence - accuracy, confidence * (1 - confidence) / (weight * levels.size))[piece]
 
 
 def _widening(n: float) -> float:

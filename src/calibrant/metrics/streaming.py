@@ -1,56 +1,291 @@
 """Streaming metrics: `torchmetrics` classes over a state of constant size, however many examples pass.
 
-`CalibrationSuite` gives all thirteen numbers; the other classes give one of them each. In a ``MetricCollection`` those with
-equal settings share one state. What the state holds is in `stream`, how numbers are read from it in `from_grid`.
+`CalibrationSuite` gives all scores; the other classes give one of them each. In a ``MetricCollection`` those with equal
+settings share one state. Importing this module imports torchmetrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
+import torch
 from torch import Tensor
+from torch.nn import Module
+from torchmetrics import Metric
 
-from calibrant.core.records import Bins
+from calibrant.core.binning import CHUNK_ENTRIES, EXACT_BINS, NUM_CELLS, TopLabel
+from calibrant.core.checks import ArrayLike, check_count
+from calibrant.core.records import Bins, check_examples
 from calibrant.core.scores import Scores
-from calibrant.core.summary import Summary
+from calibrant.core.summary import KEPT_EXAMPLES, Summary, summarize_rows
 from calibrant.metrics.diagram import draw_reliability
-from calibrant.metrics.from_grid import read_metrics
-from calibrant.metrics.measure import measure_summary
-from calibrant.metrics.stream import Stream
-from calibrant.metrics.values import READERS
+from calibrant.metrics.measure import measure_summary, values_of
+from calibrant.metrics.table import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = [
-    "AdaptiveCalibrationError",
-    "AreaUnderRiskCoverage",
-    "BrierScore",
-    "CalibrationSuite",
-    "ClasswiseCalibrationError",
-    "DebiasedCalibrationError",
-    "ErrorRate",
-    "ExpectedCalibrationError",
-    "MaximumCalibrationError",
-    "MaximumMeanCalibrationError",
-    "NegativeLogLikelihood",
-    "SignedCalibrationGap",
-    "SmoothCalibrationError",
-    "SmoothExpectedCalibrationError",
-]
+
+class Stream(Metric):
+    """Sums over all examples seen, in float64: the base of every streaming metric.
+
+    The state is the cells of `calibrant.core.binning` (weight, weighted confidence, weighted correctness, squared
+    weight; 0.8 MB), the first 65,536 examples (1 MB; as long as there are no more, every metric is exact), eight totals and,
+    if ``classwise``, three sums per class and bin (24·C·M bytes: 0.4 MB at 1,000 classes and 15 bins).
+
+    Args:
+        num_classes: Number of classes C.
+        n_bins: Number of bins M of the binned metrics, one of 5, 10, 15, 20, 25, 30, 50, 100, 200, 500 and 1,000.
+        classwise: Keep what the classwise error needs.
+        ignore_index: Label of examples to leave out.
+        persistent: Save the state in ``state_dict``.
+        kwargs: Options of `torchmetrics.Metric` (``sync_on_compute``, ``process_group``, ...).
+    """
+
+    is_differentiable = False
+    higher_is_better: bool | None = False
+    full_state_update = False
+    plot_lower_bound: float | None = 0.0
+
+    count: Tensor
+    totals: Tensor
+    cells: Tensor
+    kept: Tensor
+    class_bins: Tensor
+    class_correct: Tensor
+    class_rows: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        n_bins: int = 15,
+        classwise: bool = True,
+        ignore_index: int | None = None,
+        persistent: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        where = type(self).__name__
+        check_count(num_classes, where=where, name="num_classes", least=2)
+        if n_bins not in EXACT_BINS:
+            listed = ", ".join(str(n) for n in EXACT_BINS)
+            raise ValueError(f"{where}: `n_bins` must be one of {listed}, got {n_bins!r}.")
+        super().__init__(**kwargs)
+        self.num_classes = int(num_classes)
+        self.n_bins = int(n_bins)
+        self.classwise = bool(classwise)
+        self.ignore_index = ignore_index
+        states: dict[str, Tensor] = {
+            "count": torch.zeros(2, dtype=torch.int64, device="cpu"),
+            "totals": torch.zeros(8, dtype=torch.float64, device="cpu"),
+            "cells": torch.zeros(4, NUM_CELLS, dtype=torch.float64, device="cpu"),
+        }
+        if classwise:
+            states["class_bins"] = torch.zeros(3, num_classes, n_bins, dtype=torch.float64, device="cpu")
+            states["class_correct"] = torch.zeros(num_classes, dtype=torch.float64, device="cpu")
+            states["class_rows"] = torch.zeros(num_classes, dtype=torch.float64, device="cpu")
+        if ignore_index is not None:
+            # torchmetrics lets metrics of a collection share a state if names and first values agree. The name keeps
+            # apart those that ignore different labels; the value is the number of examples left out.
+            states[f"ignored_{ignore_index}"] = torch.zeros((), dtype=torch.int64, device="cpu")
+        for name, zeros in states.items():
+            self.add_state(name, zeros, dist_reduce_fx="sum", persistent=persistent)
+        # Confidence, negative where the prediction is wrong (it is never zero), and weight, -1 where there is no example.
+        unused = torch.full((2, KEPT_EXAMPLES), -1.0, dtype=torch.float64, device="cpu")
+        self.add_state("kept", unused, dist_reduce_fx=_join_kept, persistent=persistent)
+
+    def update(
+        self,
+        probs: ArrayLike | None = None,
+        labels: ArrayLike | None = None,
+        *,
+        logits: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+    ) -> None:
+        """Add a batch; one without examples adds nothing.
+
+        Args:
+            probs: Probabilities ``[N, C]`` or dense ``[N, C, ...]``, on any device.
+            labels: Class indices ``[N]`` or ``[N, ...]`` in ``[0, C)``.
+            logits: Instead of ``probs``: scores whose softmax is the probability. The log-likelihood is then exact even
+                where a probability rounds to zero.
+            weights: Sample weights, shaped as the labels.
+        """
+        where = f"{type(self).__name__}.update"
+        if (probs is None) == (logits is None):
+            got = "neither" if probs is None else "both"
+            raise ValueError(f"{where}: exactly one of `probs` and `logits` must be given, got {got}.")
+        if labels is None:
+            raise ValueError(f"{where}: `labels` must be given, got None.")
+        kind: Literal["probs", "logits"] = "logits" if probs is None else "probs"
+        scores, target, weight, kept = check_examples(
+            logits if probs is None else probs,
+            labels,
+            weights,
+            kind=kind,
+            where=where,
+            ignore_index=self.ignore_index,
+            device=self.cells.device,
+            allow_empty=True,
+        )
+        if scores.shape[1] != self.num_classes:
+            raise ValueError(f"{where}: `{kind}` must have C = {self.num_classes} columns, got {list(scores.shape)}.")
+        self._leave_inference_mode()
+        if self.ignore_index is not None:
+            getattr(self, f"ignored_{self.ignore_index}").add_((~kept).sum())
+        rows = max(CHUNK_ENTRIES // self.num_classes, 1)
+        with torch.no_grad():
+            for at in range(0, len(target), rows):
+                part = slice(at, at + rows)
+                own = None if weight is None else weight[part]
+                self._add(scores[part], target[part], own, are_logits=probs is None)
+
+    def _add(self, scores: Tensor, labels: Tensor, weights: Tensor | None, *, are_logits: bool) -> None:
+        found = summarize_rows(scores, labels, weights, are_logits=are_logits, n_bins=self.n_bins, classwise=self.classwise)
+        seen, n, top = int(self.count[0]), found.n, found.top
+        assert top is not None
+        if seen + n <= KEPT_EXAMPLES:
+            self.kept[:, seen : seen + n] = torch.stack([(2 * top.correct - 1) * top.confidence, top.mass])
+        self.count += torch.tensor([n, found.size], device=self.count.device)
+        self.totals += found.totals
+        self.cells += found.cells
+        if self.classwise:
+            self.class_bins += found.by_class
+            self.class_correct += found.class_correct
+            self.class_rows.index_add_(0, labels, torch.ones_like(top.mass))
+
+    def _leave_inference_mode(self) -> None:
+        """Replace states made under ``torch.inference_mode`` (by a reset there), which cannot be changed outside it."""
+        if self.cells.is_inference() and not torch.is_inference_mode_enabled():
+            for name in self._defaults:
+                setattr(self, name, getattr(self, name).clone())
+
+    def merge(self, *others: Self) -> Self:
+        """Return a new metric that has seen the examples of this one and of ``others``; none of them is changed."""
+        joined = self.clone()
+        for other in others:
+            joined.merge_state(other)
+        assert isinstance(joined, type(self))
+        return joined
+
+    def merge_state(self, incoming_state: object) -> None:
+        """Add the examples of another metric of the same class and settings (or its ``metric_state``) to this one."""
+        where = f"{type(self).__name__}.merge_state"
+        if isinstance(incoming_state, Stream) and incoming_state._settings() != self._settings():
+            raise ValueError(
+                f"{where}: `incoming_state` must have the same settings {self._settings()}, got {incoming_state._settings()}."
+            )
+        if not isinstance(incoming_state, (dict, Metric)):
+            got = type(incoming_state).__name__
+            raise ValueError(f"{where}: `incoming_state` must be a metric or its `metric_state`, got {got}.")
+        incoming: dict[str, Any] = incoming_state if isinstance(incoming_state, dict) else incoming_state.metric_state
+        for name in self._defaults:
+            own = getattr(self, name)
+            if name not in incoming or incoming[name].shape != own.shape:
+                shape = str(list(incoming[name].shape)) if name in incoming else "none"
+                raise ValueError(f"{where}: state `{name}` must be {list(own.shape)}, got {shape}.")
+        super().merge_state({name: incoming[name].to(self.cells.device) for name in self._defaults})
+        # The base class keeps a value computed before, and would warn that nothing was added by `update`.
+        self._computed = None
+        self._update_count += incoming_state._update_count if isinstance(incoming_state, Metric) else 1
+
+    def _settings(self) -> dict[str, object]:
+        return {
+            "metric": type(self).__name__,
+            "num_classes": self.num_classes,
+            "n_bins": self.n_bins,
+            "classwise": self.classwise,
+            "ignore_index": self.ignore_index,
+        }
+
+    @contextmanager
+    def _synced(self) -> Iterator[None]:
+        """Within, the state is that of all processes; outside, it is this process's again."""
+        if self._is_synced:
+            yield
+            return
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
+            yield
+
+    def _summary(self) -> Summary:
+        """What is known of all examples seen (by all processes, within `_synced`), on the CPU."""
+        n, size = self.count.tolist()
+        if n == 0 or size == 0:
+            if self._is_synced:
+                self.unsync()
+            raise ValueError(f"{type(self).__name__}: no examples yet. Call `update(probs, labels)` first.")
+        signed, weights = self.kept[:, :n].cpu()
+        plain = float(self.totals[0]) == n == float(self.totals[1])
+        return Summary(
+            n=n,
+            size=size,
+            num_classes=self.num_classes,
+            n_bins=self.n_bins,
+            totals=self.totals.cpu().clone(),
+            cells=self.cells.cpu().clone(),
+            top=TopLabel(signed.abs(), (signed > 0).double(), None if plain else weights) if n <= KEPT_EXAMPLES else None,
+            class_bins=self.class_bins.cpu().clone() if self.classwise else None,
+            class_correct=self.class_correct.cpu().clone() if self.classwise else None,
+            class_rows=self.class_rows.cpu().clone() if self.classwise and not plain else None,
+        )
+
+    def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        wrapped = super()._wrap_compute(compute)
+
+        @wraps(compute)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            if not self.update_called and not self.distributed_available_fn():
+                self._summary()
+            return wrapped(*args, **kwargs)
+
+        return checked
+
+    def set_dtype(self, dst_type: str | torch.dtype) -> Self:
+        """Do nothing: sums stay in float64 and int64, whatever the precision of model and input."""
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Module:
+        def move(state: Tensor) -> Tensor:
+            try:
+                moved = fn(state)
+                return moved if moved.dtype == state.dtype else state.to(moved.device)
+            except TypeError:  # The device has no float64 (Apple's MPS): the state stays where it is.
+                return state
+
+        return super()._apply(move, exclude_state)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        device = self.cells.device
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        for name in self._defaults:
+            # `update` writes into the state, which must not be the caller's tensor.
+            setattr(self, name, getattr(self, name).clone().to(device))
+        self._computed = None
+        self._update_count = max(self._update_count, int(self.count[0] > 0))
+
+
+def _join_kept(parts: Tensor) -> Tensor:
+    """Join ``[W, 2, K]`` kept examples into ``[2, K]``; if they do not fit, none is kept."""
+    used = parts[:, 1] >= 0
+    found = parts.movedim(1, 0)[:, used]
+    joined = torch.full_like(parts[0], -1.0)
+    if found.shape[1] <= joined.shape[1]:
+        joined[:, : found.shape[1]] = found
+    return joined
 
 
 class CalibrationSuite(Stream):
     """All calibration metrics of a classifier at once, from batches, in constant memory.
 
-    ``update(probs, labels)`` or ``update(logits=..., labels=...)``, then ``compute()`` gives the values under the keys error,
-    nll, brier, ece, mce, ace, classwise_ece, sece, smece, mmce, ece_debiased, signed_gap and aurc, as the functions of
-    `calibrant.metrics` define them. Means, proper scores and equal-width bins are exact. The others (ace, sece, smece, mmce,
-    ece_debiased, aurc) are exact up to 65,536 examples; beyond, confidences closer than 1/24,000 (and ever closer towards
-    one) count as tied, which moves them by less than 1e-3 (by 2e-4 on all data tried). Only bins of equal mass that are hardly
-    wider than that, as 1,000 bins over confidences within a few per cent of each other, can move ``ace`` and
+    ``update(probs, labels)`` or ``update(logits=..., labels=...)``, then ``compute()`` gives by key every score of
+    `calibrant.measure` that can be read from sums. Means, proper scores and equal-width bins are exact. The others (ace, sece,
+    smece, mmce, ece_debiased, aurc) are exact up to 65,536 examples; beyond, confidences closer than 1/24,000 (and ever closer
+    towards one) count as tied, which moves them by less than 1e-3 (by 2e-4 on all data tried). Only bins of equal mass that are
+    hardly wider than that, as 1,000 bins over confidences within a few per cent of each other, can move ``ace`` and
     ``ece_debiased`` further.
 
     Processes are joined by adding their sums, so the numbers do not depend on who saw which example. The state is 1.8 MB plus
@@ -66,7 +301,6 @@ class CalibrationSuite(Stream):
         kwargs: Options of `torchmetrics.Metric` (``sync_on_compute``, ``process_group``, ...).
 
     Example:
-        >>> import torch
         >>> suite = CalibrationSuite(num_classes=2, n_bins=5)
         >>> suite.update(torch.tensor([[0.9, 0.1]]), torch.tensor([0]))
         >>> suite.update(torch.tensor([[0.2, 0.8]]), torch.tensor([0]))
@@ -74,37 +308,19 @@ class CalibrationSuite(Stream):
         {'error': 0.5, 'brier': 0.65, 'ece': 0.45}
     """
 
-    def __init__(
-        self,
-        *,
-        num_classes: int,
-        n_bins: int = 15,
-        classwise: bool = True,
-        ignore_index: int | None = None,
-        persistent: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            n_bins=n_bins,
-            classwise=classwise,
-            ignore_index=ignore_index,
-            persistent=persistent,
-            **kwargs,
-        )
-
     def compute(self) -> dict[str, Tensor]:
         """Return every metric by key, as float64 scalars ``[]``. Raises ``ValueError`` if no example was seen."""
-        values = read_metrics(self._sums())
-        return {key: value.to(self.cells.device) for key, value in values.items()}
+        device = self.cells.device
+        return {key: torch.tensor(v, dtype=torch.float64, device=device) for key, v in values_of(self._summary()).items()}
 
     def bins(self, *, n_bins: int | None = None) -> Bins:
         """Return the confidence bins of all examples seen: ``n_bins`` of them, or as many as the metrics use."""
-        return self.sums().bins_of(n_bins or self.n_bins)
+        return self.summary().bins_of(n_bins or self.n_bins)
 
     def summary(self) -> Summary:
         """Return the record of constant size that `calibrant.metrics.measure_summary` makes scores with intervals of."""
-        return self.sums().summary()
+        with self._synced():
+            return self._summary()
 
     def scores(
         self,
@@ -125,12 +341,8 @@ class CalibrationSuite(Stream):
         Returns:
             The record that `calibrant.measure` gives of predictions in memory.
         """
-        sums = self.sums()
-        summary = sums.summary()
-        values = {key: float(value) for key, value in read_metrics(sums).items()}
-        return measure_summary(
-            summary, values=values, by_class=by_class, class_names=class_names, n_resamples=n_resamples, seed=seed
-        )
+        summary = self.summary()
+        return measure_summary(summary, by_class=by_class, class_names=class_names, n_resamples=n_resamples, seed=seed)
 
     def plot(self, ax: Axes | None = None, *, n_bins: int | None = None) -> tuple[Figure | SubFigure | None, Axes]:
         """Draw the reliability diagram of all examples seen.
@@ -142,10 +354,10 @@ class CalibrationSuite(Stream):
         Returns:
             The figure and the axes of the diagram.
         """
-        sums = self.sums()
-        bins = sums.bins_of(n_bins or self.n_bins)
+        summary = self.summary()
+        bins = summary.bins_of(n_bins or self.n_bins)
         error = float(bins.weight @ bins.gap.abs())
-        return draw_reliability(bins, title=f"ECE {error:.4f} in {len(bins.count)} bins, {sums.n:,} examples", ax=ax)
+        return draw_reliability(bins, title=f"ECE {error:.4f} in {len(bins.count)} bins, {summary.n:,} examples", ax=ax)
 
 
 class SingleMetric(Stream):
@@ -174,7 +386,7 @@ class SingleMetric(Stream):
         super().__init__(
             num_classes=num_classes,
             n_bins=n_bins,
-            classwise=self.key == "classwise_ece",
+            classwise=METRICS[self.key].classwise,
             ignore_index=ignore_index,
             persistent=persistent,
             **kwargs,
@@ -182,7 +394,9 @@ class SingleMetric(Stream):
 
     def compute(self) -> Tensor:
         """Return the value, a float64 scalar ``[]``. Raises ``ValueError`` if no example was seen."""
-        return READERS[self.key](self._sums()).to(self.cells.device)
+        read = METRICS[self.key].read
+        assert read is not None
+        return read(self._summary()).to(self.cells.device)
 
     def plot(
         self, val: Tensor | Sequence[Tensor] | None = None, ax: Axes | None = None
@@ -196,7 +410,6 @@ class ExpectedCalibrationError(SingleMetric):
     """Streaming `expected_calibration_error`: mean gap between confidence and accuracy over equal-width bins.
 
     Example:
-        >>> import torch
         >>> metric = ExpectedCalibrationError(num_classes=2, n_bins=5)
         >>> metric.update(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
         >>> metric.compute()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from calibrant.core.binning import top_label
 from calibrant.core.entry import BinSweep, Entry
-from calibrant.core.summary import top_labels
+from calibrant.metrics.chance import BIN_COUNTS, bin_sweep
 from calibrant.metrics.diagram import PALETTE
-from calibrant.metrics.sweep import BIN_COUNTS, bin_sweep
 from calibrant.report.rows import Row
 from calibrant.report.save import tell
 from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, characters, fold_text, print_style
@@ -353,7 +353,7 @@ def prepare_gamma_confidence(rows: Sequence[Row], *, seed: int | None = None) ->
         if test is None or "gamma" not in test.columns:
             continue
         gamma = np.asarray(test.columns["gamma"], dtype=np.float64)
-        top = top_labels(test)
+        top = top_label(test, where="figure")
         confidence, correct = top.confidence.numpy(), top.correct.numpy() == 1
         means = {right: running_mean(confidence[correct == right], gamma[correct == right]) for right in (True, False)}
         panels.append(GammaPanel(row.label, confidence, gamma, correct, means))

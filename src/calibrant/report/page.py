@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from calibrant import __version__
 from calibrant.core.entry import Entry
 from calibrant.core.scores import Paired
-from calibrant.core.summary import summarize_with_top
+from calibrant.core.summary import summarize
 from calibrant.core.words import METRICS, SIGNIFICANT, direction, metric_of, write_interval, write_p, write_value
 from calibrant.report.page_content import Candidate, Examined, FinishedTable, InTable, Repair, calibrator_label
 from calibrant.report.page_data import (
@@ -175,7 +175,8 @@ def _predictions_data(examined: Examined, repaired: Repair | None, *, n_resample
 
 def _side(examined: Examined, *, stops: list[int], n_resamples: int, seed: int) -> dict[str, object]:
     predictions = examined.predictions
-    summary, top = summarize_with_top(predictions, n_bins=examined.scores.n_bins)
+    summary = summarize(predictions, n_bins=examined.scores.n_bins, keep=None)
+    top = summary.examples
     right, wrong = mean_confidences(top)
     scores = examined.scores
     return {

@@ -13,15 +13,22 @@ import math
 import numpy as np
 import torch
 
-from calibrant.core.binning import equal_width_bins, equal_width_edges, mass_curve, means_of_sums, norm_of_bins
+from calibrant.core.binning import (
+    TopLabel,
+    between_cuts,
+    equal_width_bins,
+    equal_width_edges,
+    means_of_sums,
+    norm_of_bins,
+    top_label,
+)
 from calibrant.core.entry import Entry
 from calibrant.core.records import Bins, Predictions
-from calibrant.core.summary import Summary, top_labels
-from calibrant.core.top_label import TopLabel
+from calibrant.core.summary import Summary
+from calibrant.metrics.chance import compare_with_null, null_of_levels
+from calibrant.metrics.intervals import rate_interval
 from calibrant.metrics.levels import levels_of
 from calibrant.metrics.measure import class_scores
-from calibrant.metrics.null import compare_with_null, null_of_levels
-from calibrant.metrics.ordinary import rate_interval
 from calibrant.report.reliability import counts_examples, error_and_ece, kept_bins
 
 # Where the slider stops; the number of bins asked for is added. The histogram is drawn from the 20.
@@ -82,9 +89,9 @@ def examine_stops(summary: Summary, top: TopLabel, *, stops: list[int], n_resamp
     scale = summary.effective_n / summary.weight
     found = []
     for n_bins in stops:
-        levels = levels_of(summary.grid, size=summary.effective_n, n_bins=n_bins, within_bins=True)
+        levels = levels_of(summary.cells, size=summary.effective_n, n_bins=n_bins)
         drawn = null_of_levels(levels, n_resamples=n_resamples, rng=np.random.default_rng(seed))
-        bins = equal_width_bins(top, n_bins=n_bins)
+        bins = summary.bins_of(n_bins)
         ece, parts = float(norm_of_bins(bins)), bins.weight * bins.gap
         null = compare_with_null(ece, drawn)
         found.append(
@@ -118,11 +125,11 @@ def risk_curve(top: TopLabel) -> list[int]:
 
     Examples of equal confidence have no order: a share that ends within such a group takes its mean error.
     """
-    curve = mass_curve(top)
-    points = min(_CURVE_POINTS, curve.size)
+    _, sums = top.rising
+    points = min(_CURVE_POINTS, top.size)
     coverage = torch.arange(points + 1, dtype=torch.float64) / points
-    cuts = ((1 - coverage) * float(curve.mass[-1])).flip(0)
-    kept, right = (curve.between(cuts, sums).flip(0).cumsum(0) for sums in (curve.mass, curve.correct))
+    cuts = ((1 - coverage) * float(sums[0, -1])).flip(0)
+    kept, _, right = between_cuts(sums[:3], cuts).flip(1).cumsum(1)
     risk = (1 - right / kept).clamp(0, 1)
     return [round(UNIT * value) for pair in zip(coverage[1:].tolist(), risk.tolist(), strict=True) for value in pair]
 
@@ -152,11 +159,7 @@ def class_view(summary: Summary, predictions: Predictions) -> dict[str, object]:
     found = class_scores(summary)
     by_index = sorted(found, key=lambda entry: entry.index)
     edges, scale = equal_width_edges(summary.n_bins), summary.effective_n / summary.weight
-    bins = summary.class_bins
-    rows = [
-        bin_rows(means_of_sums(edges, bins.weight[k], bins.confidence[k], bins.correct[k]), scale=scale)
-        for k in range(summary.num_classes)
-    ]
+    rows = [bin_rows(means_of_sums(edges, *sums), scale=scale) for sums in summary.by_class.unbind(1)]
     said, sure, right = _when_predicted(predictions)
     return {
         "order": [entry.index for entry in found],
@@ -214,7 +217,7 @@ def confident_mistakes(predictions: Predictions, after: Predictions | None = Non
 
 def run_diagram(entry: Entry) -> dict[str, object]:
     """Error of one run, and for every stop of the slider the ECE and the rows of `bin_rows`; None where they are not known."""
-    top = None if entry.test is None else top_labels(entry.test)
+    top = None if entry.test is None else top_label(entry.test, where="page")
     scale = 1.0
     if top is not None and top.weights is not None:
         scale = float(top.weights.sum()) / float((top.weights**2).sum())

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrant.core.binning import equal_width_bins
+from calibrant.core.binning import equal_width_bins, top_label
 from calibrant.core.checks import check_count
 from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
-from calibrant.core.summary import top_labels
 from calibrant.metrics.diagram import draw_gap_bars
-from calibrant.metrics.ordinary import rate_interval
+from calibrant.metrics.intervals import rate_interval
 from calibrant.report.rows import Row
 from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, characters, fold_text, print_style
 
@@ -66,7 +65,9 @@ def prepare_reliability(rows: Sequence[Row], *, n_bins: int = 15, seed: int | No
     panels = []
     for row in rows:
         run = row.run(seed)
-        bins = kept_bins(run, n_bins) if run.test is None else equal_width_bins(top_labels(run.test), n_bins=n_bins)
+        bins = (
+            kept_bins(run, n_bins) if run.test is None else equal_width_bins(top_label(run.test, where="figure"), n_bins=n_bins)
+        )
         if bins is not None:
             panels.append(ReliabilityPanel(row.label, *error_and_ece(run, bins), bins, _intervals(run, bins)))
     return panels

@@ -10,18 +10,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from calibrant.core.binning import (
+    EXACT_BINS,
+    NUM_CELLS,
     TopLabel,
-    bins_of_curve,
+    bin_of_cell,
+    cell_index,
+    cells_of,
+    class_bins_of,
     equal_mass_bins,
     equal_width_bins,
     equal_width_edges,
     equal_width_index,
-    mass_curve,
+    fold_cells,
+    mass_cuts,
     means_of_sums,
     norm_of_bins,
+    reduce_top_label,
     top_label,
 )
-from calibrant.core.records import Bins
+from calibrant.core.records import Bins, Predictions
 from helpers import mixed_gaps
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -196,21 +203,21 @@ def test_mass_bins_any_ties_agree_with_the_slow_reference(
     assert bins.accuracy.tolist() == pytest.approx([a for _, a in expected], abs=1e-12)
 
 
-def test_mass_curve_counts_groups_and_squares() -> None:
-    curve = mass_curve(record([0.5, 0.2, 0.5], [1, 0, 0], [1.0, 2.0, 3.0]))
-    assert curve.size == 3
-    assert curve.values.tolist() == [0.2, 0.5]
-    assert curve.mass.tolist() == [0.0, 2.0, 6.0]
-    assert curve.correct.tolist() == [0.0, 0.0, 1.0]
-    assert curve.squares.tolist() == [0.0, 4.0, 14.0]
-    assert curve.cuts(2).tolist() == [0.0, 4.0, 6.0]
-    assert bins_of_curve(curve, curve.cuts(2)).accuracy.tolist() == pytest.approx([0.125, 0.25])
+def test_rising_sums_join_ties_and_leave_out_weight_zero() -> None:
+    top = record([0.5, 0.2, 0.5, 0.3], [1, 0, 0, 1], [1.0, 2.0, 3.0, 0.0])
+    values, (mass, _, correct, squares) = top.rising
+    assert top.size == 3
+    assert values.tolist() == [0.2, 0.5]
+    assert mass.tolist() == [0.0, 2.0, 6.0]
+    assert correct.tolist() == [0.0, 0.0, 1.0]
+    assert squares.tolist() == [0.0, 4.0, 14.0]
+    assert mass_cuts(top.size, 2, total=6.0).tolist() == [0.0, 4.0, 6.0]
+    assert equal_mass_bins(top, n_bins=2).accuracy.tolist() == pytest.approx([0.125, 0.25])
 
 
-def test_mass_curve_minus_zero_sorts_as_zero() -> None:
-    curve = mass_curve(record([0.5, -0.0, 0.0], [1, 0, 1]))
-    assert curve.values.tolist() == [0.0, 0.5]
-    assert curve.correct.tolist() == [0.0, 1.0, 2.0]
+def test_mass_cuts_leave_nothing_beyond_the_last_example() -> None:
+    # 3 * (0.7 / 3) rounds to less than 0.7.
+    assert mass_cuts(3, 6, total=0.7)[3:].tolist() == [0.7] * 4
 
 
 def test_means_of_sums_empty_bin_gets_zeros() -> None:
@@ -226,3 +233,81 @@ def test_norm_of_bins_orders_and_total() -> None:
     assert float(norm_of_bins(bins, p=2)) == pytest.approx(math.sqrt(0.25 * 0.25 + 0.75 * 0.01))
     assert float(norm_of_bins(bins, p=math.inf)) == pytest.approx(0.5)
     assert float(norm_of_bins(bins, total=8)) == pytest.approx(0.5 * (0.25 * 0.5 + 0.75 * 0.1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_classes", [2, 3, 10, 40])
+def test_top_label_random_data_agrees_with_argmax(num_classes: int, dtype: torch.dtype) -> None:
+    probs, labels = mixed_gaps(500, num_classes, dtype=dtype)
+    top = reduce_top_label(probs, labels)
+    assert torch.equal(top.confidence, probs.amax(1).double())
+    assert torch.equal(top.correct, (probs.argmax(1) == labels).double())
+    assert (top.confidence.dtype, top.dtype) == (torch.float64, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_top_label_tie_goes_to_the_first_class(dtype: torch.dtype) -> None:
+    probs = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.25, 0.375, 0.375], [0.25, 0.375, 0.375]], dtype=dtype)
+    assert top_label(probs, torch.tensor([0, 1, 1, 2]), where="test").correct.tolist() == [1.0, 0.0, 1.0, 0.0]
+    rounded = torch.tensor([[0.52, 0.52], [0.52, 0.52]], dtype=torch.bfloat16)
+    assert top_label(rounded, torch.tensor([1, 0]), where="test").correct.tolist() == [0.0, 1.0]
+
+
+def test_top_label_of_logits_knows_the_class_that_probabilities_hide() -> None:
+    # Both probabilities round to 0.5, so that the first class would seem to be on top.
+    predictions = Predictions(logits=torch.tensor([[0.0, 1e-17]], dtype=torch.float64), labels=[1], weights=[3.0])
+    top = top_label(predictions, where="test")
+    assert top.correct.tolist() == [1.0]
+    assert top.mass.tolist() == [3.0]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("num_classes", [2, 3, 40])
+@pytest.mark.parametrize("n_bins", [1, 15])
+def test_class_bins_equal_a_loop_over_classes(
+    num_classes: int, n_bins: int, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calibrant.core.binning._BLOCK_ENTRIES", 1000)  # several blocks
+    probs, labels = mixed_gaps(500, num_classes)
+    weights = torch.rand(500, generator=torch.Generator().manual_seed(0), dtype=torch.float64) if weighted else None
+    mass = torch.ones(500, dtype=torch.float64) if weights is None else weights
+    bins = class_bins_of(probs, labels, weights, n_bins=n_bins)
+    index = equal_width_index(probs, n_bins)
+    for k in range(num_classes):
+        for row, values in enumerate((mass, mass * probs[:, k], mass * (labels == k))):
+            expected = torch.bincount(index[:, k], weights=values, minlength=n_bins)
+            torch.testing.assert_close(bins[row, k], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_class_bins_with_weights_no_empty_bin_holds_a_rounding_error() -> None:
+    probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]], dtype=torch.float64)
+    bins = class_bins_of(probs, torch.tensor([0, 0, 1]), torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64), n_bins=2)
+    assert bins[0].tolist() == [[0.0, pytest.approx(1.0)], [pytest.approx(1.0), 0.0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n_bins", EXACT_BINS)
+def test_cells_fold_into_bins_exactly(n_bins: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(n_bins)
+    values = torch.cat(
+        [
+            torch.rand(2000, generator=generator, dtype=torch.float64),
+            1 - 10 ** (-8 * torch.rand(500, generator=generator, dtype=torch.float64)),
+            equal_width_edges(n_bins),
+        ]
+    )
+    values = values.to(dtype).double()
+    cell = cell_index(values, dtype=dtype)
+    assert bool((cell[values.argsort()].diff() >= 0).all())
+    assert int(cell.max()) < NUM_CELLS
+    expected = equal_width_index(values, n_bins, dtype=dtype)
+    assert torch.equal(bin_of_cell(cell, n_bins), expected)
+    top = TopLabel(values, (values > 0.5).double(), None, dtype)
+    folded, bins = fold_cells(cells_of(top), n_bins), equal_width_bins(top, n_bins=n_bins)
+    assert torch.equal(folded[0], bins.count)
+    torch.testing.assert_close(folded[1], bins.count * bins.confidence, rtol=1e-12, atol=1e-12)
+
+
+def test_cells_fold_only_into_numbers_that_divide_them() -> None:
+    with pytest.raises(ValueError, match="`n_bins` must divide 3000, got 7"):
+        fold_cells(torch.zeros(NUM_CELLS), 7)

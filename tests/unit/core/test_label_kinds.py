@@ -30,7 +30,7 @@ def test_labels_that_are_whole_numbers_are_taken_whatever_their_type(labels: obj
     )
     suite = CalibrationSuite(num_classes=3)
     suite.update(PROBS, labels)  # type: ignore[arg-type]
-    assert suite.sums().n == 3
+    assert suite.summary().n == 3
 
 
 @pytest.mark.parametrize("missing", [np.nan, None])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from calibrant import Predictions, Split
-from calibrant.core.records import Bins, flatten_examples, parse_split
+from calibrant.core.records import Bins, as_predictions, check_examples, parse_split
 
 PROBS = [[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]
 LABELS = [0, 0, 1]
@@ -196,6 +196,73 @@ def test_parse_split_takes_names_and_members() -> None:
     assert parse_split("meta") is parse_split(Split.META) is Split.META
 
 
-def test_flatten_nothing_left_names_the_caller() -> None:
+def test_examples_nothing_left_names_the_caller_unless_that_is_allowed() -> None:
     with pytest.raises(ValueError, match="^suite: `labels` must hold at least one example that is not ignored"):
-        flatten_examples(torch.ones(1, 2), torch.tensor([-1]), None, ignore_index=-1, where="suite")
+        check_examples([[0.4, 0.6]], [-1], None, kind="probs", where="suite", ignore_index=-1)
+    scores, labels, _, kept = check_examples(
+        [[0.4, 0.6]], [-1], None, kind="probs", where="suite", ignore_index=-1, allow_empty=True
+    )
+    assert (len(scores), len(labels), kept.tolist()) == (0, 0, [False])
+
+
+def test_examples_dense_are_flattened_in_the_order_of_labels() -> None:
+    probs = torch.softmax(torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 1)
+    labels = torch.randint(3, (2, 4, 5), generator=torch.Generator().manual_seed(1))
+    scores, target, weights, _ = check_examples(probs, labels, torch.ones(2, 4, 5), kind="probs", where="test")
+    assert scores.shape == (40, 3)
+    assert weights is not None
+    for n, i, j in ((0, 0, 0), (0, 3, 2), (1, 2, 4)):
+        row = n * 20 + i * 5 + j
+        assert torch.equal(scores[row], probs[n, :, i, j])
+        assert target[row] == labels[n, i, j]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64", "bool", ">i4"])
+def test_examples_any_integer_labels_are_taken(kind: str) -> None:
+    labels = np.array([0, 1]).astype(kind)
+    _, target, _, _ = check_examples(np.array([[0.9, 0.1], [0.2, 0.8]]), labels, None, kind="probs", where="test")
+    assert target.tolist() == [0, 1]
+    assert target.dtype == torch.int64
+
+
+class Foreign:
+    """An array of a library that numpy can read."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return self.values
+
+
+LAYOUTS = {
+    "transposed": lambda probs: np.asfortranarray(probs),
+    "strided": lambda probs: np.repeat(probs, 2, axis=0)[::2],
+    "reversed": lambda probs: probs[::-1].copy()[::-1],
+    "tensor": lambda probs: torch.from_numpy(probs).t().contiguous().t(),
+    "expanded": lambda probs: torch.from_numpy(probs).unsqueeze(1).expand(-1, 2, -1)[:, 0],
+    "frame": lambda probs: pytest.importorskip("pandas").DataFrame(probs),
+    "foreign": Foreign,
+    "list": lambda probs: probs.tolist(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_examples_any_layout_and_array_gives_the_same_record(layout: str) -> None:
+    probs = np.array([[0.1, 0.9], [0.7, 0.3], [0.5, 0.5]])
+    record = as_predictions(LAYOUTS[layout](probs), [1, 1, 0], where="test")
+    assert record.probs.tolist() == probs.tolist()
+    assert record.probs.is_contiguous()
+
+
+def test_as_predictions_takes_a_record_with_other_weights_but_no_labels() -> None:
+    record = Predictions(probs=PROBS, labels=LABELS)
+    assert as_predictions(record, where="f") is record
+    weighted = as_predictions(record, where="f", weights=[1, 2, 3]).weights
+    assert weighted is not None
+    assert weighted.tolist() == [1.0, 2.0, 3.0]
+    for arguments in ({"labels": LABELS}, {"ignore_index": 0}):
+        with pytest.raises(ValueError, match=f"^f: `{next(iter(arguments))}` must not be given with a `Predictions`"):
+            as_predictions(record, where="f", **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="^f: `labels` must be given"):
+        as_predictions(PROBS, where="f")

@@ -1,34 +1,34 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.core.binning import equal_width_index
-from calibrant.core.summary import Summary, score_rows, summarize, summarize_with_top, top_labels
+from calibrant.core.summary import Summary, score_rows, summarize
 from helpers import golden, mixed_gaps
 
 
 def fields(summary: Summary) -> list[torch.Tensor]:
-    scalars = torch.tensor([summary.n, summary.weight, summary.weight_squares], dtype=torch.float64)
-    grids = [getattr(g, k) for g in (summary.grid, summary.class_bins) for k in ("weight", "confidence", "correct")]
-    return [scalars, *grids, summary.nll, summary.brier, summary.class_correct]
+    assert summary.class_correct is not None
+    return [torch.tensor([summary.n, summary.size]), summary.totals, summary.cells, summary.by_class, summary.class_correct]
 
 
 def test_summarize_two_examples_gives_hand_computed_sums() -> None:
     summary = summarize(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]), n_bins=5)
-    assert (summary.n, summary.num_classes, summary.n_bins) == (2, 2, 5)
-    assert (summary.weight, summary.weight_squares, summary.effective_n) == (2.0, 2.0, 2.0)
+    assert (summary.n, summary.size, summary.num_classes, summary.n_bins) == (2, 2, 2, 5)
+    assert (summary.weight, summary.effective_n) == (2.0, 2.0)
     # -log 0.9 and -log 0.2; (0.1² + 0.1²) and (0.8² + 0.8²).
     losses, scores = (-math.log(0.9), -math.log(0.2)), (0.02, 1.28)
     for power in (1, 2, 3):
         assert float(summary.nll[power - 1]) == pytest.approx(sum(v**power for v in losses))
         assert float(summary.brier[power - 1]) == pytest.approx(sum(v**power for v in scores))
-    assert summary.class_bins.weight.tolist() == [[1, 0, 0, 0, 1], [1, 0, 0, 1, 0]]
-    assert summary.class_bins.correct.tolist() == [[1, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
+    assert summary.by_class[0].tolist() == [[1, 0, 0, 0, 1], [1, 0, 0, 1, 0]]
+    assert summary.by_class[2].tolist() == [[1, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
     assert summary.class_count.tolist() == [2, 0]
+    assert summary.class_correct is not None
     assert summary.class_correct.tolist() == [1, 0]
 
 
@@ -47,28 +47,50 @@ def test_summaries_of_other_classes_or_bins_cannot_be_added() -> None:
         _ = one + two
 
 
-@pytest.mark.parametrize("num_classes", [3, 40])
-def test_summarize_class_bins_equal_a_loop_over_classes(num_classes: int) -> None:
-    probs, labels = mixed_gaps(500, num_classes)
-    bins = summarize(Predictions(probs=probs, labels=labels)).class_bins
-    index = equal_width_index(probs, 15)
-    for k in range(num_classes):
-        for name, values in (("weight", None), ("confidence", probs[:, k]), ("correct", (labels == k).double())):
-            expected = torch.bincount(index[:, k], weights=values, minlength=15).double()
-            torch.testing.assert_close(getattr(bins, name)[k], expected, rtol=1e-12, atol=1e-12)
-
-
 def test_summarize_whole_weights_equal_repeated_examples() -> None:
     probs, labels = mixed_gaps(60, 3)
     weights = torch.arange(60) % 3
     repeated = torch.repeat_interleave(torch.arange(60), weights)
     one = summarize(Predictions(probs=probs, labels=labels, weights=weights.double()))
     two = summarize(Predictions(probs=probs[repeated], labels=labels[repeated]))
-    for name in ("weight", "confidence", "correct"):
-        torch.testing.assert_close(getattr(one.grid, name), getattr(two.grid, name))
+    torch.testing.assert_close(one.cells[:3], two.cells[:3])
     torch.testing.assert_close(one.nll, two.nll)
     torch.testing.assert_close(one.brier, two.brier)
     assert one.weight == two.weight
+    assert one.rows is not None
+    assert float(one.rows.sum()) == 60
+
+
+@pytest.mark.parametrize("n_bins", [15, 7])
+def test_summaries_with_and_without_weights_count_examples_beside_weights(n_bins: int) -> None:
+    probs, labels = mixed_gaps(60, 3)
+    weights = torch.cat([torch.full((30,), 2.0), torch.ones(30)]).double()
+    parts = [
+        summarize(Predictions(probs=probs[:30], labels=labels[:30], weights=weights[:30]), n_bins=n_bins),
+        summarize(Predictions(probs=probs[30:], labels=labels[30:]), n_bins=n_bins),
+    ]
+    whole = summarize(Predictions(probs=probs, labels=labels, weights=weights), n_bins=n_bins)
+    for joined in (parts[0] + parts[1], parts[1] + parts[0]):
+        assert joined.bins.rows is not None
+        assert whole.bins.rows is not None
+        assert torch.equal(joined.bins.rows, whole.bins.rows)
+        assert torch.equal(joined.bins.count, whole.bins.count)
+
+
+def test_summary_without_its_examples_reads_them_from_cells() -> None:
+    probs, labels = mixed_gaps(400, 4)
+    predictions = Predictions(probs=probs, labels=labels)
+    exact, nearly = summarize(predictions, keep=None), summarize(predictions, keep=0)
+    assert exact.top is not None
+    assert nearly.top is None
+    assert torch.equal(exact.bins.count, nearly.bins.count)
+    assert nearly.examples.size == exact.examples.size == 400
+    assert float(nearly.examples.mass @ nearly.examples.confidence) == pytest.approx(float(exact.examples.confidence.sum()))
+
+
+def test_summary_without_classes_says_so() -> None:
+    with pytest.raises(ValueError, match="classwise"):
+        _ = replace(summarize(Predictions(probs=[[0.9, 0.1]], labels=[0])), class_bins=None).by_class
 
 
 def test_summarize_infinite_loss_without_weight_counts_nothing() -> None:
@@ -76,29 +98,21 @@ def test_summarize_infinite_loss_without_weight_counts_nothing() -> None:
     assert float(summary.nll[0]) == pytest.approx(math.log(2))
 
 
-def test_summarize_logits_know_the_top_class_that_probabilities_hide() -> None:
-    # Both probabilities round to 0.5, so that the first class would seem to be on top.
-    predictions = Predictions(logits=torch.tensor([[0.0, 1e-17]], dtype=torch.float64), labels=[1])
-    assert float(summarize(predictions).grid.correct.sum()) == float(predictions.correct.sum()) == 1
-
-
 def test_summarize_chunks_do_not_change_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = golden()
     predictions = Predictions(logits=logits, labels=labels)
-    whole, top = summarize_with_top(predictions, n_bins=15)
-    monkeypatch.setattr("calibrant.core.summary._CHUNK_ENTRIES", 35)
-    chunked, other = summarize_with_top(predictions, n_bins=15)
+    whole = summarize(predictions)
+    monkeypatch.setattr("calibrant.core.summary.CHUNK_ENTRIES", 35)
+    chunked = summarize(predictions)
     for one, two in zip(fields(whole), fields(chunked), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
-    for found in (other, top_labels(predictions)):
-        assert torch.equal(top.confidence, found.confidence)
-        assert torch.equal(top.correct, found.correct)
-        assert (found.weights, found.dtype) == (None, top.dtype)
+    assert torch.equal(whole.examples.confidence, chunked.examples.confidence)
+    assert torch.equal(whole.examples.correct, chunked.examples.correct)
 
 
 def test_score_rows_golden_input_gives_golden_scores() -> None:
     logits, labels = golden()
-    rows = score_rows(Predictions(logits=logits, labels=labels))
+    _, _, nll, brier = score_rows(logits, labels, are_logits=True)
     # Golden values were printed from float32.
-    assert float(rows.nll.mean()) == pytest.approx(1.209579, rel=1e-6)
-    assert float(rows.brier.mean()) == pytest.approx(0.601093, rel=1e-6)
+    assert float(nll.mean()) == pytest.approx(1.209579, rel=1e-6)
+    assert float(brier.mean()) == pytest.approx(0.601093, rel=1e-6)

@@ -21,8 +21,8 @@ from calibrant.grid.records import (
     save_results,
 )
 from calibrant.grid.rows import settings_of
+from calibrant.metrics.chance import bin_sweep
 from calibrant.metrics.measure import measure
-from calibrant.metrics.sweep import bin_sweep
 from helpers import mixed_gaps
 from made_up_runs import run_of
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -9,19 +10,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calibrant.core.binning import TopLabel
 from calibrant.metrics.binned import (
+    _monotone_bins,
+    adaptive_calibration_error,
     average_calibration_error,
+    binary_adaptive_calibration_error,
+    binary_expected_calibration_error,
+    binary_maximum_calibration_error,
+    debiased_calibration_error,
     expected_calibration_error,
+    kolmogorov_smirnov_error,
     maximum_calibration_error,
     reliability_bins,
+    sweep_calibration_error,
 )
 from helpers import golden, mixed_gaps
 
 Metric = Callable[..., torch.Tensor]
-METRICS: list[Metric] = [expected_calibration_error, maximum_calibration_error, average_calibration_error]
+
+
+EQUAL_WIDTH: list[Metric] = [expected_calibration_error, maximum_calibration_error, average_calibration_error]
+
 
 # Confidences 0.9, 0.8, 0.6, 0.55 in ten bins; right, wrong, right, wrong.
 PROBS = [[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.45, 0.55]]
+
+
 LABELS = [0, 1, 1, 0]
 
 
@@ -31,17 +46,20 @@ def two_columns(confidence: list[float], dtype: torch.dtype = torch.float64) -> 
 
 
 @pytest.mark.parametrize(
-    ("metric", "n_bins", "value"),
+    ("metric", "options", "value"),
     [
-        (expected_calibration_error, 15, 0.268477),
-        (maximum_calibration_error, 15, 0.559181),
-        (maximum_calibration_error, 10, 0.417924),
-        (average_calibration_error, 15, 0.267593),
+        (expected_calibration_error, {}, 0.268477),
+        (maximum_calibration_error, {}, 0.559181),
+        (maximum_calibration_error, {"n_bins": 10}, 0.417924),
+        (average_calibration_error, {}, 0.267593),
+        (adaptive_calibration_error, {}, 0.334314),
+        (adaptive_calibration_error, {"n_bins": 5, "p": 2}, 0.304345),
+        (debiased_calibration_error, {"n_bins": 5}, 0.201351),
     ],
 )
-def test_golden_values_hold(metric: Metric, n_bins: int, value: float) -> None:
+def test_golden_values_hold(metric: Metric, options: dict[str, float], value: float) -> None:
     logits, labels = golden()
-    assert float(metric(logits.softmax(1), labels, n_bins=n_bins)) == pytest.approx(value, abs=5.1e-7)
+    assert float(metric(logits.softmax(1), labels, **options)) == pytest.approx(value, abs=5.1e-7)
 
 
 def test_ece_by_hand_in_every_norm() -> None:
@@ -70,37 +88,9 @@ def test_ece_confidence_on_an_edge_falls_in_the_bin_below() -> None:
     assert float(expected_calibration_error(two_columns([0.6, 0.59]), [0, 1], n_bins=5)) == pytest.approx(abs(0.595 - 0.5))
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_perfect_predictions_have_no_error(metric: Metric) -> None:
-    assert float(metric([[1.0, 0.0], [0.0, 1.0]], [0, 1])) == 0.0
-
-
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", [*EQUAL_WIDTH, adaptive_calibration_error, kolmogorov_smirnov_error])
 def test_worst_predictions_have_error_one(metric: Metric) -> None:
     assert float(metric([[1.0, 0.0], [0.0, 1.0]], [1, 0])) == 1.0
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_calibrated_bin_has_no_error(metric: Metric) -> None:
-    probs = two_columns([0.75] * 8)
-    assert float(metric(probs, [0, 0, 0, 0, 0, 0, 1, 1])) == pytest.approx(0.0, abs=1e-15)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_result_is_a_float64_scalar_on_the_cpu_for_every_input(metric: Metric) -> None:
-    probs, labels = mixed_gaps(200)
-    expected = float(metric(probs, labels))
-    for given_probs, given_labels in (
-        (probs.numpy(), labels.numpy()),
-        (probs.tolist(), labels.tolist()),
-        (probs.clone().requires_grad_(), labels.int()),
-    ):
-        value = metric(given_probs, given_labels)
-        assert value.shape == ()
-        assert value.dtype == torch.float64
-        assert value.device.type == "cpu"
-        assert not value.requires_grad
-        assert float(value) == expected
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 6e-3)])
@@ -118,37 +108,12 @@ def test_ece_float16_counts_do_not_saturate() -> None:
     assert float(expected_calibration_error(probs, torch.zeros_like(labels))) == 0.25
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_dense_input_equals_its_flattened_form(metric: Metric) -> None:
-    probs, labels = mixed_gaps(24, 4)
-    dense = probs.reshape(2, 3, 4, 4).movedim(-1, 1)
-    assert dense.shape == (2, 4, 3, 4)
-    assert float(metric(dense, labels.reshape(2, 3, 4))) == float(metric(probs, labels))
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_ignored_examples_do_not_count(metric: Metric) -> None:
-    probs, labels = mixed_gaps(100)
-    marked = labels.clone()
-    marked[::3] = 255
-    kept = marked != 255
-    assert float(metric(probs, marked, ignore_index=255)) == float(metric(probs[kept], labels[kept]))
-
-
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", EQUAL_WIDTH)
 def test_integer_weights_equal_repetition(metric: Metric) -> None:
     probs, labels = mixed_gaps(60)
     weights = torch.arange(60) % 4
     repeated = metric(probs.repeat_interleave(weights, 0), labels.repeat_interleave(weights))
     assert float(metric(probs, labels, weights=weights)) == pytest.approx(float(repeated), rel=1e-12)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_scaled_weights_change_nothing(metric: Metric) -> None:
-    probs, labels = mixed_gaps(60)
-    weights = torch.linspace(0.1, 3, 60, dtype=torch.float64)
-    first, second = (float(metric(probs, labels, weights=w)) for w in (weights, weights / 1000))
-    assert first == pytest.approx(second, rel=1e-12)
 
 
 def test_mce_min_count_leaves_small_bins_out() -> None:
@@ -210,33 +175,295 @@ def test_reliability_bins_unknown_binning_raises() -> None:
         reliability_bins(PROBS, LABELS, n_bins=2, binning="depth")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_messages_name_the_metric(metric: Metric) -> None:
-    name = metric.__name__
-    with pytest.raises(ValueError, match=f"^{name}: `n_bins` must be a whole number >= 1, got 0"):
-        metric(PROBS, LABELS, n_bins=0)
-    with pytest.raises(ValueError, match=rf"^{name}: `labels` must be \[N\] = \[4\], got \[3\]"):
-        metric(PROBS, LABELS[:3])
-
-
 @pytest.mark.parametrize("p", [0, 0.5, -1, float("nan"), "2", True])
 def test_ece_what_is_no_norm_raises(p: object) -> None:
     with pytest.raises(ValueError, match="^expected_calibration_error: `p` must be a number >= 1"):
         expected_calibration_error(PROBS, LABELS, p=p)  # type: ignore[arg-type]
 
 
-def test_metrics_leave_their_arguments_alone() -> None:
-    probs, labels = mixed_gaps(100, dtype=torch.float32)
-    before = probs.clone()
-    for metric in METRICS:
-        metric(probs, labels)
-    assert torch.equal(probs, before)
-
-
 @pytest.mark.cuda
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", EQUAL_WIDTH)
 def test_cuda_input_gives_the_same_number_on_the_cpu(metric: Metric) -> None:
     probs, labels = mixed_gaps(5000, dtype=torch.float32)
     value = metric(probs.cuda(), labels.cuda())
     assert value.device.type == "cpu"
     assert float(value) == float(metric(probs, labels))
+
+
+EQUAL_MASS: list[Metric] = [
+    adaptive_calibration_error,
+    debiased_calibration_error,
+    sweep_calibration_error,
+    kolmogorov_smirnov_error,
+]
+
+
+def rounded(n: int = 300, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities with many tied confidences."""
+    probs, labels = mixed_gaps(n, 4, seed=seed)
+    coarse = (probs * 8).round() + 0.5
+    return coarse / coarse.sum(1, keepdim=True), labels
+
+
+def test_adaptive_by_hand_in_every_norm() -> None:
+    # Sorted confidences 0.55 wrong, 0.6 right | 0.8 wrong, 0.9 right: gaps 0.075 and 0.35.
+    probs, labels = [[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.45, 0.55]], [0, 1, 1, 0]
+    assert float(adaptive_calibration_error(probs, labels, n_bins=2)) == pytest.approx((0.075 + 0.35) / 2)
+    assert float(adaptive_calibration_error(probs, labels, n_bins=2, p=2)) == pytest.approx(math.sqrt((0.075**2 + 0.35**2) / 2))
+    assert float(adaptive_calibration_error(probs, labels, n_bins=2, p=math.inf)) == pytest.approx(0.35)
+
+
+def test_adaptive_all_confidences_tied_is_the_overall_gap() -> None:
+    # Rules that cut at confidences lose every example here and report zero.
+    probs = torch.tensor([[0.95, 0.05]], dtype=torch.float64).repeat(7, 1)
+    assert float(adaptive_calibration_error(probs, torch.ones(7, dtype=torch.long))) == pytest.approx(0.95)
+    assert float(adaptive_calibration_error(probs, torch.tensor([1, 0, 0, 0, 0, 0, 0]))) == pytest.approx(0.95 - 6 / 7)
+
+
+def test_adaptive_as_many_bins_as_examples_is_the_mean_absolute_error() -> None:
+    probs, labels = mixed_gaps(50)
+    residual = probs.amax(1) - (probs.argmax(1) == labels).double()
+    for n_bins in (50, 80):
+        value = float(adaptive_calibration_error(probs, labels, n_bins=n_bins))
+        assert value == pytest.approx(float(residual.abs().mean()), rel=1e-12)
+
+
+def test_debiased_by_hand() -> None:
+    # Two bins: {0.6 wrong, 0.7 right}: gap 0.15, variance 0.25; {0.8 wrong, 0.9 wrong}: gap 0.85, no variance.
+    probs = [[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]]
+    expected = math.sqrt(0.5 * (0.15**2 - 0.25) + 0.5 * 0.85**2)
+    assert float(debiased_calibration_error(probs, [1, 1, 0, 1], n_bins=2)) == pytest.approx(expected)
+
+
+def test_debiased_negative_estimate_is_clipped_to_zero() -> None:
+    probs = torch.tensor([[0.5, 0.5]], dtype=torch.float64).repeat(4, 1)
+    assert float(debiased_calibration_error(probs, [0, 1, 0, 1], n_bins=1)) == 0.0
+
+
+def test_debiased_bins_of_one_example_count_nothing() -> None:
+    assert float(debiased_calibration_error([[0.9, 0.1], [0.2, 0.8]], [1, 0], n_bins=2)) == 0.0
+
+
+def test_debiased_weights_enter_by_their_effective_number() -> None:
+    # One bin, weights 1 and 3: accuracy 3/4, confidence 0.725, effective number 16 / 10.
+    probs, labels = [[0.8, 0.2], [0.3, 0.7]], [1, 1]
+    assert float(debiased_calibration_error(probs, labels, n_bins=1, weights=[1, 3])) == 0.0  # fewer than two examples
+    probs, labels, weights = [*probs, [0.6, 0.4]], [1, 1, 1], [1.0, 3.0, 2.0]
+    accuracy, confidence, effective = 3 / 6, (0.8 + 2.1 + 1.2) / 6, 36 / 14
+    expected = max((accuracy - confidence) ** 2 - accuracy * (1 - accuracy) / (effective - 1), 0) ** 0.5
+    assert float(debiased_calibration_error(probs, labels, n_bins=1, weights=weights)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.3, 0.7, 1.1, 1e-3])
+def test_debiased_bins_of_two_count_whatever_their_weight(weight: float) -> None:
+    probs, labels = mixed_gaps(30)
+    plain = debiased_calibration_error(probs, labels)
+    weighted = debiased_calibration_error(probs, labels, weights=torch.full((30,), weight, dtype=torch.float64))
+    assert float(weighted) == pytest.approx(float(plain), rel=1e-9)
+    assert float(plain) > 0
+
+
+def test_debiased_calibrated_model_is_nearer_zero_than_the_plain_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    plain, debiased = [], []
+    for _ in range(30):
+        top = 0.5 + 0.5 * torch.rand(500, generator=generator, dtype=torch.float64)
+        labels = (torch.rand(500, generator=generator, dtype=torch.float64) > top).long()
+        probs = torch.stack([top, 1 - top], 1)
+        plain.append(float(adaptive_calibration_error(probs, labels, p=2)))
+        debiased.append(float(debiased_calibration_error(probs, labels)))
+    # The plug-in estimate of a calibrated model is about sqrt(M * mean variance / N) = 0.07; the debiased square has mean zero.
+    assert np.mean(plain) > 0.06
+    assert np.mean(np.square(debiased)) < 0.25 * np.mean(np.square(plain))
+
+
+@pytest.mark.parametrize(
+    ("confidence", "correct", "expected"),
+    [
+        ([0.5, 0.6, 0.7, 0.8], [0, 0, 1, 1], 4),  # rises throughout
+        ([0.5, 0.6, 0.7, 0.8], [1, 1, 1, 1], 4),
+        ([0.5, 0.6, 0.7, 0.8], [1, 1, 0, 0], 1),
+        ([0.5, 0.6, 0.7, 0.8], [0, 1, 0, 1], 2),  # three bins: 1/2, 0, 1
+        ([0.5, 0.6, 0.6, 0.8], [0, 1, 0, 1], 4),  # the tied pair shares one half
+        # Three bins: 1/4, then 3/7 twice, whose sums are rounded differently; four: 1/3, 2/7.
+        ([0.5] * 2 + [0.6] * 2 + [0.7] * 7, [1, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1], 3),
+        ([0.7], [0], 1),
+    ],
+)
+def test_sweep_bins_by_hand(confidence: list[float], correct: list[int], expected: int) -> None:
+    top = TopLabel(torch.tensor(confidence, dtype=torch.float64), torch.tensor(correct, dtype=torch.float64))
+    assert _monotone_bins(top) == expected
+
+
+def slow_sweep(top: TopLabel) -> int:
+    """Largest number of bins reached by adding one at a time while accuracies of array_split parts do not fall."""
+    order = np.argsort(top.confidence.numpy(), kind="stable")
+    confidence, correct = top.confidence.numpy()[order], top.correct.numpy()[order]
+    shared = np.array([correct[confidence == c].mean() for c in confidence])
+    for n_bins in range(2, len(top) + 1):
+        rates = [part.mean() for part in np.array_split(shared, n_bins)]
+        if any(later < earlier - 1e-12 for earlier, later in zip(rates[:-1], rates[1:], strict=True)):
+            return n_bins - 1
+    return len(top)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 40)), min_size=1, max_size=60))
+def test_sweep_bins_agree_with_the_slow_reference(pairs: list[tuple[int, int]]) -> None:
+    confidence = torch.tensor([a / 30 for a, _ in pairs], dtype=torch.float64)
+    # Rising accuracy, so that the sweep goes on for a while.
+    correct = torch.tensor([float(b < a) for a, b in pairs], dtype=torch.float64)
+    top = TopLabel(confidence, correct)
+    assert _monotone_bins(top) == slow_sweep(top)
+
+
+def test_sweep_error_is_the_adaptive_error_with_the_swept_number() -> None:
+    probs, labels = mixed_gaps(1000)
+    top = TopLabel(probs.amax(1), (probs.argmax(1) == labels).double())
+    n_bins = _monotone_bins(top)
+    assert n_bins > 1
+    for p in (1, 2):
+        expected = float(adaptive_calibration_error(probs, labels, n_bins=n_bins, p=p))
+        assert float(sweep_calibration_error(probs, labels, p=p)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_sweep_perfect_predictions_take_no_sweep() -> None:
+    top = 0.5 + 0.5 * torch.rand(50_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    start = time.process_time()
+    value = float(sweep_calibration_error(torch.stack([top, 1 - top], 1), torch.zeros(50_000, dtype=torch.long)))
+    # Checking every number of bins would take a minute of processor time, and this takes milliseconds.
+    assert time.process_time() - start < 10
+    assert value == pytest.approx(float((1 - top).mean()))
+
+
+def test_ks_by_hand() -> None:
+    # Cumulated residuals a - c over 0.6 wrong, 0.7 right, 0.9 wrong: -0.6, -0.3, -1.2, divided by three.
+    probs = [[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]]
+    assert float(kolmogorov_smirnov_error(probs, [1, 0, 1])) == pytest.approx(0.4)
+
+
+def test_ks_tied_confidences_enter_together() -> None:
+    probs = [[0.5, 0.5]] * 2
+    assert float(kolmogorov_smirnov_error(probs, [0, 1])) == pytest.approx(0.0)
+    assert float(kolmogorov_smirnov_error(probs, [1, 0])) == pytest.approx(0.0)
+
+
+def test_ks_one_sided_gap_is_the_overall_gap() -> None:
+    probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]], dtype=torch.float64)
+    assert float(kolmogorov_smirnov_error(probs, [1, 1, 1])) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("metric", EQUAL_MASS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_order_of_tied_samples_does_not_matter(metric: Metric, dtype: torch.dtype) -> None:
+    probs, labels = rounded()
+    probs = probs.to(dtype)
+    value = float(metric(probs, labels))
+    for seed in range(3):
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+        assert float(metric(probs[order], labels[order])) == pytest.approx(value, abs=1e-12)
+
+
+@pytest.mark.parametrize("metric", EQUAL_MASS)
+def test_zero_weight_is_absence(metric: Metric) -> None:
+    probs, labels = mixed_gaps(200)
+    weights = (torch.arange(200) % 3 > 0).double()
+    kept = weights > 0
+    assert float(metric(probs, labels, weights=weights)) == pytest.approx(float(metric(probs[kept], labels[kept])), abs=1e-12)
+
+
+BINARY: list[Metric] = [
+    binary_expected_calibration_error,
+    binary_maximum_calibration_error,
+    binary_adaptive_calibration_error,
+]
+
+
+POSITIVE, HAPPENED = [0.05, 0.15, 0.15, 0.9], [1, 0, 0, 1]
+
+
+def sample(n: int = 200, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    probs = torch.rand(n, generator=generator, dtype=torch.float64)
+    return probs, (torch.rand(n, generator=generator, dtype=torch.float64) < probs**2).long()
+
+
+def test_binary_errors_by_hand() -> None:
+    # Ten bins: {0.05 positive}, {0.15, 0.15 negative}, {0.9 positive}: gaps 0.95, 0.15, 0.1.
+    assert float(binary_expected_calibration_error(POSITIVE, HAPPENED, n_bins=10)) == pytest.approx((0.95 + 0.3 + 0.1) / 4)
+    squares = (0.95**2 + 2 * 0.15**2 + 0.1**2) / 4
+    assert float(binary_expected_calibration_error(POSITIVE, HAPPENED, n_bins=10, p=2)) == pytest.approx(math.sqrt(squares))
+    assert float(binary_maximum_calibration_error(POSITIVE, HAPPENED, n_bins=10)) == pytest.approx(0.95)
+    assert float(binary_maximum_calibration_error(POSITIVE, HAPPENED, n_bins=10, min_count=2)) == pytest.approx(0.15)
+    # Two halves: {0.05 positive, half of the tied pair} and {half of it, 0.9 positive}.
+    assert float(binary_adaptive_calibration_error(POSITIVE, HAPPENED, n_bins=2)) == pytest.approx((0.4 + 0.025) / 2)
+    assert float(binary_adaptive_calibration_error(POSITIVE, HAPPENED, n_bins=2, p=math.inf)) == pytest.approx(0.4)
+
+
+def test_binary_is_not_the_top_label_error_of_two_columns() -> None:
+    probs, labels = sample()
+    columns = torch.stack([1 - probs, probs], 1)
+    binary = float(binary_expected_calibration_error(probs, labels))
+    top = float(expected_calibration_error(columns, labels))
+    assert binary > 1.5 * top
+
+
+def test_binary_equals_the_top_label_error_where_the_positive_class_leads() -> None:
+    probs, labels = sample()
+    probs = 0.5 + probs / 2 + 1e-9
+    columns = torch.stack([1 - probs.clamp(max=1), probs.clamp(max=1)], 1)
+    expected = float(expected_calibration_error(columns, labels))
+    assert float(binary_expected_calibration_error(columns[:, 1], labels)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_binary_zero_and_one_belong_to_the_outer_bins() -> None:
+    assert float(binary_expected_calibration_error([0.0, 0.05, 1.0, 0.95], [0, 0, 1, 1], n_bins=10)) == pytest.approx(0.025)
+    assert float(binary_maximum_calibration_error([0.0, 0.05], [1, 0], n_bins=10)) == pytest.approx(0.475)
+
+
+@pytest.mark.parametrize("metric", BINARY)
+def test_binary_lists_arrays_booleans_and_any_shape_agree(metric: Metric) -> None:
+    probs, labels = sample(60)
+    value = float(metric(probs, labels))
+    assert float(metric(probs.numpy(), labels.numpy())) == value
+    assert float(metric(probs.tolist(), labels.bool())) == value
+    assert float(metric(probs.reshape(3, 4, 5), labels.reshape(3, 4, 5))) == value
+    assert metric(probs, labels).dtype == torch.float64
+
+
+@pytest.mark.parametrize("metric", BINARY)
+def test_binary_ignored_and_weightless_examples_do_not_count(metric: Metric) -> None:
+    probs, labels = sample(60)
+    marked = labels.clone()
+    marked[:10] = -100
+    expected = float(metric(probs[10:], labels[10:]))
+    assert float(metric(probs, marked, ignore_index=-100)) == pytest.approx(expected, rel=1e-12)
+    weights = (torch.arange(60) >= 10).double()
+    assert float(metric(probs, labels, weights=weights)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("metric", BINARY)
+def test_binary_half_precision_counts_do_not_saturate(metric: Metric) -> None:
+    probs = torch.full((100_000,), 0.25, dtype=torch.float16)
+    labels = (torch.arange(100_000) % 4 == 0).long()
+    assert float(metric(probs, labels)) == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("probs", "labels", "message"),
+    [
+        ([1, 0], [0.2, 0.8], "`probs` must be floating point, got torch.int64. The arguments look swapped"),
+        ([1, 0], [1, 0], r"`probs` must be floating point, got torch.int64\.$"),
+        ([[0.1, 0.9]], [1], r"`labels` must be \[1, 2\] as the probs, got \[1\]. Pass `probs\[:, 1\]` of two columns"),
+        ([0.1, 0.9], [1], r"`labels` must be \[2\] as the probs, got \[1\]\.$"),
+        ([0.1], [0.5], r"`labels` must be class indices 0, 1, 2, …, got 0\.5 in row 0"),
+        (np.zeros(0), np.zeros(0, dtype=int), "`probs` must hold at least one example"),
+        ([0.1, 0.9], [0, 2], r"`labels` must lie in \[0, 1\], got 2"),
+        ([0.1, float("nan")], [0, 1], "`probs` must be finite"),
+        ([0.1, 1.5], [0, 1], r"`probs` must .* lie in \[0, 1\], got values from 0.1 to 1.5"),
+    ],
+)
+@pytest.mark.parametrize("metric", BINARY)
+def test_binary_each_mistake_is_named(metric: Metric, probs: object, labels: object, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{metric.__name__}: {message}"):
+        metric(probs, labels)

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import calibrant.metrics.classwise as classwise
 from calibrant.metrics.classwise import (
     class_calibration_errors,
     classwise_calibration_error,
@@ -114,15 +113,6 @@ def test_classwise_terms_agree_with_the_slow_reference(
     expected = slow_terms(probs.numpy(), labels.numpy(), given_weights.numpy(), n_bins, p)
     terms = class_calibration_errors(probs, labels, n_bins=n_bins, p=p, weights=weights if weighted else None)
     assert terms.tolist() == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_classwise_blocks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
-    probs, labels = mixed_gaps(101, 7, dtype=torch.float32)
-    weights = torch.linspace(0, 2, 101) if weighted else None
-    whole = class_calibration_errors(probs, labels, weights=weights, p=2)
-    monkeypatch.setattr(classwise, "_BLOCK", 50)
-    assert torch.allclose(class_calibration_errors(probs, labels, weights=weights, p=2), whole, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -1,28 +1,405 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from calibrant import Predictions
-from calibrant.core.summary import Summary, summarize
-from calibrant.metrics import intervals as module
-from calibrant.metrics.intervals import binned_intervals, classwise_interval, score_intervals
-from calibrant.metrics.levels import levels_of
-from calibrant.metrics.null import null_of_levels
-from calibrant.metrics.ordinary import Range
-from calibrant.metrics.values import KEYS, values_of_summary
-from calibrant.metrics.worlds import worlds_by_mean_gap
+from calibrant.core.binning import TopLabel, cells_of, top_label
+from calibrant.core.summary import summarize
+from calibrant.metrics import METRICS, adaptive_calibration_error
+from calibrant.metrics.chance import draw_right
+from calibrant.metrics.intervals import (
+    Evidence,
+    Range,
+    _quantiles,
+    accepted_range,
+    aurc_interval,
+    bias_corrected,
+    by_largest_gap,
+    by_mean_gap,
+    classwise_interval,
+    draw_labels,
+    even_gaps,
+    few_gaps,
+    mean_interval,
+    rate_interval,
+    signed_gap_interval,
+    spread_of_confidences,
+)
+from calibrant.metrics.levels import Levels, ace_of_levels, ece_of_levels, levels_of, mce_of_levels
+from calibrant.metrics.measure import values_of
 from helpers import mixed_gaps
 
 ERRORS = ("ece", "mce", "ace", "classwise_ece", "sece", "smece", "mmce", "ece_debiased")
+FAMILIES = [by_mean_gap, by_largest_gap, few_gaps, even_gaps]
 
 
-def intervals(summary: Summary, *, seed: int = 0, n_resamples: int = 200) -> dict[str, Range]:
-    rng = np.random.default_rng(seed)
-    levels = levels_of(summary.grid, size=summary.effective_n, n_bins=summary.n_bins, within_bins=True)
-    null = null_of_levels(levels, n_resamples=n_resamples, rng=rng)
-    return score_intervals(summary, values=values_of_summary(summary), null=null, n_resamples=n_resamples, rng=rng)
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def levels_of_top(confidence: Tensor, correct: Tensor, *, n_bins: int = 15) -> Levels:
+    return levels_of(cells_of(TopLabel(confidence.double(), correct.double())), size=len(confidence), n_bins=n_bins)
+
+
+def some_levels(n: int = 3000) -> Levels:
+    top = top_label(*mixed_gaps(n), where="test")
+    return levels_of_top(top.confidence, top.correct)
+
+
+def evidence_of(predictions: Predictions, *, seed: int = 0, n_resamples: int = 200) -> Evidence:
+    return Evidence(summarize(predictions), n_resamples=n_resamples, rng=rng(seed))
+
+
+def evidence_on(levels: Levels, *, n_resamples: int = 200, seed: int = 0) -> Evidence:
+    """Evidence that knows nothing but levels."""
+    found = evidence_of(Predictions(probs=[[0.9, 0.1]], labels=[0]), seed=seed, n_resamples=n_resamples)
+    found.levels = found.kernel_levels = levels
+    return found
+
+
+def intervals(predictions: Predictions, *, seed: int = 0, n_resamples: int = 200) -> dict[str, Range]:
+    evidence = evidence_of(predictions, seed=seed, n_resamples=n_resamples)
+    values = values_of(evidence.summary)
+    return {key: METRICS[key].interval(evidence, values[key]) for key in values}  # type: ignore[misc]
+
+
+def sums(values: torch.Tensor) -> torch.Tensor:
+    return torch.stack([values.sum(), values.square().sum(), (values**3).sum()])
+
+
+def test_mean_interval_symmetric_values_give_the_normal_interval() -> None:
+    values = torch.tensor([1.0, 3.0] * 50, dtype=torch.float64)
+    low, high = mean_interval(sums(values), weight=100, size=100)
+    half = 1.959964 * math.sqrt(1 / 99)
+    assert (low, high) == pytest.approx((2 - half, 2 + half), rel=1e-6)
+
+
+def test_mean_interval_skewed_values_reach_further_up() -> None:
+    values = torch.tensor([0.0] * 90 + [10.0] * 10, dtype=torch.float64)
+    low, high = mean_interval(sums(values), weight=100, size=100)
+    assert high - 1 > 1 - low > 0
+
+
+def test_mean_interval_agrees_with_the_accelerated_bootstrap_of_scipy() -> None:
+    from scipy.stats import bootstrap
+
+    values = np.random.default_rng(0).exponential(size=400)
+    low, high = mean_interval(sums(torch.from_numpy(values)), weight=400, size=400)
+    other = bootstrap((values,), np.mean, n_resamples=5000, method="BCa", random_state=np.random.default_rng(1))
+    # The standard error is 0.05; ends of 5,000 resamples vary by about 2 % of it.
+    assert low == pytest.approx(other.confidence_interval.low, abs=0.004)
+    assert high == pytest.approx(other.confidence_interval.high, abs=0.004)
+
+
+def test_mean_interval_covers_a_skewed_mean_95_percent_of_the_time() -> None:
+    draws = np.random.default_rng(0).exponential(size=(2000, 100))
+    ends = [mean_interval(sums(torch.from_numpy(row)), weight=100, size=100) for row in draws]
+    held = np.mean([low <= 1 <= high for low, high in ends])
+    # Four standard errors of a coverage over 2,000 data sets are 0.02.
+    assert 0.93 <= held <= 0.97
+
+
+def test_mean_interval_infinite_constant_and_single_values() -> None:
+    infinite = torch.tensor([1.0, math.inf], dtype=torch.float64)
+    assert mean_interval(sums(infinite), weight=2, size=2) == (math.inf, math.inf)
+    assert mean_interval(sums(torch.full((5,), 0.3).double()), weight=5, size=5) == pytest.approx((0.3, 0.3))
+    assert mean_interval(sums(torch.tensor([0.3]).double()), weight=1, size=1, most=2.0) == (0.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "size", "low", "high"),
+    # Published values of the score interval: 0 of 20, 10 of 100, all of 20.
+    [(0.0, 20, 0.0, 0.1611), (0.1, 100, 0.0552, 0.1744), (1.0, 20, 0.8389, 1.0)],
+)
+def test_rate_interval_gives_published_values(rate: float, size: int, low: float, high: float) -> None:
+    assert rate_interval(rate, size=size) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_signed_gap_interval_many_examples_is_the_normal_interval_of_the_residuals() -> None:
+    generator = torch.Generator().manual_seed(0)
+    confidence = 0.5 + 0.5 * torch.rand(20_000, generator=generator)
+    correct = (torch.rand(20_000, generator=generator) < confidence - 0.1).double()
+    residual = confidence.double() - correct
+    half = 1.96 * float(residual.std()) / math.sqrt(20_000)
+    low, high = signed_gap_interval(evidence_on(levels_of_top(confidence, correct)), 0.0)
+    # Levels are 0.0125 wide, and the score interval is a little off centre.
+    assert low == pytest.approx(float(residual.mean()) - half, abs=half / 25)
+    assert high == pytest.approx(float(residual.mean()) + half, abs=half / 25)
+
+
+def test_signed_gap_interval_all_right_allows_for_unseen_errors() -> None:
+    low, high = signed_gap_interval(evidence_on(levels_of_top(torch.full((20,), 0.999), torch.ones(20))), 0.0)
+    assert low == pytest.approx(-0.001, abs=1e-6)
+    # The accuracy may be as low as 0.8389.
+    assert high == pytest.approx(0.999 - 0.8389, abs=1e-3)
+
+
+def test_rate_interval_of_a_rate_that_rounding_carries_past_its_ends_is_that_of_the_end() -> None:
+    assert rate_interval(1 + 4e-16, size=1e12) == rate_interval(1.0, size=1e12)
+    assert rate_interval(-4e-16, size=1e12) == rate_interval(0.0, size=1e12)
+
+
+def test_aurc_interval_all_right_ends_at_the_largest_possible_error_rate() -> None:
+    levels = levels_of_top(torch.full((20,), 0.9), torch.ones(20))
+    assert aurc_interval(evidence_on(levels), 0.0) == pytest.approx((0, 0.1611), abs=1e-4)
+    assert aurc_interval(evidence_on(levels_of_top(torch.full((20,), 0.9), torch.zeros(20))), 1.0).high == 1
+
+
+def test_bias_corrected_moves_against_a_bias() -> None:
+    drawn = torch.distributions.Normal(0.0, 1.0).icdf(torch.linspace(0.0005, 0.9995, 2000, dtype=torch.float64))
+    assert bias_corrected(drawn, 0.0) == pytest.approx((-1.96, 1.96), abs=0.01)
+    # Resamples half a standard deviation above the value: the interval is moved by twice as much, down (the tails are few).
+    assert bias_corrected(drawn, -0.5) == pytest.approx((-2.96, 0.96), abs=0.1)
+
+
+def test_bias_corrected_acceleration_reaches_further_where_values_are_skewed() -> None:
+    drawn = torch.distributions.Normal(0.0, 1.0).icdf(torch.linspace(0.0005, 0.9995, 2000, dtype=torch.float64))
+    # z / (1 - a z) at z = 1.96 and a = 0.05: 1.785 below, 2.173 above.
+    assert bias_corrected(drawn, 0.0, acceleration=0.05) == pytest.approx((-1.785, 2.173), abs=0.02)
+
+
+def test_aurc_interval_agrees_with_the_accelerated_bootstrap_of_scipy() -> None:
+    from scipy.stats import bootstrap
+
+    generator = np.random.default_rng(0)
+    confidence = generator.choice([0.55, 0.7, 0.85, 0.98], size=300)
+    wrong = (generator.random(300) > confidence).astype(float)
+
+    def area(confidence: np.ndarray, wrong: np.ndarray) -> float:
+        total = share = errors = 0.0
+        for level in (0.98, 0.85, 0.7, 0.55):
+            inside = confidence == level
+            mass, bad = inside.mean(), wrong[inside].sum() / len(wrong)
+            total += mass * (errors + bad / 2) / (share + mass / 2)
+            share, errors = share + mass, errors + bad
+        return total
+
+    levels = levels_of_top(torch.from_numpy(confidence), torch.from_numpy(1 - wrong))
+    found = aurc_interval(evidence_on(levels, n_resamples=4000, seed=1), area(confidence, wrong))
+    other = bootstrap(
+        (confidence, wrong),
+        area,
+        paired=True,
+        vectorized=False,
+        n_resamples=1500,
+        method="BCa",
+        random_state=np.random.default_rng(2),
+    ).confidence_interval
+    # The ends of 1,500 resamples vary by about 4 % of the length.
+    assert found == pytest.approx((other.low, other.high), abs=0.1 * (other.high - other.low))
+
+
+def rows(levels: Levels, truths: torch.Tensor) -> tuple[Levels, torch.Tensor, torch.Tensor]:
+    return levels, levels.share.expand_as(truths), levels.share * truths
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_truths_begin_calibrated_and_are_possible(family: object) -> None:
+    levels = some_levels()
+    truths = family(levels, levels.bin_index)  # type: ignore[operator]
+    assert truths.shape == (14 if family is by_largest_gap else 12, len(levels))
+    assert torch.equal(truths[0], levels.confidence)
+    assert float(truths.min()) >= 0
+    assert float(truths.max()) <= 1
+
+
+def test_by_mean_gap_begin_below_what_chance_may_have_added() -> None:
+    # Twenty bins of a hundred examples, gaps of 0.1: chance alone gives each 0.04 on average.
+    confidence = torch.linspace(0.5, 0.69, 20, dtype=torch.float64)
+    index = torch.arange(20)
+    levels = Levels(torch.full((20,), 0.05).double(), confidence, confidence - 0.1, index, index, 2000, 20)
+    truths = by_mean_gap(levels, index)
+    guess = (100 * (confidence - 0.1) + 2) / 104
+    variance = guess * (1 - guess)
+    chance = float((variance / 100).sqrt().mean()) * (2 / math.pi) ** 0.5
+    noise = float((variance.mean() / 2000).sqrt())
+    truth = ece_of_levels(*rows(levels, truths))
+    most = 0.1 + 4 * noise
+    assert float(truth[1]) == pytest.approx(max(0.1 - chance - 5 * noise, most / 11), rel=1e-6)
+    assert float(truth[-1]) == pytest.approx(most, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "metric"),
+    [
+        (by_mean_gap, ece_of_levels),
+        (by_largest_gap, mce_of_levels),
+        (few_gaps, ece_of_levels),
+        (even_gaps, ece_of_levels),
+    ],
+)
+def test_truths_true_error_rises_through_the_observed_one(family: object, metric: object) -> None:
+    levels = some_levels()
+    truth = metric(*rows(levels, family(levels, levels.bin_index)))  # type: ignore[operator]
+    observed = float(metric(*rows(levels, levels.accuracy.unsqueeze(0))))  # type: ignore[operator]
+    assert bool((truth.diff() > -1e-12).all())
+    assert float(truth[0]) == pytest.approx(0, abs=1e-12)
+    # The last of the family of few gaps is the observed truth itself.
+    assert float(truth[-1]) >= observed - 1e-9
+
+
+def test_few_gaps_keep_the_clearest_in_full() -> None:
+    levels = some_levels()
+    truths = few_gaps(levels, torch.arange(len(levels)))
+    kept = (levels.confidence - truths).abs() > 1e-12
+    torch.testing.assert_close(truths[-1], levels.accuracy)
+    torch.testing.assert_close(truths[kept], levels.accuracy.expand_as(truths)[kept])
+    assert bool((kept.sum(1).diff() >= 0).all())
+
+
+def test_even_gaps_go_where_the_data_go_on_the_whole() -> None:
+    levels = some_levels()
+    over = levels.confidence - even_gaps(levels, levels.bin_index)
+    torch.testing.assert_close(over[3], over[3, :1].expand(len(levels)))
+    mirrored = Levels(**{**vars(levels), "accuracy": (2 * levels.confidence - levels.accuracy).clamp(0, 1)})
+    under = levels.confidence - even_gaps(mirrored, levels.bin_index)
+    assert float(over[3, 0]) * float(under[3, 0]) < 0
+
+
+def test_draw_right_keeps_whole_numbers_and_rounds_others_at_random() -> None:
+    levels = some_levels(300)
+    count, right = draw_right(300 * levels.share, levels.confidence, n_resamples=50, rng=rng())
+    torch.testing.assert_close(count, levels.share * 300)
+    assert bool((right <= count).all())
+    count, _ = draw_right(101 * levels.share, levels.confidence, n_resamples=4000, rng=rng())
+    assert count.shape == (4000, len(levels))
+    assert torch.equal(count, count.round())
+    torch.testing.assert_close(count.mean(0), levels.share * 101, rtol=0, atol=0.05)
+
+
+def test_draw_labels_of_calibrated_truths_shows_the_equal_mass_error_of_examples() -> None:
+    generator = torch.Generator().manual_seed(0)
+    confidence = 0.5 + 0.5 * torch.rand(1000, generator=generator, dtype=torch.float64)
+    probs = torch.stack([confidence, 1 - confidence], 1)
+    labels = [(torch.rand(1000, generator=generator) > confidence).long() for _ in range(400)]
+    expected = torch.stack([adaptive_calibration_error(probs, drawn) for drawn in labels]).mean()
+    levels = levels_of_top(confidence, confidence)
+    drawn = draw_labels(levels.confidence.unsqueeze(0), levels, n_resamples=2000, rng=rng())
+    # The spread of the error is 18 % of its mean: the standard error over 400 data sets is 0.9 %.
+    assert float(ace_of_levels(levels, *drawn).mean() / expected) == pytest.approx(1, abs=0.02)
+    mass, _ = draw_labels(levels.confidence.unsqueeze(0), levels, n_resamples=3, rng=np.random.default_rng(0))
+    torch.testing.assert_close(mass, levels.share.expand(3, -1))
+
+
+def normal_truths(truth: torch.Tensor, bias: torch.Tensor, *, spread: float) -> torch.Tensor:
+    chances = torch.linspace(0.0005, 0.9995, 1000, dtype=torch.float64)
+    z = torch.distributions.Normal(0.0, 1.0).icdf(chances)
+    return (truth + bias).unsqueeze(1) + spread * z
+
+
+@pytest.mark.parametrize(
+    ("rows", "chance", "expected"),
+    [
+        # Its shape, -1 0 1, three times: of nine values the 0.33-quantile lies at 0.33 · 10 - 1 = 2.3, between -1 and 0.
+        ([[0, 1, 2]], 0.33, [0.3]),
+        ([[0, 1, 2]], 0.0, [0.0]),
+        ([[0, 1, 2]], 1.0, [2.0]),
+        # The shape of the second, -0.577 twice and 1.155, is known to the first, and that of the first to the second, once.
+        ([[0, 1, 2], [0, 0, 3]], 0.0, [0.0, 1 - math.sqrt(3)]),
+        ([[0, 1, 2], [0, 0, 3]], 1.0, [1 + 2 / math.sqrt(3), 3.0]),
+        ([[0, 1, 2], [0, 0, 3]], 0.5, [1.0, 0.0]),
+        # A row without spread has no shape to give, and needs none.
+        ([[5, 5, 5], [0, 1, 2], [7, 7, 7]], 0.33, [5.0, 0.3, 7.0]),
+    ],
+)
+def test_quantiles_take_their_shape_from_neighbours(rows: list[list[int]], chance: float, expected: list[float]) -> None:
+    values = torch.tensor(rows, dtype=torch.float64)
+    found = _quantiles(values, torch.full((len(rows),), chance, dtype=torch.float64))
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_accepted_range_of_an_unbiased_normal_value_is_the_usual_interval() -> None:
+    truth = torch.linspace(0, 10, 41, dtype=torch.float64)
+    low, high = accepted_range(truth, normal_truths(truth, torch.zeros(41), spread=1.0), 6.0)
+    assert low == pytest.approx(6 - 1.96, abs=0.02)
+    assert high == pytest.approx(6 + 1.96, abs=0.02)
+
+
+def test_accepted_range_takes_off_a_bias() -> None:
+    truth = torch.linspace(0, 10, 41, dtype=torch.float64)
+    low, high = accepted_range(truth, normal_truths(truth, torch.full((41,), 2.0), spread=1.0), 8.0)
+    assert low == pytest.approx(6 - 1.96, abs=0.02)
+    assert high == pytest.approx(6 + 1.96, abs=0.02)
+
+
+@pytest.mark.parametrize(("observed", "begins_at_zero"), [(3.6, True), (3.7, False)])
+def test_accepted_range_begins_at_zero_unless_the_upper_5_percent_are_reached(observed: float, begins_at_zero: bool) -> None:
+    # The calibrated truth shows 2 ± 1, of which 5 % lie beyond 2 + 1.645.
+    truth = torch.linspace(0, 10, 41, dtype=torch.float64)
+    low, _ = accepted_range(truth, normal_truths(truth, torch.full((41,), 2.0), spread=1.0), observed)
+    assert (low == 0) is begins_at_zero
+
+
+def test_accepted_range_uses_the_null_given_for_the_calibrated_truth() -> None:
+    truth = torch.linspace(0, 10, 41, dtype=torch.float64)
+    drawn = normal_truths(truth, torch.full((41,), 2.0), spread=1.0)
+    assert accepted_range(truth, drawn, 3.0)[0] == 0
+    assert accepted_range(truth, drawn, 3.0, null=torch.full((100,), 2.5).double())[0] > 0
+
+
+@pytest.mark.parametrize(("observed", "begins_at_zero"), [(0.945, True), (0.955, False)])
+def test_accepted_range_null_rejects_where_the_p_value_does(observed: float, begins_at_zero: bool) -> None:
+    # Of 99 values 0.01 ... 0.99, five reach 0.945, p = 6 / 100, and four 0.955, p = 5 / 100.
+    truth = torch.linspace(0, 1, 41, dtype=torch.float64)
+    drawn = normal_truths(truth, torch.full((41,), 0.5), spread=0.05)
+    null = torch.arange(1, 100, dtype=torch.float64) / 100
+    assert (accepted_range(truth, drawn, observed, null=null)[0] == 0) is begins_at_zero
+
+
+def test_accepted_range_null_of_few_values_rejects_nothing() -> None:
+    truth = torch.linspace(0, 1, 41, dtype=torch.float64)
+    drawn = normal_truths(truth, torch.full((41,), 0.5), spread=0.05)
+    assert accepted_range(truth, drawn, 0.9, null=torch.zeros(18, dtype=torch.float64))[0] == 0
+    assert accepted_range(truth, drawn, 0.9, null=torch.zeros(19, dtype=torch.float64))[0] > 0
+
+
+def test_accepted_range_value_that_is_often_zero_still_has_an_upper_end() -> None:
+    # A debiased error is cut off at 0: seeing 0 excludes only truths in which that is rare.
+    truth = torch.linspace(0, 10, 41, dtype=torch.float64)
+    drawn = normal_truths(truth, torch.zeros(41), spread=1.0).clamp_min(0)
+    low, high = accepted_range(truth, drawn, 0.0)
+    assert low == 0
+    assert high == pytest.approx(1.96, abs=0.3)
+
+
+def test_accepted_range_values_that_differ_by_rounding_have_no_shape_to_give() -> None:
+    # A calibrated model that is sure shows no error, but for rounding; its neighbour is not to be widened by that.
+    truth = torch.tensor([0.0, 0.8, 1.0], dtype=torch.float64)
+    drawn = normal_truths(truth, torch.zeros(3), spread=0.02)
+    # The spread of a thousand of these is zero, their distance from their mean 3e-25.
+    drawn[0] = 9.0322e-10
+    low, high = accepted_range(truth, drawn, 0.9)
+    assert low == pytest.approx(0.9 - 0.0392, abs=0.01)
+    assert high == pytest.approx(0.9 + 0.0392, abs=0.01)
+
+
+def test_accepted_range_goes_beyond_the_last_truth_as_its_values_do() -> None:
+    # The worst truth shows 1 with a spread of 0.1; having seen 1, or 2, the truth may be beyond it.
+    truth = torch.linspace(0, 1, 11, dtype=torch.float64)
+    drawn = normal_truths(truth, torch.zeros(11), spread=0.1)
+    assert accepted_range(truth, drawn, 1.0) == pytest.approx((0.804, 1.196), abs=0.01)
+    assert accepted_range(truth, drawn, 2.0) == pytest.approx((1.804, 2.196), abs=0.01)
+
+
+def test_spread_of_confidences_is_that_of_the_gaps_between_examples() -> None:
+    levels = Levels(
+        share=torch.tensor([0.5, 0.5], dtype=torch.float64),
+        confidence=torch.tensor([0.7, 0.9], dtype=torch.float64),
+        accuracy=torch.ones(2, dtype=torch.float64),
+        bin_index=torch.tensor([10, 13]),
+        last_cell=torch.tensor([10, 13]),
+        size=400,
+        n_bins=15,
+    )
+    truths = torch.stack([levels.confidence, levels.confidence + 0.1, levels.accuracy])
+    found = spread_of_confidences(truths, levels, ece_of_levels, n_resamples=2000, rng=np.random.default_rng(0))
+    # Gaps 0 and 0; 0.1 and 0.1; 0.3 and 0.1, whose standard deviation of 0.1 is divided by the root of 400.
+    assert found.tolist() == pytest.approx([0, 0, 0.005], rel=0.06, abs=1e-12)
 
 
 def calibrated(n: int, num_classes: int = 5, *, scale: float = 1.0) -> Predictions:
@@ -34,8 +411,8 @@ def calibrated(n: int, num_classes: int = 5, *, scale: float = 1.0) -> Predictio
 
 
 def test_intervals_of_calibrated_predictions_begin_at_zero() -> None:
-    found = intervals(summarize(calibrated(2000)))
-    assert set(found) == set(KEYS)
+    found = intervals(calibrated(2000))
+    assert set(found) == {key for key, metric in METRICS.items() if metric.is_score}
     for key in ERRORS:
         assert found[key].low == 0, key
         assert 0 < found[key].high < (0.5 if key == "mce" else 0.1), key
@@ -43,8 +420,8 @@ def test_intervals_of_calibrated_predictions_begin_at_zero() -> None:
 
 
 def test_intervals_of_over_confident_predictions_exclude_zero() -> None:
-    summary = summarize(calibrated(2000, scale=2.0))
-    found, values = intervals(summary), values_of_summary(summary)
+    predictions = calibrated(2000, scale=2.0)
+    found, values = intervals(predictions), values_of(summarize(predictions))
     # The largest gap may be that of a bin with few examples, which excludes nothing.
     for key in set(ERRORS) - {"mce"}:
         assert 0 < found[key].low < found[key].high, key
@@ -59,38 +436,21 @@ def test_intervals_of_the_largest_gap_do_not_begin_below_those_of_the_mean_gap()
     confidence = torch.cat([torch.linspace(0.6, 0.9, 1000), torch.tensor([0.2, 0.21, 0.3])]).double()
     rest = ((1 - confidence) / 9).unsqueeze(1).expand(-1, 9)
     labels = torch.cat([torch.arange(1000) % 2, torch.ones(3, dtype=torch.long)])
-    summary = summarize(Predictions(probs=torch.cat([confidence.unsqueeze(1), rest], dim=1), labels=labels))
-    found = intervals(summary)
+    found = intervals(Predictions(probs=torch.cat([confidence.unsqueeze(1), rest], dim=1), labels=labels))
     assert 0.2 < found["ece"].low <= found["mce"].low < found["mce"].high
-
-
-def binned(confidence: torch.Tensor, labels: torch.Tensor) -> dict[str, Range]:
-    summary = summarize(Predictions(probs=torch.stack([confidence, 1 - confidence], dim=1), labels=labels))
-    levels = levels_of(summary.grid, size=summary.effective_n, n_bins=summary.n_bins, within_bins=True)
-    null = null_of_levels(levels, n_resamples=400, rng=np.random.default_rng(1))
-    return binned_intervals(levels, null=null, n_resamples=200, rng=np.random.default_rng(0))
-
-
-def test_intervals_of_few_predictions_begin_lower_by_even_gaps_and_end_where_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    confidence, labels = torch.tensor([0.95] * 40 + [0.6] * 5).double(), torch.tensor([0] * 40 + [1] * 5)
-    found = binned(confidence, labels)["ece"]
-    monkeypatch.setattr(module, "worlds_of_even_gaps", worlds_by_mean_gap)
-    alone = binned(confidence, labels)["ece"]
-    assert 0 < found.low < 0.8 * alone.low
-    assert found.high == alone.high
 
 
 def test_intervals_of_the_largest_gap_end_where_their_bin_does() -> None:
     # Confidences of this bin are at most 0.6, and accuracy at least 0.
-    found = binned(torch.full((6,), 0.598).double(), torch.ones(6, dtype=torch.long))
-    assert found["mce"].high == pytest.approx(0.6)
+    found = intervals(Predictions(probs=[[0.598, 0.402]] * 6, labels=[1] * 6))
+    assert found["mce"].high == pytest.approx(0.6, abs=0.003)
 
 
 def test_intervals_of_sure_predictions_are_as_wide_for_the_mmce_as_for_the_others() -> None:
     # Confidences within 1e-9 of 1: if calibrated there would be no error but for rounding.
     sure = 1e-9 * torch.linspace(0.5, 1, 1000, dtype=torch.float64)
     predictions = Predictions(probs=torch.stack([1 - sure, sure], dim=1), labels=(torch.arange(1000) % 10 > 0).long())
-    found = intervals(summarize(predictions))
+    found = intervals(predictions)
     for key in ERRORS:
         assert 0.85 < found[key].low < 0.9 < found[key].high < 0.95, key
 
@@ -100,7 +460,7 @@ def test_intervals_of_predictions_all_right_or_all_wrong_are_as_wide_as_that_of_
     # Gaps have one sign everywhere, so these errors are the size of the signed gap; labels do not vary, confidences do.
     confidence = torch.linspace(0.55, 0.9, 1000, dtype=torch.float64)
     probs = torch.stack([confidence, 1 - confidence], dim=1)
-    found = intervals(summarize(Predictions(probs=probs, labels=torch.full((1000,), int(1 - right)))), n_resamples=300)
+    found = intervals((Predictions(probs=probs, labels=torch.full((1000,), int(1 - right)))), n_resamples=300)
     gap = sorted(abs(end) for end in found["signed_gap"])
     for key in ("ece", "ace", "sece", "smece"):
         assert found[key] == pytest.approx(gap, abs=0.008), key
@@ -112,25 +472,25 @@ def test_intervals_of_predictions_all_right_whose_shares_round_past_one() -> Non
     # Shares of these levels add up to 1 + 2e-16.
     rng = np.random.default_rng(72)
     logits = 3 * rng.standard_normal((int(rng.integers(10, 3000)), 5))
-    found = intervals(summarize(Predictions(logits=logits, labels=logits.argmax(1))), n_resamples=20)
+    found = intervals((Predictions(logits=logits, labels=logits.argmax(1))), n_resamples=20)
     assert found["signed_gap"].low < found["signed_gap"].high < -0.2
     assert found["error"].low == 0
 
 
 def test_intervals_shrink_with_more_data() -> None:
-    few, many = (intervals(summarize(calibrated(n, scale=1.5))) for n in (500, 8000))
-    for key in set(KEYS) - {"mce"}:
+    few, many = (intervals(calibrated(n, scale=1.5)) for n in (500, 8000))
+    for key in set(few) - {"mce"}:
         assert many[key].high - many[key].low < 0.5 * (few[key].high - few[key].low), key
 
 
 def test_intervals_repeat_with_their_seed() -> None:
-    summary = summarize(calibrated(300))
-    assert intervals(summary, seed=4, n_resamples=40) == intervals(summary, seed=4, n_resamples=40)
+    predictions = calibrated(300)
+    assert intervals(predictions, seed=4, n_resamples=40) == intervals(predictions, seed=4, n_resamples=40)
 
 
 def test_intervals_of_the_ece_vary_little_between_seeds() -> None:
-    summary = summarize(calibrated(2000, scale=1.3))
-    ends = np.array([intervals(summary, seed=s, n_resamples=400)["ece"] for s in range(6)])
+    predictions = calibrated(2000, scale=1.3)
+    ends = np.array([intervals(predictions, seed=s, n_resamples=1000)["ece"] for s in range(5)])
     # The ends should be known far better than the interval is wide.
     assert ends.std(0).max() < 0.06 * (ends[:, 1] - ends[:, 0]).mean()
 
@@ -138,8 +498,8 @@ def test_intervals_of_the_ece_vary_little_between_seeds() -> None:
 def test_intervals_equal_weights_change_nothing() -> None:
     plain = calibrated(300)
     weighted = Predictions(logits=plain.logits, labels=plain.labels, weights=torch.full((300,), 2.5))
-    one, two = intervals(summarize(plain), n_resamples=40), intervals(summarize(weighted), n_resamples=40)
-    for key in KEYS:
+    one, two = intervals((plain), n_resamples=40), intervals((weighted), n_resamples=40)
+    for key in one:
         assert one[key] == pytest.approx(two[key], rel=1e-6), key
 
 
@@ -148,17 +508,17 @@ def test_intervals_unequal_weights_are_those_of_the_effective_number() -> None:
     weights = torch.ones(4000)
     weights[1000:] = 1e-9
     weighted = Predictions(logits=plain.logits, labels=plain.labels, weights=weights)
-    one = intervals(summarize(weighted))
-    two = intervals(summarize(plain.subset(torch.arange(1000))))
+    one = intervals(weighted)
+    two = intervals(plain.subset(torch.arange(1000)))
     for key in ("error", "nll", "brier", "ece", "signed_gap"):
         assert one[key] == pytest.approx(two[key], rel=0.1, abs=0.003), key
 
 
 def test_classwise_interval_of_two_classes_is_that_of_the_positive_class() -> None:
     # Two classes mirror each other, so the classwise error is the error of either.
-    summary = summarize(calibrated(3000, 2, scale=1.6))
-    found = classwise_interval(summary, n_resamples=300, rng=np.random.default_rng(0))
-    value = values_of_summary(summary)["classwise_ece"]
+    evidence = evidence_of(calibrated(3000, 2, scale=1.6), n_resamples=1500)
+    value = values_of(evidence.summary)["classwise_ece"]
+    found = classwise_interval(evidence, value)
     assert 0 < found.low < value < found.high
     # Chance: sqrt(p (1 - p) / N) of about 0.4 / sqrt(3000) = 0.007 on either side, twice.
     assert 0.015 < found.high - found.low < 0.045
@@ -166,7 +526,11 @@ def test_classwise_interval_of_two_classes_is_that_of_the_positive_class() -> No
 
 def test_classwise_interval_many_classes_needs_little_memory_and_holds() -> None:
     probs, labels = mixed_gaps(1000, 300)
-    found = classwise_interval(
-        summarize(Predictions(probs=probs, labels=labels)), n_resamples=200, rng=np.random.default_rng(0)
-    )
+    found = classwise_interval(evidence_of(Predictions(probs=probs, labels=labels), n_resamples=1000), 0.0)
     assert 0 <= found.low < found.high < 0.01
+
+
+def test_classwise_interval_takes_probabilities_rounded_above_one() -> None:
+    probs = torch.tensor([[1 + 1.1920928955078125e-07, 0.0]] * 50)
+    found = classwise_interval(evidence_of(Predictions(probs=probs, labels=[0] * 50)), 0.0)
+    assert found.low == 0 < found.high

@@ -2,53 +2,70 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from calibrant.core.binning import equal_width_index
-from calibrant.core.grid import grid_index, grid_of
-from calibrant.core.top_label import top_label
-from calibrant.metrics.levels import LADDER, Levels, levels_of, merge_bins
+from calibrant.core.binning import TopLabel, cell_index, cells_of, equal_width_index, top_label
+from calibrant.metrics.binned import debiased_error
+from calibrant.metrics.kernel import mean_embedding_norm, smoothed_accuracy_gap, smoothed_residual
+from calibrant.metrics.levels import (
+    Levels,
+    ace_of_levels,
+    aurc_of_levels,
+    debiased_of_levels,
+    ece_of_levels,
+    error_of_levels,
+    levels_of,
+    mce_of_levels,
+    mmce_of_levels,
+    rms_of_levels,
+    sece_of_levels,
+    signed_gap_of_levels,
+    smece_of_levels,
+)
+from calibrant.metrics.table import score_metrics
 from helpers import mixed_gaps
 
+OF_LEVELS = {key: metric for key, metric in score_metrics().items() if metric.of_levels is not None}
 
-def some_levels(n: int = 3000, *, n_bins: int = 15, within_bins: bool = False, size: float | None = None) -> Levels:
-    top = top_label(*mixed_gaps(n), where="test")
-    return levels_of(grid_of(top.confidence, top.correct), size=size or n, n_bins=n_bins, within_bins=within_bins)
+
+def top_of(n: int = 3000) -> TopLabel:
+    return top_label(*mixed_gaps(n), where="test")
+
+
+def some_levels(n: int = 3000, *, n_bins: int = 15, size: float | None = None) -> Levels:
+    return levels_of(cells_of(top_of(n)), size=size or n, n_bins=n_bins)
 
 
 def test_levels_of_three_examples_are_the_examples() -> None:
     confidence, correct = torch.tensor([0.9, 0.5, 0.7]).double(), torch.tensor([1.0, 0.0, 1.0]).double()
-    levels = levels_of(grid_of(confidence, correct), size=3, n_bins=15)
+    levels = levels_of(cells_of(TopLabel(confidence, correct)), size=3, n_bins=15)
     torch.testing.assert_close(levels.confidence, torch.tensor([0.5, 0.7, 0.9], dtype=torch.float64))
     assert levels.accuracy.tolist() == [0, 1, 1]
     assert levels.share.tolist() == pytest.approx([1 / 3] * 3)
     assert levels.bin_index.tolist() == [7, 10, 13]
 
 
-def test_levels_keep_totals_and_are_narrow() -> None:
-    top = top_label(*mixed_gaps(3000), where="test")
-    levels = some_levels()
+def test_levels_keep_totals_and_are_few() -> None:
+    top, levels = top_of(), some_levels()
     assert float(levels.share.sum()) == pytest.approx(1)
     assert float(levels.share @ levels.confidence) == pytest.approx(float(top.confidence.mean()))
     assert float(levels.share @ levels.accuracy) == pytest.approx(float(top.correct.mean()))
-    assert len(levels) < 180
+    assert len(levels) < 200
     assert bool((levels.confidence.diff() > 0).all())
 
 
 @pytest.mark.parametrize("n_bins", [7, 15, 100])
-def test_levels_within_bins_fill_each_bin_as_the_examples_do(n_bins: int) -> None:
-    top = top_label(*mixed_gaps(3000), where="test")
-    levels = some_levels(n_bins=n_bins, within_bins=True)
-    index = equal_width_index(top.confidence, n_bins)
+def test_levels_fill_each_bin_as_the_examples_do(n_bins: int) -> None:
+    levels = some_levels(n_bins=n_bins)
     shares = torch.bincount(levels.bin_index, weights=levels.share, minlength=n_bins)
-    expected = torch.bincount(index, minlength=n_bins).double() / 3000
+    expected = torch.bincount(equal_width_index(top_of().confidence, n_bins), minlength=n_bins).double() / 3000
     # A number of bins that does not divide 3,000 cuts through cells, each of which holds few examples.
     torch.testing.assert_close(shares, expected, rtol=0, atol=1e-12 if 3000 % n_bins == 0 else 4 / 3000)
 
 
 def test_levels_last_cell_finds_the_level_of_every_example() -> None:
-    top = top_label(*mixed_gaps(3000), where="test")
-    levels = some_levels()
-    level = torch.searchsorted(levels.last_cell, grid_index(top.confidence))
+    top, levels = top_of(), some_levels()
+    level = torch.searchsorted(levels.last_cell, cell_index(top.confidence))
     mean = torch.bincount(level, weights=top.confidence) / torch.bincount(level)
     torch.testing.assert_close(mean, levels.confidence, rtol=1e-12, atol=0)
 
@@ -60,46 +77,87 @@ def test_levels_mass_index_puts_equal_shares_in_bins() -> None:
     assert float((shares - 1 / 15).abs().max()) < 1 / 60
 
 
-def test_levels_mass_cuts_follow_array_split() -> None:
-    # numpy.array_split makes parts of 3, 3, 2, 2 and 2 of twelve.
-    assert [round(12 * float(c)) for c in some_levels(n_bins=5, size=12).mass_cuts] == [0, 3, 6, 8, 10, 12]
-
-
-def test_levels_mass_cuts_leave_out_bins_without_an_example() -> None:
-    # Twelve examples fill twelve of any number of bins; resamples times bins are held at once.
-    assert [round(12 * float(c)) for c in some_levels(n_bins=100_000, size=12).mass_cuts] == list(range(13))
-
-
-def test_levels_one_in_each_bin_are_not_multiplied_by_a_matrix() -> None:
-    fine = some_levels(within_bins=True)
-    merged = merge_bins(fine)
-    values = torch.rand(3, len(fine), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert merged.in_bin is None
-    expected = torch.stack([values[:, fine.bin_index == b].sum(1) for b in merged.bin_index.tolist()], dim=1)
-    torch.testing.assert_close(fine.sum_by_bin(values), expected)
-    torch.testing.assert_close(merged.sum_by_bin(expected), expected, rtol=0, atol=0)
-
-
-def test_levels_smoothers_spread_all_of_a_residual() -> None:
-    levels = some_levels()
-    assert levels.smoothers.shape[:2] == (len(LADDER), len(levels))
-    torch.testing.assert_close(levels.smoothers.sum(-1), torch.ones(len(LADDER), len(levels)), rtol=0, atol=1e-5)
-    assert float(levels.smoothers.min()) >= -1e-6
-
-
-def test_merge_bins_adds_up_the_levels_of_each_bin() -> None:
-    fine = some_levels(within_bins=True)
-    merged = merge_bins(fine)
-    assert merged.bin_index.tolist() == sorted(set(fine.bin_index.tolist()))
-    for k, b in enumerate(merged.bin_index.tolist()):
-        inside = fine.bin_index == b
-        assert float(merged.share[k]) == pytest.approx(float(fine.share[inside].sum()))
-        hits = float((fine.share * fine.accuracy)[inside].sum())
-        assert float(merged.share[k] * merged.accuracy[k]) == pytest.approx(hits)
+@pytest.mark.parametrize(("n_bins", "expected"), [(5, [0, 3, 6, 8, 10, 12]), (100_000, list(range(13)))])
+def test_levels_mass_cuts_follow_array_split_without_empty_bins(n_bins: int, expected: list[int]) -> None:
+    assert [round(12 * float(c)) for c in some_levels(n_bins=n_bins, size=12).mass_cuts] == expected
 
 
 def test_levels_float32_edge_stays_in_the_bin_of_the_metric() -> None:
     # 0.2 in float32 lies above 3/15 in float64, but on the edge of its own precision, and so in the lower bin.
-    value = torch.tensor([0.2, 0.8], dtype=torch.float32)
-    levels = levels_of(grid_of(value.double(), torch.zeros(2).double(), dtype=torch.float32), size=2, n_bins=15)
-    assert levels.bin_index[0] == 2
+    value = torch.tensor([0.2, 0.8], dtype=torch.float32).double()
+    top = TopLabel(value, torch.zeros(2).double(), None, torch.float32)
+    assert levels_of(cells_of(top), size=2, n_bins=15).bin_index[0] == 2
+
+
+def test_smoothers_spread_all_of_a_residual() -> None:
+    levels = some_levels()
+    torch.testing.assert_close(levels.smoothers.sum(-1), torch.ones(levels.smoothers.shape[:2]), rtol=0, atol=1e-5)
+    assert float(levels.smoothers.min()) >= -1e-6
+
+
+@pytest.mark.parametrize("key", OF_LEVELS)
+def test_metric_of_levels_is_near_the_metric_of_the_examples(key: str) -> None:
+    probs, labels = mixed_gaps(3000)
+    levels = some_levels()
+    of_levels = OF_LEVELS[key].of_levels
+    assert of_levels is not None
+    # Exact where bins or means decide; the others see confidence by levels, and the debiased error is a small difference.
+    near = {"ace": 0.02, "sece": 0.01, "smece": 0.02, "mmce": 0.01, "ece_debiased": 0.05, "aurc": 0.01}
+    value = float(of_levels(levels, *levels.row(levels.accuracy)))
+    assert value == pytest.approx(float(OF_LEVELS[key](probs, labels)), rel=near.get(key, 1e-9))
+
+
+@pytest.mark.parametrize("key", OF_LEVELS)
+def test_metric_of_levels_takes_rows_one_by_one(key: str) -> None:
+    levels, generator = some_levels(1000), torch.Generator().manual_seed(0)
+    mass = levels.share * torch.rand(5, len(levels), generator=generator, dtype=torch.float64)
+    mass = mass / mass.sum(1, keepdim=True)
+    right = mass * torch.rand(5, len(levels), generator=generator, dtype=torch.float64)
+    of_levels = OF_LEVELS[key].of_levels
+    assert of_levels is not None
+    alone = torch.cat([of_levels(levels, mass[k : k + 1], right[k : k + 1]) for k in range(5)])
+    torch.testing.assert_close(of_levels(levels, mass, right), alone, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "metric", [ece_of_levels, mce_of_levels, ace_of_levels, smece_of_levels, mmce_of_levels, rms_of_levels]
+)
+def test_calibrated_row_has_no_error(metric: object) -> None:
+    levels = some_levels(1000)
+    assert float(metric(levels, *levels.row(levels.confidence))) == pytest.approx(0, abs=1e-7)  # type: ignore[operator]
+
+
+def test_smece_of_one_sign_is_the_mean_gap_at_every_size() -> None:
+    # A residual of one sign keeps its integral under smoothing; rows of very different size need other rungs of the ladder.
+    levels = some_levels(1000)
+    gaps = torch.tensor([[1e-6], [1e-4], [0.01], [0.1], [0.3]], dtype=torch.float64)
+    found = smece_of_levels(levels, *levels.row(levels.confidence - gaps))
+    torch.testing.assert_close(found, gaps.squeeze(1), rtol=1e-4, atol=1e-7)
+
+
+def test_debiased_of_two_examples_a_bin_is_the_exact_one() -> None:
+    levels, expected = some_levels(30), float(debiased_error(top_of(30), n_bins=15))
+    assert float(debiased_of_levels(levels, *levels.row(levels.accuracy))) == pytest.approx(expected, rel=1e-9)
+    assert expected > 0
+
+
+def by_hand() -> tuple[Levels, Tensor, Tensor]:
+    """Two levels of half of the examples each: 0.6 wrong, 0.9 right."""
+    levels = levels_of(
+        cells_of(TopLabel(torch.tensor([0.9, 0.6]).double(), torch.tensor([1.0, 0.0]).double())), size=2, n_bins=15
+    )
+    return levels, *levels.row(levels.accuracy)
+
+
+def test_simple_metrics_of_two_levels_by_hand() -> None:
+    given = by_hand()
+    assert float(error_of_levels(*given)) == pytest.approx(0.5)
+    assert float(signed_gap_of_levels(*given)) == pytest.approx(0.25)
+    assert float(ece_of_levels(*given)) == pytest.approx((0.6 + 0.1) / 2)
+    assert float(mce_of_levels(*given)) == pytest.approx(0.6)
+    # The surer half is right: risk 0, then (0.5 / 2) / (0.5 + 0.5 / 2) in the middle of the other half.
+    assert float(aurc_of_levels(*given)) == pytest.approx(0.5 * 0.25 / 0.75)
+    top = TopLabel(torch.tensor([0.9, 0.6]).double(), torch.tensor([1.0, 0.0]).double())
+    assert float(sece_of_levels(*given)) == pytest.approx(float(smoothed_accuracy_gap(top, bandwidth=0.05)))
+    assert float(mmce_of_levels(*given)) == pytest.approx(float(mean_embedding_norm(top)))
+    assert float(smece_of_levels(*given)) == pytest.approx(float(smoothed_residual(top, convention="exact")), rel=0.03)

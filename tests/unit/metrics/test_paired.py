@@ -8,9 +8,13 @@ import torch
 
 from calibrant import Predictions
 from calibrant.core.scores import Paired
-from calibrant.metrics.paired import _compare, _widening, paired_test
-from calibrant.metrics.values import KEYS, score_values
+from calibrant.core.summary import summarize
+from calibrant.metrics.measure import values_of
+from calibrant.metrics.paired import Sample, _compare, _draw_counts, _shrinkage, _widening, paired_test
+from calibrant.metrics.table import score_metrics
 from helpers import mixed_gaps
+
+KEYS = tuple(score_metrics())
 
 
 def two_models(n: int, seed: int, *, second_scale: float = 1.0) -> tuple[Predictions, Predictions]:
@@ -77,7 +81,7 @@ def test_paired_test_interval_of_opposite_gaps_holds_their_difference() -> None:
 def test_paired_test_difference_is_second_minus_first() -> None:
     first, second = two_models(500, 0, second_scale=1.5)
     found = paired_test(first, second, n_resamples=50)
-    one, two = score_values(first, n_bins=15), score_values(second, n_bins=15)
+    one, two = (values_of(summarize(given)) for given in (first, second))
     for key in KEYS:
         assert found[key].difference == pytest.approx(two[key] - one[key]), key
         assert found[key].low <= found[key].difference <= found[key].high, key
@@ -184,7 +188,7 @@ def test_paired_test_of_weights_beyond_single_precision_goes_by_their_proportion
 def test_paired_test_of_blocks_is_near_that_of_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     models = two_models(4000, 0)
     alone = paired_test(*models, n_resamples=400)
-    monkeypatch.setattr("calibrant.metrics.blocks._BLOCKS", 1000)
+    monkeypatch.setattr("calibrant.metrics.paired._BLOCKS", 1000)
     blocks = paired_test(*models, n_resamples=400)
     for key, test in alone.items():
         assert blocks[key].difference == test.difference
@@ -232,3 +236,88 @@ def test_paired_test_of_the_same_model_in_two_precisions_finds_nothing():
     labels = torch.multinomial((logits / 2).softmax(1), 1, generator=generator).squeeze(1)
     first, second = (Predictions(logits=scores, labels=labels) for scores in (logits, logits.float()))
     assert all(test.p_value > 0.5 for test in paired_test(first, second, n_resamples=200).values())
+
+
+def sample_of(predictions: Predictions) -> Sample:
+    return Sample(predictions, n_bins=15, block=np.arange(len(predictions)))
+
+
+def scores_of(predictions: Predictions, counts: np.ndarray, normal: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    still = torch.zeros(counts.shape[1], 15, dtype=torch.float64)
+    return sample_of(predictions).scores(counts, still if normal is None else normal)
+
+
+def test_draw_counts_are_poisson_with_mean_one() -> None:
+    counts = np.concatenate(list(_draw_counts(1000, n_resamples=500, seed=0)), axis=1)
+    assert counts.shape == (1000, 500)
+    # Half a million draws: standard errors 1.4e-3 and 2.4e-3.
+    assert float(counts.mean()) == pytest.approx(1, abs=0.006)
+    assert float(counts.var()) == pytest.approx(1, abs=0.012)
+    assert float((counts == 0).mean()) == pytest.approx(np.exp(-1), abs=0.003)
+    assert all((counts.sum(0) > 0).all() for counts in _draw_counts(2, n_resamples=200, seed=0))
+
+
+def test_sample_example_without_weight_beyond_all_others_counts_nothing() -> None:
+    probs, labels, weights = [[0.6, 0.4]] * 30 + [[0.99, 0.01]], [0, 1] * 15 + [1], [1.0] * 30 + [0.0]
+    found = scores_of(Predictions(probs=probs, labels=labels, weights=weights), np.ones((31, 1), dtype=np.float32))
+    expected = scores_of(Predictions(probs=probs[:30], labels=labels[:30]), np.ones((30, 1), dtype=np.float32))
+    assert {key: float(value) for key, value in found.items()} == {key: float(value) for key, value in expected.items()}
+
+
+@pytest.mark.parametrize("num_classes", [2, 30])
+def test_sample_counts_and_weights_are_repetitions(num_classes: int) -> None:
+    probs, labels = mixed_gaps(300, num_classes)
+    counts = torch.arange(300) % 3
+    repeated = Predictions(probs=probs.repeat_interleave(counts, 0), labels=labels.repeat_interleave(counts))
+    values = values_of(summarize(repeated))
+    weighted = Predictions(probs=probs, labels=labels, weights=counts.double())
+    by_weight = scores_of(weighted, np.ones((300, 1), dtype=np.float32))
+    by_count = scores_of(Predictions(probs=probs, labels=labels), counts.float().unsqueeze(1).numpy())
+    for key in ("error", "nll", "brier"):
+        assert float(by_count[key]) == pytest.approx(values[key], rel=1e-5), key
+        assert float(by_weight[key]) == pytest.approx(values[key], rel=1e-5), key
+    # Examples of one level share its mean confidence, of which repetition changes the true one a little.
+    for key in ("sece", "mmce", "signed_gap"):
+        assert float(by_count[key]) == pytest.approx(values[key], rel=0.02, abs=1e-3), key
+
+
+def test_sample_infinite_loss_is_infinite_only_where_drawn() -> None:
+    predictions = Predictions(probs=[[1.0, 0.0], [0.5, 0.5]], labels=[1, 0])
+    counts = np.array([[1, 0], [1, 1]], dtype=np.float32)
+    assert scores_of(predictions, counts)["nll"].tolist() == pytest.approx([float("inf"), np.log(2)])
+
+
+def test_sample_gaps_within_chance_vanish_and_clear_ones_stay() -> None:
+    ones = np.ones((400, 1), dtype=np.float32)
+    chance = Predictions(probs=[[0.9, 0.1]] * 400, labels=[0] * 364 + [1] * 36)
+    clear = Predictions(probs=[[0.9, 0.1]] * 400, labels=[0] * 200 + [1] * 200)
+    # Gap 0.01 where chance gives 0.015; gap 0.4, of which chance may be 0.015² / 0.4.
+    found = scores_of(chance, ones)
+    assert [float(found[key]) for key in ("ece", "ace", "classwise_ece")] == pytest.approx([0] * 3, abs=1e-6)
+    assert float(scores_of(clear, ones)["ece"]) == pytest.approx(0.4 - 0.9 * 0.1 / 400 / 0.4, rel=1e-5)
+
+
+def test_sample_mce_of_a_single_example_varies_as_its_label_might() -> None:
+    predictions = Predictions(probs=[[0.9, 0.1]] * 200 + [[0.6, 0.4]], labels=[0] * 180 + [1] * 20 + [1])
+    counts = np.ones((201, 400), dtype=np.float32)
+    assert float(scores_of(predictions, counts)["mce"].std()) < 1e-12
+    # One example wrong: a guess of (0 + 2) / (1 + 4) right has variance 0.24.
+    normal = torch.randn(400, 15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert 0.2 < float(scores_of(predictions, counts, normal)["mce"].std()) < 0.5
+
+
+def test_sample_spreads_as_theory_says() -> None:
+    predictions = two_models(2000, 0)[0]
+    (counts,) = _draw_counts(2000, n_resamples=600, seed=0)
+    drawn = scores_of(predictions, counts)
+    error = float((~predictions.correct).double().mean())
+    # A standard deviation from 600 values is known to 3 %.
+    assert float(drawn["error"].std()) == pytest.approx((error * (1 - error) / 2000) ** 0.5, rel=0.12)
+    residual = predictions.confidence - predictions.correct.double()
+    assert float(drawn["signed_gap"].std()) == pytest.approx(float(residual.std()) / 2000**0.5, rel=0.12)
+
+
+def test_shrinkage_takes_nothing_away_where_rounding_makes_a_variance_negative() -> None:
+    gap = torch.tensor([2e-16, -2e-16, 0.1], dtype=torch.float64)
+    variance = torch.tensor([-2e-19, 0.0, 0.001], dtype=torch.float64)
+    torch.testing.assert_close(_shrinkage(gap, variance), torch.tensor([0.0, 0.0, 0.01], dtype=torch.float64))

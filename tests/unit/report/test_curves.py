@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from calibrant import Predictions
 from calibrant.core.entry import BinSweep, Entry
 from calibrant.metrics import expected_calibration_error, maximum_calibration_error
-from calibrant.metrics.sweep import bin_sweep
+from calibrant.metrics.chance import bin_sweep
 from calibrant.report.curves import (
     Band,
     GammaPanel,

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from calibrant import Predictions, measure
-from calibrant.core.binning import equal_width_bins
+from calibrant.core.binning import TopLabel, equal_width_bins
 from calibrant.core.entry import Entry
-from calibrant.core.summary import summarize, summarize_with_top
-from calibrant.core.top_label import TopLabel
+from calibrant.core.summary import summarize
 from calibrant.metrics import area_under_risk_coverage, expected_calibration_error
-from calibrant.metrics.ordinary import rate_interval
+from calibrant.metrics.intervals import rate_interval
 from calibrant.report.page_data import (
     GRID_STOPS,
     REGION_EDGES,
@@ -50,7 +49,8 @@ def test_slider_stops_hold_the_bins_asked_for() -> None:
 def test_stops_equal_measure_with_as_many_bins(n_bins: int, dtype: torch.dtype) -> None:
     probs, labels = hard_gaps(dtype=dtype)
     predictions = Predictions(probs=probs, labels=labels)
-    summary, top = summarize_with_top(predictions, n_bins=15)
+    summary = summarize(predictions, n_bins=15)
+    top = summary.examples
     (found,) = examine_stops(summary, top, stops=[n_bins], n_resamples=60, seed=3)
     scores = measure(predictions, n_bins=n_bins, n_resamples=60, seed=3)
     assert found["ece"] == scores["ece"].value
@@ -63,7 +63,8 @@ def test_stops_equal_measure_with_as_many_bins(n_bins: int, dtype: torch.dtype) 
 def test_stops_say_how_much_of_the_error_and_of_the_examples_is_over_and_under_confident() -> None:
     # Six examples sure to 0.75 of which three are right, two sure to 0.6 and right.
     predictions = Predictions(probs=[[0.75, 0.25]] * 6 + [[0.6, 0.4]] * 2, labels=[0, 1] * 3 + [0, 0])
-    summary, top = summarize_with_top(predictions, n_bins=10)
+    summary = summarize(predictions, n_bins=10)
+    top = summary.examples
     (found,) = examine_stops(summary, top, stops=[10], n_resamples=20, seed=0)
     shares = [found[name] for name in ("over", "under", "overShare", "underShare")]
     assert shares == pytest.approx([0.75 * 0.25, 0.25 * 0.4, 0.75, 0.25])
@@ -72,7 +73,8 @@ def test_stops_say_how_much_of_the_error_and_of_the_examples_is_over_and_under_c
 def test_stops_with_weights_equal_measure() -> None:
     probs, labels = mixed_gaps(300)
     predictions = Predictions(probs=probs, labels=labels, weights=torch.linspace(0, 2, 300, dtype=torch.float64))
-    summary, top = summarize_with_top(predictions, n_bins=15)
+    summary = summarize(predictions, n_bins=15)
+    top = summary.examples
     (found,) = examine_stops(summary, top, stops=[10], n_resamples=50, seed=0)
     scores = measure(predictions, n_bins=10, n_resamples=50, seed=0)
     assert found["ece"] == pytest.approx(scores["ece"].value, abs=1e-12)

@@ -14,7 +14,7 @@ from calibrant.core.checks import ArrayLike
 from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.metrics import expected_calibration_error, reliability_bins
-from calibrant.metrics.ordinary import rate_interval
+from calibrant.metrics.intervals import rate_interval
 from calibrant.report.reliability import ReliabilityPanel, draw_reliability_grid, prepare_reliability
 from calibrant.report.rows import group_rows
 from figure_data import run_of

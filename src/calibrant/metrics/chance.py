@@ -1,0 +1,259 @@
+"""What a perfectly calibrated model would show: the errors that chance alone gives at this number of examples.
+
+`bin_sweep` gives ECE and MCE against the number of bins, with that chance beside them. `sweep_calibration_error`, in `binned`,
+is something else: one number, for which the data choose the number of bins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from calibrant.core.binning import TopLabel, cells_of, equal_width_bins, equal_width_edges, norm_of_bins, top_label
+from calibrant.core.checks import ArrayLike, check_count
+from calibrant.core.entry import BinSweep
+from calibrant.core.records import Predictions
+from calibrant.core.scores import IfCalibrated
+from calibrant.metrics.levels import Levels, levels_of
+
+# Draws held at once: 8 M numbers of 8 bytes.
+_CHUNK_DRAWS = 8_000_000
+# 10, 20, 50, 100, 200, 500 and 1000 are those of published figures; the others fill the gaps on a logarithmic axis.
+BIN_COUNTS = (10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
+
+
+def null_distribution(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    n_bins: int = 15,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    weights: ArrayLike | None = None,
+) -> Tensor:
+    r"""ECE of a perfectly calibrated model with these confidences, many times.
+
+    Each time every example is right with a chance that equals its confidence :math:`c_i`, and the ECE is computed anew:
+
+    .. math:: \mathrm{ECE}^* = \sum_{m=1}^{M} \Bigl| \frac{1}{N} \sum_{i \in B_m} (a_i^* - c_i) \Bigr|,
+        \qquad a_i^* \sim \mathrm{Bernoulli}(c_i)
+
+    with the bins :math:`B_m` of `calibrant.metrics.expected_calibration_error`. Examples within 0.01 of confidence (and of one
+    bin) share their mean one. With weights, N is the effective number :math:`(\sum_i w_i)^2 / \sum_i w_i^2`.
+
+    Args:
+        probs: Probabilities ``[N, C]``, rows summing to one; or a `Predictions` alone.
+        labels: Class indices ``[N]`` in ``[0, C)``; only checked.
+        n_bins: Number of bins ``M``.
+        n_resamples: Number of times R.
+        seed: Of the random draws; the same seed gives the same numbers.
+        weights: Sample weights ``[N]``.
+
+    Returns:
+        ECE values ``[R]``, float64.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]] * 100)
+        >>> drawn = null_distribution(probs, torch.zeros(300, dtype=torch.long))
+        >>> drawn.shape, bool(drawn.mean() > 0.02)
+        (torch.Size([1000]), True)
+
+    Reference:
+        Bröcker and Smith, Weather and Forecasting 22, 2007 (consistency resampling).
+    """
+    where = "null_distribution"
+    check_draws(n_bins, n_resamples, seed, where=where)
+    top = top_label(probs, labels, where=where, weights=weights)
+    return _null_of_top(top, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
+
+
+def if_calibrated(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    n_bins: int = 15,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    weights: ArrayLike | None = None,
+) -> IfCalibrated:
+    r"""Mean and 95th percentile of `null_distribution`, and the p-value of the observed ECE.
+
+    The p-value :math:`(1 + \#\{r : \mathrm{ECE}^*_r \ge \mathrm{ECE}\}) / (R + 1)` is the chance of an ECE at least as large
+    under perfect calibration; it is never zero and never too small on average.
+
+    Args:
+        probs: Probabilities ``[N, C]``, rows summing to one; or a `Predictions` alone.
+        labels: Class indices ``[N]`` in ``[0, C)``.
+        n_bins: Number of bins ``M``.
+        n_resamples: Number of resamples R.
+        seed: Of the random draws; the same seed gives the same numbers.
+        weights: Sample weights ``[N]``.
+
+    Returns:
+        ``IfCalibrated(mean, p95, p_value)``.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1]] * 100)
+        >>> if_calibrated(probs, torch.tensor([0] * 60 + [1] * 40)).p_value < 0.01  # right 60 times where 90 were promised
+        True
+
+    Reference:
+        Bröcker and Smith, Weather and Forecasting 22, 2007; Vaicenavicius et al., AISTATS 2019.
+    """
+    where = "if_calibrated"
+    check_draws(n_bins, n_resamples, seed, where=where)
+    top = top_label(probs, labels, where=where, weights=weights)
+    drawn = _null_of_top(top, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
+    return compare_with_null(float(norm_of_bins(equal_width_bins(top, n_bins=n_bins))), drawn)
+
+
+def bin_sweep(
+    predictions: Predictions, *, n_bins: Sequence[int] = BIN_COUNTS, n_resamples: int = 500, seed: int = 0
+) -> BinSweep:
+    """Expected and maximum calibration error of one set of predictions for each of several numbers of bins.
+
+    The numbers are those of `calibrant.metrics.expected_calibration_error` and `maximum_calibration_error`. The examples are
+    sorted once and every binning is read off their running sums, so that also all numbers from 10 to 1000 are quick (without
+    resamples).
+
+    More bins hold fewer examples each, and chance alone makes both errors grow with them. How much is said beside: the mean of
+    both over data sets in which every example is right with a chance that equals its confidence, as in
+    `calibrant.metrics.null_distribution`, but with the same data sets for all numbers of bins. Examples within 0.001 of
+    confidence, and of one bin whatever their number, share their mean one.
+
+    Args:
+        predictions: N examples of C classes; sample weights are respected.
+        n_bins: Numbers of bins, in any order.
+        n_resamples: Number of data sets drawn for what a calibrated model would show; 0 leaves that out.
+        seed: Of the random draws; the same seed gives the same numbers.
+
+    Returns:
+        The errors, by rising number of bins. Raises ``ValueError`` if there is no number, or one that is not whole and >= 1.
+
+    Example:
+        >>> from calibrant import Predictions
+        >>> predictions = Predictions(probs=[[0.9, 0.1], [0.8, 0.2]], labels=[0, 1])
+        >>> sweep = bin_sweep(predictions, n_bins=(10, 2))
+        >>> sweep.n_bins, [round(value, 2) for value in sweep.ece], [round(value, 2) for value in sweep.mce]
+        ((2, 10), [0.35, 0.45], [0.35, 0.8])
+        >>> sweep.ece_if_calibrated[0] < sweep.ece_if_calibrated[1]  # by chance alone
+        True
+
+    Reference:
+        Minderer et al., NeurIPS 2021 (bias of binned errors against the number of bins); Bröcker and Smith, Weather and
+        Forecasting 22, 2007 (what chance alone gives).
+    """
+    where = "bin_sweep"
+    given: object = predictions
+    if not isinstance(given, Predictions):
+        got = type(given).__name__
+        raise ValueError(f"{where}: `predictions` must be a `Predictions`, got {got}. Make one of `probs` and `labels`.")
+    if len(n_bins) == 0:
+        raise ValueError(f"{where}: `n_bins` must hold at least one number of bins, got none.")
+    for number in n_bins:
+        check_draws(number, n_resamples, seed, where=where, least=0)
+    numbers = tuple(sorted({int(number) for number in n_bins}))
+    top = top_label(predictions, where=where)
+    values, sums = top.rising
+    cuts = [_cuts(values, number, top.dtype) for number in (*numbers, BIN_COUNTS[-1])]
+    ece, mce = zip(*(_errors(sums, cut) for cut in cuts[:-1]), strict=True)
+    if n_resamples == 0:
+        return BinSweep(numbers, ece, mce)
+    # The narrowest bins are among those drawn for: examples that no binning tells apart share their mean confidence.
+    drawn = _errors_if_calibrated(sums, cuts, n_resamples=n_resamples, rng=np.random.default_rng(seed))
+    return BinSweep(numbers, ece, mce, *(tuple(found.mean(0)[:-1].tolist()) for found in drawn))
+
+
+def compare_with_null(observed: float, drawn: Tensor) -> IfCalibrated:
+    """Where ``observed`` lies among the values ``drawn [R]`` under perfect calibration."""
+    # Sums in another order differ by rounding, which must not decide whether equal values count.
+    as_large = int((drawn >= observed - 1e-12).sum())
+    return IfCalibrated(float(drawn.mean()), float(torch.quantile(drawn, 0.95)), (1 + as_large) / (1 + len(drawn)))
+
+
+def null_of_levels(levels: Levels, *, n_resamples: int, rng: np.random.Generator) -> Tensor:
+    """ECE ``[R]`` of calibrated data with the confidences of ``levels``."""
+    values = []
+    for rows in _in_parts(n_resamples, len(levels)):
+        count, right = draw_right(levels.share * levels.size, levels.confidence, n_resamples=rows, rng=rng)
+        values.append(levels.sum_by_bin(count * levels.confidence - right).abs().sum(1) / levels.size)
+    return torch.cat(values)
+
+
+def draw_right(expected: Tensor, accuracy: Tensor, *, n_resamples: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draw how many examples are right, at the observed confidences.
+
+    Args:
+        expected: How many examples there are at each level ``[G]``; need not be whole numbers.
+        accuracy: Chance to be right at each level ``[G]``.
+        n_resamples: Number R of data sets.
+        rng: Source of randomness.
+
+    Returns:
+        Numbers ``count`` (``[G]``, or ``[R, G]`` where they vary) and ``right [R, G]``, float64.
+    """
+    given = expected.numpy()
+    # Effective numbers need not be whole: the fraction is rounded up as often as it says. Whole ones are met within rounding.
+    whole = np.floor(given + 1e-6)
+    fraction, shape = given - whole, (n_resamples, len(given))
+    count = whole if fraction.max() < 1e-5 else whole + (rng.random(shape) < fraction)
+    right = rng.binomial(count.astype(np.int64), accuracy.numpy(), size=shape)
+    return torch.from_numpy(count), torch.from_numpy(right).double()
+
+
+def check_draws(n_bins: int, n_resamples: int, seed: int, *, where: str, least: int = 1) -> None:
+    """Raise unless numbers of bins and of resamples (at least ``least``) and the seed are whole numbers."""
+    check_count(n_bins, where=where, name="n_bins")
+    check_count(n_resamples, where=where, name="n_resamples", least=least)
+    check_count(seed, where=where, name="seed", least=0)
+
+
+def _null_of_top(top: TopLabel, *, n_bins: int, n_resamples: int, seed: int) -> Tensor:
+    size = float(top.mass.sum() ** 2 / top.mass.square().sum())
+    levels = levels_of(cells_of(top), size=size, n_bins=n_bins)
+    return null_of_levels(levels, n_resamples=n_resamples, rng=np.random.default_rng(seed))
+
+
+def _in_parts(n_resamples: int, width: int) -> Iterator[int]:
+    """Divide resamples of ``width`` draws each so that not too many are held at once."""
+    rows = max(_CHUNK_DRAWS // width, 1)
+    return (min(rows, n_resamples - at) for at in range(0, n_resamples, rows))
+
+
+def _cuts(values: Tensor, n_bins: int, dtype: torch.dtype) -> Tensor:
+    """How many of the distinct confidences lie below each edge ``[M + 1]``."""
+    # A value on an edge belongs to the bin that ends there; 0 and 1 belong to the first and the last bin.
+    ends = torch.searchsorted(values, equal_width_edges(n_bins, dtype)[1:-1], right=True)
+    return torch.cat([ends.new_zeros(1), ends, ends.new_tensor([len(values)])])
+
+
+def _errors(sums: Tensor, cuts: Tensor) -> tuple[float, float]:
+    """ECE and MCE over the bins between ``cuts``."""
+    weight, gap = sums[0, cuts].diff(), (sums[1] - sums[2])[cuts].diff().abs()
+    filled = weight > 0
+    return float(gap.sum() / sums[0, -1]), float((gap[filled] / weight[filled]).max())
+
+
+def _errors_if_calibrated(
+    sums: Tensor, cuts: Sequence[Tensor], *, n_resamples: int, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """ECE and MCE ``[R, K]`` of calibrated data over each of K binnings of the same draws."""
+    ends = torch.cat(list(cuts)).unique()
+    mass, total = sums[0, ends].diff(), float(sums[0, -1])
+    confidence = (sums[1, ends].diff() / mass).clamp(0, 1)
+    size = total**2 / float(sums[3, -1])
+    bins = [torch.searchsorted(ends, cut.unique()) for cut in cuts]
+    means, largest = [], []
+    for rows in _in_parts(n_resamples, len(mass)):
+        count, right = draw_right(mass * (size / total), confidence, n_resamples=rows, rng=rng)
+        counted, residual = (pad(values.cumsum(-1), (1, 0)) for values in (count, count * confidence - right))
+        gaps = [residual[:, places].diff().abs_() for places in bins]
+        means.append(torch.stack([gap.sum(1) / size for gap in gaps], dim=1))
+        # A bin whose fractions of examples were all rounded down is empty, and its gap zero.
+        shares = [gap / counted[..., at].diff().clamp_min(1.0) for gap, at in zip(gaps, bins, strict=True)]
+        largest.append(torch.stack([share.amax(1) for share in shares], dim=1))
+    return torch.cat(means), torch.cat(largest)

@@ -1,0 +1,272 @@
+"""The table of all metrics: one record says everything there is to know of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from calibrant.core.binning import equal_mass_bins, norm_of_bins
+from calibrant.core.registry import Registry
+from calibrant.core.summary import Summary
+from calibrant.metrics import levels as of
+from calibrant.metrics.binned import (
+    adaptive_calibration_error,
+    average_calibration_error,
+    debiased_calibration_error,
+    debiased_error,
+    expected_calibration_error,
+    kolmogorov_smirnov_error,
+    maximum_calibration_error,
+    sweep_calibration_error,
+)
+from calibrant.metrics.classwise import (
+    classwise_calibration_error,
+    nixon_adaptive_calibration_error,
+    thresholded_adaptive_calibration_error,
+)
+from calibrant.metrics.intervals import (
+    ECE_INVERSION,
+    Interval,
+    Inversion,
+    aurc_interval,
+    classwise_interval,
+    mce_interval,
+    mean_interval,
+    rate_interval,
+    signed_gap_interval,
+)
+from calibrant.metrics.kernel import (
+    kde_calibration_error,
+    maximum_mean_calibration_error,
+    mean_embedding_norm,
+    smooth_calibration_error,
+    smooth_expected_calibration_error,
+    smoothed_accuracy_gap,
+    smoothed_residual,
+    squared_kernel_calibration_error,
+)
+from calibrant.metrics.scores import (
+    area_under_risk_coverage,
+    brier_score,
+    error_rate,
+    failure_detection_auroc,
+    negative_log_likelihood,
+    risk_coverage_area,
+    signed_calibration_gap,
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric. Calling it calls its function; a metric of another package needs no more than a function and a label.
+
+    Attributes:
+        function: From ``(probs, labels)`` to a number; takes ``weights`` by name, if examples are to have any.
+        label: Name in tables and pages.
+        short: Name where room is short; the label if not given.
+        meaning: What it says, in a few words.
+        unit: "%" for a fraction that is written in per cent, "nats", or "" for a plain number.
+        better: Which way is better; None where the sign tells a direction and 0 is best.
+        largest: Largest size that a value can have.
+        group: Part of a table that it stands in: scores of the whole, errors of the top label, other views of them.
+        is_score: Whether `calibrant.measure`, tables and reports show it.
+        classwise: Whether it needs the sums of every class, which a stream may leave out.
+        read: How it is read from the sums that all scores share (which makes it a streaming metric, too); without it the
+            function is called with all examples.
+        interval: How its 95 % interval is made from those sums; a bootstrap of the function if not given.
+        of_levels: Its value on many resamples at once, for the paired test; the function on each of them if not given.
+        shrinks: Which bins' gaps the paired test reduces by what chance has added to them; none if not given.
+
+    Example:
+        >>> import torch
+        >>> wrong = Metric(lambda probs, labels: (probs.argmax(1) != labels).double().mean(), label="share of errors")
+        >>> wrong(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0])).item()
+        0.5
+    """
+
+    function: Callable[..., Tensor]
+    label: str
+    short: str = ""
+    meaning: str = ""
+    unit: Literal["%", "nats", ""] = ""
+    better: Literal["lower", "higher"] | None = "lower"
+    largest: float = 1.0
+    group: Literal["score", "top label", "other"] = "other"
+    is_score: bool = True
+    classwise: bool = False
+    read: Callable[[Summary], Tensor] | None = None
+    interval: Interval | None = None
+    of_levels: of.OfLevels | None = None
+    shrinks: Literal["width", "mass"] | None = None
+
+    def __call__(self, probs: object, labels: object = None, **options: object) -> Tensor:
+        """Return the value, as the function gives it."""
+        return self.function(probs, labels, **options)
+
+
+_SCORES = {
+    "error": Metric(
+        error_rate,
+        label="error rate",
+        short="Error",
+        meaning="wrong predictions",
+        unit="%",
+        group="score",
+        read=lambda summary: (summary.cells[0].sum() - summary.cells[2].sum()) / summary.cells[0].sum(),
+        interval=lambda evidence, value: rate_interval(value, size=evidence.size),
+        of_levels=of.error_of_levels,
+    ),
+    "nll": Metric(
+        negative_log_likelihood,
+        label="negative log-likelihood",
+        short="NLL",
+        meaning="surprise at the true class, in nats",
+        unit="nats",
+        largest=float("inf"),
+        group="score",
+        read=lambda summary: summary.nll[0] / summary.totals[0],
+        interval=lambda evidence, _: mean_interval(evidence.summary.nll, weight=evidence.summary.weight, size=evidence.size),
+    ),
+    "brier": Metric(
+        brier_score,
+        label="Brier score",
+        short="Brier",
+        meaning="squared error, summed over classes",
+        largest=2.0,
+        group="score",
+        read=lambda summary: summary.brier[0] / summary.totals[0],
+        interval=lambda evidence, _: mean_interval(
+            evidence.summary.brier, weight=evidence.summary.weight, size=evidence.size, most=2.0
+        ),
+    ),
+    "aurc": Metric(
+        area_under_risk_coverage,
+        label="area under risk-coverage",
+        short="AURC",
+        meaning="mean error if the least sure are dropped first",
+        unit="%",
+        group="score",
+        read=lambda summary: risk_coverage_area(summary.examples),
+        interval=aurc_interval,
+        of_levels=of.aurc_of_levels,
+    ),
+    "ece": Metric(
+        expected_calibration_error,
+        label="expected calibration error",
+        short="ECE",
+        meaning="mean gap between confidence and accuracy",
+        unit="%",
+        group="top label",
+        read=lambda summary: norm_of_bins(summary.bins),
+        interval=lambda evidence, value: evidence.range_of(ECE_INVERSION, value),
+        of_levels=of.ece_of_levels,
+        shrinks="width",
+    ),
+    "ece_debiased": Metric(
+        debiased_calibration_error,
+        label="debiased L2 error",
+        short="debiased L2",
+        meaning="root mean squared gap, noise taken out",
+        unit="%",
+        group="top label",
+        read=lambda summary: debiased_error(summary.examples, n_bins=summary.n_bins),
+        interval=Inversion(of.debiased_of_levels, "mass", truly=of.rms_of_levels),
+        of_levels=of.debiased_of_levels,
+    ),
+    "ace": Metric(
+        adaptive_calibration_error,
+        label="adaptive calibration error",
+        short="ACE",
+        meaning="mean gap over bins of equal size",
+        unit="%",
+        group="top label",
+        read=lambda summary: norm_of_bins(equal_mass_bins(summary.examples, n_bins=summary.n_bins)),
+        interval=Inversion(of.ace_of_levels, "mass"),
+        of_levels=of.ace_of_levels,
+        shrinks="mass",
+    ),
+    "mce": Metric(
+        maximum_calibration_error,
+        label="maximum calibration error",
+        short="MCE",
+        meaning="gap of the worst bin",
+        unit="%",
+        group="top label",
+        read=lambda summary: summary.bins.gap.abs().amax(),
+        interval=mce_interval,
+        of_levels=of.mce_of_levels,
+        shrinks="width",
+    ),
+    "sece": Metric(
+        smooth_expected_calibration_error,
+        label="SECE",
+        meaning="mean gap to accuracy smoothed by a kernel",
+        unit="%",
+        group="top label",
+        read=lambda summary: smoothed_accuracy_gap(summary.examples, bandwidth=0.05),
+        interval=Inversion(of.sece_of_levels, "kernel"),
+        of_levels=of.sece_of_levels,
+    ),
+    "smece": Metric(
+        smooth_calibration_error,
+        label="smooth ECE",
+        meaning="gap at the scale that its own size sets",
+        unit="%",
+        group="top label",
+        read=lambda summary: smoothed_residual(summary.examples),
+        interval=Inversion(of.smece_of_levels, "kernel"),
+        of_levels=of.smece_of_levels,
+    ),
+    "mmce": Metric(
+        maximum_mean_calibration_error,
+        label="MMCE",
+        meaning="kernel distance from calibration",
+        unit="%",
+        group="top label",
+        read=lambda summary: mean_embedding_norm(summary.examples),
+        interval=Inversion(of.mmce_of_levels, "kernel"),
+        of_levels=of.mmce_of_levels,
+    ),
+    "classwise_ece": Metric(
+        classwise_calibration_error,
+        label="classwise ECE",
+        meaning="mean gap of every class's probability",
+        unit="%",
+        classwise=True,
+        read=lambda summary: (summary.by_class[1] - summary.by_class[2]).abs().sum() / summary.totals[0] / summary.num_classes,
+        interval=classwise_interval,
+    ),
+    "signed_gap": Metric(
+        signed_calibration_gap,
+        label="confidence minus accuracy",
+        short="conf. − accuracy",
+        meaning="above zero: over-confident",
+        unit="%",
+        better=None,
+        largest=2.0,
+        read=lambda summary: (summary.cells[1].sum() - summary.cells[2].sum()) / summary.cells[0].sum(),
+        interval=signed_gap_interval,
+        of_levels=of.signed_gap_of_levels,
+    ),
+}
+_OTHERS = {
+    "average_ce": Metric(average_calibration_error, label="average calibration error", unit="%", is_score=False),
+    "ece_sweep": Metric(sweep_calibration_error, label="monotone-sweep ECE", unit="%", is_score=False),
+    "ks": Metric(kolmogorov_smirnov_error, label="Kolmogorov-Smirnov error", unit="%", is_score=False),
+    "ace_nixon": Metric(nixon_adaptive_calibration_error, label="Nixon's ACE", unit="%", is_score=False),
+    "tace": Metric(thresholded_adaptive_calibration_error, label="thresholded ACE", unit="%", is_score=False),
+    "kde_ece": Metric(kde_calibration_error, label="ECE-KDE", unit="%", is_score=False),
+    "skce": Metric(squared_kernel_calibration_error, label="SKCE", better=None, is_score=False),
+    "auroc": Metric(failure_detection_auroc, label="AUROC of failures", unit="%", better="higher", is_score=False),
+}
+
+# In the order of tables.
+METRICS = Registry("metric", "calibrant.metrics", {**_SCORES, **_OTHERS}, of=Metric)
+
+
+def score_metrics() -> dict[str, Metric]:
+    """The metrics that `calibrant.measure`, tables and reports show, those of installed packages included."""
+    return {key: metric for key, metric in METRICS.items() if metric.is_score}

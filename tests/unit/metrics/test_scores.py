@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from calibrant.core.binning import TopLabel
+from calibrant.core.records import Predictions
+from calibrant.metrics.scores import (
+    BrierParts,
+    _harmonic_difference,
+    area_under_risk_coverage,
+    brier_decomposition,
+    brier_score,
+    error_rate,
+    failure_detection_auroc,
+    negative_log_likelihood,
+    risk_coverage_area,
+    signed_calibration_gap,
+)
+from helpers import golden, hard_gaps, mixed_gaps
+
+Metric = Callable[..., torch.Tensor]
+
+
+METRICS: list[Metric] = [negative_log_likelihood, brier_score, error_rate, signed_calibration_gap]
+
+
+PROBS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]], dtype=torch.float64)
+
+
+LABELS = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("metric", "value"),
+    [
+        (negative_log_likelihood, 1.209579),
+        (brier_score, 0.601093),
+        (error_rate, 1 / 3),
+        (signed_calibration_gap, 0.678025 - 2 / 3),
+    ],
+)
+def test_score_golden_input_gives_golden_value(metric, value):
+    logits, labels = golden()
+    assert metric(logits.softmax(1), labels).item() == pytest.approx(value, abs=6e-7)
+    assert metric(Predictions(logits=logits, labels=labels)).item() == pytest.approx(value, abs=6e-7)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value"),
+    [
+        (negative_log_likelihood, -(math.log(0.7) + math.log(0.3)) / 2),
+        (brier_score, (0.09 + 0.04 + 0.01 + 0.01 + 0.49 + 0.36) / 2),
+        (error_rate, 0.5),
+        (signed_calibration_gap, (0.7 + 0.6 - 1) / 2),
+    ],
+)
+def test_score_two_examples_match_hand_computation(metric, value):
+    assert metric(PROBS, LABELS).item() == pytest.approx(value, rel=1e-12)
+
+
+def test_nll_saturated_logits_stay_exact():
+    predictions = Predictions(logits=torch.tensor([[0.0, 2000.0], [-3000.0, 0.0]]), labels=[0, 1])
+    assert negative_log_likelihood(predictions).item() == pytest.approx(1000.0, rel=1e-12)
+    assert negative_log_likelihood(Predictions(logits=torch.tensor([[0.0, 40.0]]), labels=[1])).item() == pytest.approx(
+        math.exp(-40), rel=1e-12
+    )
+
+
+def test_nll_label_of_probability_zero_is_infinite():
+    assert negative_log_likelihood([[1.0, 0.0]], [1]).item() == math.inf
+    assert negative_log_likelihood(Predictions(logits=[[0.0, -math.inf]], labels=[1])).item() == math.inf
+
+
+def test_nll_impossible_label_of_weight_zero_does_not_count():
+    value = negative_log_likelihood([[1.0, 0.0], [0.5, 0.5]], [1, 0], weights=[0.0, 2.0])
+    assert value.item() == pytest.approx(math.log(2), rel=1e-12)
+
+
+def test_nll_sure_and_right_is_positive_zero():
+    assert math.copysign(1, negative_log_likelihood([[1.0, 0.0]], [0]).item()) == 1
+
+
+def test_brier_worst_prediction_is_two():
+    assert brier_score([[1.0, 0.0]], [1]).item() == 2
+
+
+def test_error_rate_logits_decide_where_probabilities_tie():
+    logits = torch.tensor([[1e20, 1.1e20, 0.0]], dtype=torch.float64)
+    assert error_rate(Predictions(logits=logits, labels=[1])).item() == 0
+    # 800 below the top is probability zero for both; the larger logit is still the prediction.
+    near = torch.tensor([[0.0, 1e-17]], dtype=torch.float64)
+    assert error_rate(Predictions(logits=near, labels=[1])).item() == 0
+
+
+def test_error_rate_first_of_tied_classes_is_the_prediction():
+    assert error_rate([[0.5, 0.5], [0.5, 0.5]], [0, 1]).item() == 0.5
+
+
+def test_signed_gap_sign_says_the_direction():
+    assert signed_calibration_gap([[0.9, 0.1]], [1]).item() == pytest.approx(0.9)
+    assert signed_calibration_gap([[0.9, 0.1]], [0]).item() == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_score_whole_weights_equal_repeated_examples(metric):
+    probs, labels = mixed_gaps(200)
+    count = torch.arange(200) % 4
+    repeated = metric(probs.repeat_interleave(count, 0), labels.repeat_interleave(count))
+    assert metric(probs, labels, weights=count).item() == pytest.approx(repeated.item(), rel=1e-12, abs=1e-15)
+    assert metric(probs, labels, weights=count * 0.25).item() == pytest.approx(repeated.item(), rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_score_weights_of_predictions_are_used_unless_others_are_given(metric):
+    probs, labels = mixed_gaps(50)
+    first, second = torch.arange(50).double(), torch.arange(50).flip(0).double()
+    predictions = Predictions(probs=probs, labels=labels, weights=first)
+    assert metric(predictions).item() == pytest.approx(metric(probs, labels, weights=first).item(), rel=1e-12)
+    assert metric(predictions, weights=second).item() == pytest.approx(metric(probs, labels, weights=second).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_score_order_ignored_and_dense_examples_behave(metric):
+    probs, labels = hard_gaps(240)
+    labels = torch.where(probs.gather(1, labels.unsqueeze(1)).squeeze(1) == 0, probs.argmax(1), labels)
+    order = torch.randperm(240, generator=torch.Generator().manual_seed(1))
+    value = metric(probs, labels).item()
+    assert metric(probs[order], labels[order]).item() == pytest.approx(value, rel=1e-12)
+    assert metric(probs.view(4, 60, -1).movedim(2, 1), labels.view(4, 60)).item() == pytest.approx(value, rel=1e-12)
+    marked = torch.where(torch.arange(240) % 5 == 0, -100, labels)
+    kept = marked != -100
+    assert metric(probs, marked, ignore_index=-100).item() == pytest.approx(metric(probs[kept], labels[kept]).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
+def test_score_low_precision_is_accumulated_in_float64(metric, dtype, tolerance):
+    probs, labels = mixed_gaps(4000)
+    value = metric(probs.to(dtype), labels)
+    assert (value.dtype, value.shape, value.device.type) == (torch.float64, torch.Size([]), "cpu")
+    given = probs.to(dtype).double()
+    assert value.item() == pytest.approx(metric(given / given.sum(1, keepdim=True), labels).item(), abs=tolerance)
+
+
+def test_score_rows_in_many_chunks_equal_one(monkeypatch):
+    probs, labels = mixed_gaps(101)
+    predictions = Predictions(logits=probs.log(), labels=labels)
+    whole = [metric(p).item() for metric in METRICS for p in (predictions, Predictions(probs=probs, labels=labels))]
+    monkeypatch.setattr("calibrant.metrics.scores.CHUNK_ENTRIES", 70)
+    parts = [metric(p).item() for metric in METRICS for p in (predictions, Predictions(probs=probs, labels=labels))]
+    assert parts == pytest.approx(whole, rel=1e-13)
+
+
+def _two_columns(confidence: list[float]) -> torch.Tensor:
+    top = torch.tensor(confidence, dtype=torch.float64)
+    return torch.stack([top, 1 - top], 1)
+
+
+def _plain_aurc(errors: list[float]) -> float:
+    """Mean selective risk of errors given in falling order of confidence."""
+    return sum(sum(errors[:k]) / k for k in range(1, len(errors) + 1)) / len(errors)
+
+
+def test_aurc_distinct_confidences_match_hand_computation():
+    # Falling: 0.9 right, 0.8 wrong, 0.7 right, 0.6 wrong.
+    value = area_under_risk_coverage(_two_columns([0.7, 0.9, 0.6, 0.8]), torch.tensor([0, 0, 1, 1]))
+    assert value.item() == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4, rel=1e-13)
+
+
+def test_aurc_ties_are_the_mean_over_their_orders():
+    errors = [0.0, 1.0, 1.0, 0.0, 0.0, 1.0]
+    tied = [errors[:1] + list(p) + errors[4:] for p in itertools.permutations(errors[1:4])]
+    expected = sum(_plain_aurc(e) for e in tied) / len(tied)
+    value = area_under_risk_coverage(_two_columns([0.95, 0.8, 0.8, 0.8, 0.7, 0.6]), torch.tensor(errors).long())
+    assert value.item() == pytest.approx(expected, rel=1e-13)
+
+
+def test_aurc_all_tied_is_the_error_rate():
+    value = area_under_risk_coverage(_two_columns([0.8] * 10), torch.tensor([0] * 7 + [1] * 3))
+    assert value.item() == pytest.approx(0.3, rel=1e-13)
+
+
+def test_aurc_all_right_is_zero_and_all_wrong_is_one():
+    probs = _two_columns([0.6, 0.7, 0.7, 0.9])
+    assert area_under_risk_coverage(probs, torch.zeros(4, dtype=torch.long)).item() == 0
+    assert area_under_risk_coverage(probs, torch.ones(4, dtype=torch.long)).item() == pytest.approx(1, rel=1e-13)
+
+
+def test_aurc_many_examples_equal_the_plain_sum():
+    # More than a thousand, where harmonic differences are expanded.
+    probs, labels = mixed_gaps(5000)
+    confidence, predicted = probs.max(1)
+    wrong = (predicted != labels).double()[confidence.argsort(descending=True)]
+    expected = (wrong.cumsum(0) / torch.arange(1, 5001)).mean().item()
+    assert area_under_risk_coverage(probs, labels).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("metric", [area_under_risk_coverage, failure_detection_auroc])
+def test_ranking_metric_sample_order_does_not_matter(metric):
+    probs, labels = hard_gaps(400)
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(1))
+    assert metric(probs[order], labels[order]).item() == pytest.approx(metric(probs, labels).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("metric", [area_under_risk_coverage, failure_detection_auroc])
+def test_ranking_metric_increasing_transform_of_confidence_changes_nothing(metric):
+    top = torch.linspace(0.51, 0.99, 60, dtype=torch.float64)
+    labels = (torch.arange(60) * 7 % 5 == 0).long()
+    squeezed = 0.5 + (top - 0.5) ** 2
+    assert metric(_two_columns(squeezed.tolist()), labels).item() == pytest.approx(
+        metric(_two_columns(top.tolist()), labels).item(), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("metric", [area_under_risk_coverage, failure_detection_auroc])
+def test_ranking_metric_weights_of_any_scale_and_zero_weights_behave(metric):
+    probs, labels = hard_gaps(400)
+    plain = metric(probs, labels).item()
+    assert metric(probs, labels, weights=torch.full((400,), 0.01)).item() == pytest.approx(plain, rel=1e-11)
+    kept = torch.arange(400) % 3 > 0
+    left_out = metric(probs, labels, weights=kept.double() * 3)
+    assert left_out.item() == pytest.approx(metric(probs[kept], labels[kept]).item(), rel=1e-11)
+
+
+def test_risk_coverage_area_counts_as_weights_equal_the_examples_they_stand_for():
+    probs, labels = hard_gaps(400)
+    confidence, predicted = probs.max(1)
+    right = (predicted == labels).double()
+    cells, group = confidence.unique(return_inverse=True)
+    count = torch.bincount(group).double()
+    joined = TopLabel(cells, torch.bincount(group, weights=right) / count, count, examples=400)
+    expected = area_under_risk_coverage(probs, labels).item()
+    assert risk_coverage_area(joined).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_harmonic_difference_is_the_sum_near_and_far():
+    start = torch.tensor([0.0, 1.0, 9.0, 10.0, 100.0, 999.0, 1000.0, 5000.0], dtype=torch.float64)
+    for width in (1, 3, 400):
+        exact = [math.fsum(1 / k for k in range(int(s) + 1, int(s) + width + 1)) for s in start]
+        # Digamma is good to a few units of rounding of its own size, the difference to more of its smaller one.
+        found = _harmonic_difference(start, torch.full_like(start, width))
+        torch.testing.assert_close(found, torch.tensor(exact, dtype=torch.float64), rtol=2e-12, atol=0)
+
+
+@pytest.mark.parametrize("metric", [area_under_risk_coverage, failure_detection_auroc])
+def test_ranking_metric_confidences_that_differ_by_rounding_are_tied(metric):
+    votes = torch.tensor([0.7, 0.7, 0.7, 0.7, 0.9, 0.9], dtype=torch.float64)
+    labels = torch.tensor([0, 0, 1, 1, 0, 1])
+    rounded = votes + torch.tensor([2, 1, -2, -1, 3, -3], dtype=torch.float64) * 2**-53
+    assert len(rounded.unique()) == 6
+    found, expected = (float(metric(torch.stack([p, 1 - p], dim=1), labels)) for p in (rounded, votes))
+    assert found == pytest.approx(expected, rel=1e-12)
+    # What is further apart is told apart.
+    apart = torch.stack([votes + torch.tensor([2, 1, -2, -1, 3, -3]) * 1e-12, 1 - votes], dim=1)
+    assert abs(float(metric(apart, labels)) - expected) > 0.05
+
+
+def test_auroc_ties_count_half():
+    # Right at 0.9 and 0.7; wrong at 0.7 and 0.6: three wins and one tie of four pairs.
+    value = failure_detection_auroc(_two_columns([0.9, 0.7, 0.7, 0.6]), torch.tensor([0, 0, 1, 1]))
+    assert value.item() == pytest.approx(3.5 / 4, rel=1e-13)
+
+
+def test_auroc_perfect_separation_is_one():
+    assert failure_detection_auroc(_two_columns([0.9, 0.8, 0.6]), torch.tensor([0, 0, 1])).item() == 1
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_auroc_nothing_to_separate_is_nan(label):
+    assert math.isnan(failure_detection_auroc(_two_columns([0.9, 0.8, 0.8]), torch.full((3,), label)).item())
+
+
+@pytest.mark.parametrize("metric", [area_under_risk_coverage, failure_detection_auroc])
+def test_ranking_metric_numpy_float32_and_ignored_examples_work(metric):
+    probs, labels = mixed_gaps(120, dtype=torch.float32)
+    value = metric(probs.numpy(), labels.numpy())
+    assert (value.dtype, value.shape) == (torch.float64, torch.Size([]))
+    marked = torch.where(torch.arange(120) < 20, -1, labels)
+    assert metric(probs, marked, ignore_index=-1).item() == metric(probs[20:], labels[20:]).item()
+
+
+@pytest.mark.parametrize("metric", [area_under_risk_coverage, failure_detection_auroc])
+def test_ranking_metric_one_hot_labels_raise(metric):
+    with pytest.raises(ValueError, match=rf"{metric.__name__}: `labels` must be \[N\] = \[4\].*one-hot"):
+        metric(torch.eye(4), torch.eye(4).long())
+
+
+def _total(parts: BrierParts) -> float:
+    return parts.reliability - parts.resolution + parts.uncertainty + parts.within_variance - parts.within_covariance
+
+
+@pytest.mark.parametrize("n_bins", [1, 2, 15, 100])
+@pytest.mark.parametrize("data", [mixed_gaps, hard_gaps])
+def test_brier_parts_add_up_to_the_score(n_bins, data):
+    probs, labels = data(400)
+    for weights in (None, torch.arange(400).double()):
+        parts = brier_decomposition(probs, labels, n_bins=n_bins, weights=weights)
+        assert _total(parts) == pytest.approx(parts.score, abs=1e-15)
+
+
+def test_brier_parts_score_is_the_mean_square_of_the_top_label():
+    probs, labels = mixed_gaps(300)
+    confidence, predicted = probs.max(1)
+    expected = (confidence - (predicted == labels).double()).square().mean().item()
+    assert brier_decomposition(probs, labels).score == pytest.approx(expected, rel=1e-13)
+
+
+def test_brier_parts_constant_confidence_inside_bins_is_murphys():
+    # Confidence 0.9 with accuracy 1/2, confidence 0.6 with accuracy 1; overall 3/4.
+    probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]], dtype=torch.float64)
+    parts = brier_decomposition(probs, torch.tensor([0, 1, 0, 0]))
+    assert parts.reliability == pytest.approx((0.4**2 + 0.4**2) / 2)
+    assert parts.resolution == pytest.approx(0.25**2)
+    assert parts.uncertainty == pytest.approx(0.75 * 0.25)
+    assert parts.within_variance == pytest.approx(0, abs=1e-16)
+    assert parts.within_covariance == pytest.approx(0, abs=1e-16)
+
+
+def test_brier_parts_one_bin_matches_hand_computation():
+    # Confidences 0.9 (right) and 0.7 (wrong) together: means 0.8 and 1/2.
+    probs = torch.tensor([[0.9, 0.1], [0.7, 0.3]], dtype=torch.float64)
+    parts = brier_decomposition(probs, torch.tensor([0, 1]), n_bins=1)
+    values = (parts.reliability, parts.resolution, parts.uncertainty, parts.within_variance, parts.within_covariance)
+    assert values == pytest.approx((0.09, 0, 0.25, 0.01, 2 * 0.05), abs=1e-15)
+    assert parts.score == pytest.approx((0.01 + 0.49) / 2)
+
+
+def test_brier_parts_predictions_equal_probs_and_are_frozen():
+    logits, labels = golden()
+    parts = brier_decomposition(Predictions(logits=logits, labels=labels))
+    assert dataclasses.astuple(parts) == pytest.approx(dataclasses.astuple(brier_decomposition(logits.softmax(1), labels)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parts.score = 0.0
+
+
+def test_brier_parts_bad_number_of_bins_raises():
+    with pytest.raises(ValueError, match=r"brier_decomposition: `n_bins` must be a whole number >= 1, got 0"):
+        brier_decomposition(*mixed_gaps(10), n_bins=0)
