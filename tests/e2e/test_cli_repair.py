@@ -90,33 +90,23 @@ def test_repair_fit_on_test_data_is_refused(capsys: pytest.CaptureFixture[str], 
     assert not (tmp_path / "r.npz").exists()
 
 
-def test_repair_same_data_warns(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        code, _, err = run(
-            capsys,
-            *("repair", folder / "val.npz", folder / "val.npz", "--out", tmp_path / "r.npz"),
-            *("--method", "temperature", "--resamples", 20),
-        )
-    assert code == 0
-    assert "warning" in err
-    assert "were used to fit the calibrator" in err
-
-
-def test_repair_same_data_of_many_equal_rows_warns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    # The votes of nine trees: few rows are distinct, so that none is a mark of the fit.
-    rng = np.random.default_rng(0)
-    votes = rng.multinomial(9, [0.5, 0.3, 0.2], size=300)
-    for name, labels in (("val.npz", votes.argmax(1)), ("other.npz", rng.permutation(votes.argmax(1)))):
-        np.savez(tmp_path / name, probs=votes / 9, labels=labels)
+@pytest.mark.parametrize("coarse", [False, True])
+def test_repair_same_data_warns(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, coarse: bool) -> None:
+    val, test = folder / "val.npz", folder / "test.npz"
+    if coarse:
+        # The votes of nine trees: few rows are distinct, so that none is a mark of the fit.
+        rng = np.random.default_rng(0)
+        val, test = tmp_path / "val.npz", tmp_path / "test.npz"
+        for path in (val, test):
+            np.savez(path, probs=rng.multinomial(9, [0.5, 0.3, 0.2], size=200) / 9, labels=rng.integers(3, size=200))
     said = []
-    for name in ("val.npz", "other.npz"):
-        _, _, err = run(
-            capsys,
-            *("repair", tmp_path / "val.npz", tmp_path / name, "--out", tmp_path / "r.npz"),
-            *("--method", "temperature", "--resamples", 20),
-        )
-        said.append("these are the examples that the calibrator is fitted on" in err)
+    for path in (val, test):
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            command = ("repair", val, path, "--out", tmp_path / "r.npz", "--method", "temperature", "--resamples", 20)
+            code, _, err = run(capsys, *command)
+        assert code == 0
+        said.append("100 % of these examples were used to fit the calibrator" in err)
     assert said == [True, False]
 
 

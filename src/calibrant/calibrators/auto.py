@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from statistics import NormalDist
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from calibrant.calibrators.base import Calibrator, Identity, Learned, few_examples
+from calibrant.calibrators.base import Calibrator, Identity, Learned, check_choice
 from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, FitData, warn
-from calibrant.core.checks import ArrayLike, FitError, check_count
-from calibrant.core.records import Predictions
+from calibrant.core.checks import FitError, check_count
 from calibrant.core.registry import lookup
 
 # Called with the name of the method just tried, how many are done and how many there are.
@@ -89,7 +89,8 @@ def rank(held: Mapping[str, Tensor], failures: Mapping[str, str], weights: Tenso
         Ranked(name, *mean_interval(scores, weights), *mean_interval(held["none"] - scores, weights))
         for name, scores in held.items()
     ]
-    lost = [Ranked(name, *[math.nan] * 6, failure=why) for name, why in failures.items()]
+    nan = math.nan
+    lost = [Ranked(name, nan, nan, nan, nan, nan, nan, failure=why) for name, why in failures.items()]
     return (*sorted(entries, key=lambda entry: entry.score), *lost)
 
 
@@ -104,9 +105,6 @@ def choose(held: Mapping[str, Tensor], weights: Tensor, order: Sequence[str], *,
         weights: Their weights ``[N]``.
         order: Names, simplest first.
         doubtful: Names that must not be chosen.
-
-    Returns:
-        The name.
     """
     able = ["none"]
     for name in order:
@@ -155,13 +153,11 @@ def candidates() -> dict[str, type[Calibrator]]:
     found = {}
     for name in CALIBRATORS:
         try:
-            kind = CALIBRATORS[name]
+            found[name] = CALIBRATORS[name]
         except ValueError as error:
             # One of another package that cannot be loaded.
             warn(f"AutoCalibrator: {error}")
-        else:
-            found |= {name: kind} if kind.in_auto else {}
-    return found
+    return {name: kind for name, kind in found.items() if kind.in_auto}
 
 
 class AutoCalibrator(Calibrator):
@@ -197,10 +193,11 @@ class AutoCalibrator(Calibrator):
         ('temperature', 2)
     """
 
-    label: ClassVar[str] = "the best by cross-validation"
-    needs_every_class: ClassVar[bool] = False
-    in_auto: ClassVar[bool] = False
-    few_samples: ClassVar[int] = 100
+    label = "the best by cross-validation"
+    rules = {"scoring": check_choice(*SCORES), "n_folds": partial(check_count, least=2)}
+    needs_every_class = False
+    in_auto = False
+    few_samples = 100
 
     ranking_: tuple[Ranked, ...]
     best_: Calibrator
@@ -224,8 +221,7 @@ class AutoCalibrator(Calibrator):
 
     def check_params(self) -> None:
         """Raise ``ValueError`` if a hyper-parameter cannot be used."""
-        lookup(SCORES, self.scoring, kind="score")
-        check_count(self.n_folds, where="AutoCalibrator", name="n_folds", least=2)
+        super().check_params()
         self._candidates()
 
     def on_progress(self, progress: Progress | None) -> AutoCalibrator:
@@ -244,33 +240,19 @@ class AutoCalibrator(Calibrator):
             lookup(table, name, kind="calibrator")
         return {name: kind for name, kind in table.items() if self.methods is None or name in self.methods}
 
-    def _fit_data(
-        self,
-        logits: ArrayLike | Predictions,
-        labels: ArrayLike | None,
-        *,
-        weights: ArrayLike | None,
-        ignore_index: int | None,
-        where: str,
-    ) -> FitData:
-        data = super()._fit_data(logits, labels, weights=weights, ignore_index=ignore_index, where=where)
+    def _fit_data(self, *given: Any) -> FitData:
+        data = super()._fit_data(*given)
         if len(data) < self.n_folds:
-            raise FitError(f"{where}: needs at least {self.n_folds} examples for its folds, got {len(data)}.")
+            raise FitError(f"AutoCalibrator.fit: needs at least {self.n_folds} examples for its folds, got {len(data)}.")
         return data
 
     def doubts(self, data: FitData) -> list[str]:
         """Why the choice may not be trusted: few examples, classes without any, or no mistake to learn from."""
-        found = []
-        if len(data) < self.few_samples:
-            found.append(few_examples(data, self.few_samples, what="a choice between methods"))
-        if data.missing_classes:
-            found.append(f"{data.missing_classes}. {_LEFT_OUT}; use data that has all classes.")
-        if not _has_mistakes(data):
-            found.append(
-                "every example of the fit data is predicted right, from which no method can learn how sure to be. Use data on "
-                "which the model errs too."
-            )
-        return found
+        few = data.too_few(self.few_samples, what="a choice between methods")
+        lacking = data.missing_classes and f"{data.missing_classes}. {_LEFT_OUT}; use data that has all classes."
+        right = "every example of the fit data is predicted right, from which no method can learn how sure to be. "
+        right += "Use data on which the model errs too."
+        return [doubt for doubt in (few, lacking, "" if _has_mistakes(data) else right) if doubt]
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         held, failures = self._try_methods(data)

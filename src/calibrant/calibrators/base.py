@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import ClassVar, Self, TypeAlias, TypeVar, overload
@@ -14,20 +14,21 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from calibrant.calibrators.fit_data import FitData, chunk_rows, marks_to_keep, refuse_test_split, warn, warn_if_seen
+from calibrant.calibrators.fit_data import FitData, chunk_rows, refuse_test_split, row_marks, warn, warn_if_seen
 from calibrant.calibrators.maps import keep_top
-from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, check_count, to_tensor
+from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, check_count, check_positive, to_tensor
 from calibrant.core.collect import find_logits
 from calibrant.core.records import Predictions
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 Learned: TypeAlias = "float | Tensor"
+Rule: TypeAlias = "Callable[..., None]"
 Any_C = TypeVar("Any_C", bound="Calibrator")
 
 # Logits of the fit data beyond which a fit takes more than one thread.
 _MOST_FOR_ONE_THREAD = 500_000
 # What is learned under these names must be so, or it gives no probabilities.
-_RULES: dict[str, tuple[str, Callable[[Tensor], bool]]] = {
+_LEARNED_RULES: dict[str, tuple[str, Callable[[Tensor], bool]]] = {
     "temperature": ("be a number > 0", lambda t: t.ndim == 0 and bool(t > 0)),
     "mixture": ("be shares that sum to one", lambda w: bool((w >= 0).all()) and abs(float(w.sum()) - 1) < 1e-6),
     "knots": ("ascend", lambda x: bool((x.diff(dim=-1) >= 0).all())),
@@ -46,28 +47,31 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     Attributes:
         label: What it is called in print.
+        rules: Hyper-parameter → function ``(value, *, where, name)`` that raises ``ValueError`` if it cannot be used.
         learned: Names of what ``formula`` takes besides the logits, without the underscore.
+        also_kept: Names of what is kept in files besides.
+        formula: Function ``(logits [..., C], **learned) -> log-probabilities [..., C]``.
+        layer_dtype: Precision of `wrap`. Tables of probabilities need float64, where 1 - 1e-9 is not yet 1.
         preserves_accuracy: Whether the top class of an example never changes.
-        needs_every_class: Whether classes are treated apart, so that a class without examples is left in the dark.
+        takes_samples: Whether logits may be samples ``[S, N, C]``.
         in_auto: Whether `AutoCalibrator` tries it.
-        few_samples: A fit on fewer examples warns, for a calibrator that does not need every class;
-        few_samples_per_class: and for one that does, times the number of classes.
+        needs_every_class: Whether classes are treated apart, so that a class without examples is left in the dark.
+        few_samples_per_class: A fit on fewer examples warns, if every class is needed;
+        few_samples: or on fewer than this, if not.
     """
 
     label: ClassVar[str] = "calibration"
+    rules: ClassVar[Mapping[str, Rule]] = {}
     learned: ClassVar[tuple[str, ...]] = ()
-    formula: ClassVar[Callable[..., Tensor]]
-    preserves_accuracy: ClassVar[bool] = False
-    needs_every_class: ClassVar[bool] = True
-    in_auto: ClassVar[bool] = True
-    few_samples: ClassVar[int] = 50
-    few_samples_per_class: ClassVar[int] = 10
-    # Precision of `wrap`. Tables of probabilities need float64, where 1 - 1e-9 is not yet 1: networks are often that sure.
-    layer_dtype: ClassVar[torch.dtype] = torch.float32
-    # Whether logits may be samples [S, N, C].
-    takes_samples: ClassVar[bool] = False
-    # What is kept in files besides what was learned.
     also_kept: ClassVar[tuple[str, ...]] = ()
+    formula: ClassVar[Callable[..., Tensor]]
+    layer_dtype: ClassVar[torch.dtype] = torch.float32
+    preserves_accuracy: ClassVar[bool] = False
+    takes_samples: ClassVar[bool] = False
+    in_auto: ClassVar[bool] = True
+    needs_every_class: ClassVar[bool] = True
+    few_samples_per_class: ClassVar[int] = 10
+    few_samples: ClassVar[int] = 50
 
     num_classes_: int
     _seen: Tensor | None = None
@@ -99,55 +103,48 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         if weights is not None and sample_weight is not None:
             raise ValueError(f"{where}: one of `weights` and `sample_weight` must be given, which are the same, got both.")
         self.check_params()
-        given = weights if sample_weight is None else sample_weight
-        data = self._fit_data(logits, labels, weights=given, ignore_index=ignore_index, where=where)
+        data = self._fit_data(logits, labels, weights if sample_weight is None else sample_weight, ignore_index, where)
         for doubt in self.doubts(data):
             warn(f"{where}: {doubt}")
         with one_thread(when=data.logits.numel() <= _MOST_FOR_ONE_THREAD):
             self._learn(data)
-        self._seen = marks_to_keep(data.logits if data.logits.ndim == 2 else data.logits[0])
+        self._seen = row_marks(data.logits)
         return self
 
     def check_params(self) -> None:
         """Raise ``ValueError`` if a hyper-parameter cannot be used."""
-        return
+        for name, rule in self.rules.items():
+            rule(getattr(self, name), where=type(self).__name__, name=name)
 
     def _fit_data(
         self,
         logits: ArrayLike | Predictions,
         labels: ArrayLike | None,
-        *,
         weights: ArrayLike | None,
         ignore_index: int | None,
         where: str,
     ) -> FitData:
-        if not isinstance(logits, Predictions):
-            if labels is None:
-                raise ValueError(
-                    f"{where}: `labels` must be given with logits, got none. Pass `fit(logits, labels)` or a `Predictions`."
-                )
-            scores = _floating(logits, where=where)
-            return FitData.of(Predictions(logits=scores, labels=labels, weights=weights, ignore_index=ignore_index))
-        if labels is not None or ignore_index is not None:
-            what = "labels" if labels is not None else "ignore_index"
-            raise ValueError(f"{where}: `{what}` must not be given with a `Predictions`. Give it to `Predictions(...)`.")
-        refuse_test_split(logits, where=where)
-        if weights is not None:
-            logits = Predictions(logits=logits.logits, labels=logits.labels, weights=weights)
-        return FitData.of(logits)
+        if isinstance(logits, Predictions):
+            if labels is not None or ignore_index is not None:
+                what = "labels" if labels is not None else "ignore_index"
+                raise ValueError(f"{where}: `{what}` must not be given with a `Predictions`. Give it to `Predictions(...)`.")
+            refuse_test_split(logits, where=where)
+            weighted = weights is not None
+            return FitData.of(Predictions(logits=logits.logits, labels=logits.labels, weights=weights) if weighted else logits)
+        if labels is None:
+            raise ValueError(f"{where}: `labels` must be given with logits, got none.")
+        scores = _floating(logits, where=where)
+        samples = scores if self.takes_samples and scores.ndim == 3 else scores.unsqueeze(0)
+        given = [Predictions(logits=z, labels=labels, weights=weights, ignore_index=ignore_index) for z in samples]
+        return FitData.of(given[0], torch.stack([part.logits for part in given]) if samples is scores else None)
 
     def doubts(self, data: FitData) -> list[str]:
         """Why a fit on ``data`` may not be trusted, whatever it will find: too few examples, a class without any."""
-        found = []
-        fewest = self.fewest_samples(data.num_classes)
-        if len(data) < fewest:
-            found.append(few_examples(data, fewest, what="this method"))
+        found = [data.too_few(self.fewest_samples(data.num_classes), what="this method")]
         if self.needs_every_class and data.missing_classes:
-            found.append(
-                f"{data.missing_classes}. Their probabilities cannot be trusted; use more data, or a method that treats "
-                "classes alike."
-            )
-        return found
+            other = "use more data, or a method that treats classes alike."
+            found.append(f"{data.missing_classes}. Their probabilities cannot be trusted; {other}")
+        return [doubt for doubt in found if doubt]
 
     def fewest_samples(self, num_classes: int) -> int:
         """Number of examples below which a fit warns."""
@@ -160,9 +157,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     def _learn(self, data: FitData) -> None:
         found = self._fit(data)
         if not all(bool(torch.isfinite(torch.as_tensor(value)).all()) for value in found.values()):
-            raise FitError(
-                f"{type(self).__name__}.fit: the fit must give finite numbers, and did not. Look at the scale of the logits."
-            )
+            where = f"{type(self).__name__}.fit"
+            raise FitError(f"{where}: the fit must give finite numbers, and did not. Look at the scale of the logits.")
         for name, value in found.items():
             setattr(self, f"{name}_", value)
         self.num_classes_ = data.num_classes
@@ -201,18 +197,10 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         """
         return self._predict(logits, what="predict_proba")
 
-    @overload
-    def predict_log_proba(self, logits: Tensor | Predictions) -> Tensor: ...
-    @overload
-    def predict_log_proba(self, logits: ArrayLike) -> Tensor | Array: ...
     def predict_log_proba(self, logits: ArrayLike | Predictions) -> Tensor | Array:
         """Return calibrated log-probabilities, as `predict_proba` does; these do not underflow."""
         return self._predict(logits, what="predict_log_proba")
 
-    @overload
-    def predict(self, logits: Tensor | Predictions) -> Tensor: ...
-    @overload
-    def predict(self, logits: ArrayLike) -> Tensor | Array: ...
     def predict(self, logits: ArrayLike | Predictions) -> Tensor | Array:
         """Return the class ``[N]`` of most calibrated probability, as tensor or numpy array as `predict_proba` does."""
         return self._predict(logits, what="predict").argmax(1)
@@ -231,18 +219,16 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     def _checked_log_probs(self, scores: Tensor, *, where: str) -> Tensor:
         check_is_fitted(self)
-        if scores.ndim < 2 or scores.shape[1] != self.num_classes_:
-            raise ValueError(
-                f"{where}: `logits` must be [N, C] with C = {self.num_classes_} as in the fit, got {list(scores.shape)}."
-            )
-        flat = scores.movedim(1, -1).reshape(-1, self.num_classes_)
-        self._check_rows(flat, where=where)
-        return self.log_probs(flat).reshape(len(scores), *scores.shape[2:], self.num_classes_).movedim(-1, 1)
-
-    def _check_rows(self, rows: Tensor, *, where: str) -> None:
-        if len(rows):
-            check_before_softmax(rows, where=where)
-            warn_if_seen(rows, self._seen, where=where)
+        axis = -1 if self.takes_samples else 1
+        if scores.ndim < 2 or scores.shape[axis] != self.num_classes_:
+            form = f"{'[S, N, C] or ' if self.takes_samples else ''}[N, C] with C = {self.num_classes_} as in the fit"
+            raise ValueError(f"{where}: `logits` must be {form}, got {list(scores.shape)}.")
+        last = scores.movedim(axis, -1)
+        flat = last.reshape(-1, self.num_classes_)
+        if len(flat):
+            check_before_softmax(flat, where=where)
+            warn_if_seen(flat, self._seen, where=where)
+        return self.log_probs(scores) if self.takes_samples else self.log_probs(flat).reshape(last.shape).movedim(-1, 1)
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Apply the repair to checked ``logits [N, C]``, some rows at a time in float64; no guard rails."""
@@ -261,10 +247,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     def learned_values(self) -> dict[str, Tensor]:
         """Return what was learned as float64 tensors, by the names of ``learned``."""
-        return self._as_tensors(self.learned)
-
-    def _as_tensors(self, names: tuple[str, ...]) -> dict[str, Tensor]:
-        return {name: torch.as_tensor(getattr(self, f"{name}_"), dtype=torch.float64) for name in names}
+        return {name: torch.as_tensor(getattr(self, f"{name}_"), dtype=torch.float64) for name in self.learned}
 
     def wrap(self, model: nn.Module, *, dtype: torch.dtype | None = None) -> nn.Module:
         """Return a module that runs ``model`` and calibrates its logits.
@@ -289,65 +272,49 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     def as_layer(self, *, dtype: torch.dtype | None = None) -> nn.Module:
         """Return the repair alone as a module from logits to calibrated log-probabilities; ``dtype`` as in `wrap`."""
         check_is_fitted(self)
-        return CalibrationLayer(
-            type(self).formula,
-            self.learned_values(),
-            num_classes=self.num_classes_,
-            dtype=dtype or self.layer_dtype,
-            out_dtype=dtype,
-            classes_last=self.takes_samples,
-            keeps_top=self._keeps_top,
-        )
+        return CalibrationLayer(self, dtype=dtype)
 
     def to_dict(self) -> dict[str, object]:
         """Return hyper-parameters and what was learned as plain data."""
-        check_is_fitted(self)
         from calibrant.calibrators import name_of
 
-        return {
-            "calibrator": name_of(self),
-            "num_classes": self.num_classes_,
-            "hyperparameters": self.get_params(),
-            "learned": self._to_plain(),
-        }
+        check_is_fitted(self)
+        given, learned = self.get_params(), self._to_plain()
+        return {"calibrator": name_of(self), "num_classes": self.num_classes_, "hyperparameters": given, "learned": learned}
 
     def _to_plain(self) -> dict[str, object]:
-        return {name: value.tolist() for name, value in self._as_tensors(self.learned + self.also_kept).items()}
+        learned = {name: value.tolist() for name, value in self.learned_values().items()}
+        return learned | {name: getattr(self, f"{name}_") for name in self.also_kept}
 
     def _from_plain(self, learned: Mapping[str, object]) -> None:
         """Take over what `_to_plain` gave, and raise ``ValueError`` if it cannot have been learned."""
         for name in self.learned + self.also_kept:
             value = torch.tensor(learned[name], dtype=torch.float64)
-            rule, holds = _RULES.get(name, ("be finite", lambda value: True))
+            rule, holds = _LEARNED_RULES.get(name, ("be finite", lambda value: True))
             if not bool(torch.isfinite(value).all()) or not holds(value):
                 raise ValueError(f"{type(self).__name__}.from_dict: `{name}` must {rule}, got something else.")
             setattr(self, f"{name}_", value if value.ndim else value.item())
         # Wrong shapes fail here.
-        found = self.log_probs(5 * torch.eye(10, self.num_classes_))
-        if not torch.allclose(found.exp().sum(-1), torch.ones(len(found), dtype=torch.float64)):
-            raise ValueError(f"{type(self).__name__}.from_dict: what was learned must give probabilities, and does not.")
+        self.log_probs(torch.eye(10, self.num_classes_))
 
     @classmethod
     def from_dict(cls: type[Any_C], data: Mapping[str, object]) -> Any_C:
         """Return the calibrator that `to_dict` described; raise ``ValueError`` if it is another kind than this class."""
         from calibrant.calibrators import CALIBRATORS
 
+        where = f"{cls.__name__}.from_dict"
         try:
             kind = CALIBRATORS[str(data["calibrator"])]
-            given, learned = data["hyperparameters"], data["learned"]
-            made = kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})  # type: ignore[attr-defined]
+            given: Mapping[str, object] = data["hyperparameters"]  # type: ignore[assignment]
+            made = kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
             made.check_params()
             made.num_classes_ = int(str(data["num_classes"]))
-            check_count(made.num_classes_, where=f"{cls.__name__}.from_dict", name="num_classes", least=2)
-            made._from_plain(learned)  # type: ignore[arg-type]
+            check_count(made.num_classes_, where=where, name="num_classes", least=2)
+            made._from_plain(data["learned"])  # type: ignore[arg-type]
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
-            raise ValueError(
-                f"{cls.__name__}.from_dict: the data must describe a calibrator, got a fault at {error}."
-            ) from None
+            raise ValueError(f"{where}: the data must describe a calibrator, got a fault at {error}.") from None
         if not isinstance(made, cls):
-            raise ValueError(
-                f"{cls.__name__}: the data must describe a {cls.__name__}, got a {kind.__name__}. Use `Calibrator.load`."
-            )
+            raise ValueError(f"{where}: the data must describe a {cls.__name__}, got a {kind.__name__}. Use `Calibrator.load`.")
         return made
 
     def save(self, path: str | Path) -> None:
@@ -364,18 +331,27 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         return cls.from_dict(read_json(path, kind="calibrator"))
 
 
+def check_choice(*choices: str) -> Rule:
+    """Return a rule by which a hyper-parameter must be one of ``choices``."""
+
+    def check(value: object, *, where: str, name: str) -> None:
+        if value not in choices:
+            raise ValueError(f"{where}: `{name}` must be {' or '.join(map(repr, choices))}, got {value!r}.")
+
+    return check
+
+
+def check_ascending(values: Sequence[float], *, where: str, name: str, count: int | None = None) -> None:
+    """Raise unless ``values`` are positive numbers in ascending order, ``count`` of them, or at least one."""
+    for value in values:
+        check_positive(value, where=where, name=name)
+    if not len(values) or list(values) != sorted(set(values)) or (count and len(values) != count):
+        raise ValueError(f"{where}: `{name}` must be {count or 'one or more'} ascending numbers, got {values}.")
+
+
 def _floating(logits: ArrayLike, *, where: str) -> Tensor:
     scores = to_tensor(logits, where=where, name="logits")
     return scores if scores.is_floating_point() else scores.double()
-
-
-def few_examples(data: FitData, fewest: int, *, what: str) -> str:
-    """Say that the examples are too few for ``what``."""
-    count = f"{len(data)} examples are" if len(data) > 1 else "one example is"
-    # A method that asks for no more than 100 has few parameters.
-    other = ", or a method with fewer parameters such as temperature scaling" if fewest > 100 else ""
-    advised = f"({fewest} or more are advised with {data.num_classes} classes)"
-    return f"{count} few for {what} {advised}. Use more validation data{other}."
 
 
 @contextmanager
@@ -393,20 +369,15 @@ def one_thread(*, when: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def identity_log_probs(logits: Tensor) -> Tensor:
-    """Log-softmax of ``logits [..., C]``."""
-    return logits.log_softmax(-1)
-
-
 class Identity(Calibrator):
     """Leaves probabilities as they are: what is chosen where no repair helps."""
 
-    label: ClassVar[str] = "doing nothing"
-    preserves_accuracy: ClassVar[bool] = True
-    needs_every_class: ClassVar[bool] = False
-    in_auto: ClassVar[bool] = False
-    few_samples: ClassVar[int] = 1
-    formula = staticmethod(identity_log_probs)
+    label = "doing nothing"
+    formula: ClassVar[Callable[..., Tensor]] = staticmethod(lambda logits: logits.log_softmax(-1))
+    preserves_accuracy = True
+    in_auto = False
+    needs_every_class = False
+    few_samples = 1
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         return {}
@@ -420,35 +391,18 @@ class CalibrationLayer(nn.Module):
     higher. With two classes, one column is the log-odds of class 1, and so is the result.
 
     Args:
-        formula: Pure function ``(logits [..., C], **learned) -> log-probabilities [..., C]``.
-        learned: Arguments of ``formula`` besides the logits.
-        num_classes: Number of classes C.
-        dtype: Precision of the buffers.
-        out_dtype: Precision of the result; that of the logits, float32 for half precision, if None.
-        classes_last: Whether classes are the last axis of the logits instead of the second.
-        keeps_top: Whether the top class must stay whatever the rounding.
+        calibrator: The fitted calibrator.
+        dtype: Precision of the buffers and of the result; by default that of the calibrator, and that of the logits.
     """
 
-    def __init__(
-        self,
-        formula: Callable[..., Tensor],
-        learned: Mapping[str, Tensor],
-        *,
-        num_classes: int,
-        dtype: torch.dtype = torch.float32,
-        out_dtype: torch.dtype | None = None,
-        classes_last: bool = False,
-        keeps_top: bool = False,
-    ) -> None:
+    def __init__(self, calibrator: Calibrator, *, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self._formula = formula
-        self._names = tuple(learned)
-        self._num_classes = num_classes
-        self._out_dtype = out_dtype
-        self._axis = -1 if classes_last else 1
-        self._keeps_top = keeps_top
-        for name, value in learned.items():
-            self.register_buffer(name, value.detach().clone().to(dtype))
+        self._formula, self._names = type(calibrator).formula, calibrator.learned
+        self._num_classes, self._keeps_top = calibrator.num_classes_, calibrator._keeps_top
+        self._axis = -1 if calibrator.takes_samples else 1
+        self._out_dtype = dtype
+        for name, value in calibrator.learned_values().items():
+            self.register_buffer(name, value.detach().clone().to(dtype or calibrator.layer_dtype))
 
     def forward(self, logits: Tensor) -> Tensor:
         """Return calibrated log-probabilities, shaped as the logits."""
@@ -457,16 +411,13 @@ class CalibrationLayer(nn.Module):
             both = self.forward(torch.cat([torch.zeros_like(logits), logits], self._axis))
             return both.narrow(self._axis, 1, 1) - both.narrow(self._axis, 0, 1)
         if columns != self._num_classes:
-            raise ValueError(
-                f"CalibrationLayer: `logits` must have C = {self._num_classes} classes as in the fit, got {list(logits.shape)}."
-            )
-        learned = {name: self.get_buffer(name) for name in self._names}
-        held = next(iter(learned.values())).dtype if learned else torch.float32
-        wide = logits.to(torch.promote_types(held, logits.dtype)).movedim(self._axis, -1)
-        learned = {name: value.to(wide.dtype) for name, value in learned.items()}
-        device = logits.device.type
+            form = f"C = {self._num_classes} classes as in the fit"
+            raise ValueError(f"CalibrationLayer: `logits` must have {form}, got {list(logits.shape)}.")
+        held = {name: self.get_buffer(name) for name in self._names}
+        dtype = torch.promote_types(next(iter(held.values())).dtype if held else torch.float32, logits.dtype)
+        wide, device = logits.to(dtype).movedim(self._axis, -1), logits.device.type
         with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
-            found = self._formula(wide, **learned)
+            found = self._formula(wide, **{name: value.to(dtype) for name, value in held.items()})
         found = keep_top(found, wide) if self._keeps_top else found
         return found.movedim(-1, self._axis).to(self._out_dtype or torch.promote_types(logits.dtype, torch.float32))
 
@@ -482,12 +433,7 @@ class CalibrationLayer(nn.Module):
 
 
 class CalibratedModel(nn.Module):
-    """A model whose output is calibrated: ``model`` gives logits, ``calibration`` turns them into log-probabilities.
-
-    Args:
-        model: The network.
-        calibration: Its repair.
-    """
+    """A model whose output is calibrated: ``model`` gives logits, ``calibration`` turns them into log-probabilities."""
 
     def __init__(self, model: nn.Module, calibration: nn.Module) -> None:
         super().__init__()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from functools import partial
 
 import numpy as np
 import torch
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator, Learned
+from calibrant.calibrators.base import Learned
 from calibrant.calibrators.fit_data import FitData
 from calibrant.calibrators.maps import Vector, floor_logits, interpolate, pad_steps, replace_confidence, step_values
-from calibrant.calibrators.per_class import Question, bin_values, equal_mass_edges, merge_ties
+from calibrant.calibrators.per_class import LinesCalibrator, Question, StepsCalibrator, bin_values, equal_mass_edges, merge_ties
 from calibrant.core.checks import check_count
 
 # Points at which the recalibrated confidence is kept.
@@ -22,14 +22,6 @@ _POINTS = 256
 
 def spline_log_probs(logits: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     """Map the confidence by straight lines between ``knots [L]``, and scale the other classes to fill up the rest.
-
-    Args:
-        logits: Scores ``[..., C]``.
-        knots: Ascending confidences ``[L]``.
-        values: Their new values ``[L]``.
-
-    Returns:
-        Log-probabilities ``[..., C]``.
 
     Example:
         >>> spline_log_probs(torch.tensor([[1.0986, 0.0]]), torch.tensor([0.5, 1.0]), torch.tensor([0.5, 0.9])).exp()
@@ -40,15 +32,7 @@ def spline_log_probs(logits: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 
 
 def top_label_log_probs(logits: Tensor, edges: Tensor, values: Tensor) -> Tensor:
-    """Map the confidence by the step function of the predicted class, and scale the other classes to fill up the rest.
-
-    Args:
-        logits: Scores ``[..., C]``.
-        edges: Inner edges for every predicted class ``[C, L]``.
-        values: Values of the steps ``[C, L + 1]``.
-
-    Returns:
-        Log-probabilities ``[..., C]``.
+    """Map the confidence by the steps (``edges [C, L]``) of the predicted class, and scale the others to fill up the rest.
 
     Example:
         >>> edges, values = torch.tensor([[0.9], [0.6]]), torch.tensor([[0.6, 0.8], [0.7, 0.9]])
@@ -98,7 +82,7 @@ def recalibrate(confidence: Vector, correct: Vector, weights: Vector, *, n_knots
     return knots, np.clip(knots + spline(middle, 1), 0.0, 1.0)
 
 
-class SplineCalibration(Calibrator):
+class SplineCalibration(LinesCalibrator):
     """Maps the confidence by a curve whose slope a spline gives, and scales the other classes in proportion.
 
     Where the new confidence would hand the top to another class it is raised to a tie, so that predictions stay.
@@ -114,22 +98,14 @@ class SplineCalibration(Calibrator):
         Gupta et al., "Calibration of Neural Networks using Splines", ICLR 2021.
     """
 
-    label: ClassVar[str] = "spline calibration"
-    learned: ClassVar[tuple[str, ...]] = ("knots", "values")
+    label = "spline calibration"
+    rules = {"n_knots": partial(check_count, least=3)}
     formula = staticmethod(spline_log_probs)
-    preserves_accuracy: ClassVar[bool] = True
-    needs_every_class: ClassVar[bool] = False
-    layer_dtype: ClassVar[torch.dtype] = torch.float64
-
-    knots_: Tensor
-    values_: Tensor
+    preserves_accuracy = True
+    needs_every_class = False
 
     def __init__(self, *, n_knots: int = 6) -> None:
         self.n_knots = n_knots
-
-    def check_params(self) -> None:
-        """Raise ``ValueError`` if a hyper-parameter cannot be used."""
-        check_count(self.n_knots, where="SplineCalibration", name="n_knots", least=3)
 
     def fewest_samples(self, num_classes: int) -> int:
         """Number of examples below which a fit warns."""
@@ -143,7 +119,7 @@ class SplineCalibration(Calibrator):
         return {"knots": torch.from_numpy(knots), "values": torch.from_numpy(values)}
 
 
-class TopLabelBinning(Calibrator):
+class TopLabelBinning(StepsCalibrator):
     """Replaces the confidence by the accuracy in its bin, with bins of their own for every predicted class.
 
     Bins of a class hold ``points_per_bin`` examples or a few more; a class predicted less often than that is given the bins
@@ -161,21 +137,13 @@ class TopLabelBinning(Calibrator):
         Gupta and Ramdas, "Top-label calibration and multiclass-to-binary reductions", ICLR 2022.
     """
 
-    label: ClassVar[str] = "top-label binning"
-    learned: ClassVar[tuple[str, ...]] = ("edges", "values")
+    label = "top-label binning"
+    rules = {"points_per_bin": check_count}
     formula = staticmethod(top_label_log_probs)
-    preserves_accuracy: ClassVar[bool] = True
-    layer_dtype: ClassVar[torch.dtype] = torch.float64
-
-    edges_: Tensor
-    values_: Tensor
+    preserves_accuracy = True
 
     def __init__(self, *, points_per_bin: int = 50) -> None:
         self.points_per_bin = points_per_bin
-
-    def check_params(self) -> None:
-        """Raise ``ValueError`` if a hyper-parameter cannot be used."""
-        check_count(self.points_per_bin, where="TopLabelBinning", name="points_per_bin")
 
     def fewest_samples(self, num_classes: int) -> int:
         """Number of examples below which a fit warns."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -35,7 +37,8 @@ class BoundWarning(CalibrationWarning):
 
 def warn(message: str, category: type[CalibrationWarning] = CalibrationWarning) -> None:
     """Warn, naming the line that called a method of a calibrator."""
-    warnings.warn(message, category, stacklevel=4)
+    outside = (k for k, frame in enumerate(inspect.stack(0), 1) if Path(frame.filename).parent != Path(__file__).parent)
+    warnings.warn(message, category, stacklevel=next(outside, 1))
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,17 @@ class FitData:
     def missing_classes(self) -> str:
         """Says which classes have no example; empty if all have one."""
         missing = (torch.bincount(self.labels, minlength=self.num_classes) == 0).nonzero().flatten().tolist()
-        if not missing:
-            return ""
         some = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-        have = "has" if len(missing) == 1 else "have"
-        return f"{len(missing)} of {self.num_classes} classes {have} no example in the fit data ({some})"
+        classes = f"{self.num_classes} classes {'has' if len(missing) == 1 else 'have'}"
+        return f"{len(missing)} of {classes} no example in the fit data ({some})" if missing else ""
+
+    def too_few(self, fewest: int, *, what: str) -> str:
+        """Says that the examples are fewer than advised for ``what``; empty if they are not."""
+        count = f"{len(self)} examples are" if len(self) > 1 else "one example is"
+        # What asks for no more than 100 has few parameters.
+        other = ", or a method with fewer parameters such as temperature scaling" if fewest > 100 else ""
+        advised = f"({fewest} or more are advised with {self.num_classes} classes)"
+        return f"{count} few for {what} {advised}. Use more validation data{other}." if len(self) < fewest else ""
 
     def subset(self, rows: Tensor) -> FitData:
         """Return the examples at the positions ``rows``, their weights scaled to mean one again."""
@@ -163,42 +172,33 @@ def refuse_other_names(given: Predictions, other: Predictions, *, what: str, of:
     hint = "Bring names, scores and labels of both into one order" if same else "Spell them alike if they are the same classes"
     for k, (got, expected) in enumerate(zip(given.class_names, other.class_names, strict=True)):
         if got != expected:
-            raise ValueError(
-                f"{what} must have the classes of {of} in their order, got {got!r} for {expected!r} as class {k}. {hint}."
-            )
+            where = f"got {got!r} for {expected!r} as class {k}"
+            raise ValueError(f"{what} must have the classes of {of} in their order, {where}. {hint}.")
 
 
 def row_marks(logits: Tensor) -> Tensor:
-    """A number for each row ``[N]`` (int64): equal rows have equal ones in any floating dtype that holds them exactly."""
+    """A number for each row ``[N]`` (int64), ascending: equal rows have equal ones in any dtype that holds them exactly."""
     columns = torch.linspace(0, logits.shape[-1] - 1, min(logits.shape[-1], _HASHED_COLUMNS)).round().long()
     # Adding zero makes -0.0 and 0.0 one number.
     bits = (logits.reshape(-1, logits.shape[-1])[:, columns.to(logits.device)].cpu().double() + 0.0).view(torch.int64)
     odd = torch.randint(2**62, (len(columns),), generator=torch.Generator().manual_seed(5), dtype=torch.int64) * 2 + 1
-    return ((bits ^ (bits >> 31)) * odd).sum(1)
-
-
-def marks_to_keep(logits: Tensor) -> Tensor | None:
-    """Marks of the rows that a fit has once, or None if many rows are equal: meeting one of those again says nothing."""
-    marks = row_marks(logits)
-    distinct, times = marks.unique(return_counts=True)
-    return distinct[times == 1] if len(distinct) >= _LEAST_DISTINCT * len(marks) else None
+    return ((bits ^ (bits >> 31)) * odd).sum(1).sort().values
 
 
 def warn_if_seen(logits: Tensor, seen: Tensor | None, *, where: str) -> None:
-    """Warn if many rows of ``logits`` were part of the fit data."""
-    shared = 0.0 if seen is None else float(torch.isin(row_marks(logits), seen).double().mean())
+    """Warn if many rows of ``logits`` were part of the fit data, whose marks are ``seen``.
+
+    Where many rows of the fit are equal (a forest's), meeting one of them again says nothing: all must be the same.
+    """
+    if seen is None:
+        return
+    marks = row_marks(logits)
+    distinct, times = seen.unique(return_counts=True)
+    shared = float(torch.isin(marks, distinct[times == 1]).double().mean())
+    if len(distinct) < _LEAST_DISTINCT * len(seen):
+        shared = float(marks.equal(seen))
     if shared >= _LEAST_SHARED:
         warn(
             f"{where}: {100 * shared:.0f} % of these examples were used to fit the calibrator. What is measured on them is "
             "too good; use data that the fit has not seen."
-        )
-
-
-def warn_if_same(fit: Predictions, given: Predictions, *, where: str) -> None:
-    """Warn if both are one set of examples, where `warn_if_seen` cannot tell since many rows are equal (a forest's, say)."""
-    same = fit.logits.shape == given.logits.shape and fit.logits.equal(given.logits) and fit.labels.equal(given.labels)
-    if same and marks_to_keep(fit.logits) is None:
-        warn(
-            f"{where}: these are the examples that the calibrator is fitted on. What is measured on them is too good; use data "
-            "that the fit has not seen."
         )

@@ -56,11 +56,6 @@ def keep_top(log_probs: Tensor, logits: Tensor) -> Tensor:
 
     Where a repair brings classes so near to one another that rounding could swap them, the top one is raised above its rival
     by `_MARGIN` and the row scaled to sum to one again. Classes that tie in the logits may tie.
-
-    Example:
-        >>> flat = torch.full((1, 2), 0.5, dtype=torch.float64).log()
-        >>> keep_top(flat, torch.tensor([[0.0, 1.0]])).float().argmax(1)
-        tensor([1])
     """
     top = logits.argmax(-1, keepdim=True)
     leads = logits.gather(-1, top) > logits.scatter(-1, top, -torch.inf).amax(-1, keepdim=True)
@@ -87,17 +82,10 @@ def mix_in(values: Tensor, log_probs: Tensor, *, part: float = MIXED_IN) -> Tens
 
 
 def replace_confidence(log_probs: Tensor, confidence: Tensor) -> Tensor:
-    r"""Give the top class a new probability, and scale the others to fill up the rest.
+    r"""Give the top class a new probability ``[...]``, and scale the others to fill up the rest; ``[..., C]``.
 
     A confidence below :math:`p_2 / (p_2 + 1 - p_1)`, with the two largest probabilities :math:`p_1 \ge p_2`, would hand the
     top to the runner-up; it is raised to that, so that the top class stays.
-
-    Args:
-        log_probs: Log-probabilities ``[..., C]``.
-        confidence: New probability of the top class ``[...]`` in ``[0, 1]``.
-
-    Returns:
-        Log-probabilities ``[..., C]``.
     """
     top = log_probs.argmax(-1, keepdim=True)
     others = log_probs.scatter(-1, top, -torch.inf)
@@ -113,23 +101,10 @@ def replace_confidence(log_probs: Tensor, confidence: Tensor) -> Tensor:
 
 
 def count_below(x: Tensor, table: Tensor, row: Tensor | int = 0) -> Tensor:
-    """How many numbers of an ascending row are below x.
+    """How many numbers of an ascending ``row`` of the table ``[K, L]`` (or of ``[L]``) are below each point of x.
 
     As `torch.searchsorted`, which has no form in ONNX: a bisection of as many steps as the table is long in binary, made of
     operations that every exporter knows. The number of steps depends on the shape of the table alone.
-
-    Args:
-        x: Points, of any shape.
-        table: Ascending numbers ``[K, L]`` (or ``[L]``), L at least one.
-        row: Which row each point is looked up in, int64 in ``[0, K)``, of a shape that fits that of x.
-
-    Returns:
-        Counts in ``[0, L]``, int64, shaped as x.
-
-    Example:
-        >>> table = torch.tensor([[0.2, 0.4, 0.6], [0.5, 0.5, 2.0]])
-        >>> count_below(torch.tensor([0.1, 0.5, 0.6]), table, torch.tensor([0, 1, 1])).tolist()
-        [0, 0, 2]
     """
     flat = table.reshape(-1)
     left = table.shape[-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 from torch.nn import functional
 
-from calibrant.calibrators.base import Calibrator, Learned
+from calibrant.calibrators.base import Calibrator, Learned, check_choice
 from calibrant.calibrators.fit_data import FitData
 from calibrant.calibrators.maps import (
     PAD,
@@ -59,64 +59,24 @@ def asked(values: Tensor, rows: int) -> Tensor:
 # Platt scaling and beta calibration: a sigmoid of features, fitted by logistic regression.
 
 
-def sigmoids_log_probs(scores: Tensor) -> Tensor:
-    """Make one distribution of one-vs-rest log-odds: ``[..., C]``, or ``[..., 1]`` for class 1 of two.
-
-    Example:
-        >>> sigmoids_log_probs(torch.tensor([[1.0986]])).exp()
-        tensor([[0.2500, 0.7500]])
-    """
-    if scores.shape[-1] == 1:
-        return functional.logsigmoid(torch.cat([-scores, scores], -1))
-    return functional.logsigmoid(scores).log_softmax(-1)
-
-
-def platt_log_probs(logits: Tensor, slope: Tensor, intercept: Tensor) -> Tensor:
-    r"""Log-probabilities of one sigmoid for every class, normalised.
-
-    .. math:: q_k \propto \sigma(a_k f_k + b_k), \qquad f_k = \log \frac{p_k}{1 - p_k}, \quad p = \mathrm{softmax}(z)
-
-    Args:
-        logits: Scores ``[..., C]``.
-        slope: Slopes a ``[C]``, or ``[1]`` for class 1 of two.
-        intercept: Intercepts b, shaped as the slopes.
-
-    Returns:
-        Log-probabilities ``[..., C]``.
-
-    Example:
-        >>> platt_log_probs(torch.tensor([[0.0, 1.0986]]), torch.tensor([1.0]), torch.tensor([0.0])).exp()
-        tensor([[0.2500, 0.7500]])
-
-    Reference:
-        Platt, "Probabilistic outputs for support vector machines", 1999; Zadrozny and Elkan, KDD 2002 for many classes.
-    """
-    return sigmoids_log_probs(asked(log_odds(floor_logits(logits)), slope.shape[0]) * slope + intercept)
-
-
 def beta_log_probs(logits: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    r"""Log-probabilities of one beta curve for every class, normalised.
-
-    .. math:: q_k \propto \sigma\bigl(a_k \log p_k - b_k \log(1 - p_k) + c_k\bigr), \qquad p = \mathrm{softmax}(z)
-
-    Args:
-        logits: Scores ``[..., C]``.
-        weight: a and b of every class ``[C, 2]``, or ``[1, 2]`` for class 1 of two.
-        bias: c ``[C]`` or ``[1]``.
-
-    Returns:
-        Log-probabilities ``[..., C]``.
+    """Log-probabilities of one beta curve for every class (``weight [C, 2]``, ``bias [C]``; one row for two), normalised.
 
     Example:
         >>> beta_log_probs(torch.tensor([[0.0, 1.0986]]), torch.ones(1, 2), torch.zeros(1)).exp()
         tensor([[0.2500, 0.7500]])
-
-    Reference:
-        Kull, Silva Filho and Flach, "Beta calibration", AISTATS 2017.
     """
     log_probs = floor_logits(logits).log_softmax(-1)
     own, rest = (asked(part, weight.shape[0]) for part in (log_probs, -log_complements(log_probs)))
-    return sigmoids_log_probs(own * weight[:, 0] + rest * weight[:, 1] + bias)
+    odds = own * weight[:, 0] + rest * weight[:, 1] + bias
+    if weight.shape[0] == 1:
+        return functional.logsigmoid(torch.cat([-odds, odds], -1))
+    return functional.logsigmoid(odds).log_softmax(-1)
+
+
+def platt_log_probs(logits: Tensor, slope: Tensor, intercept: Tensor) -> Tensor:
+    """Log-probabilities of one sigmoid of the log-odds of every class, normalised: a beta curve with a = b."""
+    return beta_log_probs(logits, slope.unsqueeze(1).expand(-1, 2), intercept)
 
 
 def fit_logistic(features: Tensor, answers: Tensor, weights: Tensor, *, ridge: Tensor, centre: Tensor) -> Tensor:
@@ -124,22 +84,7 @@ def fit_logistic(features: Tensor, answers: Tensor, weights: Tensor, *, ridge: T
 
     .. math:: \sum_i w_i \bigl[\log(1 + e^{s_i}) - t_i s_i\bigr] + \tfrac12 \sum_p r_p (\theta_p - c_p)^2, \qquad s = F \theta
 
-    Args:
-        features: F ``[K, N, P]``, of order one in each column.
-        answers: Targets t in ``[0, 1]``, ``[K, N]``.
-        weights: Weights w ``[N]``.
-        ridge: Strengths r ``[K, P]``, positive.
-        centre: Centre c ``[K, P]``, where the search starts.
-
-    Returns:
-        ``[K, P]``.
-
-    Example:
-        >>> ones = torch.ones(1, 4, 1, dtype=torch.float64)
-        >>> answers = torch.tensor([[1.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
-        >>> zero = torch.zeros(1, 1, dtype=torch.float64)
-        >>> fit_logistic(ones, answers, torch.ones(4, dtype=torch.float64), ridge=zero + 1e-12, centre=zero).sigmoid()
-        tensor([[0.7500]], dtype=torch.float64)
+    with features F ``[K, N, P]`` of order one, answers t ``[K, N]``, weights w ``[N]``, strengths r and centre c ``[K, P]``.
     """
     # Examples last, where memory is read in one stride.
     across = features.transpose(1, 2).contiguous()
@@ -173,8 +118,6 @@ def fit_logistic(features: Tensor, answers: Tensor, weights: Tensor, *, ridge: T
 
 
 class _SigmoidCalibrator(Calibrator):
-    """One-vs-rest calibrators whose map is a sigmoid of features of the class."""
-
     def _regress(self, data: FitData, *features: Tensor) -> Tensor:
         """Fit every class that asks, some at a time, to features ``[N, C]`` each; coefficients ``[K, P]``."""
         classes = torch.arange(1 if data.num_classes == 2 else 0, data.num_classes)
@@ -191,7 +134,9 @@ class _SigmoidCalibrator(Calibrator):
 
 
 class PlattScaling(_SigmoidCalibrator):
-    """Fits a sigmoid to the log-odds of every class, then normalises.
+    r"""Fits a sigmoid to the log-odds of every class, then normalises.
+
+    .. math:: q_k \propto \sigma(a_k f_k + b_k), \qquad f_k = \log \frac{p_k}{1 - p_k}, \quad p = \mathrm{softmax}(z)
 
     Targets are smoothed as Platt's: with N+ examples of the class and N- others they are (N+ + 1) / (N+ + 2) and
     1 / (N- + 2), so the fit is finite where a class is separable, or absent.
@@ -201,11 +146,12 @@ class PlattScaling(_SigmoidCalibrator):
         intercept_: Intercepts, shaped as the slopes.
 
     Reference:
-        Platt, "Probabilistic outputs for support vector machines and comparisons to regularized likelihood methods", 1999.
+        Platt, "Probabilistic outputs for support vector machines and comparisons to regularized likelihood methods", 1999;
+        Zadrozny and Elkan, KDD 2002 for many classes.
     """
 
-    label: ClassVar[str] = "Platt scaling"
-    learned: ClassVar[tuple[str, ...]] = ("slope", "intercept")
+    label = "Platt scaling"
+    learned = ("slope", "intercept")
     formula = staticmethod(platt_log_probs)
 
     slope_: Tensor
@@ -227,7 +173,9 @@ class PlattScaling(_SigmoidCalibrator):
 
 
 class BetaCalibration(_SigmoidCalibrator):
-    """Fits a beta curve, which can bend either way at both ends, to the probability of every class, then normalises.
+    r"""Fits a beta curve, which can bend either way at both ends, to the probability of every class, then normalises.
+
+    .. math:: q_k \propto \sigma\bigl(a_k \log p_k - b_k \log(1 - p_k) + c_k\bigr), \qquad p = \mathrm{softmax}(z)
 
     The two coefficients must not be negative: where one comes out so, the curve is fitted again without it. A weak prior around
     the identity (a = b = 1, c = 0, variance 1 / ``ridge``) keeps the fit finite where a class is separable or absent.
@@ -244,8 +192,9 @@ class BetaCalibration(_SigmoidCalibrator):
         calibration for binary classifiers", AISTATS 2017.
     """
 
-    label: ClassVar[str] = "beta calibration"
-    learned: ClassVar[tuple[str, ...]] = ("weight", "bias")
+    label = "beta calibration"
+    rules = {"ridge": check_positive}
+    learned = ("weight", "bias")
     formula = staticmethod(beta_log_probs)
 
     weight_: Tensor
@@ -253,10 +202,6 @@ class BetaCalibration(_SigmoidCalibrator):
 
     def __init__(self, *, ridge: float = 0.01) -> None:
         self.ridge = ridge
-
-    def check_params(self) -> None:
-        """Raise ``ValueError`` if a hyper-parameter cannot be used."""
-        check_positive(self.ridge, where="BetaCalibration", name="ridge")
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         log_probs = floor_logits(data.logits.double()).log_softmax(-1)
@@ -302,65 +247,65 @@ def questions(data: FitData) -> Iterator[Question]:
         yield Question(probs[:, k].numpy(), (data.labels == k).double().numpy(), data.weights.numpy())
 
 
-def join_answers(values: Tensor, log_probs: Tensor) -> Tensor:
-    """Make one distribution of estimates ``[..., C]`` in ``[0, 1]``, or ``[..., 1]`` for class 1 of two."""
-    return mix_in(torch.cat([1 - values, values], -1) if values.shape[-1] == 1 else values, log_probs)
+def table_log_probs(logits: Tensor, table: Tensor, values: Tensor, *, lookup: Callable[..., Tensor]) -> Tensor:
+    """Map every class's probability by its row of a table ``[K, L]`` (or all by one ``[L]``), and normalise; ``[..., C]``.
+
+    A small part of the original probability keeps the order of classes that share a step.
+    """
+    log_probs = floor_logits(logits).log_softmax(-1)
+    if table.ndim == 1:
+        return mix_in(lookup(log_probs.exp(), table, values), log_probs, part=_JOINT_MIXED_IN)
+    rows = torch.arange(table.shape[0], device=logits.device)
+    found = lookup(asked(log_probs, table.shape[0]).exp(), table, values, rows)
+    return mix_in(torch.cat([1 - found, found], -1) if found.shape[-1] == 1 else found, log_probs)
 
 
 def lines_log_probs(logits: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Apply a piecewise linear map ``[K, L]`` to every class's probability and normalise; ``[..., C]``.
-
-    Example:
-        >>> knots, values = torch.tensor([[0.0, 1.0]] * 3), torch.tensor([[0.5, 0.5]] * 3)
-        >>> lines_log_probs(torch.tensor([[5.0, 0.0, 0.0]]), knots, values).exp()
-        tensor([[0.3333, 0.3333, 0.3333]])
-    """
-    log_probs = floor_logits(logits).log_softmax(-1)
-    rows = torch.arange(knots.shape[0], device=logits.device)
-    return join_answers(interpolate(asked(log_probs, len(knots)).exp(), knots, values, rows), log_probs)
+    """Apply straight lines between ``knots`` (``[K, L]``, or ``[L]`` for all classes) and normalise; ``[..., C]``."""
+    return table_log_probs(logits, knots, values, lookup=interpolate)
 
 
 def steps_log_probs(logits: Tensor, edges: Tensor, values: Tensor) -> Tensor:
-    """Apply a step function (``edges [K, L]``, ``values [K, L + 1]``) to every class's probability and normalise; ``[..., C]``.
+    """Apply steps (``edges [K, L]``, ``values [K, L + 1]``) to every class's probability and normalise; ``[..., C]``.
 
     Example:
         >>> edges, values = torch.tensor([[0.5]] * 2 + [[0.1]]), torch.tensor([[0.2, 0.6]] * 3)
         >>> steps_log_probs(torch.tensor([[5.0, 0.0, 0.0]]), edges, values).exp()
         tensor([[0.6000, 0.2000, 0.2000]])
     """
-    log_probs = floor_logits(logits).log_softmax(-1)
-    rows = torch.arange(edges.shape[0], device=logits.device)
-    return join_answers(step_values(asked(log_probs, len(edges)).exp(), edges, values, rows), log_probs)
-
-
-def joint_log_probs(logits: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Apply one non-decreasing map (``knots``, ``values [L]``) to the probabilities of all classes and normalise; ``[..., C]``.
-
-    A small part of the original probability keeps the order of classes that share a step.
-
-    Example:
-        >>> joint_log_probs(torch.tensor([[1.0986, 0.0]]), torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])).exp()
-        tensor([[0.7500, 0.2500]])
-    """
-    log_probs = floor_logits(logits).log_softmax(-1)
-    return mix_in(interpolate(log_probs.exp(), knots, values), log_probs, part=_JOINT_MIXED_IN)
+    return table_log_probs(logits, edges, values, lookup=step_values)
 
 
 def isotonic_lines(question: Question) -> tuple[Vector, Vector]:
-    """Knots and values of the non-decreasing map of least squared error (pool adjacent violators).
-
-    Example:
-        >>> probs, answers = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.0, 1.0, 0.0, 1.0])
-        >>> knots, values = isotonic_lines(Question(probs, answers, np.ones(4)))
-        >>> knots.tolist(), values.tolist()
-        ([0.1, 0.2, 0.3, 0.4], [0.0, 0.5, 0.5, 1.0])
-    """
+    """Knots and values of the non-decreasing map of least squared error (pool adjacent violators)."""
     fitted = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
     fitted.fit(question.probs, question.answers, sample_weight=question.weights)
     return np.asarray(fitted.X_thresholds_, dtype=np.float64), np.asarray(fitted.y_thresholds_, dtype=np.float64)
 
 
-class IsotonicCalibration(Calibrator):
+class LinesCalibrator(Calibrator):
+    """Has a map of straight lines between knots."""
+
+    learned = ("knots", "values")
+    formula: ClassVar[Callable[..., Tensor]] = staticmethod(lines_log_probs)
+    layer_dtype = torch.float64
+
+    knots_: Tensor
+    values_: Tensor
+
+
+class StepsCalibrator(Calibrator):
+    """Has a map of steps between edges."""
+
+    learned = ("edges", "values")
+    formula: ClassVar[Callable[..., Tensor]] = staticmethod(steps_log_probs)
+    layer_dtype = torch.float64
+
+    edges_: Tensor
+    values_: Tensor
+
+
+class IsotonicCalibration(LinesCalibrator):
     """Maps every class's probability by its own non-decreasing function, then normalises.
 
     The function is that of scikit-learn's ``IsotonicRegression``: constant where neighbours violate the order, straight
@@ -374,21 +319,15 @@ class IsotonicCalibration(Calibrator):
         Zadrozny and Elkan, "Transforming Classifier Scores into Accurate Multiclass Probability Estimates", KDD 2002.
     """
 
-    label: ClassVar[str] = "isotonic calibration"
-    learned: ClassVar[tuple[str, ...]] = ("knots", "values")
-    formula = staticmethod(lines_log_probs)
-    layer_dtype: ClassVar[torch.dtype] = torch.float64
-    few_samples_per_class: ClassVar[int] = 50
-
-    knots_: Tensor
-    values_: Tensor
+    label = "isotonic calibration"
+    few_samples_per_class = 50
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         knots, values = zip(*map(isotonic_lines, questions(data)), strict=True)
         return {"knots": pad_rows(knots, least=2, fill=PAD), "values": pad_rows(values, least=2, fill=None)}
 
 
-class OrderPreservingIsotonic(Calibrator):
+class OrderPreservingIsotonic(LinesCalibrator):
     """Maps the probabilities of all classes by one non-decreasing function, then normalises: the order of classes stays.
 
     The function is fitted to all pairs of a class's probability and whether it is the label, N C of them. A part of 1e-6 of
@@ -396,22 +335,16 @@ class OrderPreservingIsotonic(Calibrator):
 
     Attributes:
         knots_: Positions ``[L]``.
-        values_: Values at the knots ``[L]``.
+        values_: Values ``[L]`` at the knots.
 
     Reference:
         Zhang, Kailkhura and Han, "Mix-n-Match", ICML 2020, section 3.3 (IRM).
     """
 
-    label: ClassVar[str] = "joint isotonic calibration"
-    learned: ClassVar[tuple[str, ...]] = ("knots", "values")
-    formula = staticmethod(joint_log_probs)
-    preserves_accuracy: ClassVar[bool] = True
-    needs_every_class: ClassVar[bool] = False
-    layer_dtype: ClassVar[torch.dtype] = torch.float64
-    few_samples: ClassVar[int] = 200
-
-    knots_: Tensor
-    values_: Tensor
+    label = "joint isotonic calibration"
+    preserves_accuracy = True
+    needs_every_class = False
+    few_samples = 200
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         probs = floor_logits(data.logits.double()).softmax(1)
@@ -422,12 +355,7 @@ class OrderPreservingIsotonic(Calibrator):
 
 
 def just_above(probs: Vector) -> Vector:
-    """The largest probability that differs from each by rounding alone.
-
-    Example:
-        >>> bool(0.2 < just_above(np.array([0.2]))[0] < 0.200001)
-        True
-    """
+    """The largest probability that differs from each by rounding alone."""
     return np.asarray(probs + probs * (_NEAR_LOG_ODDS * (1 - probs) + _NEAR) + _SMALLEST)
 
 
@@ -458,9 +386,7 @@ def edges_behind(ordered: Vector, ends: Positions) -> Vector:
 
 
 def equal_mass_edges(probs: Vector, weights: Vector, n_bins: int) -> Vector:
-    """Inner edges that give every bin the same weight, as far as ties allow: equal probabilities stay together.
-
-    An edge lies right behind the last probability of its bin.
+    """Inner edges, each right behind the last probability of its bin, that give every bin the same weight as far as ties allow.
 
     Example:
         >>> equal_mass_edges(np.array([0.1, 0.2, 0.3, 0.4, 0.9, 0.9]), np.ones(6), 3).round(4).tolist()
@@ -476,13 +402,7 @@ def equal_mass_edges(probs: Vector, weights: Vector, n_bins: int) -> Vector:
 
 
 def bin_values(question: Question, edges: Vector) -> Vector:
-    """Weighted frequency of the class in each bin ``(lower, upper]``; the middle of the bin where it is empty.
-
-    Example:
-        >>> question = Question(np.array([0.1, 0.2, 0.9]), np.array([0.0, 1.0, 1.0]), np.ones(3))
-        >>> bin_values(question, np.array([0.5, 0.8])).tolist()
-        [0.5, 0.65, 1.0]
-    """
+    """Weighted frequency of the class in each bin ``(lower, upper]``; the middle of the bin where it is empty."""
     index = np.searchsorted(edges, question.probs)
     mass = np.bincount(index, question.weights, len(edges) + 1)
     hits = np.bincount(index, question.weights * question.answers, len(edges) + 1)
@@ -490,16 +410,7 @@ def bin_values(question: Question, edges: Vector) -> Vector:
     return np.asarray(np.where(mass > 0, hits / np.where(mass > 0, mass, 1.0), (ends[1:] + ends[:-1]) / 2))
 
 
-class _StepCalibrator(Calibrator):
-    """One-vs-rest calibrators whose map is a step function of each class's probability."""
-
-    learned: ClassVar[tuple[str, ...]] = ("edges", "values")
-    formula = staticmethod(steps_log_probs)
-    layer_dtype: ClassVar[torch.dtype] = torch.float64
-
-    edges_: Tensor
-    values_: Tensor
-
+class _BinningCalibrator(StepsCalibrator):
     @abstractmethod
     def _steps(self, question: Question) -> tuple[Vector, Vector]:
         """Inner edges ``[L]`` and values ``[L + 1]`` for one class."""
@@ -508,7 +419,7 @@ class _StepCalibrator(Calibrator):
         return pad_steps([self._steps(question) for question in questions(data)])
 
 
-class HistogramBinning(_StepCalibrator):
+class HistogramBinning(_BinningCalibrator):
     """Replaces every class's probability by the class's frequency in its bin, then normalises.
 
     A bin without examples keeps its middle. 1e-9 of the original probability is added, as frequencies of zero would make the
@@ -527,17 +438,12 @@ class HistogramBinning(_StepCalibrator):
         ICML 2001.
     """
 
-    label: ClassVar[str] = "histogram binning"
+    label = "histogram binning"
+    rules = {"n_bins": check_count, "binning": check_choice("width", "mass")}
 
     def __init__(self, *, n_bins: int = 15, binning: Literal["width", "mass"] = "width") -> None:
         self.n_bins = n_bins
         self.binning = binning
-
-    def check_params(self) -> None:
-        """Raise ``ValueError`` if a hyper-parameter cannot be used."""
-        check_count(self.n_bins, where="HistogramBinning", name="n_bins")
-        if self.binning not in ("width", "mass"):
-            raise ValueError(f"HistogramBinning: `binning` must be 'width' or 'mass', got {self.binning!r}.")
 
     def fewest_samples(self, num_classes: int) -> int:
         """Number of examples below which a fit warns."""
@@ -551,7 +457,7 @@ class HistogramBinning(_StepCalibrator):
         return edges, bin_values(question, edges)
 
 
-class BayesianBinning(_StepCalibrator):
+class BayesianBinning(_BinningCalibrator):
     r"""Averages equal-mass histograms of many sizes, each weighted by how likely it makes the labels (BBQ), then normalises.
 
     The sizes run from N^(1/3) / ``span`` to ``span`` N^(1/3), and never over N / 5. With :math:`n_1` of the n examples of a bin
@@ -571,15 +477,12 @@ class BayesianBinning(_StepCalibrator):
         Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities Using Bayesian Binning", AAAI 2015.
     """
 
-    label: ClassVar[str] = "Bayesian binning"
-    few_samples_per_class: ClassVar[int] = 50
+    label = "Bayesian binning"
+    rules = {"span": check_positive}
+    few_samples_per_class = 50
 
     def __init__(self, *, span: float = 10.0) -> None:
         self.span = span
-
-    def check_params(self) -> None:
-        """Raise ``ValueError`` if a hyper-parameter cannot be used."""
-        check_positive(self.span, where="BayesianBinning", name="span")
 
     def _steps(self, question: Question) -> tuple[Vector, Vector]:
         n = len(question.probs)
@@ -593,8 +496,7 @@ class BayesianBinning(_StepCalibrator):
 def equal_mass_histograms(question: Question, sizes: Positions) -> tuple[Vector, Vector, Vector]:
     """Equal-mass histograms with each of ``sizes`` bins; ties may leave bins empty, whose evidence is one.
 
-    Returns:
-        Upper edges and values of all bins, one histogram after the other, and the logarithm of the evidence of each.
+    Returns the upper edges and values of all bins, one histogram after the other, and the log-evidence of each.
     """
     probs = merge_ties(question.probs)
     order = np.argsort(probs, kind="stable")
@@ -620,13 +522,7 @@ def equal_mass_histograms(question: Question, sizes: Positions) -> tuple[Vector,
 
 
 def average_histograms(edges: Vector, values: Vector, log_evidence: Vector, sizes: Positions) -> tuple[Vector, Vector]:
-    """Mean of histograms, weighted by their evidence: inner edges ``[L]`` and values ``[L + 1]``.
-
-    Example:
-        >>> found = average_histograms(np.array([1, 0.4, 1]), np.array([0.5, 0.1, 0.9]), np.zeros(2), np.array([1, 2]))
-        >>> [part.tolist() for part in found]
-        [[0.4], [0.3, 0.7]]
-    """
+    """Mean of histograms, weighted by their evidence: inner edges ``[L]`` and values ``[L + 1]``."""
     weights = np.exp(log_evidence - log_evidence.max())
     kept = weights >= _LEAST_WEIGHT
     bins = np.repeat(kept, sizes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from calibrant.calibrators.auto import AutoCalibrator
 from calibrant.calibrators.base import Calibrator, Identity
-from calibrant.calibrators.fit_data import refuse_other_names, warn_if_same
+from calibrant.calibrators.fit_data import refuse_other_names
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Paired, Scores
 from calibrant.metrics.measure import measure
@@ -96,7 +96,6 @@ def repair(
             f"{where}: `predictions` must have the C = {fit.num_classes} classes of `fit`, got {predictions.num_classes}."
         )
     refuse_other_names(predictions, fit, what=f"{where}: `predictions`", of="`fit`")
-    warn_if_same(fit, predictions, where=where)
     return measure_repair(calibrator_of(method).fit(fit), predictions, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple
+from functools import partial
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from scipy.optimize import minimize, minimize_scalar
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator, Learned
+from calibrant.calibrators.base import Calibrator, Learned, Rule, check_ascending, check_choice
 from calibrant.calibrators.fit_data import BoundWarning, FitData, possible_labels, warn
 from calibrant.calibrators.maps import Vector, floor_logits
-from calibrant.core.checks import ArrayLike, FitError, check_count, check_positive, to_tensor
-from calibrant.core.records import Predictions
+from calibrant.core.checks import FitError, check_count
 from calibrant.metrics import expected_calibration_error
 
 # Smallest and largest temperature, unless told otherwise; also where other fits begin, for which T is only a scale.
@@ -24,9 +23,7 @@ BOUNDS = (1e-3, 1e5)
 # The search ends when the bracket, in the logarithm of the inverse temperature, is this narrow: a relative error in T.
 _TOLERANCE = 1e-9
 # Newton's error is squared by every step: after one this short it is of the order of 1e-9, and no pass need confirm it.
-_LAST_STEP = 3e-5
-_MOST_STEPS = 200
-_LONGEST_STEP = 2.0
+_LAST_STEP, _LONGEST_STEP, _MOST_STEPS = 3e-5, 2.0, 200
 # A first estimate is found on this many entries; the full data then needs about three passes.
 _FIRST_ENTRIES = 1_000_000
 # The grid of the published code of Mukhoti et al., NeurIPS 2020.
@@ -36,44 +33,23 @@ _FEWEST_CLASSES = 10
 
 
 def temperature_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor:
-    r"""Log-probabilities of logits divided by a temperature.
-
-    .. math:: \log q_k = \log \mathrm{softmax}(z / T)_k
-
-    Args:
-        logits: Scores ``[..., C]``.
-        temperature: The positive number T, ``[]``.
-
-    Returns:
-        Log-probabilities ``[..., C]``.
+    """Log-probabilities of logits divided by a temperature.
 
     Example:
         >>> temperature_log_probs(torch.tensor([2 * math.log(3.0), 0.0]), 2.0).exp()
         tensor([0.7500, 0.2500])
-
-    Reference:
-        Guo, Pleiss, Sun and Weinberger, ICML 2017, eq. 9.
     """
     return (logits / temperature).log_softmax(-1)
 
 
-class Slope(NamedTuple):
-    """First and second derivative of the summed NLL by the inverse temperature, and whether every label has the top logit."""
-
-    first: float
-    second: float
-    all_on_top: bool
-
-
-def nll_slope(data: FitData, beta: float) -> Slope:
-    r"""Derivatives of the NLL by the inverse temperature :math:`\beta = 1/T`.
+def nll_slope(data: FitData, beta: float) -> tuple[float, float, bool]:
+    r"""Derivatives of the summed NLL by the inverse temperature :math:`\beta = 1/T`, and whether every label has the top logit.
 
     .. math:: D(\beta) = \sum_i w_i \bigl(\mathbb{E}_i[z] - z_{i y_i}\bigr), \qquad D'(\beta) = \sum_i w_i \mathrm{Var}_i[z]
 
     with expectations over the classes under :math:`\mathrm{softmax}(\beta z_i)`. D never falls: the NLL is convex in beta.
     """
-    first = second = 0.0
-    all_on_top = True
+    first, second, all_on_top = 0.0, 0.0, True
     for logits, labels, weights in data.chunks():
         below = logits - logits.amax(1, keepdim=True)
         own = below.gather(1, labels.unsqueeze(1)).squeeze(1)
@@ -84,7 +60,7 @@ def nll_slope(data: FitData, beta: float) -> Slope:
         first += float(weights @ (mean - own))
         second += float(weights @ (square - mean**2))
         all_on_top = all_on_top and bool((own == 0).all())
-    return Slope(first, second, all_on_top)
+    return first, second, all_on_top
 
 
 def find_temperature(
@@ -104,24 +80,22 @@ def find_temperature(
     ends = low, high = -math.log(bounds[1]), -math.log(bounds[0])
     at = min(max(-math.log(start), low), high)
     for _ in range(_MOST_STEPS):
-        slope = nll_slope(data, math.exp(at))
-        if slope.all_on_top:
+        slope, bend, all_on_top = nll_slope(data, math.exp(at))
+        if all_on_top:
             return bounds[0], True
-        low, high = (at if slope.first <= 0 else low), (at if slope.first >= 0 else high)
+        low, high = (at if slope <= 0 else low), (at if slope >= 0 else high)
         if high - low < _TOLERANCE:
             # The bracket closes on a bound only if the derivative has its sign even there.
-            at_bound = slope.first != 0 and min(abs(at - end) for end in ends) < _TOLERANCE
-            return math.exp(-at), at_bound
-        steepness = math.exp(at) * slope.second
-        step = -slope.first / steepness if steepness > 0 else math.copysign(math.inf, -slope.first)
+            return math.exp(-at), slope != 0 and min(abs(at - end) for end in ends) < _TOLERANCE
+        step = -slope / (math.exp(at) * bend) if bend > 0 else math.copysign(math.inf, -slope)
         step = max(-_LONGEST_STEP, min(_LONGEST_STEP, step))
+        end = high if step > 0 else low
         if low < at + step < high:
             at += step
             if abs(step) < _LAST_STEP:
                 return math.exp(-at), False
         else:
             # A bound that was not looked at yet, if it is near; else half way.
-            end = high if step > 0 else low
             at = end if end in ends and end != at and abs(end - at) <= _LONGEST_STEP else (low + high) / 2
     raise FitError(f"{where}: the temperature must settle within {_MOST_STEPS} steps, and did not. Look at the logits.")
 
@@ -165,33 +139,32 @@ class _TemperatureMethod(Calibrator):
 
     learned: ClassVar[tuple[str, ...]] = ("temperature",)
     formula: ClassVar[Callable[..., Tensor]] = staticmethod(temperature_log_probs)
-    preserves_accuracy: ClassVar[bool] = True
-    needs_every_class: ClassVar[bool] = False
+    preserves_accuracy = True
+    needs_every_class = False
+    rules: ClassVar[Mapping[str, Rule]] = {"bounds": partial(check_ascending, count=2)}
 
     temperature_: float
-    bounds: tuple[float, float]
 
-    def check_params(self) -> None:
-        """Raise ``ValueError`` if a hyper-parameter cannot be used."""
-        if len(self.bounds) != 2 or not self.bounds[0] < self.bounds[1]:
-            raise ValueError(f"{type(self).__name__}: `bounds` must be two numbers in order, got {self.bounds}.")
-        for bound in self.bounds:
-            check_positive(bound, where=type(self).__name__, name="bounds")
+    def __init__(self, *, bounds: tuple[float, float] = BOUNDS) -> None:
+        self.bounds = bounds
 
-    def _warn_at_bound(self, temperature: float, data: FitData) -> None:
-        """Warn that the temperature ended at a bound, and say what that means for the ``data`` of the fit."""
+    def _doubt_bound(self, temperature: float, at_bound: bool, data: FitData) -> float:
+        """Return the temperature; warn if it ended at a bound, and say what that means for the ``data`` of the fit."""
+        if not at_bound:
+            return temperature
         # Of several samples of logits the first will do, to say why.
         logits = floor_logits(data.logits if data.logits.ndim == 2 else data.logits[0])
-        slope = nll_slope(FitData(logits, data.labels, data.weights), 0.0)
+        slope, bend, all_on_top = nll_slope(FitData(logits, data.labels, data.weights), 0.0)
         why = "the best one lies beyond it"
-        if slope.second == 0:
+        if bend == 0:
             why = "every example has the same logit for all classes, which no temperature changes"
-        elif slope.all_on_top and temperature < 1:
+        elif all_on_top and temperature < 1:
             why = "every prediction of the fit data is right, so that more confidence always looks better"
-        elif slope.first >= 0:
+        elif slope >= 0:
             why = "the logits say less about the labels than guessing does"
         said = f"the temperature ended at its bound {temperature:g}: {why}. Do not trust it; use more or other data."
         warn(f"{type(self).__name__}.fit: {said}", BoundWarning)
+        return temperature
 
 
 class TemperatureScaling(_TemperatureMethod):
@@ -221,7 +194,8 @@ class TemperatureScaling(_TemperatureMethod):
         Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017.
     """
 
-    label: ClassVar[str] = "temperature scaling"
+    label = "temperature scaling"
+    rules = {**_TemperatureMethod.rules, "objective": check_choice("nll", "ece"), "n_bins": check_count}
 
     def __init__(
         self, *, objective: Literal["nll", "ece"] = "nll", bounds: tuple[float, float] = BOUNDS, n_bins: int = 15
@@ -230,13 +204,6 @@ class TemperatureScaling(_TemperatureMethod):
         self.bounds = bounds
         self.n_bins = n_bins
 
-    def check_params(self) -> None:
-        """Raise ``ValueError`` if a hyper-parameter cannot be used."""
-        super().check_params()
-        if self.objective not in ("nll", "ece"):
-            raise ValueError(f"TemperatureScaling: `objective` must be 'nll' or 'ece', got {self.objective!r}.")
-        check_count(self.n_bins, where="TemperatureScaling", name="n_bins")
-
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         where = "TemperatureScaling.fit"
         if self.objective == "ece":
@@ -244,9 +211,7 @@ class TemperatureScaling(_TemperatureMethod):
             at_bound = temperature in (_GRID[0], _GRID[-1])
         else:
             temperature, at_bound = find_temperature(possible_labels(data, warn_as=where), bounds=self.bounds, where=where)
-        if at_bound:
-            self._warn_at_bound(temperature, data)
-        return {"temperature": temperature}
+        return {"temperature": self._doubt_bound(temperature, at_bound, data)}
 
 
 def attended_nll(data: FitData, *, threshold: float) -> Callable[[float], float]:
@@ -257,13 +222,6 @@ def attended_nll(data: FitData, *, threshold: float) -> Callable[[float], float]
 
     .. math:: L(T) = -\sum_i w_i \Bigl[ \log q_{i y_i} + \sum_{k \in A_i} \log \frac{q_{ik}^2}{1 - q_{ik}} \Bigr],
         \qquad q_i = \mathrm{softmax}(z_i / T)
-
-    Args:
-        data: Checked logits, labels and weights.
-        threshold: Probability at T = 1 that a class must exceed.
-
-    Returns:
-        The function; the sum may be negative.
 
     Example:
         >>> data = FitData(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), torch.ones(1, dtype=torch.float64))
@@ -282,7 +240,7 @@ def attended_nll(data: FitData, *, threshold: float) -> Callable[[float], float]
         parts.append((others, below.gather(1, index).squeeze(1), weights, rows, below[rows, classes], top[rows, 0] == classes))
 
     def nll(temperature: float) -> float:
-        sum_ = 0.0
+        found = 0.0
         for others, own, weights, rows, below, on_top in parts:
             rest = (others / temperature).logsumexp(1)
             total = torch.logaddexp(rest, torch.zeros_like(rest))
@@ -291,10 +249,15 @@ def attended_nll(data: FitData, *, threshold: float) -> Callable[[float], float]
             complement = torch.where(on_top, (rest - total)[rows], torch.log1p(-log_probs.exp().clamp(max=0.75)))
             # One minus a probability of one has no logarithm; float64's smallest number stands for it.
             extra = 2 * log_probs - complement.clamp(min=-745.0)
-            sum_ -= float(weights @ (own / temperature - total) + weights[rows] @ extra)
-        return sum_
+            found -= float(weights @ (own / temperature - total) + weights[rows] @ extra)
+        return found
 
     return nll
+
+
+def _check_threshold(value: float, *, where: str, name: str) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{where}: `{name}` must lie in [0, 1), got {value!r}.")
 
 
 class AttendedTemperatureScaling(_TemperatureMethod):
@@ -319,54 +282,32 @@ class AttendedTemperatureScaling(_TemperatureMethod):
         Networks", arXiv 1810.11586, 2018.
     """
 
-    label: ClassVar[str] = "attended temperature scaling"
-    few_samples: ClassVar[int] = 20
+    label = "attended temperature scaling"
+    few_samples = 20
+    rules = {**_TemperatureMethod.rules, "threshold": _check_threshold}
 
     def __init__(self, *, threshold: float = 0.01, bounds: tuple[float, float] = BOUNDS) -> None:
         self.threshold = threshold
         self.bounds = bounds
 
-    def check_params(self) -> None:
-        """Raise ``ValueError`` if a hyper-parameter cannot be used."""
-        super().check_params()
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"AttendedTemperatureScaling: `threshold` must lie in [0, 1), got {self.threshold!r}.")
-
     def doubts(self, data: FitData) -> list[str]:
         """Why a fit on ``data`` may not be trusted: too few examples, or too few classes."""
-        few = (
-            f"{data.num_classes} classes are few for this method ({_FEWEST_CLASSES} or more are advised). "
-            "Its temperature will be far too high; use temperature scaling."
-        )
+        few = f"{data.num_classes} classes are few for this method ({_FEWEST_CLASSES} or more are advised). "
+        few += "Its temperature will be far too high; use temperature scaling."
         return super().doubts(data) + ([few] if data.num_classes < _FEWEST_CLASSES else [])
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         kept = possible_labels(data, warn_as="AttendedTemperatureScaling.fit")
-        temperature, at_bound = least_in_log(attended_nll(kept, threshold=self.threshold), bounds=self.bounds)
-        if at_bound:
-            self._warn_at_bound(temperature, data)
-        return {"temperature": temperature}
+        found = least_in_log(attended_nll(kept, threshold=self.threshold), bounds=self.bounds)
+        return {"temperature": self._doubt_bound(*found, data)}
 
 
 def monte_carlo_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor:
-    r"""Log of the mean, over samples, of the probabilities of scaled logits.
-
-    .. math:: q = \frac1S \sum_{s=1}^{S} \mathrm{softmax}(z_s / T)
-
-    Args:
-        logits: Scores ``[S, ..., C]``; ``[N, C]`` is a single sample.
-        temperature: The positive number T, ``[]``.
-
-    Returns:
-        Log-probabilities ``[..., C]``.
+    """Log of the mean, over samples, of the probabilities of scaled logits ``[S, ..., C]``; ``[N, C]`` is a single sample.
 
     Example:
         >>> monte_carlo_log_probs(torch.tensor([[[1.0986, 0.0]], [[0.0, 0.0]]]), 1.0).exp()
         tensor([[0.6250, 0.3750]])
-
-    Reference:
-        Laves, Ihler, Kortmann and Ortmaier, "Well-calibrated model uncertainty with temperature scaling for dropout
-        variational inference", Bayesian Deep Learning workshop, NeurIPS 2019.
     """
     log_probs = temperature_log_probs(logits, temperature)
     if logits.ndim == 2:
@@ -375,7 +316,9 @@ def monte_carlo_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor
 
 
 class MonteCarloTemperatureScaling(_TemperatureMethod):
-    """Divides the logits of all samples by one temperature before their probabilities are averaged.
+    r"""Divides the logits of all samples by one temperature before their probabilities are averaged.
+
+    .. math:: q = \frac1S \sum_{s=1}^{S} \mathrm{softmax}(z_s / T)
 
     Averaging makes a model less confident, so the best T differs from that of a single sample. It is found by least NLL of the
     average, which need not be convex: the whole range is searched.
@@ -390,32 +333,15 @@ class MonteCarloTemperatureScaling(_TemperatureMethod):
         temperature_: The learned T.
 
     Reference:
-        Laves, Ihler, Kortmann and Ortmaier, 2019.
+        Laves, Ihler, Kortmann and Ortmaier, "Well-calibrated model uncertainty with temperature scaling for dropout
+        variational inference", Bayesian Deep Learning workshop, NeurIPS 2019.
     """
 
-    label: ClassVar[str] = "Monte-Carlo temperature scaling"
-    formula: ClassVar[Callable[..., Tensor]] = staticmethod(monte_carlo_log_probs)
-    preserves_accuracy: ClassVar[bool] = False
-    in_auto: ClassVar[bool] = False
-    takes_samples: ClassVar[bool] = True
-
-    def __init__(self, *, bounds: tuple[float, float] = BOUNDS) -> None:
-        self.bounds = bounds
-
-    def _fit_data(
-        self,
-        logits: ArrayLike | Predictions,
-        labels: ArrayLike | None,
-        *,
-        weights: ArrayLike | None,
-        ignore_index: int | None,
-        where: str,
-    ) -> FitData:
-        samples = None if isinstance(logits, Predictions) else to_tensor(logits, where=where, name="logits").cpu()
-        if samples is None or samples.ndim != 3 or labels is None or not len(samples):
-            return super()._fit_data(logits, labels, weights=weights, ignore_index=ignore_index, where=where)
-        given = [Predictions(logits=sample, labels=labels, weights=weights, ignore_index=ignore_index) for sample in samples]
-        return FitData.of(given[0], torch.stack([record.logits for record in given]))
+    label = "Monte-Carlo temperature scaling"
+    formula = staticmethod(monte_carlo_log_probs)
+    preserves_accuracy = False
+    in_auto = False
+    takes_samples = True
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         kept = possible_labels(data, warn_as="MonteCarloTemperatureScaling.fit")
@@ -427,20 +353,7 @@ class MonteCarloTemperatureScaling(_TemperatureMethod):
                 total -= float(weights @ found.gather(1, labels.unsqueeze(1)).squeeze(1))
             return total
 
-        temperature, at_bound = least_in_log(loss, bounds=self.bounds)
-        if at_bound:
-            self._warn_at_bound(temperature, data)
-        return {"temperature": temperature}
-
-    def _checked_log_probs(self, scores: Tensor, *, where: str) -> Tensor:
-        check_is_fitted(self)
-        if scores.ndim not in (2, 3) or scores.shape[-1] != self.num_classes_:
-            raise ValueError(
-                f"{where}: `logits` must be [S, N, C] or [N, C] with C = {self.num_classes_}, got {list(scores.shape)}."
-            )
-        for sample in scores if scores.ndim == 3 else (scores,):
-            self._check_rows(sample, where=where)
-        return self.log_probs(scores)
+        return {"temperature": self._doubt_bound(*least_in_log(loss, bounds=self.bounds), data)}
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Apply the temperature to checked logits and average; no guard rails."""
@@ -448,24 +361,11 @@ class MonteCarloTemperatureScaling(_TemperatureMethod):
 
 
 def ensemble_log_probs(logits: Tensor, temperature: Tensor | float, mixture: Tensor) -> Tensor:
-    r"""Log-probabilities of a mixture of three distributions.
-
-    .. math:: q = w_1\, \mathrm{softmax}(z / T) + w_2\, \mathrm{softmax}(z) + w_3 / C
-
-    Args:
-        logits: Scores ``[..., C]``.
-        temperature: The positive number T, ``[]``.
-        mixture: Weights w ``[3]``, non-negative, summing to one.
-
-    Returns:
-        Log-probabilities ``[..., C]``.
+    """Log-probabilities of a mixture ``[3]`` of the scaled, the original and the uniform distribution.
 
     Example:
         >>> ensemble_log_probs(torch.tensor([1.0986, 0.0]), 1.0, torch.tensor([0.5, 0.0, 0.5])).exp()
         tensor([0.6250, 0.3750])
-
-    Reference:
-        Zhang, Kailkhura and Han, "Mix-n-Match", ICML 2020, eq. 9.
     """
     parts = [temperature_log_probs(logits, temperature), logits.log_softmax(-1)]
     flat = torch.zeros_like(logits) - torch.log(torch.full_like(logits[..., :1], logits.shape[-1]))
@@ -484,25 +384,24 @@ def find_mixture(log_parts: Tensor, weights: Tensor) -> Tensor:
     """
     # Only ratios within an example matter; dividing by the largest part keeps the exponential finite.
     ratio = (log_parts - log_parts.amax(1, keepdim=True)).exp().numpy()
-    share = (weights / weights.sum()).numpy()
+    share, parts = (weights / weights.sum()).numpy(), log_parts.shape[1]
 
     def loss(mixture: Vector) -> tuple[float, Vector]:
         mean = np.maximum(ratio @ mixture, 1e-300)
         return -float(share @ np.log(mean)), -(share / mean) @ ratio
 
-    parts = ratio.shape[1]
     whole = {"type": "eq", "fun": lambda mixture: mixture.sum() - 1, "jac": lambda mixture: np.ones(parts)}
-    start = np.full(parts, 1 / parts)
-    options = {"ftol": 1e-12, "maxiter": 200}
-    found = minimize(loss, start, jac=True, method="SLSQP", bounds=[(0, 1)] * parts, constraints=whole, options=options)
-    mixture = np.clip(found.x, 0, 1) / np.clip(found.x, 0, 1).sum()
+    solver = {"method": "SLSQP", "bounds": [(0, 1)] * parts, "options": {"ftol": 1e-12, "maxiter": 200}}
+    found = np.clip(minimize(loss, np.full(parts, 1 / parts), jac=True, constraints=whole, **solver).x, 0, 1)
     # The solver stops a little short of a corner: a corner that is better is the answer.
-    best = min([mixture, *np.eye(parts)], key=lambda candidate: loss(candidate)[0])
+    best = min([found / found.sum(), *np.eye(parts)], key=lambda candidate: loss(candidate)[0])
     return torch.from_numpy(np.ascontiguousarray(best))
 
 
 class EnsembleTemperatureScaling(_TemperatureMethod):
     r"""Mixes the temperature-scaled, the original and the uniform distribution: repairs heavy tails that one T cannot.
+
+    .. math:: q = w_1\, \mathrm{softmax}(z / T) + w_2\, \mathrm{softmax}(z) + w_3 / C
 
     T is that of temperature scaling; the mixture weights then minimise the NLL (the published code minimises the squared
     error by default, or the NLL).
@@ -519,21 +418,16 @@ class EnsembleTemperatureScaling(_TemperatureMethod):
         Learning", ICML 2020.
     """
 
-    label: ClassVar[str] = "ensemble temperature scaling"
-    learned: ClassVar[tuple[str, ...]] = ("temperature", "mixture")
-    formula: ClassVar[Callable[..., Tensor]] = staticmethod(ensemble_log_probs)
-    few_samples: ClassVar[int] = 100
+    label = "ensemble temperature scaling"
+    learned = ("temperature", "mixture")
+    formula = staticmethod(ensemble_log_probs)
+    few_samples = 100
 
     mixture_: Tensor
 
-    def __init__(self, *, bounds: tuple[float, float] = BOUNDS) -> None:
-        self.bounds = bounds
-
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        temperature, at_bound = find_temperature(data, bounds=self.bounds, where="EnsembleTemperatureScaling.fit")
-        if at_bound:
-            self._warn_at_bound(temperature, data)
-        index = data.labels.unsqueeze(1)
+        found = find_temperature(data, bounds=self.bounds, where="EnsembleTemperatureScaling.fit")
+        temperature, index = self._doubt_bound(*found, data), data.labels.unsqueeze(1)
         own = [temperature_log_probs(data.logits.double(), t).gather(1, index) for t in (temperature, 1.0)]
         flat = torch.full_like(own[0], -math.log(data.num_classes))
         return {"temperature": temperature, "mixture": find_mixture(torch.cat([*own, flat], 1), data.weights)}

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from calibrant.calibrators import AutoCalibrator, Calibrator, Identity, Repaired
-from calibrant.calibrators.fit_data import refuse_other_names, refuse_test_split, warn_if_same
+from calibrant.calibrators.fit_data import refuse_other_names, refuse_test_split
 from calibrant.calibrators.repair import calibrator_of, measure_repair
 from calibrant.cli.destination import check_destination
 from calibrant.cli.page import _heading, show_prose
@@ -55,7 +55,6 @@ def repair_file(fit_path: Path, path: Path, options: Options) -> None:
     if fit_data.num_classes != given.num_classes:
         raise ValueError(f"{path}: must have the {fit_data.num_classes} classes of {fit_path}, got {given.num_classes}.")
     refuse_other_names(given, fit_data, what=f"{path}:", of=str(fit_path))
-    warn_if_same(fit_data, given, where=str(path))
     with _progress(calibrator):
         calibrator.fit(fit_data)
     with progress_bar("measuring before and after", None):

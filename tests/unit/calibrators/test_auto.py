@@ -256,7 +256,7 @@ def test_auto_round_trips_with_its_ranking(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"methods": ("temprature",)}, "unknown calibrator 'temprature'. Did you mean 'temperature'"),
-        ({"scoring": "ece"}, "unknown score 'ece'"),
+        ({"scoring": "ece"}, "`scoring` must be"),
         ({"n_folds": 1}, "`n_folds` must be a whole number >= 2"),
     ],
 )

@@ -11,7 +11,7 @@ import torch
 from calibrant import Predictions
 from calibrant.calibrators import AutoCalibrator, MatrixScaling, MonteCarloTemperatureScaling, TemperatureScaling, VectorScaling
 from calibrant.calibrators.auto import nll_scores
-from calibrant.calibrators.fit_data import CalibrationWarning, FitData, marks_to_keep, row_marks, warn_if_seen
+from calibrant.calibrators.fit_data import CalibrationWarning, FitData, row_marks, warn_if_seen
 from calibrant.core.checks import ArrayLike
 from calibrant.data.synthetic import synthetic_predictions
 
@@ -138,20 +138,24 @@ def test_row_marks_tell_rows_apart_and_ignore_precision() -> None:
     assert torch.equal(row_marks(torch.tensor([[0.0, 1.0]])), row_marks(torch.tensor([[-0.0, 1.0]])))
 
 
-def test_marks_are_kept_where_nine_of_ten_rows_are_distinct() -> None:
-    rows = torch.randn(90, 3, generator=torch.Generator().manual_seed(0))
-    marks = marks_to_keep(torch.cat([rows, rows[:10]]))
-    assert marks is not None
-    # Those that the fit has twice are no mark of it.
-    assert len(marks) == 80
-    assert marks_to_keep(torch.cat([rows[:89], rows[:11]])) is None
+def warned(logits: torch.Tensor, fitted: torch.Tensor) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_if_seen(logits, row_marks(fitted), where="here")
+    return [str(entry.message) for entry in caught if entry.category is CalibrationWarning]
 
 
 def test_warning_of_seen_rows_begins_where_they_matter() -> None:
     rows = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
-    seen = marks_to_keep(rows[:100])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_if_seen(torch.cat([rows[:4], rows[100:196]]), seen, where="here")
-    with pytest.warns(CalibrationWarning, match="here: 5 % of these examples were used to fit"):
-        warn_if_seen(torch.cat([rows[:5], rows[100:195]]), seen, where="here")
+    assert not warned(torch.cat([rows[:4], rows[100:196]]), rows[:100])
+    (said,) = warned(torch.cat([rows[:5], rows[100:195]]), rows[:100])
+    assert said.startswith("here: 5 % of these examples were used to fit")
+
+
+def test_rows_that_repeat_themselves_in_the_fit_warn_only_where_all_are_the_same() -> None:
+    rows = torch.randn(90, 3, generator=torch.Generator().manual_seed(0))
+    # Nine of ten rows are distinct; those that the fit has twice are no mark of it.
+    assert "80 %" in warned(torch.cat([rows[:40], rows[40:50]]), torch.cat([rows, rows[40:50]]))[0]
+    coarse = torch.cat([rows[:80], rows[:20]])
+    assert not warned(rows[:50], coarse)
+    assert "100 %" in warned(coarse.flip(0), coarse)[0]

@@ -17,8 +17,8 @@ from calibrant.calibrators.per_class import (
     equal_mass_edges,
     equal_mass_histograms,
     fit_logistic,
-    joint_log_probs,
     just_above,
+    lines_log_probs,
     merge_ties,
 )
 from calibrant.data.synthetic import synthetic_predictions
@@ -86,7 +86,7 @@ def test_isotonic_is_monotone_in_the_probability() -> None:
 
 def test_joint_isotonic_map_of_equal_steps_keeps_hardly_anything_but_the_order() -> None:
     logits = torch.tensor([[3.0, 0.0, -1.0]], dtype=torch.float64)
-    flat = joint_log_probs(logits, torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 0.5]).double()).exp()
+    flat = lines_log_probs(logits, torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 0.5]).double()).exp()
     torch.testing.assert_close(flat, torch.full_like(flat, 1 / 3), atol=2e-6, rtol=0)
     assert flat[0, 0] > flat[0, 1] > flat[0, 2]
 
