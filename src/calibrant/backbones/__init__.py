@@ -2,11 +2,8 @@
 
 from collections.abc import Callable
 
-from calibrant.backbones.classifier import Classifier
-from calibrant.backbones.convnet import convnet, mlp
-from calibrant.backbones.densenet import densenet_bc100
-from calibrant.backbones.resnet import resnet18, resnet34, resnet50, resnet110
-from calibrant.backbones.wide_resnet import wide_resnet28_10
+from calibrant.backbones.classifier import Classifier, convnet, mlp
+from calibrant.backbones.resnet import densenet_bc100, resnet18, resnet34, resnet50, resnet110, wide_resnet28_10
 
 BACKBONES: dict[str, Callable[..., Classifier]] = {
     "resnet18": resnet18,

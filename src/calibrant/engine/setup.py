@@ -311,7 +311,7 @@ def _meta_objective(
         seed=recipe.seed,
         resident=not batches.fed,
     )
-    pace = plan.pace or plan.regularizer.pace * _haste(_memory(given) / plan.settings.every)
+    pace = plan.pace or plan.regularizer.pace * _speed_up(_memory(given) / plan.settings.every)
     generator = torch.Generator().manual_seed(recipe.seed)
     learned = HyperParameters(plan.regularizer, plan.settings, head, pace=pace, generator=generator)
     return MetaObjective(
@@ -335,7 +335,7 @@ def _learning(plan: MetaPlan, meta_lr: float, *, meta_examples: int) -> dict[str
     return settings | {"betas": list(plan.settings.betas), "objective": words_of(plan.objective)} | own
 
 
-def _haste(memory: float) -> float:
+def _speed_up(memory: float) -> float:
     """How many times faster than usual the hyper-parameters move, where averaged weights remember so many meta steps.
 
     What gamma does to the averaged network shows after about as many, and what moves far before that swings: on CIFAR-100 at

@@ -12,7 +12,7 @@ from calibrant.engine.network import feature_function
 from calibrant.engine.objective import Facts
 from calibrant.engine.optim import set_learning_rate
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.setup import _haste, assemble
+from calibrant.engine.setup import _speed_up, assemble
 from calibrant.losses import sece_penalty
 from calibrant.meta.lookahead import head_hypergradient
 from helpers import convolve_contiguously, layout
@@ -169,7 +169,7 @@ def test_meta_objective_pace_takes_the_place_of_the_regularizers_own():
 
 @pytest.mark.parametrize(("memory", "haste"), [(250.0, 0.096), (24.0, 1.0), (12.0, 2.0), (6.0, 4.0), (0.3, 4.0)])
 def test_gamma_moves_as_far_as_averaged_weights_can_follow(memory, haste):
-    assert _haste(memory) == pytest.approx(haste)
+    assert _speed_up(memory) == pytest.approx(haste)
 
 
 def test_meta_steps_are_larger_where_the_run_is_short_or_they_are_rare():
@@ -180,7 +180,7 @@ def test_meta_steps_are_larger_where_the_run_is_short_or_they_are_rare():
     # 20,000 epochs are enough for the longest memory, 1,000 steps: 500 meta steps of every second one.
     long = rate("20000", "2")
     assert rate("20000", "8") == pytest.approx(4 * long)
-    assert rate("7", "2") == pytest.approx(4 / _haste(500.0) * long)
+    assert rate("7", "2") == pytest.approx(4 / _speed_up(500.0) * long)
 
 
 @pytest.mark.parametrize("decay", ["0.5", "0.99"])
@@ -190,7 +190,7 @@ def test_gamma_moves_by_the_memory_that_the_average_was_given(decay):
         return assemble(recipe).parts.objective.learned.lr
 
     every = assemble(override(Recipe(), TINY)).parts.meta_every
-    expected = _haste(1 / (1 - float(decay)) / every) / _haste(1000 / every)
+    expected = _speed_up(1 / (1 - float(decay)) / every) / _speed_up(1000 / every)
     assert rate(train__average_decay=decay) == pytest.approx(expected * rate())
     # Where nothing forgets exponentially the decay says nothing.
     assert rate(train__average_decay=decay, train__average="no") == rate(train__average="no") == rate()
