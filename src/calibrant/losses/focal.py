@@ -78,9 +78,6 @@ def focal_gradient_weight(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0)
     Example:
         >>> focal_gradient_weight(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), gamma=1)
         tensor([0.8466])
-
-    Reference:
-        Mukhoti et al., NeurIPS 2020.
     """
     check_logits(logits, labels, where="focal_gradient_weight")
     strength = _check_gamma(gamma, logits, where="focal_gradient_weight")
@@ -156,9 +153,6 @@ def lambert_gamma(probability: float) -> float:
     Example:
         >>> round(lambert_gamma(0.2), 3), round(lambert_gamma(0.25), 3), lambert_gamma(0.6)
         (4.851, 3.07, 0.0)
-
-    Reference:
-        Mukhoti et al., NeurIPS 2020 (there with 1e-12 added inside W).
     """
     if not 0 < probability < 1:
         raise ValueError(f"lambert_gamma: `probability` must lie in (0, 1), got {probability!r}.")
@@ -407,6 +401,7 @@ def adafocal_gammas(
     .. math:: \gamma_m \leftarrow \gamma_m e^{\lambda E_m} \text{ if } \gamma_m > 0, \text{ else } \gamma_m e^{-\lambda E_m};
 
     if then :math:`|\gamma_m| < S` the bin changes over, to :math:`-S` from a positive and to :math:`+S` from a negative gamma.
+    Switch and defaults are those of the released code.
 
     Args:
         gammas: Gammas ``[M]``.
@@ -422,9 +417,6 @@ def adafocal_gammas(
     Example:
         >>> adafocal_gammas(torch.tensor([1.0, 0.21, -0.21]), torch.tensor([0.5, -0.1, 0.1]))
         tensor([ 1.6487, -0.2000,  0.2000])
-
-    Reference:
-        Ghosh, Schaaf and Gormley, NeurIPS 2022; switch and defaults of the released code.
     """
     moved = gammas * torch.exp(rate * gaps * torch.where(gammas > 0, 1.0, -1.0))
     switched = torch.where(moved.abs() < switch, torch.where(moved > 0, -switch, switch), moved)

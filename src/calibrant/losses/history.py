@@ -149,7 +149,7 @@ class ConfidencePruner(nn.Module):
 
     The confidence of a sample is remembered as a moving average, so that one odd epoch does not decide. After every ``every``
     epochs the ``fraction`` of the kept samples whose average is lowest leaves for good. Samples never seen stay. No code of
-    the authors is public, so the defaults are ours.
+    the authors (Patra et al., WACV 2023) is public, so the defaults are ours.
 
     Args:
         num_samples: Size of the training set.
@@ -169,9 +169,6 @@ class ConfidencePruner(nn.Module):
         >>> pruner.end_epoch()
         >>> pruner.kept_indices()
         tensor([0, 2, 3])
-
-    Reference:
-        Patra et al., WACV 2023.
     """
 
     confidence: Tensor

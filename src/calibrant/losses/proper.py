@@ -117,9 +117,6 @@ def mixup_inputs(
         >>> mixed, labels_a, labels_b, lam = mixup_inputs(torch.eye(2), torch.tensor([0, 1]), generator=generator)
         >>> lam, labels_b
         (tensor(0.4963), tensor([1, 0]))
-
-    Reference:
-        Zhang et al., ICLR 2018; for calibration Thulasidasan et al., NeurIPS 2019.
     """
     where = "mixup_inputs"
     if not inputs.is_floating_point():

@@ -83,9 +83,6 @@ def avuc_threshold(logits: Tensor, labels: Tensor) -> Tensor:
     Example:
         >>> avuc_threshold(torch.tensor([[0.0, 0.0], [50.0, 0.0]]), torch.tensor([0, 1]))  # ln(2) / 2
         tensor(0.3466)
-
-    Reference:
-        Krishnan and Tickoo, NeurIPS 2020.
     """
     check_logits(logits, labels, where="avuc_threshold")
     scores = widen(logits.detach())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from calibrant import losses
 from calibrant.losses import LOSSES, PENALTIES, CrossEntropyLoss, Entry, FocalLoss, Objective
-from calibrant.losses.catalogue import losses_page
 from helpers import golden
 
 GOLDEN = [
@@ -146,11 +144,3 @@ def test_tables_find_the_nearest_name() -> None:
         LOSSES["focl"]
     assert (LOSSES.group, PENALTIES.group) == ("calibrant.losses", "calibrant.penalties")
     assert all(isinstance(entry, Entry) for entry in (*LOSSES.values(), *PENALTIES.values()))
-
-
-def test_document_of_the_losses_is_up_to_date() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "losses.md").read_text(encoding="utf-8")
-    assert page == losses_page(page), (
-        "write it anew: python -c 'from pathlib import Path; from calibrant.losses.catalogue import losses_page as f; "
-        'p = Path("docs/losses.md"); p.write_text(f(p.read_text()))\''
-    )
