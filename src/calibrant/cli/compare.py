@@ -12,7 +12,7 @@ from rich.console import Console
 
 from calibrant.cli.grid_display import GridDisplay
 from calibrant.cli.grid_table import show_table
-from calibrant.cli.stopping import says_how_to_go_on
+from calibrant.cli.terminal import says_how_to_go_on
 from calibrant.cli.train import merge_settings
 from calibrant.engine.recipe import load_recipe
 from calibrant.grid.compare import Comparison, Failure, compare

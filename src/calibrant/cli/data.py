@@ -39,7 +39,7 @@ def fetch_sets(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets: cifar10, mnist …")], root: Root = None
 ) -> None:
     """Download data sets, compare them with their checksums, and go on where an earlier download stopped."""
-    from calibrant.cli.progress import progress_bar
+    from calibrant.cli.terminal import progress_bar
     from calibrant.data import DATASETS
 
     for source in [DATASETS[name] for name in names]:

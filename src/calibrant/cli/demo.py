@@ -17,10 +17,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from calibrant.cli.layout import Row, fit_table
 from calibrant.cli.measure import Request, measure_file
 from calibrant.cli.page import show_prose, show_scores
-from calibrant.cli.progress import progress_bar
+from calibrant.cli.terminal import Row, fit_table, progress_bar
 from calibrant.cli.usage import program
 from calibrant.core.records import Predictions
 from calibrant.core.words import write_interval, write_value

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from calibrant.cli.epochs import duration_words
-from calibrant.cli.layout import Row, fit_table
+from calibrant.cli.terminal import Row, fit_table
 from calibrant.grid.schedule import Board, CellState, Event, Stage
 
 # Redrawing more often than this costs more than it shows.

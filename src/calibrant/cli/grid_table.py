@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from calibrant.cli.layout import Row, fit_table
+from calibrant.cli.terminal import Row, fit_table
 from calibrant.core.words import SIGNIFICANT
 from calibrant.grid.layout import INFO_NAMES, MARK, Cell, Column, Line, Table, row_notes, several_best
 

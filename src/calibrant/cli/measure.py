@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from calibrant.cli.page import Measured, show_comparison, show_scores
-from calibrant.cli.progress import progress_bar
+from calibrant.cli.terminal import progress_bar
 from calibrant.core.records import Predictions
 from calibrant.core.registry import lookup
 from calibrant.core.scores import Paired, Scores

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from calibrant.calibrators import Identity, Ranked
-from calibrant.cli.layout import Row, fit_table
+from calibrant.cli.terminal import Row, fit_table
 
 
 def ranking_table(ranking: Sequence[Ranked], chosen: str, *, score: str, width: int) -> Table:

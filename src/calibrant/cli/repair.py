@@ -13,11 +13,10 @@ from rich.console import Console
 from calibrant.calibrators import AutoCalibrator, Calibrator, Identity, Repaired
 from calibrant.calibrators.fit_data import refuse_other_names, refuse_test_split
 from calibrant.calibrators.repair import calibrator_of, measure_repair
-from calibrant.cli.destination import check_destination
 from calibrant.cli.page import _heading, show_prose
-from calibrant.cli.progress import progress_bar
 from calibrant.cli.ranking import ranking_table
 from calibrant.cli.tables import comparison_table, paired_table
+from calibrant.cli.terminal import check_destination, progress_bar
 from calibrant.core.effect import tell_effect
 from calibrant.core.words import verdict
 from calibrant.io import load_class_names, load_predictions, save_predictions

@@ -9,9 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from calibrant.calibrators.repair import calibrator_of
-from calibrant.cli.destination import check_destination
 from calibrant.cli.page import show_prose
-from calibrant.cli.progress import progress_bar
+from calibrant.cli.terminal import check_destination, progress_bar
 from calibrant.cli.tried import Precision, load_fit_data, repair_predictions
 from calibrant.core.entry import Entry
 from calibrant.grid.collect import load_entries, name_apart, seed_notes

@@ -123,7 +123,7 @@ def _say_forecast(plan: Reproduction, folder: Path, jobs: int | None) -> None:
 def _run(plan: Reproduction, folder: Path, jobs: int | None) -> None:
     from calibrant.cli.compare import summarize
     from calibrant.cli.grid_display import GridDisplay
-    from calibrant.cli.stopping import says_how_to_go_on
+    from calibrant.cli.terminal import says_how_to_go_on
     from calibrant.paper.reproduce import run_reproduction
 
     with says_how_to_go_on(), GridDisplay() as display:

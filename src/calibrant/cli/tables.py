@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from calibrant.cli.layout import Row, fit_table, total_width
+from calibrant.cli.terminal import Row, fit_table, total_width
 from calibrant.core.records import Bins
 from calibrant.core.scores import ClassScore, Paired, Scores
 from calibrant.core.words import METRICS, SIGNIFICANT, direction, metric_of, write_interval, write_p, write_value

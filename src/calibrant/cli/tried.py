@@ -11,7 +11,7 @@ from pathlib import Path
 from calibrant.calibrators import AutoCalibrator, CalibrationWarning, Calibrator, Ranked, name_of
 from calibrant.calibrators.fit_data import refuse_other_names, refuse_test_split
 from calibrant.calibrators.repair import calibrator_of, measure_repair
-from calibrant.cli.progress import progress_bar
+from calibrant.cli.terminal import progress_bar
 from calibrant.core.checks import FitError
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Estimate, Scores

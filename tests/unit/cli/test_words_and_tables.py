@@ -11,9 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from calibrant.cli.layout import fit_table, total_width
 from calibrant.cli.page import Measured, short_names, show_comparison, show_scores
 from calibrant.cli.tables import bins_table, classes_table, comparison_table, paired_table, parts_table, scores_table
+from calibrant.cli.terminal import fit_table, total_width
 from calibrant.core.records import Bins, Predictions, Split
 from calibrant.core.scores import ClassScore, Estimate, IfCalibrated, Paired, Scores
 from calibrant.core.words import METRICS, direction, verdict, worst_slice, write_interval, write_p, write_value

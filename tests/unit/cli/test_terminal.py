@@ -7,7 +7,7 @@ import threading
 import pytest
 import typer
 
-from calibrant.cli.stopping import says_how_to_go_on
+from calibrant.cli.terminal import says_how_to_go_on
 
 
 def test_says_how_to_go_on_when_told_to_terminate(capsys: pytest.CaptureFixture[str]) -> None:
