@@ -72,13 +72,7 @@ class Line(NamedTuple):
 
 
 def band_of(curves: Sequence[Curve]) -> Band | None:
-    """Take the mean and spread of one curve a run, at the points where all have a finite value; None where there is none.
-
-    Example:
-        >>> band = band_of([([1, 2], [0.2, 0.1]), ([2, 3], [0.3, 0.1])])
-        >>> band.x, band.mean, round(band.std[0], 4)
-        ((2,), (0.2,), 0.1414)
-    """
+    """Take the mean and spread of one curve a run, at the points where all have a finite value; None where there is none."""
     tables = [{x: y for x, y in zip(*curve, strict=True) if math.isfinite(y)} for curve in curves]
     tables = [table for table in tables if table]
     shared = sorted(set.intersection(*map(set, tables))) if tables else []
@@ -338,15 +332,7 @@ class GammaPanel(NamedTuple):
 
 
 def prepare_gamma_confidence(rows: Sequence[Row], *, seed: int | None = None) -> list[GammaPanel]:
-    """Read gamma and confidence of one run of each row that has a column ``gamma``.
-
-    Args:
-        rows: Rows of one data set.
-        seed: Which run of a row; its last one if it has none of this seed, or by default.
-
-    Returns:
-        One panel a row; empty if no row has gammas.
-    """
+    """Read gamma and confidence of one run of each row that has a column ``gamma``: that of ``seed``, or else the last."""
     panels = []
     for row in rows:
         test = row.run(seed).test
@@ -361,24 +347,14 @@ def prepare_gamma_confidence(rows: Sequence[Row], *, seed: int | None = None) ->
 
 
 def running_mean(confidence: Array, gamma: Array) -> tuple[Array, Array]:
-    """Mean confidence and mean gamma of the examples in each interval of the figure's axis that holds at least five.
-
-    Example:
-        >>> [values.tolist() for values in running_mean(np.array([0.5, 0.99] * 5), np.array([1.0, 2.0] * 5))]
-        [[0.5, 0.99], [1.0, 2.0]]
-    """
+    """Mean confidence and mean gamma of the examples in each interval of the figure's axis that holds at least five."""
     index = np.floor(stretch(confidence) / _STEP).astype(int)
     groups = [group for place in np.unique(index) if (group := index == place).sum() >= _LEAST_GROUP]
     return np.array([confidence[group].mean() for group in groups]), np.array([gamma[group].mean() for group in groups])
 
 
 def stretch(confidence: Array) -> Array:
-    """Where a confidence lies on the figure's axis: as many digits of 9 as it has, up to four.
-
-    Example:
-        >>> stretch(np.array([0.0, 0.9, 0.99, 1.0])).round(2).tolist()
-        [-0.0, 1.0, 2.0, 4.0]
-    """
+    """Where a confidence lies on the figure's axis: as many digits of 9 as it has, up to four."""
     # The axis goes on a little beyond 1, so that points at 1 are not cut in half.
     return -np.log10(1 - np.clip(confidence, 0, 1 + 0.5 * _SMALLEST) + _SMALLEST)
 
@@ -391,20 +367,6 @@ def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = N
     """Draw gamma against confidence, a point an example, and the running means of right and wrong predictions.
 
     The axis of confidence is stretched towards 1, where most examples of a good classifier lie.
-
-    Args:
-        panels: What to draw; see `prepare_gamma_confidence`.
-        title: Text above the figure.
-        columns: Panels side by side, at most.
-
-    Returns:
-        A figure as wide as a column for one panel beside another, else as wide as a page's text.
-
-    Example:
-        >>> panel = GammaPanel("mine", np.array([0.5, 0.9]), np.array([2.0, 1.0]), np.array([False, True]), {})
-        >>> figure = draw_gamma_confidence([panel])
-        >>> figure.axes[0].get_xlabel(), [line.get_xdata().tolist() for line in figure.axes[0].get_lines()]
-        ('confidence', [[0.9], [0.5]])
     """
     from matplotlib.figure import Figure
 

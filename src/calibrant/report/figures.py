@@ -35,8 +35,7 @@ class FigureKind:
     """One kind of figure.
 
     Attributes:
-        prepare: Gives what is shown of the rows of a group: one record a row, with its ``label``. Rows that lack the data
-            have none.
+        prepare: Gives what is shown of the rows of a group: one record, with its ``label``, for each row that has the data.
         draw: Draws such records under a title.
         needs: What a row must have to be shown.
         title: Heading on a page.
@@ -44,8 +43,8 @@ class FigureKind:
         choices: What a reader of a page can choose between → options of ``draw``. Pages leave out figures without any.
         least: Number of records below which there is nothing to draw.
         common: Whether most rows have it, so that one without is worth a word.
-        of_run: Whether it shows a single run of each row, so that ``prepare`` takes a ``seed``, which the title then says.
-        of_bins: Whether there is one for each number of bins, so that ``prepare`` takes ``n_bins``.
+        of_run: Whether ``prepare`` takes the ``seed`` of the run to show of each row.
+        of_bins: Whether ``prepare`` takes ``n_bins``, of which there are several.
     """
 
     prepare: Callable[..., Sequence[Any]]
@@ -199,11 +198,9 @@ def _title(kind: FigureKind, group: Group, *, seed: int | None, n_bins: int | No
 
 
 def page_charts(groups: Sequence[Group]) -> list[dict[str, object]]:
-    """The figures of runs as pictures in a page, one panel each and without legends; rows have one legend for all.
+    """The figures of runs as pictures in a page, one panel each and without legends of rows.
 
-    Returns:
-        The charts that any group has: ``name``, ``title``, ``about``, ``choices``, and ``pictures``, each with the number of
-        its group (``place``), its ``choice`` and its ``svg``.
+    A chart has a picture (``svg``) for each ``choice`` of a reader and each group (``place``, its number).
     """
     view: list[dict[str, object]] = []
     for name, kind in FIGURES.items():

@@ -12,12 +12,7 @@ from calibrant.core.scores import Estimate, Paired, Scores
 
 @dataclass(frozen=True)
 class Examined:
-    """Predictions and what `calibrant.measure` says of them.
-
-    Attributes:
-        predictions: The predictions.
-        scores: Their scores.
-    """
+    """Predictions and what `calibrant.measure` says of them."""
 
     predictions: Predictions = field(repr=False)
     scores: Scores
@@ -91,13 +86,7 @@ class InTable:
 
 
 class TableRow(NamedTuple):
-    """A row of a finished table.
-
-    Attributes:
-        label: What stands first.
-        cells: Text of the others, and whether it is the best of its column.
-        is_quoted: Whether its numbers are somebody else's, from print.
-    """
+    """A row of a finished table: its label, texts of its cells with whether each is the best, and whether it is from print."""
 
     label: str
     cells: tuple[tuple[str, bool], ...]
@@ -105,14 +94,7 @@ class TableRow(NamedTuple):
 
 
 class FinishedTable(NamedTuple):
-    """A table whose numbers are written already, to be shown as it is.
-
-    Attributes:
-        title: What stands above.
-        heads: Names of all columns.
-        parts: Rows under a title of their own; an empty one is not shown.
-        notes: Sentences below.
-    """
+    """A table whose numbers are written already: its title, heads, parts (title and rows each), and sentences below."""
 
     title: str
     heads: tuple[str, ...]
@@ -121,10 +103,5 @@ class FinishedTable(NamedTuple):
 
 
 def calibrator_label(name: str) -> str:
-    """Return how a calibrator is called in prose.
-
-    Example:
-        >>> calibrator_label("ensemble_temperature"), calibrator_label("none")
-        ('ensemble temperature', 'doing nothing')
-    """
+    """Return how a calibrator is called in prose."""
     return "doing nothing" if name == "none" else name.replace("_", " ")

@@ -75,12 +75,7 @@ def bin_rows(bins: Bins, *, scale: float = 1.0) -> list[float]:
 
 
 def whole(value: float) -> float:
-    """Return a count as an integer where it is one, else with two digits after the point.
-
-    Example:
-        >>> whole(3.0), whole(3.14159)
-        (3, 3.14)
-    """
+    """Return a count as an integer where it is one, else with two digits after the point."""
     return int(value) if value == int(value) else round(value, 2)
 
 
@@ -248,12 +243,7 @@ def embed_json(data: object) -> str:
 
 
 def script_hash(script: str) -> str:
-    """Return what a content security policy calls a script: only the scripts it names may run.
-
-    Example:
-        >>> script_hash("let a = 1;")
-        'sha256-xY6QKfH9PRsQnLz56nj6MBwiK5oHg+im1Jkpdp1x/Ck='
-    """
+    """Return what a content security policy calls a script: only the scripts it names may run."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 

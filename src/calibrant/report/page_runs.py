@@ -26,16 +26,10 @@ _UNKNOWN = "?"
 
 @dataclass(frozen=True)
 class RunRow:
-    """The seeds of one row of a comparison.
+    """One row of a comparison: the row of figures, its data set and network, and the metrics in which it is the best.
 
-    Attributes:
-        row: The row as figures see it, with its label, its runs and its look.
-        data: Name of the data set; empty if unknown.
-        place: Data set and network; empty if unknown.
-        best: Metrics in which it is the best.
-        size_note: What is to be said of its number of test examples where that is not the usual one of its place, so that it
-            is not compared with the other rows; else empty.
-        told: What a table says of it.
+    ``size_note`` says how many test examples it is of where that is not the usual number of its place, so that it is not
+    compared with the other rows. ``told`` is what a table says of it.
     """
 
     row: Row
@@ -77,17 +71,12 @@ def _data_of(group: Group) -> str:
 def group_entries(
     entries: Sequence[Entry], *, best: Sequence[Collection[str]] | None = None, told: Sequence[InTable] | None = None
 ) -> list[RunRow]:
-    """Put the seeds of each row together, in the order in which the rows come.
-
-    A row of unknown network is there once for every network of its data set.
+    """Put the seeds of each row together; a row of unknown network is there once for every network of its data set.
 
     Args:
         entries: Runs, in any order.
         best: For each, the metrics in which its row is the best; by default those in which no row of the same place is better.
         told: For each, what a table says of its row.
-
-    Returns:
-        The rows.
     """
     marked = {} if best is None else {id(entry): keys for entry, keys in zip(entries, best, strict=True)}
     said = {} if told is None else {id(entry): part for entry, part in zip(entries, told, strict=True)}
@@ -111,14 +100,9 @@ def _best(row: RunRow, rows: Sequence[RunRow]) -> Collection[str]:
 
 
 def table_view(rows: Sequence[RunRow], tables: Sequence[FinishedTable]) -> dict[str, object]:
-    """What the template writes of the comparison table.
+    """What the template writes of the comparison table; ``tables`` are finished ones on the same page.
 
-    A row has its ``label``, ``seeds``, ``info``, ``cells`` and a ``note``: that it is of another number of test examples than
-    those around it, or of an unknown network, else empty.
-
-    Args:
-        rows: The rows.
-        tables: Finished tables on the same page; where one shows every metric of this one, this one can be opened.
+    Where one of them shows every metric of this table but the Brier score, this one is closed until a reader opens it.
     """
     keys = [key for key in COLUMNS if any(row.values(key) for row in rows)]
     heads = list(dict.fromkeys(head for row in rows for head in row.told.info))
@@ -194,25 +178,23 @@ def labels_not_told(rows: Sequence[RunRow], leaders: Mapping[str, RunRow]) -> di
     Args:
         rows: Rows of one place; a part of the test set is left out.
         leaders: Metric → its best row.
-
-    Returns:
-        Metric → labels of the rows, in their order, whose mean is not below that of the best.
     """
-    tested: dict[tuple[int, int], dict[str, float | None]] = {}
+    own: dict[tuple[int, int], dict[str, float | None]] = {}
     found = {}
     for key, best in leaders.items():
-        above = [
-            row for row in rows if row is not best and not row.size_note and row.values(key) and row.mean(key) >= best.mean(key)
+        rivals = [row for row in rows if row is not best and not row.size_note and row.mean(key) >= best.mean(key)]
+        told = {id(row): p for row in rivals if (p := _in_table(best, row, key)) is not None}
+        others = [row for row in rivals if id(row) not in told]
+        for row in others:
+            if (id(best), id(row)) not in own:
+                own[id(best), id(row)] = _p_values(best, row, list(leaders))
+        corrected = holm([own[id(best), id(row)][key] for row in others])
+        p_values = told | {id(row): p for row, p in zip(others, corrected, strict=True) if p is not None}
+        found[key] = [
+            row.label
+            for row in rivals
+            if (not p_values[id(row)] < SIGNIFICANT if id(row) in p_values else _meet(best, row, key))
         ]
-        told = [_in_table(best, row, key) for row in above]
-        own = [row for row, p in zip(above, told, strict=True) if p is None]
-        for row in own:
-            if (id(best), id(row)) not in tested:
-                tested[id(best), id(row)] = _p_values(best, row, list(leaders))
-        corrected = iter(holm([tested[id(best), id(row)][key] for row in own]))
-        found_p = [next(corrected) if p is None else p for p in told]
-        unclear = [_meet(best, row, key) if p is None else not p < SIGNIFICANT for row, p in zip(above, found_p, strict=True)]
-        found[key] = [row.label for row, is_unclear in zip(above, unclear, strict=True) if is_unclear]
     return found
 
 

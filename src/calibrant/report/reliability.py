@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from string import ascii_lowercase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,17 +29,10 @@ _INTERVAL = "95% interval of the accuracy"
 _STRIP, _APART, _TICKS, _LINE, _LEFT, _RIGHT, _BETWEEN, _ABOVE = 0.27, 0.06, 0.17, 0.13, 0.44, 0.08, 0.17, 0.1
 
 
-@dataclass(frozen=True)
-class ReliabilityPanel:
-    """What one diagram shows.
+class ReliabilityPanel(NamedTuple):
+    """What one diagram shows: the label, test error and ECE of a run, its bins, and 95 % intervals of their accuracies.
 
-    Attributes:
-        label: The method.
-        error: Test error of the run.
-        ece: Its ECE over these bins.
-        bins: Count, mean confidence and accuracy of every bin.
-        intervals: For every bin, the ends of the 95 % interval of its accuracy (Wilson's), or None where it is empty. None
-            altogether for weighted examples, for which the interval does not hold.
+    Intervals are Wilson's, None where a bin is empty, and None altogether for weighted examples, for which they do not hold.
     """
 
     label: str
@@ -59,8 +51,7 @@ def prepare_reliability(rows: Sequence[Row], *, n_bins: int = 15, seed: int | No
         seed: Which run of a row; its last one if it has none of this seed, or by default.
 
     Returns:
-        One panel a row. Of a run without predictions, as read from a record, the bins that were kept are shown; it is left out
-        where these are not ``n_bins`` of equal width.
+        One panel a row. A record without predictions is left out unless it keeps ``n_bins`` bins of equal width.
     """
     panels = []
     for row in rows:

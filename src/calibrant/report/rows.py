@@ -31,13 +31,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one method on one data set that differ in their seed only.
-
-    Attributes:
-        label: What figures and pages call it.
-        style: How figures draw it.
-        runs: The runs, by rising seed.
-    """
+    """The runs of one method on one data set that differ in their seed only, by rising seed, with their label and look."""
 
     label: str
     style: Style
@@ -55,13 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of one data set and one network, which are shown in one figure.
-
-    Attributes:
-        data: Name of the data set.
-        model: Name of the network, or None.
-        rows: The rows, in the order in which their first runs came.
-    """
+    """The rows of one data set and one network, or an unknown one, which are shown in one figure."""
 
     data: str
     model: str | None

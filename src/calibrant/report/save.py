@@ -39,12 +39,6 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
 
     Returns:
         The two files. Raises ``OSError`` with one sentence where they cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> from matplotlib.figure import Figure
-        >>> [file.name for file in save_figure(Figure(), Path(tempfile.mkdtemp()) / "empty")]
-        ['empty.png', 'empty.pdf']
     """
     from calibrant.io.files import atomic_writer
 
@@ -85,15 +79,6 @@ def clear_figures(folder: str | Path, kinds: Iterable[str]) -> list[Path]:
     Returns:
         What was removed. A file stays unless its name begins with a kind, ends with ``.png`` or ``.pdf``, and says inside that
         calibrant made it.
-
-    Example:
-        >>> import tempfile
-        >>> from matplotlib.figure import Figure
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> files = save_figure(Figure(), folder / "curves-digits")
-        >>> _ = (folder / "curves-mine.png").write_bytes(b"mine")
-        >>> [file.name for file in clear_figures(folder, ["curves"])], [file.name for file in folder.iterdir()]
-        (['curves-digits.pdf', 'curves-digits.png'], ['curves-mine.png'])
     """
     place, starts = Path(folder), tuple(f"{kind}-" for kind in kinds)
     if not place.is_dir():
@@ -140,11 +125,6 @@ def svg_element(figure: Figure, *, name: str, label: str) -> str:
         figure: A figure.
         name: What makes its parts differ from those of other figures in the page.
         label: What the picture shows, for those who do not see it.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> svg_element(Figure(figsize=(1, 1)), name="a", label="Nothing").startswith('<svg xmlns="http://www.w3.org/2000/svg"')
-        True
     """
     ET.register_namespace("", _SVG)
     ET.register_namespace("xlink", _LINK[1:-5])

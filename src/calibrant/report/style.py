@@ -107,24 +107,14 @@ def method_name(method: str) -> str:
 
 
 def plain_text(name: str, *, longest: int = _LONGEST) -> str:
-    r"""Return somebody's name for something on one line and not too long.
-
-    Example:
-        >>> plain_text("a\nb"), len(plain_text("x" * 100))
-        ('a b', 40)
-    """
+    r"""Return somebody's name for something on one line and not too long."""
     # A name read from a file system may hold half a surrogate pair, which no font and no file format has.
     said = " ".join(name.encode(errors="replace").decode().split())
     return said if len(said) <= longest else f"{said[: longest - 13]}…{said[-12:]}"
 
 
 def fold_text(text: str, inches: float) -> str:
-    r"""Break a text into lines of about so many inches, at spaces where that is possible.
-
-    Example:
-        >>> fold_text("CE (paper, 350 epochs)", 0.8)
-        'CE (paper,\n350 epochs)'
-    """
+    r"""Break a text into lines of about so many inches, at spaces where that is possible."""
     return textwrap.fill(text, max(4, characters(inches)), break_on_hyphens=False)
 
 

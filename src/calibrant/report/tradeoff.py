@@ -47,14 +47,7 @@ class TradeoffPoint(NamedTuple):
 
 
 def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
-    """Take error and ECE of all rows from their scores and find the Pareto front.
-
-    Args:
-        rows: Rows of one data set.
-
-    Returns:
-        One point a row. Rows of which one of the two is not known are left out.
-    """
+    """Take error and ECE of all rows that have both from their scores, and find the Pareto front."""
     placed = [(row, values) for row in rows if len(values := _values(row))]
     usual = usual_size(run for row in rows for run in row.runs)
     # Where no row is of the usual number, as where its runs have no ECE, the others have only each other.
@@ -83,22 +76,6 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
     Better is further left and further down. The stepped line joins the rows that no other row beats in both; what lies above
     and to the right of it is beaten by one of them. Bars are standard deviations over seeds. The axis of ECE is logarithmic,
     that of the error where one is more than two and a half times another.
-
-    Args:
-        points: What to draw; see `prepare_tradeoff`.
-        title: Text above the figure.
-
-    Returns:
-        A figure as wide as a column for up to six points with short labels, else wider.
-
-    Example:
-        >>> from calibrant.report.style import styles_of
-        >>> place = dict(error_std=None, ece_std=None, seeds=1)
-        >>> ce, focal = styles_of([("ce", ""), ("focal", "")]).values()
-        >>> first = TradeoffPoint("CE", ce, 0.05, 0.04, best=True, **place)
-        >>> figure = draw_tradeoff([first, TradeoffPoint("Focal", focal, 0.06, 0.03, best=True, **place)])
-        >>> [text.get_text() for text in figure.axes[0].texts]
-        ['CE', 'Focal']
 
     Reference:
         Wang and Golebiowski, TMLR 2024, appendix (predictive-calibration trade-off).

@@ -29,15 +29,7 @@ class Verdict:
 
 
 def give_verdict(examined: Examined, repaired: Repair | None) -> Verdict:
-    """Say what was found of predictions, and what a repair did for them.
-
-    Args:
-        examined: The predictions and their scores.
-        repaired: What a repair did, or None if there was none.
-
-    Returns:
-        The verdict.
-    """
+    """Say what was found of predictions, and what a repair, if there was one, did for them."""
     scores = examined.scores
     tone = {"over-confident": "over", "under-confident": "under", "both": "both"}.get(direction(scores), "good")
     tone = "unsure" if tone == "good" and scores.n < FEW else tone
@@ -109,17 +101,10 @@ def _repair(before: Scores, repaired: Repair | None) -> str:
 
 
 def give_runs_verdict(rows: Sequence[RunRow], *, n_runs: int) -> Verdict:
-    """Say what comparing runs found.
+    """Say what comparing ``n_runs`` runs found, with a paragraph for each data set and network.
 
-    For every data set and network it names the rows of the least calibration error and of the least error, and those that so
-    many runs do not tell from them; see `calibrant.report.page_runs.labels_not_told`.
-
-    Args:
-        rows: Rows of any number of data sets and networks.
-        n_runs: Number of runs in all.
-
-    Returns:
-        The verdict; of several places each has a paragraph.
+    It names the rows of the least calibration error and of the least error, and those that so many runs do not tell from them;
+    see `calibrant.report.page_runs.labels_not_told`.
     """
     places = list(dict.fromkeys(row.place for row in rows))
     found = [_tell_place([row for row in rows if row.place == place], rows) for place in places]

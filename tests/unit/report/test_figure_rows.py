@@ -50,12 +50,6 @@ def test_common_seed_does_not_ask_rows_of_unknown_seed() -> None:
     assert group_rows([theirs])[0].common_seed is None
 
 
-def test_group_rows_leaves_the_part_of_the_recipe_out_of_labels() -> None:
-    long = "train.average=phase, train.average_share=1.0, optim.weight_decay=0.001"
-    rows = group_rows([run_of("ce"), run_of("ce", preset=long)])[0].rows
-    assert rows[1].label == "CE (average=phase, average_share=1.0, weight_decay=0.001)"
-
-
 def test_group_rows_names_the_settings_of_a_method_that_is_there_once() -> None:
     rows = group_rows([run_of("ce", preset="optim.lr=0.05"), run_of("focal", preset="method.options.gamma=3"), run_of("flsd")])
     assert [row.label for row in rows[0].rows] == ["CE (lr=0.05)", "Focal (gamma=3)", "FLSD"]
@@ -71,12 +65,6 @@ def test_group_rows_tells_settings_apart_that_differ_where_a_label_is_cut() -> N
     assert len({row.label for row in rows}) == 3
     assert [row.label[-4:] for row in rows[1:]] == [" [1]", " [2]"]
     assert len({row.style for row in rows}) == 3
-
-
-def test_group_rows_says_the_default_beside_a_row_of_no_preset() -> None:
-    rows = group_rows([run_of("flgamma-sece"), run_of("flgamma-sece", preset=None)])[0].rows
-    assert [row.label for row in rows] == ["FLγ-SECE (default)", "FLγ-SECE"]
-    assert rows[0].style != rows[1].style
 
 
 def test_short_settings_keeps_what_would_be_one_name() -> None:
@@ -113,12 +101,6 @@ def test_row_run_is_that_of_the_seed_or_the_last() -> None:
     assert row.run(1).seed == 1
     assert row.run(7).seed == 4
     assert row.run().seed == 4
-
-
-def test_group_rows_of_predictions_without_facts_works() -> None:
-    row = group_rows([run_of("mine", seed=None, model=None, preset=None, epochs=None)])[0].rows[0]
-    assert row.label == "mine"
-    assert row.run(3).seed is None
 
 
 def test_group_rows_of_nothing_raises() -> None:

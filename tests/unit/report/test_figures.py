@@ -84,13 +84,6 @@ def test_draw_all_of_a_record_draws_the_bins_that_it_keeps(tmp_path: Path) -> No
     assert "reliability-digits-convnet-15bins" not in both.skipped
 
 
-@pytest.mark.usefixtures("empty_files")
-def test_draw_all_makes_a_set_for_each_data_set_and_network(tmp_path: Path) -> None:
-    entries = [replace(run_of(method, data=data), test=None) for data in ("digits", "cifar10") for method in ("ce", "focal")]
-    done = draw_all(entries, tmp_path)
-    assert names(done.files) == {"tradeoff-digits-convnet.png", "tradeoff-cifar10-convnet.png"}
-
-
 def test_a_method_has_one_look_in_all_figures() -> None:
     curve: list[float | None] = [0.3, 0.2, 0.1]
     rows = group_rows([run_of(method, curve=curve) for method in ("ce", "focal", "mine")])[0].rows

@@ -17,7 +17,7 @@ from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics.diagram import PALETTE
 from calibrant.metrics.paired import paired_test
 from calibrant.report import page as page_module
-from calibrant.report.page import render_page, verdict_of
+from calibrant.report.page import render_page
 from calibrant.report.page_content import Candidate, Examined, Repair
 from calibrant.report.page_data import script_hash
 from made_up_page_runs import made_runs
@@ -167,11 +167,6 @@ def test_page_of_runs_shows_their_charts_in_the_colours_of_its_theme() -> None:
     assert re.findall(r'<label class="key">.*?<span>([^<]*)</span>', shown) == ["CE", "FLγ-SECE", "CE (TS)", "Focal"]
     # Of several seeds the diagrams show the last that all rows have; a repaired row has the first alone.
     assert "the last that all methods have is shown" in shown
-
-
-def test_verdict_of_is_what_the_page_says() -> None:
-    verdict = verdict_of(examined(), repaired=repaired())
-    assert f'<h1 id="verdict">{html.escape(verdict.headline)}</h1>' in page()
 
 
 def luminance(colour: str) -> float:

@@ -20,7 +20,6 @@ from calibrant.report.page_data import (
     REGION_EDGES,
     UNIT,
     bin_rows,
-    class_names_of,
     class_view,
     confident_mistakes,
     embed_json,
@@ -85,12 +84,6 @@ def test_bin_rows_hold_what_the_bins_hold() -> None:
     # Four of five right at a confidence of 0.9: Wilson's interval is 0.3755 to 0.9638.
     top = TopLabel(torch.full((5,), 0.9, dtype=torch.float64), torch.tensor([1.0, 1, 1, 1, 0], dtype=torch.float64))
     assert bin_rows(equal_width_bins(top, n_bins=5)) == [4, 5, 9000, 8000, 3755, 9638]
-
-
-def test_bin_rows_of_fewer_independent_examples_are_less_sure() -> None:
-    top = TopLabel(torch.full((8,), 0.9, dtype=torch.float64), torch.tensor([1.0, 0] * 4, dtype=torch.float64))
-    sure, unsure = (bin_rows(equal_width_bins(top, n_bins=2), scale=scale) for scale in (1.0, 0.25))
-    assert unsure[4] < sure[4] < 5000 < sure[5] < unsure[5]
 
 
 def test_regions_of_float32_end_where_its_numbers_do() -> None:
@@ -189,12 +182,6 @@ def test_class_view_counts_rows_and_weighs_shares() -> None:
     assert columns(view, "right") == [7500, 10000]
 
 
-def test_class_names_are_numbers_where_there_are_none() -> None:
-    probs = [[0.7, 0.3]]
-    assert class_names_of(Predictions(probs=probs, labels=[0])) == ["0", "1"]
-    assert class_names_of(Predictions(probs=probs, labels=[0], class_names=["a", "b"])) == ["a", "b"]
-
-
 def test_confident_mistakes_come_most_confident_first_with_their_rows() -> None:
     predictions = Predictions(
         probs=[[0.9, 0.1], [0.2, 0.8], [0.99, 0.01], [0.6, 0.4]], labels=[0, 0, 1, 1], class_names=["x", "y"]
@@ -215,14 +202,6 @@ def test_confident_mistakes_are_at_most_ten_or_none() -> None:
     assert len(confident_mistakes(Predictions(probs=probs, labels=labels))) == 10
     right = Predictions(probs=torch.tensor([[0.9, 0.1]]), labels=[0])
     assert confident_mistakes(right) == []
-
-
-def test_class_view_of_weighted_examples_has_intervals_of_as_many_as_count() -> None:
-    # Half of all are of the first class, given 0.75 each; weights of 1 and 3 are worth four fifths of as many equal ones.
-    test = Predictions(probs=[[0.75, 0.25]] * 40, labels=[0, 1] * 20, weights=[1.0, 1.0, 3.0, 3.0] * 10)
-    first = columns(class_view(summarize(test, n_bins=10), test), "bins")[0]
-    ends = rate_interval(0.5, size=32)
-    assert first == [7, 80, 7500, 5000, round(10_000 * ends.low), round(10_000 * ends.high)]
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -17,7 +17,7 @@ from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Scores
 from calibrant.report.page import render_page, verdict_of
 from calibrant.report.page_content import FinishedTable, InTable
-from calibrant.report.page_runs import RunRow, group_entries, labels_not_told, leader, table_view
+from calibrant.report.page_runs import RunRow, group_entries, labels_not_told, table_view
 from figure_data import run_of
 
 NONE = torch.empty(0)
@@ -81,14 +81,6 @@ def test_run_rows_leave_cells_of_unknown_metrics_empty_and_take_no_best_from_the
     assert [cell["is_best"] for cell in errors] == [False, False, False]
 
 
-def test_groups_give_means_over_the_runs_that_have_the_metric() -> None:
-    without = replace(scores(0.2, 0.1), metrics={"error": Estimate(0.3, 0, 1)})
-    (group,) = group_entries([entry("ce", error=0.1), replace(entry("ce", 1), scores=without)])
-    assert group.mean("error") == pytest.approx(0.2)
-    assert group.mean("ece") == pytest.approx(0.05)
-    assert math.isnan(group.mean("aurc"))
-
-
 def test_verdict_of_runs_names_one_where_errors_tie_and_says_when_nothing_is_known() -> None:
     tie = verdict_of(entries=[entry("ce", ece=0.06), entry("ce+ts", ece=0.03)])
     assert tie.sentences == (
@@ -125,16 +117,6 @@ def test_group_entries_puts_unknown_networks_beside_every_network_of_their_data(
     assert titles == ["digits · convnet", "digits · mlp", "Data without a name"]
 
 
-def test_run_rows_mark_what_they_are_told_is_best() -> None:
-    runs = [entry("ce", ece=0.05), entry("ce", 1, ece=0.05), entry("focal", ece=0.01, error=0.2)]
-    names, rows = run_rows(group_entries(runs, best=[{"ece"}, {"ece"}, set()]))
-    cells = [row["cells"] for row in rows]
-    assert [[cell["is_best"] for cell in row] for row in cells if isinstance(row, list)] == [
-        [name == "ECE" for name in names],
-        [False] * len(names),
-    ]
-
-
 def test_run_rows_show_what_a_table_says_of_them() -> None:
     info = {"Epochs": "6", "p if calibrated": "0.020"}
     told = [InTable(0, True, info=info), InTable(0, False, {"ece": 0.03, "error": 0.2}, info)]
@@ -155,16 +137,6 @@ def test_table_of_runs_can_be_opened_where_a_finished_one_has_its_numbers() -> N
     full, part = (FinishedTable("Table", ("Method", *heads), ()) for heads in (("Error (%)", "NLL", "ECE (%)"), ("ECE (%)",)))
     assert '<details class="more">' in render_page(entries=runs, tables=[full])
     assert '<details class="more">' not in render_page(entries=runs, tables=[part])
-
-
-def test_leader_is_the_least_of_those_that_are_marked() -> None:
-    runs = [entry("ce", ece=0.05), entry("focal", ece=0.01), entry("mmce", ece=0.05, error=0.05)]
-    told = leader(group_entries(runs, best=[{"ece"}, set(), {"ece"}]), "ece", "error")
-    least = leader(group_entries(runs, best=[set()] * 3), "ece", "error")
-    assert told is not None
-    assert least is not None
-    assert (told.label, least.label) == ("MMCE", "Focal")
-    assert leader([], "ece", "error") is None
 
 
 def test_verdict_of_runs_and_predictions_of_one_data_set_counts_it_once() -> None:
@@ -197,18 +169,6 @@ def test_verdict_of_runs_leaves_out_what_may_not_be_compared() -> None:
         "CE has the same error.",
         "One run each is too little to tell the ECE of CE from the least.",
     )
-
-
-def test_group_entries_take_the_best_of_each_place_for_itself() -> None:
-    places = [("digits", "ce", 0.01), ("digits", "focal", 0.05), ("mixture", "ce", 0.04), ("mixture", "focal", 0.05)]
-    runs = [entry(name, data=data, ece=ece) for data, name, ece in places]
-    assert ["ece" in group.best for group in group_entries(runs)] == [True, False, True, False]
-
-
-def test_verdict_of_runs_says_so_where_only_the_least_error_is_left_out() -> None:
-    runs = [entry("ce", ece=0.02), entry("focal", ece=0.03), entry("mmce", ece=0.09, error=0.01)]
-    told = verdict_of(entries=runs, best=[{"ece", "error"}, {"error"}, set()])
-    assert "Rows that have no run of the same length and settings beside them are left out here." in told.sentences
 
 
 def test_page_says_of_a_part_of_the_test_set_how_large_it_is_and_compares_it_with_nothing() -> None:
@@ -273,19 +233,6 @@ def test_single_runs_without_predictions_are_told_apart_by_their_intervals() -> 
     assert near([single("ce", 0.03), single("focal", 0.049), single("mmce", 0.051)]) == ["Focal"]
     assert near([*seeds("ce", 0.03, 0.031), single("focal", 0.04), single("mmce", 0.042)]) == ["Focal"]
     assert labels_not_told([], {}) == {}
-
-
-def test_any_interval_of_the_best_may_meet_that_of_another() -> None:
-    best = [replace(single("ce", ece), seed=seed) for seed, ece in enumerate((0.03, 0.05))]
-    # Up to 0.04 and 0.06, against one from 0.055 and one from 0.065 on.
-    assert near([*best, single("focal", 0.065), single("mmce", 0.075)]) == ["Focal"]
-
-
-def test_a_part_of_the_test_set_is_not_compared() -> None:
-    groups = group_entries([single("ce", 0.03), single("focal", 0.035)])
-    assert labels_not_told(groups, {"ece": groups[0]}) == {"ece": ["Focal"]}
-    part = replace(groups[1], size_note="Of 50 test examples.")
-    assert labels_not_told([groups[0], part], {"ece": groups[0]}) == {"ece": []}
 
 
 def predicted(method: str, confidence: float, *, model: str = "mlp") -> Entry:

@@ -58,13 +58,6 @@ def test_render_figure_twice_gives_the_same_bytes_without_a_date(kind: str) -> N
     assert matplotlib.__version__.encode() not in first
 
 
-def test_save_figure_leaves_no_global_state(tmp_path: Path) -> None:
-    before, opened = dict(matplotlib.rcParams), plt.get_fignums()
-    save_figure(plain_figure(), tmp_path / "figure")
-    assert dict(matplotlib.rcParams) == before
-    assert plt.get_fignums() == opened
-
-
 def test_save_figure_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "figure.png").write_bytes(b"old")
     figure = plain_figure()

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import matplotlib
 import pytest
 
 from calibrant.engine.methods import METHODS
 from calibrant.metrics.diagram import PALETTE
-from calibrant.report.style import Style, fold_text, method_name, plain_text, print_style, styles_of
+from calibrant.report.style import Style, fold_text, method_name, plain_text, styles_of
 
 
 def home(method: str) -> Style:
@@ -21,12 +20,6 @@ METHOD_STYLES = {method: home(method) for method in METHODS}
 def test_methods_differ_in_marker_and_in_line_from_others_of_their_colour() -> None:
     for key in ("marker", "line"):
         assert len({(style.color, getattr(style, key)) for style in METHOD_STYLES.values()}) == len(METHODS)
-
-
-def test_methods_of_the_paper_differ_in_marker_and_line_without_colour() -> None:
-    names = ("ce", "focal", "flsd", "ls-0.05", "mixup", "mmce", "ce-dece", "ce-sece", "flgamma-dece", "flgamma-sece")
-    looks = {(METHOD_STYLES[name].marker, METHOD_STYLES[name].line) for name in names}
-    assert len(looks) == len(names)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +63,6 @@ def test_method_names_of_the_catalogue_differ() -> None:
     assert not set(labels) & set(METHODS)
 
 
-def test_styles_of_a_method_do_not_depend_on_the_others() -> None:
-    alone = styles_of([("flgamma-sece", "")])[("flgamma-sece", "")]
-    among = styles_of([(name, "") for name in METHODS])[("flgamma-sece", "")]
-    assert alone == among == METHOD_STYLES["flgamma-sece"]
-
-
 def test_styles_of_methods_of_one_colour_differ_while_a_colour_is_free() -> None:
     few = [("ce", ""), ("dca+ts", ""), ("flgamma-sece", ""), ("mine", "")]
     found = styles_of(few)
@@ -90,16 +77,6 @@ def test_styles_of_methods_of_one_colour_differ_while_a_colour_is_free() -> None
         (name, "") for name in ("ce", "focal", "flsd", "ls-0.05", "mmce", "ce-dece", "ce-sece", "flgamma-dece", "flgamma-sece")
     ]
     assert styles_of(paper) == {key: METHOD_STYLES[key[0]] for key in paper}
-
-
-def test_styles_of_variants_keep_the_colour_and_change_the_line() -> None:
-    found = styles_of([("ce", ""), ("ce+ts", ""), ("ce", "paper")])
-    plain, repaired, paper = found.values()
-    assert plain == METHOD_STYLES["ce"]
-    assert plain.color == repaired.color == paper.color
-    assert len({plain.line, repaired.line, paper.line}) == 3
-    assert plain.filled
-    assert not repaired.filled
 
 
 def test_styles_of_many_variants_share_no_colour_marker_and_dashes() -> None:
@@ -138,11 +115,3 @@ def test_styles_of_unknown_names_are_free_ones_and_stable() -> None:
     assert len(set(found.values())) == len(names)
     alone, among = home("mine"), found["mine", ""]
     assert (alone.marker, alone.line) == (among.marker, among.line)
-
-
-def test_print_style_holds_inside_its_block_only() -> None:
-    before = matplotlib.rcParams["font.size"], matplotlib.rcParams["pdf.fonttype"]
-    with print_style():
-        assert matplotlib.rcParams["font.size"] == 8
-        assert matplotlib.rcParams["pdf.fonttype"] == 42
-    assert (matplotlib.rcParams["font.size"], matplotlib.rcParams["pdf.fonttype"]) == before
