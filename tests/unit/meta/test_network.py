@@ -187,18 +187,6 @@ def test_meta_mode_frozen_equals_eval():
     assert torch.equal(found, model.eval()(x))
 
 
-def test_meta_mode_batch_leaves_a_layer_in_eval_alone():
-    model, x = normed(), torch.randn(32, 4)
-    model(x)
-    model[1].eval()
-    with meta_mode(model, "batch"):
-        assert not model[1].training
-        hidden = model[1](model[0](x))
-    torch.testing.assert_close(hidden, model[1](model[0](x)))
-    assert not model[1].training
-    assert model[1].track_running_stats
-
-
 def test_following_and_gathering_learn_statistics_without_dropout():
     batches = [torch.randn(16, 4, generator=torch.Generator().manual_seed(n)) for n in (1, 2)]
     for mode, momentum in ((following, 0.1), (gathering, None)):

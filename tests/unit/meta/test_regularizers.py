@@ -74,15 +74,6 @@ def test_gamma_focal_alarm_speaks_of_runaway():
     assert "60% of the samples are at the bound" in regularizer.alarm({"gamma_mean": 5.0, "gamma_at_bound": 0.6})
 
 
-def test_gamma_focal_net_is_the_same_function():
-    regularizer = GammaFocal(gamma_max=7.0)
-    x = batch()[0]
-    hyper = {name: 1.5 * value for name, value in regularizer.init(6, 4).items()}
-    net = regularizer.net(hyper)
-    torch.testing.assert_close(net(x).detach(), regularizer.gamma(hyper, x))
-    assert net.gamma_max == 7.0
-
-
 def test_unitwise_l2_loss_by_hand_per_example_and_per_batch():
     head = {"weight": torch.tensor([[2.0], [0.0]]), "bias": torch.tensor([1.0, 0.0])}
     hyper = {"weight": torch.tensor([[0.5], [9.0]]), "bias": torch.tensor([0.25, 9.0])}
