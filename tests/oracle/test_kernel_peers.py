@@ -13,7 +13,7 @@ from relplot.metrics import smECE_sigma
 from sklearn.metrics import auc, brier_score_loss, log_loss, roc_auc_score
 from torch import Tensor
 
-from calibrant.core.soft_accuracy import all_pairs_accuracy
+from calibrant.core.kernels import all_pairs_accuracy
 from calibrant.metrics.kernel import (
     maximum_mean_calibration_error,
     smooth_calibration_error,

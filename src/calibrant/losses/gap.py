@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_count, check_logits, check_positive
-from calibrant.core.soft_accuracy import all_pairs_accuracy
+from calibrant.core.kernels import all_pairs_accuracy
 from calibrant.losses.base import Penalty
 from calibrant.losses.probability import confidence_and_correct, top_of, widen
 

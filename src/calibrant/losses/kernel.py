@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrant.core.checks import check_logits, check_positive
-from calibrant.core.kernels import gaussian_exponents, gaussian_weights, laplace_pair_sum
-from calibrant.core.soft_accuracy import all_pairs_accuracy
+from calibrant.core.kernels import all_pairs_accuracy, gaussian_exponents, gaussian_weights, laplace_pair_sum
 from calibrant.losses.base import Penalty
 from calibrant.losses.probability import (
     confidence_and_correct,
