@@ -231,11 +231,6 @@ def load_run(folder: str | Path) -> Run:
     )
 
 
-def load_network(folder: str | Path) -> nn.Module:
-    """Read the network alone of a finished run, in evaluation mode."""
-    return load_run(folder).model
-
-
 def _network(part: BackbonePart, inputs: dict[str, Any], path: Path) -> nn.Module:
     height, width = inputs["size"]
     model = build_backbone(part, Shape(inputs["num_classes"], inputs["channels"], (height, width)), seed=0)

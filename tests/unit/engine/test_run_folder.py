@@ -15,7 +15,6 @@ from calibrant.engine.folder import (
     _write_events,
     is_finished,
     load_checkpoint,
-    load_network,
     load_run,
     package_commit,
     save_checkpoint,
@@ -72,20 +71,18 @@ def test_run_folder_facts_say_where_the_run_comes_from(finished):
     assert isinstance(facts["command"], list)
 
 
-def test_run_folder_history_has_one_line_an_epoch(finished):
+def test_run_folder_history_and_metrics_are_those_of_the_run(finished):
     run, folder = finished
     lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [EpochRecord(**line) for line in lines] == list(run.history)
-    assert [line["epoch"] for line in lines] == [0, 1]
-    assert all(line["gamma_mean"] is not None for line in lines)
-
-
-def test_run_folder_metrics_are_those_of_the_test_predictions(finished):
-    run, folder = finished
-    metrics = json.loads((folder / "metrics.json").read_text())
+    best, metrics = run.history[run.best_epoch], json.loads((folder / "metrics.json").read_text())
     assert (metrics["file"], metrics["n"], metrics["num_classes"]) == ("test.npz", 4000, 4)
-    assert metrics["metrics"]["error"]["value"] == pytest.approx(run.history[run.best_epoch].test_error)
-    assert metrics["metrics"]["ece"]["value"] == pytest.approx(run.history[run.best_epoch].test_ece)
+    assert [metrics["metrics"][key]["value"] for key in ("error", "ece")] == pytest.approx([best.test_error, best.test_ece])
+    # Methods with a gamma keep that of each example.
+    gammas = load_predictions(folder / "test.npz").columns["gamma"]
+    assert gammas.shape == (4000,)
+    assert gammas.mean() == pytest.approx(best.gamma_mean, rel=1e-5)
+    assert "gamma" in run.val.columns
 
 
 def test_load_run_gives_back_the_run(finished):
@@ -98,15 +95,7 @@ def test_load_run_gives_back_the_run(finished):
     assert all(loaded.hyper[name].equal(value) for name, value in run.hyper.items())
     for name, value in run.model.state_dict().items():
         assert loaded.model.state_dict()[name].equal(value)
-    assert not load_network(folder).training
-
-
-def test_run_predictions_carry_the_gamma_of_each_example(finished):
-    run, folder = finished
-    saved = load_predictions(folder / "test.npz")
-    assert saved.columns["gamma"].shape == (4000,)
-    assert saved.columns["gamma"].mean() == pytest.approx(run.history[run.best_epoch].gamma_mean, rel=1e-5)
-    assert "gamma" in run.val.columns
+    assert not loaded.model.training
 
 
 def test_train_finished_folder_is_recognised_and_not_run_again(finished):
