@@ -11,6 +11,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+class UnknownNameError(ValueError, KeyError):
+    """A name that a table does not have; a ``KeyError``, so that ``get`` works on tables."""
+
+    __str__ = Exception.__str__
+
+
 class Registry(Mapping[str, T]):
     """The entries of one kind by name: the built-in ones first, then those that installed packages offer.
 
@@ -30,7 +36,7 @@ class Registry(Mapping[str, T]):
         >>> numbers["tow"]
         Traceback (most recent call last):
         ...
-        ValueError: unknown number 'tow'. Did you mean 'two'? There are: one, two.
+        calibrant.core.registry.UnknownNameError: unknown number 'tow'. Did you mean 'two'? There are: one, two.
     """
 
     def __init__(self, kind: str, group: str, entries: Mapping[str, T], *, of: type[T] | tuple[type, ...]) -> None:
@@ -50,10 +56,6 @@ class Registry(Mapping[str, T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries or name in self._offered
-
-    def get(self, name: str, default: object = None) -> object:  # type: ignore[override]
-        """Return the entry, or ``default`` if there is none of that name."""
-        return self[name] if name in self else default
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self.builtin, *self._offered])
@@ -84,13 +86,13 @@ def lookup(table: Mapping[str, T], name: str, *, kind: str, also: Iterable[str] 
         known: The names to list; those of the table unless given.
 
     Returns:
-        The entry. Raises ``ValueError`` with all names, and the nearest one, if there is none.
+        The entry. Raises `UnknownNameError`, a ``ValueError``, with all names, and the nearest one, if there is none.
 
     Example:
         >>> lookup({"ece": 1, "mce": 2}, "ecee", kind="metric")
         Traceback (most recent call last):
         ...
-        ValueError: unknown metric 'ecee'. Did you mean 'ece'? There are: ece, mce.
+        calibrant.core.registry.UnknownNameError: unknown metric 'ecee'. Did you mean 'ece'? There are: ece, mce.
     """
     if name in table:
         return table[name]
@@ -99,4 +101,4 @@ def lookup(table: Mapping[str, T], name: str, *, kind: str, also: Iterable[str] 
     folded = {known.casefold(): known for known in (*names, *also)}
     near = difflib.get_close_matches(str(name).casefold(), list(folded), n=1, cutoff=0.5)
     hint = f" Did you mean {folded[near[0]]!r}?" if near else ""
-    raise ValueError(f"unknown {kind} {name!r}.{hint} There are: {', '.join(names)}.")
+    raise UnknownNameError(f"unknown {kind} {name!r}.{hint} There are: {', '.join(names)}.")
