@@ -14,7 +14,8 @@ from calibrant import __version__
 from calibrant.core.entry import Entry
 from calibrant.core.scores import Paired
 from calibrant.core.summary import summarize
-from calibrant.core.words import METRICS, SIGNIFICANT, direction, metric_of, write_interval, write_p, write_value
+from calibrant.core.words import SIGNIFICANT, direction, write_interval, write_p, write_value
+from calibrant.metrics import METRICS
 from calibrant.report.page_content import Candidate, Examined, FinishedTable, InTable, Repair, calibrator_label
 from calibrant.report.page_data import (
     GRID_STOPS,
@@ -36,8 +37,6 @@ from calibrant.report.rows import group_rows
 from calibrant.report.verdict import Verdict, give_runs_verdict, give_verdict
 
 _SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "main.js")
-# A line is drawn above these: top-label calibration, then other views of it.
-_NEW_GROUP = ("ece", "classwise_ece")
 
 
 def render_page(
@@ -197,13 +196,8 @@ def _dot(candidate: Candidate, chosen: str) -> dict[str, object]:
     assert candidate.scores is not None
     ece, nll = candidate.scores["ece"], candidate.scores["nll"]
     name = calibrator_label(candidate.name)
-    return {
-        "name": name,
-        "ece": list(ece),
-        "nll": list(nll),
-        "chosen": candidate.name == chosen,
-        "idle": candidate.name == "none",
-    }
+    idle = candidate.name == "none"
+    return {"name": name, "ece": list(ece), "nll": list(nll), "chosen": candidate.name == chosen, "idle": idle}
 
 
 def _predictions_view(examined: Examined, repaired: Repair | None) -> dict[str, object]:
@@ -224,9 +218,10 @@ def _predictions_view(examined: Examined, repaired: Repair | None) -> dict[str, 
 def metric_rows(examined: Examined, repaired: Repair | None) -> list[dict[str, object]]:
     """Every metric as ``calibrant measure`` writes it, before and after, with the paired test of the difference."""
     rows: list[dict[str, object]] = []
-    for key in [key for key in METRICS if key in examined.scores] + [key for key in examined.scores if key not in METRICS]:
-        metric, signed = metric_of(key), key == "signed_gap"
-        row = {"key": key, "name": metric.name, "meaning": metric.meaning, "starts_group": key in _NEW_GROUP}
+    for key in (key for key in METRICS if key in examined.scores):
+        metric, signed = METRICS[key], key == "signed_gap"
+        starts_group = bool(rows) and rows[-1]["group"] != metric.group
+        row = {"key": key, "name": metric.label, "meaning": metric.meaning, "group": metric.group, "starts_group": starts_group}
         sides = [("before", examined.scores[key])]
         if repaired is not None:
             test = repaired.paired[key]
@@ -260,7 +255,7 @@ def _calibrator_row(candidate: Candidate, chosen: str) -> dict[str, object]:
     row["gain"] = "" if gain is None else write_value(gain.value, "nats", signed=True)
     row["gain_interval"] = "" if gain is None else write_interval(gain, "nats", signed=True)
     for key in ("error", "nll", "ece"):
-        unit, scores = metric_of(key).unit, candidate.scores
+        unit, scores = METRICS[key].unit, candidate.scores
         row[key] = "" if scores is None else write_value(scores[key].value, unit)
         row[f"{key}_interval"] = "" if scores is None else write_interval(scores[key], unit)
     return row
@@ -281,7 +276,7 @@ def key_figures(examined: Examined, repaired: Repair | None) -> list[dict[str, s
     names["nll"] = "Negative log-likelihood"
     figures = []
     for key, note in notes.items():
-        unit, signed = metric_of(key).unit, key == "signed_gap"
+        unit, signed = METRICS[key].unit, key == "signed_gap"
         later = "" if after is None else write_value(after[key].value, unit, signed=signed)
         value = write_value(scores[key].value, unit, signed=signed)
         figures.append({"key": key, "name": names[key], "value": value, "after": "" if later == value else later, "note": note})

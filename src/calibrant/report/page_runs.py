@@ -10,8 +10,9 @@ from itertools import groupby
 from calibrant.core.effect import join_words
 from calibrant.core.entry import Entry
 from calibrant.core.sizes import common_size, size_note, usual_size
-from calibrant.core.words import SIGNIFICANT, metric_of, write_interval, write_value
+from calibrant.core.words import SIGNIFICANT, write_interval, write_value
 from calibrant.data import data_name
+from calibrant.metrics import METRICS
 from calibrant.metrics.differences import compare_runs, holm, welch_t
 from calibrant.report.page_content import FinishedTable, InTable
 from calibrant.report.rows import Group, Row, group_rows
@@ -137,12 +138,13 @@ def table_view(rows: Sequence[RunRow], tables: Sequence[FinishedTable]) -> dict[
 
 def short_name(key: str) -> str:
     """Name of a metric in the head of a narrow column."""
-    return {"error": "Error", "brier": "Brier", "classwise_ece": "Classwise ECE"}.get(key, key.upper())
+    name = METRICS[key].short or METRICS[key].label
+    return name[0].upper() + name[1:]
 
 
 def _cell(row: RunRow, key: str) -> dict[str, object]:
     """Mean and standard deviation over seeds; a single run has its own interval instead."""
-    values, unit = row.values(key), metric_of(key).unit
+    values, unit = row.values(key), METRICS[key].unit
     if not values:
         return {"value": "", "mark": "", "spread": "", "is_best": False}
     if len(values) > 1:

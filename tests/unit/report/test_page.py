@@ -12,8 +12,9 @@ import pytest
 
 from calibrant import Predictions, measure
 from calibrant.calibrators import TemperatureScaling
-from calibrant.core.words import metric_of, write_interval, write_value
+from calibrant.core.words import write_interval, write_value
 from calibrant.data.synthetic import synthetic_predictions
+from calibrant.metrics import METRICS
 from calibrant.metrics.diagram import PALETTE
 from calibrant.metrics.paired import paired_test
 from calibrant.report import page as page_module
@@ -97,7 +98,7 @@ def test_page_shows_every_metric_as_measure_writes_it() -> None:
         for key in scores:
             row = re.search(rf'<tr[^>]*data-metric="{key}">(.*?)</tr>', text, flags=re.DOTALL)
             assert row is not None, key
-            unit, signed = metric_of(key).unit, key == "signed_gap"
+            unit, signed = METRICS[key].unit, key == "signed_gap"
             value, interval = (
                 write_value(scores[key].value, unit, signed=signed),
                 write_interval(scores[key], unit, signed=signed),
