@@ -174,3 +174,13 @@ def test_calibrator_wrapped_under_autocast_repairs_as_outside(name: str) -> None
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cast = wrapped(logits)
     assert torch.equal(cast, wrapped(logits))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_through_every_layer_is_finite_also_where_a_table_is_zero(name: str) -> None:
+    given, _ = synthetic_predictions(400, 4, temperature=2.0, split="val")
+    found = CALIBRATORS[name](**QUICK.get(name, {})).fit(given.logits, (given.labels + (given.labels == 0)).clamp(max=2))
+    logits = (3 * torch.randn(100, 4, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    found.as_layer()(logits).gather(1, logits.argmin(1, keepdim=True)).sum().backward()
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()

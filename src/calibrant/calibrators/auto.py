@@ -69,12 +69,7 @@ class Ranked(NamedTuple):
 
 
 def mean_interval(values: Tensor, weights: Tensor) -> tuple[float, float, float]:
-    """Weighted mean of ``values [N]`` and its 95 % interval, from the weighted variance.
-
-    Example:
-        >>> mean_interval(torch.tensor([1.0, 3.0]).double(), torch.ones(2).double())
-        (2.0, 0.04003..., 3.95996...)
-    """
+    """Weighted mean of ``values [N]`` and its 95 % interval, from the weighted variance."""
     total = weights.sum()
     mean = (weights @ values) / total
     n_effective = total**2 / (weights @ weights)
@@ -95,16 +90,11 @@ def rank(held: Mapping[str, Tensor], failures: Mapping[str, str], weights: Tenso
 
 
 def choose(held: Mapping[str, Tensor], weights: Tensor, order: Sequence[str], *, doubtful: Collection[str] = ()) -> str:
-    """Return the simplest name that nothing is clearly better than.
+    """Return the simplest name that nothing is clearly better than, from the held-out scores ``[N]`` of each and of "none".
 
     Only what is clearly better than doing nothing can be chosen: a gain whose 95 % interval includes zero may be chance. Of
-    these it is the first in ``order`` that is worse than the best by at most one standard error of their difference.
-
-    Args:
-        held: Name → held-out score of every example ``[N]``, among them "none".
-        weights: Their weights ``[N]``.
-        order: Names, simplest first.
-        doubtful: Names that must not be chosen.
+    these, but for the ``doubtful`` ones, it is the first in ``order``, simplest first, that is worse than the best by at most
+    one standard error of their difference.
     """
     able = ["none"]
     for name in order:
@@ -240,8 +230,8 @@ class AutoCalibrator(Calibrator):
             lookup(table, name, kind="calibrator")
         return {name: kind for name, kind in table.items() if self.methods is None or name in self.methods}
 
-    def _fit_data(self, *given: Any) -> FitData:
-        data = super()._fit_data(*given)
+    def _fit_data(self, *args: Any, **given: Any) -> FitData:
+        data = super()._fit_data(*args, **given)
         if len(data) < self.n_folds:
             raise FitError(f"AutoCalibrator.fit: needs at least {self.n_folds} examples for its folds, got {len(data)}.")
         return data

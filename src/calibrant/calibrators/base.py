@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import ClassVar, Self, TypeAlias, TypeVar, overload
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from calibrant.calibrators.maps import keep_top
 from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, check_count, check_positive, to_tensor
 from calibrant.core.collect import find_logits
 from calibrant.core.records import Predictions
+from calibrant.core.registry import lookup
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 Learned: TypeAlias = "float | Tensor"
@@ -103,7 +104,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         if weights is not None and sample_weight is not None:
             raise ValueError(f"{where}: one of `weights` and `sample_weight` must be given, which are the same, got both.")
         self.check_params()
-        data = self._fit_data(logits, labels, weights if sample_weight is None else sample_weight, ignore_index, where)
+        weights = weights if sample_weight is None else sample_weight
+        data = self._fit_data(logits, labels, weights=weights, ignore_index=ignore_index)
         for doubt in self.doubts(data):
             warn(f"{where}: {doubt}")
         with one_thread(when=data.logits.numel() <= _MOST_FOR_ONE_THREAD):
@@ -116,27 +118,21 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         for name, rule in self.rules.items():
             rule(getattr(self, name), where=type(self).__name__, name=name)
 
-    def _fit_data(
-        self,
-        logits: ArrayLike | Predictions,
-        labels: ArrayLike | None,
-        weights: ArrayLike | None,
-        ignore_index: int | None,
-        where: str,
-    ) -> FitData:
-        if isinstance(logits, Predictions):
-            if labels is not None or ignore_index is not None:
-                what = "labels" if labels is not None else "ignore_index"
-                raise ValueError(f"{where}: `{what}` must not be given with a `Predictions`. Give it to `Predictions(...)`.")
-            refuse_test_split(logits, where=where)
-            weighted = weights is not None
-            return FitData.of(Predictions(logits=logits.logits, labels=logits.labels, weights=weights) if weighted else logits)
-        if labels is None:
-            raise ValueError(f"{where}: `labels` must be given with logits, got none.")
-        scores = _floating(logits, where=where)
-        samples = scores if self.takes_samples and scores.ndim == 3 else scores.unsqueeze(0)
-        given = [Predictions(logits=z, labels=labels, weights=weights, ignore_index=ignore_index) for z in samples]
-        return FitData.of(given[0], torch.stack([part.logits for part in given]) if samples is scores else None)
+    def _fit_data(self, logits: ArrayLike | Predictions, labels: ArrayLike | None, **given: Any) -> FitData:
+        where = f"{type(self).__name__}.fit"
+        if not isinstance(logits, Predictions):
+            if labels is None:
+                raise ValueError(f"{where}: `labels` must be given with logits, got none.")
+            scores = _floating(logits, where=where)
+            samples = scores if self.takes_samples and scores.ndim == 3 else [scores]
+            return FitData.of(*(Predictions(logits=sample, labels=labels, **given) for sample in samples))
+        for name, value in (("labels", labels), ("ignore_index", given["ignore_index"])):
+            if value is not None:
+                raise ValueError(f"{where}: `{name}` must not be given with a `Predictions`. Give it to `Predictions(...)`.")
+        refuse_test_split(logits, where=where)
+        if given["weights"] is not None:
+            logits = Predictions(logits=logits.logits, labels=logits.labels, weights=given["weights"])
+        return FitData.of(logits)
 
     def doubts(self, data: FitData) -> list[str]:
         """Why a fit on ``data`` may not be trusted, whatever it will find: too few examples, a class without any."""
@@ -333,12 +329,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
 def check_choice(*choices: str) -> Rule:
     """Return a rule by which a hyper-parameter must be one of ``choices``."""
-
-    def check(value: object, *, where: str, name: str) -> None:
-        if value not in choices:
-            raise ValueError(f"{where}: `{name}` must be {' or '.join(map(repr, choices))}, got {value!r}.")
-
-    return check
+    return lambda value, *, where, name: lookup(dict.fromkeys(choices), value, kind=f"`{name}` of {where}")
 
 
 def check_ascending(values: Sequence[float], *, where: str, name: str, count: int | None = None) -> None:
@@ -389,10 +380,6 @@ class CalibrationLayer(nn.Module):
     What was learned is held in buffers, so it is part of the ``state_dict`` and follows ``.to(device)``, but no optimiser
     changes it, and ``.half()`` leaves its precision. Computed in the precision of the buffers, or that of the logits if it is
     higher. With two classes, one column is the log-odds of class 1, and so is the result.
-
-    Args:
-        calibrator: The fitted calibrator.
-        dtype: Precision of the buffers and of the result; by default that of the calibrator, and that of the logits.
     """
 
     def __init__(self, calibrator: Calibrator, *, dtype: torch.dtype | None = None) -> None:

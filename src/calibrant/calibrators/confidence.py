@@ -21,25 +21,13 @@ _POINTS = 256
 
 
 def spline_log_probs(logits: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Map the confidence by straight lines between ``knots [L]``, and scale the other classes to fill up the rest.
-
-    Example:
-        >>> spline_log_probs(torch.tensor([[1.0986, 0.0]]), torch.tensor([0.5, 1.0]), torch.tensor([0.5, 0.9])).exp()
-        tensor([[0.7000, 0.3000]])
-    """
+    """Map the confidence by straight lines between ``knots [L]``, and scale the other classes to fill up the rest."""
     log_probs = floor_logits(logits).log_softmax(-1)
     return replace_confidence(log_probs, interpolate(log_probs.amax(-1).exp(), knots, values))
 
 
 def top_label_log_probs(logits: Tensor, edges: Tensor, values: Tensor) -> Tensor:
-    """Map the confidence by the steps (``edges [C, L]``) of the predicted class, and scale the others to fill up the rest.
-
-    Example:
-        >>> edges, values = torch.tensor([[0.9], [0.6]]), torch.tensor([[0.6, 0.8], [0.7, 0.9]])
-        >>> top_label_log_probs(torch.tensor([[1.0986, 0.0], [0.0, 1.0986]]), edges, values).exp()
-        tensor([[0.6000, 0.4000],
-                [0.1000, 0.9000]])
-    """
+    """Map the confidence by the steps (``edges [C, L]``) of the predicted class, and scale the others to fill up the rest."""
     log_probs = floor_logits(logits).log_softmax(-1)
     confidence, top = log_probs.max(-1)
     return replace_confidence(log_probs, step_values(confidence.exp(), edges, values, top))

@@ -57,13 +57,12 @@ class FitData:
     weights: Tensor
 
     @classmethod
-    def of(cls, predictions: Predictions, logits: Tensor | None = None) -> FitData:
-        """Take over a record, or its labels and weights with other ``logits``; examples of weight zero are left out."""
-        scores = predictions.logits if logits is None else logits
+    def of(cls, *records: Predictions) -> FitData:
+        """Take over a record, or several with samples of the same examples; examples of weight zero are left out."""
+        labels, weights = records[0].labels, records[0].weights
+        scores = records[0].logits if len(records) == 1 else torch.stack([record.logits for record in records])
         scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
-        labels, weights = predictions.labels, predictions.weights
-        if weights is None:
-            return cls(scores, labels, torch.ones(len(labels), dtype=torch.float64))
+        weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
         kept = weights > 0
         if not bool(kept.all()):
             scores, labels, weights = scores[..., kept, :], labels[kept], weights[kept]
@@ -129,14 +128,10 @@ def chunk_rows(num_classes: int) -> int:
 
 
 def possible_labels(data: FitData, *, warn_as: str | None = None) -> FitData:
-    """Leave out examples whose label has probability zero, and make all logits finite.
+    """Leave out examples whose label has probability zero, in all samples, and make all logits finite.
 
     Such an example has the same infinite NLL at every temperature and says nothing about it. Where all are such, the logits
-    are floored instead.
-
-    Args:
-        data: Checked logits ``[N, C]`` or samples of them ``[S, N, C]``, labels and weights.
-        warn_as: Name of the fit that warns of what was left out; None: none does.
+    are floored instead. ``warn_as`` names the fit that warns of what was left out.
     """
     absent = torch.isneginf(data.logits)
     if not bool(absent.any()):

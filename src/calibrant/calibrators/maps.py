@@ -69,10 +69,6 @@ def mix_in(values: Tensor, log_probs: Tensor, *, part: float = MIXED_IN) -> Tens
     """Add ``part`` of the original probabilities to ``values [..., C]``, scale rows to sum to one, return their logarithm.
 
     Adding in log space keeps classes apart whose probability underflows. A row of zeros gets its original probabilities back.
-
-    Example:
-        >>> mix_in(torch.tensor([0.25, 0.0]), torch.tensor([0.5, 0.5]).log(), part=0.5).exp()
-        tensor([0.6667, 0.3333])
     """
     mixed_in = log_probs + math.log(part)
     present = values > 0
@@ -118,12 +114,7 @@ def count_below(x: Tensor, table: Tensor, row: Tensor | int = 0) -> Tensor:
 
 
 def interpolate(x: Tensor, knots: Tensor, values: Tensor, row: Tensor | int = 0) -> Tensor:
-    """Straight lines between knots ``[K, L]`` (or ``[L]``), L at least two, constant beyond the first and the last.
-
-    Example:
-        >>> interpolate(torch.tensor([0.1, 0.3, 0.9]), torch.tensor([0.2, 0.6]), torch.tensor([0.0, 1.0]))
-        tensor([0.0000, 0.2500, 1.0000])
-    """
+    """Straight lines between knots ``[K, L]`` (or ``[L]``), L at least two, constant beyond the first and the last."""
     right = count_below(x, knots, row).clamp(1, knots.shape[-1] - 1) + row * knots.shape[-1]
     places, heights = knots.reshape(-1), values.reshape(-1)
     start, low = places[right - 1], heights[right - 1]
@@ -133,12 +124,7 @@ def interpolate(x: Tensor, knots: Tensor, values: Tensor, row: Tensor | int = 0)
 
 
 def step_values(x: Tensor, edges: Tensor, values: Tensor, row: Tensor | int = 0) -> Tensor:
-    """Value of the step (``edges [K, L]``, ``values [K, L + 1]``) that holds x; a point on an edge is in the step below it.
-
-    Example:
-        >>> step_values(torch.tensor([0.1, 0.5, 0.6]), torch.tensor([0.5]), torch.tensor([0.0, 1.0]))
-        tensor([0., 0., 1.])
-    """
+    """Value of the step (``edges [K, L]``, ``values [K, L + 1]``) that holds x; a point on an edge is in the step below it."""
     return values.reshape(-1)[count_below(x, edges, row) + row * values.shape[-1]]
 
 

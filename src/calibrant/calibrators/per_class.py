@@ -60,12 +60,7 @@ def asked(values: Tensor, rows: int) -> Tensor:
 
 
 def beta_log_probs(logits: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Log-probabilities of one beta curve for every class (``weight [C, 2]``, ``bias [C]``; one row for two), normalised.
-
-    Example:
-        >>> beta_log_probs(torch.tensor([[0.0, 1.0986]]), torch.ones(1, 2), torch.zeros(1)).exp()
-        tensor([[0.2500, 0.7500]])
-    """
+    """Log-probabilities of one beta curve for every class (``weight [C, 2]``, ``bias [C]``; one row for two), normalised."""
     log_probs = floor_logits(logits).log_softmax(-1)
     own, rest = (asked(part, weight.shape[0]) for part in (log_probs, -log_complements(log_probs)))
     odds = own * weight[:, 0] + rest * weight[:, 1] + bias
@@ -266,13 +261,7 @@ def lines_log_probs(logits: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 
 
 def steps_log_probs(logits: Tensor, edges: Tensor, values: Tensor) -> Tensor:
-    """Apply steps (``edges [K, L]``, ``values [K, L + 1]``) to every class's probability and normalise; ``[..., C]``.
-
-    Example:
-        >>> edges, values = torch.tensor([[0.5]] * 2 + [[0.1]]), torch.tensor([[0.2, 0.6]] * 3)
-        >>> steps_log_probs(torch.tensor([[5.0, 0.0, 0.0]]), edges, values).exp()
-        tensor([[0.6000, 0.2000, 0.2000]])
-    """
+    """Apply steps (``edges [K, L]``, ``values [K, L + 1]``) to every class's probability and normalise; ``[..., C]``."""
     return table_log_probs(logits, edges, values, lookup=step_values)
 
 

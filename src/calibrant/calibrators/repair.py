@@ -47,10 +47,8 @@ class Repaired:
         for key in ("ece", "nll", "error"):
             old, new, test = self.before[key], self.after[key], self.paired[key]
             change = f"p = {test.p_value:.2g}" if test.difference else "unchanged"
-            lines.append(
-                f"  {key:<6} {old.value:.4f} [{old.low:.4f}, {old.high:.4f}] -> "
-                f"{new.value:.4f} [{new.low:.4f}, {new.high:.4f}], {change}"
-            )
+            before, after = (f"{entry.value:.4f} [{entry.low:.4f}, {entry.high:.4f}]" for entry in (old, new))
+            lines.append(f"  {key:<6} {before} -> {after}, {change}")
         return "\n".join(lines)
 
 
@@ -117,15 +115,7 @@ def measure_repair(
 
 
 def describe(calibrator: Calibrator) -> str:
-    """Say in a sentence what was fitted.
-
-    Example:
-        >>> from calibrant.calibrators import TemperatureScaling
-        >>> calibrator = TemperatureScaling()
-        >>> calibrator.temperature_ = 1.9
-        >>> describe(calibrator)
-        'The logits are divided by a temperature of 1.900: by its own measure the model was over-confident.'
-    """
+    """Say in a sentence what was fitted."""
     fitted = calibrator.best_ if isinstance(calibrator, AutoCalibrator) else calibrator
     # Speaks of the temperature only if that is all that was learned.
     temperature = float(getattr(fitted, "temperature_", 1.0)) if fitted.learned == ("temperature",) else None

@@ -264,11 +264,10 @@ class AttendedTemperatureScaling(_TemperatureMethod):
     """Divides all logits by a temperature found from labels and from the other likely classes of every example.
 
     The extra terms make the estimate vary less from one small fit set to the next, and depend less on single wrong labels;
-    the price is a bias that no number of examples removes. It depends on the threshold (on 5,000 examples of true temperature
-    2.4, 10 classes and 19 % error: 2.5 at a threshold of 0.01, but 10 at the 1e-5 of the authors' notebook) and on the number
-    of classes (at a true temperature of 2: near 4 with 2 classes, 3.0 with 5, 2.5 with 10, 1.6 with 100). Prefer
-    `TemperatureScaling`; with 10 classes or more, fewer than some hundred examples and labels that may be wrong, compare the
-    two. A fit on fewer classes warns. The objective is that of the authors' released code.
+    the price is a bias that no number of examples removes. At a true temperature of 2 it is near 4 with 2 classes, 3.0 with 5,
+    2.5 with 10, 1.6 with 100; and it grows fast below the threshold of 0.01. Prefer `TemperatureScaling`; with 10 classes or
+    more, fewer than some hundred examples and labels that may be wrong, compare the two. A fit on fewer classes warns. The
+    objective is that of the authors' released code.
 
     Args:
         threshold: Probability that a class which is not the label must exceed to be attended.
@@ -327,7 +326,7 @@ class MonteCarloTemperatureScaling(_TemperatureMethod):
     Probabilities come back as ``[N, C]``. The top class of an average can depend on T, so predictions may change.
 
     Args:
-        bounds: Smallest and largest T.
+        bounds: As in `TemperatureScaling`.
 
     Attributes:
         temperature_: The learned T.

@@ -26,7 +26,6 @@ from calibrant.calibrators.fit_data import FitData
 from calibrant.core.checks import FitError
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error, negative_log_likelihood
-from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
 from helpers import golden
 
@@ -106,11 +105,8 @@ def test_advice_where_doing_nothing_leaves_labels_without_a_chance_says_so() -> 
     logits = given.logits.double().clone()
     logits[:10].scatter_(1, given.labels[:10].unsqueeze(1), -math.inf)
     found = AutoCalibrator(methods=("temperature", "ensemble_temperature")).fit(logits, given.labels)
-    score = found.ranking_[0].score
-    assert found.advice_ == (
-        "ensemble_temperature is best: as given, held-out labels have probability zero; with it the negative log-likelihood is "
-        f"{score:.4f} instead of infinite."
-    )
+    assert found.best_name_ == "ensemble_temperature"
+    assert f"is {found.ranking_[0].score:.4f} instead of infinite" in found.advice_
 
 
 def test_mean_interval_of_unequal_weights_is_that_of_the_effective_number() -> None:
@@ -130,14 +126,6 @@ def test_choose_simpler_within_one_standard_error_wins() -> None:
     assert choose(held, weights, order) == "temperature"
     held = {"none": worst, "temperature": noise + 0.06, "vector": torch.zeros(400).double()}
     assert choose(held, weights, order) == "vector"
-
-
-def test_auto_does_nothing_with_so_few_examples_that_every_method_would_warn() -> None:
-    # Seven of eight are right, and the wrong one is not less sure: less confidence gains nothing that is clear.
-    logits = torch.tensor([[6.0, 0.0], [0.0, 6.0]]).repeat(4, 1)
-    with pytest.warns(CalibrationWarning, match=r"8 examples are few for a choice between methods \(100 or more"):
-        auto = AutoCalibrator(methods=("temperature", "platt")).fit(logits, [1, 1] + [0, 1] * 3)
-    assert (auto.best_name_, auto.advice_) == ("none", TOO_FEW)
 
 
 def test_auto_of_less_than_100_examples_does_not_choose_what_learns_something_of_every_class() -> None:
@@ -190,20 +178,9 @@ def test_auto_does_not_choose_a_method_that_has_too_few_examples(monkeypatch: py
 def test_advise_of_nothing_clear_gives_the_interval_of_the_nearest() -> None:
     noise = torch.tensor([0.5, -0.5]).double()
     ranking = rank({"none": torch.zeros(2).double(), "a": noise - 0.1, "b": noise - 0.2}, {}, torch.ones(2).double())
-    assert advise(ranking, "none", "nll") == (
-        "Doing nothing is best: no method improves the held-out negative log-likelihood clearly (the nearest, b, changes it by "
-        "-0.2000, 95% interval -1.1800 to +0.7800)."
-    )
+    assert "the nearest, b, changes it by -0.2000, 95% interval -1.1800 to +0.7800" in advise(ranking, "none", "nll")
     assert "none of the methods that these examples suffice for improves" in advise(ranking, "none", "nll", doubtful=["b"])
     assert advise(ranking, "none", "nll", doubtful=["a"]) == advise(ranking, "none", "nll")
-
-
-def test_advise_names_the_leader_that_is_not_clearly_better() -> None:
-    held = {"none": torch.ones(3).double(), "a": torch.zeros(3).double(), "b": torch.full((3,), 0.1).double()}
-    said = advise(rank(held, {}, torch.ones(3).double()), "b", "nll")
-    assert "(95% interval " in said
-    assert said.startswith("b is enough")
-    assert "and a, with the least, is not clearly better" in said
 
 
 def test_candidates_are_the_listed_ones_and_a_package_that_cannot_be_loaded_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +233,7 @@ def test_auto_round_trips_with_its_ranking(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"methods": ("temprature",)}, "unknown calibrator 'temprature'. Did you mean 'temperature'"),
-        ({"scoring": "ece"}, "`scoring` must be"),
+        ({"scoring": "ece"}, "unknown `scoring` of AutoCalibrator"),
         ({"n_folds": 1}, "`n_folds` must be a whole number >= 2"),
     ],
 )
@@ -296,31 +273,13 @@ def over_confident(seed: int, split: str) -> Predictions:
     return Predictions(logits=2.4 * logits, labels=labels, split=split)
 
 
-def true_ece_setting(seed: int) -> tuple[Predictions, Predictions]:
-    return over_confident(seed, "val"), over_confident(seed + 100, "test")
-
-
-def test_temperature_on_known_miscalibration_leaves_what_a_calibrated_model_shows() -> None:
-    fit_data, test = true_ece_setting(0)
-    before = measure(test, n_resamples=50)
-    assert before["error"].value == pytest.approx(0.06, abs=0.01)
-    assert before["ece"].value == pytest.approx(0.05, abs=0.01)
-    assert before.ece_if_calibrated.p_value < 0.05
-    found = TemperatureScaling().fit(fit_data)
-    assert found.temperature_ == pytest.approx(2.4, abs=0.15)
-    after = measure(found.apply(test), n_resamples=50)
-    assert after["error"].value == before["error"].value
-    assert after.ece_if_calibrated.p_value > 0.01
-    assert after["ece"].value < after.ece_if_calibrated.p95 * 1.2
-
-
 # All fourteen were tried on ten such data sets: temperature was chosen every time. These are the quick ones.
 KINDS = ("temperature", "ensemble_temperature", "spline", "top_label_binning", "histogram", "isotonic")
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_auto_on_known_miscalibration_is_not_significantly_worse_than_temperature(seed: int) -> None:
-    fit_data, test = true_ece_setting(seed)
+    fit_data, test = over_confident(seed, "val"), over_confident(seed + 100, "test")
     auto = AutoCalibrator(methods=KINDS).fit(fit_data)
     chosen, plain = auto.apply(test), TemperatureScaling().fit(fit_data).apply(test)
     difference = paired_test(plain, chosen, n_resamples=100)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
@@ -31,13 +31,11 @@ from calibrant.calibrators import (
     Identity,
     IsotonicCalibration,
     MatrixScaling,
-    MonteCarloTemperatureScaling,
     PlattScaling,
     SplineCalibration,
     TemperatureScaling,
     TopLabelBinning,
     VectorScaling,
-    fit_data,
     name_of,
 )
 from calibrant.calibrators.base import one_thread
@@ -114,7 +112,7 @@ def test_wrong_input_is_named() -> None:
         (MatrixScaling(spreads=(1.0, 0.1)), "MatrixScaling: `spreads` must be one or more ascending"),
         (DirichletCalibration(n_folds=1), "DirichletCalibration: `n_folds` must be a whole number >= 2"),
         (VectorScaling(ridge=0.0), "`ridge` must be a finite number > 0"),
-        (HistogramBinning(binning="other"), "`binning` must be 'width' or 'mass'"),  # type: ignore[arg-type]
+        (HistogramBinning(binning="other"), "unknown `binning` of HistogramBinning"),  # type: ignore[arg-type]
         (BayesianBinning(span=-1.0), "`span` must be a finite number > 0"),
         (SplineCalibration(n_knots=2), "`n_knots` must be a whole number >= 3"),
         (TopLabelBinning(points_per_bin=0), "`points_per_bin` must be a whole number >= 1"),
@@ -144,14 +142,6 @@ def test_fit_without_a_class_warns_where_classes_are_apart() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert TemperatureScaling().fit(given).temperature_ > 1
-
-
-def test_log_probs_in_chunks_are_those_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = IsotonicCalibration().fit(VAL.logits, VAL.labels.clamp(max=2))
-    whole = found.log_probs(VAL.logits)
-    monkeypatch.setattr(fit_data, "CHUNK_ENTRIES", 70 * 3)
-    assert torch.equal(found.log_probs(VAL.logits), whole)
-    assert found.log_probs(VAL.logits[:0]).shape == (0, 3)
 
 
 def test_one_thread_goes_back_to_as_many_as_before() -> None:
@@ -260,25 +250,6 @@ def test_wrapped_model_without_logits_or_of_other_classes_is_refused() -> None:
         FOUND.wrap(nn.Linear(4, 2))(INPUTS)
 
 
-def test_wrapped_model_called_by_name_survives_export() -> None:
-    wrapped = FOUND.wrap(Returning(lambda logits: {"logits": logits})).eval()
-    given = {"input_ids": INPUTS, "attention_mask": torch.ones(4)}
-    program = torch.export.export(wrapped, (), given)
-    with torch.no_grad():
-        torch.testing.assert_close(program.module()(**given), wrapped(**given))
-
-
-def test_wrapped_transformers_model_gives_log_probabilities_of_its_logits() -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 20}
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(num_labels=3, **sizes)).eval()
-    batch = {"input_ids": torch.arange(10).reshape(2, 5), "attention_mask": torch.ones(2, 5, dtype=torch.long)}
-    with torch.no_grad():
-        torch.testing.assert_close(
-            FOUND.wrap(model).eval()(**batch), FOUND.predict_log_proba(model(**batch).logits), atol=1e-6, rtol=1e-5
-        )
-
-
 def test_wrapped_model_is_given_a_first_argument_that_is_none() -> None:
     class Masked(nn.Module):
         def forward(self, mask: Tensor | None, x: Tensor) -> Tensor:
@@ -316,10 +287,10 @@ def test_cross_val_score_is_that_of_fits_by_hand() -> None:
     assert (cross_val_score(TemperatureScaling(), LOGITS[two][:, :2], LABELS[two], cv=2, scoring="roc_auc") > 0.5).all()
 
 
-def test_grid_search_finds_and_refits_a_hyper_parameter() -> None:
-    search = GridSearchCV(HistogramBinning(), {"n_bins": [2, 4]}, scoring="neg_log_loss", cv=2).fit(LOGITS, LABELS)
-    assert search.best_params_["n_bins"] == search.best_estimator_.n_bins
-    assert search.classes_.tolist() == [0, 1, 2]
+def test_sample_weight_is_weights() -> None:
+    weights = np.arange(300) % 3
+    by_weights, by_sample_weight = (TemperatureScaling().fit(VAL, **{name: weights}) for name in ("weights", "sample_weight"))
+    assert by_weights.temperature_ == by_sample_weight.temperature_ != FOUND.temperature_
 
 
 def test_pipeline_after_a_model_that_gives_scores() -> None:
@@ -330,14 +301,6 @@ def test_pipeline_after_a_model_that_gives_scores() -> None:
     np.testing.assert_allclose(pipeline.predict_proba(LOGITS[200:]), alone.predict_proba(scores))
     assert pipeline.predict(LOGITS[200:]).tolist() == scores.argmax(1).tolist()
     assert pipeline.set_params(temperaturescaling__n_bins=7)[-1].n_bins == 7
-
-
-@pytest.mark.parametrize("kind", [TemperatureScaling, MonteCarloTemperatureScaling])
-def test_sample_weight_is_weights(kind: type[TemperatureScaling | MonteCarloTemperatureScaling]) -> None:
-    weights = np.arange(300) % 3
-    by_weights = kind().fit(LOGITS, LABELS, weights=weights)
-    by_sample_weight = kind().fit(LOGITS, LABELS, sample_weight=weights)
-    assert by_weights.temperature_ == by_sample_weight.temperature_ != kind().fit(LOGITS, LABELS).temperature_
 
 
 # Checks of scikit-learn that fail, and why they must: these calibrators take logits [N, C] with labels 0 to C - 1, in the

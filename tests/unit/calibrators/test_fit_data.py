@@ -28,14 +28,6 @@ def fit_data(weights: torch.Tensor | None = None, rows: slice = slice(None)) -> 
     return FitData.of(Predictions(logits=LOGITS[rows], labels=LABELS[rows], weights=given))
 
 
-def test_fit_data_leaves_out_examples_of_weight_zero() -> None:
-    logits = torch.arange(8.0).view(4, 2)
-    data = FitData.of(Predictions(logits=logits, labels=[0, 1, 0, 1], weights=[2.0, 0.0, 1.0, 0.0]))
-    assert data.logits.equal(logits[[0, 2]])
-    assert data.labels.tolist() == [0, 0]
-    assert data.weights.tolist() == pytest.approx([4 / 3, 2 / 3])
-
-
 def test_subset_is_the_data_of_its_rows_alone() -> None:
     part, alone = fit_data(WEIGHTS).subset(torch.arange(50)), fit_data(WEIGHTS, slice(50))
     torch.testing.assert_close(part.weights, alone.weights, rtol=1e-12, atol=0)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from calibrant import Predictions
-from calibrant.calibrators import CALIBRATORS, BayesianBinning, BetaCalibration, IsotonicCalibration, PlattScaling
+from calibrant.calibrators import CALIBRATORS, BayesianBinning, BetaCalibration, PlattScaling
 from calibrant.calibrators.per_class import (
     Question,
-    edges_behind,
     equal_mass_edges,
     equal_mass_histograms,
     fit_logistic,
-    just_above,
     lines_log_probs,
     merge_ties,
 )
@@ -75,13 +71,6 @@ def test_beta_decreasing_curve_is_cut_to_a_flat_one() -> None:
     assert bool((found.weight_ >= 0).all())
     probs = found.predict_proba(given.logits[:50] + 1e-3)[:, 1]
     assert float(probs.max() - probs.min()) < 0.05
-
-
-def test_isotonic_is_monotone_in_the_probability() -> None:
-    given, _ = synthetic_predictions(500, 2, temperature=2.0, split="val")
-    odds = torch.linspace(-8, 8, 200, dtype=torch.float64)
-    probs = IsotonicCalibration().fit(given).predict_proba(torch.stack([torch.zeros_like(odds), odds], 1))[:, 1]
-    assert bool((probs.diff() >= -1e-12).all())
 
 
 def test_joint_isotonic_map_of_equal_steps_keeps_hardly_anything_but_the_order() -> None:
@@ -152,10 +141,3 @@ def test_merge_ties_joins_rounding_alone() -> None:
     assert merge_ties(np.array([1e-300, 2.0**-150, 0.0, 1e-30, 2e-30])).tolist() == [2.0**-150] * 3 + [1e-30, 2e-30]
     sure = 1 - np.array([1e-6, 1e-7, 1e-12])
     assert merge_ties(sure).tolist() == sure.tolist()
-
-
-def test_edges_lie_behind_a_value_and_before_the_next() -> None:
-    ordered = np.array([0.2, 0.2 + 1e-9, 0.4])
-    first, second = edges_behind(ordered, np.array([1, 2]))
-    assert ordered[0] < first < ordered[1] < second <= just_above(ordered[1:2])[0] < ordered[2]
-    assert math.isclose(first, ordered[:2].mean())

@@ -15,7 +15,6 @@ from calibrant.calibrators import (
     AutoCalibrator,
     BetaCalibration,
     CalibrationWarning,
-    Calibrator,
     EnsembleTemperatureScaling,
     Identity,
     Repaired,
@@ -65,13 +64,10 @@ def test_repair_takes_a_calibrator_and_says_what_auto_chose() -> None:
     assert done.advice == f"{auto.advice_} Its temperature is {done.fitted.temperature_:.3f}."
 
 
-def test_describe_of_a_mixture_does_not_speak_of_one_temperature() -> None:
+def test_describe_of_what_changes_nothing_says_so() -> None:
+    assert describe(Identity()).startswith("Nothing was fitted")
     assert describe(EnsembleTemperatureScaling()).startswith("Ensemble temperature scaling was fitted")
     assert "some predicted classes may change" in describe(VectorScaling())
-
-
-def test_describe_of_what_changes_nothing_says_so() -> None:
-    assert describe(Identity()) == "Nothing was fitted: the probabilities stay as they are."
     calibrator = TemperatureScaling()
     calibrator.temperature_ = 1.0004
     assert describe(calibrator).startswith("The best temperature is 1.000, which changes nothing")
@@ -100,18 +96,7 @@ def test_repair_refuses_classes_of_another_order() -> None:
         assert repair(VAL, test, method="temperature", **FEW).paired["error"].difference == 0
 
 
-def test_repair_of_fit_data_warns() -> None:
-    half = torch.arange(500)
-    joined = Predictions(logits=torch.cat([VAL.logits[half], TEST.logits]), labels=torch.cat([VAL.labels[half], TEST.labels]))
-    with pytest.warns(CalibrationWarning, match="33 % of these examples were used to fit the calibrator"):
-        repair(VAL, joined, method="temperature", **FEW)
-
-
 def test_fit_that_reaches_its_bound_warns_in_every_temperature_method() -> None:
-    logits = VAL.logits.double()
-    for name in ("temperature", "mc_temperature", "ensemble_temperature"):
-        with pytest.warns(CalibrationWarning, match=r"the temperature ended at its bound 0\.001"):
-            CALIBRATORS[name]().fit(logits, logits.argmax(1))
     given, _ = synthetic_predictions(1000, 10, temperature=2.4, split="val")
     for name in ("temperature", "attended_temperature", "mc_temperature", "ensemble_temperature"):
         # Its best temperature is 2.4.
@@ -130,21 +115,6 @@ def test_auto_leaves_out_what_needs_every_class_where_one_is_missing() -> None:
     assert [entry.name for entry in auto.ranking_ if entry.failure] == ["vector", "top_label_binning"]
     assert "needs an example of every class" in str(auto.ranking_[-2].failure)
     assert re.search(rf"Methods that learn something of every class were left out: {missing}\.$", auto.advice_)
-
-
-def test_too_few_examples_advise_a_smaller_method_only_where_there_is_one() -> None:
-    def messages(method: Calibrator, labels: list[int]) -> str:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            method.fit(torch.eye(20)[labels], labels[::-1])
-        return " | ".join(str(entry.message) for entry in caught)
-
-    assert "one example is few for this method (50 or more are advised with 20 classes). Use more validation data." in messages(
-        TemperatureScaling(), [0]
-    )
-    assert "2 examples are few for this method (200 or more are advised with 20 classes). Use more validation data, or a" in (
-        messages(VectorScaling(), [0, 1])
-    )
 
 
 def test_fit_that_gives_no_finite_numbers_fails() -> None:
