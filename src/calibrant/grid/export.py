@@ -332,12 +332,9 @@ def narrow_table(table: Table, *, paper: bool = False) -> Table:
     """Return a comparison with the columns of the paper's Table 1 alone, of those that a page shows."""
     columns = tuple(column for column in table.columns if column.metric in SIX)
     kept = {column.key for column in columns}
-
-    def narrow(line: Line) -> Line:
-        return replace(line, cells={key: cell for key, cell in line.cells.items() if key in kept})
-
-    sections = tuple(replace(part, lines=tuple(map(narrow, part.lines))) for part in table.sections)
-    found = replace(table, columns=columns, sections=sections)
+    found = replace(table, columns=columns).each_line(
+        lambda line: replace(line, cells={key: cell for key, cell in line.cells.items() if key in kept})
+    )
     return replace(found, notes=notes_of(found, tested=True, paper=paper))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from calibrant.calibrators.temperature import TemperatureScaling
@@ -16,7 +16,6 @@ from calibrant.grid.paper import NOT_IN_PAPER, load_paper, notes_about
 from calibrant.grid.rows import CHOICES, Row
 from calibrant.metrics.differences import LEAST_SEEDS
 
-DIGITS = 3
 EMPTY, MARK = "–", "†"
 Info = Literal["preset", "epochs", "seeds", "calibrated"]
 INFO_NAMES: dict[Info, str] = {"preset": "Preset", "epochs": "Epochs", "seeds": "Seeds", "calibrated": "p if calibrated"}
@@ -24,16 +23,7 @@ INFO_NAMES: dict[Info, str] = {"preset": "Preset", "epochs": "Epochs", "seeds": 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of numbers.
-
-    Attributes:
-        key: Its key in the cells of a line.
-        name: What stands above it, without the unit.
-        metric: The metric, a key of `Scores`.
-        percent: Whether it is shown in per cent.
-        group: What stands above several neighbours together.
-        data: The data set, where columns are of different ones.
-    """
+    """One column of numbers: of a metric, in per cent or not; ``group`` stands above several neighbours of one data set."""
 
     key: str
     name: str
@@ -73,7 +63,7 @@ class Cell:
         """Whether it differs from what its table tests against significantly."""
         return self.p_value is not None and self.p_value < SIGNIFICANT
 
-    def shown(self, column: Column, *, digits: int = DIGITS) -> tuple[str, str | None]:
+    def shown(self, column: Column, *, digits: int = 3) -> tuple[str, str | None]:
         """Mean and standard deviation as printed."""
         scale = 100 if column.percent else 1
         mean = f"{scale * self.mean:.{digits}f}"
@@ -84,13 +74,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a table.
+    """One line of a table: a row of ours, one printed in the "paper", or a "difference" of two of our rows.
 
     Attributes:
         label: What stands in front.
         method: Name of the method.
         cells: Column key → number; a column without one is shown empty.
-        kind: Whether it is "ours", printed in the "paper", or a "difference" of two of our lines.
+        kind: "ours", "paper" or "difference".
         preset: Preset of the method, where it means something.
         epochs: Length of training, where known.
         model: The network, where known.
@@ -139,15 +129,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Section:
-    """Lines about one data set and network.
-
-    Attributes:
-        title: What stands above them.
-        lines: The lines.
-        data: Name of the data set, where it is one.
-        model: Name of the network, where known.
-        examples: Usual number of test examples, where known; a line of another one is not compared with the others.
-    """
+    """Lines about one data set and network; those of another number of ``examples`` are not compared with the others."""
 
     title: str
     lines: tuple[Line, ...]
@@ -175,7 +157,7 @@ class Table:
     columns: tuple[Column, ...]
     sections: tuple[Section, ...]
     info: tuple[Info, ...] = ("seeds",)
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     base: str = "the first row"
 
     @property
@@ -188,6 +170,10 @@ class Table:
         """Names of all columns."""
         columns = [f"{column.group} {column.heading}".strip() for column in self.columns]
         return ["Method", *(INFO_NAMES[name] for name in self.info), *columns]
+
+    def each_line(self, change: Callable[[Line], Line]) -> Table:
+        """The table with every line changed."""
+        return replace(self, sections=tuple(replace(s, lines=tuple(map(change, s.lines))) for s in self.sections))
 
 
 def _calibrated(p_values: tuple[float, ...]) -> str:

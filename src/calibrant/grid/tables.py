@@ -113,11 +113,7 @@ def finish_table(table: Table, style: Style, *, beside: Sequence[Line] = ()) -> 
 
 def name_methods(table: Table) -> Table:
     """Return a comparison with its methods named as figures and pages do; its notes are as they were."""
-
-    def named(line: Line) -> Line:
-        return line if line.row is None else replace(line, label=_label(line.row, line.shown, "name"))
-
-    return replace(table, sections=tuple(replace(part, lines=tuple(map(named, part.lines))) for part in table.sections))
+    return table.each_line(lambda line: replace(line, label=_label(line.row, line.shown, "name")) if line.row else line)
 
 
 def metric_column(key: str) -> Column:

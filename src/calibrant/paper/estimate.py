@@ -5,7 +5,6 @@ The data need not be there: images of the same size and number of classes train 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +17,8 @@ import torch
 from calibrant.data import DATASETS, Shape
 from calibrant.engine.folder import device_name
 from calibrant.engine.hardware import choose_hardware
-from calibrant.engine.methods import facts_of, make_plan
-from calibrant.engine.objective import LossObjective, MetaPlan, Plan
+from calibrant.engine.methods import facts_of, learns, make_plan
+from calibrant.engine.objective import MetaPlan
 from calibrant.engine.recipe import DataPart, Recipe
 from calibrant.engine.result import EpochRecord
 from calibrant.engine.setup import load_data
@@ -49,15 +48,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Forecast:
-    """How long a grid will take.
-
-    Attributes:
-        low: Seconds, if all goes well.
-        high: Seconds, if not.
-        device: Where it was measured.
-        at_once: Runs at a time.
-        speeds: What was measured of each kind of run.
-    """
+    """How long a grid will take: seconds if all goes well and if not, where, how many runs at a time, and what was measured."""
 
     low: float
     high: float
@@ -80,19 +71,15 @@ _PROBES = {"cpu": _Probe(4, 8), "cuda": _Probe(100, 1)}
 # each other. Measured on an H200: four runs on one GPU together are a fifth faster than in turn.
 _GAIN, _LOSS = 0.75, 1.35
 _TOO_SHORT = 0.2
-# Seconds of CPU, on an otherwise idle machine. Loading torch, once for every process that runs cells; around the epochs of a
-# run: its files, capturing or compiling on a GPU, measuring with intervals; making and measuring a run of another (+ts).
+# Seconds. Loading torch, once for every process that runs cells; around the epochs of a run: its files, capturing or compiling
+# on a GPU, measuring with intervals; making and measuring a run of another (+ts).
 _LOADING, _AROUND, _MADE = 5.0, {"cpu": 1.5, "cuda": 5.0}, 0.6
 # In the end: tables and figures of a data set, and what each of their rows adds.
 _SET, _ROW = 5.0, 0.7
 
 
 def forecast(
-    cells: Sequence[Cell],
-    *,
-    jobs: int | None = None,
-    threads: int = 1,
-    report: Callable[[str], None] | None = None,
+    cells: Sequence[Cell], *, jobs: int | None = None, threads: int = 1, report: Callable[[str], None] | None = None
 ) -> Forecast:
     """Time a few steps of each kind of run and add up what a grid takes.
 
@@ -103,40 +90,21 @@ def forecast(
         report: Called with the kind of run that is timed next.
 
     Returns:
-        A range: a run of the same kind may be faster when compiled and slower beside others. How busy the machine is while
-        steps are timed counts for what is not timed, too: loading, measuring, tables and figures.
+        A range: a run of the same kind may be faster when compiled and slower beside others.
     """
     device = cells[0].recipe.train.device if cells else "auto"
-    place = choose_hardware(device=device).device
-    wall, cpu = time.perf_counter(), time.process_time()
     speeds = _time_kinds(cells, threads=threads, report=report)
-    # Steps on a GPU are waited for, whoever else uses the cores.
-    load = 1.0 if place.type == "cuda" else slowed_by(time.perf_counter() - wall, time.process_time() - cpu)
-    speeds = [replace(speed, seconds=speed.seconds + (load - 1) * _AROUND[place.type]) for speed in speeds]
     places = make_places(device=device, jobs=jobs, threads=threads)
     trained = sum(speed.runs for speed in speeds)
     at_once = max(1, min(sum(place.most for place in places), trained))
     # Runs on one GPU take turns; only further GPUs, or cores, work at the same time.
     beside = max(1, min(len(places) if places[0].gpu is not None else at_once, trained))
-    total = sum(speed.runs * speed.seconds for speed in speeds) + load * _MADE * (len(cells) - trained)
+    total = sum(speed.runs * speed.seconds for speed in speeds) + _MADE * (len(cells) - trained)
     spent = max(total / beside, max((speed.seconds for speed in speeds), default=0.0))
-    rest = load * (_LOADING + _after(cells)) if cells else 0.0
-    return Forecast(_GAIN * spent + rest, _LOSS * spent + 2 * rest, device_name(place), at_once, tuple(speeds))
-
-
-def slowed_by(wall: float, cpu: float) -> float:
-    """How many times longer than alone work takes beside what else the machine does, by the time and CPU time of some.
-
-    Example:
-        >>> slowed_by(3.0, 1.5), slowed_by(1.0, 1.1), slowed_by(0.1, 0.001)
-        (2.0, 1.0, 1.0)
-    """
-    return max(1.0, wall / cpu) if cpu >= _TOO_SHORT else 1.0
-
-
-def _after(cells: Sequence[Cell]) -> float:
     rows = {(cell.data, cell.method) for cell in cells}
-    return _SET * len({data for data, _ in rows}) + _ROW * len(rows)
+    rest = (_LOADING + _SET * len({data for data, _ in rows}) + _ROW * len(rows)) if cells else 0.0
+    where = device_name(choose_hardware(device=device).device)
+    return Forecast(_GAIN * spent + rest, _LOSS * spent + 2 * rest, where, at_once, tuple(speeds))
 
 
 def _time_kinds(cells: Sequence[Cell], *, threads: int, report: Callable[[str], None] | None) -> list[Speed]:
@@ -152,9 +120,8 @@ def _time_kinds(cells: Sequence[Cell], *, threads: int, report: Callable[[str], 
         key = (shape.size, shape.channels, recipes[0].train.batch_size, name.partition(", ")[2])
         if key not in alike and report is not None:
             report(name)
-        speed = measure_speed(recipes[0], name=name, runs=len(recipes), threads=threads, known=alike.get(key))
-        alike[key] = speed
-        speeds.append(speed)
+        alike[key] = measure_speed(recipes[0], name=name, runs=len(recipes), threads=threads, known=alike.get(key))
+        speeds.append(alike[key])
     return speeds
 
 
@@ -166,9 +133,7 @@ def kind_of(recipe: Recipe) -> str:
         >>> kind_of(override(Recipe(), {"method.name": "focal"})), kind_of(Recipe())
         ('cifar10, resnet18, a loss', 'cifar10, resnet18, learning on held-out data (default)')
     """
-    family = f"learning on held-out data ({recipe.method.preset})" if isinstance(_plan(recipe), MetaPlan) else "a loss"
-    more = _looks(recipe).val_alone
-    family += f" that looks at validation data {more} times more" if more else ""
+    family = f"learning on held-out data ({recipe.method.preset})" if learns(recipe) else "a loss"
     return f"{Path(recipe.data.name).name}, {recipe.backbone.name}, {family}"
 
 
@@ -182,24 +147,22 @@ def measure_speed(recipe: Recipe, *, name: str = "", runs: int = 1, threads: int
         threads: Threads of a run on the CPU.
         known: What was measured of equal steps; then nothing is trained.
     """
-    shape = shape_of(recipe.data)
-    left = _left_out(recipe, shape)
-    train, test = (known.train, known.test) if known else _images_per_second(recipe, shape, left, threads=threads)
-    looks = _looks(recipe)
-    looked_at = looks.all * (left.val + shape.test) + looks.val_alone * left.val
-    around = _AROUND[choose_hardware(device=recipe.train.device).device.type]
-    return Speed(name, train, test, runs, recipe.train.epochs * left.train / train + looked_at / test + around)
-
-
-def _images_per_second(recipe: Recipe, shape: Shape, left: _Left, *, threads: int) -> tuple[float, float]:
-    """Speed of training and of evaluation."""
-    probe = _PROBES[choose_hardware(device=recipe.train.device).device.type]
-    timed = _time(recipe, shape, probe, threads=threads)
-    if timed.train_seconds + timed.test_seconds < _TOO_SHORT:
-        # So short an epoch is mostly overhead, which must be in the right proportion: take whole batches and the real test set.
-        steps = max(min(left.train // recipe.train.batch_size, 100), 1)
-        timed = _time(recipe, shape, _Probe(steps, 1, min(left.val + shape.test, 10_000)), threads=threads)
-    return timed.trained / timed.train_seconds, timed.tested / timed.test_seconds
+    shape, place = shape_of(recipe.data), choose_hardware(device=recipe.train.device).device.type
+    val = shape.train // 10 if recipe.data.val is None else recipe.data.val
+    held = shape.train // 10 if recipe.data.meta is None else recipe.data.meta
+    left = shape.train - val - (held if learns(recipe) or recipe.data.same_data else 0)
+    if known is not None:
+        train, test = known.train, known.test
+    else:
+        timed = _time(recipe, shape, _PROBES[place], threads=threads)
+        if timed.train_seconds + timed.test_seconds < _TOO_SHORT:
+            # So short an epoch is mostly overhead, which must be in the right proportion: take whole batches and the test set.
+            steps = max(min(left // recipe.train.batch_size, 100), 1)
+            timed = _time(recipe, shape, _Probe(steps, 1, min(val + shape.test, 10_000)), threads=threads)
+        train, test = timed.trained / timed.train_seconds, timed.tested / timed.test_seconds
+    looks = -(-recipe.train.epochs // recipe.train.eval_every_epochs)
+    seconds = recipe.train.epochs * left / train + looks * (val + shape.test) / test + _AROUND[place]
+    return Speed(name, train, test, runs, seconds)
 
 
 class _Timed(NamedTuple):
@@ -233,53 +196,20 @@ def shape_of(part: DataPart) -> Shape:
     return Shape(len(data.train), len(data.test), data.train.size, data.train.channels, data.train.num_classes)
 
 
-def _plan(recipe: Recipe) -> Plan:
-    return make_plan(recipe.method.name, recipe.method.options, facts_of(recipe))
-
-
-class _Looks(NamedTuple):
-    """How often a run evaluates, and how often it passes over the validation part alone."""
-
-    all: int
-    val_alone: int
-
-
-def _looks(recipe: Recipe) -> _Looks:
-    plan, (every, epochs) = _plan(recipe), (recipe.train.eval_every_epochs, recipe.train.epochs)
-    due = {epoch for epoch in range(epochs) if (epoch + 1) % every == 0 or epoch + 1 == epochs}
-    if isinstance(plan, MetaPlan) or len(due) == epochs:
-        return _Looks(len(due), 0)
-    objective, alone = LossObjective(plan.loss), 0
-    for epoch in range(epochs):
-        # What a loss learns from validation data it learns after every epoch, however seldom the run is evaluated.
-        objective.begin_epoch(epoch)
-        alone += epoch not in due and objective.learns_from_val()
-    return _Looks(len(due), alone)
-
-
-class _Left(NamedTuple):
-    train: int
-    val: int
-
-
-def _left_out(recipe: Recipe, shape: Shape) -> _Left:
-    meta = isinstance(_plan(recipe), MetaPlan)
-    val = shape.train // 10 if recipe.data.val is None else recipe.data.val
-    held = (shape.train // 10 if recipe.data.meta is None else recipe.data.meta) if meta or recipe.data.same_data else 0
-    return _Left(shape.train - val - held, val)
-
-
 def _short_recipe(recipe: Recipe, shape: Shape, probe: _Probe, file: Path) -> tuple[Recipe, int]:
     """Two epochs of a few steps: the first warms up. Also the number of images that each evaluation sees."""
-    batch = max(recipe.train.batch_size // probe.share, 2)
-    plan = _plan(recipe)
-    options = dict(recipe.method.options)
-    meta = 0
+    batch, meta, options = max(recipe.train.batch_size // probe.share, 2), 0, dict(recipe.method.options)
+    plan = make_plan(recipe.method.name, recipe.method.options, facts_of(recipe))
     if isinstance(plan, MetaPlan):
-        meta = max(plan.meta_batch_size // probe.share, 2)
-        options["meta_batch_size"] = meta
+        meta = options["meta_batch_size"] = max(plan.meta_batch_size // probe.share, 2)
     val, test = (2 * batch, 2 * batch) if not probe.tested else (2, max(probe.tested - 2, 2))
-    _save_images(file, shape, train=probe.steps * batch + val + 2 * meta, test=test)
+    train = probe.steps * batch + val + 2 * meta
+    images = np.random.default_rng(0).integers(0, 256, (train + test, *shape.size, shape.channels), dtype=np.uint8)
+    # A few steps may take fewer images than there are classes; no class may be tested that is not trained on.
+    labels = np.arange(train) % shape.num_classes
+    names = np.array([str(k) for k in range(shape.num_classes)])
+    parts = {"images": images[:train], "test_images": images[train:], "test_labels": np.resize(labels, test)}
+    np.savez(file, labels=labels, class_names=names, **parts)
     short = replace(
         recipe,
         data=DataPart(name=str(file), val=val, meta=2 * meta, augment=recipe.data.augment),
@@ -287,18 +217,3 @@ def _short_recipe(recipe: Recipe, shape: Shape, probe: _Probe, file: Path) -> tu
         train=replace(recipe.train, epochs=2, batch_size=batch, eval_every_epochs=1, compile="no", select="last"),
     )
     return short, val + test
-
-
-def _save_images(file: Path, shape: Shape, *, train: int, test: int) -> None:
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (train + test, *shape.size, shape.channels), dtype=np.uint8)
-    # A few steps may take fewer images than there are classes; no class may be tested that is not trained on.
-    trained = np.arange(train) % shape.num_classes
-    np.savez(
-        file,
-        images=images[:train],
-        labels=trained,
-        test_images=images[train:],
-        test_labels=np.resize(trained, test),
-        class_names=np.array([str(k) for k in range(shape.num_classes)]),
-    )
