@@ -10,8 +10,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from calibrant.cli.grid_display import GridDisplay
-from calibrant.cli.grid_table import show_table
+from calibrant.cli.grid_display import GridDisplay, show_table
 from calibrant.cli.terminal import says_how_to_go_on
 from calibrant.cli.train import merge_settings
 from calibrant.engine.recipe import load_recipe

@@ -1,4 +1,4 @@
-"""Showing a grid while it runs: all cells live where a person watches, one line for every run that ends where not."""
+"""Showing a grid: all its cells live while it runs, a line for every run that ends where nobody watches, then its table."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from types import TracebackType
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Table as Shown
 from rich.text import Text
 
 from calibrant.cli.epochs import duration_words
 from calibrant.cli.terminal import Row, fit_table
+from calibrant.core.words import SIGNIFICANT
+from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Line, Table, row_notes, several_best
 from calibrant.grid.schedule import Board, CellState, Event, Stage
 
 # Redrawing more often than this costs more than it shows.
@@ -22,7 +24,10 @@ _PAUSE = 0.2
 _WIDE = Console(width=10_000)
 _MAKING = "making tables and the report"
 _LEGEND = "done: test error / ECE in %; running: epoch, validation error, time left"
-_SIGNS = {Stage.WAITING: "waiting", Stage.RUNNING: "running", Stage.DONE: "done", Stage.FAILED: "failed"}
+# In place of bold, where there is none.
+_BEST = "*"
+# Left out first where a terminal is narrow; error and ECE stay.
+_DROP = ("p if calibrated", "Classwise ECE", "MCE", "ACE", "NLL", "Preset", "Epochs", "Seeds")
 
 
 class GridDisplay:
@@ -55,20 +60,21 @@ class GridDisplay:
         ended = event is not None and event.kind != "step"
         over = event is None and not self._over and is_over(board)
         self._over |= over
-        if self._live is not None:
-            now = time.monotonic()
-            if ended or over or now - self._drawn >= _PAUSE:
-                self._drawn = now
-                self._live.update(draw_board(board, width=self.console.width), refresh=True)
-            return
-        found = sum(state.found for state in board.states.values() if state.cell.shown)
+        if self._live is None:
+            self._print(board, event if ended else None, first=first and event is None, over=over)
+        elif ended or over or time.monotonic() - self._drawn >= _PAUSE:
+            self._drawn = time.monotonic()
+            self._live.update(draw_board(board, width=self.console.width), refresh=True)
+
+    def _print(self, board: Board, event: Event | None, *, first: bool, over: bool) -> None:
+        found, left = sum(s.found and s.cell.shown for s in board.states.values()), board.count(Stage.WAITING)
         if first and found:
             self.console.print(f"{found} {'run was' if found == 1 else 'runs were'} finished before")
-        if first and event is None and (left := board.count(Stage.WAITING)):
+        if first and left:
             self.console.print(f"{left} {'run' if left == 1 else 'runs'} to make; a line for each that ends")
         if over:
             self.console.print(_MAKING)
-        if event is not None and ended:
+        if event is not None:
             state = board.states[event.name]
             failed = state.stage is Stage.FAILED
             self.console.print(ended_words(board, state, known=failed and state.text in self._reasons))
@@ -77,7 +83,7 @@ class GridDisplay:
 
 def is_over(board: Board) -> bool:
     """Whether no run of a grid is left."""
-    return not board.count(Stage.WAITING) + board.count(Stage.RUNNING)
+    return not board.count(Stage.WAITING, Stage.RUNNING)
 
 
 def draw_board(board: Board, *, width: int) -> RenderableType:
@@ -85,41 +91,32 @@ def draw_board(board: Board, *, width: int) -> RenderableType:
     parts: list[RenderableType] = []
     shown = [state for state in board.states.values() if state.cell.shown or state.stage in (Stage.RUNNING, Stage.FAILED)]
     for data in dict.fromkeys(state.cell.data for state in shown):
-        states = [state for state in shown if state.cell.data == data]
-        table = _seed_table(data, states, width=width)
-        parts += [Text(), table]
+        parts += [Text(), _seed_table(data, [state for state in shown if state.cell.data == data], width=width)]
     # Above the tables, where a terminal that is too low for all of them does not cut it off.
-    above = (
-        Text(words, style=style, no_wrap=False, overflow="fold")
-        for words, style in ((total_words(board), ""), (_LEGEND, "dim"))
-    )
-    return Group(*above, *parts)
+    above = ((total_words(board), ""), (_LEGEND, "dim"))
+    return Group(*(Text(words, style=style, no_wrap=False, overflow="fold") for words, style in above), *parts)
 
 
-def _seed_table(data: str, states: Sequence[CellState], *, width: int) -> Table:
+def _seed_table(data: str, states: Sequence[CellState], *, width: int) -> Shown:
     seeds = list(dict.fromkeys(state.cell.seed for state in states))
     methods = list(dict.fromkeys(state.cell.method for state in states))
-    by_place = {(state.cell.method, state.cell.seed): state for state in states}
     for with_time in (True, False):
-        cells = {place: cell_text(state, with_time=with_time) for place, state in by_place.items()}
+        cells = {(state.cell.method, state.cell.seed): cell_text(state, with_time=with_time) for state in states}
         rows: list[Row] = [[m, *(cells.get((m, seed), "") for seed in seeds)] for m in methods]
         table = fit_table((data, *(f"seed {seed}" for seed in seeds)), rows, width=width)
         if Measurement.get(_WIDE, _WIDE.options, table).minimum <= width:
             return table
     # No room for every seed: how many are how far.
-    rows = [[m, *_counts([state for state in states if state.cell.method == m])] for m in methods]
-    return fit_table((data, *_SIGNS.values()), rows, width=width, drop=(1,))
-
-
-def _counts(states: Sequence[CellState]) -> list[str]:
-    numbers = [sum(state.stage is stage for state in states) for stage in _SIGNS]
-    return [str(number) if number else "" for number in numbers]
+    counts = {m: [sum(s.stage is stage for s in states if s.cell.method == m) for stage in Stage] for m in methods}
+    rows = [[m, *(str(number) if number else "" for number in counts[m])] for m in methods]
+    return fit_table((data, *Stage), rows, width=width, drop=(1,))
 
 
 def cell_text(state: CellState, *, with_time: bool = False) -> Text:
     """Return what a cell shows: error and ECE of the test set at its end; epoch, validation error and time left on its way."""
     if state.stage is Stage.DONE:
-        return Text(score_words(state) or "done", style="dim" if state.found else "green")
+        numbers = [f"{100 * number:.2f}" for key in ("error", "ece") if (number := state.numbers.get(key)) is not None]
+        return Text(" / ".join(numbers) or "done", style="dim" if state.found else "green")
     if state.stage is Stage.FAILED:
         return Text("failed", style="bold red")
     if state.stage is Stage.WAITING:
@@ -133,17 +130,10 @@ def cell_text(state: CellState, *, with_time: bool = False) -> Text:
     return Text(f"{int(state.epochs)}/{state.total}{said}", style="cyan")
 
 
-def score_words(state: CellState) -> str:
-    """Return error and ECE in per cent, as ``4.52 / 1.20``."""
-    numbers = [state.numbers.get(key) for key in ("error", "ece")]
-    return " / ".join(f"{100 * number:.2f}" for number in numbers if number is not None)
-
-
 def total_words(board: Board) -> str:
     """Say how far a grid is and how long the rest will take."""
     words = [f"{board.count(Stage.DONE)}/{len(board.states)} runs done"]
-    for stage in (Stage.RUNNING, Stage.FAILED):
-        words += [f"{board.count(stage)} {stage}"] if board.count(stage) else []
+    words += [f"{board.count(stage)} {stage}" for stage in (Stage.RUNNING, Stage.FAILED) if board.count(stage)]
     words.append(f"{duration_words(board.clock() - board.started)} passed")
     left = board.seconds_left()
     words += [f"about {duration_words(left)} left"] if left else []
@@ -153,13 +143,76 @@ def total_words(board: Board) -> str:
 
 def ended_words(board: Board, state: CellState, *, known: bool = False) -> str:
     """Say in one line what became of a run; why it failed is not said again where that is known."""
-    done = board.count(Stage.DONE) + board.count(Stage.FAILED)
+    done = board.count(Stage.DONE, Stage.FAILED)
     place = f"[{done}/{len(board.states)}] {state.cell.data} {state.cell.method} seed {state.cell.seed}"
     if state.stage is Stage.WAITING:
         return f"{place}: tried again, for {state.text}"
     if state.stage is Stage.FAILED:
         return f"{place}: failed for the same reason" if known else f"{place}: failed, {state.text}"
-    numbers = {key: state.numbers.get(key) for key in ("error", "ece")}
-    said = ", ".join(f"{name} {100 * value:.2f}%" for name, value in numbers.items() if value is not None)
+    names = {"error": "error", "ece": "ECE"}
+    said = [f"{names[key]} {100 * value:.2f}%" for key in names if (value := state.numbers.get(key)) is not None]
     left = board.seconds_left()
-    return f"{place}: {said.replace('ece', 'ECE') or 'done'}{f', about {duration_words(left)} left' if left else ''}"
+    return f"{place}: {', '.join(said) or 'done'}{f', about {duration_words(left)} left' if left else ''}"
+
+
+def show_table(table: Table, *, console: Console) -> None:
+    """Print every section of a comparison's table, as wide as the terminal allows, and what its signs mean.
+
+    Args:
+        table: The table; its files hold what a narrow terminal has no room for.
+        console: Where to.
+    """
+    units = [" ".join(filter(None, (c.group, c.name, "%" if c.percent else ""))) for c in table.columns]
+    names = ["Method", *(INFO_NAMES[name] for name in table.info), *units]
+    drop = [place for word in _DROP for place, name in enumerate(names) if name.removesuffix(" %") == word]
+    # Bold is nothing but a word where the terminal, or a file, has none.
+    plain = console.color_system is None
+    dropped: dict[str, None] = {}
+    for section in table.sections:
+        rows: list[Row] = [_row(table, line, plain=plain) for line in section.lines]
+        telling = _telling(table, section.lines)
+        fitted = fit_table(names, rows, width=console.width, drop=[place for place in drop if names[place] not in telling])
+        console.print()
+        console.print(Text(section.title, style="bold cyan"))
+        console.print(fitted)
+        shown = {str(column.header) for column in fitted.columns}
+        dropped |= {name.removesuffix(" %"): None for name in names if name not in shown}
+    console.print()
+    left_out = [f"not shown for want of room, but in {table.name}.md: {', '.join(dropped)}"] if dropped else []
+    for note in [*_signs(table, plain=plain), *left_out, *row_notes(table)]:
+        console.print(Text(note, style="dim"))
+
+
+def _signs(table: Table, *, plain: bool) -> list[str]:
+    """What the numbers and their signs are, in one sentence; none where there is nothing to say."""
+    cells = [cell for line in table.lines for cell in line.cells.values()]
+    legend = ["mean ± standard deviation over seeds"] if any(cell.std is not None for cell in cells) else []
+    if all(line.kind != "ours" for line in table.lines):
+        legend.insert(0, f"method minus {table.base}, negative is better")
+    lowest = "the lowest of rows that may be compared" if several_best(table) else "the lowest"
+    legend += [f"{_BEST if plain else 'bold'}: {lowest}"] if any(cell.best for cell in cells) else []
+    legend += [f"{MARK}: differs from {table.base}, p < {SIGNIFICANT}"] if any(cell.differs for cell in cells) else []
+    return ["; ".join(legend)] if legend else []
+
+
+def _telling(table: Table, lines: Sequence[Line]) -> set[str]:
+    """Columns without which rows of one name could not be told apart: of runs of 10 and of 3 epochs, say."""
+    ours = [line for line in lines if line.kind != "paper"]
+    labels = {line.label for line in ours}
+    may = [name for name in table.info if name in ("preset", "epochs")]
+    return {INFO_NAMES[name] for name in may if len({(line.label, line.info(name)) for line in ours}) > len(labels)}
+
+
+def _row(table: Table, line: Line, *, plain: bool) -> list[str | Text]:
+    style = "dim" if line.kind == "paper" else ""
+    found: list[str | Text] = [Text(text, style=style) for text in (line.label, *(line.info(name) for name in table.info))]
+    for column in table.columns:
+        cell = line.cells.get(column.key)
+        if cell is None:
+            found.append(Text(EMPTY, style="dim"))
+            continue
+        # A digit less than in the files, so that six columns find room.
+        text = " ± ".join(filter(None, cell.shown(column, digits=2 if column.percent else 3)))
+        signs = (_BEST if plain and cell.best else "") + (MARK if cell.differs else "")
+        found.append(Text(text + signs, style="bold" if cell.best else style))
+    return found

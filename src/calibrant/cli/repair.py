@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from calibrant.calibrators import AutoCalibrator, Calibrator, Identity, Repaired
+from calibrant.calibrators import AutoCalibrator, Calibrator, Identity, Ranked, Repaired
 from calibrant.calibrators.fit_data import refuse_other_names, refuse_test_split
 from calibrant.calibrators.repair import calibrator_of, measure_repair
 from calibrant.cli.page import _heading, show_prose
-from calibrant.cli.ranking import ranking_table
 from calibrant.cli.tables import comparison_table, paired_table
-from calibrant.cli.terminal import check_destination, progress_bar
+from calibrant.cli.terminal import Row, check_destination, fit_table, progress_bar
 from calibrant.core.effect import tell_effect
 from calibrant.core.words import verdict
 from calibrant.io import load_class_names, load_predictions, save_predictions
@@ -124,3 +126,27 @@ def _to_json(done: Repaired, options: Options) -> str:
         for key, test in done.paired.items()
     }
     return json.dumps(data, indent=2, allow_nan=False)
+
+
+def ranking_table(ranking: Sequence[Ranked], chosen: str, *, score: str, width: int) -> Table:
+    """Methods by their held-out score, best first, with what each gains on doing nothing."""
+    rows: list[Row] = []
+    for entry in ranking:
+        name = Identity.label if entry.name == "none" else entry.name
+        style = "bold green" if entry.name == chosen else ""
+        if entry.failure is not None:
+            rows.append([Text(name, style="dim"), "n/a", "", "", Text("not used", style="dim")])
+            continue
+        gain, ends = f"{entry.gain:+.4f}", f"{entry.gain_low:+.4f} – {entry.gain_high:+.4f}"
+        # Doing nothing gains nothing; and where that has an infinite score, a gain on it says nothing.
+        idle = entry.name == "none" or not all(map(math.isfinite, (entry.gain, entry.gain_low, entry.gain_high)))
+        rows.append(
+            [
+                Text(name, style=style),
+                Text(f"{entry.score:.4f}", style=style),
+                "" if idle else gain.replace("-", "−"),
+                Text("" if idle else ends.replace("-", "−"), style="dim"),
+                Text("chosen" if entry.name == chosen else "", style=style),
+            ]
+        )
+    return fit_table(("Method", f"Held-out {score}", "Gain", "95% interval", ""), rows, width=width, drop=(3, 4))

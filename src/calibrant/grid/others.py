@@ -15,7 +15,7 @@ from calibrant.core.entry import Entry
 from calibrant.core.sizes import usual_size
 from calibrant.engine.folder import is_finished
 from calibrant.engine.setup import load_data
-from calibrant.grid.collect import UNKNOWN, is_predictions, load_entries, load_run_entry, name_apart, place_of, seed_notes
+from calibrant.grid.collect import UNKNOWN, is_predictions, load_entries, load_run_entry, name_apart, seed_notes
 from calibrant.grid.plan import Cell
 from calibrant.grid.rows import catalogue_order, flat_recipe, group_rows, is_same_run
 from calibrant.io.predictions import load_predictions
@@ -197,32 +197,21 @@ def _planned(cell: Cell, runs: Path, like: Entry, sizes: dict[str, int]) -> Entr
 def _once(found: Sequence[Entry], planned: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     """Leave out what is there already; refuse one file as two seeds, whose spread would be zero."""
     kept: list[Entry] = []
-    twice: list[Entry] = []
+    twice: list[str] = []
     for entry in found:
-        alike = [other for other in (*planned, *kept) if _agree(other, entry)]
-        if any(_is_same(other, entry) for other in alike):
-            twice.append(entry)
+        alike = [other for other in (*planned, *kept) if other.method == entry.method and _agree(other, entry)]
+        if any(is_same_run(other, entry) for other in alike):
+            twice.append(str(entry.folder))
             continue
         kept.append(entry)
-        for other in alike:
-            row = is_predictions(other) and (other.data, other.method) == (entry.data, entry.method)
-            if row and None not in (other.seed, entry.seed):
-                raise ValueError(
-                    f"compare: seeds of one row must be different networks, got the same predictions in {other.folder} and "
-                    f"{entry.folder}. Leave one out."
-                )
-    if not twice:
-        return kept, []
-    names = str(twice[0].folder) + (f" and {len(twice) - 1} more" if len(twice) > 1 else "")
-    return kept, [f"{names} {'is' if len(twice) == 1 else 'are'} there twice with the same numbers and taken once."]
-
-
-def _is_same(first: Entry, second: Entry) -> bool:
-    """Whether two entries are called the same: runs by all that decides their row, predictions by their files."""
-    if is_predictions(first) and is_predictions(second):
-        one, two = place_of(str(first.folder)), place_of(str(second.folder))
-        return (first.data, one[0].name, one[1]) == (second.data, two[0].name, two[1])
-    return is_same_run(first, second)
+        copy = next((other for other in alike if is_predictions(other) and None not in (other.seed, entry.seed)), None)
+        if copy is not None and copy.data == entry.data:
+            raise ValueError(
+                f"compare: seeds of one row must be different networks, got the same predictions in {copy.folder} and "
+                f"{entry.folder}. Leave one out."
+            )
+    more = f" and {len(twice) - 1} more are" if len(twice) > 1 else " is"
+    return kept, [f"{twice[0]}{more} there twice with the same numbers and taken once."] if twice else []
 
 
 def _agree(first: Entry, second: Entry) -> bool:

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 
 from calibrant.core.registry import lookup
 from calibrant.data import data_name
+from calibrant.metrics import METRICS
 
 NOT_IN_PAPER = "The paper has no numbers for these data, networks and methods."
-# Metrics that the paper prints as they are; all others are printed in per cent.
-_PLAIN = {"nll"}
-_METRICS = {"mce": "MCE", "ece": "ECE", "nll": "NLL", "ace": "ACE", "classwise_ece": "classwise ECE"}
 
 
 class PaperValue(NamedTuple):
@@ -27,14 +25,7 @@ class PaperValue(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One row of a table.
-
-    Attributes:
-        method: Our name of the method.
-        label: What the paper calls it.
-        model: Our name of the network, or None where the paper does not say.
-        values: Metric → number.
-    """
+    """One row of a table: our name of the method and what the paper calls it, our name of the network, metric → number."""
 
     method: str
     label: str
@@ -54,17 +45,7 @@ class PaperNote(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table.
-
-    Attributes:
-        name: ``"table1"`` to ``"table5"``.
-        title: What it shows.
-        rows: Data set → its rows in the printed order.
-        model: The network, where it is one.
-        epochs: Length of training, where it is one.
-        seeds: Runs behind each row, as the paper says.
-        bold: Data set → metric → methods printed in bold.
-    """
+    """One table: data set → its rows in the printed order, what these have in common, and which methods are printed in bold."""
 
     name: str
     title: str
@@ -166,7 +147,9 @@ def say_note(note: PaperNote) -> str:
     """
     about = [f"Table {note.table.removeprefix('table')}", *([data_name(note.data)] if note.data else [])]
     about += [load_paper().labels[method] for method in note.methods]
-    about += [_METRICS.get(note.metric, note.metric)] if note.metric else []
+    if note.metric:
+        name = METRICS[note.metric].short or METRICS[note.metric].label
+        about.append(name.lower() if name.istitle() else name)
     return f"{', '.join(about)}: {note.text}"
 
 
@@ -205,4 +188,4 @@ def _rows(found: Mapping[str, Any] | list[Any], labels: Mapping[str, str], model
 def _value(metric: str, printed: float | list[float]) -> PaperValue:
     numbers = printed if isinstance(printed, list) else [printed]
     # Dividing by 100 would leave 0.048119999...; one more digit than is printed is enough.
-    return PaperValue(*(number if metric in _PLAIN else round(number / 100, 7) for number in numbers))
+    return PaperValue(*(round(number / 100, 7) if METRICS[metric].unit == "%" else number for number in numbers))

@@ -13,13 +13,12 @@ from calibrant.data import data_name
 from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, doubts_of, notes_of
 from calibrant.grid.paper import PaperRow, paper_row, paper_table
 from calibrant.grid.rows import CHOICES, Row, comparable, group_rows
+from calibrant.metrics import METRICS
 from calibrant.metrics.differences import compare_runs, holm, mean_and_std
 from calibrant.report.style import method_name
 
 # The columns of the paper's Table 1.
-METRIC_NAMES = {"error": "Error", "nll": "NLL", "ece": "ECE", "mce": "MCE", "ace": "ACE", "classwise_ece": "Classwise ECE"}
-SIX = tuple(METRIC_NAMES)
-_PLAIN = {"nll", "brier"}
+SIX = ("error", "nll", "ece", "mce", "ace", "classwise_ece")
 
 
 class Style(NamedTuple):
@@ -118,7 +117,9 @@ def name_methods(table: Table) -> Table:
 
 def metric_column(key: str) -> Column:
     """The column of a metric, in per cent unless it is no rate."""
-    return Column(key=key, name=METRIC_NAMES.get(key, key), metric=key, percent=key not in _PLAIN)
+    metric = METRICS[key]
+    name = metric.short or metric.label
+    return Column(key=key, name=name[0].upper() + name[1:], metric=key, percent=metric.unit == "%")
 
 
 def by_section(rows: Sequence[Row]) -> dict[tuple[str, str | None], list[Row]]:

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from calibrant.cli.compare import failure_words
-from calibrant.cli.grid_display import GridDisplay, cell_text, draw_board, ended_words, total_words
-from calibrant.cli.grid_table import show_table
+from calibrant.cli.grid_display import GridDisplay, cell_text, draw_board, ended_words, show_table, total_words
 from calibrant.grid.compare import Failure
 from calibrant.grid.layout import Cell, Column, Line, Section, Table
 from calibrant.grid.plan import plan_cells
@@ -77,7 +76,7 @@ def test_draw_board_without_room_for_seeds_counts_them(board: Board) -> None:
 
 def test_total_words_say_what_is_left(board: Board) -> None:
     # 17.5 epochs of a running cell and 30 of another, and as many of one that is tried again: 60 / 10.5 s each, two at a time.
-    board.slots = 2
+    board._most = 2
     left = board.seconds_left()
     assert left == pytest.approx((17.5 + 30 + 30) * 60 / 10.5 / 2)
     assert total_words(board).startswith("2/9 runs done, 2 running, 2 failed, 1:00 passed, about 3:41 left")

@@ -6,7 +6,7 @@ import math
 from rich.console import Console
 
 from calibrant.calibrators import Ranked
-from calibrant.cli.ranking import ranking_table
+from calibrant.cli.repair import ranking_table
 
 
 def shown(ranking: list[Ranked]) -> list[list[str]]:

@@ -325,7 +325,7 @@ def test_compare_table_predictions_do_not_put_the_runs_common_setting_into_their
     assert "Settings: optim.lr=0.2." in table.notes
 
 
-@pytest.mark.parametrize(("key", "heading"), [("ece", "ECE (%)"), ("nll", "NLL"), ("brier", "brier")])
+@pytest.mark.parametrize(("key", "heading"), [("ece", "ECE (%)"), ("nll", "NLL"), ("brier", "Brier")])
 def test_metric_column_is_in_per_cent_where_the_metric_is_a_rate(key: str, heading: str) -> None:
     assert metric_column(key).heading == heading
 
