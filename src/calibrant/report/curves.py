@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -246,7 +246,7 @@ def _usual_ece(line: Line) -> float:
 def _log_axis(ax: Axes) -> None:
     """Make the vertical axis logarithmic around its lines, with plain numbers at it; not where no value is above zero."""
     lines = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
-    areas = [path.vertices[:, 1] for area in ax.collections for path in area.get_paths()]
+    areas = [np.asarray(path.vertices, dtype=float)[:, 1] for area in ax.collections for path in area.get_paths()]
     values = np.concatenate(lines)
     if not (values > 0).any():
         return
@@ -399,7 +399,7 @@ def _draw_points(ax: Axes, panel: GammaPanel) -> None:
     looks = ((True, "right", PALETTE["sky"], ".", 1.5, faint), (False, "wrong", PALETTE["vermillion"], "x", 2.5, 0.6))
     for right, name, color, marker, size, alpha in looks:
         chosen = panel.correct == right
-        points = {"linestyle": "none", "marker": marker, "markersize": size, "markeredgewidth": 0.5}
+        points: dict[str, Any] = {"linestyle": "none", "marker": marker, "markersize": size, "markeredgewidth": 0.5}
         # As dots: ten thousand vectors would make a slow page.
         ax.plot(panel.confidence[chosen], panel.gamma[chosen], color=color, alpha=alpha, label=name, rasterized=True, **points)
     for right, name, color, line in ((True, "right", PALETTE["blue"], "-"), (False, "wrong", "black", (0, (3, 1)))):

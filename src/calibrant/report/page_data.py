@@ -216,7 +216,8 @@ def run_diagram(entry: Entry) -> dict[str, object]:
     scale = 1.0
     if top is not None and top.weights is not None:
         scale = float(top.weights.sum()) / float((top.weights**2).sum())
-    error, stops = math.nan, []
+    error = math.nan
+    stops: list[dict[str, object] | None] = []
     for n_bins in GRID_STOPS:
         bins = kept_bins(entry, n_bins) if top is None else equal_width_bins(top, n_bins=n_bins)
         # Of examples with weights a record does not tell how many they are worth.

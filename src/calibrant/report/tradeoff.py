@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, fold_text, p
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -58,8 +59,9 @@ def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
     for is_held, (row, values) in zip(held, placed, strict=True):
         mean = values.mean(0)
         beaten = not is_held or any((other <= mean).all() and (other < mean).any() for other in rivals)
-        spread = values.std(0, ddof=1).tolist() if len(values) > 1 else (None, None)
-        points.append(TradeoffPoint(row.label, row.style, *mean.tolist(), *spread, len(values), not beaten))
+        error, ece = mean.tolist()
+        error_std, ece_std = values.std(0, ddof=1).tolist() if len(values) > 1 else (None, None)
+        points.append(TradeoffPoint(row.label, row.style, error, ece, error_std, ece_std, len(values), not beaten))
     return points
 
 
@@ -96,11 +98,11 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None) 
         _draw_front(ax, points)
         ax.grid()
         # On white: grid lines would go through its text.
-        ax.legend(loc="best", handlelength=1.8, frameon=True, framealpha=1, edgecolor="none", borderpad=0.2)
+        legend = ax.legend(loc="best", handlelength=1.8, frameon=True, framealpha=1, edgecolor="none", borderpad=0.2)
         seeds = count_seeds([point.seeds for point in points])
         if title:
             ax.set_title(fold_text(f"{title}, mean ± std over {seeds}" if seeds else title, size[0] - 0.6))
-        _draw_labels(figure, ax, points)
+        _draw_labels(figure, ax, legend, points)
     return figure
 
 
@@ -156,26 +158,39 @@ def _draw_front(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
     ax.set(xlim=limits[0], ylim=limits[1])
 
 
-def _draw_labels(figure: Figure, ax: Axes, points: Sequence[TradeoffPoint]) -> None:
+def _draw_labels(figure: Figure, ax: Axes, legend: Legend, points: Sequence[TradeoffPoint]) -> None:
     """Write every label where there is room for it, joined to its point by a thin line if that is not close."""
     from matplotlib.text import Text
 
     line = {"arrowstyle": "-", "linewidth": 0.4, "color": "0.4", "shrinkA": 0, "shrinkB": 2}
-    options = {"textcoords": "offset points", "fontsize": 7.5, "linespacing": 1.15, "zorder": 5, "arrowprops": line}
+    options: dict[str, Any] = {
+        "textcoords": "offset points",
+        "fontsize": 7.5,
+        "linespacing": 1.15,
+        "zorder": 5,
+        "arrowprops": line,
+    }
     texts = [
-        ax.annotate(fold_text(point.label, _LABEL_WIDTH), (100 * point.error, 100 * point.ece), (0, 0), va="bottom", **options)
+        ax.annotate(
+            fold_text(point.label, _LABEL_WIDTH),
+            (100 * point.error, 100 * point.ece),
+            (0, 0),
+            va="bottom",
+            arrowprops=line,
+            **options,
+        )
         for point in points
     ]
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # the places hold for this layout
     scale = 72 / figure.dpi  # places are in points from here on
     spots = scale * ax.transData.transform([text.xy for text in texts])
-    inside = scale * ax.get_window_extent().extents + (3, 3, -3, -3)
+    inside = scale * np.array(ax.get_window_extent().extents) + (3, 3, -3, -3)
     # Left, bottom, right and top of what labels should not cover: marks and bars a little, other texts not at all.
-    marks = [box for point in points for box in _bars(ax, point, scale)]
+    marks: list[Any] = [box for point in points for box in _bars(ax, point, scale)]
     for (left, top), (right, bottom) in pairwise(scale * ax.transData.transform(ax.get_lines()[-1].get_xydata())):
         marks += [(left - 1, top - 1, right + 1, top + 1), (right - 1, bottom - 1, right + 1, top + 1)]
-    taken = [scale * ax.get_legend().get_window_extent().extents]
+    taken = [scale * np.array(legend.get_window_extent().extents)]
     # Those with the nearest neighbours first: they have the least choice.
     for k in sorted(range(len(texts)), key=lambda k: sorted(math.dist(spots[k], other) for other in spots)[:2]):
         extent = Text.get_window_extent(texts[k])
@@ -211,4 +226,5 @@ def _places(spot: Array, width: float, height: float) -> tuple[Array, Array]:
 def _shared(boxes: Array, others: Array) -> Array:
     """Area that each of ``boxes [K, 4]`` shares with ``others [M, 4]``, summed over these."""
     low, high = np.maximum(boxes[:, None, :2], others[:, :2]), np.minimum(boxes[:, None, 2:], others[:, 2:])
-    return np.clip(high - low, 0, None).prod(2).sum(1)
+    area: Array = np.clip(high - low, 0, None).prod(2).sum(1)
+    return area
