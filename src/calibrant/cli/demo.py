@@ -22,13 +22,13 @@ from calibrant.cli.page import show_prose, show_scores
 from calibrant.cli.terminal import Row, fit_table, progress_bar
 from calibrant.cli.usage import program
 from calibrant.core.records import Predictions
-from calibrant.core.words import write_interval, write_value
 from calibrant.data import load_mixture
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.engine.recipe import BackbonePart, DataPart, MethodPart, OptimPart, Recipe, TrainPart
 from calibrant.engine.train import run_recipe, with_temperature
 from calibrant.io import save_predictions
 from calibrant.metrics import METRICS, reliability_bins
+from calibrant.metrics.verdict import write_interval, write_value
 
 _EXAMPLES = 10_000
 _TEMPERATURES = {"day": 1.6, "night": 3.2}

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from calibrant.cli.epochs import duration_words
 from calibrant.cli.terminal import Row, fit_table
-from calibrant.core.words import SIGNIFICANT
 from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Line, Table, row_notes, several_best
 from calibrant.grid.schedule import Board, CellState, Event, Stage
+from calibrant.metrics.verdict import SIGNIFICANT
 
 # Redrawing more often than this costs more than it shows.
 _PAUSE = 0.2

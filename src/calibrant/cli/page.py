@@ -13,7 +13,7 @@ from rich.text import Text
 from calibrant.cli.tables import bins_table, classes_table, comparison_table, paired_table, parts_table, scores_table
 from calibrant.core.records import Predictions, Split
 from calibrant.core.scores import Paired, Scores
-from calibrant.core.words import count_examples, verdict, worst_slice
+from calibrant.metrics.verdict import count_examples, verdict, worst_slice
 
 _WORST_CLASSES = 5
 # Lines of prose longer than this are hard to read, however wide the terminal is.

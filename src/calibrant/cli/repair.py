@@ -19,10 +19,9 @@ from calibrant.calibrators.repair import calibrator_of, measure_repair
 from calibrant.cli.page import _heading, show_prose
 from calibrant.cli.tables import comparison_table, paired_table
 from calibrant.cli.terminal import Row, check_destination, fit_table, progress_bar
-from calibrant.core.effect import tell_effect
-from calibrant.core.words import verdict
 from calibrant.io import load_class_names, load_predictions, save_predictions
 from calibrant.io.predictions import FORMATS
+from calibrant.metrics.verdict import tell_effect, verdict
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -11,36 +11,28 @@ from rich.text import Text
 from calibrant.cli.terminal import Row, fit_table, total_width
 from calibrant.core.records import Bins
 from calibrant.core.scores import ClassScore, Paired, Scores
-from calibrant.core.words import METRICS, SIGNIFICANT, direction, metric_of, write_interval, write_p, write_value
+from calibrant.metrics.verdict import direction, judge, metric_of, table_rows, write_interval, write_p, write_value
 
 # Terminals at least this wide get a column that explains every metric.
 _WIDE = 104
 _INTERVAL = "95% interval"
-# A line is left free above these: top-label calibration, then other views of it.
-_NEW_GROUP = ("ece", "classwise_ece")
 _COLOURS = {"over-confident": "red", "under-confident": "blue", "both": "magenta", "no clear error": "green"}
 _LONGEST_BAR = 24
 # Bins that are shown at most; more make a table that nobody reads.
 _MOST_BINS = 50
-# Names for where the room is short, of those that are long.
-_SHORT = {
-    "nll": "NLL",
-    "aurc": "AURC",
-    "ece": "ECE",
-    "ace": "adaptive ECE",
-    "mce": "MCE",
-    "signed_gap": "conf. − accuracy",
-}
+_JUDGED = {"same": "dim", "unclear": "dim", "better": "green", "worse": "red"}
 
 
 def scores_table(scores: Scores, *, width: int) -> Table:
     """Every metric with its value and interval, and what to compare it with."""
     rows: list[Row] = []
-    for key in _ordered(scores):
-        rows += [None] if key in _NEW_GROUP else []
-        metric, estimate, signed = metric_of(key), scores[key], key == "signed_gap"
+    for key, metric, begins in table_rows(scores):
+        rows += [None] if begins else []
+        estimate, signed = scores[key], metric.better is None
         value = Text(write_value(estimate.value, metric.unit, signed=signed), style="bold" if key == "ece" else "")
-        rows.append([metric.name, value, _dim(write_interval(estimate, metric.unit, signed=signed)), _note(scores, key, width)])
+        rows.append(
+            [metric.label, value, _dim(write_interval(estimate, metric.unit, signed=signed)), _note(scores, key, width)]
+        )
     return fit_table(("Metric", "Value", _INTERVAL, ""), rows, width=width, drop=(3, 2))
 
 
@@ -138,14 +130,14 @@ def _comparison_rows(parts: Mapping[str, Scores], with_intervals: bool, short: b
     many = list(parts.values())
     rows: list[Row] = []
     ends = [
-        write_interval(estimate, metric_of(key).unit, signed=key == "signed_gap")
+        write_interval(estimate, metric_of(key).unit, signed=metric_of(key).better is None)
         for scores in many
         for key, estimate in scores.metrics.items()
     ]
     room = max(map(len, ends), default=0)
-    for key in _ordered(many[0]):
-        rows += [None] if key in _NEW_GROUP else []
-        metric, signed = metric_of(key), key == "signed_gap"
+    for key, metric, begins in table_rows(many[0]):
+        rows += [None] if begins else []
+        signed = metric.better is None
         best = min(abs(scores[key].value) for scores in many)
         cells = []
         for scores in many:
@@ -153,15 +145,11 @@ def _comparison_rows(parts: Mapping[str, Scores], with_intervals: bool, short: b
             interval = write_interval(scores[key], metric.unit, signed=signed) if with_intervals else ""
             style = "bold" if abs(scores[key].value) == best else ""
             cells.append(Text.assemble((value, style), (f"  {interval:>{room}}" if interval else "", "dim")))
-        rows.append([_name(key, short), *cells])
+        rows.append([metric.short or metric.label if short else metric.label, *cells])
     rows += [None, ["ECE if calibrated", *(_dim(write_value(scores.ece_if_calibrated.mean, "%")) for scores in many)]]
     rows.append(["direction", *(Text(direction(scores), style=_COLOURS[direction(scores)]) for scores in many)])
     widest = [max(len(name), *(len(row[k]) for row in rows if row)) for k, name in enumerate(("", *parts))]
     return rows, widest
-
-
-def _name(key: str, short: bool) -> str:
-    return _SHORT.get(key, metric_of(key).name) if short else metric_of(key).name
 
 
 def paired_table(tests: Mapping[str, Paired], *, width: int) -> Table:
@@ -178,34 +166,19 @@ def paired_table(tests: Mapping[str, Paired], *, width: int) -> Table:
 
 def _paired_rows(tests: Mapping[str, Paired], short: bool) -> list[Row]:
     rows: list[Row] = []
-    for key in _ordered(tests):
-        rows += [None] if key in _NEW_GROUP else []
-        test, unit = tests[key], metric_of(key).unit
+    for key, metric, begins in table_rows(tests):
+        rows += [None] if begins else []
+        test, unit = tests[key], metric.unit
         rows.append(
             [
-                _name(key, short),
+                metric.short or metric.label if short else metric.label,
                 write_value(test.difference, unit, signed=True),
                 _dim(write_interval(test, unit, signed=True)),
                 write_p(test.p_value),
-                _judge(key, test),
+                Text(said := judge(key, test), style=_JUDGED.get(said, "")),
             ]
         )
     return rows
-
-
-def _judge(key: str, test: Paired) -> Text:
-    if test.low == test.high == 0:
-        return _dim("same")
-    if not test.p_value < SIGNIFICANT:
-        return _dim("unclear")
-    if key == "signed_gap":
-        return Text("more sure" if test.difference > 0 else "less sure")
-    return Text("better", style="green") if test.difference < 0 else Text("worse", style="red")
-
-
-def _ordered(keys: Iterable[str]) -> list[str]:
-    given = list(keys)
-    return [key for key in METRICS if key in given] + [key for key in given if key not in METRICS]
 
 
 def _note(scores: Scores, key: str, width: int) -> Text:

@@ -1,12 +1,15 @@
-"""Kernels between confidences and a soft accuracy, differentiable: what losses and metrics share.
+"""What losses and metrics share: Laplace and Gaussian kernels between confidences, and a differentiable correctness.
 
-Sums of Gaussians over whole data sets, which need no gradient, are in `calibrant.core.gauss_transform`.
+`laplace_pair_sum`, `gaussian_weights` and `all_pairs_accuracy` are differentiable; `gaussian_sums` and `gaussian_means`, for
+whole data sets, are not.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -18,6 +21,9 @@ from calibrant.core.checks import check_positive
 _SMALLEST_FACTORED = {torch.float32: 0.5 / 40, torch.float64: 0.5 / 300}
 # Smallest bandwidth for which squares of differences may be expanded: (1 / 0.01)² roundings are 6e-4 in float32.
 _SMALLEST_EXPANDED = 0.01
+# Distinct points up to which all pairs are summed directly; kernel values computed at once, which stay in a core's cache;
+# Chebyshev nodes of a box, and the bandwidth below which rounding their places would show.
+_EXACT_POINTS, _BLOCK, _NODES, _LEAST_BOXED = 1024, 32_000, 16, 1e-3
 
 
 def laplace_pair_sum(x: Tensor, left: Tensor, right: Tensor, *, scale: float) -> Tensor:
@@ -157,6 +163,176 @@ def _differences(x: Tensor, y: Tensor, *, bandwidth: float) -> Tensor:
     scale = math.sqrt(0.5) / bandwidth
     column, row = (scale * x).unsqueeze(-1), (scale * y).unsqueeze(-2)
     return (column - row) * (row - column)
+
+
+def gaussian_sums(x: Tensor, values: Tensor, *, bandwidth: float, at: Tensor | None = None) -> Tensor:
+    r"""Sum Gaussians centred on N points at the same or other points, in nearly linear time and without gradient.
+
+    .. math:: g_k(t) = \sum_{j=1}^{N} v_{kj} \, e^{-(t - x_j)^2 / 2h^2}
+
+    with points :math:`x`, ``values`` :math:`v` and ``bandwidth`` :math:`h`. Where points crowd, those of boxes of a quarter of
+    h are replaced by Chebyshev nodes, and only pairs closer than about ten bandwidths are summed. The error is below 1e-12 of
+    :math:`\sum_j |v_{kj}| e^{-(t - x_j)^2 / 2h^2} + 10^{-14} \max_j |v_{kj}|`, also at isolated points. Computed in float64 on
+    the CPU; a million points take about half a second at h = 0.05. Below h = 1/1000 all pairs within reach are summed.
+
+    Args:
+        x: Points ``[N]``, finite.
+        values: Weights of the points ``[K, N]``.
+        bandwidth: Standard deviation h of the Gaussians, > 0.
+        at: Points ``[T]`` to evaluate at; ``x`` itself if not given.
+
+    Returns:
+        Sums ``[K, T]``, float64 on the CPU. Raises ``ValueError`` if shapes disagree or the bandwidth is not positive.
+
+    Example:
+        >>> x = torch.tensor([0.5, 0.6], dtype=torch.float64)
+        >>> gaussian_sums(x, torch.ones(1, 2), bandwidth=0.1)  # 1 + exp(-1/2)
+        tensor([[1.6065, 1.6065]], dtype=torch.float64)
+
+    Reference:
+        Greengard and Strain, SIAM J. Sci. Stat. Comput. 1991 (the idea); Fong and Darve, J. Comput. Phys. 2009 (the nodes).
+    """
+    where = "gaussian_sums"
+    check_positive(bandwidth, where=where, name="bandwidth")
+    if x.ndim != 1 or x.numel() == 0:
+        raise ValueError(f"{where}: `x` must be [N] with N >= 1, got {list(x.shape)}.")
+    if values.ndim != 2 or values.shape[1] != x.shape[0]:
+        raise ValueError(f"{where}: `values` must be [K, N] with N = {x.shape[0]}, got {list(values.shape)}.")
+    if at is not None and at.ndim != 1:
+        raise ValueError(f"{where}: `at` must be [T], got {list(at.shape)}.")
+    # Equal points are joined. Below the least bandwidth everything that is not equal is far apart, and squares would overflow.
+    bandwidth = max(bandwidth, 1e-100)
+    points, group = torch.unique(x.detach().double().cpu(), return_inverse=True)
+    rows = values.detach().double().cpu()
+    weights = rows.new_zeros(len(rows), len(points)).index_add_(1, group, rows)
+    targets, place = (points, group) if at is None else torch.unique(at.detach().double().cpu(), return_inverse=True)
+    sources, sinks = _Boxes(points, bandwidth), _Boxes(targets, bandwidth)
+    # What lies beyond adds up to less than 1e-14 of one point at distance zero.
+    cutoff = math.sqrt(2 * math.log(1e14 * len(points)))
+    sums = _banded_sums(sinks.nodes, sources.nodes, sources.to_nodes(weights), bandwidth=bandwidth, cutoff=cutoff)
+    return sinks.from_nodes(sums).index_select(1, place)
+
+
+def gaussian_means(
+    x: Tensor, values: Tensor, *, bandwidth: float, weights: Tensor | None = None, leave_one_out: bool = False
+) -> Tensor:
+    r"""Kernel-weighted means of values around each of N points (Nadaraya-Watson regression), without gradient.
+
+    .. math:: m_k(x_i) = \frac{\sum_j w_j v_{kj} e^{-(x_i - x_j)^2 / 2h^2}}{\sum_j w_j e^{-(x_i - x_j)^2 / 2h^2}}
+
+    with ``values`` :math:`v`, ``weights`` :math:`w` and ``bandwidth`` :math:`h`; with ``leave_one_out`` both sums run over
+    :math:`j \ne i`, and a point far from all others takes the value of its nearest neighbour. Time, memory and accuracy
+    are those of `gaussian_sums`.
+
+    Args:
+        x: Points ``[N]``, finite.
+        values: Values at the points ``[K, N]``.
+        bandwidth: Standard deviation h of the Gaussians, > 0.
+        weights: Weights of the points ``[N]``, all > 0; equal if not given.
+        leave_one_out: Leave each point out of its own mean (needs N >= 2).
+
+    Returns:
+        Means ``[K, N]``, float64 on the CPU. Raises ``ValueError`` as `gaussian_sums` does and on one point to be left out.
+
+    Example:
+        >>> x, right = torch.tensor([0.5, 0.6]), torch.tensor([[1.0, 0.0]])
+        >>> gaussian_means(x, right, bandwidth=0.1)
+        tensor([[0.6225, 0.3775]], dtype=torch.float64)
+
+    Reference:
+        Nadaraya, Theory of Probability and its Applications 1964; Watson, Sankhya 1964.
+    """
+    if leave_one_out and len(x) < 2:
+        raise ValueError("gaussian_means: `leave_one_out` must have N >= 2 points, got 1.")
+    x = x.detach().double().cpu()
+    weight = torch.ones_like(x) if weights is None else weights.detach().double().cpu()
+    rows = torch.cat([weight.unsqueeze(0), weight * values.detach().double().cpu()])
+    sums = gaussian_sums(x, rows, bandwidth=bandwidth)
+    if not leave_one_out:
+        return sums[1:] / sums[0]
+    sums -= rows
+    # Where nearly nothing but the point itself was summed, subtracting it leaves rounding errors.
+    lonely = (sums[0] <= 1e-3 * weight).nonzero().squeeze(1)
+    means = sums[1:] / sums[0].index_fill(0, lonely, 1.0)
+    for part in lonely.split(max(_BLOCK // len(x), 1)):
+        distance = (x[part].unsqueeze(1) - x).abs()
+        distance[torch.arange(len(part)), part] = torch.inf
+        nearest = distance.amin(1, keepdim=True)
+        # Kernels relative to that of the nearest other point, so never 0/0.
+        kernel = torch.exp(-0.5 * ((distance - nearest) / bandwidth) * ((distance + nearest) / bandwidth))
+        total = rows @ kernel.nan_to_num_(nan=0.0).T
+        means[:, part] = total[1:] / total[0]
+    return means
+
+
+class _Boxes:
+    """Sorted points, replaced by the Chebyshev nodes of boxes of a quarter of the bandwidth where that makes them fewer.
+
+    A point at distance d bandwidths sees a box as exp(-d s) with |s| <= 1/8; sixteen nodes carry that to 1e-14 of its
+    *smallest* value for all d below the cutoff (< 10), so an isolated point is as accurate as a crowded one.
+    """
+
+    def __init__(self, points: Tensor, bandwidth: float) -> None:
+        self.nodes, self._box = points, None
+        half = bandwidth / 8
+        if bandwidth < _LEAST_BOXED or len(points) <= _EXACT_POINTS:
+            return
+        number, box = torch.unique_consecutive(((points - points[0]) / (2 * half)).floor_(), return_inverse=True)
+        angle = (torch.arange(_NODES, dtype=torch.float64) + 0.5) * (math.pi / _NODES)
+        if len(number) * _NODES >= len(points):
+            return
+        centre = points[0] + (number + 0.5) * (2 * half)
+        self._box, self._local = box, (points - centre[box]) / half
+        self.nodes = (centre.unsqueeze(1) - half * torch.cos(angle)).flatten()
+        degree = torch.arange(_NODES).unsqueeze(1)
+        # From values at the nodes, which rise, to coefficients of the Chebyshev polynomials.
+        self._transform = torch.cos(degree * (math.pi - angle)) * (2 / _NODES)
+        self._transform[0] /= 2
+
+    def to_nodes(self, values: Tensor) -> Tensor:
+        """Move ``values [K, U]`` of the points to the nodes such that sums of smooth functions stay, ``[K, R]``."""
+        if self._box is None:
+            return values
+        boxes = values.new_zeros(len(values), len(self.nodes) // _NODES)
+        moments = [boxes.index_add(1, self._box, values * basis) for basis in self._polynomials()]
+        return (torch.stack(moments, -1) @ self._transform).flatten(1)
+
+    def from_nodes(self, sums: Tensor) -> Tensor:
+        """Interpolate ``sums [K, R]`` from the nodes to the points, ``[K, U]``."""
+        if self._box is None:
+            return sums
+        coefficients = sums.unflatten(1, (-1, _NODES)) @ self._transform.T
+        total = sums.new_zeros(len(sums), len(self._box))
+        for degree, basis in enumerate(self._polynomials()):
+            total += coefficients[:, :, degree].index_select(1, self._box) * basis
+        return total
+
+    def _polynomials(self) -> Iterator[Tensor]:
+        """Chebyshev polynomials at the points, by rising degree."""
+        before, now = self._local, torch.ones_like(self._local)
+        for _ in range(_NODES):
+            yield now
+            before, now = now, 2 * self._local * now - before
+
+
+def _banded_sums(targets: Tensor, sources: Tensor, weights: Tensor, *, bandwidth: float, cutoff: float) -> Tensor:
+    """Sum over all pairs closer than ``cutoff`` bandwidths, block by block ``[K, T]``; both sides sorted."""
+    reach, rows = cutoff * bandwidth, 64
+    begin = torch.arange(0, len(targets), rows)
+    last = (begin + rows).clamp_max(len(targets)) - 1
+    first = torch.searchsorted(sources, targets[begin] - reach).tolist()
+    end = torch.searchsorted(sources, targets[last] + reach, right=True).tolist()
+    # The loops are in numpy: PyTorch divides even small blocks among threads, and waiting for them on a busy machine made
+    # everything 40 times slower. Some versions of BLAS report invalid values in small products where there are none.
+    points, weight, out = sources.numpy(), weights.numpy(), np.zeros((len(weights), len(targets)))
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        for low, left, right in zip(begin.tolist(), first, end, strict=True):
+            column = targets[low : low + rows].unsqueeze(1).numpy()
+            for start in range(left, right, _BLOCK // rows):
+                stop = min(start + _BLOCK // rows, right)
+                kernel = np.exp(-0.5 * ((column - points[start:stop]) / bandwidth) ** 2)
+                out[:, low : low + rows] += weight[:, start:stop] @ kernel.T
+    return torch.from_numpy(out)
 
 
 def all_pairs_accuracy(probs: Tensor, labels: Tensor, *, sharpness: float = 100.0) -> Tensor:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
-from calibrant.core.effect import join_words
 from calibrant.core.entry import Entry
 from calibrant.data import data_name
 from calibrant.engine.folder import is_finished, lock_folder
@@ -22,6 +21,7 @@ from calibrant.grid.others import load_added
 from calibrant.grid.plan import Cell, parse_seeds, plan_cells, split_names
 from calibrant.grid.preflight import check_alike, check_data, check_out, check_ready, check_unchanged, load_finished, make_out
 from calibrant.grid.schedule import Board, CellState, Executor, Stage, Watch, run_cells
+from calibrant.metrics.verdict import join_words
 
 # Entries, a folder, and notes on rows that are missing → the table of them, and the files that were written.
 Write = Callable[[Sequence[Entry], Path, Sequence[str]], tuple[Table, tuple[Path, ...]]]

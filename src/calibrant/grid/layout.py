@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from calibrant.calibrators.temperature import TemperatureScaling
-from calibrant.core.effect import join_words
 from calibrant.core.entry import Entry
 from calibrant.core.sizes import size_note
-from calibrant.core.words import SIGNIFICANT
 from calibrant.grid.paper import NOT_IN_PAPER, load_paper, notes_about
 from calibrant.grid.rows import CHOICES, Row
 from calibrant.metrics.differences import LEAST_SEEDS
+from calibrant.metrics.verdict import SIGNIFICANT, join_words
 
 EMPTY, MARK = "–", "†"
 Info = Literal["preset", "epochs", "seeds", "calibrated"]

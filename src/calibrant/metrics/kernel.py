@@ -13,8 +13,7 @@ from torch import Tensor
 
 from calibrant.core.binning import TopLabel, top_label
 from calibrant.core.checks import ArrayLike, check_positive
-from calibrant.core.gauss_transform import gaussian_means, gaussian_sums
-from calibrant.core.kernels import all_pairs_accuracy, laplace_pair_sum
+from calibrant.core.kernels import all_pairs_accuracy, gaussian_means, gaussian_sums, laplace_pair_sum
 from calibrant.core.records import Predictions, as_predictions
 
 SmoothConvention: TypeAlias = Literal["grid", "relplot", "exact"]

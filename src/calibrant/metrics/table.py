@@ -233,6 +233,7 @@ _SCORES = {
     "classwise_ece": Metric(
         classwise_calibration_error,
         label="classwise ECE",
+        short="Classwise ECE",
         meaning="mean gap of every class's probability",
         unit="%",
         classwise=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from calibrant.core.effect import join_words
 from calibrant.core.entry import Entry
 from calibrant.core.registry import lookup
 from calibrant.data import data_name
@@ -23,6 +22,7 @@ from calibrant.grid.tables import (
     told_keys,
 )
 from calibrant.metrics.differences import Difference, compare_runs, holm
+from calibrant.metrics.verdict import join_words
 
 _NO_GAIN = "No gain is given: that takes runs of FLγ and FLγ-SECE with the same preset, epochs and settings."
 

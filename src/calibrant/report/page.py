@@ -12,10 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from calibrant import __version__
 from calibrant.core.entry import Entry
-from calibrant.core.scores import Paired
 from calibrant.core.summary import summarize
-from calibrant.core.words import SIGNIFICANT, direction, write_interval, write_p, write_value
 from calibrant.metrics import METRICS
+from calibrant.metrics.verdict import direction, judge, table_rows, write_interval, write_p, write_value
 from calibrant.report.page_content import Candidate, Examined, FinishedTable, InTable, Repair, calibrator_label
 from calibrant.report.page_data import (
     GRID_STOPS,
@@ -218,10 +217,9 @@ def _predictions_view(examined: Examined, repaired: Repair | None) -> dict[str, 
 def metric_rows(examined: Examined, repaired: Repair | None) -> list[dict[str, object]]:
     """Every metric as ``calibrant measure`` writes it, before and after, with the paired test of the difference."""
     rows: list[dict[str, object]] = []
-    for key in (key for key in METRICS if key in examined.scores):
-        metric, signed = METRICS[key], key == "signed_gap"
-        starts_group = bool(rows) and rows[-1]["group"] != metric.group
-        row = {"key": key, "name": metric.label, "meaning": metric.meaning, "group": metric.group, "starts_group": starts_group}
+    for key, metric, begins in table_rows(examined.scores):
+        signed = metric.better is None
+        row: dict[str, object] = {"key": key, "name": metric.label, "meaning": metric.meaning, "starts_group": begins}
         sides = [("before", examined.scores[key])]
         if repaired is not None:
             test = repaired.paired[key]
@@ -234,17 +232,6 @@ def metric_rows(examined: Examined, repaired: Repair | None) -> list[dict[str, o
             row[f"{side}_interval"] = write_interval(estimate, metric.unit, signed=signed)
         rows.append(row)
     return rows
-
-
-def judge(key: str, test: Paired) -> str:
-    """Say in a word or two what a difference means: "better", "worse", "more sure", "less sure", "same" or "unclear"."""
-    if test.difference == 0:
-        return "same"
-    if not test.p_value < SIGNIFICANT:
-        return "unclear"
-    if key == "signed_gap":
-        return "more sure" if test.difference > 0 else "less sure"
-    return "better" if test.difference < 0 else "worse"
 
 
 def _calibrator_row(candidate: Candidate, chosen: str) -> dict[str, object]:

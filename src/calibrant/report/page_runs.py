@@ -7,13 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from calibrant.core.effect import join_words
 from calibrant.core.entry import Entry
 from calibrant.core.sizes import common_size, size_note, usual_size
-from calibrant.core.words import SIGNIFICANT, write_interval, write_value
 from calibrant.data import data_name
 from calibrant.metrics import METRICS
 from calibrant.metrics.differences import compare_runs, holm, welch_t
+from calibrant.metrics.verdict import SIGNIFICANT, join_words, write_interval, write_value
 from calibrant.report.page_content import FinishedTable, InTable
 from calibrant.report.rows import Group, Row, group_rows
 

@@ -6,9 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from calibrant.core.effect import join_words, tell_effect, write_percent
 from calibrant.core.scores import Estimate, Scores
-from calibrant.core.words import FEW, count_examples, direction, is_miscalibrated, write_p
+from calibrant.metrics.verdict import (
+    FEW,
+    count_examples,
+    direction,
+    is_miscalibrated,
+    join_words,
+    tell_effect,
+    write_p,
+    write_percent,
+)
 from calibrant.report.page_content import Examined, Repair, calibrator_label
 from calibrant.report.page_runs import RunRow, labels_not_told, leader
 

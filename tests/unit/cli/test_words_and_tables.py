@@ -16,9 +16,12 @@ from calibrant.cli.tables import bins_table, classes_table, comparison_table, pa
 from calibrant.cli.terminal import fit_table, total_width
 from calibrant.core.records import Bins, Predictions, Split
 from calibrant.core.scores import ClassScore, Estimate, IfCalibrated, Paired, Scores
-from calibrant.core.words import METRICS, direction, verdict, worst_slice, write_interval, write_p, write_value
+from calibrant.metrics.table import score_metrics
+from calibrant.metrics.verdict import direction, verdict, worst_slice, write_interval, write_p, write_value
 from calibrant.report.page_content import Examined
 from calibrant.report.verdict import give_verdict
+
+METRICS = score_metrics()
 
 
 def made_scores(*, ece: float = 0.05, gap: float = 0.04, width: float = 0.01, p_value: float = 0.0001, n: int = 1000) -> Scores:
@@ -181,7 +184,7 @@ def test_tables_fit_every_terminal_and_keep_their_numbers(width: int) -> None:
 
 def test_scores_table_shows_every_metric_and_explains_where_there_is_room() -> None:
     wide = "\n".join(lines_of(scores_table(made_scores(), width=120), width=120))
-    assert all(metric.name in wide for metric in METRICS.values())
+    assert all(metric.label in wide for metric in METRICS.values())
     assert "a calibrated model would show 0.71%, rarely over 1.03%" in wide
     assert "surprise at the true class" in wide
     narrow = "\n".join(lines_of(scores_table(made_scores(), width=80), width=80))

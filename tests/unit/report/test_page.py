@@ -12,11 +12,11 @@ import pytest
 
 from calibrant import Predictions, measure
 from calibrant.calibrators import TemperatureScaling
-from calibrant.core.words import write_interval, write_value
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import METRICS
 from calibrant.metrics.diagram import PALETTE
 from calibrant.metrics.paired import paired_test
+from calibrant.metrics.verdict import write_interval, write_value
 from calibrant.report import page as page_module
 from calibrant.report.page import render_page
 from calibrant.report.page_content import Candidate, Examined, Repair

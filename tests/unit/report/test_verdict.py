@@ -11,7 +11,8 @@ import torch
 from calibrant import Predictions
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Paired, Scores
-from calibrant.report.page import _calibrator_row, judge, key_figures, metric_rows
+from calibrant.metrics.verdict import judge
+from calibrant.report.page import _calibrator_row, key_figures, metric_rows
 from calibrant.report.page_content import Candidate, Examined, Repair
 from calibrant.report.verdict import give_verdict
 
@@ -174,7 +175,7 @@ def test_metric_rows_write_values_as_measure_does() -> None:
     ece = rows["ece"]
     assert (ece["before"], ece["before_interval"], ece["after"]) == ("4.10%", "3.60 – 4.60", "0.90%")
     assert (ece["change"], ece["judgement"], ece["starts_group"]) == ("−3.20%", "better", True)
-    assert (rows["nll"]["before"], rows["nll"]["judgement"]) == ("0.3000", "same")
+    assert (rows["nll"]["before"], rows["nll"]["judgement"]) == ("0.3000", "unclear")
     assert list(rows) == ["error", "nll", "brier", "aurc", "ece", "mce", "signed_gap"]
     assert "after" not in metric_rows(before, None)[0]
 
@@ -210,7 +211,7 @@ def test_key_figures_show_after_only_where_it_differs() -> None:
         ("ece", -0.1, 0.05, "unclear"),
         ("nll", 0.1, 0.049, "worse"),
         ("ece", -0.1, math.nan, "unclear"),
-        ("ece", 0.0, 0.01, "same"),
+        ("ece", 0.0, 0.01, "unclear"),
         ("signed_gap", -0.1, 0.001, "less sure"),
         ("signed_gap", 0.1, 0.001, "more sure"),
     ],

@@ -1,0 +1,203 @@
+"""Numbers in words: how a value is written, what a measurement means in one line, and what a repair did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor
+
+from calibrant.core.scores import Estimate, Paired, Scores
+from calibrant.metrics.table import METRICS, Metric
+
+# Below the first an error is called slight, above the second strong; between them it goes without a word.
+_SLIGHT, _STRONG = 0.02, 0.10
+SIGNIFICANT = 0.05
+# Below this many examples, not to see an error says little.
+FEW = 200
+# What makes one of these worse has its price; what makes two worse does harm, whatever becomes of the calibration error.
+_PRICES = ("error", "nll", "brier")
+_UNLIKE = "The examples it was fitted on seem to be unlike these, or too few"
+
+
+def count_examples(n: int) -> str:
+    """Write how many examples there are."""
+    return f"{n:,} example" + ("" if n == 1 else "s")
+
+
+def metric_of(key: str) -> Metric:
+    """Return the metric ``key``; one that is no longer known (in an old record) is shown under its own name."""
+    return METRICS[key] if key in METRICS else Metric(_unknown, label=key.replace("_", " "))
+
+
+def _unknown(*_: object) -> Tensor:
+    raise ValueError("this metric is known by its value only")
+
+
+def table_rows(keys: Iterable[str]) -> list[tuple[str, Metric, bool]]:
+    """Key and metric in the order of tables, and whether a new group of metrics begins; unknown ones come last."""
+    given = list(keys)
+    order = [key for key in METRICS if key in given] + [key for key in given if key not in METRICS]
+    metrics = [metric_of(key) for key in order]
+    begins = [k > 0 and metric.group != metrics[k - 1].group for k, metric in enumerate(metrics)]
+    return list(zip(order, metrics, begins, strict=True))
+
+
+def judge(key: str, test: Paired) -> str:
+    """Say in a word or two what a difference means: "better", "worse", "more sure", "less sure", "same" or "unclear"."""
+    if test.low == test.high == 0:
+        return "same"
+    if test.difference == 0 or not test.p_value < SIGNIFICANT:
+        return "unclear"
+    better = metric_of(key).better
+    if better is None:
+        return "more sure" if test.difference > 0 else "less sure"
+    return "better" if (test.difference < 0) == (better == "lower") else "worse"
+
+
+def write_value(value: float, unit: str, *, signed: bool = False) -> str:
+    """Write a fraction in per cent, any other number with four digits after the point."""
+    sign = "+" if signed else ""
+    if not math.isfinite(value):
+        return {math.inf: f"{sign}inf", -math.inf: "−inf"}.get(value, "n/a")
+    text = f"{100 * value:{sign}.2f}%" if unit == "%" else f"{value:{sign}.4f}"
+    # What rounds to nothing has no direction.
+    return text.replace("-", "−") if any(digit in text for digit in "123456789") else text.lstrip("+-")
+
+
+def write_interval(estimate: Estimate | Paired, unit: str, *, signed: bool = False) -> str:
+    """Write the two ends of an interval, in the unit of its value."""
+    ends = [write_value(end, unit, signed=signed).removesuffix("%") for end in (estimate.low, estimate.high)]
+    return f"{ends[0]} – {ends[1]}"
+
+
+def write_p(p_value: float) -> str:
+    """Write a p-value: never zero, never with digits that mean nothing."""
+    if not math.isfinite(p_value):
+        return "p = n/a"
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}" if p_value < 0.1 else f"p = {p_value:.2f}"
+
+
+def is_miscalibrated(scores: Scores) -> bool:
+    """Whether chance alone would hardly show an ECE as large as this."""
+    return scores.ece_if_calibrated.p_value < SIGNIFICANT
+
+
+def is_too_few(scores: Scores) -> bool:
+    """Whether examples are so few that seeing no error among them is no sign of there being none."""
+    return scores.n < FEW and not is_miscalibrated(scores)
+
+
+def direction(scores: Scores) -> str:
+    """Return "over-confident", "under-confident", "both" in different places, or "no clear error"."""
+    gap = scores["signed_gap"]
+    if not is_miscalibrated(scores):
+        return "no clear error"
+    if gap.low <= 0 <= gap.high:
+        return "both"
+    return "over-confident" if gap.value > 0 else "under-confident"
+
+
+def verdict(scores: Scores) -> str:
+    """Say in one sentence what the measurement means."""
+    null, ece = scores.ece_if_calibrated, scores["ece"]
+    ece_text, mean_text, p95_text = (write_value(v, "%") for v in (ece.value, null.mean, null.p95))
+    if not is_miscalibrated(scores):
+        opening = "Too few examples to see an error" if is_too_few(scores) else "No sign of miscalibration"
+        return (
+            f"{opening}: an ECE of {ece_text} is what a perfectly calibrated model shows on "
+            f"{count_examples(scores.n)} ({mean_text} on average, rarely over {p95_text})."
+        )
+    accuracy = 1 - scores["error"].value
+    confidence = accuracy + scores["signed_gap"].value
+    said = direction(scores).replace("both", "over-confident here and under-confident there")
+    strength = "slightly " if ece.value < _SLIGHT else "strongly " if ece.value > _STRONG else ""
+    opening = strength + said
+    return (
+        f"{opening[0].upper()}{opening[1:]}: {100 * confidence:.1f}% sure on average, {100 * accuracy:.1f}% right; the ECE is "
+        f"{ece_text} where a calibrated model would show {mean_text} ({write_p(null.p_value)})."
+    )
+
+
+def worst_slice(scores: Scores) -> str:
+    """Name the group whose ECE stands out most above what a calibrated model would show there."""
+    name, worst = max(scores.slices.items(), key=lambda item: item[1]["ece"].value - item[1].ece_if_calibrated.p95)
+    if not is_miscalibrated(worst):
+        return "none stands out: each could be that of a calibrated model"
+    return f"{name} stands out most, with an ECE of {write_value(worst['ece'].value, '%')}"
+
+
+def tell_effect(before: Scores, after: Scores, paired: Mapping[str, Paired], *, it: str) -> str:
+    """Say what a repair did to the calibration error: what follows its name, with a full stop, and perhaps a sentence more.
+
+    Args:
+        before: Scores without the repair.
+        after: Scores with it, on the same examples.
+        paired: Key → test of after minus before.
+        it: What to call the calibration error.
+
+    Returns:
+        The words.
+    """
+    test = paired["ece"]
+    was, to = (write_percent(scores["ece"].value) for scores in (before, after))
+    worse = [key for key in _PRICES if key in paired and _clear_change(paired[key]) > 0]
+    change, p = 0 if was == to else _clear_change(test), write_p(test.p_value)
+    if change > 0:
+        return f"makes {it} worse here: {to} ({p}). The examples it was fitted on seem to differ from these; do not use it."
+    if change:
+        told = f"brings {it} to {to}" + ("" if is_miscalibrated(after) else ", which can no longer be told from calibrated")
+        told += f", but {_tell_rises(worse, before, after)}" if worse else f"; {_tell_error(before, after)}"
+    else:
+        told = f"leaves {it} at {to}" if was == to else f"changes {it} to {to}, a difference that chance explains ({p})"
+        told += f", and {_tell_rises(worse, before, after)}" if worse else ""
+    if len(worse) > 1:
+        return f"{told}: this repair does harm. {_UNLIKE}; do not use it."
+    if change:
+        return f"{told}."
+    if not is_miscalibrated(before):
+        return f"{told}: no repair is needed."
+    return f"{told}: this repair does not help. {_UNLIKE}; fit on examples of the kind that is to be repaired."
+
+
+def write_percent(value: float) -> str:
+    """Write a share in percent: two digits for small ones, where they matter, else one.
+
+    Example:
+        >>> write_percent(0.0412), write_percent(0.412)
+        ('4.12%', '41.2%')
+    """
+    return f"{100 * value:.{2 if abs(value) < 0.1 else 1}f}%"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Write an enumeration.
+
+    Example:
+        >>> join_words(["a", "b", "c"])
+        'a, b and c'
+    """
+    return ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else words[0]
+
+
+def _clear_change(test: Paired) -> int:
+    """1 for a clear rise, -1 for a clear fall, 0 for what chance explains."""
+    return (test.difference > 0) - (test.difference < 0) if test.p_value < SIGNIFICANT else 0
+
+
+def _tell_rises(keys: Sequence[str], before: Scores, after: Scores) -> str:
+    """Say by how much these metrics rise; the first has the verb."""
+    told: list[str] = []
+    for key in keys:
+        metric = metric_of(key)
+        write = write_percent if metric.unit == "%" else lambda value, unit=metric.unit: write_value(value, unit)
+        ends = f"from {write(before[key].value)} to {write(after[key].value)}"
+        told.append(f"the {metric.label} {'' if told else 'rises '}{ends}")
+    return join_words(told)
+
+
+def _tell_error(before: Scores, after: Scores) -> str:
+    old, new = before["error"].value, after["error"].value
+    if old == new:
+        return f"the error rate stays at {write_percent(old)}"
+    return f"the error rate goes from {write_percent(old)} to {write_percent(new)}"
