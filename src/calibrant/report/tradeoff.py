@@ -163,13 +163,7 @@ def _draw_labels(figure: Figure, ax: Axes, legend: Legend, points: Sequence[Trad
     from matplotlib.text import Text
 
     line = {"arrowstyle": "-", "linewidth": 0.4, "color": "0.4", "shrinkA": 0, "shrinkB": 2}
-    options: dict[str, Any] = {
-        "textcoords": "offset points",
-        "fontsize": 7.5,
-        "linespacing": 1.15,
-        "zorder": 5,
-        "arrowprops": line,
-    }
+    options: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.5, "linespacing": 1.15, "zorder": 5}
     texts = [
         ax.annotate(
             fold_text(point.label, _LABEL_WIDTH),
