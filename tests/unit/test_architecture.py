@@ -7,32 +7,28 @@ import json
 import re
 import subprocess
 import sys
-from collections import Counter
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
+from typer.testing import CliRunner
+
+from calibrant.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "calibrant"
 SOURCES = sorted(SRC.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
-# Imports point up this list only; rooms on one line do not import each other.
-MAY_IMPORT: dict[str, set[str]] = {
-    "core": set(),
-    "io": {"core"},
-    **dict.fromkeys(("losses", "metrics", "backbones"), {"core"}),
-    "data": {"core", "io"},
-    "calibrators": {"core", "metrics"},
-    "meta": {"core", "losses"},
-    "integrations": {"core", "metrics", "losses", "meta"},
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+# The table of docs/architecture.md: room -> the rooms it may import.
+MAY_IMPORT = {
+    room: set(re.findall(r"`(\w+)`", rooms))
+    for room, rooms in re.findall(r"^\| `(\w+)` \| ([^|]*) \|", PAGE, flags=re.MULTILINE)
 }
-# Other people's trainers are theirs: the engine does without them.
-MAY_IMPORT["engine"] = set(MAY_IMPORT) - {"integrations"}
-MAY_IMPORT["report"] = {"core", "metrics", "data"}
-MAY_IMPORT["grid"] = set(MAY_IMPORT)
-MAY_IMPORT["paper"] = set(MAY_IMPORT)
 # The command line, and the front door, may import every room.
 FREE = {"cli", "__init__", "__main__"}
 # (file, function, room): imports of a lower room that are allowed inside that function only. The record is the natural
@@ -96,6 +92,12 @@ def import_faults(where: str, source: str) -> list[str]:
     return faults
 
 
+def test_table_of_rooms_has_every_room_and_points_up() -> None:
+    assert set(MAY_IMPORT) == {path.parent.name for path in SOURCES if path.parent.parent == SRC}
+    rooms = list(MAY_IMPORT)
+    assert all(allowed <= set(rooms[:number]) for number, allowed in enumerate(MAY_IMPORT.values()))
+
+
 def test_imports_of_every_room_point_up_the_table() -> None:
     faults = [f for path in SOURCES for f in import_faults(path.relative_to(SRC).as_posix(), path.read_text())]
     assert faults == []
@@ -133,6 +135,78 @@ def test_import_faults_of_a_forbidden_line_name_it(where: str, line: str, fault:
 )
 def test_import_faults_of_an_allowed_line_are_none(where: str, line: str) -> None:
     assert import_faults(where, line) == []
+
+
+class Trace:
+    """Which functions of ours are called, by module; what a module calls while it is imported does not count."""
+
+    def __init__(self) -> None:
+        self.called: dict[str, set[str]] = defaultdict(set)
+        self.until: dict[str, set[str]] = {}
+        self._importing = 0
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if not (code.co_filename.startswith(f"{SRC}/") and code.co_filename.endswith(".py")):
+            return
+        if code.co_name == "<module>":
+            self._importing += {"call": 1, "return": -1}.get(event, 0)
+        elif event == "call" and not self._importing:
+            path = Path(code.co_filename).relative_to(SRC).with_suffix("")
+            self.called[".".join(path.parts)].add(code.co_qualname)
+        elif event == "return" and code.co_name == "save_predictions" and Path(frame.f_locals["path"]).name == "test.npz":
+            self.until = {module: set(names) for module, names in self.called.items()}
+
+    def command(self, *words: str) -> None:
+        """Run a command of ours and watch it."""
+        before = sys.getprofile()
+        threading.setprofile(self)
+        sys.setprofile(self)
+        try:
+            done = CliRunner().invoke(app, words)
+        finally:
+            sys.setprofile(before)
+            threading.setprofile(None)
+        assert done.exit_code == 0, done.output
+
+
+@pytest.fixture(scope="module")
+def road(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """What is called on the way from ``calibrant train`` to ``test.npz``, and by ``calibrant report`` of that run."""
+    folder = tmp_path_factory.mktemp("road")
+    first, second = Trace(), Trace()
+    words = {"data": "digits", "model": "convnet", "method": "ce", "epochs": "1", "out": str(folder / "run")}
+    first.command("train", *(word for name, value in words.items() for word in (f"--{name}", value)))
+    second.command("report", str(folder / "run"), "--out", str(folder / "report.html"), "--resamples", "100")
+    return first.until, second.called
+
+
+def steps(heading: str) -> list[str]:
+    """The functions of a numbered list of the page, below the line that begins with ``heading``."""
+    part = PAGE[PAGE.index(f"\n{heading}") :]
+    return re.findall(r"^\d+\. `([\w.]+)`:", part.partition("\n\n")[2].partition("\n\n")[0], flags=re.MULTILINE)
+
+
+def is_called(step: str, called: dict[str, set[str]]) -> bool:
+    """Whether a function, or a method of a class, was called."""
+    room, module, name = step.split(".", maxsplit=2)
+    return any(f"{found}.".startswith(f"{name}.") for found in called.get(f"{room}.{module}", ()))
+
+
+def test_road_on_the_page_is_the_one_that_is_taken(road: tuple[dict[str, set[str]], dict[str, set[str]]]) -> None:
+    for heading, called in zip(("From `calibrant train", "From there to `report.html`"), road, strict=True):
+        named = steps(heading)
+        assert len(named) > 10
+        assert [step for step in named if not is_called(step, called)] == []
+
+
+def test_road_runs_through_as_few_files_as_the_page_says(road: tuple[dict[str, set[str]], dict[str, set[str]]]) -> None:
+    limits = re.search(r"at most (\d+) of our files, the second in at most (\d+) more", PAGE)
+    assert limits
+    to_predictions, to_report = road
+    more = set(to_report) - set(to_predictions)
+    assert len(to_predictions) <= int(limits[1]), "\n".join(sorted(to_predictions))
+    assert len(more) <= int(limits[2]), "\n".join(sorted(more))
 
 
 def test_source_files_have_telling_names() -> None:
