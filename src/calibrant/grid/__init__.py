@@ -1,6 +1,7 @@
 """Many runs: planning and running them, reading them back, and tables, figures and a page of what they predict."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,3 +35,7 @@ def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'calibrant.grid' has no attribute {name!r}")
+
+
+# Until the next release, `to_markdown` is found where it was.
+sys.modules[f"{__name__}.markdown"] = sys.modules[__name__]

@@ -47,8 +47,8 @@ _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa mu nu xi pi r
 _CAPITALS = ("gamma", "delta", "theta", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega")
 _SIGNS |= {unicodedata.lookup(f"GREEK SMALL LETTER {name}"): rf"$\{name}$" for name in _GREEK} | {"λ": r"$\lambda$"}
 _SIGNS |= {unicodedata.lookup(f"GREEK CAPITAL LETTER {n}"): rf"$\{n.capitalize()}$" for n in _CAPITALS} | {"Λ": r"$\Lambda$"}
-# Letters of this range are left as they are but for some that LaTeX's first encoding of fonts has not.
-_FIRST, _LAST, _MISSING = "\u00a1", "\u017e", "«»ÐÞðþĄąĐđĘęĦħĮįĸĿŀŉŊŋŦŧŲų"
+# Of these letters LaTeX's first encoding of fonts has not all.
+_MISSING = "«»ÐÞðþĄąĐđĘęĦħĮįĸĿŀŉŊŋŦŧŲų"
 
 
 def to_markdown(table: Table, *, heading: str | None = "###") -> str:
@@ -225,14 +225,7 @@ def write_table(table: Table, folder: str | Path) -> list[Path]:
 
 
 class PageRows(NamedTuple):
-    """Runs as a page and figures show them, in the order of their rows.
-
-    Attributes:
-        entries: The runs; their presets name what their rows are told apart by.
-        best: For each, the metrics in which its row is the best of those that it may be compared with.
-        told: For each, what the table says of its row.
-        notes: Sentences for below the page's table of runs.
-    """
+    """Runs as a page and figures show them: presets name what rows are told apart by; best metrics and marks of each; notes."""
 
     entries: list[Entry]
     best: list[frozenset[str]]
@@ -240,13 +233,8 @@ class PageRows(NamedTuple):
     notes: list[str]
 
 
-def page_rows(table: Table, *, labelled: bool = True) -> PageRows:
-    """Return the runs of a comparison for `calibrant.report.page.render_page` and for figures.
-
-    Args:
-        table: What `compare_table` made of them, with every metric that the page shows.
-        labelled: Whether presets are to name the settings of rows; else they stay as they are.
-    """
+def page_rows(table: Table) -> PageRows:
+    """Return the runs of a comparison, with every metric that a page shows, for `render_page` and for figures."""
     from calibrant.report.page_content import InTable
 
     found = PageRows([], [], [], [])
@@ -257,7 +245,7 @@ def page_rows(table: Table, *, labelled: bool = True) -> PageRows:
             info = {INFO_NAMES[name]: line.info(name) for name in table.info if name != "seeds"}
             variant = next(variants)
             for entry in line.row.runs if line.row is not None else ():
-                found.entries.append(replace(entry, preset=variant) if labelled else entry)
+                found.entries.append(replace(entry, preset=variant))
                 found.best.append(frozenset(key for key, cell in line.cells.items() if cell.best))
                 found.told.append(InTable(number, place == 0, tested, info))
     named = name_methods(table)
@@ -365,7 +353,7 @@ def _sign(sign: str) -> str:
         return _SIGNS[sign]
     if sign.isascii():
         return sign if sign.isprintable() else "?"
-    if _FIRST <= sign <= _LAST and sign not in _MISSING:
+    if "¡" <= sign <= "ž" and sign not in _MISSING:
         return sign
     parts = unicodedata.normalize("NFKD", sign)
     plain = "".join(_SIGNS.get(part, part if part.isascii() and part.isprintable() else "") for part in parts)

@@ -25,11 +25,8 @@ class Row:
     """The runs of one method under one setting.
 
     Attributes:
-        data: Name of the data set.
-        model: Name of the network, or None.
-        method: Name of the method.
-        preset: Its preset; None where it has none, or where that changes nothing.
-        epochs: Length of training, or None.
+        data: Name of the data set; network, method and length of training as in `Entry`.
+        preset: Preset of the method; None where it has none, or where that changes nothing.
         settings: Further recipe keys that differ from what the method has by itself → value.
         recipe: All recipe keys that say something about these runs → value; empty for predictions from a file.
         runs: Its entries, by seed.
@@ -118,12 +115,6 @@ def flat_recipe(recipe: Recipe) -> dict[str, object]:
     return {key: value for key, value in _flat(asdict(resolved(recipe))) if key not in idle}
 
 
-def told_settings(recipe: Recipe) -> dict[str, str]:
-    """Return the keys of a recipe in which it differs from what its method has by itself, with their values as text."""
-    usual = _usual(recipe.method.name, recipe.method.preset)
-    return {key: text for key, value in flat_recipe(recipe).items() if usual.get(key) != (text := _text(value))}
-
-
 def command_of(recipe: Recipe) -> str:
     """Return the command that trains by ``recipe``: what is run by name, and what else differs from the defaults.
 
@@ -133,9 +124,9 @@ def command_of(recipe: Recipe) -> str:
         >>> command_of(override(Recipe(), {"method.name": "ce", "optim.lr": "0.2", "data.root": "/data"}))
         'calibrant train --data cifar10 --model resnet18 --method ce --preset default --epochs 350 --seed 0 --set optim.lr=0.2'
     """
-    values = flat_recipe(recipe)
-    told = [f"{key}={value}" for key, value in told_settings(recipe).items() if key not in _NAMED]
-    words = [word for key in _NAMED for word in (KEYS[key].flag, _text(values[key]))]
+    values, usual = flat_recipe(recipe), _usual(recipe.method.name, recipe.method.preset)
+    words = [word for key in _NAMED for word in (KEYS[key].flag, _text(values.pop(key)))]
+    told = [f"{key}={_text(value)}" for key, value in values.items() if usual.get(key) != _text(value)]
     return shlex.join(["calibrant", "train", *words, *(word for text in told for word in ("--set", text))])
 
 
@@ -157,13 +148,6 @@ def comparable(first: Row, second: Row) -> bool:
     What was told to one of the two must be so for the other, too, unless it says nothing there; averaging and selection may be
     what each method chooses where neither was told. Somebody's predictions may be held against everything on the same data.
     Numbers of another number of test examples are those of another test set, or of a part of it.
-
-    Example:
-        >>> known = Row("cifar10", "resnet18", "ce", None, 350, {}, {}, ())
-        >>> short = Row("cifar10", "resnet18", "focal", None, 20, {}, {}, ())
-        >>> theirs = Row("cifar10", None, "theirs", None, None, {}, {}, ())
-        >>> comparable(known, short), comparable(known, theirs)
-        (False, True)
     """
     sizes, others = ({entry.scores.n for entry in row.runs} for row in (first, second))
     if first.data != second.data or sizes != others:
@@ -202,14 +186,8 @@ def catalogue_order(entry: Entry) -> tuple[object, ...]:
     return False, entry.data, entry.model or "", known, variant, scaled, entry.seed is None, entry.seed or 0
 
 
-@cache
 def preset_matters(method: str) -> bool:
-    """Whether a method trains differently under the presets; a name that is no method's may.
-
-    Example:
-        >>> preset_matters("ce+ts"), preset_matters("flgamma-sece")
-        (False, True)
-    """
+    """Whether a method trains differently under the presets; a name that is no method's may."""
     name = split_name(method)[0]
     return name not in METHODS or METHODS[name].learns
 
@@ -241,7 +219,7 @@ def _repeated(runs: Sequence[Entry]) -> tuple[Entry, Entry] | None:
 
 def _check_same_data(runs: Sequence[Entry]) -> None:
     """Refuse to average runs on different data: those under one path may have changed between two of them."""
-    known = [(entry, _data_of(entry)) for entry in runs if not entry.is_foreign]
+    known = [(e, {**dict(e.facts.get("data") or {}), "test_examples": e.scores.n}) for e in runs if not e.is_foreign]  # type: ignore[call-overload]
     for place, (entry, data) in enumerate(known):
         for other, before in known[:place]:
             if differ := difference(before, data, when=("in the first", "in the second")):
@@ -249,11 +227,6 @@ def _check_same_data(runs: Sequence[Entry]) -> None:
                     f"tables: runs of one row must have the same data, got {other.folder or 'a record'} and "
                     f"{entry.folder or 'a record'} of {entry.method} on {entry.data}: {differ}. Leave one out."
                 )
-
-
-def _data_of(entry: Entry) -> dict[str, object]:
-    kept = entry.facts.get("data")
-    return {**(kept if isinstance(kept, Mapping) else {}), "test_examples": entry.scores.n}
 
 
 def _decided(entry: Entry) -> tuple[dict[str, str], dict[str, str]]:

@@ -88,14 +88,10 @@ class CellState:
     """How far a cell is, and what is known of it.
 
     Attributes:
-        cell: The cell.
-        stage: How far it is.
-        epochs: Epochs done.
-        numbers: As in `Event`.
-        text: Why it failed.
+        cell: The cell; stage, epochs, numbers and text are as in `Event`.
         log: Where its run says more.
         tries: How often it was started, not counting where it found no room beside others.
-        began: When it was last heard of first, and the epochs that it had then.
+        began: When it was first heard of since, and the epochs that it had then.
         seconds: How long an epoch of it takes, where known.
         found: Whether it was finished before.
     """

@@ -49,17 +49,9 @@ _ALIKE_NOTE = (
 
 @dataclass(frozen=True)
 class Reproduction:
-    """One of the paper's experiments, ready to be run.
+    """One of the paper's experiments, ready to be run; see `plan_reproduction`.
 
-    Attributes:
-        name: ``"table1"`` to ``"table5"``, or ``"figures"``.
-        title: What it shows.
-        data: Names of data sets.
-        methods: Names of methods.
-        seeds: Seeds.
-        recipe: What all runs have in common; None for the small networks of embedded data.
-        settings: Recipe keys on top.
-        quick: Whether it is the small version.
+    ``recipe`` is what all runs have in common, None for the small networks of embedded data; ``settings`` come on top.
     """
 
     name: str
@@ -126,15 +118,10 @@ def plan_reproduction(
         settings={"method.preset": preset} | (_quick_settings(data) if quick else {}) | dict(settings or {}),
         quick=quick,
     )
-    return replace(plan, title=_title(plan))
-
-
-def _title(plan: Reproduction) -> str:
-    """What the experiment shows; where the paper's title names its network and others are trained, these are named."""
-    if plan.name != "table4":
-        return plan.title
+    # Where the title names the paper's network and others are trained, these are named.
     networks = dict.fromkeys(cell.recipe.backbone.name for cell in plan.cells())
-    return plan.title if [*networks] == [paper_table("table4").model] else plan.title.replace(_DENSENET, ", ".join(networks))
+    named = plan.title if table is None or [*networks] == [table.model] else plan.title.replace(_DENSENET, ", ".join(networks))
+    return replace(plan, title=named)
 
 
 def _quick_settings(data: Sequence[str]) -> dict[str, object]:
@@ -175,23 +162,13 @@ def run_reproduction(
 def write_report(
     plan: Reproduction, entries: Sequence[Entry], folder: Path, missing: Sequence[str] = ()
 ) -> tuple[Table, tuple[Path, ...]]:
-    """Write the table (four forms), ``figures/`` and ``report.html`` of an experiment's runs.
-
-    Args:
-        plan: The experiment.
-        entries: Its runs.
-        folder: Where to.
-        missing: Notes on rows that should be there and are not.
-
-    Returns:
-        The table, and the files.
-    """
+    """Write the table (four forms), ``figures/`` and ``report.html`` of an experiment's runs, as `compare` wants it."""
     from calibrant.report.page_runs import COLUMNS
 
     shown = [replace(entry, data=f"{entry.data} (quick)") for entry in entries] if plan.quick else list(entries)
     table = add_notes(_table(plan, shown), missing)
     files = write_table(table, folder)
-    rows = page_rows(compare_table(shown, metrics=COLUMNS, calibrated=True), labelled=False)
+    rows = page_rows(compare_table(shown, metrics=COLUMNS, calibrated=True))
     heading = plan.title if plan.name == "figures" else f"Table {plan.name.removeprefix('table')}: {plan.title}"
     title = f"{heading}, quick version" if plan.quick else heading
     bins = _BINS if plan.name == "figures" else (15,)
@@ -209,9 +186,6 @@ def _table(plan: Reproduction, entries: Sequence[Entry]) -> Table:
     if not plan.quick:
         return table
     quick = f"{table.title} (quick version)"
-    return replace(table, name=f"{table.name}-quick", title=quick, notes=(*_quick_notes(plan), *table.notes))
-
-
-def _quick_notes(plan: Reproduction) -> tuple[str, ...]:
     alike = (plan.settings.get("train.average"), plan.settings.get("train.select")) == ("no", "last")
-    return (_QUICK_NOTE, _ALIKE_NOTE) if alike else (_QUICK_NOTE,)
+    notes = (_QUICK_NOTE, *([_ALIKE_NOTE] if alike else []), *table.notes)
+    return replace(table, name=f"{table.name}-quick", title=quick, notes=notes)
