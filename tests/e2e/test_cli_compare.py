@@ -212,7 +212,7 @@ def test_compare_in_python_reads_finished_runs_and_adds_others(whole: Path, tmp_
         (("--methods", "ce"), "`--data` must name a data set"),
         (("--data", "mixture", "--methods", "ce", "--seeds", "x"), "`seeds` must be how many"),
         (("--data", "mixture", "--methods", "ce", "--set", "epochs=3"), "Did you mean 'train.epochs'?"),
-        (("--data", "mixture", "--methods", "ce", "--on", "moon"), "`on` must be 'local' or 'ray', got 'moon'"),
+        (("--data", "mixture", "--methods", "ce", "--on", "moon"), "`on` must be 'local', or 'ray'"),
         (("--data", "mixture", "--methods", "ce", "--add", "{tmp}/none.npz"), "or a record (.json), got nothing there"),
         (
             ("--data", "mixture,digits", "--methods", "ce", "--add", "digitz=x.npz"),
@@ -220,12 +220,15 @@ def test_compare_in_python_reads_finished_runs_and_adds_others(whole: Path, tmp_
         ),
         (("--data", "mixture", "--methods", "ce", "--device", "cuda:x"), "`device` must be"),
         (("--data", "mixture"), "`--methods` must name methods to train, or `--add` predictions to compare, got neither."),
-        (("--data", "mixture", "--add", "x.npz", "--epochs", "3"), "`train.epochs` says nothing where no method is named"),
+        (
+            ("--data", "mixture", "--add", "x.npz", "--epochs", "3"),
+            "`methods` must be named where a recipe or settings are given",
+        ),
         (
             ("--data", "mixture", "--methods", "ce", "--epochs", "3", "--set", "train.epochs=4"),
             "`train.epochs` must be said once, got 3 by its option and 4 by `--set`. Leave one out.",
         ),
-        (("--data", "mixture", "--methods", "ce", "--ray-address", "auto"), "`ray_address` must come with on='ray'"),
+        (("--data", "mixture", "--methods", "ce", "--ray-address", "auto"), "`on` must be 'local', or 'ray'"),
     ],
 )
 def test_compare_of_what_cannot_be_says_so_before_anything_starts(
@@ -263,7 +266,7 @@ def test_compare_prints_models_of_one_name_as_rows_and_says_what_is_not_compared
         "b/m",
     ] + 2 * ["part"]
     assert "part on mixture: 500 test examples, other rows 4,000; not compared with them." in lines
-    assert f"{tmp_path}/a/part.npz is the same as {tmp_path}/part.npz and was taken once." in lines
+    assert f"{tmp_path}/a/part.npz is there twice with the same numbers and taken once." in lines
     assert "The paper has no numbers for these data, networks and methods." in lines
     page = (tmp_path / "out" / "report.html").read_text()
     assert "a/m" in page

@@ -65,7 +65,7 @@ def test_reproduce_quick_forecasts_runs_and_reports_then_keeps_results(call: Cal
     last.write_text(last.read_text().replace('"epochs": 2', '"epochs": 9', 1))
     code, out, err = call("results", "add", "here/runs", "--to", "kept")
     assert (code, out) == (2, "")
-    assert "is the record of a run of 9 epochs" in err
+    assert "must be the record of one run, got two" in err
     assert [*(tmp_path / "kept").iterdir()] == [last]
 
 
@@ -106,7 +106,7 @@ def test_reproduce_with_a_network_of_ones_own_finds_it_where_the_command_is_call
 def test_reproduce_of_too_few_images_for_a_batch_is_one_sentence_before_the_plan(call: Call) -> None:
     code, out, err = call("reproduce", "table2", "--quick", "--dry-run", "--set", "train.batch_size=1601")
     assert (code, out) == (2, "")
-    assert "flgamma on mixture: `train.batch_size` must be at most the 1600 training examples, got 1601" in err
+    assert "`train.batch_size` must be at most the 1600 training examples, got 1601" in err
 
 
 def test_reproduce_unknown_name_is_answered_with_the_nearest(call: Call) -> None:

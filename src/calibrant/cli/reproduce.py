@@ -73,7 +73,7 @@ def _missing_data(left: Sequence[Cell], *, dry_run: bool) -> str:
     from calibrant.grid.preflight import check_data, check_ready
 
     # Of published sets the sizes are known; anything else is a path, or misspelt.
-    others = [cell for cell in left if cell.recipe.data.name not in DATASETS]
+    others = [cell for cell in left if (name := cell.recipe.data.name) not in DATASETS or DATASETS[name].embedded]
     check_data(others)
     check_ready(others)
     try:

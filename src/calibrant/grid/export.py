@@ -279,7 +279,7 @@ def write_outputs(
     named = name_methods(narrow_table(wide, paper=paper))
     named = add_notes(replace(named, notes=notes_of(named, tested=True, paper=True)), missing)
     shown, notes = ([to_page_table(named)], []) if paper else ([], [*missing, *rows.notes])
-    return table, (*files, *write_page(rows, folder, tables=shown, notes=notes, bins=(15,) if figures else ()))
+    return table, (*files, *write_page(rows, folder, tables=shown, notes=notes, bins=(10, 15, 20, 50, 100) if figures else ()))
 
 
 def write_page(

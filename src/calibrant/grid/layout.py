@@ -375,7 +375,8 @@ def _bold(table: Table) -> list[str]:
 def _binned(table: Table, lines: Sequence[Line]) -> list[str]:
     """Say over which bins the binned columns are, where that is known and one thing."""
     numbers = {line.bins for line in lines} - {None}
-    shown, said = {column.metric for column in table.columns}, []
+    shown = {column.metric for column in table.columns}
+    said: list[str] = []
     for width, words in _BINNED.items() if len(numbers) == 1 else ():
         if names := [name for metric, name in words.items() if metric in shown]:
             bins = min(numbers, key=str)

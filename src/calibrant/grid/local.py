@@ -286,7 +286,8 @@ def run_task(task: Mapping[str, Any], *, send: Send) -> None:
     """
     from calibrant.engine.recipe import override, recipe_of
     from calibrant.engine.train import scale_run, train
-    from calibrant.grid.collect import command_of, numbers_of_run
+    from calibrant.grid.collect import numbers_of_run
+    from calibrant.grid.rows import command_of
 
     began = time.monotonic()
     try:

@@ -190,8 +190,8 @@ def _planned(cell: Cell, runs: Path, like: Entry, sizes: dict[str, int]) -> Entr
     if is_finished(folder):
         return load_run_entry(folder)
     scores = replace(like.scores, n=sizes.get(cell.data, like.scores.n), metrics={})
-    named = {"preset": recipe.method.preset, "model": recipe.backbone.name, "epochs": recipe.train.epochs, "seed": cell.seed}
-    return Entry(cell.data, cell.method, scores, recipe=flat_recipe(recipe), folder=str(folder), **named)
+    entry = Entry(cell.data, cell.method, scores, recipe.method.preset, recipe.backbone.name, recipe.train.epochs, cell.seed)
+    return replace(entry, recipe=flat_recipe(recipe), folder=str(folder))
 
 
 def _once(found: Sequence[Entry], planned: Sequence[Entry]) -> tuple[list[Entry], list[str]]:

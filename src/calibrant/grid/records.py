@@ -101,7 +101,7 @@ def entry_from_result(record: Mapping[str, Any], *, where: str = "result") -> En
             lookup(dict.fromkeys(_KEYS), key, kind="key of a result")
         bins, sweep = record.get("bins"), record.get("sweep")
         return Entry(
-            **{name: record[name] if name in ("data", "method") else record.get(name) for name in _WHAT},
+            **{name: record[name] if name in ("data", "method") else record.get(name) for name in _WHAT},  # type: ignore[arg-type]
             scores=Scores.from_dict(record["metrics"], bins=None if bins is None else _bins(bins)),
             history=_epochs(record.get("history") or {}, total=record.get("epochs")),
             best_epoch=record.get("best_epoch"),
@@ -197,7 +197,7 @@ def _told_by_command(record: Mapping[str, Any]) -> dict[str, object]:
     words = shlex.split(record.get("command") or "")
     told = {"--set": "{}", "--init": "backbone.init={}"}
     pairs = [told[flag].format(value).partition("=") for flag, value in zip(words, words[1:], strict=False) if flag in told]
-    return {key: value for key, _, value in pairs if key != "data.root"} | dict(record.get("effective") or {})
+    return {**{key: value for key, _, value in pairs if key != "data.root"}, **(record.get("effective") or {})}
 
 
 def _bins(found: Mapping[str, Sequence[float]]) -> Bins:

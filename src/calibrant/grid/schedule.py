@@ -216,7 +216,8 @@ def run_cells(
             events = executor.poll(patience)
             for event in events:
                 board.note(event, retries=retries)
-            for happened in events or [None]:
-                tell(board, happened)
+                tell(board, event)
+            if not events:
+                tell(board, None)
     finally:
         executor.close()

@@ -208,8 +208,8 @@ def _short_recipe(recipe: Recipe, shape: Shape, probe: _Probe, file: Path) -> tu
     # A few steps may take fewer images than there are classes; no class may be tested that is not trained on.
     labels = np.arange(train) % shape.num_classes
     names = np.array([str(k) for k in range(shape.num_classes)])
-    parts = {"images": images[:train], "test_images": images[train:], "test_labels": np.resize(labels, test)}
-    np.savez(file, labels=labels, class_names=names, **parts)
+    tested = {"test_images": images[train:], "test_labels": np.resize(labels, test), "class_names": names}
+    np.savez(file, images=images[:train], labels=labels, **tested)  # type: ignore[arg-type]
     short = replace(
         recipe,
         data=DataPart(name=str(file), val=val, meta=2 * meta, augment=recipe.data.augment),

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -81,19 +80,6 @@ def test_compare_does_not_train_a_base_again_that_only_a_finished_run_was_made_o
     assert [entry.method for entry in found.entries] == ["ce+ts", "brier"]
 
 
-def test_compare_goes_on_with_a_run_whose_folder_is_there_but_not_finished(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "mixture-mlp-ce-seed0").mkdir(parents=True)
-    seen: list[Stage] = []
-
-    def watch(board: Board, event: Event | None) -> None:
-        seen.extend(state.stage for state in board.states.values())
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, watch=watch)
-    assert seen == [Stage.WAITING]
-
-
 def test_missing_rows_are_those_that_were_asked_for() -> None:
     board = Board(plan_cells(["cifar10"], ["ce", "focal+ts"], [0, 1, 2]))
     for state in board.states.values():
@@ -150,12 +136,6 @@ def test_compare_with_a_damaged_run_is_refused_before_others_are_trained(tmp_pat
     with pytest.raises(ValueError, match="^compare: `.*ce-seed0` must hold what a run wrote, got: .* remove the folder"):
         run(tmp_path, "ce,focal")
     assert Here.given == ["mixture-mlp-ce-seed0"]
-
-
-def test_compare_without_a_base_run_that_is_not_in_the_table_needs_none_of_its_files(tmp_path: Path) -> None:
-    run(tmp_path, "ce+ts")
-    (tmp_path / "runs" / "mixture-mlp-ce-seed0" / "test.npz").unlink()
-    assert [entry.method for entry in run(tmp_path, "ce+ts").entries] == ["ce+ts"]
 
 
 def test_compare_into_a_folder_that_cannot_be_written_to_is_refused_before_anything_starts(
@@ -239,11 +219,6 @@ def test_compare_into_a_run_or_a_folder_of_runs_is_refused(tmp_path: Path) -> No
     with pytest.raises(ValueError, match="`out` must not be a folder of runs, got .*runs. Choose the folder above, .*grid, or"):
         run(one.parent)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_run_task_says_how_a_run_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path)
-    assert re.fullmatch(r"finished after \d+\.\d s, error \d+\.\d\d%, ECE \d+\.\d\d%\n", capsys.readouterr().err)
 
 
 def test_compare_of_a_folder_in_use_is_refused(tmp_path: Path) -> None:

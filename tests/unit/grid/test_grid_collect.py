@@ -79,18 +79,6 @@ def test_load_entries_reuses_metrics_that_agree_with_the_predictions(run: Path, 
     assert load_run_entry(folder).scores["ece"].high == 0.987
 
 
-def test_load_entries_reuses_metrics_of_which_one_is_infinite(run: Path, tmp_path: Path) -> None:
-    folder, sure = copy(run, tmp_path / "run"), [[1.0, 0.0], [0.0, 1.0]] * 20
-    test = Predictions(probs=sure, labels=[0, 0] * 20, split="test")
-    test.save(folder / "test.npz")
-    # What is not finite is written as null.
-    said = json.loads(measure(test).to_json())
-    assert said["metrics"]["nll"]["value"] is None
-    said["metrics"]["ece"]["high"] = 0.987
-    (folder / "metrics.json").write_text(json.dumps(said))
-    assert load_run_entry(folder).scores["ece"].high == 0.987
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -152,13 +140,6 @@ def test_load_entries_of_a_folder_of_predictions_are_its_seeds(tmp_path: Path) -
     assert found == [("other", 7), ("theirs", 0), ("theirs", 1), ("theirs/test.npz", None)]
 
 
-def test_load_entries_of_a_folder_does_not_look_into_hidden_ones(tmp_path: Path) -> None:
-    (tmp_path / ".kept").mkdir()
-    for file in (tmp_path / "mine.npz", tmp_path / ".kept" / "older.npz"):
-        golden_predictions().save(file)
-    assert [entry.method for entry in load_entries(tmp_path)] == ["mine"]
-
-
 def test_load_entries_of_validation_predictions_is_refused(tmp_path: Path) -> None:
     golden_predictions("val").save(tmp_path / "mine.npz")
     with pytest.raises(ValueError, match="must hold predictions on test data to be compared, got those of the val split"):
@@ -172,13 +153,6 @@ def test_load_entries_of_a_record_reads_its_numbers() -> None:
     assert entry.scores["error"].value == 0.0494
     assert entry.facts["machine"] == "1x NVIDIA H200"
     assert load_entries(RECORD.parent)
-
-
-@pytest.mark.parametrize(("text", "message"), [("{", "got: "), ("{}", "`data`, `method` and `metrics`")])
-def test_load_entries_of_another_json_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        load_entries(tmp_path / "x.json")
 
 
 def test_load_entries_of_nothing_says_what_was_looked_for(tmp_path: Path) -> None:

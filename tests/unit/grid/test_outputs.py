@@ -86,11 +86,6 @@ def test_page_rows_mark_the_best_of_each_row_and_section() -> None:
     assert rows_of(made_entries()[2:3]).best == [frozenset()]
 
 
-def test_page_shows_the_paper_beside_the_same_marks(tmp_path: Path) -> None:
-    write_outputs(made_entries(), tmp_path, figures=False, paper=True)
-    assert bold_on_page((tmp_path / "report.html").read_text())[1] == [False, True]
-
-
 @pytest.mark.usefixtures("quick_figures")
 @pytest.mark.parametrize("paper", [True, False])
 def test_outputs_begin_with_what_is_missing(tmp_path: Path, paper: bool) -> None:
@@ -122,21 +117,6 @@ def test_figures_of_an_older_comparison_are_removed(tmp_path: Path, figures: boo
     assert bool(drawn) is figures
     assert {file.name for file in (tmp_path / "figures").iterdir()} == {"tradeoff-mine.png", *drawn}
     assert not any("gamma" in name or "mixture" in name for name in drawn)
-
-
-@pytest.mark.usefixtures("quick_figures")
-def test_outputs_without_figures_leave_no_empty_folder(tmp_path: Path) -> None:
-    write_outputs([run_of("ce")], tmp_path)
-    assert (tmp_path / "figures").is_dir()
-    write_outputs([run_of("ce")], tmp_path, figures=False)
-    assert not (tmp_path / "figures").exists()
-
-
-def test_figures_show_the_rows_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[Entry] = []
-    monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _, n_bins: shown.extend(rows) or Drawing([], {}))
-    write_outputs([run_of("ce"), with_settings(run_of("ce", seed=1), "optim.lr=0.4")], tmp_path)
-    assert [entry.preset for entry in shown] == [None, "optim.lr=0.4"]
 
 
 def test_page_and_figures_name_the_settings_that_the_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

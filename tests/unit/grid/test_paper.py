@@ -7,7 +7,6 @@ from calibrant.data import DATASETS
 from calibrant.engine.methods import METHODS, split_name
 from calibrant.grid.paper import PaperValue, load_paper, paper_row, paper_table
 from calibrant.metrics import METRICS
-from calibrant.report.style import method_name
 
 SIX = ("error", "nll", "ece", "mce", "ace", "classwise_ece")
 
@@ -151,21 +150,6 @@ def test_claims_of_the_text_follow_from_table1_but_for_ece() -> None:
     assert means == {"mce": (14.37, 14.372, False), "ace": (3.917, 3.917, False), "ece": (4.198, 4.079, True)}
 
 
-def test_paper_row_of_another_network_or_set_is_none() -> None:
-    found = paper_row("cifar10", "flgamma", model="resnet18")
-    assert found is not None
-    assert found.values["mce"] == PaperValue(0.46172, 0.2824)
-    assert paper_row("cifar10", "ce", model="resnet50") is None
-    assert paper_row("cifar10", "adafocal", model="resnet50") is None
-    assert paper_row("mixture", "ce", model="resnet18") is None
-
-
 def test_paper_table_unknown_name_lists_them() -> None:
     with pytest.raises(ValueError, match="unknown table of the paper 'table6'"):
         paper_table("table6")
-
-
-def test_paper_labels_hold_the_names_that_figures_and_tables_show() -> None:
-    for method, label in load_paper().labels.items():
-        name = "MbLS, no margin" if method == "mbls-0" else method_name(method)
-        assert label == name or label.endswith(f" ({name})"), method

@@ -111,18 +111,6 @@ def test_ray_executor_asks_for_what_a_cell_needs(fake, resources, options, room,
     assert made.asked[0] == {"num_cpus": options.get("threads", 1), "num_gpus": gpus, "max_retries": 0}
 
 
-@pytest.mark.parametrize(
-    ("options", "cores"), [({}, 8), ({"threads": 4}, 8), ({"threads": 9}, 9), ({"jobs": 3, "threads": 4}, 12)]
-)
-def test_ray_executor_starts_ray_with_the_cores_that_there_are(fake, monkeypatch, options, cores: int) -> None:
-    made, asked = fake(CPU=1.0), []
-    monkeypatch.setattr(made, "is_initialized", lambda: False)
-    monkeypatch.setattr(made, "init", lambda **wanted: asked.append(wanted["num_cpus"]), raising=False)
-    monkeypatch.setattr(module, "usable_cores", lambda: 8)
-    RayExecutor(**options)
-    assert asked == [cores]
-
-
 @pytest.mark.parametrize("address", ["far:1", None])
 def test_ray_executor_that_finds_no_cluster_names_our_option(fake, monkeypatch, address: str | None) -> None:
     def fail(**_: object) -> None:

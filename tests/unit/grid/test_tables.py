@@ -51,12 +51,6 @@ def test_compare_table_best_is_marked_wherever_a_row_has_no_number(place: int) -
     assert not several_best(table)
 
 
-@pytest.mark.parametrize("worst", [math.nan, math.inf])
-def test_compare_table_best_of_two_is_the_one_that_is_finite(worst: float) -> None:
-    runs = [run_of("ce", worst), run_of("focal", 0.04)]
-    assert bold(compare_table(runs, metrics=("error",), test=False), "error") == ["focal"]
-
-
 def test_compare_table_bold_only_among_equal_epochs() -> None:
     runs = [run_of("ce", 0.05), run_of("focal", 0.06), run_of("flsd", 0.01, epochs=20)]
     table = compare_table(runs)
@@ -96,11 +90,6 @@ def test_compare_table_one_run_and_somebodys_predictions_compete_on_equal_terms(
     assert marked(0.01) == ["theirs"]
 
 
-def test_compare_table_run_among_others_is_not_best_for_beating_somebody_alone() -> None:
-    theirs = run_of("theirs", 0.9, 0.9, model=None, epochs=None, seed=None)
-    assert bold(compare_table([run_of("ce", 0.05, epochs=20), run_of("focal", 0.04), theirs]), "error") == []
-
-
 def test_compare_table_preset_is_a_column_only_where_it_differs() -> None:
     one = compare_table([run_of("ce"), run_of("flgamma-sece")])
     assert "preset" not in one.info
@@ -138,18 +127,6 @@ def test_compare_table_of_one_run_here_and_seeds_there_says_how_each_was_tested(
     assert {cell.over for found in table.lines for cell in found.cells.values()} == {None, "seeds", "examples"}
     (note,) = (note for note in table.notes if note.startswith("†"))
     assert "by a paired t-test over seeds, where two rows have 3 or more in common, or by a paired bootstrap of one" in note
-
-
-def test_compare_table_has_the_papers_line_once_below_the_last_of_its_method() -> None:
-    table = compare_table([run_of("ce", epochs=20), run_of("focal", epochs=20), run_of("ce")], paper=True, test=False)
-    told = [(found.method, found.kind, found.epochs) for found in table.lines]
-    assert told == [
-        ("ce", "ours", 20),
-        ("focal", "ours", 20),
-        ("focal", "paper", 350),
-        ("ce", "ours", 350),
-        ("ce", "paper", 350),
-    ]
 
 
 def test_compare_table_where_one_row_names_its_averaging_all_rows_do() -> None:
@@ -266,17 +243,6 @@ def test_compare_table_paper_is_below_ours() -> None:
     assert any("Golebiowski" in note for note in table.notes)
 
 
-def test_compare_table_paper_epochs_are_shown_beside_a_short_run() -> None:
-    table = compare_table([run_of("ce", epochs=20)], paper=True)
-    assert [found.info("epochs") for found in table.lines] == ["20", "350"]
-    assert "epochs" in table.info
-
-
-def test_compare_table_paper_of_densenet_is_table4() -> None:
-    table = compare_table([run_of("ce", model="densenet100")], paper=True)
-    assert line(table, "ce", "paper").cells["error"].mean == 0.05354
-
-
 def test_compare_table_without_entries_is_refused() -> None:
     with pytest.raises(ValueError, match="`entries` must hold at least one run"):
         compare_table([])
@@ -309,22 +275,6 @@ def test_compare_table_metric_that_a_seed_lacks_is_left_out() -> None:
     assert line(table, "focal").cells["error"].values == (0.05, 0.05)
 
 
-def test_compare_table_number_of_bins_is_unknown_where_seeds_differ_in_it() -> None:
-    def binned(entry: Entry, n_bins: int) -> Entry:
-        return replace(entry, scores=replace(entry.scores, n_bins=n_bins))
-
-    table = compare_table([binned(run_of("ce", seed=0), 15), binned(run_of("ce", seed=1), 10), binned(run_of("focal"), 15)])
-    assert [found.bins for found in table.lines] == [None, 15]
-
-
-def test_compare_table_predictions_do_not_put_the_runs_common_setting_into_their_labels() -> None:
-    lr = "optim.lr=0.2"
-    theirs = run_of("theirs", model=None, epochs=None, preset=None, seed=None)
-    table = compare_table([theirs, run_of("ce", told=lr), run_of("focal", told=lr)], test=False)
-    assert [found.label for found in table.lines] == ["theirs", "ce", "focal"]
-    assert "Settings: optim.lr=0.2." in table.notes
-
-
 @pytest.mark.parametrize(("key", "heading"), [("ece", "ECE (%)"), ("nll", "NLL"), ("brier", "Brier")])
 def test_metric_column_is_in_per_cent_where_the_metric_is_a_rate(key: str, heading: str) -> None:
     assert metric_column(key).heading == heading
@@ -352,8 +302,3 @@ def test_compare_table_size_is_that_of_the_runs_and_unknown_where_seeds_differ()
         "theirs on cifar10: 500 test examples, other rows 10,000; not compared with them.",
         "parts on cifar10: seeds of different numbers of test examples, other rows 10,000; not compared with them.",
     ]
-
-
-def test_compare_table_explains_bold_of_any_section() -> None:
-    table = compare_table([run_of("ce"), run_of("ce", model="mlp"), run_of("focal", 0.01, model="mlp")], test=False)
-    assert any(note.startswith("Bold: the lowest") for note in table.notes)

@@ -10,12 +10,10 @@ from matplotlib.figure import Figure
 
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
-from calibrant.grid.paper import paper_table
 from calibrant.metrics.measure import measure
 from calibrant.paper.reproduce import plan_reproduction, write_report
 from calibrant.report.figures import Drawing
 from calibrant.report.save import save_figure
-from calibrant.report.style import method_name
 from helpers import mixed_gaps
 
 
@@ -122,19 +120,6 @@ def test_report_of_a_table_has_its_four_forms_and_page(tmp_path: Path, monkeypat
     assert ">2.138 ± 0.819</td>" in page
 
 
-def test_report_of_the_figures_names_methods_as_the_figures_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
-    methods = ("ce", "ce+ts", "ls-0.05", "flgamma-sece")
-    plan = plan_reproduction("figures", data=["cifar10"], seeds=1)
-    table, _ = write_report(plan, entries(methods, data="cifar10"), tmp_path)
-    names = ["CE", "CE (TS)", "LS-0.05", "FLγ-SECE"]
-    assert [line.label for line in table.lines if line.kind == "ours"] == names
-    page = (tmp_path / "report.html").read_text()
-    # In the table, and in that of the runs below it.
-    assert [page.count(f'<th scope="row">{name}</th>') for name in names] == [2] * 4
-    assert all(method_name(method) == name for method, name in zip(methods, names, strict=True))
-
-
 def test_report_of_a_quick_version_says_so_everywhere_and_has_no_number_of_the_paper(tmp_path: Path) -> None:
     plan = plan_reproduction("table1", data=["cifar10"], quick=True, seeds=1)
     table, files = write_report(plan, entries(("ce", "focal"), data="cifar10"), tmp_path)
@@ -148,20 +133,6 @@ def test_report_of_a_quick_version_says_so_everywhere_and_has_no_number_of_the_p
     rows = list(csv.DictReader((tmp_path / "table1-quick.csv").read_text().splitlines()))
     assert {row["data"] for row in rows} == {"cifar10 (quick)"}
     assert "Nothing here can be held against the paper" in (tmp_path / "table1-quick.tex").read_text()
-
-
-@pytest.mark.parametrize(
-    ("data", "settings", "alike"),
-    [((), {}, True), ((), {"train.average": "phase"}, False), (["cifar10"], {}, False)],
-)
-def test_report_of_a_quick_version_says_where_no_method_averages_whatever_its_preset(
-    data, settings, alike, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
-    plan = plan_reproduction("table1", data=data, quick=True, seeds=1, settings=settings)
-    table, _ = write_report(plan, entries(("ce", "flgamma-sece"), data="mixture"), tmp_path)
-    said = [note for note in table.notes if "(train.average=no, train.select=last)" in note]
-    assert bool(said) is alike
 
 
 @pytest.mark.parametrize(
@@ -193,12 +164,6 @@ def test_report_of_figures_has_the_bins_of_the_paper(tmp_path: Path, monkeypatch
     assert (tmp_path / "report.html") in files
 
 
-def test_plan_methods_are_the_rows_of_the_table() -> None:
-    for name in ("table1", "table2", "table3", "table4"):
-        assert plan_reproduction(name).methods == paper_table(name).methods
-    assert plan_reproduction("table5").methods == ("ce", *paper_table("table5").methods)
-
-
 def test_report_removes_figures_of_an_older_one_and_marks_as_tables_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "figures").mkdir()
     old = save_figure(Figure(), tmp_path / "figures" / "tradeoff-old")
@@ -226,15 +191,3 @@ def test_table4_names_the_network_that_is_trained(options, network, tmp_path: Pa
     table, _ = write_report(plan, entries(plan.methods[:2], data="cifar10"), tmp_path)
     assert table.title.startswith(plan.title)
     assert f"Table 4: {network} with meta-learning methods" in (tmp_path / "report.html").read_text()
-
-
-def test_table1_has_all_runs_of_table5_and_the_figures() -> None:
-    # As the documentation says of one folder for all of them.
-    first = {cell.name: cell.recipe for cell in plan_reproduction("table1").cells()}
-    for name in ("table5", "figures"):
-        assert all(first[cell.name] == cell.recipe for cell in plan_reproduction(name).cells())
-    for name in ("table2", "table3"):
-        cells = {cell.name: cell.recipe for cell in plan_reproduction(name).cells()}
-        shared = [key for key in cells if key in first]
-        assert {cells[key].method.name for key in shared} == {"flgamma-sece"}
-        assert all(cells[key] == first[key] for key in shared)

@@ -60,12 +60,6 @@ def test_page_shows_every_run_with_command_machine_epochs_and_seed() -> None:
     assert "4.812 ± 0.122" in page
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(119, "119 s"), (121, "2 min"), (5400, "90 min"), (9000, "2.5 h")])
-def test_page_says_the_time_of_training_in_a_fitting_unit(seconds: float, said: str) -> None:
-    entry = replace(run_of("mine"), facts={"machine": "a CPU", "seconds": seconds})
-    assert f"1 run on a CPU, {said} of training.\n" in render_results([entry], source="results", link="../results")
-
-
 def test_page_keeps_short_runs_apart_from_full_ones() -> None:
     page = render_results([run_of("ce", 0.05), run_of("focal", 0.01, epochs=20)], source="results", link="x")
     row = next(line for line in page.splitlines() if line.startswith("| Focal"))
@@ -133,32 +127,12 @@ def test_other_runs_are_in_the_order_of_the_catalogue_plain_ones_first() -> None
     assert render_results(entries[::-1], source="results", link="x") == render_results(entries, source="results", link="x")
 
 
-def test_plain_settings_come_first_also_beside_settings_that_all_have() -> None:
-    commands = ["train.batch_size=50", f"{SPECIAL} train.batch_size=50"]
-    entries = [run_of("ce", model="convnet", told=command) for command in commands[::-1]]
-    rows = rows_of(render_results(entries, source="results", link="x"), "Other runs")
-    assert ["average=phase" in row[0] for row in rows] == [False, True]
-
-
-def test_first_row_of_the_papers_table_is_no_special_case() -> None:
-    page = render_results([run_of("ce", told=SPECIAL), run_of("ce"), run_of("focal")], source="results", link="x")
-    labels = [row[0] for row in rows_of(page, "Table 1") if row[0] != "in the paper"]
-    assert [("CE" in label, "average=phase" in label) for label in labels] == [(True, False), (True, True), (False, False)]
-
-
 def test_every_row_of_every_table_has_its_epochs_preset_and_seeds() -> None:
     entries = [run_of(method, model="convnet", epochs=30) for method in ("ce", "flgamma-sece")] + [run_of("ce")]
     page = render_results(entries, source="results", link="x")
     for heading in ("Other runs", "Table 1"):
         assert re.search(rf"## {heading}.*?\| Method +\| +Preset \| Epochs \| Seeds", page, re.DOTALL)
     assert [row[1:4] for row in rows_of(page, "Other runs")] == [["–", "30", "1"], ["default", "30", "1"]]
-
-
-def test_page_says_what_the_preset_decided_beside_the_command() -> None:
-    effective = {"train.average": "phase", "train.average_share": 0.5, "train.select": "error+nll"}
-    entry = replace(run_of("flgamma-sece"), facts={"command": "calibrant train", "effective": effective})
-    page = render_results([entry], source="results", link="x")
-    assert "350 epochs, seed 0; train.average=phase, train.average_share=0.5, train.select=error+nll." in page
 
 
 @pytest.mark.parametrize("absolute", [False, True])
@@ -175,14 +149,6 @@ def test_page_names_the_command_that_made_it(
     drawn = " --figures page/figs" if figures else ""
     assert f"```\ncalibrant results render 'my runs' --out page/all.md{drawn}\n```" in page
     assert "records in `my runs/`" in page
-
-
-def test_page_of_full_paths_below_here_names_them_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_results([run_of("ce")], tmp_path / "below" / "kept")
-    write_results_page(tmp_path / "below" / "kept", out=tmp_path / "below" / "docs" / "all.md")
-    page = (tmp_path / "below" / "docs" / "all.md").read_text(encoding="utf-8")
-    assert "calibrant results render below/kept --out below/docs/all.md\n" in page
 
 
 def test_page_made_from_elsewhere_names_no_place_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,13 +195,3 @@ def test_page_names_the_paper_only_where_it_shows_its_numbers() -> None:
     page = render_results([run_of("ce", data="birds"), run_of("brier")], source="results", link="x")
     assert "of training.\n" in page
     assert "beside the numbers" not in page
-
-
-def test_page_claims_no_more_than_records_show_and_quotes_no_words_that_are_not_the_papers() -> None:
-    page = render_results([run_of("ce")], source="results", link="x")
-    # How settings were found is not in a record; that an epoch is chosen by the validation part is how runs are made.
-    assert "no epoch was chosen by it" in page
-    assert "nothing was chosen" not in page
-    said = "- Text: ECE of FLγ-SECE is lower than that of CE-DECE by 4.198 points on average, it says. Table 1 gives 4.079.\n"
-    assert said in page
-    assert "“" not in page
