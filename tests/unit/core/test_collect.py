@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from calibrant import Predictions
 from calibrant.core.collect import collect_logits, find_logits
@@ -76,12 +76,6 @@ def test_from_model_gives_predictions() -> None:
     assert predictions.split == "test"
 
 
-def test_from_model_leaves_out_ignored_pixels() -> None:
-    images = torch.arange(8.0).reshape(1, 2, 2, 2)
-    predictions = Predictions.from_model(nn.Identity(), [(images, torch.tensor([[[0, 255], [1, 0]]]))], ignore_index=255)
-    assert predictions.logits.tolist() == [[0, 4], [2, 6], [3, 7]]
-
-
 class Keywords(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -144,13 +138,6 @@ def test_collect_runs_in_eval_mode_without_gradients() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_collect_logits_can_be_fitted_afterwards() -> None:
-    logits, labels = collect_logits(linear(), BATCHES)
-    temperature = torch.ones((), requires_grad=True)
-    nn.functional.cross_entropy(logits / temperature, labels).backward()
-    assert temperature.grad is not None
-
-
 def test_collect_lazy_parameters_stay_trainable() -> None:
     model = nn.LazyLinear(2)
     collect_logits(model, BATCHES)
@@ -200,18 +187,6 @@ def test_collect_dense_outputs_of_several_sizes_are_flattened() -> None:
     logits, labels = collect_logits(nn.Identity(), batches)
     assert logits.tolist() == [[0, 6], [1, 7], [2, 8], [3, 9], [4, 10], [5, 11], [0, 2], [1, 3]]
     assert labels.tolist() == [0] * 6 + [1] * 2
-
-
-def test_collect_stream_of_unknown_length() -> None:
-    class Stream(IterableDataset[tuple[Tensor, Tensor]]):
-        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-            return iter(zip(X, Y, strict=True))
-
-    assert collect_logits(linear(), DataLoader(Stream(), batch_size=3))[0].tolist() == EXPECTED
-
-
-def test_collect_model_without_parameters_runs_on_the_cpu() -> None:
-    assert collect_logits(nn.Identity(), [(X, torch.tensor([0, 1, 2, 0]))])[0].device.type == "cpu"
 
 
 def test_collect_shows_a_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

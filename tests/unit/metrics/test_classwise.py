@@ -123,13 +123,6 @@ def test_classwise_half_precision_equals_the_same_values_widened(dtype: torch.dt
     assert class_calibration_errors(probs, labels, n_bins=16).tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_classwise_column_major_input_gives_the_same() -> None:
-    probs, labels = mixed_gaps(100, 6)
-    assert torch.equal(
-        class_calibration_errors(np.asfortranarray(probs.numpy()), labels), class_calibration_errors(probs, labels)
-    )
-
-
 def test_nixon_by_hand() -> None:
     # Two ranges of two examples; class 0: {0.1 miss, 0.2 hit}, {0.6 hit, 0.9 hit}; class 1: the mirror image.
     probs, labels = [[0.6, 0.4], [0.9, 0.1], [0.2, 0.8], [0.1, 0.9]], [0, 0, 0, 1]
@@ -166,33 +159,6 @@ def test_tace_threshold_out_of_range_raises(threshold: float) -> None:
         thresholded_adaptive_calibration_error([[0.5, 0.5]], [0], threshold=threshold)
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_order_of_samples_and_of_classes_does_not_matter(metric: Metric) -> None:
-    probs, labels = mixed_gaps(150, 4)
-    probs = (probs * 6).round() + 0.5
-    probs = probs / probs.sum(1, keepdim=True)
-    value = float(metric(probs, labels))
-    order = torch.randperm(150, generator=torch.Generator().manual_seed(0))
-    assert float(metric(probs[order], labels[order])) == pytest.approx(value, abs=1e-12)
-    assert float(metric(probs.flip(1), 3 - labels)) == pytest.approx(value, abs=1e-12)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_perfect_predictions_have_no_error(metric: Metric) -> None:
-    assert float(metric([[1.0, 0.0], [0.0, 1.0]], [0, 1])) == 0.0
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_scaled_weights_change_nothing_and_zero_is_absence(metric: Metric) -> None:
-    probs, labels = mixed_gaps(120, 4)
-    weights = (torch.arange(120) % 4).double()
-    value = float(metric(probs, labels, weights=weights))
-    assert float(metric(probs, labels, weights=weights / 100)) == pytest.approx(value, rel=1e-12)
-    ones = (weights > 0).double()
-    kept = ones > 0
-    assert float(metric(probs, labels, weights=ones)) == pytest.approx(float(metric(probs[kept], labels[kept])), rel=1e-12)
-
-
 @pytest.mark.parametrize("p", [2, math.inf])
 def test_classwise_weights_and_an_empty_first_bin_leave_no_gap_of_rounding(p: float) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -217,28 +183,6 @@ def test_tace_class_whose_kept_examples_weigh_nothing_is_left_out() -> None:
     alone = thresholded_adaptive_calibration_error(probs[:1], [0], n_bins=2)
     assert float(thresholded_adaptive_calibration_error(probs, [0, 1], n_bins=2, weights=[1.0, 0.0])) == float(alone)
     assert float(alone) == pytest.approx(0.005)
-
-
-@pytest.mark.parametrize("metric", [*METRICS, class_calibration_errors])
-def test_dense_input_and_ignored_examples(metric: Metric) -> None:
-    probs, labels = mixed_gaps(60, 4)
-    dense, marked = probs.reshape(3, 20, 4).movedim(-1, 1), labels.reshape(3, 20).clone()
-    marked[0, :5] = -1
-    assert torch.allclose(metric(dense, marked, ignore_index=-1), metric(probs[5:], labels[5:]), rtol=1e-12)
-
-
-@pytest.mark.parametrize("metric", [*METRICS, class_calibration_errors])
-def test_messages_name_the_metric(metric: Metric) -> None:
-    with pytest.raises(ValueError, match=f"^{metric.__name__}: `n_bins` must be a whole number >= 1, got -3"):
-        metric(PROBS, LABELS, n_bins=-3)
-    with pytest.raises(ValueError, match=rf"^{metric.__name__}: `labels` must lie in \[0, 2\], got 3"):
-        metric(PROBS, [0, 1, 3])
-
-
-@pytest.mark.parametrize("metric", [classwise_calibration_error, class_calibration_errors])
-def test_classwise_what_is_no_norm_raises(metric: Metric) -> None:
-    with pytest.raises(ValueError, match=f"^{metric.__name__}: `p` must be a number >= 1"):
-        metric(PROBS, LABELS, p=0)
 
 
 @pytest.mark.cuda

@@ -79,12 +79,6 @@ def test_mean_interval_symmetric_values_give_the_normal_interval() -> None:
     assert (low, high) == pytest.approx((2 - half, 2 + half), rel=1e-6)
 
 
-def test_mean_interval_skewed_values_reach_further_up() -> None:
-    values = torch.tensor([0.0] * 90 + [10.0] * 10, dtype=torch.float64)
-    low, high = mean_interval(sums(values), weight=100, size=100)
-    assert high - 1 > 1 - low > 0
-
-
 def test_mean_interval_agrees_with_the_accelerated_bootstrap_of_scipy() -> None:
     from scipy.stats import bootstrap
 
@@ -155,12 +149,6 @@ def test_bias_corrected_moves_against_a_bias() -> None:
     assert bias_corrected(drawn, 0.0) == pytest.approx((-1.96, 1.96), abs=0.01)
     # Resamples half a standard deviation above the value: the interval is moved by twice as much, down (the tails are few).
     assert bias_corrected(drawn, -0.5) == pytest.approx((-2.96, 0.96), abs=0.1)
-
-
-def test_bias_corrected_acceleration_reaches_further_where_values_are_skewed() -> None:
-    drawn = torch.distributions.Normal(0.0, 1.0).icdf(torch.linspace(0.0005, 0.9995, 2000, dtype=torch.float64))
-    # z / (1 - a z) at z = 1.96 and a = 0.05: 1.785 below, 2.173 above.
-    assert bias_corrected(drawn, 0.0, acceleration=0.05) == pytest.approx((-1.785, 2.173), abs=0.02)
 
 
 def test_aurc_interval_agrees_with_the_accelerated_bootstrap_of_scipy() -> None:
@@ -356,15 +344,6 @@ def test_accepted_range_null_of_few_values_rejects_nothing() -> None:
     drawn = normal_truths(truth, torch.full((41,), 0.5), spread=0.05)
     assert accepted_range(truth, drawn, 0.9, null=torch.zeros(18, dtype=torch.float64))[0] == 0
     assert accepted_range(truth, drawn, 0.9, null=torch.zeros(19, dtype=torch.float64))[0] > 0
-
-
-def test_accepted_range_value_that_is_often_zero_still_has_an_upper_end() -> None:
-    # A debiased error is cut off at 0: seeing 0 excludes only truths in which that is rare.
-    truth = torch.linspace(0, 10, 41, dtype=torch.float64)
-    drawn = normal_truths(truth, torch.zeros(41), spread=1.0).clamp_min(0)
-    low, high = accepted_range(truth, drawn, 0.0)
-    assert low == 0
-    assert high == pytest.approx(1.96, abs=0.3)
 
 
 def test_accepted_range_values_that_differ_by_rounding_have_no_shape_to_give() -> None:

@@ -98,10 +98,6 @@ def test_error_rate_logits_decide_where_probabilities_tie():
     assert error_rate(Predictions(logits=near, labels=[1])).item() == 0
 
 
-def test_error_rate_first_of_tied_classes_is_the_prediction():
-    assert error_rate([[0.5, 0.5], [0.5, 0.5]], [0, 1]).item() == 0.5
-
-
 def test_signed_gap_sign_says_the_direction():
     assert signed_calibration_gap([[0.9, 0.1]], [1]).item() == pytest.approx(0.9)
     assert signed_calibration_gap([[0.9, 0.1]], [0]).item() == pytest.approx(-0.1)
@@ -123,29 +119,6 @@ def test_score_weights_of_predictions_are_used_unless_others_are_given(metric):
     predictions = Predictions(probs=probs, labels=labels, weights=first)
     assert metric(predictions).item() == pytest.approx(metric(probs, labels, weights=first).item(), rel=1e-12)
     assert metric(predictions, weights=second).item() == pytest.approx(metric(probs, labels, weights=second).item(), rel=1e-12)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_score_order_ignored_and_dense_examples_behave(metric):
-    probs, labels = hard_gaps(240)
-    labels = torch.where(probs.gather(1, labels.unsqueeze(1)).squeeze(1) == 0, probs.argmax(1), labels)
-    order = torch.randperm(240, generator=torch.Generator().manual_seed(1))
-    value = metric(probs, labels).item()
-    assert metric(probs[order], labels[order]).item() == pytest.approx(value, rel=1e-12)
-    assert metric(probs.view(4, 60, -1).movedim(2, 1), labels.view(4, 60)).item() == pytest.approx(value, rel=1e-12)
-    marked = torch.where(torch.arange(240) % 5 == 0, -100, labels)
-    kept = marked != -100
-    assert metric(probs, marked, ignore_index=-100).item() == pytest.approx(metric(probs[kept], labels[kept]).item(), rel=1e-12)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
-def test_score_low_precision_is_accumulated_in_float64(metric, dtype, tolerance):
-    probs, labels = mixed_gaps(4000)
-    value = metric(probs.to(dtype), labels)
-    assert (value.dtype, value.shape, value.device.type) == (torch.float64, torch.Size([]), "cpu")
-    given = probs.to(dtype).double()
-    assert value.item() == pytest.approx(metric(given / given.sum(1, keepdim=True), labels).item(), abs=tolerance)
 
 
 def test_score_rows_in_many_chunks_equal_one(monkeypatch):
@@ -181,11 +154,6 @@ def test_aurc_ties_are_the_mean_over_their_orders():
     assert value.item() == pytest.approx(expected, rel=1e-13)
 
 
-def test_aurc_all_tied_is_the_error_rate():
-    value = area_under_risk_coverage(_two_columns([0.8] * 10), torch.tensor([0] * 7 + [1] * 3))
-    assert value.item() == pytest.approx(0.3, rel=1e-13)
-
-
 def test_aurc_all_right_is_zero_and_all_wrong_is_one():
     probs = _two_columns([0.6, 0.7, 0.7, 0.9])
     assert area_under_risk_coverage(probs, torch.zeros(4, dtype=torch.long)).item() == 0
@@ -202,13 +170,6 @@ def test_aurc_many_examples_equal_the_plain_sum():
 
 
 @pytest.mark.parametrize("metric", [area_under_risk_coverage, failure_detection_auroc])
-def test_ranking_metric_sample_order_does_not_matter(metric):
-    probs, labels = hard_gaps(400)
-    order = torch.randperm(400, generator=torch.Generator().manual_seed(1))
-    assert metric(probs[order], labels[order]).item() == pytest.approx(metric(probs, labels).item(), rel=1e-12)
-
-
-@pytest.mark.parametrize("metric", [area_under_risk_coverage, failure_detection_auroc])
 def test_ranking_metric_increasing_transform_of_confidence_changes_nothing(metric):
     top = torch.linspace(0.51, 0.99, 60, dtype=torch.float64)
     labels = (torch.arange(60) * 7 % 5 == 0).long()
@@ -216,16 +177,6 @@ def test_ranking_metric_increasing_transform_of_confidence_changes_nothing(metri
     assert metric(_two_columns(squeezed.tolist()), labels).item() == pytest.approx(
         metric(_two_columns(top.tolist()), labels).item(), rel=1e-12
     )
-
-
-@pytest.mark.parametrize("metric", [area_under_risk_coverage, failure_detection_auroc])
-def test_ranking_metric_weights_of_any_scale_and_zero_weights_behave(metric):
-    probs, labels = hard_gaps(400)
-    plain = metric(probs, labels).item()
-    assert metric(probs, labels, weights=torch.full((400,), 0.01)).item() == pytest.approx(plain, rel=1e-11)
-    kept = torch.arange(400) % 3 > 0
-    left_out = metric(probs, labels, weights=kept.double() * 3)
-    assert left_out.item() == pytest.approx(metric(probs[kept], labels[kept]).item(), rel=1e-11)
 
 
 def test_risk_coverage_area_counts_as_weights_equal_the_examples_they_stand_for():
@@ -267,28 +218,9 @@ def test_auroc_ties_count_half():
     assert value.item() == pytest.approx(3.5 / 4, rel=1e-13)
 
 
-def test_auroc_perfect_separation_is_one():
-    assert failure_detection_auroc(_two_columns([0.9, 0.8, 0.6]), torch.tensor([0, 0, 1])).item() == 1
-
-
 @pytest.mark.parametrize("label", [0, 1])
 def test_auroc_nothing_to_separate_is_nan(label):
     assert math.isnan(failure_detection_auroc(_two_columns([0.9, 0.8, 0.8]), torch.full((3,), label)).item())
-
-
-@pytest.mark.parametrize("metric", [area_under_risk_coverage, failure_detection_auroc])
-def test_ranking_metric_numpy_float32_and_ignored_examples_work(metric):
-    probs, labels = mixed_gaps(120, dtype=torch.float32)
-    value = metric(probs.numpy(), labels.numpy())
-    assert (value.dtype, value.shape) == (torch.float64, torch.Size([]))
-    marked = torch.where(torch.arange(120) < 20, -1, labels)
-    assert metric(probs, marked, ignore_index=-1).item() == metric(probs[20:], labels[20:]).item()
-
-
-@pytest.mark.parametrize("metric", [area_under_risk_coverage, failure_detection_auroc])
-def test_ranking_metric_one_hot_labels_raise(metric):
-    with pytest.raises(ValueError, match=rf"{metric.__name__}: `labels` must be \[N\] = \[4\].*one-hot"):
-        metric(torch.eye(4), torch.eye(4).long())
 
 
 def _total(parts: BrierParts) -> float:
@@ -337,8 +269,3 @@ def test_brier_parts_predictions_equal_probs_and_are_frozen():
     assert dataclasses.astuple(parts) == pytest.approx(dataclasses.astuple(brier_decomposition(logits.softmax(1), labels)))
     with pytest.raises(dataclasses.FrozenInstanceError):
         parts.score = 0.0
-
-
-def test_brier_parts_bad_number_of_bins_raises():
-    with pytest.raises(ValueError, match=r"brier_decomposition: `n_bins` must be a whole number >= 1, got 0"):
-        brier_decomposition(*mixed_gaps(10), n_bins=0)
