@@ -121,7 +121,9 @@ def reduce_top_label(probs: Tensor, labels: Tensor, weights: Tensor | None = Non
     # Of classes that tie for the top the first one is the prediction. Only a top of at most one half can tie, and looking up
     # the arg-max of all rows would take four times as long as their maximum.
     doubtful = (correct & (confidence <= 0.5 + SUM_TOLERANCE.get(probs.dtype, 0.0))).nonzero().squeeze(1)
-    correct[doubtful] = probs[doubtful].argmax(1) == labels[doubtful]
+    rows = probs[doubtful]
+    if int((rows == confidence[doubtful].unsqueeze(1)).sum()) > len(rows):
+        correct[doubtful] = rows.argmax(1) == labels[doubtful]
     return TopLabel(confidence.double(), correct.double(), weights, probs.dtype)
 
 
@@ -159,10 +161,11 @@ def equal_width_index(values: Tensor, n_bins: int, *, dtype: torch.dtype = torch
 def equal_width_bins(top: TopLabel, *, n_bins: int) -> Bins:
     """Group examples into ``M`` equal-width confidence bins."""
     index = equal_width_index(top.confidence, n_bins, dtype=top.dtype)
-    parts = (top.mass, top.mass * top.confidence, top.mass * top.correct)
-    sums = (torch.bincount(index, weights=part, minlength=n_bins) for part in parts)
+    weights, parts = top.weights, (top.confidence, top.correct)
+    count = torch.bincount(index, weights=weights, minlength=n_bins).double()
+    sums = (torch.bincount(index, weights=v if weights is None else weights * v, minlength=n_bins) for v in parts)
     # The cached edges must not be written to.
-    return means_of_sums(equal_width_edges(n_bins).clone(), *sums)
+    return means_of_sums(equal_width_edges(n_bins).clone(), count, *sums)
 
 
 def equal_mass_bins(top: TopLabel, *, n_bins: int) -> Bins:
@@ -244,7 +247,7 @@ def class_bins_of(probs: Tensor, labels: Tensor, weights: Tensor | None = None, 
     at_label = probs.gather(1, labels.unsqueeze(1)).squeeze(1).double()
     slot = labels * n_bins + equal_width_index(at_label, n_bins, dtype=probs.dtype)
     sums[2].index_add_(0, slot, torch.ones_like(at_label) if weights is None else weights)
-    found = sums.unflatten(1, (num_classes, n_bins))
+    found: Tensor = sums.unflatten(1, (num_classes, n_bins))
     if weights is None:
         low[0] = examples
         low -= found[:2].sum(2)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 # What `to_tensor` takes; data frames and arrays of other libraries too, whose types are not installed with this package.
 ArrayLike: TypeAlias = "Tensor | np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence[object] | SupportsArray"
@@ -49,7 +50,7 @@ def to_tensor(value: object, *, where: str, name: str) -> Tensor:
     refuse_masked(value, where=where, name=name)
     try:
         if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
-            return torch.from_dlpack(value).detach().contiguous()
+            return from_dlpack(value).detach().contiguous()
         array = np.asarray(value)
         if array.dtype.kind not in "fiub":
             raise TypeError(array.dtype)

@@ -49,8 +49,7 @@ def collect_logits(
         raise ValueError(
             f"{_WHERE}: `model` must be a torch.nn.Module, got {type(model).__name__}. Pass the model, then the loader."
         )
-    target = _device_of(model) if device is None else torch.device(device)
-    _check_same_device(model, target)
+    target = _device_of(model, device)
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     # Not `inference_mode`: what a model caches on the way (rotary tables, lazy parameters) could never be trained with again.
@@ -86,19 +85,18 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _device_of(model: nn.Module) -> torch.device:
+def _device_of(model: nn.Module, device: torch.device | str | None) -> torch.device:
+    """Where inputs are sent: as asked for, or to the model's first parameter."""
     first = next(model.parameters(), next(model.buffers(), None))
-    return torch.device("cpu") if first is None else first.device
-
-
-def _check_same_device(model: nn.Module, device: torch.device) -> None:
-    """Raise if all parameters lie on another kind of device (a model spread over several is left alone)."""
+    if device is None:
+        return torch.device("cpu") if first is None else first.device
+    # A model that is spread over several kinds of device is left alone.
     kinds = {parameter.device.type for parameter in model.parameters()}
-    if len(kinds) == 1 and not kinds & {device.type, "meta"}:
-        found = kinds.pop()
+    if len(kinds) == 1 and not kinds & {torch.device(device).type, "meta"}:
         raise ValueError(
-            f"{_WHERE}: `device` must be that of the model, got {device} for a model on {found}. Call `model.to` first."
+            f"{_WHERE}: `device` must be that of the model, got {device} for a model on {kinds.pop()}. Call `model.to` first."
         )
+    return torch.device(device)
 
 
 def _split_batch(batch: object) -> tuple[object, Sequence[object]]:
@@ -129,37 +127,31 @@ def _move(value: object, device: torch.device) -> object:
 
 def _call(model: nn.Module, inputs: object) -> object:
     """Hand ``inputs`` over in the way that the model's signature allows: by keyword, as one argument, or one by one."""
+    try:
+        signature = inspect.signature(model.forward)
+    except ValueError:  # a forward without a readable signature (scripted, built-in)
+        return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+    def takes(*positional: object, **named: object) -> bool:
+        try:
+            signature.bind(*positional, **named)
+        except TypeError:
+            return False
+        return True
+
     if isinstance(inputs, Mapping):
         named = {str(key): value for key, value in inputs.items()}
-        known = {name: named[name] for name in named if name in _parameters(model)}
-        for chosen in (named, known):
-            if chosen and _accepts(model, (), chosen):
+        for chosen in (named, {name: value for name, value in named.items() if name in signature.parameters}):
+            if chosen and takes(**chosen):
                 return model(**chosen)
-        if len(named) == 1 and _accepts(model, (None,), {}):
+        if len(named) == 1 and takes(None):
             return model(*named.values())
-        if not _accepts(model, (None,), {}):
-            wanted = ", ".join(_parameters(model))
+        if not takes(None):
+            wanted = ", ".join(signature.parameters)
             raise ValueError(f"{_WHERE}: a batch must hold what the model takes ({wanted}), got {', '.join(named)} and labels.")
-    if isinstance(inputs, (tuple, list)) and not _accepts(model, (None,), {}):
+    if isinstance(inputs, (tuple, list)) and not takes(None):
         return model(*inputs)
     return model(inputs)
-
-
-def _accepts(model: nn.Module, positional: tuple[object, ...], named: Mapping[str, object]) -> bool:
-    try:
-        inspect.signature(model.forward).bind(*positional, **named)
-    except TypeError:
-        return False
-    except ValueError:  # a forward without a readable signature (scripted, built-in)
-        return True
-    return True
-
-
-def _parameters(model: nn.Module) -> list[str]:
-    try:
-        return list(inspect.signature(model.forward).parameters)
-    except ValueError:
-        return []
 
 
 def find_logits(output: object, *, where: str) -> Tensor:
@@ -195,21 +187,12 @@ def _check_batch(logits: Tensor, labels: Tensor) -> None:
     check_shapes(logits, labels, where=_WHERE, kind="logits")
 
 
-def _with_progress(loader: Iterable[object], progress: bool) -> Iterator[object]:
+def _with_progress(loader: Iterable[object], progress: bool) -> Iterable[object]:
     if not progress:
-        yield from loader
-        return
+        return loader
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import track
 
     console = Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter):
-        yield from loader
-        return
-    columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TextColumn("batches"), TimeRemainingColumn())
-    try:
-        total = len(loader)  # type: ignore[arg-type]
-    except TypeError:  # a generator, or a DataLoader of a stream
-        total = None
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield from bar.track(loader, total=total)
+    shown = console.is_terminal or console.is_jupyter
+    return track(loader, "predicting", console=console, transient=True) if shown else loader

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import TypeVar, cast
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class Registry(Mapping[str, T]):
         if not isinstance(entry, self._of):
             wanted = " or ".join(kind.__name__ for kind in (self._of if isinstance(self._of, tuple) else (self._of,)))
             raise ValueError(f"{where} must be a {wanted}, got {type(entry).__name__}.")
-        return entry
+        return cast("T", entry)
 
 
 def lookup(table: Mapping[str, T], name: str, *, kind: str, also: Iterable[str] = (), known: Iterable[str] | None = None) -> T:

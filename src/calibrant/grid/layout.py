@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from calibrant.calibrators.temperature import TemperatureScaling
-from calibrant.core.entry import Entry
-from calibrant.core.sizes import size_note
+from calibrant.core.entry import Entry, size_note
 from calibrant.grid.paper import NOT_IN_PAPER, load_paper, notes_about
 from calibrant.grid.rows import CHOICES, Row
 from calibrant.metrics.differences import LEAST_SEEDS

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from calibrant.core.entry import Entry
-from calibrant.core.sizes import usual_size
+from calibrant.core.entry import Entry, usual_size
 from calibrant.engine.folder import is_finished
 from calibrant.engine.setup import load_data
 from calibrant.grid.collect import UNKNOWN, is_predictions, load_entries, load_run_entry, name_apart, seed_notes

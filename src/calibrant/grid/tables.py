@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from calibrant.core.entry import Entry
-from calibrant.core.sizes import common_size, usual_size
+from calibrant.core.entry import Entry, common_size, usual_size
 from calibrant.data import data_name
 from calibrant.grid.layout import Cell, Column, Info, Line, Section, Table, doubts_of, notes_of
 from calibrant.grid.paper import PaperRow, paper_row, paper_table

@@ -329,7 +329,7 @@ def kolmogorov_smirnov_error(
     """
     where = "kolmogorov_smirnov_error"
     top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    mass, confidence, correct, _ = top.rising[1]
+    mass, confidence, correct, _ = top.rising[1].unbind()
     return (correct - confidence).abs().amax() / mass[-1]
 
 

@@ -185,14 +185,15 @@ def thresholded_adaptive_calibration_error(
 
 def class_errors(given: Predictions, *, n_bins: int, p: float) -> Tensor:
     """Calibration error of every class over equal-width bins; ``[C]``."""
-    count, confidence, hits = class_bins_of(given.probs, given.labels, given.weights, n_bins=n_bins)
+    count, confidence, hits = class_bins_of(given.probs, given.labels, given.weights, n_bins=n_bins).unbind()
     residual, total = (confidence - hits).abs(), count[0].sum()
     if p == 1:
         return residual.sum(1) / total
-    gap = residual / count.where(count > 0, 1.0)
+    gap: Tensor = residual / count.where(count > 0, 1.0)
     if math.isinf(p):
         return gap.amax(1)
-    return ((count * gap**p).sum(1) / total) ** (1 / p)
+    norm: Tensor = ((count * gap**p).sum(1) / total) ** (1 / p)
+    return norm
 
 
 def _mean_range_gap(given: Predictions, *, n_bins: int, threshold: float) -> Tensor:

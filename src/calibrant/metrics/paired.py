@@ -192,7 +192,7 @@ def _correlation(one: Sample, two: Sample, same: Tensor) -> Tensor:
 def _lacking_spread(levels: Levels) -> Tensor:
     """Standard deviation ``[M]`` that resamples lack of that of the accuracy of equal-width bins."""
     parts = torch.stack([levels.share, levels.share * levels.accuracy])
-    count, right = parts.new_zeros(2, levels.n_bins).index_add_(1, levels.bin_index, parts)
+    count, right = parts.new_zeros(2, levels.n_bins).index_add_(1, levels.bin_index, parts).unbind()
     accuracy, count = right / count.where(count > 0, 1.0), count * levels.size
     guess = (count * accuracy + 2) / (count + 4)
     lacking = (guess * (1 - guess) - accuracy * (1 - accuracy)).clamp_min(0)

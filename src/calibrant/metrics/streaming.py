@@ -153,8 +153,8 @@ class Stream(Metric):
         self.count += torch.tensor([n, found.size], device=self.count.device)
         self.totals += found.totals
         self.cells += found.cells
-        if self.classwise:
-            self.class_bins += found.by_class
+        if found.class_bins is not None and found.class_correct is not None:
+            self.class_bins += found.class_bins
             self.class_correct += found.class_correct
             self.class_rows.index_add_(0, labels, torch.ones_like(top.mass))
 

@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from calibrant.core.entry import Entry
-from calibrant.core.sizes import common_size, size_note, usual_size
+from calibrant.core.entry import Entry, common_size, size_note, usual_size
 from calibrant.data import data_name
 from calibrant.metrics import METRICS
 from calibrant.metrics.differences import compare_runs, holm, welch_t

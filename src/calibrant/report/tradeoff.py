@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from calibrant.core.sizes import common_size, usual_size
+from calibrant.core.entry import common_size, usual_size
 from calibrant.report.curves import count_seeds, plain_log_ticks
 from calibrant.report.rows import Row
 from calibrant.report.save import tell
