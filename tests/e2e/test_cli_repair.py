@@ -201,7 +201,7 @@ def test_repair_different_classes_are_named(capsys: pytest.CaptureFixture[str], 
     synthetic_predictions(50, 3)[0].save(tmp_path / "three.npz")
     code, _, err = run(capsys, "repair", folder / "val.npz", tmp_path / "three.npz", "--out", tmp_path / "r.npz")
     assert code == 2
-    assert "must have the 4 classes of" in err
+    assert "val.npz: must have the 3 classes of" in err
 
 
 def test_repair_and_report_classes_of_another_order_are_refused(

@@ -8,8 +8,8 @@ import torch
 from rich.console import Console
 
 import calibrant.cli.train as command
-from calibrant.cli.epochs import EpochDisplay
 from calibrant.cli.main import run as run_command
+from calibrant.cli.train import EpochDisplay
 from calibrant.engine.folder import load_run
 from calibrant.engine.network import load_weights, save_weights
 from calibrant.engine.recipe import Recipe, override

@@ -37,7 +37,7 @@ def numbers(shift, *, severity=None):
 def mild(monkeypatch):
     """Evaluate on the first severity alone."""
     monkeypatch.setattr("calibrant.engine.shift.SEVERITIES", (1,))
-    monkeypatch.setattr("calibrant.cli.epochs.SEVERITIES", (1,))
+    monkeypatch.setattr("calibrant.cli.train.SEVERITIES", (1,))
 
 
 @pytest.fixture(scope="module")

@@ -1,108 +1,104 @@
-"""``calibrant compare``: a grid of data, methods and seeds in, a folder of runs, tables, figures and a report out."""
+"""``calibrant compare``: a grid of data, methods and seeds in; a folder of runs, tables, figures and a report out.
+
+The grid is shown live while it runs; where nobody watches, in one line for every run that ends.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table as Shown
+from rich.text import Text
 
-from calibrant.cli.grid_display import GridDisplay, show_table
-from calibrant.cli.terminal import says_how_to_go_on
+from calibrant.cli.terminal import Row, duration_words, fit_table, fits, says_how_to_go_on
 from calibrant.cli.train import merge_settings
 from calibrant.engine.recipe import load_recipe
 from calibrant.grid.compare import Comparison, Failure, compare
+from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Line, Table, row_notes, several_best
 from calibrant.grid.paper import NOT_IN_PAPER
-from calibrant.grid.schedule import Stage
+from calibrant.grid.schedule import Board, CellState, Event, Stage
+from calibrant.metrics.verdict import SIGNIFICANT
 
-
-@dataclass(frozen=True)
-class Options:
-    """The options of the command that say where and how the grid is run, as typed."""
-
-    out: Path
-    seeds: str = "1"
-    jobs: int | None = None
-    threads: int = 1
-    on: str = "local"
-    ray_address: str | None = None
-    retries: int = 1
-    add: Sequence[str] = ()
-    paper: bool = False
-    figures: bool = True
+# Redrawing more often than this costs more than it shows.
+_PAUSE = 0.2
+_MAKING = "making tables and the report"
+_LEGEND = "done: test error / ECE in %; running: epoch, validation error, time left"
+# In place of bold, where there is none.
+_BEST = "*"
+# Left out first where a terminal is narrow; error and ECE stay.
+_DROP = ("p if calibrated", "Classwise ECE", "MCE", "ACE", "NLL", "Preset", "Epochs", "Seeds")
 
 
 def compare_methods(
-    file: Path | None,
+    recipe: Path | None,
     *,
-    data: Sequence[str],
+    out: Path,
     methods: str,
-    keys: Mapping[str, object],
-    settings: Sequence[str],
-    options: Options,
+    data: Sequence[str] | None,
+    seeds: str,
+    settings: Sequence[str] | None,
+    add: Sequence[str] | None,
+    options: Mapping[str, object],
+    **how: Any,
 ) -> None:
     """Run a grid, show it while it goes on, and print the table.
 
     Args:
-        file: Recipe that the runs have in common, or None.
-        data: Names or paths of data sets; the recipe's own by default.
+        recipe: Recipe that the runs have in common, or None.
+        out: Where everything goes.
         methods: Names of methods, with commas; none where what is added is to be compared alone.
-        keys: Dotted key of the recipe → value; None where nothing was said.
-        settings: Further ones as ``KEY=VALUE``.
-        options: Where and how.
+        data: Names or paths of data sets; the recipe's own by default.
+        seeds: How many, or which.
+        settings: Keys of the recipe as ``KEY=VALUE``.
+        add: Others' runs, predictions or records.
+        options: Dotted key of the recipe → value; None where nothing was said.
+        how: Further arguments of `calibrant.compare`: where the grid is run, and what is made of it.
     """
-    recipe = None if file is None else load_recipe(file)
-    if not data and recipe is None:
+    common = None if recipe is None else load_recipe(recipe)
+    if not data and common is None:
         raise ValueError("compare: `--data` must name a data set (`calibrant data list`), got none.")
-    if not methods.strip() and not options.add:
+    if not methods.strip() and not add:
         raise ValueError("compare: `--methods` must name methods to train, or `--add` predictions to compare, got neither.")
-    changes = merge_settings(keys, settings)
     display = GridDisplay()
-    with says_how_to_go_on(lambda: _so_far(display)), display:
+    with says_how_to_go_on(display.so_far), display:
         found = compare(
-            data or [recipe.data.name if recipe is not None else ""],
+            data or [common.data.name if common is not None else ""],
             methods=methods,
-            out=options.out,
-            seeds=options.seeds,
-            recipe=recipe,
-            settings=changes,
-            jobs=options.jobs,
-            threads=options.threads,
-            on=options.on,
-            ray_address=options.ray_address,
-            retries=options.retries,
-            add=options.add,
-            paper=options.paper,
-            figures=options.figures,
+            out=out,
+            seeds=seeds,
+            recipe=common,
+            settings=merge_settings(options, settings or []),
+            add=add or (),
             watch=display.watch,
+            **how,
         )
     summarize(found)
-    if found.failures:
-        raise typer.Exit(1)
-
-
-def _so_far(display: GridDisplay) -> str:
-    board = display.board
-    return "" if board is None else f", {board.count(Stage.DONE)} of {len(board.states)} runs are finished"
 
 
 def summarize(found: Comparison) -> None:
-    """Print the table of a grid, what was written, and what failed."""
+    """Print the table of a grid, what was written, and what failed; leave with exit code 1 if anything did."""
     console = Console(highlight=False)
     if found.table is not None:
         show_table(found.table, console=console)
     for note in [*found.notes, *(note for note in (found.table.notes if found.table else ()) if note == NOT_IN_PAPER)]:
         console.print(note, soft_wrap=True)
-    names = dict.fromkeys(file.relative_to(found.folder).parts[0] for file in found.files)
-    runs = ["runs/"] if any((found.folder / "runs").glob("*")) else []
-    shown = [*runs, *(f"{name}/" if (found.folder / name).is_dir() else name for name in names)]
-    if shown:
+    names = ["runs"] if any((found.folder / "runs").glob("*")) else []
+    names += dict.fromkeys(file.relative_to(found.folder).parts[0] for file in found.files)
+    if names:
+        shown = [f"{name}/" if (found.folder / name).is_dir() else name for name in names]
         console.print(f"written to {found.folder}: {', '.join(shown)}", soft_wrap=True)
     for sentence in failure_words(found.failures):
         print(f"calibrant: {sentence}", file=sys.stderr)
+    if found.failures:
+        raise typer.Exit(1)
 
 
 def failure_words(failures: Sequence[Failure]) -> list[str]:
@@ -111,25 +107,208 @@ def failure_words(failures: Sequence[Failure]) -> list[str]:
     Example:
         >>> failed = [Failure(f"digits-mlp-{name}-seed0", "no room", Path("logs", f"{name}.log")) for name in ("ce", "focal")]
         >>> failure_words(failed)[0]
-        '2 runs failed: no room (digits-mlp-ce-seed0 and digits-mlp-focal-seed0; logs in logs)'
+        'digits-mlp-ce-seed0 and 1 more failed: no room (log: logs/ce.log)'
     """
     reasons: dict[str, list[Failure]] = {}
-    several = sum(failure.log is None for failure in failures) > 1
     for failure in failures:
-        # What never began was to be made of a run that failed, each of another.
-        made = several and failure.log is None
-        reasons.setdefault("the run that each is made of failed" if made else failure.reason, []).append(failure)
+        # What has no log never began: the run that it was to be made of failed, each another.
+        reasons.setdefault(failure.reason if failure.log else "the run it is made of failed", []).append(failure)
     said = []
-    for reason, alike in reasons.items():
-        first = alike[0]
-        if len(alike) == 1:
-            said.append(f"{first.name} failed: {reason}{'' if first.log is None else f' (log: {first.log})'}")
-        else:
-            names = f"{first.name} and {alike[1].name}" if len(alike) == 2 else f"{first.name} to {alike[-1].name}"
-            logs = "" if first.log is None else f"; logs in {first.log.parent}"
-            said.append(f"{len(alike)} runs failed: {reason} ({names}{logs})")
-    if said:
-        said.append(
-            "the same command tries again what failed; if the reason lies in data, network or settings, change that first."
-        )
-    return said
+    for reason, (first, *others) in reasons.items():
+        more = f" and {len(others)} more" if others else ""
+        said.append(f"{first.name}{more} failed: {reason}" + (f" (log: {first.log})" if first.log else ""))
+    again = "the same command tries again what failed; if the reason lies in data, network or settings, change that first."
+    return [*said, again] if said else []
+
+
+class GridDisplay:
+    """Shows a board as it changes; its `watch` is what a grid is to be run with.
+
+    Args:
+        console: Where to; standard output by default.
+    """
+
+    def __init__(self, *, console: Console | None = None) -> None:
+        self.console = Console(highlight=False, soft_wrap=True) if console is None else console
+        self._live = Live(console=self.console, transient=True, auto_refresh=False) if self.console.is_terminal else None
+        self._drawn = 0.0
+        self._reasons: set[str] = set()
+        self._over = False
+        self.board: Board | None = None
+
+    def __enter__(self) -> GridDisplay:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def watch(self, board: Board, event: Event | None) -> None:
+        """Show what happened."""
+        first, self.board = self.board is None, board
+        ended = event is not None and event.kind != "step"
+        over = event is None and not self._over and is_over(board)
+        self._over |= over
+        if self._live is None:
+            self._print(board, event if ended else None, first=first and event is None, over=over)
+        elif ended or over or time.monotonic() - self._drawn >= _PAUSE:
+            self._drawn = time.monotonic()
+            self._live.update(draw_board(board, width=self.console.width), refresh=True)
+
+    def so_far(self) -> str:
+        """How many runs are finished, for who interrupts."""
+        board = self.board
+        return "" if board is None else f", {board.count(Stage.DONE)} of {len(board.states)} runs are finished"
+
+    def _print(self, board: Board, event: Event | None, *, first: bool, over: bool) -> None:
+        found, left = sum(s.found and s.cell.shown for s in board.states.values()), board.count(Stage.WAITING)
+        if first and found:
+            self.console.print(f"{found} {'run was' if found == 1 else 'runs were'} finished before")
+        if first and left:
+            self.console.print(f"{left} {'run' if left == 1 else 'runs'} to make; a line for each that ends")
+        if over:
+            self.console.print(_MAKING)
+        if event is not None:
+            state = board.states[event.name]
+            failed = state.stage is Stage.FAILED
+            self.console.print(ended_words(board, state, known=failed and state.text in self._reasons))
+            self._reasons |= {state.text} if failed else set()
+
+
+def is_over(board: Board) -> bool:
+    """Whether no run of a grid is left."""
+    return not board.count(Stage.WAITING, Stage.RUNNING)
+
+
+def draw_board(board: Board, *, width: int) -> RenderableType:
+    """Return the grid as tables, one for every data set: methods down, seeds across; above them how far it is."""
+    parts: list[RenderableType] = []
+    shown = [state for state in board.states.values() if state.cell.shown or state.stage in (Stage.RUNNING, Stage.FAILED)]
+    for data in dict.fromkeys(state.cell.data for state in shown):
+        parts += [Text(), _seed_table(data, [state for state in shown if state.cell.data == data], width=width)]
+    # Above the tables, where a terminal that is too low for all of them does not cut it off.
+    above = ((total_words(board), ""), (_LEGEND, "dim"))
+    return Group(*(Text(words, style=style, no_wrap=False, overflow="fold") for words, style in above), *parts)
+
+
+def _seed_table(data: str, states: Sequence[CellState], *, width: int) -> Shown:
+    seeds = list(dict.fromkeys(state.cell.seed for state in states))
+    methods = list(dict.fromkeys(state.cell.method for state in states))
+    for with_time in (True, False):
+        cells = {(state.cell.method, state.cell.seed): cell_text(state, with_time=with_time) for state in states}
+        rows: list[Row] = [[m, *(cells.get((m, seed), "") for seed in seeds)] for m in methods]
+        table = fit_table((data, *(f"seed {seed}" for seed in seeds)), rows, width=width)
+        if fits(table, width):
+            return table
+    # No room for every seed: how many are how far.
+    counts = {m: [sum(s.stage is stage for s in states if s.cell.method == m) for stage in Stage] for m in methods}
+    rows = [[m, *(str(number) if number else "" for number in counts[m])] for m in methods]
+    return fit_table((data, *Stage), rows, width=width, drop=(1,))
+
+
+def cell_text(state: CellState, *, with_time: bool = False) -> Text:
+    """Return what a cell shows: error and ECE of the test set at its end; epoch, validation error and time left on its way."""
+    if state.stage is Stage.DONE:
+        numbers = [f"{100 * number:.2f}" for key in ("error", "ece") if (number := state.numbers.get(key)) is not None]
+        return Text(" / ".join(numbers) or "done", style="dim" if state.found else "green")
+    if state.stage is Stage.FAILED:
+        return Text("failed", style="bold red")
+    if state.stage is Stage.WAITING:
+        return Text("once more", style="yellow") if state.text else Text("·", style="dim")
+    if state.total == 0 or not state.epochs:
+        return Text("scaling" if state.total == 0 else "starting", style="cyan")
+    error = state.numbers.get("val_error")
+    said = "" if error is None else f" {100 * error:.1f}%"
+    if with_time and state.seconds is not None:
+        said += f" {duration_words((state.total - state.epochs) * state.seconds)}"
+    return Text(f"{int(state.epochs)}/{state.total}{said}", style="cyan")
+
+
+def total_words(board: Board) -> str:
+    """Say how far a grid is and how long the rest will take."""
+    words = [f"{board.count(Stage.DONE)}/{len(board.states)} runs done"]
+    words += [f"{board.count(stage)} {stage}" for stage in (Stage.RUNNING, Stage.FAILED) if board.count(stage)]
+    words.append(f"{duration_words(board.clock() - board.started)} passed")
+    left = board.seconds_left()
+    words += [f"about {duration_words(left)} left"] if left else []
+    words += [_MAKING] if is_over(board) else []
+    return ", ".join(words)
+
+
+def ended_words(board: Board, state: CellState, *, known: bool = False) -> str:
+    """Say in one line what became of a run; why it failed is not said again where that is known."""
+    done = board.count(Stage.DONE, Stage.FAILED)
+    place = f"[{done}/{len(board.states)}] {state.cell.data} {state.cell.method} seed {state.cell.seed}"
+    if state.stage is Stage.WAITING:
+        return f"{place}: tried again, for {state.text}"
+    if state.stage is Stage.FAILED:
+        return f"{place}: failed for the same reason" if known else f"{place}: failed, {state.text}"
+    names = {"error": "error", "ece": "ECE"}
+    said = [f"{names[key]} {100 * value:.2f}%" for key in names if (value := state.numbers.get(key)) is not None]
+    left = board.seconds_left()
+    return f"{place}: {', '.join(said) or 'done'}{f', about {duration_words(left)} left' if left else ''}"
+
+
+def show_table(table: Table, *, console: Console) -> None:
+    """Print every section of a comparison's table, as wide as the terminal allows, and what its signs mean.
+
+    Args:
+        table: The table; its files hold what a narrow terminal has no room for.
+        console: Where to.
+    """
+    units = [" ".join(filter(None, (c.group, c.name, "%" if c.percent else ""))) for c in table.columns]
+    names = ["Method", *(INFO_NAMES[name] for name in table.info), *units]
+    drop = [place for word in _DROP for place, name in enumerate(names) if name.removesuffix(" %") == word]
+    # Bold is nothing but a word where the terminal, or a file, has none.
+    plain = console.color_system is None
+    dropped: dict[str, None] = {}
+    for section in table.sections:
+        rows: list[Row] = [_row(table, line, plain=plain) for line in section.lines]
+        telling = _telling(table, section.lines)
+        fitted = fit_table(names, rows, width=console.width, drop=[place for place in drop if names[place] not in telling])
+        console.print()
+        console.print(Text(section.title, style="bold cyan"))
+        console.print(fitted)
+        shown = {str(column.header) for column in fitted.columns}
+        dropped |= {name.removesuffix(" %"): None for name in names if name not in shown}
+    console.print()
+    left_out = [f"not shown for want of room, but in {table.name}.md: {', '.join(dropped)}"] if dropped else []
+    for note in [*_signs(table, plain=plain), *left_out, *row_notes(table)]:
+        console.print(Text(note, style="dim"))
+
+
+def _signs(table: Table, *, plain: bool) -> list[str]:
+    """What the numbers and their signs are, in one sentence; none where there is nothing to say."""
+    cells = [cell for line in table.lines for cell in line.cells.values()]
+    legend = ["mean ± standard deviation over seeds"] if any(cell.std is not None for cell in cells) else []
+    if all(line.kind != "ours" for line in table.lines):
+        legend.insert(0, f"method minus {table.base}, negative is better")
+    lowest = "the lowest of rows that may be compared" if several_best(table) else "the lowest"
+    legend += [f"{_BEST if plain else 'bold'}: {lowest}"] if any(cell.best for cell in cells) else []
+    legend += [f"{MARK}: differs from {table.base}, p < {SIGNIFICANT}"] if any(cell.differs for cell in cells) else []
+    return ["; ".join(legend)] if legend else []
+
+
+def _telling(table: Table, lines: Sequence[Line]) -> set[str]:
+    """Columns without which rows of one name could not be told apart: of runs of 10 and of 3 epochs, say."""
+    ours = [line for line in lines if line.kind != "paper"]
+    labels = {line.label for line in ours}
+    may = [name for name in table.info if name in ("preset", "epochs")]
+    return {INFO_NAMES[name] for name in may if len({(line.label, line.info(name)) for line in ours}) > len(labels)}
+
+
+def _row(table: Table, line: Line, *, plain: bool) -> list[str | Text]:
+    style = "dim" if line.kind == "paper" else ""
+    found: list[str | Text] = [Text(text, style=style) for text in (line.label, *(line.info(name) for name in table.info))]
+    for column in table.columns:
+        cell = line.cells.get(column.key)
+        if cell is None:
+            found.append(Text(EMPTY, style="dim"))
+            continue
+        # A digit less than in the files, so that six columns find room.
+        text = " ± ".join(filter(None, cell.shown(column, digits=2 if column.percent else 3)))
+        signs = (_BEST if plain and cell.best else "") + (MARK if cell.differs else "")
+        found.append(Text(text + signs, style="bold" if cell.best else style))
+    return found

@@ -18,8 +18,8 @@ from rich.text import Text
 from torch import Tensor
 
 from calibrant.cli.measure import Request, measure_file
-from calibrant.cli.page import show_prose, show_scores
-from calibrant.cli.terminal import Row, fit_table, progress_bar
+from calibrant.cli.scores_view import show_scores
+from calibrant.cli.terminal import Row, fit_table, progress_bar, show_prose
 from calibrant.cli.usage import program
 from calibrant.core.records import Predictions
 from calibrant.data import load_mixture
@@ -55,6 +55,19 @@ class DemoScores:
     nll: float
     ece: float
     gap: float
+
+
+def run_demo(*, only_measure: bool, seeds: int | None, epochs: int | None, out: Path | None, seed: int | None) -> None:
+    """Run one of the two demos; arguments as those of the command."""
+    unread = {"--seeds": seeds, "--epochs": epochs} if only_measure else {"--out": out, "--seed": seed}
+    for option, given in unread.items():
+        if given is not None:
+            got = "with `--measure`" if only_measure else "without `--measure`"
+            raise ValueError(f"demo: `{option}` must be given where it is read, got it {got}.")
+    if only_measure:
+        run_measure_demo(out, seed=seed or 0)
+    else:
+        run_training_demo(seeds=seeds or 3, epochs=epochs or 60)
 
 
 def run_training_demo(*, seeds: int, epochs: int) -> None:

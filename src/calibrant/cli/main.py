@@ -1,70 +1,30 @@
-"""The command `calibrant`: its sub-commands, and how it ends. What they do is in their own modules, loaded when called."""
+"""The command `calibrant`: its sub-commands and their options, and how it ends. What they do is loaded when called."""
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn, get_type_hints
+from typing import Annotated, NoReturn
 
 import typer
 
-from calibrant.cli.data import data_app
-from calibrant.cli.reproduce import reproduce
-from calibrant.cli.results import results_app
-from calibrant.cli.usage import Command, Commands
-from calibrant.engine.recipe import KEYS, Recipe, value_of
+from calibrant.cli.usage import Command, Commands, runs
+from calibrant.engine.recipe import KEYS
 
-app = typer.Typer(
-    cls=Commands,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(data_app, name="data")
-app.add_typer(results_app, name="results", short_help="Keep finished runs as small records; make a page of them.")
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of predictions: .npz, .csv, .parquet or .pt.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")]
 ClassNames = Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line or JSON.")]
 IgnoreIndex = Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")]
-
-
-def with_recipe_options(*flags: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these options of a recipe; it gets what was said as ``keys``, dotted key → value, None for nothing."""
-    names = {key.flag.removeprefix("--").replace("-", "_"): name for name, key in KEYS.items() if key.flag in flags}
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        def called(**given: object) -> None:
-            said = {name: given.pop(argument) for argument, name in names.items()}
-            command(**given, keys={name: None if value is False else value for name, value in said.items()})
-
-        hints = get_type_hints(command, include_extras=True)
-        own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values() if p.name != "keys"]
-        more = [
-            inspect.Parameter(argument, inspect.Parameter.KEYWORD_ONLY, **_option(name)) for argument, name in names.items()
-        ]
-        keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + more
-        called.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-        called.__annotations__ = {p.name: p.annotation for p in keywords}
-        called.__name__, called.__doc__ = command.__name__, command.__doc__
-        return called
-
-    return decorate
-
-
-def _option(name: str) -> dict[str, object]:
-    """Type and default of the option of a recipe's key."""
-    key, default = KEYS[name], value_of(Recipe(), name)
-    help = f"{key.help[0].upper()}{key.help[1:]}"
-    if isinstance(default, bool):
-        return {"annotation": Annotated[bool, typer.Option(key.flag, help=f"{help}.")], "default": default}
-    kind = int if isinstance(default, int) else str
-    shown = typer.Option(key.flag, metavar=key.metavar, help=f"{help} ({key.unset if default is None else default}).")
-    return {"annotation": Annotated[kind | None, shown], "default": None}
+Bins = Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")]
+Resamples = Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")]
+Recipe = Annotated[Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it (defaults in brackets).")]
+Jobs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time (cores, or what fits on GPUs).")]
+Root = Annotated[
+    Path | None, typer.Option("--data-root", "--root", metavar="FOLDER", help="Where sets lie (~/.cache/calibrant/data).")
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -75,97 +35,100 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
+def _show_help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
 def start(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say the version.")] = False,
 ) -> None:
     """A classifier's confidence you can trust: measure it, train for it, repair it, compare methods."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+    _show_help(context)
+
+
+app = typer.Typer(
+    cls=Commands,
+    callback=start,
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(
+    help="List data sets and download them.", callback=_show_help, invoke_without_command=True, rich_markup_mode=None
+)
+results_app = typer.Typer(
+    help="Keep results of finished runs as small records, and make a page of them.",
+    callback=_show_help,
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
 
 
 @app.command(cls=Command)
+@runs("measure:measure_files")
 def measure(
     files: Files,
-    n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")] = False,
+    n_bins: Bins = 15,
+    as_json: AsJson = False,
     by_class: Annotated[bool, typer.Option("--by-class", help="Show every class, worst first.")] = False,
     slice_by: Annotated[
         str | None, typer.Option("--slice", metavar="COLUMN", help="Measure each group of this column too.")
     ] = None,
     class_names: ClassNames = None,
     ignore_index: IgnoreIndex = None,
-    resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")] = 0,
+    resamples: Resamples = 1000,
+    seed: Seed = 0,
 ) -> None:
     """Measure the calibration of predictions in files.
 
     Every number comes with its 95% interval; several files are compared with the first, on the same examples.
     """
-    from calibrant.cli.measure import measure_files
-
-    measure_files(
-        files,
-        n_bins=n_bins,
-        as_json=as_json,
-        by_class=by_class,
-        slice_by=slice_by,
-        class_names=class_names,
-        ignore_index=ignore_index,
-        resamples=resamples,
-        seed=seed,
-    )
 
 
 @app.command(cls=Command)
-@with_recipe_options(*(key.flag for key in KEYS.values() if key.flag))
+@runs("train:train_model", *(key.flag for key in KEYS.values() if key.flag))
 def train(
-    recipe: Annotated[
-        Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it (defaults in brackets).")
-    ] = None,
+    recipe: Recipe = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder (runs/DATA-MODEL-METHOD-seedN).")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as optim.lr=0.2.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    *,
-    keys: dict[str, object],
 ) -> None:
     """Train a calibrated classifier.
 
     The run folder gets the recipe, the history of every epoch, the best weights, predictions and what was measured of them.
     A run that was interrupted, even killed, goes on with --resume. Under torchrun several processes share every batch.
     """
-    from calibrant.cli.train import train_model
-
-    train_model(recipe, options=keys, settings=settings or [], out=out, resume=resume)
 
 
 @app.command(cls=Command)
+@runs("repair:repair_file")
 def repair(
     fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to fit on; not those of the test set.")],
     file: Annotated[Path, typer.Argument(metavar="TEST", help="Predictions to repair.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the repaired predictions.")],
     method: Annotated[str, typer.Option(metavar="NAME", help="Calibrator, of those below; auto chooses one.")] = "auto",
     calibrator: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write what was fitted (JSON).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")] = False,
+    as_json: AsJson = False,
     class_names: ClassNames = None,
     ignore_index: IgnoreIndex = None,
-    n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
-    resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")] = 0,
+    n_bins: Bins = 15,
+    resamples: Resamples = 1000,
+    seed: Seed = 0,
 ) -> None:
     """Repair predictions: fit a calibrator on VAL, apply it to TEST.
 
     Prints what was measured before and after, with 95% intervals, and the paired test of the difference.
     """
-    from calibrant.cli.repair import Options, repair_file
-
-    repair_file(fit, file, Options(method, out, calibrator, as_json, n_bins, resamples, seed, class_names, ignore_index))
 
 
 @app.command(cls=Command, short_help="Write one HTML page of predictions, or of runs.")
+@runs("report:write_report")
 def report(
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="Where to write the page.")],
     file: Annotated[Path | None, typer.Argument(metavar="TEST", help="Test predictions, or a run folder.")] = None,
@@ -177,22 +140,19 @@ def report(
     class_names: ClassNames = None,
     ignore_index: IgnoreIndex = None,
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
-    n_bins: Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")] = 15,
-    resamples: Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")] = 0,
+    n_bins: Bins = 15,
+    resamples: Resamples = 1000,
+    seed: Seed = 0,
 ) -> None:
     """Write a report: one HTML file that opens anywhere, without network.
 
     A verdict in plain words, the reliability diagram for any number of bins, classes, every metric with its interval; with
     --fit what calibrators would bring, with --run the learning curves and the comparison of runs.
     """
-    from calibrant.cli.report import Options, write_report
-
-    write_report(file, Options(out, fit, runs or [], method, class_names, ignore_index, title, n_bins, resamples, seed))
 
 
 @app.command(cls=Command, short_help="Train methods on data sets from seeds; tables and a report.")
-@with_recipe_options("--model", "--epochs", "--preset", "--data-root", "--device")
+@runs("compare:compare_methods", "--model", "--epochs", "--preset", "--data-root", "--device")
 def compare(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs, tables, figures and the report go.")],
     recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE.toml", help="What the runs have in common.")] = None,
@@ -210,28 +170,45 @@ def compare(
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Put the paper's numbers below ours.")] = False,
     figures: Annotated[bool, typer.Option(help="Whether to draw figures.")] = True,
-    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time (cores, or what fits on GPUs).")] = None,
+    jobs: Jobs = None,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of a run on the CPU.")] = 1,
     retries: Annotated[int, typer.Option(min=0, metavar="N", help="Tries after a run was killed or ran out of memory.")] = 1,
     on: Annotated[str, typer.Option(metavar="WHERE", help="local, or ray for a Ray cluster.")] = "local",
     ray_address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A running Ray cluster (one is started).")] = None,
-    *,
-    keys: dict[str, object],
 ) -> None:
     """Compare methods: train each on every data set from every seed, and write tables, figures and a report.
 
     Finished runs are not repeated and interrupted ones go on, so the same command again completes what is missing.
     """
-    from calibrant.cli.compare import Options, compare_methods
-
-    options = Options(out, seeds, jobs, threads, on, ray_address, retries, add or [], paper, figures)
-    compare_methods(recipe, data=data or [], methods=methods, keys=keys, settings=settings or [], options=options)
 
 
-app.command(cls=Command, short_help="Make one of the paper's tables, or its figures, anew.")(reproduce)
+@app.command(cls=Command, short_help="Make one of the paper's tables, or its figures, anew.")
+@runs("paper:reproduce", "--preset", "--device", "--data-root")
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="table1, table2, table3, table4, table5 or figures.")],
+    data: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Data sets, in place of the paper's.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N", help="How many seeds, or which: 0,3,7 (5; quick 3; figures 1).")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small network, few epochs, embedded data; labelled so.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where everything goes (reproduce/NAME).")] = None,
+    jobs: Jobs = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as train.epochs=20.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be run and how long it takes; run nothing.")
+    ] = False,
+) -> None:
+    """Make one of the paper's tables, or its figures, with your own runs.
+
+    Says beforehand how long that takes on this machine. Finished runs are not repeated, so the same command goes on where it
+    stopped; the report has the paper's numbers below ours.
+    """
 
 
 @app.command(cls=Command, short_help="See it work: four ways to train, compared, in a minute.")
+@runs("demo:run_demo")
 def demo(
     only_measure: Annotated[
         bool, typer.Option("--measure", help="Train nothing; measure a classifier of known true error.")
@@ -246,20 +223,61 @@ def demo(
     ] = None,
 ) -> None:
     """Train four ways on embedded data and compare how far their confidence can be trusted."""
-    unread = {"--seeds": seeds, "--epochs": epochs} if only_measure else {"--out": out, "--seed": seed}
-    when = "with" if only_measure else "without"
-    for option, given in unread.items():
-        if given is not None:
-            remedy = "Leave it out, or leave out `--measure`." if only_measure else "Leave it out, or add `--measure`."
-            raise ValueError(f"demo: `{option}` must be given where it is read, got it {when} `--measure`. {remedy}")
-    if only_measure:
-        from calibrant.cli.demo import run_measure_demo
 
-        run_measure_demo(out, seed=seed or 0)
-        return
-    from calibrant.cli.demo import run_training_demo
 
-    run_training_demo(seeds=seeds or 3, epochs=epochs or 60)
+@data_app.command("list", short_help="Show every data set and whether it is there.")
+def list_sets(root: Root = None) -> None:
+    """Show every data set that can be named, and whether it is there."""
+    from calibrant.data import DATASETS, DEFAULT_ROOT
+
+    for name, source in DATASETS.items():
+        fetch = f"to fetch, {source.bytes / 1e6:.0f} MB"
+        state = "embedded" if source.embedded else "there" if source.is_there(root) else fetch
+        print(f"{name:14} {state:18} {source.about}")
+    print(f"in {root or DEFAULT_ROOT}; get one with `calibrant data fetch NAME`.")
+    print("A folder of class folders, or an .npz of images, is named by its path: `calibrant train --data PATH`.")
+
+
+@data_app.command("fetch", short_help="Download data sets and check them.")
+def fetch_sets(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets: cifar10, mnist …")], root: Root = None
+) -> None:
+    """Download data sets, compare them with their checksums, and go on where an earlier download stopped."""
+    from calibrant.cli.terminal import progress_bar, says_how_to_go_on
+    from calibrant.data import DATASETS
+
+    for source in [DATASETS[name] for name in names]:
+        if not source.files:
+            print(f"{source.name}: there is nothing to fetch")
+            continue
+        title = f"{source.name}, {source.bytes / 1e6:.0f} MB"
+        with says_how_to_go_on(), progress_bar(title, source.bytes) as advance:
+            files = source.fetch(root, report=advance)
+        print(f"{source.name}: {', '.join(str(file) for file in files)}")
+
+
+@results_app.command("add", short_help="Keep what was measured of finished runs.")
+@runs("paper:add_results")
+def add_results(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of them.")],
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the records go.")] = Path("results"),
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="What a reader must know of these runs.")] = None,
+) -> None:
+    """Keep what was measured of finished runs, with command, machine, versions, learning curves and bins, as JSON."""
+
+
+@results_app.command("render", short_help="Make one page of all records.")
+@runs("paper:render_results")
+def render_results(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of records.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the page goes (Markdown).")],
+    figures: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Draw figures too, as PNG into this folder.")] = None,
+) -> None:
+    """Make one page of all records: the paper's tables beside its numbers, figures, and the runs behind them."""
+
+
+app.add_typer(data_app, name="data")
+app.add_typer(results_app, name="results", short_help="Keep finished runs as small records; make a page of them.")
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:
@@ -291,13 +309,16 @@ def _explain(error: Exception) -> int:
     if isinstance(error, typer.Abort):
         return _end("interrupted.", 130)
     if hasattr(error, "format_message"):  # what typer raises about arguments; its class has moved between versions
-        said = _in_plain_words(error.format_message()).rstrip(".")
-        context = getattr(error, "ctx", None)
+        said, context = error.format_message(), getattr(error, "ctx", None)
         command = "calibrant" if context is None else context.command_path
-        said = f"{said}{'' if said.endswith('?') else '.'} Run `{command} --help` for what there is."
-        return 2 if _is_echo() else _end(said, 2)
-    if isinstance(error, (ValueError, OSError, ImportError)) or _is_failed_fit(error):
-        return 2 if _is_echo() else _end(str(error), 2)
+        stop = "" if said.endswith(("?", ".")) else "."
+        return _refuse(f"{said}{stop} Run `{command} --help` for what there is.")
+    if isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)):
+        return _refuse(str(error))
+    from calibrant.core.checks import FitError
+
+    if isinstance(error, FitError):
+        return _refuse(str(error))
     return _end(
         f"something went wrong inside calibrant ({type(error).__name__}: {error}). Please report it with what "
         "CALIBRANT_TRACEBACK=1 prints before the same command.",
@@ -305,23 +326,10 @@ def _explain(error: Exception) -> int:
     )
 
 
-def _in_plain_words(said: str) -> str:
-    # What typer says of numbers is meant for programmers, and differs between versions.
-    said = re.sub(
-        r"Input should be a valid integer.*|'[^']*' is not a valid int\w*( range)?", "it must be a whole number", said
-    )
-    return re.sub(r"Input should be greater than or equal to|\S+ is not in the range x>=", "it must be at least ", said)
-
-
-def _is_echo() -> bool:
-    """Whether ``torchrun`` has started another process on this machine that finds the same fault in what it was given."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
-
-
-def _is_failed_fit(error: Exception) -> bool:
-    # Whoever raised a FitError has loaded its module; loading it here would load torch to explain a mistyped option.
-    checks = sys.modules.get("calibrant.core.checks")
-    return checks is not None and isinstance(error, checks.FitError)
+def _refuse(sentence: str) -> int:
+    """Say what is wrong with what was given; of the processes that ``torchrun`` starts on a machine only the first does."""
+    is_echo = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
+    return 2 if is_echo else _end(sentence, 2)
 
 
 def _end(sentence: str, code: int) -> int:

@@ -3,86 +3,72 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from calibrant.calibrators import AutoCalibrator, CalibrationWarning, Calibrator, Ranked, name_of
-from calibrant.calibrators.fit_data import refuse_other_names, refuse_test_split
-from calibrant.calibrators.repair import calibrator_of, measure_repair
-from calibrant.cli.page import show_prose
-from calibrant.cli.terminal import check_destination, progress_bar
+from calibrant.calibrators import AutoCalibrator, CalibrationWarning, Repaired, name_of
+from calibrant.calibrators.repair import calibrator_of
+from calibrant.cli.measure import Request
+from calibrant.cli.repair import fit_and_measure, load_pair
+from calibrant.cli.terminal import check_destination, progress_bar, show_prose
 from calibrant.core.checks import FitError
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
-from calibrant.core.scores import Estimate, Scores
+from calibrant.core.scores import Estimate
 from calibrant.grid.collect import load_entries, name_apart, seed_notes
 from calibrant.grid.export import PageRows, page_rows
 from calibrant.grid.others import check_same_labels, once_by_path
 from calibrant.grid.rows import catalogue_order
 from calibrant.grid.tables import compare_table
-from calibrant.io import load_class_names, load_predictions
 from calibrant.io.files import atomic_writer
-from calibrant.metrics.measure import measure
 from calibrant.report.page import render_page, verdict_of
 from calibrant.report.page_content import Candidate, Examined, Repair
 from calibrant.report.page_runs import COLUMNS
 
-ENDINGS = (".html", ".htm")
 
-
-@dataclass(frozen=True)
-class Options:
-    """The options of the command, as typed."""
-
-    out: Path
-    fit: Path | None = None
-    runs: Sequence[Path] = ()
-    method: str = "auto"
-    class_names: Path | None = None
-    ignore_index: int | None = None
-    title: str | None = None
-    n_bins: int = 15
-    resamples: int = 1000
-    seed: int = 0
-
-
-def write_report(test: Path | None, options: Options) -> None:
-    """Measure ``test``, repair it if there is something to fit on, read the runs, and write the page.
+def write_report(
+    file: Path | None,
+    *,
+    out: Path,
+    fit: Path | None,
+    runs: Sequence[Path] | None,
+    method: str,
+    class_names: Path | None,
+    ignore_index: int | None,
+    title: str | None,
+    n_bins: int,
+    resamples: int,
+    seed: int,
+) -> None:
+    """Measure ``file``, repair it if there is something to fit on, read the runs, and write the page.
 
     The folder of a run may stand for its test predictions; the page is then about the run too.
     """
-    if test is not None and (test / "test.npz").is_file():
-        options = replace(options, runs=[test, *options.runs])
-        test = test / "test.npz"
-    elif test is not None and test.is_dir():
+    folders = [*(runs or ())]
+    if file is not None and (file / "test.npz").is_file():
+        folders, file = [file, *folders], file / "test.npz"
+    elif file is not None and file.is_dir():
         raise ValueError(
-            f"report: the first argument must be a file or a finished run, got {test}. For its runs: `--run {test}`."
+            f"report: the first argument must be a file or a finished run, got {file}. For its runs: `--run {file}`."
         )
-    check_destination(options.out, ENDINGS)
-    calibrator_of(options.method)  # a wrong name is told before anything is read
-    if test is None and not options.runs:
+    check_destination(out, (".html", ".htm"))
+    calibrator_of(method)  # a wrong name is told before anything is read
+    if file is None and not folders:
         raise ValueError("report: a file of predictions or `--run FOLDER` must be given, got neither.")
-    if test is None and options.fit is not None:
+    if file is None and fit is not None:
         raise ValueError("report: `--fit` must come with a file of test predictions, got none. Name it before the options.")
-    precision = Precision(options.n_bins, options.resamples, options.seed)
+    entries = _load_runs(folders)
+    request = Request(n_bins, resamples, seed, class_names, ignore_index)
     examined, repaired = None, None
-    if test is not None:
-        names = None if options.class_names is None else load_class_names(options.class_names)
-        predictions = load_predictions(test, ignore_index=options.ignore_index, class_names=names)
-        fit_data = None
-        if options.fit is not None:
-            fit_data = load_fit_data(options.fit, test, predictions, ignore_index=options.ignore_index, class_names=names)
-        entries = _load_runs(options.runs)
-        with progress_bar(f"measuring {test.name}", None):
-            examined = Examined(predictions, precision.measure(predictions, file=str(test)))
-        if fit_data is not None and options.fit is not None:
-            repaired = repair_predictions(fit_data, examined, method=options.method, file=options.fit, precision=precision)
-    else:
-        entries = _load_runs(options.runs)
+    if file is not None and fit is not None:
+        examined, repaired = _repair(fit, file, method, request)
+    elif file is not None:
+        predictions = request.load(file)
+        with progress_bar(f"measuring {file.name}", None):
+            examined = Examined(predictions, request.measure(predictions, file=file))
     with progress_bar("drawing the page", None):
         rows = PageRows([], [], [], [])
         if entries:
@@ -94,27 +80,22 @@ def write_report(test: Path | None, options: Options) -> None:
             entries=rows.entries,
             best=rows.best,
             told=rows.told,
-            title=options.title,
+            title=title,
             verdict=verdict,
             notes=rows.notes,
-            n_resamples=options.resamples,
-            seed=options.seed,
+            n_resamples=resamples,
+            seed=seed,
         )
-    save_page(options.out, page)
+    with atomic_writer(out) as handle:
+        # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
+        handle.write(page.encode(errors="replace"))
     console = Console(highlight=False)
     show_prose(console, f"{verdict.headline}.", style="bold")
     for sentence in verdict.sentences:
         show_prose(console, sentence)
     for note in seed_notes(entries):
         console.print(note, soft_wrap=True)
-    console.print(f"The report is in {options.out} ({options.out.stat().st_size / 1e6:.2f} MB).", soft_wrap=True)
-
-
-def save_page(out: Path, page: str) -> None:
-    """Write a page so that nobody ever sees half of it."""
-    with atomic_writer(out) as handle:
-        # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
-        handle.write(page.encode(errors="replace"))
+    console.print(f"The report is in {out} ({out.stat().st_size / 1e6:.2f} MB).", soft_wrap=True)
 
 
 def _load_runs(folders: Sequence[Path]) -> list[Entry]:
@@ -125,122 +106,57 @@ def _load_runs(folders: Sequence[Path]) -> list[Entry]:
     return name_apart(entries)
 
 
-@dataclass(frozen=True)
-class Precision:
-    """How the intervals are made: bins, resamples and seed, as in ``calibrant measure``."""
-
-    n_bins: int
-    n_resamples: int
-    seed: int
-
-    def measure(self, predictions: Predictions, *, file: str | None = None) -> Scores:
-        """Measure predictions."""
-        return measure(predictions, n_bins=self.n_bins, n_resamples=self.n_resamples, seed=self.seed, file=file)
-
-
-def load_fit_data(
-    path: Path,
-    test_path: Path,
-    test: Predictions,
-    *,
-    ignore_index: int | None = None,
-    class_names: Sequence[str] | None = None,
-) -> Predictions:
-    """Read the predictions to fit on; raise with one sentence if they are those of the test data or of other classes."""
-    if path.exists() and path.resolve() == test_path.resolve():
+def _repair(fit: Path, file: Path, method: str, request: Request) -> tuple[Examined, Repair]:
+    """Fit ``method`` and measure what it does to ``file``; with "auto", what every other method would do too."""
+    if fit.exists() and fit.resolve() == file.resolve():
         raise ValueError(
-            f"{path}: the file to fit on must not be the test file. Measured on the data it was fitted on, any repair looks "
+            f"{fit}: the file to fit on must not be the test file. Measured on the data it was fitted on, any repair looks "
             "better than it is."
         )
-    fit_data = load_predictions(path, ignore_index=ignore_index, class_names=class_names)
-    refuse_test_split(fit_data, where=str(path))
-    if fit_data.num_classes != test.num_classes:
-        raise ValueError(f"{path}: must have the {test.num_classes} classes of {test_path}, got {fit_data.num_classes}.")
-    refuse_other_names(fit_data, test, what=f"{path}:", of=str(test_path))
-    return fit_data
-
-
-def repair_predictions(fit_data: Predictions, given: Examined, *, method: str, file: Path, precision: Precision) -> Repair:
-    """Fit ``method`` on ``fit_data`` and say what it does to ``given``; with "auto", what every other method would do too."""
-    calibrator = calibrator_of(method)
-    total = calibrator.n_methods if isinstance(calibrator, AutoCalibrator) else None
-    with _doubts() as doubts:
-        with progress_bar("trying calibrators" if total else "fitting", total) as advance:
-            if isinstance(calibrator, AutoCalibrator):
-                calibrator.on_progress(lambda name, done, of: advance(1))
-            calibrator.fit(fit_data)
-        with progress_bar("measuring the repair", None):
-            done = measure_repair(
-                calibrator,
-                given.predictions,
-                n_bins=precision.n_bins,
-                n_resamples=precision.n_resamples,
-                seed=precision.seed,
-            )
-    best, after = done.fitted, Examined(done.predictions, done.after)
-    made = Repair(
-        name=name_of(best),
-        after=after,
+    fit_data, given = load_pair(fit, file, request)
+    with warnings.catch_warnings(record=True, action="always", category=CalibrationWarning) as caught:
+        done = fit_and_measure(method, fit_data, given, request)
+    doubts = []
+    for warning in caught:
+        if issubclass(warning.category, CalibrationWarning):
+            # The page need not name the function that warned.
+            doubt = str(warning.message).partition(": ")[2]
+            doubts.append(doubt[:1].upper() + doubt[1:])
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    auto = done.calibrator if isinstance(done.calibrator, AutoCalibrator) else None
+    return Examined(given, replace(done.before, file=str(file))), Repair(
+        name=name_of(done.fitted),
+        after=Examined(done.predictions, done.after),
         paired=done.paired,
         n_fit=len(fit_data),
-        fit_file=file.name,
-        temperature=float(getattr(best, "temperature_", 1.0)) if best.learned == ("temperature",) else None,
-        preserves_accuracy=best.preserves_accuracy,
+        fit_file=fit.name,
+        temperature=float(getattr(done.fitted, "temperature_", 1.0)) if done.fitted.learned == ("temperature",) else None,
+        preserves_accuracy=done.fitted.preserves_accuracy,
+        advice="" if auto is None else auto.advice_,
+        candidates=() if auto is None else _try_all(auto, fit_data, given, done, request),
         doubts=tuple(doubts),
     )
-    if isinstance(calibrator, AutoCalibrator):
-        tried = _try_all(calibrator, fit_data, given, after, precision)
-        made = replace(made, advice=calibrator.advice_, candidates=tried)
-    return made
 
 
 def _try_all(
-    auto: AutoCalibrator, fit_data: Predictions, given: Examined, after: Examined, precision: Precision
+    auto: AutoCalibrator, fit_data: Predictions, given: Predictions, done: Repaired, request: Request
 ) -> tuple[Candidate, ...]:
     """Fit every method on all fit data and measure what it does to the test data."""
+    known = {"none": done.before, auto.best_name_: done.after}
     found = []
-    with progress_bar("measuring every calibrator", len(auto.ranking_)) as advance, _quietly():
+    # The chosen one has warned already; what the others would warn of is of no use.
+    quiet = warnings.catch_warnings(action="ignore", category=CalibrationWarning)
+    with quiet, progress_bar("measuring every calibrator", len(auto.ranking_)) as advance:
         for entry in auto.ranking_:
-            scores: Scores | None = None
-            calibrator = auto.settled_.get(entry.name)
-            if entry.name == auto.best_name_:
-                scores = after.scores
-            elif entry.name == "none":
-                scores = given.scores
-            elif calibrator is not None:
+            scores, failure, calibrator = known.get(entry.name), entry.failure, auto.settled_.get(entry.name)
+            if scores is None and calibrator is not None:
                 try:
-                    scores = precision.measure(calibrator.fit(fit_data).apply(given.predictions))
+                    scores = request.measure(calibrator.fit(fit_data).apply(given))
                 except FitError as error:
-                    entry = entry._replace(failure=str(error))
-            found.append(_candidate(entry, scores, calibrator))
+                    failure = str(error)
+            gain = None if failure else Estimate(entry.gain, entry.gain_low, entry.gain_high)
+            keeps = entry.name == "none" or (calibrator is not None and calibrator.preserves_accuracy)
+            found.append(Candidate(entry.name, entry.score, gain, scores, keeps, failure))
             advance(1)
     return tuple(found)
-
-
-def _candidate(entry: Ranked, scores: Scores | None, calibrator: Calibrator | None) -> Candidate:
-    gain = None if entry.failure else Estimate(entry.gain, entry.gain_low, entry.gain_high)
-    keeps = entry.name == "none" or (calibrator is not None and calibrator.preserves_accuracy)
-    return Candidate(entry.name, entry.score, gain, scores, keeps, entry.failure)
-
-
-@contextmanager
-def _doubts() -> Iterator[list[str]]:
-    """Collect what calibrators warn of, without the name of the function: the page says it, and what is printed of it."""
-    found: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", CalibrationWarning)
-        yield found
-    for entry in caught:
-        if issubclass(entry.category, CalibrationWarning):
-            where, _, what = str(entry.message).partition(": ")
-            found.append(f"{(what or where)[0].upper()}{(what or where)[1:]}")
-        else:
-            warnings.warn_explicit(entry.message, entry.category, entry.filename, entry.lineno)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the warnings of calibrators that nobody will use; the chosen one has given its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)
-        yield

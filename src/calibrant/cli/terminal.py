@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from types import FrameType
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +21,8 @@ from rich.text import Text
 Row = Sequence[str | Text] | None
 _GAP = 2
 _LEAST_NAME = 10
+# Lines of prose longer than this are hard to read, however wide the terminal is.
+_PROSE_WIDTH = 100
 
 
 def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: Sequence[int] = ()) -> Table:
@@ -33,21 +35,18 @@ def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: 
         drop: Positions of columns to leave out where the room is short, in this order.
 
     Returns:
-        A table at most ``width`` wide, unless that cuts numbers. Names that are too long are cut, or folded where cutting would
-        make two of them the same.
+        A table at most ``width`` wide, unless that cuts numbers; names that are too long are folded.
     """
-    texts = [None if row is None else [cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
-    filled = [row for row in texts if row is not None]
-    sizes = [max([len(header), *(row[k].cell_len for row in filled)]) for k, header in enumerate(headers)]
+    # What a name holds is never read as markup.
+    texts = [None if row is None else [Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    sizes = [max([len(header), *(row[k].cell_len for row in texts if row)]) for k, header in enumerate(headers)]
     kept = list(range(len(headers)))
     for place in drop:
-        if total_width([sizes[k] for k in kept]) > width:
+        if sum(sizes[k] + _GAP for k in kept) - _GAP > width:
             kept.remove(place)
-    room = max(width - total_width([sizes[k] for k in kept[1:]]) - _GAP, _LEAST_NAME)
+    room = max(width - sum(sizes[k] + _GAP for k in kept[1:]), _LEAST_NAME)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim", padding=(0, _GAP - 1, 0, 0))
-    names = {row[0].plain for row in filled}
-    folded = len({name[: room - 1] if len(name) > room else name for name in names}) < len(names)
-    table.add_column(headers[0], no_wrap=not folded, overflow="fold" if folded else "ellipsis", width=min(sizes[0], room))
+    table.add_column(headers[0], overflow="fold", width=min(sizes[0], room))
     for k in kept[1:]:
         table.add_column(headers[k], justify="right" if headers[k] else "left", no_wrap=True, min_width=sizes[k])
     for row in texts:
@@ -58,9 +57,33 @@ def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: 
     return table
 
 
-def total_width(sizes: Sequence[int]) -> int:
-    """Width of columns of these sizes side by side."""
-    return sum(sizes) + _GAP * (len(sizes) - 1)
+def fits(table: Table, width: int) -> bool:
+    """Whether a table is no wider than this."""
+    endless = Console(width=10_000)
+    return Measurement.get(endless, endless.options, table).minimum <= width
+
+
+def show_heading(console: Console, title: str, rest: str) -> None:
+    """Print the heading of a part, with a remark beside it."""
+    console.print()
+    console.print(Text.assemble((title, "bold cyan"), (f"  {rest}" if rest else "", "dim")), soft_wrap=False)
+
+
+def show_prose(console: Console, text: str, *, style: str = "") -> None:
+    """Print a paragraph in lines of a length that is easy to read."""
+    console.print(Text(text, style=style), width=min(console.width, _PROSE_WIDTH))
+
+
+def duration_words(seconds: float) -> str:
+    """Return a duration as ``1:02:03`` or ``2:03``.
+
+    Example:
+        >>> duration_words(3723.4), duration_words(59.6)
+        ('1:02:03', '1:00')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 @contextmanager
@@ -82,12 +105,7 @@ def progress_bar(text: str, total: float | None) -> Iterator[Callable[[float], N
 
 
 def check_destination(out: Path, endings: Collection[str]) -> None:
-    """Raise before a long computation if its result could not be written.
-
-    Args:
-        out: The file to write.
-        endings: Endings that its name may have, with their dots.
-    """
+    """Raise before a long computation if its result could not be written to ``out``, whose name may have these endings."""
     if out.suffix.lower() not in endings:
         raise ValueError(f"{out}: the file name must end in {', '.join(endings)}, got {out.suffix or 'no ending'!r}.")
     folder = out.resolve().parent
@@ -115,13 +133,11 @@ def says_how_to_go_on(so_far: Callable[[], str] = lambda: "") -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    # Python lets only the main thread set it; elsewhere nobody is there to read the sentence.
-    before = signal.signal(signal.SIGTERM, terminate) if threading.current_thread() is threading.main_thread() else None
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt:
         print(f"calibrant: interrupted{so_far()}. The same command goes on.", file=sys.stderr)
         raise typer.Exit(143 if told else 130) from None
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)

@@ -1,58 +1,75 @@
-"""``calibrant train``: a recipe and options in, a run folder out."""
+"""``calibrant train``: a recipe and options in, a run folder out, with a live bar or a line for every epoch on the way."""
 
 from __future__ import annotations
 
 import difflib
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
-from calibrant.cli.epochs import EpochDisplay, write_summary
+from calibrant.cli.terminal import duration_words
 from calibrant.core.registry import lookup
+from calibrant.data.shift import CORRUPTIONS, SEVERITIES
 from calibrant.engine.distributed import is_first_process
+from calibrant.engine.evaluate import epoch_scores
 from calibrant.engine.methods import check_idle
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, load_recipe, override
+from calibrant.engine.result import EpochRecord, Run
 from calibrant.engine.train import train
+
+_BAR = 12
+_REASON = {
+    "error": "lowest validation error",
+    "nll": "lowest validation NLL",
+    "error+nll": "lowest validation NLL near the lowest error",
+    "error+ece": "lowest validation ECE near the lowest error",
+    "last": "the last",
+}
 
 
 def train_model(
-    file: Path | None, *, options: Mapping[str, object], settings: Sequence[str], out: Path | None, resume: bool
+    recipe: Path | None, *, options: Mapping[str, object], settings: Sequence[str] | None, out: Path | None, resume: bool
 ) -> None:
     """Train by a recipe file, or the defaults, with options on top; show progress and say what came of it.
 
     Args:
-        file: The recipe; with ``resume`` the one in ``out`` by default.
+        recipe: The recipe; with ``resume`` the one in ``out`` by default.
         options: Dotted key of the recipe → value; None where nothing was said.
         settings: Further ones as ``KEY=VALUE``.
         out: Run folder; named after the run by default.
         resume: Whether to go on with the run in ``out``.
     """
-    if file is None and resume and out is not None and (out / "recipe.toml").exists():
-        file = out / "recipe.toml"
-    changes = merge_settings(options, settings)
-    recipe = override(Recipe() if file is None else load_recipe(file), changes)
-    check_idle([recipe], changes)
-    folder = default_folder(recipe) if out is None else out
-    if resume and file is None and changes.keys() <= NEUTRAL and not (folder / "recipe.toml").exists():
+    if recipe is None and resume and out is not None and (out / "recipe.toml").exists():
+        recipe = out / "recipe.toml"
+    changes = merge_settings(options, settings or [])
+    whole = override(Recipe() if recipe is None else load_recipe(recipe), changes)
+    check_idle([whole], changes)
+    folder = default_folder(whole) if out is None else out
+    if resume and recipe is None and changes.keys() <= NEUTRAL and not (folder / "recipe.toml").exists():
         raise _no_run(folder)
-    if ":" in recipe.backbone.name and "" not in sys.path:
-        # A factory of one's own is looked for where the command is called, as `python -m` would.
-        sys.path.insert(0, "")
+    find_own_networks([whole])
     first = is_first_process()
-    display = EpochDisplay(recipe.train.epochs, shown=first)
     try:
-        with display:
-            run = train(recipe, out=folder, resume=resume, report=display.report, tick=display.tick)
+        with EpochDisplay(whole.train.epochs, shown=first) as display:
+            run = train(whole, out=folder, resume=resume, report=display.report, tick=display.tick)
     except KeyboardInterrupt:
         if first:
             print(f"calibrant: interrupted. {_how_to_go_on(folder)}", file=sys.stderr)
         raise typer.Exit(130) from None
-    except FloatingPointError as error:
-        raise ValueError(str(error)) from None
     if first:
         write_summary(run)
+
+
+def find_own_networks(recipes: Sequence[Recipe]) -> None:
+    """Look for factories of one's own where the command is called, as ``python -m`` would."""
+    if "" not in sys.path and any(":" in recipe.backbone.name for recipe in recipes):
+        sys.path.insert(0, "")
 
 
 def _no_run(folder: Path) -> ValueError:
@@ -83,17 +100,6 @@ def merge_settings(options: Mapping[str, object], settings: Sequence[str]) -> di
         {'train.epochs': 5, 'optim.lr': '0.2'}
     """
     said = {key: value for key, value in options.items() if value is not None}
-    found = parse_settings(settings)
-    for key in said.keys() & found.keys():
-        if str(said[key]) != found[key]:
-            raise ValueError(
-                f"set: `{key}` must be said once, got {said[key]} by its option and {found[key]} by `--set`. Leave one out."
-            )
-    return said | found
-
-
-def parse_settings(settings: Sequence[str]) -> dict[str, object]:
-    """Split ``KEY=VALUE`` texts; a key that only lacks its part is answered with the whole one."""
     found: dict[str, object] = {}
     for text in settings:
         key, equals, value = text.partition("=")
@@ -104,11 +110,109 @@ def parse_settings(settings: Sequence[str]) -> dict[str, object]:
                 if name.endswith(f".{key}"):
                     raise ValueError(f"train: `--set` must name a key with its part, got {key!r}. Did you mean {name!r}?")
             lookup(KEYS, key, kind="recipe key")
+        if str(said.get(key, value)) != value:
+            raise ValueError(
+                f"set: `{key}` must be said once, got {said[key]} by its option and {value} by `--set`. Leave one out."
+            )
         found[key] = value
-    return found
+    return said | found
 
 
 def default_folder(recipe: Recipe) -> Path:
     """Return the folder of a run that was given none: ``runs/DATA-MODEL-METHOD-seedN``."""
     words = (Path(recipe.data.name).name, recipe.backbone.name.rpartition(":")[2], recipe.method.name, f"seed{recipe.seed}")
     return Path("runs", "-".join(words).replace("/", "-"))
+
+
+class EpochDisplay:
+    """Shows epochs as they end.
+
+    Args:
+        epochs: Epochs of the whole run.
+        shown: Whether to show anything (processes beside the first do not).
+        console: Where to; standard output by default.
+    """
+
+    def __init__(self, epochs: int, *, shown: bool = True, console: Console | None = None) -> None:
+        self.epochs, self.shown = epochs, shown
+        self.console = Console(highlight=False, soft_wrap=True) if console is None else console
+        self._live = shown and self.console.is_terminal
+        columns = (TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=_BAR), TextColumn("{task.fields[words]}"))
+        self._bar = Progress(*columns, console=self.console, disable=not self._live)
+        self._task = self._bar.add_task("", total=float(epochs), epoch=f"1/{epochs}", words="preparing")
+        # When the run was first heard of, and how far it was: it may have read data before, or gone on with an older one.
+        self._began: tuple[float, float] | None = None
+        self._moved = 0.0
+        self._words: list[str] = []
+
+    def __enter__(self) -> EpochDisplay:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def report(self, record: EpochRecord) -> None:
+        """Show an epoch that has ended."""
+        self._words = epoch_words(record)
+        said = self._move(record.epoch, record.epoch + 1.0)
+        if self.shown and not self._live:
+            self.console.print("  ".join([f"epoch {record.epoch + 1}/{self.epochs}", *said]))
+
+    def tick(self, epoch: int, step: int, steps: int) -> None:
+        """Move the bar within an epoch, ten times a second at most."""
+        if self._live and time.monotonic() - self._moved >= 0.1:
+            self._move(epoch, epoch + step / steps)
+
+    def _move(self, epoch: int, done: float) -> list[str]:
+        """Move the bar to ``done`` epochs; return what is said beside it."""
+        self._moved = time.monotonic()
+        began, first = self._began = self._began or (self._moved, done)
+        said = [*self._words]
+        if first < done < self.epochs:
+            said.append(f"{duration_words((self._moved - began) / (done - first) * (self.epochs - done))} left")
+        place = f"{epoch + 1}/{self.epochs}"
+        words = fit_words(said, width=self.console.width - len(f"epoch {place} ") - _BAR - 1)
+        self._bar.update(self._task, completed=done, epoch=place, words=words)
+        return said
+
+
+def fit_words(words: Sequence[str], *, width: int) -> str:
+    """Join ``words``; where the room is short the loss is left out first, then the speed, then gamma, then what comes last.
+
+    Example:
+        >>> fit_words(["loss 0.5", "error 9%", "ECE 2%", "800 images/s", "0:09 left"], width=30)
+        'error 9%  ECE 2%  0:09 left'
+    """
+    for needless in ("loss ", " images/s", "gamma "):
+        if len("  ".join(words)) > width:
+            words = [word for word in words if needless not in word]
+    return "  ".join(words)[: max(width, 0)]
+
+
+def epoch_words(record: EpochRecord) -> list[str]:
+    """Return what an epoch's line says: loss, validation error and ECE, gamma and speed."""
+    words = [f"loss {record.train_loss:.4f}"]
+    if record.val_error is not None and record.val_ece is not None:
+        words += [f"val error {100 * record.val_error:.2f}%", f"ECE {100 * record.val_ece:.2f}%"]
+    if record.gamma_mean is not None and record.gamma_std is not None:
+        words.append(f"gamma {record.gamma_mean:.2f}±{record.gamma_std:.2f}")
+    if record.images_per_second is not None:
+        words.append(f"{record.images_per_second:,.0f} images/s")
+    return words
+
+
+def write_summary(run: Run) -> None:
+    """Say what came of a run."""
+    scores = epoch_scores(run.test.logits, run.test.labels)
+    chosen = f"epoch {run.best_epoch + 1} of {len(run.history)} ({_REASON[run.recipe.train.select]})"
+    scaled = "" if run.temperature is None else f", logits divided by {run.temperature:.3f}"
+    print(f"test error {100 * scores.error:.2f}%, ECE {100 * scores.ece:.2f}%, NLL {scores.nll:.4f} at {chosen}{scaled}")
+    if run.shift:
+        print(f"{'under shift, error / ECE in %':30}" + "".join(f"{f'severity {severity}':>14}" for severity in SEVERITIES))
+        for kind in CORRUPTIONS:
+            found = [run.shift[f"{kind}-{severity}"] for severity in SEVERITIES]
+            cells = [f"{100 * scores['error'].value:.2f} / {100 * scores['ece'].value:.2f}" for scores in found]
+            print(f"{kind:30}" + "".join(f"{cell:>14}" for cell in cells))
+    if run.folder is not None:
+        print(f"written to {run.folder}; look closer with `calibrant measure {run.folder / 'test.npz'}`")

@@ -1,17 +1,21 @@
-"""What stands below the options in the help of a command, examples and names, and how the command is called from here."""
+"""What commands have in common: how one is made of a signature, and what its help says below the options."""
 
 from __future__ import annotations
 
-import os
+import inspect
 import shlex
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
+
+from calibrant.engine.recipe import KEYS, Recipe, value_of
 
 EXAMPLES = {
     "": (
@@ -69,6 +73,50 @@ _TABLES = {
 }
 
 
+def runs(place: str, *flags: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of a function that has nothing but a signature and a docstring.
+
+    Args:
+        place: Function that the arguments go to by keyword, as ``module:name`` in this room; it is loaded when called.
+        flags: Options of a recipe that the command has too; the function gets them as ``options``, dotted key → value, None
+            where nothing was said.
+
+    Returns:
+        A decorator.
+    """
+    names = {key.flag.removeprefix("--").replace("-", "_"): name for name, key in KEYS.items() if key.flag in flags}
+
+    def decorate(described: Callable[..., None]) -> Callable[..., None]:
+        def command(**given: object) -> None:
+            module, _, function = place.partition(":")
+            if names:
+                said = {name: given.pop(argument) for argument, name in names.items()}
+                given["options"] = {name: None if value is False else value for name, value in said.items()}
+            getattr(import_module(f"calibrant.cli.{module}"), function)(**given)
+
+        own = [*inspect.signature(described, eval_str=True).parameters.values(), *map(_option, names, names.values())]
+        keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+        command.__name__, command.__doc__ = described.__name__, described.__doc__
+        return command
+
+    return decorate
+
+
+def _option(argument: str, name: str) -> inspect.Parameter:
+    """The option of a recipe's key."""
+    key, default = KEYS[name], value_of(Recipe(), name)
+    text = f"{key.help[0].upper()}{key.help[1:]}"
+    kind: Any = bool
+    shown = typer.Option(key.flag, help=f"{text}.")
+    if not isinstance(default, bool):
+        kind = (int if isinstance(default, int) else str) | None
+        shown = typer.Option(key.flag, metavar=key.metavar, help=f"{text} ({key.unset if default is None else default}).")
+    unsaid = default if isinstance(default, bool) else None
+    return inspect.Parameter(argument, inspect.Parameter.KEYWORD_ONLY, default=unsaid, annotation=Annotated[kind, shown])
+
+
 class Command(TyperCommand):
     """A command whose help ends in examples and, where it takes them, the names there are."""
 
@@ -87,25 +135,20 @@ class Commands(TyperGroup):
 
 def write_usage(command: str, formatter: Any) -> None:
     """Write the examples of a command, and the names that it knows."""
-    tables = {
-        kind: getattr(import_module(module), name)
+    said = _WORDS.get(command, ())
+    names = {
+        kind: ", ".join(getattr(import_module(module), name))
         for kind, (module, name) in _TABLES.items()
-        if kind in str(_WORDS.get(command))
+        if f"{{{kind}}}" in str(said)
     }
-    words = [text.format_map({kind: ", ".join(table) for kind, table in tables.items()}) for text in _WORDS.get(command, ())]
-    lines = [textwrap.fill(text, _WIDTH, break_on_hyphens=False) for text in words]
-    for part in ["\n  ".join(["Examples:", *EXAMPLES[command]]), *lines]:
+    words = [textwrap.fill(text.format_map(names), _WIDTH, break_on_hyphens=False) for text in said]
+    for part in ["\n  ".join(["Examples:", *EXAMPLES[command]]), *words]:
         formatter.write(f"\n{part}\n")
 
 
 def program() -> str:
-    """How this very ``calibrant`` is called in the shell: with its path where that does not find it, as after ``make demo``."""
+    """How this very ``calibrant`` was called, for lines to copy: with its path where the shell would find another or none."""
     here, found = Path(sys.argv[0]), shutil.which("calibrant")
-    if here.name == "__main__.py":
-        return "calibrant" if found else "python -m calibrant"
-    if here.name != "calibrant" or (found and here.exists() and Path(found).samefile(here)):
-        return "calibrant"
-    path = os.path.relpath(here)
-    if path.startswith(os.pardir):
-        path = os.path.abspath(here)
-    return shlex.quote(path if os.sep in path else os.path.join(os.curdir, path))
+    if here.stem != "calibrant":
+        return "python -m calibrant"
+    return "calibrant" if found and here.exists() and here.samefile(found) else shlex.quote(str(here))

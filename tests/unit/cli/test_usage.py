@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from calibrant.engine.methods import METHODS
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+GROUPS = {(), ("data",), ("results",)}
 WHOLE: Any = typer.main.get_command(app)
 
 
@@ -86,26 +90,37 @@ def test_wrong_options_of_a_page_are_found() -> None:
 def test_help_of_a_command_breaks_off_no_sentence(path: tuple[str, ...]) -> None:
     long, short = (CliRunner().invoke(app, [*path, option], prog_name="calibrant") for option in ("--help", "-h"))
     assert (long.exit_code, short.output) == (0, long.output)
-    if path not in {("data",), ("results",)}:
+    if path not in GROUPS - {()}:
         assert not re.search(r"\w\.\.\.", long.output)
     assert "Examples:" in long.output or path[:1] in {("data",), ("results",)}
 
 
 def test_program_is_named_so_that_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "my venv" / "bin"
-    folder.mkdir(parents=True)
-    (folder / "calibrant").touch(mode=0o755)
-    monkeypatch.setattr(sys, "argv", [str(folder / "calibrant")])
+    called = tmp_path / "my venv" / "calibrant"
+    called.parent.mkdir()
+    called.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(called)])
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    assert usage.program() == "'my venv/bin/calibrant'"
-    monkeypatch.chdir(folder)
-    assert usage.program() == "./calibrant"
-    monkeypatch.chdir(ROOT)
-    assert usage.program() == shlex.quote(str(folder / "calibrant"))
-    monkeypatch.setenv("PATH", str(folder))
+    assert usage.program() == shlex.quote(str(called))
+    monkeypatch.setenv("PATH", str(called.parent))
     assert usage.program() == "calibrant"
     monkeypatch.setattr(sys, "argv", ["-m/__main__.py"])
-    assert usage.program() == "calibrant"
-    monkeypatch.setenv("PATH", str(tmp_path))
     assert usage.program() == "python -m calibrant"
+
+
+@pytest.mark.parametrize("path", [path for path in commands(WHOLE) if path not in GROUPS and path[0] != "data"], ids=" ".join)
+def test_command_hands_over_what_its_function_takes(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    command = WHOLE
+    for name in path:
+        command = command.commands[name]
+    taken: list[bool] = []
+
+    def load(name: str) -> Any:
+        functions = vars(importlib.import_module(name))
+        kept = {key: inspect.signature(value) for key, value in functions.items() if inspect.isfunction(value)}
+        binders = {key: lambda sign=sign, **given: taken.append(bool(sign.bind(**given))) for key, sign in kept.items()}
+        return SimpleNamespace(**binders)
+
+    monkeypatch.setattr(usage, "import_module", load)
+    command.callback(**{option.name: None for option in command.params if option.name != "help"})
+    assert taken == [True]

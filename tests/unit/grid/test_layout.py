@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from calibrant.cli.grid_display import show_table
+from calibrant.cli.compare import show_table
 from calibrant.core.entry import Entry
 from calibrant.grid.export import to_json, to_latex, to_markdown
 from calibrant.grid.layout import Line, choice_notes, doubt_notes

@@ -1,0 +1,214 @@
+"""What the command line says about scores, and that it fits the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from calibrant.cli.scores_view import (
+    Measured,
+    bins_table,
+    classes_table,
+    comparison_table,
+    paired_table,
+    parts_table,
+    scores_table,
+    short_names,
+    show_comparison,
+    show_scores,
+)
+from calibrant.core.records import Bins, Split
+from calibrant.core.scores import ClassScore, Estimate, IfCalibrated, Paired, Scores
+from calibrant.metrics.table import score_metrics
+
+METRICS = score_metrics()
+
+
+def made_scores(*, ece: float = 0.05, gap: float = 0.04, width: float = 0.01, p_value: float = 0.0001, n: int = 1000) -> Scores:
+    values = dict.fromkeys(METRICS, 0.03) | {"error": 0.2, "nll": 0.71, "brier": 0.3, "ece": ece, "signed_gap": gap}
+    edges = torch.arange(4) / 3
+    return Scores(
+        n=n,
+        num_classes=3,
+        n_bins=3,
+        metrics={key: Estimate(value, value - width, value + width) for key, value in values.items()},
+        ece_if_calibrated=IfCalibrated(0.0071, 0.0103, p_value),
+        bins=Bins(edges, torch.tensor([0.0, 400, 600]), torch.tensor([0.0, 0.5, 0.9]), torch.tensor([0.0, 0.6, 0.8])),
+        classes=tuple(ClassScore(k, name, 300.0, 0.02, 0.01 - 0.02 * (k % 2), math.nan) for k, name in enumerate("abc")),
+        file="folder/test.npz",
+    )
+
+
+def lines_of(renderable: object, *, width: int) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width, highlight=False).print(renderable)
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def test_tables_of_weighted_examples_show_rows_and_their_share_of_the_weight() -> None:
+    scores = made_scores()
+    bins = replace(scores.bins, count=torch.tensor([0.0, 0.02, 0.06]), rows=torch.tensor([0.0, 1, 999]))
+    shown = lines_of(bins_table(bins, width=120), width=120)
+    assert shown[0].split()[:3] == ["Bin", "Examples", "(weight)"]
+    assert ["1 (25.0%)" in shown[2], "999 (75.0%)" in shown[3]] == [True, True]
+    classes = [replace(entry, weight=0.02) for entry in scores.classes]
+    assert "300 (25.0%)" in lines_of(classes_table(classes, width=120, total=0.08), width=120)[2]
+    assert (
+        "1,000 (25.0%)"
+        in lines_of(parts_table("Group", {"a": replace(scores, weight=0.02)}, width=120, total=0.08), width=120)[2]
+    )
+    assert "(" not in "".join(lines_of(classes_table(scores.classes, width=120), width=120))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 104, 120, 200])
+def test_tables_fit_every_terminal_and_keep_their_numbers(width: int) -> None:
+    scores = made_scores()
+    tables = {
+        "5.00%": scores_table(scores, width=width),
+        "+10.0%": bins_table(scores.bins, width=width),
+        "−1.00%": classes_table(scores.classes, width=width),
+        "1,000": parts_table("Group", {"day": scores, "": scores}, width=width),
+        "20.00%" if width >= 60 else "20.0%": comparison_table({"first": scores, "second": scores}, width=width),
+        "p < 0.001": paired_table({key: Paired(-0.01, -0.02, -0.001, 1e-5) for key in scores}, width=width),
+    }
+    for shown, table in tables.items():
+        lines = lines_of(table, width=width)
+        assert max(map(len, lines)) <= width
+        assert any(shown in line for line in lines), (shown, lines)
+        assert not any("…%" in line or "0.…" in line for line in lines)
+
+
+def test_scores_table_shows_every_metric_and_explains_where_there_is_room() -> None:
+    wide = "\n".join(lines_of(scores_table(made_scores(), width=120), width=120))
+    assert all(metric.label in wide for metric in METRICS.values())
+    assert "a calibrated model would show 0.71%, rarely over 1.03%" in wide
+    assert "surprise at the true class" in wide
+    narrow = "\n".join(lines_of(scores_table(made_scores(), width=80), width=80))
+    assert "if calibrated 0.71%" in narrow
+    assert "over-confident" in narrow
+
+
+def test_scores_table_says_why_the_log_likelihood_is_infinite() -> None:
+    scores, said = made_scores(), "a label has p = 0"
+    endless = replace(scores, metrics={**scores.metrics, "nll": Estimate(math.inf, math.inf, math.inf)})
+    lines = lines_of(scores_table(endless, width=80), width=80)
+    assert next(line for line in lines if line.startswith("negative log")).endswith(said)
+    assert said not in "".join(lines_of(scores_table(scores, width=80), width=80))
+
+
+def test_bins_table_leaves_out_empty_bins_and_shows_what_each_adds() -> None:
+    lines = lines_of(bins_table(made_scores().bins, width=80), width=80)
+    assert len(lines) == 4
+    # 400 of 1,000 examples with a gap of -10 points add 4 points, 600 with +10 add 6.
+    assert lines[2].split() == ["33", "–", "67%", "400", "50.0%", "60.0%", "−10.0%", "4.00%", "█" * 11]
+    assert lines[3].split() == ["67", "–", "100%", "600", "90.0%", "80.0%", "+10.0%", "6.00%", "█" * 16]
+
+
+def many_bins(n_bins: int) -> Bins:
+    edges = torch.arange(n_bins + 1, dtype=torch.float64) / n_bins
+    confidence = (edges[:-1] + edges[1:]) / 2
+    gap = torch.linspace(-0.01, 0.01, n_bins, dtype=torch.float64)
+    return Bins(
+        edges=edges,
+        count=torch.full((n_bins,), 10.0, dtype=torch.float64),
+        confidence=confidence,
+        accuracy=confidence - gap,
+    )
+
+
+def test_bins_table_of_a_thousand_bins_shows_those_that_add_most() -> None:
+    lines = lines_of(bins_table(many_bins(1000), width=80), width=80)
+    assert len(lines) == 2 + 50
+    assert lines[2].startswith("0.0 – 0.1%")
+    assert lines[-1].startswith("99.9 – 100.0%")
+
+
+@pytest.mark.parametrize(("n_bins", "label"), [(15, "0 – 7%"), (100, "0 – 1%"), (250, "0.0 – 0.4%"), (2000, "0.00 – 0.05%")])
+def test_bins_table_edges_have_the_digits_that_tell_them_apart(n_bins: int, label: str) -> None:
+    assert lines_of(bins_table(many_bins(n_bins), width=80), width=80)[2].startswith(label)
+
+
+def test_classes_table_says_in_which_direction() -> None:
+    lines = lines_of(classes_table(made_scores().classes, width=80), width=80)
+    assert lines[2].split() == ["a", "300", "n/a", "2.00%", "+1.00%", "predicted", "too", "often"]
+    assert lines[3].endswith("predicted too rarely")
+    even = [ClassScore(0, "a", 300.0, 0.02, -1e-9, math.nan)]
+    assert not any("predicted" in line for line in lines_of(classes_table(even, width=80), width=80))
+    for gap, words in ((-0.01, "within chance"), (0.0101, "predicted too often")):
+        entry = ClassScore(0, "a", 300.0, 0.02, gap, math.nan, chance=0.01)
+        assert lines_of(classes_table([entry], width=80), width=80)[2].endswith(words)
+
+
+def test_comparison_gives_up_intervals_first_and_has_a_line_for_each_of_many_files() -> None:
+    scores = made_scores()
+    few = lines_of(comparison_table({"a": scores, "b": scores}, width=120), width=120)
+    assert any(line.count("4.00 – 6.00") == 2 for line in few)
+    without = lines_of(comparison_table({"a": scores, "b": scores}, width=70), width=70)
+    assert not any("4.00 – 6.00" in line for line in without)
+    assert sum("5.00%" in line for line in without) == 1
+    many = lines_of(comparison_table({f"model_{k}": scores for k in range(9)}, width=80), width=80)
+    assert many[0].startswith("File")
+    assert sum(line.startswith("model_") for line in many) == 9
+
+
+def test_paired_table_judges_only_what_is_clear_and_leaves_out_intervals_first() -> None:
+    tests = {
+        "ece": Paired(-0.02, -0.03, -0.01, 0.001),
+        "nll": Paired(0.02, 0.01, 0.03, 0.01),
+        "brier": Paired(0.0, 0.0, 0.0, 1.0),
+        "mce": Paired(0.02, -0.1, 0.1, 0.6),
+        "signed_gap": Paired(-0.02, -0.03, -0.01, 0.0),
+    }
+    lines = [line for line in lines_of(paired_table(tests, width=80), width=80) if line]
+    assert "95% interval" in lines[0]
+    assert [line.split()[-1] for line in lines[2:]] == ["worse", "same", "better", "unclear", "sure"]
+    narrow = [line for line in lines_of(paired_table(tests, width=60), width=60) if line]
+    assert "95% interval" not in narrow[0]
+    assert [line.split()[-1] for line in narrow[2:]] == ["worse", "same", "better", "unclear", "sure"]
+
+
+def test_short_names_tell_files_apart() -> None:
+    assert short_names([Path("x/a.npz"), Path("y/b.csv")]) == ["a", "b"]
+    assert short_names([Path("a.npz"), Path("a.csv")]) == ["a.npz", "a.csv"]
+    assert short_names([Path("runs/1/test.npz"), Path("runs/2/test.npz")]) == ["1/test.npz", "2/test.npz"]
+    assert short_names([Path("a.npz"), Path("a.npz")]) == ["a.npz (1)", "a.npz (2)"]
+
+
+def page(*, width: int, **kwargs: object) -> str:
+    stream = io.StringIO()
+    show_scores(console=Console(file=stream, width=width, highlight=False), **kwargs)
+    return stream.getvalue()
+
+
+def test_page_of_one_file_has_verdict_bins_classes_and_groups() -> None:
+    scores = made_scores()
+    scores = replace(scores, slices={"day": scores}, classes=scores.classes * 3, num_classes=9)
+    text = page(width=80, measured=Measured(scores, Split.TEST), all_classes=False)
+    assert text.splitlines()[1] == "test.npz  1,000 examples · 9 classes · test split"
+    for said in ("Over-confident: 84.0% sure", "By confidence", "Worst classes", "Groups", "day"):
+        assert said in text
+    assert text.count("predicted too") == 5
+    assert page(width=80, measured=Measured(scores, None), all_classes=True).count("predicted too") == 9
+
+
+def test_page_of_a_binary_problem_leaves_the_two_mirrored_classes_out() -> None:
+    scores = replace(made_scores(), num_classes=2)
+    assert "classes" not in page(width=80, measured=Measured(scores, None), all_classes=False).split("By confidence")[1]
+
+
+def test_page_of_several_files_shows_each_verdict_and_test() -> None:
+    stream = io.StringIO()
+    scores = made_scores()
+    other = replace(scores, file="folder/other.npz", slices={"day": scores})
+    tests = [{"ece": Paired(-0.02, -0.03, -0.01, 0.001)}]
+    console = Console(file=stream, width=100, highlight=False)
+    show_comparison([Measured(scores, None), Measured(other, None)], tests, all_classes=True, console=console)
+    text = stream.getvalue()
+    for said in ("test: Over-confident", "other: Over-confident", "other minus test", "better", "Classes", "Groups"):
+        assert said in text
