@@ -148,8 +148,8 @@ def say_note(note: PaperNote) -> str:
     about = [f"Table {note.table.removeprefix('table')}", *([data_name(note.data)] if note.data else [])]
     about += [load_paper().labels[method] for method in note.methods]
     if note.metric:
-        name = METRICS[note.metric].short or METRICS[note.metric].label
-        about.append(name.lower() if name.istitle() else name)
+        first, *rest = (METRICS[note.metric].short or METRICS[note.metric].label).split()
+        about.append(" ".join([first if first.isupper() else first.lower(), *rest]))
     return f"{', '.join(about)}: {note.text}"
 
 
