@@ -29,10 +29,10 @@ from plain_loop import PlainLoop
 
 from calibrant.engine.folder import device_name
 from calibrant.engine.hardware import choose_hardware
-from calibrant.engine.loop import run_epoch
+from calibrant.engine.loop import Assembly, run_epoch
 from calibrant.engine.network import build_backbone
 from calibrant.engine.recipe import BackbonePart, DataPart, Recipe, override
-from calibrant.engine.setup import Assembly, assemble, divide, load_data
+from calibrant.engine.setup import assemble, divide, load_data
 
 # Least images per second on one H200, and most seconds.
 LEAST_SPEED = {"ce": 45_000, "flgamma-sece/128/1": 32_000, "flgamma-sece/1024/4": 30_000}
@@ -85,14 +85,13 @@ def build(name: str, args: argparse.Namespace) -> Program:
         loop.step()
         return Program(name, time.perf_counter() - begun, lambda n: [loop.step() for _ in range(n)] and None, None)
     assembly = assemble(recipe_of(name, args))
-    parts = assembly.parts
 
     def steps(n: int) -> None:
         for place in range(n):
-            (parts.meta if place % parts.meta_every == 0 else parts.plain)()
-        float(parts.step.loss_sum)
+            (assembly.meta if place % assembly.objective.every == 0 else assembly.plain)()
+        float(assembly.step.loss_sum)
 
-    with assembly.hardware.active():
+    with assembly.step.hardware.active():
         steps(1)
     return Program(name, time.perf_counter() - begun, steps, assembly)
 
@@ -116,12 +115,12 @@ def time_epochs(name: str, args: argparse.Namespace) -> dict[str, object]:
         begun = time.perf_counter()
         program.steps(args.plain_steps)
         return line | {"images_per_second": args.plain_steps * args.batch_size / (time.perf_counter() - begun)}
-    recipe, parts = recipe_of(name, args), program.assembly.parts
+    assembly = program.assembly
     speeds, seconds = [], []
-    with program.assembly.hardware.active():
+    with assembly.step.hardware.active():
         for epoch in range(args.epochs):
             begun = time.perf_counter()
-            record = run_epoch(parts, recipe, epoch, started=0.0)
+            record = run_epoch(assembly, epoch, started=0.0)
             seconds.append(time.perf_counter() - begun)
             speeds.append(record.images_per_second)
     whole = program.first_step + 350 * statistics.median(seconds)

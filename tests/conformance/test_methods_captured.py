@@ -21,7 +21,7 @@ PAPER = ["flgamma-sece", "ce-dece"]
 def test_method_step_is_one_program_over_tensors_that_stay(method):
     name, _, paper = method.partition(" of the ")
     recipe = override(Recipe(), TINY | {"method.name": name, "method.preset": paper or "default"})
-    parts = assemble(recipe).parts
+    parts = assemble(recipe)
     places = {key: value.data_ptr() for key, value in parts.step.state().items()}
     steps = {"plain": parts.plain, "meta": parts.meta} if parts.objective.has_meta else {"plain": parts.plain}
     programs = {key: [] for key in steps}

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibrant.engine.distributed import Group
 from calibrant.engine.folder import load_run
+from calibrant.engine.hardware import Group
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.setup import assemble
 from calibrant.engine.shift import evaluate_shift
-from calibrant.engine.train import run_recipe, train
+from calibrant.engine.train import train
 from calibrant.meta.lookahead import Exchange, combine, gather
 
 pytestmark = [
@@ -65,7 +65,7 @@ def recipe_of_case(case: str, **settings: str) -> Recipe:
 
 @pytest.mark.parametrize("case", CASES)
 def test_train_cuda_captured_steps_do_what_called_ones_do(case: str) -> None:
-    runs = [run_recipe(recipe_of_case(case, train__graph=graph)) for graph in ("yes", "no")]
+    runs = [train(recipe_of_case(case, train__graph=graph)) for graph in ("yes", "no")]
     losses = torch.tensor([[record.train_loss for record in run.history] for run in runs])
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(runs[0].test.logits, runs[1].test.logits, rtol=1e-4, atol=1e-4)
@@ -76,13 +76,13 @@ def test_train_cuda_captured_steps_do_what_called_ones_do(case: str) -> None:
 @pytest.mark.parametrize("case", ["flgamma-sece", "paper", "averaged-meta"])
 def test_train_cuda_bf16_and_compiled_learns(case: str) -> None:
     settings = {"train__precision": "bf16", "train__compile": "yes", "train__epochs": "3"}
-    run = run_recipe(recipe_of_case(case, **settings))
+    run = train(recipe_of_case(case, **settings))
     # At best 22 %.
     assert run.history[-1].test_error < 0.4
 
 
 def test_train_cuda_images_sent_from_the_host_give_the_same_run() -> None:
-    runs = [run_recipe(recipe_of_case("flgamma-sece", data__place=place)) for place in ("device", "host")]
+    runs = [train(recipe_of_case("flgamma-sece", data__place=place)) for place in ("device", "host")]
     torch.testing.assert_close(runs[0].test.logits, runs[1].test.logits, rtol=1e-5, atol=1e-5)
 
 
@@ -110,9 +110,9 @@ def test_train_cuda_nccl_within_the_step_changes_nothing(graph: str, tmp_path: P
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1, device_id=own)
     try:
         recipe = recipe_of_case("flgamma-sece", train__graph=graph)
-        parts = [assemble(recipe, group=group).parts for group in (Talking(), Group())]
+        parts = [assemble(recipe, group=group) for group in (Talking(), Group())]
         for epoch in range(2):
-            records = [run_epoch(part, recipe, epoch, started=0.0) for part in parts]
+            records = [run_epoch(part, epoch, started=0.0) for part in parts]
         assert records[0].test_nll == pytest.approx(records[1].test_nll, rel=1e-6)
     finally:
         dist.destroy_process_group()
@@ -134,7 +134,7 @@ def work(rank: int, folder: str) -> None:
 
 def test_train_cuda_two_processes_with_synchronised_batchnorm_do_what_one_does(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2, join=True)
-    alone = run_recipe(recipe_of_case("flgamma-sece", train__graph="no"))
+    alone = train(recipe_of_case("flgamma-sece", train__graph="no"))
     for rank in range(2):
         found = torch.load(tmp_path / f"rank{rank}.pt")
         torch.testing.assert_close(found["logits"], alone.test.logits, rtol=1e-6, atol=1e-6)

@@ -11,7 +11,7 @@ import torch
 
 from calibrant.engine.folder import load_run
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.train import run_recipe, train
+from calibrant.engine.train import train
 
 LIMIT_S = 600
 # Twenty steps: 1,600 training examples in batches of 80.
@@ -80,7 +80,7 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_train_to_the_parameters_of_one(case, runs):
-    expected = results(run_recipe(recipe_of_case(case)))
+    expected = results(train(recipe_of_case(case)))
     for found in (runs[0][case], runs[1][case]):
         assert set(found) == set(expected)
         for name, value in expected.items():

@@ -25,7 +25,7 @@ from calibrant.core.records import Predictions
 from calibrant.data import load_mixture
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.engine.recipe import BackbonePart, DataPart, MethodPart, OptimPart, Recipe, TrainPart
-from calibrant.engine.train import run_recipe, with_temperature
+from calibrant.engine.train import train, with_temperature
 from calibrant.io import save_predictions
 from calibrant.metrics import METRICS, reliability_bins
 from calibrant.metrics.verdict import write_interval, write_value
@@ -114,7 +114,7 @@ def _train(seeds: int, epochs: int) -> dict[str, list[Predictions]]:
     with progress_bar("training", float(seeds * len(TRAINED) * epochs)) as advance:
         for seed in range(seeds):
             for method, name in TRAINED.items():
-                run = run_recipe(demo_recipe(method, seed=seed, epochs=epochs), report=lambda record: advance(1))
+                run = train(demo_recipe(method, seed=seed, epochs=epochs), report=lambda record: advance(1))
                 tested[name].append(run.test)
                 if method == "ce":
                     tested[_REPAIRED].append(with_temperature(run).test)

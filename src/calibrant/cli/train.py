@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from calibrant.cli.terminal import duration_words
 from calibrant.core.registry import lookup
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES
-from calibrant.engine.distributed import is_first_process
 from calibrant.engine.evaluate import epoch_scores
+from calibrant.engine.hardware import is_first_process
 from calibrant.engine.methods import check_idle
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, load_recipe, override
 from calibrant.engine.result import EpochRecord, Run

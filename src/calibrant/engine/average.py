@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import compress
 
 import torch
 from torch import Tensor, nn
 
+from calibrant.engine.recipe import TrainPart
 from calibrant.meta.network import gathering_norms
 
 
@@ -28,7 +28,7 @@ class WeightAverage:
         share: Part of the steps so far that is remembered, in (0, 1].
         first_epoch: Epoch from whose beginning on steps count.
         by_phase: Whether it begins anew with every drop of the learning rate, and needs new statistics of BatchNorm before
-            predictions are made (`renew`).
+            predictions are made (`applied` with ``keep``).
         own_statistics: Whether those that BatchNorm learns are left out, to be learned from what passes through its network.
             Averaged ones belong to the single networks, whose activations vary more than those of a far-reaching average.
 
@@ -41,41 +41,27 @@ class WeightAverage:
         self,
         model: nn.Module,
         *,
-        decay: float | None,
+        decay: float | None = None,
         share: float = 1.0,
         first_epoch: int = 0,
         by_phase: bool = False,
         own_statistics: bool = False,
     ) -> None:
-        self._decay, self._ahead, self._first = decay, 1 / share, first_epoch
-        self.by_phase = by_phase
-        state = {name: value for name, value in model.state_dict(keep_vars=True).items() if value.is_floating_point()}
-        # A tensor that goes by several names is averaged once.
-        tensors = {id(value): value.detach() for value in state.values()}
-        means = {key: value.clone(memory_format=torch.preserve_format) for key, value in tensors.items()}
-        self._values, self._means = list(tensors.values()), list(means.values())
-        self.means = {name: means[id(value)] for name, value in state.items()}
-        self.buffer_means = [means[id(buffer)] for buffer in model.buffers() if id(buffer) in means]
+        self._decay, self._ahead, self._first, self.by_phase = 1.0 if decay is None else decay, 1 / share, first_epoch, by_phase
+        state = model.state_dict()
+        self._values = {name: value.detach() for name, value in state.items() if value.is_floating_point()}
+        self.means = {name: value.clone(memory_format=torch.preserve_format) for name, value in self._values.items()}
+        self.buffer_means = [self.means[name] for name, _ in model.named_buffers() if name in self.means]
         norms = gathering_norms(model) if own_statistics else []
-        apart = {id(value) for norm in norms for value in (norm.running_mean, norm.running_var)}
-        kept = [key not in apart for key in tensors]
-        self._followed = [list(compress(whole, kept)) for whole in (self._means, self._values)]
-        some = self._values[0]
+        apart = {value.data_ptr() for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None}
+        followed = [name for name, value in self._values.items() if value.data_ptr() not in apart]
+        self._followed = [self.means[name] for name in followed], [self._values[name] for name in followed]
+        some = next(iter(self._values.values()))
         self._count, self._active = some.new_zeros(()), some.new_zeros(())
 
     def network(self, model: nn.Module) -> nn.Module:
-        """Return a copy of the network that has the averaged weights at any step, so that what steers training can look.
-
-        Raises ``ValueError`` with one sentence if it cannot be copied.
-        """
-        try:
-            found = copy.deepcopy(model).requires_grad_(False)
-        except Exception as error:
-            raise ValueError(
-                "train: the network must be one that `copy.deepcopy` can copy, so that meta batches can pass its averaged "
-                f"weights, got {type(model).__name__} ({type(error).__name__}: {str(error).partition('.')[0]}). Use "
-                "`--set train.average=no`, or keep no computed tensors in the network."
-            ) from None
+        """Return a copy of the network that has the averaged weights at any step, so that what steers training can look."""
+        found = copy.deepcopy(model).requires_grad_(False)
         for name, value in found.state_dict(keep_vars=True).items():
             if name in self.means:
                 value.data = self.means[name]
@@ -92,36 +78,70 @@ class WeightAverage:
         """Take in the weights after a step."""
         self._count += self._active
         count = self._count.clamp(min=1)
-        kept = (count - 1) / (count + (self._ahead - 1))
-        kept = kept.clamp(max=1.0 if self._decay is None else self._decay)
+        kept = ((count - 1) / (count + (self._ahead - 1))).clamp(max=self._decay)
         means, values = self._followed
         torch._foreach_sub_(means, values)
         torch._foreach_mul_(means, kept)
         torch._foreach_add_(means, values)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Let the network have the averaged weights for a while."""
-        own = [value.clone(memory_format=torch.preserve_format) for value in self._values]
-        self._put(self._means)
+    def applied(self, *, keep: bool = False) -> Iterator[None]:
+        """Let the network have the averaged weights for a while; ``keep`` takes over what becomes of them, as statistics do."""
+        own = {name: value.clone(memory_format=torch.preserve_format) for name, value in self._values.items()}
+        _copy(self.means, self._values)
         try:
             yield
+            if keep:
+                _copy(self._values, self.means)
         finally:
-            self._put(own)
-
-    @torch.no_grad()
-    def renew(self, pass_batches: Callable[[], None]) -> None:
-        """Let the network have the averaged weights while batches pass, and keep the statistics that it then has."""
-        with self.applied():
-            pass_batches()
-            for mean, value in zip(self._means, self._values, strict=True):
-                mean.copy_(value)
+            _copy(own, self._values)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that `update` changes, by name."""
         return {"count": self._count} | {f"mean.{name}": value for name, value in self.means.items()}
 
-    @torch.no_grad()
-    def _put(self, weights: list[Tensor]) -> None:
-        for value, weight in zip(self._values, weights, strict=True):
-            value.copy_(weight)
+
+@torch.no_grad()
+def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+    for name, value in target.items():
+        value.copy_(source[name])
+
+
+def build_averages(model: nn.Module, train: TrainPart, *, steps: int, watched: bool) -> dict[str, WeightAverage]:
+    """Make the averages of a run: the one that predicts and, where it must be another, the one that meta batches go through.
+
+    The longer an average's memory, the later it shows what gamma has done; what steers by it then swings.
+
+    Args:
+        model: The network.
+        train: How its weights are averaged.
+        steps: Steps of the whole run.
+        watched: Whether meta batches are to go through an average.
+
+    Returns:
+        "average" predicts, and "watch" is the other one.
+    """
+    if train.average == "no":
+        return {}
+    # The paper's last drop of the learning rate is at 250 of 350 epochs; what comes before it is too far from the end.
+    usual = train.epochs * 5 // 7 if train.average == "uniform" else 0
+    first = usual if train.average_from_epoch is None else train.average_from_epoch
+    if train.average == "uniform":
+        return {"average": WeightAverage(model, first_epoch=first)}
+    decay = 1 - 1 / average_memory(train, steps)
+    if train.average == "ema":
+        return {"average": WeightAverage(model, decay=decay, first_epoch=first)}
+    found = {"average": WeightAverage(model, share=train.average_share, first_epoch=first, by_phase=True)}
+    if watched:
+        found["watch"] = WeightAverage(model, decay=decay, first_epoch=first, own_statistics=True)
+    return found
+
+
+def average_memory(train: TrainPart, steps: int) -> float:
+    """Steps that an exponential average remembers in a run of so many; also where there is none, or a uniform one.
+
+    Three epochs of CIFAR-10 are long enough to even the steps out; in a short run that would reach back to its beginning.
+    """
+    if train.average in ("ema", "phase") and train.average_decay is not None:
+        return 1 / (1 - train.average_decay)
+    return min(max(steps / 50, 1.0), 1000.0)

@@ -7,6 +7,7 @@ on the device are sent there one batch ahead.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,16 @@ from torch import Tensor
 from calibrant.data.augment import crop_batch, draw_epoch, normalize, pad_images
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The four parts of the data of a run; ``meta`` is None for methods that need none."""
+
+    train: ImageSet
+    val: ImageSet
+    meta: ImageSet | None
+    test: ImageSet
 
 
 class Batch(NamedTuple):
@@ -47,7 +58,7 @@ class _Batches:
         self, data: ImageSet, hardware: Hardware, *, batch_size: int, steps_per_epoch: int, seed: int, resident: bool
     ) -> None:
         device, group = hardware.device, hardware.group
-        self.batch_size, self.steps_per_epoch, self.seed = batch_size, steps_per_epoch, seed
+        self.batch_size, self.steps_per_epoch, self.seed, self.resident = batch_size, steps_per_epoch, seed, resident
         local = batch_size // group.world_size
         self._feed = None if resident else _HostFeed(data.images, batch_size=local, device=device)
         self._own = slice(group.rank * local, (group.rank + 1) * local)
@@ -57,11 +68,6 @@ class _Batches:
         self._places = torch.arange(local, device=device)
         self._local = self._places + group.rank * local
         self._cursor = torch.zeros((), dtype=torch.int64, device=device)
-
-    @property
-    def fed(self) -> bool:
-        """Whether images come from the host."""
-        return self._feed is not None
 
     def feed(self) -> None:
         """Bring the images of the next batch to the device, where they do not lie there."""
@@ -80,7 +86,7 @@ class _Batches:
 
 
 class TrainBatches(_Batches):
-    """Augmented training batches; the remainder of an epoch is left out. Call `feed` before each `next` where images are fed.
+    """Augmented training batches; the remainder of an epoch is left out. Call `feed` before each `next`.
 
     Args:
         data: The training set.
@@ -95,7 +101,7 @@ class TrainBatches(_Batches):
         steps = len(data) // batch_size
         super().__init__(data, hardware, batch_size=batch_size, steps_per_epoch=steps, seed=seed, resident=resident)
         self.size, self.flip, self.pad = data.size, data.flip, data.pad
-        self._padded = pad_images(data.images, data.pad).to(hardware.device) if resident else None
+        self._padded = pad_images(data.images, data.pad).to(hardware.device) if resident else data.images
         self._draw = torch.zeros(4, len(data), dtype=torch.int64, device=hardware.device)
         self.begin_epoch(0)
 
@@ -112,10 +118,9 @@ class TrainBatches(_Batches):
         draw = draw_epoch(self._draw.shape[1], pad=self.pad, flip=self.flip, seed=self.seed, epoch=epoch)
         order = draw.order
         if kept is not None and len(kept) < len(order):
-            mask = torch.zeros(len(order), dtype=torch.bool)
-            mask[kept.cpu()] = True
             # Kept examples first, in their drawn order; the others fill the buffer behind them and are not reached.
-            order = torch.cat([order[mask[order]], order[~mask[order]]])
+            held = torch.isin(order, kept.cpu())
+            order = torch.cat([order[held], order[~held]])
         rows = torch.stack([order, draw.rows, draw.columns, draw.mirrored.long()])
         self._draw.copy_(rows.pin_memory() if self._draw.is_cuda else rows, non_blocking=True)
         steps = self.steps_per_epoch if kept is None else max(1, len(kept) // self.batch_size)
@@ -128,7 +133,6 @@ class TrainBatches(_Batches):
         place = step * self.batch_size + self._local
         order, rows, columns, mirrored = self._draw.index_select(1, place).unbind(0)
         if self._feed is None:
-            assert self._padded is not None
             padded, index = self._padded, order
         else:
             padded, index = pad_images(self._feed.buffer, self.pad), self._places
@@ -161,23 +165,18 @@ class MetaBatches(_Batches):
     ) -> None:
         size = min(batch_size, len(data))
         size -= size % hardware.group.world_size
-        if size == 0:
-            raise ValueError(
-                f"MetaBatches: the meta set must hold at least {hardware.group.world_size} examples, got {len(data)}."
-            )
         super().__init__(data, hardware, batch_size=size, steps_per_epoch=steps_per_epoch, seed=seed, resident=resident)
-        self._count = len(data)
-        self._images = data.images.to(hardware.device) if resident else None
+        self._images = data.images.to(hardware.device) if resident else data.images
         self._order = torch.zeros(steps_per_epoch, size, dtype=torch.int64, device=hardware.device)
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw as many fresh permutations of the set as the epoch's meta steps need."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63 ^ 0x5EED)
-        per_pass = self._count // self.batch_size
-        passes = -(-self.steps_per_epoch // per_pass)
-        kept = per_pass * self.batch_size
-        order = torch.cat([torch.randperm(self._count, generator=generator)[:kept] for _ in range(passes)])
+        examples = len(self._images)
+        per_pass = examples // self.batch_size
+        passes, kept = -(-self.steps_per_epoch // per_pass), per_pass * self.batch_size
+        order = torch.cat([torch.randperm(examples, generator=generator)[:kept] for _ in range(passes)])
         order = order[: self.steps_per_epoch * self.batch_size].view(self.steps_per_epoch, self.batch_size)
         self._order.copy_(order)
         self._begin(order)
@@ -188,11 +187,7 @@ class MetaBatches(_Batches):
         # A 0-d index would be read by the host; selecting a row of length one is not.
         index = self._order.index_select(0, step.view(1)).squeeze(0)[self._local]
         self._cursor += 1
-        if self._feed is None:
-            assert self._images is not None
-            images = self._images[index]
-        else:
-            images = self._feed.buffer
+        images = self._images[index] if self._feed is None else self._feed.buffer
         return Batch(normalize(images, self._mean, self._std), self._labels[index], index, step)
 
 
@@ -209,8 +204,6 @@ class _HostFeed:
         self.buffer = torch.zeros(shape, dtype=torch.uint8, device=device)
         self._staging = [torch.empty(shape, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(2)]
         self._sent: list[torch.cuda.Event | None] = [None, None]
-        self._order = torch.zeros(1, batch_size, dtype=torch.int64)
-        self._place = 0
 
     def begin(self, order: Tensor) -> None:
         """Start at the first batch of an epoch; ``order [steps, batch_size]`` holds the positions of its examples."""

@@ -11,36 +11,34 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from calibrant.engine.hardware import Hardware
+from calibrant.engine.loop import Assembly
 from calibrant.engine.methods import idle_keys, resolved
 from calibrant.engine.network import Shape, build_backbone, load_weights, save_weights
 from calibrant.engine.recipe import KEYS, NEUTRAL, BackbonePart, Recipe, load_recipe, to_toml, value_of
 from calibrant.engine.result import EpochRecord, Run
-from calibrant.engine.setup import Assembly
+from calibrant.engine.setup import check_same_data
 from calibrant.engine.shift import load_shift, save_shift
 from calibrant.io.files import atomic_writer
 from calibrant.io.predictions import load_predictions, save_predictions
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-# What `RunFolder.begin` writes, beside events.
-_BEGUN = ("recipe.toml", "run.json", "history.jsonl")
-_EVENTS = "events.out.tfevents.*"
 
 
 def is_finished(folder: str | Path) -> bool:
@@ -49,7 +47,9 @@ def is_finished(folder: str | Path) -> bool:
 
 
 class RunFolder:
-    """Writes a run's files.
+    """Writes a run's files; a context that takes the folder for this process.
+
+    A folder that was made for a run which then ended without an epoch goes away again.
 
     Args:
         path: The folder; made if it is not there.
@@ -57,45 +57,62 @@ class RunFolder:
         resume: Whether a run that is there may be continued; else a folder that holds one is refused.
     """
 
-    def __init__(self, path: str | Path, recipe: Recipe, *, resume: bool) -> None:
-        self.path, self.recipe = Path(path), recipe
-        self.checkpoint = self.path / "state.pt"
+    def __init__(self, path: Path, recipe: Recipe, *, resume: bool) -> None:
+        self.path, self.recipe, self._epochs = path, recipe, 0
         self._history: IO[str] | None = None
         self._board: SummaryWriter | None = None
-        self._abandoned, self._epochs = False, 0
-        there = (self.path / "recipe.toml").exists()
-        if there and not resume:
+        self._begun, self._made = (path / "recipe.toml").exists(), not path.exists()
+        if self._begun and not resume:
             raise ValueError(
                 f"train: `out` must be a new folder, got {path}, which holds a run. Add `--resume` to go on with it, or name "
                 "another."
             )
-        if there:
-            check_same_run(load_recipe(self.path / "recipe.toml"), recipe, where=str(self.path))
-        self._new = not there
-        self._others_events = set(self.path.glob(_EVENTS))
-        self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
+        if self._begun:
+            check_same_run(load_recipe(path / "recipe.toml"), recipe, where=str(path))
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise type(error)(
                 f"train: the folder {path} cannot be made ({error.strerror}). Choose another with `--out`."
             ) from None
-        self._lock = lock_folder(self.path)
-        for left in self.path.glob(".*.tmp"):
+        self._lock = lock_folder(path)
+        for left in path.glob(".*.tmp"):
             # What a killed process was writing.
             left.unlink(missing_ok=True)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for writer in (self._history, self._board):
+            if writer is not None:
+                writer.close()
+        if kind is not None and self._made and not self._epochs:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+    def load_checkpoint(self, assembly: Assembly) -> dict[str, Any] | None:
+        """Read where a run that is there has come to, or None; its data must be those of the assembled one."""
+        file = self.path / "state.pt"
+        if not (self._begun and file.exists()):
+            return None
+        found, part = load_checkpoint(file), self.recipe.data
+        check_same_data(read_facts(self.path), part, where=str(self.path), now=assembly.fingerprint)
+        return found
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        """Write where the run has come to."""
+        save_checkpoint(state, self.path / "state.pt")
+
     def begin(self, assembly: Assembly, history: Sequence[EpochRecord]) -> None:
         """Write the recipe, where the run comes from, and the epochs that a resumed run has behind it."""
-        shape, learning = assembly.data.train, assembly.parts.objective.learning
-        if not (self.path / "recipe.toml").exists():
-            _write_text(self.path / "recipe.toml", to_toml(self.recipe))
+        shape, learning, hardware = assembly.data.train, assembly.objective.learning, assembly.step.hardware
         known = read_facts(self.path)
         self._board = _open_board(self.path, first_epoch=len(history))
-        facts = provenance(assembly.hardware) | {
+        facts = provenance(hardware) | {
             "seed": self.recipe.seed,
-            "processes": assembly.hardware.group.world_size,
-            "parameters": sum(p.numel() for p in assembly.parts.model.parameters()),
+            "processes": hardware.group.world_size,
+            "parameters": sum(p.numel() for p in assembly.model.parameters()),
             "inputs": {"num_classes": shape.num_classes, "channels": shape.channels, "size": list(shape.size)},
             "examples": {name: len(part) for name, part in vars(assembly.data).items() if part is not None},
             "data": assembly.fingerprint,
@@ -105,29 +122,33 @@ class RunFolder:
             "resumed_at_epochs": [*known.get("resumed_at_epochs", ()), *([len(history)] if history else [])],
             "finished": None,
         }
-        self._write_facts(facts)
-        _write_text(self.path / "history.jsonl", "".join(_line(record) for record in history))
+        self._write_beginning(facts, history)
         self._history = (self.path / "history.jsonl").open("a", encoding="utf-8")
 
     def begin_from(self, base: Run) -> None:
         """Write what `begin` does for a run that is made from a finished one and not trained."""
         assert base.folder is not None
-        _write_text(self.path / "recipe.toml", to_toml(self.recipe))
-        self._write_facts(read_facts(base.folder) | {"base": str(base.folder), "finished": None})
-        _write_text(self.path / "history.jsonl", "".join(_line(record) for record in base.history))
+        self._write_beginning(read_facts(base.folder) | {"base": str(base.folder), "finished": None}, base.history)
+
+    def _write_beginning(self, facts: dict[str, Any], history: Sequence[EpochRecord]) -> None:
+        if not self._begun:
+            _write_text(self.path / "recipe.toml", to_toml(self.recipe))
+        self._write_facts(facts)
+        _write_text(self.path / "history.jsonl", "".join(_line(record) for record in history))
 
     def epoch(self, record: EpochRecord) -> None:
         """Append an epoch to the history."""
         assert self._history is not None
+        self._epochs += 1
         try:
             self._history.write(_line(record))
             self._history.flush()
             if self._board is not None:
                 _write_events(self._board, record)
         except OSError as error:
-            kept = "The last good checkpoint is kept" if self.checkpoint.exists() else "Make room, and add `--resume`"
-            raise OSError(f"train: {self.path} cannot be written to ({error.strerror or error}). {kept}.") from None
-        self._epochs += 1
+            raise OSError(
+                f"train: {self.path} cannot be written to ({error.strerror or error}). Make room, and add `--resume`."
+            ) from None
 
     def finish(self, run: Run) -> Run:
         """Write everything that a finished run leaves behind, the word that it is finished last; return it with its folder."""
@@ -148,30 +169,8 @@ class RunFolder:
             "temperature": run.temperature,
         }
         self._write_facts(facts)
-        self.checkpoint.unlink(missing_ok=True)
+        (self.path / "state.pt").unlink(missing_ok=True)
         return replace(run, folder=self.path)
-
-    def abandon(self) -> None:
-        """Have `close` take back what `begin` wrote if not one epoch came out: a corrected command finds the folder free."""
-        self._abandoned = self._new and self._epochs == 0
-
-    def close(self) -> None:
-        """Close what is open; a folder made for a run that could not begin goes away again."""
-        try:
-            for writer in (self._history, self._board):
-                if writer is not None:
-                    writer.close()
-            if self._abandoned:
-                events = set(self.path.glob(_EVENTS)) - self._others_events
-                for place in (*(self.path / name for name in _BEGUN), *events):
-                    place.unlink(missing_ok=True)
-            # The first folder that something lies in ends this.
-            with suppress(OSError):
-                for place in self._made:
-                    place.rmdir()
-        finally:
-            # Last: another process may begin a run in a folder that is free, and what it writes is not ours to delete.
-            self._lock.close()
 
     def _write_facts(self, facts: dict[str, Any]) -> None:
         _write_text(self.path / "run.json", json.dumps(facts, indent=2) + "\n")
@@ -285,27 +284,12 @@ def _write_events(board: SummaryWriter, record: EpochRecord) -> None:
 
 def save_checkpoint(value: object, path: Path) -> None:
     """Write ``value`` with `torch.save`, so that the file is either the old one or the whole new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            torch.save(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
-        kept = "The last good one is kept" if path.exists() else "Make room, and add `--resume`"
-        raise OSError(f"train: the checkpoint could not be written to {path} ({_cause(error)}). {kept}.") from error
-
-
-def _cause(error: BaseException) -> str:
-    """What the system said: `torch.save` closes its archive after a failed write, and complains of that instead."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, OSError) and found.strerror:
-            return found.strerror
-        found = found.__cause__ or found.__context__
-    return str(error).partition("\n")[0] or type(error).__name__
+    with atomic_writer(path) as handle:
+        try:
+            torch.save(value, handle)
+        except RuntimeError as error:
+            # After a failed write `torch.save` complains of the archive that it then closes.
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -319,7 +303,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:
         # Its own words would advise to load the file in a way that may run code.
         raise ValueError(f"{must} that is damaged and cannot be read. {remedy}") from error
-    if not isinstance(found, dict) or not {"state", "best", "history", "recipe"} <= found.keys():
+    if not isinstance(found, dict) or not {"state", "best", "history"} <= found.keys():
         raise ValueError(f"{must} that holds something else. {remedy}")
     return found
 

@@ -1,16 +1,134 @@
-"""Where and how a run computes: device, arithmetic, compilation, capture, and the processes that share the work."""
+"""Where and how a run computes: device, arithmetic, compilation, capture, and the processes that share the work.
+
+Each process takes its slice of one global batch. What needs the whole batch (penalties, meta objectives) gathers logits, whose
+gradient is one's own slice; gradients are then summed. So the result is that of one process, whatever their number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal, NamedTuple
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from calibrant.engine.distributed import ALONE_GROUP, Group
+from calibrant.meta.lookahead import ALONE, Exchange, combine, gather
 
+T = TypeVar("T")
 Precision = Literal["bf16", "float32", "float64"]
+
+
+class Group(NamedTuple):
+    """The processes that train together; the default is a single one, for which every method is the identity.
+
+    Attributes:
+        rank: This process.
+        world_size: Number of processes.
+        local_rank: This process among those of its machine, which is also the GPU it takes.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes files."""
+        return self.rank == 0
+
+    @property
+    def exchange(self) -> Exchange:
+        """How the processes share a look-ahead step."""
+        return ALONE if self.world_size == 1 else Exchange(combine, gather)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Concatenate equal parts ``[B, ...]`` of all processes; the gradient of one's own part passes."""
+        return tensor if self.world_size == 1 else gather(tensor.contiguous())
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the processes, in one message."""
+        if self.world_size == 1 or not tensors:
+            return
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        with torch.no_grad():
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its mean over the processes."""
+        if self.world_size > 1:
+            self.add_up(tensors)
+            for tensor in tensors:
+                tensor /= self.world_size
+
+    def by_first(self, make: Callable[[], T]) -> T:
+        """Return what ``make`` returns in the first process, which alone calls it; a fault it finds is raised in all."""
+        if self.world_size == 1:
+            return make()
+        box: list[object] = [None, None]
+        fault: ValueError | OSError | None = None
+        if self.leads:
+            try:
+                box[0] = make()
+            except (ValueError, OSError) as error:
+                fault, box[1] = error, str(error)
+        dist.broadcast_object_list(box, src=0)
+        if box[1] is not None:
+            raise fault or ValueError(box[1])
+        return cast(T, box[0])
+
+
+ALONE_GROUP = Group()
+
+
+@contextmanager
+def joined_group(device: str) -> Iterator[Group]:
+    """Join the other processes of a launcher such as ``torchrun``, and leave them afterwards.
+
+    A process group that is there already is used and left in place; without launcher and group there is one process.
+
+    Args:
+        device: The recipe's device: processes on GPUs talk through NCCL, others through gloo.
+
+    Yields:
+        The group.
+    """
+    rank, world_size, local_rank = _variable("RANK", 0), _variable("WORLD_SIZE", 1), _variable("LOCAL_RANK", 0)
+    if dist.is_available() and dist.is_initialized():
+        yield Group(dist.get_rank(), dist.get_world_size(), local_rank)
+        return
+    if world_size == 1:
+        yield ALONE_GROUP
+        return
+    cuda, here = torch.cuda.is_available() and device != "cpu", _variable("LOCAL_WORLD_SIZE", 1)
+    if cuda and here > torch.cuda.device_count():
+        got = f"{here} processes on a machine with {torch.cuda.device_count()}"
+        raise ValueError(f"train: every process must have a GPU of its own, got {got}. Lower `--nproc-per-node`.")
+    # NCCL sends from the current GPU, also what is no tensor; told of it, it connects now and not within the first step.
+    own = torch.device("cuda", local_rank) if cuda else None
+    with nullcontext() if own is None else torch.cuda.device(own):
+        dist.init_process_group("gloo" if own is None else "nccl", rank=rank, world_size=world_size, device_id=own)
+        try:
+            yield Group(rank, world_size, local_rank)
+            # The first one writes last, and a launcher may end it when others leave. Where one has failed, it says why itself.
+            with suppress(RuntimeError):
+                dist.barrier()
+        finally:
+            dist.destroy_process_group()
+
+
+def _variable(name: str, default: int) -> int:
+    return int(os.environ.get(name) or default)
+
+
+def is_first_process() -> bool:
+    """Whether this process is the first of those that a launcher started, or the only one."""
+    return _variable("RANK", 0) == 0
 
 
 class Hardware(NamedTuple):
@@ -38,6 +156,10 @@ class Hardware(NamedTuple):
         where ``torch.use_deterministic_algorithms`` is on, as the fastest one may be another in every run.
         """
         return _on_gpu(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def own_randomness(self) -> AbstractContextManager[None]:
+        """Return a context that leaves the caller's global generators as they were."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
 
 def choose_hardware(
@@ -68,20 +190,23 @@ def choose_hardware(
     try:
         chosen = torch.device(("cuda" if available else "cpu") if device == "auto" else device)
     except RuntimeError:
-        chosen = None
-    if chosen is None or chosen.type not in ("cpu", "cuda"):
+        chosen = torch.device("meta")
+    if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"train: `device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got {device!r}.")
-    cuda = chosen.type == "cuda"
+    cuda, alone = chosen.type == "cuda", group.world_size == 1
     if cuda and not available:
         raise ValueError(f"train: `device` must be present, got {device!r} without a CUDA device. Use `--device cpu`.")
     if graph == "yes" and not cuda:
         raise ValueError("train: `train.graph` must be 'auto' or 'no' on the CPU, got 'yes'. Only CUDA devices have graphs.")
     if cuda:
-        chosen = _one_gpu(chosen, group)
+        index, count = chosen.index if alone else group.local_rank, torch.cuda.device_count()
+        if index is not None and index >= count:
+            raise ValueError(f"train: `device` must be one of {count} CUDA devices, counted from 0, got cuda:{index}.")
+        chosen = torch.device("cuda", torch.cuda.current_device() if index is None else index)
     if precision == "auto":
         precision = "bf16" if cuda and torch.cuda.is_bf16_supported() else "float32"
-    compile_it = compiled == "yes" or (compiled == "auto" and cuda and steps >= 50_000 and group.world_size == 1)
-    captured = cuda and (graph == "yes" or (graph == "auto" and group.world_size == 1))
+    compile_it = compiled == "yes" or (compiled == "auto" and cuda and steps >= 50_000 and alone)
+    captured = cuda and (graph == "yes" or (graph == "auto" and alone))
     return Hardware(chosen, precision, compile_it, captured, group)
 
 
@@ -94,11 +219,3 @@ def _on_gpu(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-def _one_gpu(device: torch.device, group: Group) -> torch.device:
-    index = group.local_rank if group.world_size > 1 else device.index
-    count = torch.cuda.device_count()
-    if index is not None and index >= count:
-        raise ValueError(f"train: `device` must be one of {count} CUDA devices, counted from 0, got cuda:{index}.")
-    return torch.device("cuda", torch.cuda.current_device() if index is None else index)

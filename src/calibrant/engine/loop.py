@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +15,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from calibrant.engine.average import WeightAverage
-from calibrant.engine.batches import TrainBatches
-from calibrant.engine.distributed import Group
+from calibrant.data.image_set import ImageSet
+from calibrant.engine.average import WeightAverage, build_averages
+from calibrant.engine.batches import RunData, TrainBatches
 from calibrant.engine.evaluate import EvalSet, epoch_scores
 from calibrant.engine.hardware import Hardware
-from calibrant.engine.network import FeatureFunction
+from calibrant.engine.methods import Plan
+from calibrant.engine.network import FeatureFunction, feature_function
 from calibrant.engine.objective import Objective
-from calibrant.engine.optim import drops, learning_rate, set_learning_rate
+from calibrant.engine.optim import build_optimizer, drops, learning_rate, set_learning_rate
 from calibrant.engine.recipe import Recipe
 from calibrant.engine.result import EpochRecord
 from calibrant.meta.network import gathering, gathering_norms
@@ -36,26 +37,43 @@ _STATISTICS_EXAMPLES = 2560
 class TrainStep:
     """A step of one run, holding references to everything it changes.
 
-    ``forward`` maps images to (features, logits) and may be compiled; the optimizer's state is allocated. Of the ``averages``
-    of the weights "average" predicts, and meta batches go through "watch" where that is another one.
+    Args:
+        recipe: What is run.
+        plan: What its method trains with; builds the objective.
+        model: The network.
+        batches: Training batches.
+        meta_data: Held-out examples, for methods that learn from them.
+        hardware: Where the step is taken.
+
+    Attributes:
+        forward: Images → (features, logits), compiled where that is asked for.
+        averages: Of the weights: "average" predicts, and meta batches go through "watch" where that is another one.
     """
 
     def __init__(
         self,
+        recipe: Recipe,
+        plan: Plan,
         *,
         model: nn.Module,
-        forward: FeatureFunction,
         batches: TrainBatches,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
+        meta_data: ImageSet | None,
         hardware: Hardware,
-        clip_norm: float | None,
-        averages: Mapping[str, WeightAverage],
     ) -> None:
-        self.model, self.forward, self.batches, self.objective, self.optimizer = model, forward, batches, objective, optimizer
-        self.hardware, self.group, self.clip_norm, self.averages = hardware, hardware.group, clip_norm, averages
+        self.recipe, self.model, self.batches, self.meta_data, self.hardware = recipe, model, batches, meta_data, hardware
+        self.group, self.clip_norm = hardware.group, recipe.train.clip_norm or None
+        self.steps = recipe.train.epochs * batches.steps_per_epoch
+        self.forward = self.compiled(model)
+        self.optimizer = build_optimizer(model.parameters(), recipe.optim)
+        self.averages = build_averages(model, recipe.train, steps=self.steps, watched=plan.watched)
+        self.objective: Objective = plan.build(self)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.parameters[0].device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=hardware.device)
+
+    def compiled(self, model: nn.Module) -> FeatureFunction:
+        """Images → (features, logits) of a network, compiled where that is asked for."""
+        plain = feature_function(model)
+        return torch.compile(plain) if self.hardware.compiled else plain
 
     def run(self, *, with_meta: bool) -> None:
         """Take one step on the next batch."""
@@ -80,9 +98,9 @@ class TrainStep:
     def state(self) -> dict[str, Tensor]:
         """Every tensor that `run` changes: weights, statistics, momentum, hyper-parameters, cursors; by name."""
         kept = {f"model.{name}": value for name, value in self.model.state_dict(keep_vars=False).items()}
-        names: dict[Tensor, str] = {value: name for name, value in self.model.named_parameters()}
-        for value, entries in self.optimizer.state.items():
-            kept |= {f"optimizer.{names[value]}.{key}": entry for key, entry in entries.items() if isinstance(entry, Tensor)}
+        for name, value in self.model.named_parameters():
+            entries = self.optimizer.state.get(value, {})
+            kept |= {f"optimizer.{name}.{key}": entry for key, entry in entries.items() if isinstance(entry, Tensor)}
         parts: dict[str, Objective | TrainBatches | WeightAverage] = {
             "objective": self.objective,
             "batches": self.batches,
@@ -92,27 +110,22 @@ class TrainStep:
         return kept | {"loss_sum": self.loss_sum}
 
 
-def steppers(step: TrainStep, *, capture: bool) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return functions that take a step without and with a meta update; captured as CUDA graphs if asked.
+def make_stepper(step: TrainStep, *, with_meta: bool) -> Callable[[], None]:
+    """Return a function that takes a step, captured as a CUDA graph where the hardware says so.
 
-    A method without a meta update gets the same function twice. Images that do not lie on the device are sent there before the
-    step, never as a part of it.
+    Images that do not lie on the device are sent there before the step, never as a part of it.
     """
-    kinds = (False, True) if step.objective.has_meta else (False,)
-    runs: list[Callable[[], None]] = [partial(step.run, with_meta=kind) for kind in kinds]
-    if capture:
-        state = list(step.state().values())
-        runs = [capture_step(run, state=state) for run in runs]
-    if step.batches.fed:
-        runs = [partial(_feed_and_run, step, run, with_meta=kind) for run, kind in zip(runs, kinds, strict=True)]
-    return runs[0], runs[-1]
+    run: Callable[[], None] = partial(step.run, with_meta=with_meta)
+    if step.hardware.captured:
+        run = capture_step(run, state=list(step.state().values()))
 
+    def take() -> None:
+        step.batches.feed()
+        if with_meta:
+            step.objective.feed()
+        run()
 
-def _feed_and_run(step: TrainStep, run: Callable[[], None], *, with_meta: bool) -> None:
-    step.batches.feed()
-    if with_meta:
-        step.objective.feed()
-    run()
+    return take
 
 
 def capture_step(step: Callable[[], None], *, state: Sequence[Tensor], warmup: int = 3) -> Callable[[], None]:
@@ -148,13 +161,18 @@ def capture_step(step: Callable[[], None], *, state: Sequence[Tensor], warmup: i
 
 
 @dataclass(frozen=True)
-class LoopParts:
-    """Everything an epoch touches; every ``meta_every``-th step is taken by ``meta``, the others by ``plain``."""
+class Assembly:
+    """A run ready to start: its recipe with nothing left open, and what was built from it.
 
+    Every ``objective.every``-th step is taken by ``meta``, the others by ``plain``.
+    """
+
+    recipe: Recipe
+    data: RunData
+    fingerprint: dict[str, int | str]
     step: TrainStep
     plain: Callable[[], None]
     meta: Callable[[], None]
-    meta_every: int
     eval_forward: FeatureFunction
     val: EvalSet
     test: EvalSet
@@ -170,12 +188,11 @@ class LoopParts:
         return self.step.objective
 
 
-def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, tick: Tick | None = None) -> EpochRecord:
+def run_epoch(assembly: Assembly, epoch: int, *, started: float, tick: Tick | None = None) -> EpochRecord:
     """Train for one epoch and evaluate if it is due.
 
     Args:
-        parts: What the epoch touches.
-        recipe: The run's recipe.
+        assembly: The run.
         epoch: Number of the epoch.
         started: When the run began (`time.monotonic`).
         tick: Called after every step; a GPU may still be working on it.
@@ -184,18 +201,19 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
         The epoch's line of history; raises ``FloatingPointError`` if the loss, or what the network predicts, is no longer
         finite.
     """
-    step, train = parts.step, recipe.train
+    step, objective, recipe = assembly.step, assembly.objective, assembly.recipe
+    train, averages = recipe.train, step.averages.values()
     lr = learning_rate(recipe.optim, epoch, epochs=train.epochs)
     set_learning_rate(step.optimizer, lr)
-    parts.objective.begin_epoch(epoch)
-    for average in step.averages.values():
+    objective.begin_epoch(epoch)
+    for average in averages:
         average.begin_epoch(epoch, anew=average.by_phase and drops(recipe.optim, epoch, epochs=train.epochs))
-    steps = step.batches.begin_epoch(epoch, kept=parts.objective.kept())
+    steps = step.batches.begin_epoch(epoch, kept=objective.kept())
     step.loss_sum.zero_()
     begun = time.monotonic()
     for place in range(steps):
         try:
-            (parts.meta if place % parts.meta_every == 0 else parts.plain)()
+            (assembly.meta if place % objective.every == 0 else assembly.plain)()
         except ValueError as error:
             if epoch == place == 0:
                 raise
@@ -203,18 +221,18 @@ def run_epoch(parts: LoopParts, recipe: Recipe, epoch: int, *, started: float, t
             raise _diverged(f"training broke down in epoch {epoch + 1} ({str(error).rstrip('.')})", recipe) from error
         if tick is not None:
             tick(epoch, place + 1, steps)
-    if parts.objective.is_part:
+    if objective.is_part:
         step.group.add_up([step.loss_sum])
     total = float(step.loss_sum)  # waits for the device: the epoch is over
     examples = steps * step.batches.batch_size
     speed = examples / (time.monotonic() - begun)
     # Average what each process's BatchNorm has seen, where it was not synchronised: all must predict with one network.
-    seen = [buffer for buffer in parts.model.buffers() if buffer.is_floating_point()]
-    _level(seen + [mean for average in step.averages.values() for mean in average.buffer_means], step.group)
+    seen = [buffer for buffer in assembly.model.buffers() if buffer.is_floating_point()]
+    step.group.average(seen + [mean for average in averages for mean in average.buffer_means])
     loss = total / (examples if train.reduction == "sum" else steps)
     if not math.isfinite(loss):
         raise _diverged(f"the loss became {loss} in epoch {epoch + 1}", recipe)
-    scores = _end_epoch(parts, recipe, epoch)
+    scores = _end_epoch(assembly, epoch)
     return EpochRecord(epoch, lr, loss, images_per_second=speed, seconds=time.monotonic() - started, **scores)
 
 
@@ -225,54 +243,43 @@ def _diverged(what: str, recipe: Recipe) -> FloatingPointError:
     return FloatingPointError(f"train: {what}. Lower `optim.lr`, or {clip}.")
 
 
-def _level(values: list[Tensor], group: Group) -> None:
-    if group.world_size > 1:
-        group.add_up(values)
-        for value in values:
-            value /= group.world_size
-
-
-def _end_epoch(parts: LoopParts, recipe: Recipe, epoch: int) -> Mapping[str, float]:
+def _end_epoch(assembly: Assembly, epoch: int) -> dict[str, float]:
     """End an epoch for the objective, and return its scores where an evaluation is due.
 
     What the objective learns from the validation part it learns after every epoch: how often one evaluates changes no training.
     """
-    train, average = recipe.train, parts.step.averages.get("average")
+    model, objective, forward, val = assembly.model, assembly.objective, assembly.eval_forward, assembly.val
+    train, average = assembly.recipe.train, assembly.step.averages.get("average")
     due = (epoch + 1) % train.eval_every_epochs == 0 or epoch + 1 == train.epochs
-    if not (due or parts.objective.learns_from_val()):
-        parts.objective.end_epoch(None, parts.val.labels)
+    if not (due or objective.learns_from_val()):
+        objective.end_epoch(None, val.labels)
         return {}
-    if average is not None and average.by_phase and gathering_norms(parts.model):
-        average.renew(lambda: _pass_again(parts, epoch))
-        _level(average.buffer_means, parts.step.group)
+    if average is not None and average.by_phase and gathering_norms(model):
+        with average.applied(keep=True):
+            _pass_again(assembly, epoch)
+        assembly.step.group.average(average.buffer_means)
     with nullcontext() if average is None else average.applied():
-        val = parts.val.run(parts.model, parts.eval_forward)
-        _check_finite(val.logits, "validation", epoch, recipe)
-        parts.objective.end_epoch(val.logits, parts.val.labels)
+        found = val.run(model, forward)
+        # The last step may be the one that broke the network, and no loss shows that.
+        if not bool(torch.isfinite(found.logits.amax(1)).all()):
+            raise _diverged(f"the logits are no longer finite after epoch {epoch + 1}", assembly.recipe)
+        objective.end_epoch(found.logits, val.labels)
         if not due:
             return {}
-        test = parts.test.run(parts.model, parts.eval_forward, gamma=parts.objective.gamma)
-    _check_finite(test.logits, "test", epoch, recipe)
-    found: dict[str, float] = {}
-    for name, outputs, labels in (("val", val, parts.val.labels), ("test", test, parts.test.labels)):
-        scores = epoch_scores(outputs.logits, labels)
-        found |= {f"{name}_{key}": value for key, value in scores._asdict().items()}
+        test = assembly.test.run(model, forward, gamma=objective.gamma)
+    scores = {f"val_{name}": value for name, value in epoch_scores(found.logits, val.labels)._asdict().items()}
+    scores |= {f"test_{name}": value for name, value in epoch_scores(test.logits, assembly.test.labels)._asdict().items()}
     if test.gammas is not None:
-        found |= {"gamma_mean": float(test.gammas.mean()), "gamma_std": float(test.gammas.std(correction=0))}
-    return found
+        scores |= {"gamma_mean": float(test.gammas.mean()), "gamma_std": float(test.gammas.std(correction=0))}
+    return scores
 
 
-def _check_finite(logits: Tensor, part: str, epoch: int, recipe: Recipe) -> None:
-    """Raise if the network predicts no numbers: the last step may be the one that broke it, and no loss shows that."""
-    if not bool(torch.isfinite(logits.amax(1)).all()):
-        raise _diverged(f"the logits of the {part} part are no longer finite after epoch {epoch + 1}", recipe)
-
-
-def _pass_again(parts: LoopParts, epoch: int) -> None:
+@torch.no_grad()
+def _pass_again(assembly: Assembly, epoch: int) -> None:
     """Let the epoch's first batches pass once more, for BatchNorm's statistics alone."""
-    step = parts.step
-    steps = step.batches.begin_epoch(epoch, kept=parts.objective.kept())
-    with gathering(parts.model), step.hardware.autocast():
+    step, objective = assembly.step, assembly.objective
+    steps = step.batches.begin_epoch(epoch, kept=objective.kept())
+    with gathering(assembly.model), step.hardware.autocast():
         for _ in range(min(steps, -(-_STATISTICS_EXAMPLES // step.batches.batch_size))):
             step.batches.feed()
-            parts.eval_forward(parts.objective.inputs(step.batches.next()))
+            assembly.eval_forward(objective.inputs(step.batches.next()))

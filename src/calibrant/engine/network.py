@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ from calibrant.backbones import BACKBONES
 from calibrant.backbones.classifier import Classifier
 from calibrant.core.registry import lookup
 from calibrant.data.image_set import ImageSet
-from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.hardware import Hardware
 from calibrant.engine.recipe import BackbonePart, Recipe
 from calibrant.io.files import atomic_writer
@@ -82,13 +80,7 @@ def feature_function(model: nn.Module) -> FeatureFunction:
 
 
 def build_network(
-    recipe: Recipe,
-    data: ImageSet | Shape,
-    hardware: Hardware,
-    *,
-    uses_head: bool,
-    tried: bool = True,
-    group: Group = ALONE_GROUP,
+    recipe: Recipe, data: ImageSet | Shape, hardware: Hardware, *, uses_head: bool, tried: bool = True
 ) -> nn.Module:
     """Return the network of a recipe, ready to train on the hardware.
 
@@ -98,7 +90,6 @@ def build_network(
         hardware: Where the network goes.
         uses_head: Whether the method looks ahead with the last layer.
         tried: Whether to pass two images through it; a network may be made for another device than that of ``hardware``.
-        group: Processes that train together.
 
     Returns:
         The network. Raises ``ValueError`` or ``OSError`` with one sentence if it cannot be built, given its weights or used.
@@ -107,7 +98,7 @@ def build_network(
     model = build_backbone(part, data, seed=recipe.seed)
     if part.init is not None:
         load_initial_weights(model, part.init)
-    if group.world_size > 1 and hardware.device.type == "cuda":
+    if hardware.group.world_size > 1 and hardware.device.type == "cuda":
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(hardware.device, hardware.dtype).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -123,52 +114,32 @@ def build_network(
 
 def build_backbone(part: BackbonePart, data: ImageSet | Shape, *, seed: int) -> nn.Module:
     """Build the network for a set's classes, channels and size, initialised from ``seed`` alone."""
-    own = _find_factory(part.name) if ":" in part.name else None
     # Layers draw their weights from the global generator; it is forked so that the caller's own stream does not move.
     with torch.random.fork_rng(devices=[]):
+        if ":" in part.name:
+            return _users_network(part.name, data.num_classes, seed=seed)
         torch.manual_seed(seed)
-        if own is not None:
-            return _call_factory(own, data.num_classes, name=part.name)
         height, width = data.size
         options = {"num_inputs": height * width * data.channels} if part.name == "mlp" else {"in_channels": data.channels}
         return lookup(BACKBONES, part.name, kind="backbone")(data.num_classes, **options)
 
 
-def _find_factory(name: str) -> Callable[[int], object]:
+def _users_network(name: str, num_classes: int, *, seed: int) -> nn.Module:
     place, _, wanted = name.partition(":")
     with _explained("name a factory as package.module:function that can be imported from here", name):
         module = importlib.import_module(place)
-    functions: dict[str, Callable[[int], object]] = {
-        key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")
-    }
+    functions = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
     if wanted not in functions:
         near = difflib.get_close_matches(wanted, functions, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else "Name a function or class of it."
-        raise ValueError(
-            f"train: `model` must name a factory as package.module:function, but {place} has no {wanted!r}. {hint}"
-        )
-    return functions[wanted]
-
-
-def _call_factory(factory: Callable[[int], object], num_classes: int, *, name: str) -> nn.Module:
-    try:
-        inspect.signature(factory).bind(num_classes)
-    except TypeError as error:
-        raise ValueError(
-            f"train: `model` must be a factory that needs the number of classes alone, got {name!r} ({error}). "
-            "Give every other argument a default."
-        ) from error
-    except ValueError:
-        pass  # some callables written in C do not tell their arguments
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"train: `model` must name a function or class of {place}, got {wanted!r}.{hint}")
     with _explained(f"build a network for {num_classes} classes", name):
-        model = factory(num_classes)
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"train: `model` must build an `nn.Module`, got {type(model).__name__} from {name!r}.")
-    if lazy := lazy_parameters(model):
-        raise ValueError(
-            f"train: `model` must have parameters of known size, got lazy ones ({lazy[0]}) from {name!r}. Run a batch through "
-            "the network before the factory returns it, or say the sizes."
-        )
+        torch.manual_seed(seed)
+        model = functions[wanted](num_classes)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"{type(model).__name__} and no `nn.Module`")
+        if lazy := lazy_parameters(model):
+            raise TypeError(f"{lazy[0]}, a lazy parameter; run a batch through the network before the factory returns it")
     return model
 
 
@@ -192,23 +163,15 @@ def check_network(model: nn.Module, data: ImageSet | Shape, hardware: Hardware, 
     Two black images are passed through it in evaluation mode; parameters, statistics, random generators and each module's mode
     stay as they were.
     """
-    (height, width), classes, device = data.size, data.num_classes, hardware.device
-    images = torch.zeros(2, data.channels, height, width, device=device, dtype=hardware.dtype)
+    (height, width), classes = data.size, data.num_classes
+    images = torch.zeros(2, data.channels, height, width, device=hardware.device, dtype=hardware.dtype)
     images = images.contiguous(memory_format=torch.channels_last)
-    with (
-        hardware.active(),
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        torch.no_grad(),
-        meta_mode(model, "frozen"),
-        torch.autocast(device.type, dtype=torch.bfloat16, enabled=hardware.precision == "bf16"),
-    ):
+    with hardware.active(), hardware.own_randomness(), torch.no_grad(), meta_mode(model, "frozen"), hardware.autocast():
         with _explained(f"take images of {data.channels} x {height} x {width} (channels, height, width)", name):
             logits = model(images)
-        must = f"train: `model` must return one logit for each of {classes} classes"
-        if not isinstance(logits, Tensor):
-            raise ValueError(f"{must}, got {type(logits).__name__} from {name!r}. Let it return the tensor of logits alone.")
-        if logits.shape != (2, classes):
-            raise ValueError(f"{must}, got shape {list(logits.shape)} for 2 images from {name!r}.")
+        if not isinstance(logits, Tensor) or logits.shape != (2, classes):
+            got = f"shape {list(logits.shape)} for 2 images" if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(f"train: `model` must return one logit for each of {classes} classes, got {got} from {name!r}.")
         if bool((logits >= 0).all()) and bool(((logits.double().sum(1) - 1).abs() < 1e-5).all()):
             raise ValueError(
                 f"train: `model` must return scores before softmax, got probabilities from {name!r}. Leave its softmax out."

@@ -8,21 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from calibrant.engine.batches import Batch, TrainBatches
-from calibrant.engine.distributed import ALONE_GROUP, Group
+from calibrant.engine.hardware import ALONE_GROUP, Group
 from calibrant.losses import ConfidencePruner
 from calibrant.losses import Objective as LossFunction
-from calibrant.meta.lookahead import MetaObjective
-from calibrant.meta.regularizers import Regularizer
-from calibrant.meta.settings import MetaSettings
 
-MetaSchedule: TypeAlias = Literal["constant", "cosine", "network", "slowing"]
+if TYPE_CHECKING:
+    from calibrant.engine.loop import TrainStep
 
 
 class Facts(NamedTuple):
@@ -46,34 +44,15 @@ class LossPlan:
     loss: nn.Module
     mixup_alpha: float | None = None
     pruner: ConfidencePruner | None = None
+    watched: ClassVar[bool] = False
 
-
-@dataclass(frozen=True)
-class MetaPlan:
-    """Train with a loss whose hyper-parameters are learned on held-out data.
-
-    Attributes:
-        regularizer: The loss.
-        objective: What is minimised on the meta batches.
-        settings: How the hyper-parameters are stepped.
-        meta_batch_size: Examples of a meta batch.
-        meta_schedule: Learning rate of the hyper-parameters over the epochs: "constant", "cosine" (to zero), "network": in
-            proportion to the network's own, or "slowing": by its root where it is below a tenth of the first.
-        pace: How far a meta step moves what the hyper-parameters control, where their learning rate is not given; None for
-            the regularizer's own, less in a long run and up to four times that in a short one.
-        frozen: Never move the hyper-parameters.
-    """
-
-    regularizer: Regularizer
-    objective: MetaObjective
-    settings: MetaSettings
-    meta_batch_size: int
-    meta_schedule: MetaSchedule = "constant"
-    pace: float | None = None
-    frozen: bool = False
-
-
-Plan: TypeAlias = LossPlan | MetaPlan
+    def build(self, step: TrainStep) -> Objective:
+        """Return the objective of a run's step."""
+        device, group = step.hardware.device, step.hardware.group
+        loss = self.loss.to(device)
+        if self.mixup_alpha is not None:
+            return MixupObjective(loss, step.batches, alpha=self.mixup_alpha, device=device, group=group)
+        return LossObjective(loss, pruner=None if self.pruner is None else self.pruner.to(device), group=group)
 
 
 class Objective:
@@ -81,17 +60,20 @@ class Objective:
 
     Attributes:
         has_meta: Whether some steps also move hyper-parameters.
+        every: Steps from one of those to the next.
         is_part: Whether `loss` is this process's part of the sum over processes, and not the whole.
         gamma: Features → the gamma of every sample, for methods that have one.
-        learning: How hyper-parameters are learned, as plain data; empty where none are.
     """
 
     has_meta = False
+    every = 1
     is_part = False
     gamma: Callable[[Tensor], Tensor] | None = None
 
-    def __init__(self) -> None:
-        self.learning: dict[str, object] = {}
+    @property
+    def learning(self) -> dict[str, object]:
+        """How hyper-parameters are learned, as plain data; empty where none are."""
+        return {}
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the epoch's randomness."""
@@ -136,7 +118,6 @@ class LossObjective(Objective):
     """
 
     def __init__(self, loss: nn.Module, *, pruner: ConfidencePruner | None = None, group: Group = ALONE_GROUP) -> None:
-        super().__init__()
         self.module, self.pruner, self.group = loss, pruner, group
         self._members = [member for member in loss.modules() if isinstance(member, LossFunction)]
         self._indexed = any("indices" in member.inputs for member in self._members)

@@ -176,49 +176,18 @@ def copy_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
 
 
-# How many times the loss of a guess is no longer the beginning of training, or a penalty on top of it.
-_FAR = 10
-# Epochs after which a network that is no better than a guess is worth a word: shorter runs may have hardly begun.
-_PATIENCE = 3
-
-
 class TrainWarning(UserWarning):
     """A run ends, but its network is of no use."""
 
 
-def has_diverged(record: EpochRecord, *, num_classes: int) -> bool:
-    r"""Whether both the training loss and the validation NLL of an epoch are far above those of a guess, :math:`\log C`.
-
-    Either alone may be honest: a method's loss may hold a penalty, and statistics of BatchNorm that have seen few batches, or
-    an overfitted network, may give a high NLL.
-    """
-    limit = _FAR * math.log(num_classes)
-    return record.train_loss > limit and record.val_nll is not None and record.val_nll > limit
-
-
-def is_guess(history: Sequence[EpochRecord], *, num_classes: int, n_val: int) -> bool:
-    r"""Whether no epoch's validation error is two standard errors below that of a guess, :math:`1 - 1/C`.
-
-    Of fewer than three epochs nothing is said.
-    """
-    errors = [record.val_error for record in history if record.val_error is not None]
+def warn_if_useless(history: Sequence[EpochRecord], *, num_classes: int, n_val: int) -> None:
+    r"""Warn if, of three epochs or more, none has a validation error two standard errors below a guess, :math:`1 - 1/C`."""
     guess = 1 - 1 / num_classes
-    return len(history) >= _PATIENCE and bool(errors) and min(errors) > guess - 2 * math.sqrt(guess * (1 - guess) / n_val)
-
-
-def warn_of(history: Sequence[EpochRecord], *, num_classes: int, n_val: int, ended: bool) -> bool:
-    """Warn if a run has diverged or, at its end, if it has learned nothing; return whether it did."""
-    last = history[-1]
-    loss = f"its loss is {last.train_loss:.4g} an example after epoch {last.epoch + 1}, that of a guess"
-    if has_diverged(last, num_classes=num_classes):
-        text = f"training {'diverged' if ended else 'diverges'}: {loss} {math.log(num_classes):.2f}. Lower `optim.lr`."
-    elif ended and is_guess(history, num_classes=num_classes, n_val=n_val):
-        least = min(record.val_error for record in history if record.val_error is not None)
-        text = (
-            f"the network is no better than a guess: its lowest validation error is {100 * least:.1f} %, that of a guess "
-            f"{100 * (1 - 1 / num_classes):.1f} %. Lower `optim.lr`, train for longer, or look at data and labels."
+    least = min((record.val_error for record in history if record.val_error is not None), default=0.0)
+    if len(history) >= 3 and least > guess - 2 * math.sqrt(guess * (1 - guess) / n_val):
+        warnings.warn(
+            f"train: the network is no better than a guess: its lowest validation error is {100 * least:.1f} %, a guess's "
+            f"{100 * guess:.1f} %. Lower `optim.lr`, train for longer, or look at data and labels.",
+            TrainWarning,
+            stacklevel=3,
         )
-    else:
-        return False
-    warnings.warn(f"train: {text}", TrainWarning, stacklevel=4)
-    return True

@@ -13,9 +13,8 @@ import torch
 from calibrant.core.records import Predictions, Split
 from calibrant.core.scores import Scores
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt
-from calibrant.engine.distributed import ALONE_GROUP, Group
 from calibrant.engine.evaluate import EvalSet
-from calibrant.engine.hardware import choose_hardware
+from calibrant.engine.hardware import ALONE_GROUP, Group, choose_hardware
 from calibrant.engine.network import feature_function
 from calibrant.engine.result import Run
 from calibrant.engine.setup import load_data

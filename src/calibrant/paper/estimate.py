@@ -17,12 +17,11 @@ import torch
 from calibrant.data import DATASETS, Shape
 from calibrant.engine.folder import device_name
 from calibrant.engine.hardware import choose_hardware
-from calibrant.engine.methods import facts_of, learns, make_plan
-from calibrant.engine.objective import MetaPlan
+from calibrant.engine.methods import MetaPlan, facts_of, learns, make_plan
 from calibrant.engine.recipe import DataPart, Recipe
 from calibrant.engine.result import EpochRecord
 from calibrant.engine.setup import load_data
-from calibrant.engine.train import run_recipe
+from calibrant.engine.train import train
 from calibrant.grid.local import make_places
 from calibrant.grid.plan import Cell
 
@@ -179,7 +178,7 @@ def _time(recipe: Recipe, shape: Shape, probe: _Probe, *, threads: int) -> _Time
         short, tested = _short_recipe(recipe, shape, probe, Path(folder) / "images.npz")
         try:
             torch.set_num_threads(threads)
-            run_recipe(short, report=records.append)
+            train(short, report=records.append)
         finally:
             torch.set_num_threads(before)
     first, last = records

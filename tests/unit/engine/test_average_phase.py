@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from calibrant.engine.hardware import Group
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.optim import drops
 from calibrant.engine.recipe import OptimPart, Recipe, override
 from calibrant.engine.setup import assemble
-from calibrant.engine.train import run_recipe
+from calibrant.engine.train import train
 from calibrant.meta.network import following, gathering, gathering_norms
 
 PHASE = {
@@ -30,7 +31,7 @@ PHASE = {
 
 def test_train_average_by_phase_begins_with_the_drop_and_has_statistics_of_its_own(monkeypatch):
     recipe = override(Recipe(), PHASE | {"train.epochs": "4"})
-    parts = assemble(recipe).parts
+    parts = assemble(recipe)
     average, seen, passed = parts.step.averages["average"], [], []
     original = average.update
     monkeypatch.setattr(average, "update", lambda: (original(), seen.append(copy.deepcopy(parts.model.state_dict()))))
@@ -44,7 +45,7 @@ def test_train_average_by_phase_begins_with_the_drop_and_has_statistics_of_its_o
     object.__setattr__(parts, "eval_forward", watch)
     for epoch in range(4):
         passed.clear()
-        run_epoch(parts, recipe, epoch, started=0.0)
+        run_epoch(parts, epoch, started=0.0)
     steps = len(seen) // 4
     weights, norms = {}, [name for name in average.means if "running" in name]
     for t, state in enumerate(seen[2 * steps :], 1):
@@ -76,7 +77,7 @@ def test_train_average_by_phase_begins_with_the_drop_and_has_statistics_of_its_o
 def test_train_average_by_phase_leaves_it_to_the_exponential_one_to_steer():
     # Without statistics of their own the networks that are trained are the same.
     settings = PHASE | {"method.name": "flgamma-sece", "backbone.name": "mlp"}
-    phase, plain = (run_recipe(override(Recipe(), settings | {"train.average": kind})) for kind in ("phase", "ema"))
+    phase, plain = (train(override(Recipe(), settings | {"train.average": kind})) for kind in ("phase", "ema"))
     assert [r.train_loss for r in plain.history] == [r.train_loss for r in phase.history]
     assert not plain.test.logits.equal(phase.test.logits)
 
@@ -84,9 +85,9 @@ def test_train_average_by_phase_leaves_it_to_the_exponential_one_to_steer():
 @pytest.mark.parametrize(("every", "images"), [(1, 50), (3, 150), (8, 200)])
 def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_images(every, images):
     settings = {"method.name": "flgamma-sece", "method.options.every": str(every)}
-    parts = assemble(override(Recipe(), PHASE | settings)).parts
+    parts = assemble(override(Recipe(), PHASE | settings))
     objective, norms = parts.objective, [name for name in parts.step.averages["watch"].means if "running" in name]
-    network, original, passed = objective.watched.model, objective.follow, []
+    network, original, passed = objective.network, objective.follow, []
 
     def watch(batch):
         expected = copy.deepcopy(network)
@@ -157,7 +158,7 @@ def test_statistics_are_those_of_the_first_batches_that_the_epoch_trained_on(met
     monkeypatch.setattr("calibrant.engine.loop._STATISTICS_EXAMPLES", 90)
     pruned = {"method.options.every": "1"} if method == "patra" else {}
     recipe = override(Recipe(), PHASE | {"method.name": method, "train.batch_size": "40"} | pruned)
-    parts = assemble(recipe).parts
+    parts = assemble(recipe)
     trained, passed = [], []
 
     def note(layer, inputs):
@@ -170,7 +171,7 @@ def test_statistics_are_those_of_the_first_batches_that_the_epoch_trained_on(met
     for epoch in range(2):
         trained.clear()
         passed.clear()
-        run_epoch(parts, recipe, epoch, started=0.0)
+        run_epoch(parts, epoch, started=0.0)
     # Three batches of 40 are the least that hold 90 images.
     assert len(passed) == 3 < len(trained)
     assert all(again.equal(first) for again, first in zip(passed, trained, strict=False))
@@ -190,9 +191,9 @@ def test_statistics_are_those_of_the_first_batches_that_the_epoch_trained_on(met
     ],
 )
 def test_the_network_that_steers_by_phase_remembers_statistics_as_long_as_weights(settings, images, momentum):
-    watched = assemble(override(Recipe(), PHASE | {"method.name": "flgamma-sece"} | settings)).parts.objective.watched
-    assert watched.learns_from == images
-    momenta = [norm.momentum for norm in gathering_norms(watched.model)]
+    objective = assemble(override(Recipe(), PHASE | {"method.name": "flgamma-sece"} | settings)).objective
+    assert objective.learns_from == images
+    momenta = [norm.momentum for norm in gathering_norms(objective.network)]
     assert momenta == pytest.approx([momentum] * len(momenta))
     assert momenta
 
@@ -201,10 +202,10 @@ def test_train_average_by_phase_from_an_epoch_is_the_network_until_then_in_both(
     recipe = override(
         Recipe(), PHASE | {"method.name": "flgamma-sece", "train.average_from_epoch": "1", "train.average_decay": "0.9"}
     )
-    parts = assemble(recipe).parts
+    parts = assemble(recipe)
     weights = [name for name in parts.model.state_dict() if "running" not in name and "num_batches" not in name]
     for epoch in range(2):
-        run_epoch(parts, recipe, epoch, started=0.0)
+        run_epoch(parts, epoch, started=0.0)
         state = parts.model.state_dict()
         for average in parts.step.averages.values():
             assert all(average.means[name].equal(state[name]) for name in weights) is (epoch == 0)
@@ -212,10 +213,10 @@ def test_train_average_by_phase_from_an_epoch_is_the_network_until_then_in_both(
 
 def test_statistics_of_every_average_are_levelled_between_processes(monkeypatch):
     recipe = override(Recipe(), PHASE | {"method.name": "flgamma-sece"})
-    parts = assemble(recipe).parts
+    parts = assemble(recipe)
     calls = []
-    monkeypatch.setattr("calibrant.engine.loop._level", lambda values, group: calls.append([id(value) for value in values]))
-    run_epoch(parts, recipe, 0, started=0.0)
+    monkeypatch.setattr(Group, "average", lambda group, values: calls.append([id(value) for value in values]))
+    run_epoch(parts, 0, started=0.0)
     levelled = calls[0]
     kept = [*parts.model.buffers(), *(mean for average in parts.step.averages.values() for mean in average.buffer_means)]
     assert sorted(levelled) == sorted(id(value) for value in kept if value.is_floating_point())
@@ -225,4 +226,4 @@ def test_statistics_of_every_average_are_levelled_between_processes(monkeypatch)
 @pytest.mark.parametrize("place", ["host", "device"])
 def test_statistics_are_those_of_the_epochs_batches_wherever_images_lie(place):
     recipe = override(Recipe(), PHASE | {"data.place": place, "method.name": "mixup"})
-    assert run_recipe(recipe).test.logits.equal(run_recipe(override(recipe, {"data.place": "auto"})).test.logits)
+    assert train(recipe).test.logits.equal(train(override(recipe, {"data.place": "auto"})).test.logits)

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from calibrant.engine.batches import Batch
-from calibrant.engine.distributed import Group
 from calibrant.engine.folder import load_checkpoint, save_checkpoint
+from calibrant.engine.hardware import Group
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.methods import resolved
 from calibrant.engine.objective import MixupObjective
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.setup import assemble
-from calibrant.engine.train import _seed_epoch, run_recipe
+from calibrant.engine.train import _seed_epoch, train
 from calibrant.losses import CrossEntropyLoss
 
 TINY = {
@@ -31,8 +31,8 @@ TINY = {
 
 def epoch_of(settings):
     recipe = resolved(override(Recipe(), TINY | settings))
-    parts = assemble(recipe).parts
-    return parts, run_epoch(parts, recipe, 0, started=time.monotonic())
+    parts = assemble(recipe)
+    return parts, run_epoch(parts, 0, started=time.monotonic())
 
 
 def test_train_loss_is_that_of_an_example_however_losses_are_reduced():
@@ -59,15 +59,15 @@ def test_seconds_of_a_resumed_run_go_on_from_those_before(tmp_path):
     def stop(record):
         raise RuntimeError("stop")
 
-    saved = tmp_path / "state.pt"
+    out = tmp_path / "run"
     settings = {"method.name": "ce", "train.epochs": "2", "train.batch_size": "900", "train.checkpoint_every_seconds": "0"}
     recipe = override(Recipe(), TINY | settings)
     with pytest.raises(RuntimeError, match="stop"):
-        run_recipe(recipe, checkpoint=saved, report=stop)
-    state = load_checkpoint(saved)
+        train(recipe, out=out, report=stop)
+    state = load_checkpoint(out / "state.pt")
     state["history"][0]["seconds"] = 5000.0
-    save_checkpoint(state, saved)
-    times = [record.seconds for record in run_recipe(recipe, checkpoint=saved, resume=True).history]
+    save_checkpoint(state, out / "state.pt")
+    times = [record.seconds for record in train(recipe, out=out, resume=True).history]
     assert times[0] == 5000.0
     assert 5000.0 < times[1] < 5000.0 + 600
 
@@ -102,10 +102,12 @@ def small_net(num_classes):
 
 def run_of(settings, *, every, **options):
     """The run, and every tensor that its steps and epochs change."""
-    kept = {}
+    kept = []
     recipe = override(Recipe(), LONGER | settings | {"train.eval_every_epochs": every})
-    run = run_recipe(recipe, begin=lambda assembly, history: kept.update(parts=assembly.parts), **options)
-    return run, kept["parts"].step.state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("calibrant.engine.train.assemble", lambda *a, **k: kept.append(assemble(*a, **k)) or kept[-1])
+        run = train(recipe, **options)
+    return run, kept[0].step.state()
 
 
 def assert_same(first, second):
@@ -141,10 +143,10 @@ def test_train_resumed_between_evaluations_ends_the_same(settings, tmp_path):
         if record.epoch == 3:
             raise RuntimeError("stop")
 
-    settings, saved = settings | {"train.checkpoint_every_seconds": "0"}, tmp_path / "state.pt"
+    settings, out = settings | {"train.checkpoint_every_seconds": "0"}, tmp_path / "run"
     with pytest.raises(RuntimeError, match="stop"):
-        run_of(settings, every=3, checkpoint=saved, report=stop)
-    assert_same(run_of(settings, every=1)[1], run_of(settings, every=3, checkpoint=saved, resume=True)[1])
+        run_of(settings, every=3, out=out, report=stop)
+    assert_same(run_of(settings, every=1)[1], run_of(settings, every=3, out=out, resume=True)[1])
 
 
 def test_end_of_epoch_predicts_the_validation_part_only_where_something_learns_from_it(monkeypatch):
@@ -182,7 +184,7 @@ def test_mixup_weighs_images_and_labels_alike():
 @pytest.mark.parametrize(("reduction", "parts"), [("sum", 1.0), ("mean", 2.0)])
 def test_meta_objective_of_two_processes_adds_up_to_that_of_one(reduction, parts):
     settings = {"data.name": "mixture", "backbone.name": "mlp", "train.reduction": reduction, "train.batch_size": "20"}
-    objective = assemble(override(Recipe(), settings)).parts.objective
+    objective = assemble(override(Recipe(), settings)).objective
     g = torch.Generator().manual_seed(0)
     features, logits, labels = torch.randn(8, 128, generator=g).abs(), torch.randn(8, 4, generator=g), torch.arange(8) % 4
     batch = Batch(features, labels, labels, torch.tensor(0))
@@ -194,7 +196,7 @@ def test_meta_objective_of_two_processes_adds_up_to_that_of_one(reduction, parts
 @pytest.mark.parametrize(("reduction", "times"), [("sum", 8.0), ("mean", 1.0)])
 def test_meta_objective_reduces_the_losses_of_a_batch_as_the_recipe_says(reduction, times):
     settings = {"data.name": "mixture", "backbone.name": "mlp", "method.name": "ce-dece", "train.reduction": reduction}
-    objective = assemble(override(Recipe(), settings | {"train.batch_size": "20"})).parts.objective
+    objective = assemble(override(Recipe(), settings | {"train.batch_size": "20"})).objective
     logits, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4
     # Its coefficients start at zero: the loss is cross-entropy.
     found = objective.loss(Batch(logits, labels, labels, torch.tensor(0)), logits, logits)
@@ -205,7 +207,7 @@ def test_step_clips_the_gradient_of_all_parameters_to_the_norm_of_the_recipe():
     settings = {"data.name": "mixture", "backbone.name": "mlp", "method.name": "ce", "train.device": "cpu"}
     norms = {}
     for clip in (0.0, 0.02):
-        parts = assemble(override(Recipe(), settings | {"train.clip_norm": clip})).parts
+        parts = assemble(override(Recipe(), settings | {"train.clip_norm": clip}))
         parts.step.batches.begin_epoch(0)
         parts.plain()
         norms[clip] = float(torch.stack([value.grad.norm() for value in parts.model.parameters()]).norm())

@@ -7,12 +7,13 @@ import torch
 import calibrant.engine.meta_objective as module
 from calibrant.engine.evaluate import at_once
 from calibrant.engine.loop import run_epoch
+from calibrant.engine.meta_objective import speed_up
 from calibrant.engine.methods import make_plan
 from calibrant.engine.network import feature_function
 from calibrant.engine.objective import Facts
 from calibrant.engine.optim import set_learning_rate
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.setup import _speed_up, assemble
+from calibrant.engine.setup import assemble
 from calibrant.losses import sece_penalty
 from calibrant.meta.lookahead import head_hypergradient
 from helpers import convolve_contiguously, layout
@@ -29,13 +30,13 @@ TINY = {
 
 def parts_of(**settings):
     recipe = override(Recipe(), TINY | {f"method.options.{key}": value for key, value in settings.items()})
-    return assemble(recipe).parts, recipe
+    return assemble(recipe), recipe
 
 
 def leaking_parts(**settings):
     changed = {"backbone.name": "convnet", "method.preset": "paper", "train.batch_size": "20", "train.precision": "float64"}
     changed |= {key.replace("__", "."): value for key, value in settings.items()}
-    parts = assemble(override(Recipe(), TINY | changed)).parts
+    parts = assemble(override(Recipe(), TINY | changed))
     parts.step.batches.begin_epoch(0)
     parts.objective.begin_epoch(0)
     return parts
@@ -53,7 +54,7 @@ def test_meta_objective_look_ahead_follows_the_schedule_where_asked_to(chosen, e
     monkeypatch.setattr("calibrant.meta.step.head_hypergradient", record)
     # The learning rate drops at 3/7 and 5/7 of the epochs; one meta update an epoch.
     for epoch in (0, 3, 5):
-        run_epoch(parts, recipe, epoch, started=0.0)
+        run_epoch(parts, epoch, started=0.0)
     assert sizes == pytest.approx(expected)
 
 
@@ -74,7 +75,7 @@ def test_meta_objective_clip_bounds_the_hypergradient():
 @pytest.mark.parametrize(("preset", "bounded"), [("default", True), ("paper", False)])
 def test_meta_objective_projects_the_hyper_parameters_after_a_step(preset, bounded):
     settings = {"method.name": "ce-dece", "method.preset": preset, "method.options.meta_lr": "0.1"}
-    parts = assemble(override(Recipe(), TINY | settings)).parts
+    parts = assemble(override(Recipe(), TINY | settings))
     parts.meta()
     values = torch.cat([value.detach().flatten() for value in parts.objective.hyper.values()])
     # Coefficients start at zero, from where a step goes either way.
@@ -85,7 +86,7 @@ def test_meta_objective_projects_the_hyper_parameters_after_a_step(preset, bound
 @pytest.mark.parametrize(("meta_bn", "training"), [("frozen", False), ("batch", True), ("update", True)])
 def test_meta_objective_normalises_meta_images_as_it_is_told(meta_bn, training):
     settings = {"backbone.name": "convnet", "method.options.meta_bn": meta_bn, "train.average": "no"}
-    parts = assemble(override(Recipe(), TINY | settings)).parts
+    parts = assemble(override(Recipe(), TINY | settings))
     objective, before = parts.objective, copy.deepcopy(parts.model)
     objective.begin_epoch(0)
     images = objective.batches.next().images
@@ -169,28 +170,28 @@ def test_meta_objective_pace_takes_the_place_of_the_regularizers_own():
 
 @pytest.mark.parametrize(("memory", "haste"), [(250.0, 0.096), (24.0, 1.0), (12.0, 2.0), (6.0, 4.0), (0.3, 4.0)])
 def test_gamma_moves_as_far_as_averaged_weights_can_follow(memory, haste):
-    assert _speed_up(memory) == pytest.approx(haste)
+    assert speed_up(memory) == pytest.approx(haste)
 
 
 def test_meta_steps_are_larger_where_the_run_is_short_or_they_are_rare():
     def rate(epochs, every):
         recipe = override(Recipe(), TINY | {"train.epochs": epochs, "method.options.every": every})
-        return assemble(recipe).parts.objective.learned.lr
+        return assemble(recipe).objective.learned.lr
 
     # 20,000 epochs are enough for the longest memory, 1,000 steps: 500 meta steps of every second one.
     long = rate("20000", "2")
     assert rate("20000", "8") == pytest.approx(4 * long)
-    assert rate("7", "2") == pytest.approx(4 / _speed_up(500.0) * long)
+    assert rate("7", "2") == pytest.approx(4 / speed_up(500.0) * long)
 
 
 @pytest.mark.parametrize("decay", ["0.5", "0.99"])
 def test_gamma_moves_by_the_memory_that_the_average_was_given(decay):
     def rate(**settings):
         recipe = override(Recipe(), TINY | {"train.epochs": "20000"} | {k.replace("__", "."): v for k, v in settings.items()})
-        return assemble(recipe).parts.objective.learned.lr
+        return assemble(recipe).objective.learned.lr
 
-    every = assemble(override(Recipe(), TINY)).parts.meta_every
-    expected = _speed_up(1 / (1 - float(decay)) / every) / _speed_up(1000 / every)
+    every = assemble(override(Recipe(), TINY)).objective.every
+    expected = speed_up(1 / (1 - float(decay)) / every) / speed_up(1000 / every)
     assert rate(train__average_decay=decay) == pytest.approx(expected * rate())
     # Where nothing forgets exponentially the decay says nothing.
     assert rate(train__average_decay=decay, train__average="no") == rate(train__average="no") == rate()
@@ -298,17 +299,12 @@ def test_meta_images_pass_a_cpu_in_pieces_that_change_nothing(monkeypatch):
     images = parts.objective.batches.next().images
     sizes = []
     monkeypatch.setattr(module, "at_once", lambda image, model, device: 32)
-    objective, watched = parts.objective, parts.objective.watched
-
-    def forward(piece):
-        sizes.append(len(piece))
-        return watched.forward(piece)
-
-    objective.watched = watched._replace(forward=forward)
+    objective, forward = parts.objective, parts.objective.forward
+    objective.forward = lambda piece: (sizes.append(len(piece)), forward(piece))[1]
     found = objective.features(images)
     assert sizes == [32, 32, 32, 32, 2]
     with torch.no_grad():
-        torch.testing.assert_close(found, watched.forward(images)[0])
+        torch.testing.assert_close(found, forward(images)[0])
     # Statistics of the batch need all of it.
     objective.plan = replace(objective.plan, settings=replace(objective.plan.settings, meta_bn="batch"))
     objective.features(images)

@@ -11,7 +11,7 @@ from calibrant.engine.optim import drops, learning_rate
 from calibrant.engine.recipe import OptimPart, Recipe, check_recipe, load_recipe, override, recipe_of, to_toml
 from calibrant.engine.result import BestEpoch
 from calibrant.engine.setup import assemble
-from calibrant.engine.train import run_recipe, train
+from calibrant.engine.train import train
 from calibrant.grid.collect import command_of
 
 TINY = {"data.name": "mixture", "backbone.name": "mlp", "train.batch_size": "100", "train.epochs": "1", "train.device": "cpu"}
@@ -148,17 +148,17 @@ def test_resolved_fills_in_what_the_method_asks_for_and_leaves_what_is_said(sett
 @pytest.mark.parametrize(("epochs", "decay"), [("1", 0.0), ("50", 1 - 1 / 16), ("4000", 0.999)])
 def test_exponential_average_remembers_a_fiftieth_of_all_steps_but_not_more_than_a_thousand(epochs, decay):
     # 1,600 examples of 2,000 train, 16 steps an epoch.
-    averages = assemble(tiny(train__epochs=epochs, train__average="ema")).parts.step.averages
+    averages = assemble(tiny(train__epochs=epochs, train__average="ema")).step.averages
     assert averages["average"]._decay == pytest.approx(decay)
     # What methods that learn look through, whatever predicts.
-    assert assemble(tiny(train__epochs=epochs)).parts.step.averages["watch"]._decay == pytest.approx(decay)
+    assert assemble(tiny(train__epochs=epochs)).step.averages["watch"]._decay == pytest.approx(decay)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("method", ["ce", "flgamma-sece"])
 def test_assemble_takes_the_step_that_the_recipe_asks_for(method, reduction):
     recipe = tiny(method__name=method, train__reduction=reduction, train__clip_norm="3")
-    step = assemble(recipe).parts.step
+    step = assemble(recipe).step
     assert step.clip_norm == 3.0
     assert getattr(step.objective, "module", step.objective).reduction == reduction
     assert facts_of(recipe, num_train=7)[:2] == (7, reduction)
@@ -211,7 +211,7 @@ def test_train_selects_within_the_errors_that_the_recipe_says(monkeypatch):
     built = []
     init = BestEpoch.__init__
     monkeypatch.setattr(BestEpoch, "__init__", lambda self, *a, **k: (built.append(k), init(self, *a, **k))[1])
-    run_recipe(tiny(train__select_within="0.5"))
+    train(tiny(train__select_within="0.5"))
     assert built == [{"n_val": 200, "within": 0.5}]
 
 

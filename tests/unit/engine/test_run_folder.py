@@ -164,30 +164,6 @@ def test_run_folder_facts_say_how_hyper_parameters_are_learned(finished, tmp_pat
         assert "learning" not in json.loads((tmp_path / name / "run.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        (None, "must have been made by this version"),
-        ({"meta_schedule": "constant"}, "`meta_schedule` was 'constant' there and is 'slowing' here"),
-        ({"meta_lr": 0.5}, "`meta_lr` was 0.5 there and is 0.0"),
-        ({"objective": None}, r"`objective` was None there and is \"sece_penalty\("),
-    ],
-)
-def test_train_run_of_a_version_that_learns_otherwise_is_not_continued(tmp_path, found, message):
-    out, recipe = tmp_path / "run", tiny(train__epochs="4")
-    with pytest.raises(RuntimeError, match="stop"):
-        train(recipe, out=out, report=stop_at(1))
-    state = torch.load(out / "state.pt", weights_only=True)
-    learning = state.pop("learning")
-    # What another device rounds otherwise is the same.
-    learning["meta_lr"] *= 1 + 1e-6
-    torch.save(state | ({} if found is None else {"learning": learning | found}), out / "state.pt")
-    with pytest.raises(ValueError, match=message):
-        train(recipe, out=out, resume=True)
-    torch.save(state | {"learning": learning}, out / "state.pt")
-    assert len(train(recipe, out=out, resume=True).history) == 4
-
-
 def test_train_without_tensorboard_writes_everything_else(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     train(tiny(method__name="ce", train__epochs="1"), out=tmp_path / "run")
@@ -239,13 +215,12 @@ def test_train_takes_plain_data_and_files(tmp_path):
     assert train(values).test.logits.equal(train(tmp_path / "r.toml").test.logits)
 
 
-def test_run_folder_in_use_is_refused_until_it_is_closed(tmp_path):
-    folder = RunFolder(tmp_path / "run", tiny(), resume=False)
-    with pytest.raises(ValueError, match="run is being written by another process. Wait for it, or name another folder"):
-        RunFolder(tmp_path / "run", tiny(), resume=True)
-    folder.close()
-    assert not (tmp_path / "run").exists()
-    RunFolder(tmp_path / "run", tiny(), resume=False).close()
+def test_run_folder_in_use_is_refused_until_it_is_left(tmp_path):
+    with RunFolder(tmp_path / "run", tiny(), resume=False):
+        with pytest.raises(ValueError, match="run is being written by another process"):
+            RunFolder(tmp_path / "run", tiny(), resume=True)
+    with RunFolder(tmp_path / "run", tiny(), resume=False):
+        pass
 
 
 def test_scale_run_makes_the_scaled_run_without_training(finished, tmp_path):
@@ -283,28 +258,13 @@ def test_scale_run_evaluates_under_shift_only_what_is_not_finished(finished, tmp
     assert again.test.logits.equal(made.test.logits)
 
 
-WHOLE = {"state": {"model.w": torch.zeros(3)}, "best": [], "history": [], "recipe": ""}
+WHOLE = {"state": {"model.w": torch.zeros(3)}, "best": [], "history": []}
 
 
 def test_save_checkpoint_then_load_gives_the_same(tmp_path: Path) -> None:
     save_checkpoint(WHOLE, tmp_path / "state.pt")
     found = load_checkpoint(tmp_path / "state.pt")
     assert found["state"]["model.w"].equal(WHOLE["state"]["model.w"])
-    assert os.listdir(tmp_path) == ["state.pt"]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is played by /dev/full")
-@pytest.mark.parametrize("size", [3, 10**6])
-def test_save_checkpoint_full_disk_is_named_and_the_last_one_kept(tmp_path: Path, size: int) -> None:
-    file = tmp_path / "state.pt"
-    save_checkpoint(WHOLE, file)
-    (tmp_path / "state.pt.tmp").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="could not be written") as raised:
-        save_checkpoint(WHOLE | {"state": {"model.w": torch.ones(size)}}, file)
-    assert str(raised.value) == (
-        f"train: the checkpoint could not be written to {file} (No space left on device). The last good one is kept."
-    )
-    assert load_checkpoint(file)["state"]["model.w"].tolist() == [0, 0, 0]
     assert os.listdir(tmp_path) == ["state.pt"]
 
 

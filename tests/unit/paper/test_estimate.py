@@ -11,7 +11,7 @@ from calibrant.data import DATASETS
 from calibrant.engine.recipe import DataPart, Recipe, override
 from calibrant.engine.result import EpochRecord
 from calibrant.engine.setup import load_data
-from calibrant.engine.train import run_recipe
+from calibrant.engine.train import train
 from calibrant.grid.local import Place
 from calibrant.grid.plan import plan_cells
 from calibrant.paper.estimate import Speed, _Timed, forecast, kind_of, measure_speed, shape_of
@@ -55,7 +55,7 @@ def test_measure_speed_leaves_out_the_epoch_that_warms_up(monkeypatch: pytest.Mo
         for epoch, (seconds, speed) in enumerate(((50.0, 2.0), (54.0, 100.0))):
             report(EpochRecord(epoch, lr=0.1, train_loss=1.0, images_per_second=speed, seconds=seconds))
 
-    monkeypatch.setattr("calibrant.paper.estimate.run_recipe", run)
+    monkeypatch.setattr("calibrant.paper.estimate.train", run)
     speed = measure_speed(override(Recipe(), {"method.name": "ce", "backbone.name": "mlp"} | SMALL))
     # Four steps of an eighth of a batch at 100 images a second, and the rest of four seconds for two batches twice.
     assert speed.train == pytest.approx(100)
@@ -78,9 +78,9 @@ def test_measure_speed_of_ones_own_images_takes_any_number_of_classes(
         data = load_data(short.data)
         assert data.train.num_classes == classes
         steps.append((short.train.batch_size, len(data.test)))
-        return run_recipe(short, report=report)
+        return train(short, report=report)
 
-    monkeypatch.setattr("calibrant.paper.estimate.run_recipe", noting)
+    monkeypatch.setattr("calibrant.paper.estimate.train", noting)
     settings = {"data.name": str(tmp_path / "x.npz"), "backbone.name": "mlp", "method.name": "ce", "train.batch_size": 64}
     speed = measure_speed(override(Recipe(), settings | {"train.device": "cpu"}))
     assert speed.train > 0
