@@ -37,13 +37,7 @@ class Stream(Metric):
     weight; 0.8 MB), the first 65,536 examples (1 MB; as long as there are no more, every metric is exact), eight totals and,
     if ``classwise``, three sums per class and bin (24·C·M bytes: 0.4 MB at 1,000 classes and 15 bins).
 
-    Args:
-        num_classes: Number of classes C.
-        n_bins: Number of bins M of the binned metrics, one of 5, 10, 15, 20, 25, 30, 50, 100, 200, 500 and 1,000.
-        classwise: Keep what the classwise error needs.
-        ignore_index: Label of examples to leave out.
-        persistent: Save the state in ``state_dict``.
-        kwargs: Options of `torchmetrics.Metric` (``sync_on_compute``, ``process_group``, ...).
+    Its options are those of `CalibrationSuite`.
     """
 
     is_differentiable = False
@@ -361,36 +355,13 @@ class CalibrationSuite(Stream):
 
 
 class SingleMetric(Stream):
-    """One number of the `CalibrationSuite`, by its key.
-
-    Args:
-        num_classes: Number of classes C.
-        n_bins: Number of bins M, one of 5, 10, 15, 20, 25, 30, 50, 100, 200, 500 and 1,000.
-        ignore_index: Label of examples to leave out.
-        persistent: Save the state in ``state_dict``.
-        kwargs: Options of `torchmetrics.Metric` (``sync_on_compute``, ``process_group``, ...).
-    """
+    """One number of the `CalibrationSuite`, by its key; takes the options of that class but for ``classwise``."""
 
     key: ClassVar[str]
     plot_upper_bound: float | None = 1.0
 
-    def __init__(
-        self,
-        *,
-        num_classes: int,
-        n_bins: int = 15,
-        ignore_index: int | None = None,
-        persistent: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            n_bins=n_bins,
-            classwise=METRICS[self.key].classwise,
-            ignore_index=ignore_index,
-            persistent=persistent,
-            **kwargs,
-        )
+    def __init__(self, **options: Any) -> None:
+        super().__init__(classwise=METRICS[self.key].classwise, **options)
 
     def compute(self) -> Tensor:
         """Return the value, a float64 scalar ``[]``. Raises ``ValueError`` if no example was seen."""
