@@ -127,7 +127,7 @@ def test_compare_of_finished_runs_only_draws_them_unless_told_not_to(
     with pytest.raises(SystemExit) as ended:
         main.run(["compare", *TINY, *GRID, "--out", str(tmp_path)])
     assert ended.value.code == 0
-    assert "6 runs were finished before" in capsys.readouterr().out
+    assert "6 of 6 runs are finished" in capsys.readouterr().out
     names = {file.name for file in (tmp_path / "figures").iterdir()}
     reliability = {f"reliability-mixture-own_waiting-{number}bins" for number in (10, 15, 20, 50, 100)}
     others = {f"{kind}-mixture-own_waiting" for kind in ("curves", "robustness", "tradeoff")}
@@ -179,14 +179,14 @@ def test_compare_goes_on_without_runs_that_fail_or_are_killed(tmp_path: Path) ->
     methods = ("--methods", "focal,focal+ts,ce", "--model", "own:dying")
     code, out, err = finish(start(*methods, "--jobs", "1", "--no-figures", cwd=tmp_path))
     assert code == 1, err
-    assert "mixture ce seed 0: tried again, for its process was killed (SIGKILL)" in out
+    assert "mixture ce seed 0: to be tried again, its process was killed (SIGKILL)" in out
     rows = [line["method"] for line in json.loads((tmp_path / "out" / "table.json").read_text())["sections"][0]["lines"]]
     assert rows == ["ce"]
     log = Path("out", "logs", "mixture-dying-focal-seed0.log")
     said = next(line for line in err.splitlines() if "mixture-dying-focal-seed0 failed: train: `model` must build" in line)
     assert "got RuntimeError: no such luck from 'own:dying'" in said
     assert f"(log: {log})" in said
-    assert "mixture-dying-focal+ts-seed0 failed: mixture-dying-focal-seed0, which it is made of, failed" in err
+    assert "mixture-dying-focal+ts-seed0 failed: the run it is made of failed" in err
     assert "what the log shows" in (tmp_path / log).read_text()
 
 

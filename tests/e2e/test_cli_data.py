@@ -136,7 +136,7 @@ def test_cli_data_fetch_interrupted_by_hand_says_how_to_go_on(tmp_path, capsys, 
     monkeypatch.setattr("calibrant.data.source.download", interrupt)
     code, _, err = call("data", "fetch", "cifar10", "--root", tmp_path, capsys=capsys)
     assert code == 130
-    assert "interrupted. Run the same command again to go on where it stopped." in err
+    assert "interrupted. The same command goes on." in err
 
 
 def test_cli_train_on_an_npz_and_on_a_folder_by_path(tmp_path, capsys, monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +19,7 @@ from rich.live import Live
 from rich.table import Table as Shown
 from rich.text import Text
 
-from calibrant.cli.terminal import Row, duration_words, fit_table, fits, says_how_to_go_on
+from calibrant.cli.terminal import Row, duration_words, fit_table, fits, says_how_to_go_on, show_heading
 from calibrant.cli.train import merge_settings
 from calibrant.engine.recipe import load_recipe
 from calibrant.grid.compare import Comparison, Failure, compare
@@ -30,38 +31,24 @@ from calibrant.metrics.verdict import SIGNIFICANT
 # Redrawing more often than this costs more than it shows.
 _PAUSE = 0.2
 _MAKING = "making tables and the report"
-_LEGEND = "done: test error / ECE in %; running: epoch, validation error, time left"
+_LEGEND = "done: test error / ECE in %; running: epoch, validation error"
 # In place of bold, where there is none.
 _BEST = "*"
-# Left out first where a terminal is narrow; error and ECE stay.
-_DROP = ("p if calibrated", "Classwise ECE", "MCE", "ACE", "NLL", "Preset", "Epochs", "Seeds")
+# Left out first where a terminal is narrow. Error and ECE stay, and what tells rows of one method apart.
+_DROP = ("p if calibrated", "Classwise ECE", "MCE", "ACE", "NLL", "Seeds")
 
 
 def compare_methods(
     recipe: Path | None,
     *,
-    out: Path,
     methods: str,
     data: Sequence[str] | None,
-    seeds: str,
     settings: Sequence[str] | None,
     add: Sequence[str] | None,
     options: Mapping[str, object],
     **how: Any,
 ) -> None:
-    """Run a grid, show it while it goes on, and print the table.
-
-    Args:
-        recipe: Recipe that the runs have in common, or None.
-        out: Where everything goes.
-        methods: Names of methods, with commas; none where what is added is to be compared alone.
-        data: Names or paths of data sets; the recipe's own by default.
-        seeds: How many, or which.
-        settings: Keys of the recipe as ``KEY=VALUE``.
-        add: Others' runs, predictions or records.
-        options: Dotted key of the recipe → value; None where nothing was said.
-        how: Further arguments of `calibrant.compare`: where the grid is run, and what is made of it.
-    """
+    """Run a grid, show it while it goes on, and print the table; ``how`` are further arguments of `calibrant.compare`."""
     common = None if recipe is None else load_recipe(recipe)
     if not data and common is None:
         raise ValueError("compare: `--data` must name a data set (`calibrant data list`), got none.")
@@ -72,8 +59,6 @@ def compare_methods(
         found = compare(
             data or [common.data.name if common is not None else ""],
             methods=methods,
-            out=out,
-            seeds=seeds,
             recipe=common,
             settings=merge_settings(options, settings or []),
             add=add or (),
@@ -121,28 +106,18 @@ def failure_words(failures: Sequence[Failure]) -> list[str]:
     return [*said, again] if said else []
 
 
-class GridDisplay:
-    """Shows a board as it changes; its `watch` is what a grid is to be run with.
-
-    Args:
-        console: Where to; standard output by default.
-    """
+class GridDisplay(AbstractContextManager["GridDisplay"]):
+    """Shows a board as it changes; its `watch` is what a grid is to be run with."""
 
     def __init__(self, *, console: Console | None = None) -> None:
         self.console = Console(highlight=False, soft_wrap=True) if console is None else console
-        self._live = Live(console=self.console, transient=True, auto_refresh=False) if self.console.is_terminal else None
+        self._live = Live(console=self.console, transient=True, auto_refresh=False)
         self._drawn = 0.0
-        self._reasons: set[str] = set()
         self._over = False
         self.board: Board | None = None
 
-    def __enter__(self) -> GridDisplay:
-        if self._live is not None:
-            self._live.start()
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._live is not None:
+        if self.console.is_terminal:
             self._live.stop()
 
     def watch(self, board: Board, event: Event | None) -> None:
@@ -151,30 +126,23 @@ class GridDisplay:
         ended = event is not None and event.kind != "step"
         over = event is None and not self._over and is_over(board)
         self._over |= over
-        if self._live is None:
-            self._print(board, event if ended else None, first=first and event is None, over=over)
+        if not self.console.is_terminal:
+            if first:
+                left = "; a line for each that ends" if board.count(Stage.WAITING) else ""
+                self.console.print(f"{board.count(Stage.DONE)} of {len(board.states)} runs are finished{left}")
+            if over:
+                self.console.print(_MAKING)
+            if event is not None and ended:
+                self.console.print(ended_words(board, board.states[event.name]))
         elif ended or over or time.monotonic() - self._drawn >= _PAUSE:
             self._drawn = time.monotonic()
+            self._live.start()
             self._live.update(draw_board(board, width=self.console.width), refresh=True)
 
     def so_far(self) -> str:
         """How many runs are finished, for who interrupts."""
         board = self.board
         return "" if board is None else f", {board.count(Stage.DONE)} of {len(board.states)} runs are finished"
-
-    def _print(self, board: Board, event: Event | None, *, first: bool, over: bool) -> None:
-        found, left = sum(s.found and s.cell.shown for s in board.states.values()), board.count(Stage.WAITING)
-        if first and found:
-            self.console.print(f"{found} {'run was' if found == 1 else 'runs were'} finished before")
-        if first and left:
-            self.console.print(f"{left} {'run' if left == 1 else 'runs'} to make; a line for each that ends")
-        if over:
-            self.console.print(_MAKING)
-        if event is not None:
-            state = board.states[event.name]
-            failed = state.stage is Stage.FAILED
-            self.console.print(ended_words(board, state, known=failed and state.text in self._reasons))
-            self._reasons |= {state.text} if failed else set()
 
 
 def is_over(board: Board) -> bool:
@@ -196,23 +164,22 @@ def draw_board(board: Board, *, width: int) -> RenderableType:
 def _seed_table(data: str, states: Sequence[CellState], *, width: int) -> Shown:
     seeds = list(dict.fromkeys(state.cell.seed for state in states))
     methods = list(dict.fromkeys(state.cell.method for state in states))
-    for with_time in (True, False):
-        cells = {(state.cell.method, state.cell.seed): cell_text(state, with_time=with_time) for state in states}
-        rows: list[Row] = [[m, *(cells.get((m, seed), "") for seed in seeds)] for m in methods]
-        table = fit_table((data, *(f"seed {seed}" for seed in seeds)), rows, width=width)
-        if fits(table, width):
-            return table
+    cells = {(state.cell.method, state.cell.seed): cell_text(state) for state in states}
+    rows: list[Row] = [[m, *(cells.get((m, seed), "") for seed in seeds)] for m in methods]
+    table = fit_table((data, *(f"seed {seed}" for seed in seeds)), rows, width=width)
+    if fits(table, width):
+        return table
     # No room for every seed: how many are how far.
     counts = {m: [sum(s.stage is stage for s in states if s.cell.method == m) for stage in Stage] for m in methods}
-    rows = [[m, *(str(number) if number else "" for number in counts[m])] for m in methods]
-    return fit_table((data, *Stage), rows, width=width, drop=(1,))
+    return fit_table(
+        (data, *Stage), [[m, *(str(number or "") for number in counts[m])] for m in methods], width=width, drop=(1,)
+    )
 
 
-def cell_text(state: CellState, *, with_time: bool = False) -> Text:
-    """Return what a cell shows: error and ECE of the test set at its end; epoch, validation error and time left on its way."""
+def cell_text(state: CellState) -> Text:
+    """Return what a cell shows: error and ECE of the test set at its end; epoch and validation error on its way."""
     if state.stage is Stage.DONE:
-        numbers = [f"{100 * number:.2f}" for key in ("error", "ece") if (number := state.numbers.get(key)) is not None]
-        return Text(" / ".join(numbers) or "done", style="dim" if state.found else "green")
+        return Text(" / ".join(_numbers(state).values()) or "done", style="dim" if state.found else "green")
     if state.stage is Stage.FAILED:
         return Text("failed", style="bold red")
     if state.stage is Stage.WAITING:
@@ -220,10 +187,13 @@ def cell_text(state: CellState, *, with_time: bool = False) -> Text:
     if state.total == 0 or not state.epochs:
         return Text("scaling" if state.total == 0 else "starting", style="cyan")
     error = state.numbers.get("val_error")
-    said = "" if error is None else f" {100 * error:.1f}%"
-    if with_time and state.seconds is not None:
-        said += f" {duration_words((state.total - state.epochs) * state.seconds)}"
-    return Text(f"{int(state.epochs)}/{state.total}{said}", style="cyan")
+    return Text(f"{int(state.epochs)}/{state.total}{'' if error is None else f' {100 * error:.1f}%'}", style="cyan")
+
+
+def _numbers(state: CellState) -> dict[str, str]:
+    """Test error and ECE in per cent, where known."""
+    known = {"error": state.numbers.get("error"), "ECE": state.numbers.get("ece")}
+    return {name: f"{100 * value:.2f}" for name, value in known.items() if value is not None}
 
 
 def total_words(board: Board) -> str:
@@ -237,27 +207,20 @@ def total_words(board: Board) -> str:
     return ", ".join(words)
 
 
-def ended_words(board: Board, state: CellState, *, known: bool = False) -> str:
-    """Say in one line what became of a run; why it failed is not said again where that is known."""
+def ended_words(board: Board, state: CellState) -> str:
+    """Say in one line what became of a run."""
     done = board.count(Stage.DONE, Stage.FAILED)
     place = f"[{done}/{len(board.states)}] {state.cell.data} {state.cell.method} seed {state.cell.seed}"
-    if state.stage is Stage.WAITING:
-        return f"{place}: tried again, for {state.text}"
-    if state.stage is Stage.FAILED:
-        return f"{place}: failed for the same reason" if known else f"{place}: failed, {state.text}"
-    names = {"error": "error", "ece": "ECE"}
-    said = [f"{names[key]} {100 * value:.2f}%" for key in names if (value := state.numbers.get(key)) is not None]
+    if state.stage is not Stage.DONE:
+        return f"{place}: {'failed' if state.stage is Stage.FAILED else 'to be tried again'}, {state.text}"
+    said = [f"{name} {number}%" for name, number in _numbers(state).items()] or ["done"]
     left = board.seconds_left()
-    return f"{place}: {', '.join(said) or 'done'}{f', about {duration_words(left)} left' if left else ''}"
+    said += [f"about {duration_words(left)} left"] if left else []
+    return f"{place}: {', '.join(said)}"
 
 
 def show_table(table: Table, *, console: Console) -> None:
-    """Print every section of a comparison's table, as wide as the terminal allows, and what its signs mean.
-
-    Args:
-        table: The table; its files hold what a narrow terminal has no room for.
-        console: Where to.
-    """
+    """Print every section of a comparison's table, as wide as the terminal allows, and what its signs mean."""
     units = [" ".join(filter(None, (c.group, c.name, "%" if c.percent else ""))) for c in table.columns]
     names = ["Method", *(INFO_NAMES[name] for name in table.info), *units]
     drop = [place for word in _DROP for place, name in enumerate(names) if name.removesuffix(" %") == word]
@@ -266,10 +229,8 @@ def show_table(table: Table, *, console: Console) -> None:
     dropped: dict[str, None] = {}
     for section in table.sections:
         rows: list[Row] = [_row(table, line, plain=plain) for line in section.lines]
-        telling = _telling(table, section.lines)
-        fitted = fit_table(names, rows, width=console.width, drop=[place for place in drop if names[place] not in telling])
-        console.print()
-        console.print(Text(section.title, style="bold cyan"))
+        fitted = fit_table(names, rows, width=console.width, drop=drop)
+        show_heading(console, section.title, "")
         console.print(fitted)
         shown = {str(column.header) for column in fitted.columns}
         dropped |= {name.removesuffix(" %"): None for name in names if name not in shown}
@@ -289,14 +250,6 @@ def _signs(table: Table, *, plain: bool) -> list[str]:
     legend += [f"{_BEST if plain else 'bold'}: {lowest}"] if any(cell.best for cell in cells) else []
     legend += [f"{MARK}: differs from {table.base}, p < {SIGNIFICANT}"] if any(cell.differs for cell in cells) else []
     return ["; ".join(legend)] if legend else []
-
-
-def _telling(table: Table, lines: Sequence[Line]) -> set[str]:
-    """Columns without which rows of one name could not be told apart: of runs of 10 and of 3 epochs, say."""
-    ours = [line for line in lines if line.kind != "paper"]
-    labels = {line.label for line in ours}
-    may = [name for name in table.info if name in ("preset", "epochs")]
-    return {INFO_NAMES[name] for name in may if len({(line.label, line.info(name)) for line in ours}) > len(labels)}
 
 
 def _row(table: Table, line: Line, *, plain: bool) -> list[str | Text]:

@@ -6,8 +6,6 @@ import shlex
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,27 +32,17 @@ _EXAMPLES = 10_000
 _TEMPERATURES = {"day": 1.6, "night": 3.2}
 TRAINED = {"ce": "cross-entropy", "focal": "focal loss, gamma 1", "flgamma-sece": "gamma-Net + SECE"}
 _REPAIRED = "cross-entropy + temperature"
-_ORDER = ("cross-entropy", _REPAIRED, "focal loss, gamma 1", "gamma-Net + SECE")
-_SHORT = dict(zip(_ORDER, ("cross-entropy", "+ temperature", "focal loss", "gamma-Net"), strict=True))
+# In the order of the tables, with names for narrow columns.
+_SHORT = {
+    "cross-entropy": "cross-entropy",
+    _REPAIRED: "+ temperature",
+    "focal loss, gamma 1": "focal loss",
+    "gamma-Net + SECE": "gamma-Net",
+}
 # Confidences are shown by tenths, from the sixth on: below 50 % there are few.
 _TENTHS = range(5, 10)
-
-
-@dataclass(frozen=True)
-class DemoScores:
-    """What one run of the demo shows; all but ``nll`` are fractions.
-
-    Attributes:
-        error: Test error.
-        nll: Test NLL.
-        ece: Test ECE.
-        gap: Mean distance of the confidence from the true probability that the prediction is right.
-    """
-
-    error: float
-    nll: float
-    ece: float
-    gap: float
+# What one run shows: test error, NLL and ECE, and the mean distance of the confidence from the true probability of being right.
+DemoScores = dict[str, float]
 
 
 def run_demo(*, only_measure: bool, seeds: int | None, epochs: int | None, out: Path | None, seed: int | None) -> None:
@@ -71,12 +59,7 @@ def run_demo(*, only_measure: bool, seeds: int | None, epochs: int | None, out: 
 
 
 def run_training_demo(*, seeds: int, epochs: int) -> None:
-    """Train, repair and compare, with progress on standard error and the comparison on standard output.
-
-    Args:
-        seeds: Runs of every method.
-        epochs: Passes over the training set of each.
-    """
+    """Train every method from ``seeds`` seeds for ``epochs`` epochs, repair one of them, and compare."""
     console = Console(highlight=False)
     test = load_mixture().test
     assert test.posterior is not None
@@ -110,7 +93,7 @@ def run_training_demo(*, seeds: int, epochs: int) -> None:
 
 
 def _train(seeds: int, epochs: int) -> dict[str, list[Predictions]]:
-    tested: dict[str, list[Predictions]] = {name: [] for name in _ORDER}
+    tested: dict[str, list[Predictions]] = {name: [] for name in _SHORT}
     with progress_bar("training", float(seeds * len(TRAINED) * epochs)) as advance:
         for seed in range(seeds):
             for method, name in TRAINED.items():
@@ -142,24 +125,21 @@ def score(predictions: Predictions, posterior: Tensor) -> DemoScores:
     probs, labels = predictions.probs, predictions.labels
     confidence, predicted = probs.double().max(1)
     truth = posterior.gather(1, predicted.unsqueeze(1)).squeeze(1)
-    return DemoScores(
-        error=float(METRICS["error"](probs, labels)),
-        nll=float(METRICS["nll"](probs, labels)),
-        ece=float(METRICS["ece"](probs, labels)),
-        gap=float(torch.abs(confidence - truth).mean()),
-    )
+    found = {key: float(METRICS[key](probs, labels)) for key in ("error", "nll", "ece")}
+    return found | {"gap": float(torch.abs(confidence - truth).mean())}
 
 
 def comparison(found: dict[str, list[DemoScores]], *, width: int) -> Table:
     """The methods side by side, mean ± standard deviation over seeds, the best of each column in bold."""
-    columns = {
-        name: [[getattr(run, key) for run in runs] for key in ("error", "nll", "ece", "gap")] for name, runs in found.items()
-    }
-    best = [min(statistics.mean(columns[name][k]) for name in columns) for k in range(4)]
-    rows: list[Row] = []
-    for name, values in columns.items():
-        cells = [_cell(v, percent=k != 1, bold=statistics.mean(v) == best[k]) for k, v in enumerate(values)]
-        rows.append([name, *cells])
+    rows: list[list[str | Text]] = [[name] for name in found]
+    for key in ("error", "nll", "ece", "gap"):
+        columns = [[run[key] for run in runs] for runs in found.values()]
+        best = min(map(statistics.mean, columns))
+        for row, values in zip(rows, columns, strict=True):
+            scale, digits, unit = (1, 3, "") if key == "nll" else (100, 1, "%")
+            mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+            text = f"{scale * mean:.{digits}f} ± {scale * spread:.{digits}f}{unit}"
+            row.append(Text(text, style="bold" if mean == best else ""))
     return fit_table(("Method", "Error", "NLL", "ECE", "True gap"), rows, width=width, drop=(2, 4))
 
 
@@ -178,26 +158,15 @@ def right_by_confidence(tested: dict[str, list[Predictions]], *, width: int) -> 
 
 def conclusion(found: dict[str, list[DemoScores]]) -> str:
     """What the comparison says, in words."""
-    plain, repaired, _, learned = (statistics.mean(run.ece for run in found[name]) for name in _ORDER)
+    plain, repaired, _, learned = (statistics.mean(run["ece"] for run in found[name]) for name in _SHORT)
     return (
         f"Trained with cross-entropy the network misjudges its own certainty by {plain:.1%}; repaired afterwards by one "
         f"temperature, by {repaired:.1%}; trained with gamma-Net, by {learned:.1%} without any repair."
     )
 
 
-def _cell(values: Sequence[float], *, percent: bool, bold: bool) -> Text:
-    scale, digits = (100.0, 1) if percent else (1.0, 3)
-    mean, spread = scale * statistics.mean(values), scale * (statistics.stdev(values) if len(values) > 1 else 0.0)
-    return Text(f"{mean:.{digits}f} ± {spread:.{digits}f}{'%' if percent else ''}", style="bold" if bold else "")
-
-
 def run_measure_demo(folder: Path | None, *, seed: int) -> None:
-    """Make predictions, write them to a file, measure the file and compare with the truth.
-
-    Args:
-        folder: Where to write; a temporary folder by default.
-        seed: Seed of the synthetic classifier.
-    """
+    """Make predictions, write them to a file in ``folder`` or a temporary one, measure it and compare with the truth."""
     console = Console(highlight=False)
     day, night = _TEMPERATURES.values()
     show_prose(

@@ -88,15 +88,7 @@ def duration_words(seconds: float) -> str:
 
 @contextmanager
 def progress_bar(text: str, total: float | None) -> Iterator[Callable[[float], None]]:
-    """Show a bar that goes away when done; nothing is shown where standard error is not a terminal.
-
-    Args:
-        text: What is being done.
-        total: How much there is to do; None for work of unknown size.
-
-    Yields:
-        A function to call with the amount just done.
-    """
+    """Show a bar, where standard error is a terminal; yield a function that moves it on by an amount of ``total``, if known."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -111,19 +103,13 @@ def check_destination(out: Path, endings: Collection[str]) -> None:
     folder = out.resolve().parent
     if not folder.is_dir():
         raise FileNotFoundError(f"{out}: the folder {out.parent} must exist before a file is written to it. Create it first.")
-    if out.is_dir():
-        raise IsADirectoryError(f"{out}: must be a file, got a folder. Add a file name to it.")
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{out}: the folder {out.parent} must be writable, got one that is not. Choose another.")
 
 
 @contextmanager
 def says_how_to_go_on(so_far: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Leave with a sentence where the block is interrupted (exit code 130) or the process told to terminate (143).
-
-    Args:
-        so_far: Says how far it was, as ``", 1 of 2 runs are finished"``.
-    """
+    """Leave with a sentence, and how far it was, where the block is interrupted (exit code 130) or told to end (143)."""
     told = False
 
     def terminate(number: int, frame: FrameType | None) -> None:

@@ -36,15 +36,7 @@ _REASON = {
 def train_model(
     recipe: Path | None, *, options: Mapping[str, object], settings: Sequence[str] | None, out: Path | None, resume: bool
 ) -> None:
-    """Train by a recipe file, or the defaults, with options on top; show progress and say what came of it.
-
-    Args:
-        recipe: The recipe; with ``resume`` the one in ``out`` by default.
-        options: Dotted key of the recipe → value; None where nothing was said.
-        settings: Further ones as ``KEY=VALUE``.
-        out: Run folder; named after the run by default.
-        resume: Whether to go on with the run in ``out``.
-    """
+    """Train by a recipe file, or the defaults, with options on top; show progress and say what came of it."""
     if recipe is None and resume and out is not None and (out / "recipe.toml").exists():
         recipe = out / "recipe.toml"
     changes = merge_settings(options, settings or [])
@@ -60,7 +52,9 @@ def train_model(
             run = train(whole, out=folder, resume=resume, report=display.report, tick=display.tick)
     except KeyboardInterrupt:
         if first:
-            print(f"calibrant: interrupted. {_how_to_go_on(folder)}", file=sys.stderr)
+            written = (folder / "recipe.toml").exists()
+            again = f"Go on with `calibrant train --resume --out {folder}`." if written else "Nothing was written yet."
+            print(f"calibrant: interrupted. {again}", file=sys.stderr)
         raise typer.Exit(130) from None
     if first:
         write_summary(run)
@@ -81,15 +75,6 @@ def _no_run(folder: Path) -> ValueError:
         f"train: `--resume` must find a run to go on with, got {str(folder)!r}, which holds none.{hint} To start one there, "
         "say what to train: a recipe, or options such as `--data` and `--method`."
     )
-
-
-def _how_to_go_on(folder: Path) -> str:
-    again = f"with `calibrant train --resume --out {folder}`."
-    if (folder / "state.pt").exists():
-        return f"The last checkpoint is kept; go on {again}"
-    if (folder / "recipe.toml").exists():
-        return f"No epoch was saved yet; start again {again}"
-    return "Nothing was written yet; start again with the same command."
 
 
 def merge_settings(options: Mapping[str, object], settings: Sequence[str]) -> dict[str, object]:
@@ -125,13 +110,7 @@ def default_folder(recipe: Recipe) -> Path:
 
 
 class EpochDisplay:
-    """Shows epochs as they end.
-
-    Args:
-        epochs: Epochs of the whole run.
-        shown: Whether to show anything (processes beside the first do not).
-        console: Where to; standard output by default.
-    """
+    """Shows epochs as they end, unless it is not ``shown``, as in processes beside the first."""
 
     def __init__(self, epochs: int, *, shown: bool = True, console: Console | None = None) -> None:
         self.epochs, self.shown = epochs, shown

@@ -76,13 +76,8 @@ _TABLES = {
 def runs(place: str, *flags: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function that has nothing but a signature and a docstring.
 
-    Args:
-        place: Function that the arguments go to by keyword, as ``module:name`` in this room; it is loaded when called.
-        flags: Options of a recipe that the command has too; the function gets them as ``options``, dotted key → value, None
-            where nothing was said.
-
-    Returns:
-        A decorator.
+    The arguments go by keyword to the function at ``place``, ``module:name`` in this room, which is loaded when called. Options
+    of a recipe, given by their ``flags``, are added; they arrive as ``options``, dotted key → value, None where not said.
     """
     names = {key.flag.removeprefix("--").replace("-", "_"): name for name, key in KEYS.items() if key.flag in flags}
 
