@@ -152,7 +152,9 @@ def resampled_values(function: Callable[..., Tensor], predictions: Predictions, 
     The same seed draws the same examples, so that two models can be compared.
     """
     rng = np.random.default_rng([seed, 3])
-    draws = (rng.integers(0, len(predictions), len(predictions)) for _ in range(min(n_resamples, 200)))
+    # Examples of weight zero are none: a resample of nothing else would have no value.
+    kept = np.arange(len(predictions)) if predictions.weights is None else predictions.weights.nonzero()[:, 0].cpu().numpy()
+    draws = (kept[rng.integers(0, len(kept), len(kept))] for _ in range(min(n_resamples, 200)))
     return torch.stack([value_of(function, predictions.subset(rows)) for rows in draws])
 
 

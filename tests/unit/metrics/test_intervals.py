@@ -27,6 +27,7 @@ from calibrant.metrics.intervals import (
     few_gaps,
     mean_interval,
     rate_interval,
+    resampled_values,
     signed_gap_interval,
     spread_of_confidences,
 )
@@ -391,7 +392,7 @@ def calibrated(n: int, num_classes: int = 5, *, scale: float = 1.0) -> Predictio
 
 def test_intervals_of_calibrated_predictions_begin_at_zero() -> None:
     found = intervals(calibrated(2000))
-    assert set(found) == {key for key, metric in METRICS.items() if metric.is_score}
+    assert set(found) == {key for key, metric in METRICS.items() if metric.is_score and metric.read}
     for key in ERRORS:
         assert found[key].low == 0, key
         assert 0 < found[key].high < (0.5 if key == "mce" else 0.1), key
@@ -513,3 +514,10 @@ def test_classwise_interval_takes_probabilities_rounded_above_one() -> None:
     probs = torch.tensor([[1 + 1.1920928955078125e-07, 0.0]] * 50)
     found = classwise_interval(evidence_of(Predictions(probs=probs, labels=[0] * 50)), 0.0)
     assert found.low == 0 < found.high
+
+
+def test_resamples_leave_out_examples_of_weight_zero() -> None:
+    weights = torch.zeros(200, dtype=torch.float64)
+    weights[3] = 2.0
+    given = Predictions(logits=calibrated(200).logits, labels=calibrated(200).labels, weights=weights)
+    assert set(resampled_values(METRICS["error"], given, 20, seed=0).tolist()) == {float(METRICS["error"](given))}

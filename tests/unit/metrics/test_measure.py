@@ -18,7 +18,8 @@ from calibrant.metrics.paired import paired_test
 from calibrant.metrics.table import METRICS, Metric, score_metrics
 from helpers import golden, mixed_gaps
 
-KEYS = tuple(score_metrics())
+# Those read from the sums that all scores share; the others are computed from all examples.
+KEYS = tuple(key for key, metric in score_metrics().items() if metric.read)
 
 
 def score_values(predictions: Predictions, *, n_bins: int) -> dict[str, float]:

@@ -14,7 +14,7 @@ from calibrant.metrics.paired import Sample, _compare, _draw_counts, _shrinkage,
 from calibrant.metrics.table import score_metrics
 from helpers import mixed_gaps
 
-KEYS = tuple(score_metrics())
+KEYS = tuple(key for key, metric in score_metrics().items() if metric.read)
 
 
 def two_models(n: int, seed: int, *, second_scale: float = 1.0) -> tuple[Predictions, Predictions]:
