@@ -39,7 +39,7 @@ _LEARNED_RULES: dict[str, tuple[str, Callable[[Tensor], bool]]] = {
 
 
 class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
-    """Repairs the probabilities of a trained classifier, learned from logits and labels it was not trained on.
+    """Repairs the probabilities of a trained classifier; learns from logits and labels the classifier was not trained on.
 
     To scikit-learn it is a classifier whose features are logits. A subclass names what it learns (``learned``), how it is
     learned (``_fit``) and the pure function that applies it (``formula``). Constructor arguments are hyper-parameters only,
@@ -47,18 +47,18 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     entry-point group ``calibrant.calibrators``.
 
     Attributes:
-        label: What it is called in print.
+        label: Name in tables and reports.
         rules: Hyper-parameter → function ``(value, *, where, name)`` that raises ``ValueError`` if it cannot be used.
         learned: Names of what ``formula`` takes besides the logits, without the underscore.
-        also_kept: Names of what is kept in files besides.
+        also_kept: Names of further attributes saved in files.
         formula: Function ``(logits [..., C], **learned) -> log-probabilities [..., C]``.
         layer_dtype: Precision of `wrap`. Tables of probabilities need float64, where 1 - 1e-9 is not yet 1.
         preserves_accuracy: Whether the top class of an example never changes.
         takes_samples: Whether logits may be samples ``[S, N, C]``.
         in_auto: Whether `AutoCalibrator` tries it.
-        needs_every_class: Whether classes are treated apart, so that a class without examples is left in the dark.
-        few_samples_per_class: A fit on fewer examples warns, if every class is needed;
-        few_samples: or on fewer than this, if not.
+        needs_every_class: Whether it learns something for each class, so that a class without examples is a problem.
+        few_samples_per_class: A fit on fewer examples per class warns if every class is needed;
+        few_samples: otherwise a fit on fewer examples in all.
     """
 
     label: ClassVar[str] = "calibration"

@@ -1,4 +1,4 @@
-"""The record of a data set that can be named: what it is, where it is downloaded from, and how it is read."""
+"""The record of a named data set: what it is, where to download it, and how to read it."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSource:
-    """A data set that can be named; an installed package adds one through the entry points ``calibrant.datasets``.
+    """A named data set. Installed packages add theirs through the entry points ``calibrant.datasets``.
 
     Attributes:
-        name: What it is called in commands.
-        label: What it is called in print.
-        about: What it is, in a few words.
-        load: Reads it from the folder where sets lie; a set that needs no files passes over the folder.
-        shape: Its size, known before it is there.
-        files: What is downloaded.
-        others: Further paths below the root that show that the set is there, besides the files themselves.
-        settings: Settings of a recipe that suit it, where those for CIFAR do not.
+        name: Name in commands.
+        label: Name in tables and figures.
+        about: A short description.
+        load: Reads it from the folder of data sets; a set without files ignores the folder.
+        shape: Its size, known before it is downloaded.
+        files: Files to download.
+        others: Other paths below the root that show the set is there.
+        settings: Recipe settings that suit it better than those for CIFAR.
     """
 
     name: str

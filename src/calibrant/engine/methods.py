@@ -51,11 +51,11 @@ class Method:
     """Everything about a training method.
 
     Attributes:
-        label: What it is called in print.
+        label: Name in tables and figures.
         help: What it minimises, in a few words.
-        loss: The entry of docs/losses.md with its formula and reference.
-        build: ``build(facts, **options)`` gives the plan of a run; its keyword arguments are the method's options.
-        look: How figures draw it; None for whatever is free.
+        loss: The entry of docs/losses.md with formula and reference.
+        build: ``build(facts, **options)`` returns the plan of a run; its keyword arguments are the options of the method.
+        look: How figures draw it; None takes whatever is free.
         learns: Whether it learns hyper-parameters on held-out data.
         average: Averaging of weights under the default preset.
         select: What picks the best epoch under the default preset.

@@ -1,4 +1,4 @@
-"""The table of all metrics: one record says everything there is to know of one."""
+"""The table of all metrics, one record each."""
 
 from __future__ import annotations
 
@@ -61,24 +61,24 @@ from calibrant.metrics.scores import (
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. Calling it calls its function; a metric of another package needs no more than a function and a label.
+    """One metric. Call it like its function. A metric of another package needs only a function and a label.
 
     Attributes:
-        function: From ``(probs, labels)`` to a number; takes ``weights`` by name, if examples are to have any.
+        function: From ``(probs, labels)`` to a number; takes ``weights`` by name if it supports weighted examples.
         label: Name in tables and pages.
-        short: Name where room is short; the label if not given.
+        short: Name where space is short; default: the label.
         meaning: What it says, in a few words.
-        unit: "%" for a fraction that is written in per cent, "nats", or "" for a plain number.
-        better: Which way is better; None where the sign tells a direction and 0 is best.
-        largest: Largest size that a value can have.
-        group: Part of a table that it stands in: scores of the whole, errors of the top label, other views of them.
+        unit: "%" for a fraction shown in per cent, "nats", or "" for a plain number.
+        better: Which direction is better; None if 0 is best and the sign matters.
+        largest: Largest absolute value it can take.
+        group: Part of the table it is listed in.
         is_score: Whether `calibrant.measure`, tables and reports show it.
-        classwise: Whether it needs the sums of every class, which a stream may leave out.
+        classwise: Whether it needs sums for every class, which a stream can leave out.
         read: How it is read from the sums that all scores share (which makes it a streaming metric, too); without it the
             function is called with all examples.
-        interval: How its 95 % interval is made from those sums; a bootstrap of the function if not given.
-        of_levels: Its value on many resamples at once, for the paired test; the function on each of them if not given.
-        shrinks: Which bins' gaps the paired test reduces by what chance has added to them; none if not given.
+        interval: How its 95 % interval is computed from those sums; default: a bootstrap of the function.
+        of_levels: Its value on many resamples at once, for the paired test; default: the function on each of them.
+        shrinks: Bins whose gaps the paired test shrinks by what chance added to them; default: none.
 
     Example:
         >>> import torch
@@ -103,7 +103,7 @@ class Metric:
     shrinks: Literal["width", "mass"] | None = None
 
     def __call__(self, probs: object, labels: object = None, **options: object) -> Tensor:
-        """Return the value, as the function gives it."""
+        """Return what the function returns."""
         return self.function(probs, labels, **options)
 
 
@@ -269,5 +269,5 @@ METRICS = Registry("metric", "calibrant.metrics", {**_SCORES, **_OTHERS}, of=Met
 
 
 def score_metrics() -> dict[str, Metric]:
-    """The metrics that `calibrant.measure`, tables and reports show, those of installed packages included."""
+    """The metrics that `calibrant.measure`, tables and reports show, including those of installed packages."""
     return {key: metric for key, metric in METRICS.items() if metric.is_score}

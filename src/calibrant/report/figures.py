@@ -35,16 +35,16 @@ class FigureKind:
     """One kind of figure.
 
     Attributes:
-        prepare: Gives what is shown of the rows of a group: one record, with its ``label``, for each row that has the data.
-        draw: Draws such records under a title.
+        prepare: Returns one record, with a ``label``, for each row of a group that has the data.
+        draw: Draws these records under a title.
         needs: What a row must have to be shown.
         title: Heading on a page.
-        about: What stands below it there.
-        choices: What a reader of a page can choose between → options of ``draw``. Pages leave out figures without any.
-        least: Number of records below which there is nothing to draw.
-        common: Whether most rows have it, so that one without is worth a word.
+        about: Text below the heading.
+        choices: Choices of a reader → options of ``draw``. Pages leave out figures without choices.
+        least: Fewest records worth drawing.
+        common: Whether most rows have the data, so that a row without them is mentioned.
         of_run: Whether ``prepare`` takes the ``seed`` of the run to show of each row.
-        of_bins: Whether ``prepare`` takes ``n_bins``, of which there are several.
+        of_bins: Whether ``prepare`` takes ``n_bins``; there is then one figure per number of bins.
     """
 
     prepare: Callable[..., Sequence[Any]]
