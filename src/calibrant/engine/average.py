@@ -110,16 +110,8 @@ def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
 def build_averages(model: nn.Module, train: TrainPart, *, steps: int, watched: bool) -> dict[str, WeightAverage]:
     """Make the averages of a run: the one that predicts and, where it must be another, the one that meta batches go through.
 
-    The longer an average's memory, the later it shows what gamma has done; what steers by it then swings.
-
-    Args:
-        model: The network.
-        train: How its weights are averaged.
-        steps: Steps of the whole run.
-        watched: Whether meta batches are to go through an average.
-
-    Returns:
-        "average" predicts, and "watch" is the other one.
+    The longer an average's memory, the later it shows what gamma has done; what steers by it then swings. So by phase there
+    are two: "average" predicts, and meta batches, if they are to be ``watched``, go through "watch".
     """
     if train.average == "no":
         return {}

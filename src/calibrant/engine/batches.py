@@ -88,12 +88,7 @@ class _Batches:
 class TrainBatches(_Batches):
     """Augmented training batches; the remainder of an epoch is left out. Call `feed` before each `next`.
 
-    Args:
-        data: The training set.
-        hardware: Where batches are made, and the processes that share them.
-        batch_size: Examples of one global batch.
-        seed: Seed of order and augmentation.
-        resident: Whether the images lie on the device.
+    ``batch_size`` counts the examples of all processes; ``resident`` images lie on the device.
     """
 
     def __init__(self, data: ImageSet, hardware: Hardware, *, batch_size: int, seed: int, resident: bool = True) -> None:
@@ -106,15 +101,7 @@ class TrainBatches(_Batches):
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int, *, kept: Tensor | None = None) -> int:
-        """Draw the order and augmentation of an epoch and start at its first batch.
-
-        Args:
-            epoch: Number of the epoch.
-            kept: Positions of the examples to draw from, ascending; all by default.
-
-        Returns:
-            Steps of this epoch.
-        """
+        """Draw the order and augmentation of an epoch, of the examples ``kept`` alone if given; return its number of steps."""
         draw = draw_epoch(self._draw.shape[1], pad=self.pad, flip=self.flip, seed=self.seed, epoch=epoch)
         order = draw.order
         if kept is not None and len(kept) < len(order):
@@ -144,24 +131,11 @@ class TrainBatches(_Batches):
 class MetaBatches(_Batches):
     """Meta-validation batches, not augmented, re-drawn without replacement: never a cached cycle, never a small remainder.
 
-    Args:
-        data: The meta-validation set.
-        hardware: Where batches are made, and the processes that share them.
-        batch_size: Examples of one global meta batch (at most the whole set is taken).
-        steps_per_epoch: Meta steps of an epoch.
-        seed: Seed of the order.
-        resident: Whether the images lie on the device.
+    At most the whole set is a batch; ``steps_per_epoch`` counts meta steps.
     """
 
     def __init__(
-        self,
-        data: ImageSet,
-        hardware: Hardware,
-        *,
-        batch_size: int,
-        steps_per_epoch: int,
-        seed: int,
-        resident: bool = True,
+        self, data: ImageSet, hardware: Hardware, *, batch_size: int, steps_per_epoch: int, seed: int, resident: bool = True
     ) -> None:
         size = min(batch_size, len(data))
         size -= size % hardware.group.world_size

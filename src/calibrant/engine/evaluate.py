@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from calibrant.core.records import Predictions
 from calibrant.data.augment import normalize
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.hardware import Hardware
 from calibrant.engine.network import FeatureFunction
-from calibrant.meta.network import meta_mode, norms_of
+from calibrant.meta.network import meta_mode
 from calibrant.metrics.binned import expected_calibration_error
 from calibrant.metrics.scores import error_rate, negative_log_likelihood
 
@@ -43,12 +42,11 @@ class EvalSet:
     Args:
         data: The set.
         hardware: Where it is computed, and by which processes: they share the work, and each gets all of the result.
-        batch_size: Examples of one forward pass; None for what suits device and network.
         resident: Whether the images lie on the device all along.
     """
 
-    def __init__(self, data: ImageSet, hardware: Hardware, *, batch_size: int | None = None, resident: bool = True) -> None:
-        self._batch_size, self._hardware, self.labels = batch_size, hardware, data.labels
+    def __init__(self, data: ImageSet, hardware: Hardware, *, resident: bool = True) -> None:
+        self._hardware, self.labels = hardware, data.labels
         group, device = hardware.group, hardware.device
         share = -(-len(data) // group.world_size)
         # Equal shares, as gathering needs; what the last one lacks is filled with its last example and cut off again.
@@ -63,7 +61,7 @@ class EvalSet:
         device, narrow = self._hardware.device, self._hardware.precision == "bf16"
         logits, gammas = [], []
         with torch.no_grad(), meta_mode(model, "frozen"), self._hardware.autocast():
-            for images in self._images.split(self._batch_size or at_once(self._images[0], model, device)):
+            for images in self._images.split(at_once(self._images[0], device)):
                 features, scores = forward(normalize(images.to(device), self._mean, self._std))
                 logits.append(scores.float() if narrow else scores)
                 if gamma is not None:
@@ -74,17 +72,14 @@ class EvalSet:
         return self._hardware.group.gather(torch.cat(parts))[: len(self.labels)]
 
 
-def at_once(image: Tensor, model: nn.Module, device: torch.device) -> int:
+def at_once(image: Tensor, device: torch.device) -> int:
     """How many images like ``image`` a forward pass in evaluation mode should take.
 
     On a GPU 2,000 of CIFAR-10's size or less, and as many fewer of larger ones, so that activations take no more memory: 40 of
     224 x 224 pixels, where input and output of ResNet-18's largest layer then take 0.5 GB in bf16 instead of 26. On a CPU, so
     few that they stay in its caches: ResNet-18 takes 1,024 images of CIFAR-10 in 5.6 s by 32 and in 7.3 s at once (two cores).
-    Of small images as many more, for what a pass costs besides arithmetic. And 2,000 of any size where BatchNorm has no running
-    statistics: it takes those of the images at hand, and would predict otherwise with fewer.
+    Of small images as many more, for what a pass costs besides arithmetic.
     """
-    if any(isinstance(norm, _BatchNorm) and norm.running_mean is None for norm in norms_of(model)):
-        return _AT_ONCE
     if device.type == "cuda":
         return min(_AT_ONCE, max(32, _AT_ONCE * 3 * 32**2 // image.numel()))
     return max(32, 3 * 32**3 // image.numel())

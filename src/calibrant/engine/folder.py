@@ -370,11 +370,7 @@ def device_name(device: torch.device) -> str:
 
 
 def package_commit(folder: Path | None = None) -> str | None:
-    """Commit of the git checkout that the package lies in, ``-dirty`` behind it where files differ; None outside of one.
-
-    Args:
-        folder: Folder of the package; the installed one by default.
-    """
+    """Commit of the git checkout that the package lies in, ``-dirty`` behind it where files differ; None outside of one."""
     place = Path(__file__).parents[1] if folder is None else folder
 
     def git(*arguments: str) -> str:

@@ -90,13 +90,8 @@ ALONE_GROUP = Group()
 def joined_group(device: str) -> Iterator[Group]:
     """Join the other processes of a launcher such as ``torchrun``, and leave them afterwards.
 
-    A process group that is there already is used and left in place; without launcher and group there is one process.
-
-    Args:
-        device: The recipe's device: processes on GPUs talk through NCCL, others through gloo.
-
-    Yields:
-        The group.
+    A process group that is there already is used and left in place; without launcher and group there is one process. Unless
+    the recipe's ``device`` is the CPU, processes on GPUs talk through NCCL.
     """
     rank, world_size, local_rank = _variable("RANK", 0), _variable("WORLD_SIZE", 1), _variable("LOCAL_RANK", 0)
     if dist.is_available() and dist.is_initialized():

@@ -128,26 +128,18 @@ def make_stepper(step: TrainStep, *, with_meta: bool) -> Callable[[], None]:
     return take
 
 
-def capture_step(step: Callable[[], None], *, state: Sequence[Tensor], warmup: int = 3) -> Callable[[], None]:
+def capture_step(step: Callable[[], None], *, state: Sequence[Tensor]) -> Callable[[], None]:
     """Record ``step`` as a CUDA graph and return a function that replays it.
 
-    Capturing needs a few ordinary runs first (lazy initialisation, autotuning, compilation). They change the state, so it is
-    saved before and put back after: training starts from the same point as without a graph.
-
-    Args:
-        step: A step that takes everything from, and leaves everything in, tensors of fixed address, and never waits
-            for the device.
-        state: Every tensor that the step changes.
-        warmup: Ordinary runs before the capture.
-
-    Returns:
-        A function without arguments that runs the step.
+    The step takes everything from, and leaves everything in, tensors of fixed address, and never waits for the device.
+    Capturing needs a few ordinary runs first (lazy initialisation, autotuning, compilation). They change the ``state``, so all
+    of it is saved before and put back after: training starts from the same point as without a graph.
     """
     saved = [tensor.detach().clone() for tensor in state]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(warmup):
+        for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
@@ -189,17 +181,10 @@ class Assembly:
 
 
 def run_epoch(assembly: Assembly, epoch: int, *, started: float, tick: Tick | None = None) -> EpochRecord:
-    """Train for one epoch and evaluate if it is due.
+    """Train for one epoch, evaluate if it is due, and return the epoch's line of history.
 
-    Args:
-        assembly: The run.
-        epoch: Number of the epoch.
-        started: When the run began (`time.monotonic`).
-        tick: Called after every step; a GPU may still be working on it.
-
-    Returns:
-        The epoch's line of history; raises ``FloatingPointError`` if the loss, or what the network predicts, is no longer
-        finite.
+    ``started`` is when the run began (`time.monotonic`). Raises ``FloatingPointError`` if the loss, or what the network
+    predicts, is no longer finite.
     """
     step, objective, recipe = assembly.step, assembly.objective, assembly.recipe
     train, averages = recipe.train, step.averages.values()

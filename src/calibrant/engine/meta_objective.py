@@ -84,7 +84,8 @@ class MetaObjective(Objective):
         recipe, settings = step.recipe, plan.settings
         self.plan, self.recipe, self.hardware, self.group = plan, recipe, step.hardware, step.hardware.group
         self.has_meta, self.every, self.reduction = not plan.frozen, settings.every, recipe.train.reduction
-        self.head, self._optimizer, self._leaked = find_head(step.model)[1], step.optimizer, None
+        self.head, self._optimizer = find_head(step.model)[1], step.optimizer
+        self._leaked: Tensor | None = None
         self._memory = average_memory(recipe.train, step.steps)
         assert step.meta_data is not None
         self.batches = MetaBatches(
@@ -177,7 +178,7 @@ class MetaObjective(Objective):
         """Features of meta images ``[B, D]``; in pieces where the network treats each image by itself."""
         meta_bn, leaks = self.plan.settings.meta_bn, self.plan.settings.leak_meta_grad
         alone = meta_bn == "frozen" and not leaks
-        pieces = images.split(at_once(images[0], self.network, images.device)) if alone else (images,)
+        pieces = images.split(at_once(images[0], images.device)) if alone else (images,)
         with torch.set_grad_enabled(leaks), meta_mode(self.network, meta_bn), self.hardware.autocast():
             seen = torch.cat([self.forward(piece)[0] for piece in pieces])
         return seen.to(self.head.weight.dtype)

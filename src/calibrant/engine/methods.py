@@ -160,8 +160,23 @@ def _focal_loss(facts: Facts, gamma: float) -> FocalLoss:
     return FocalLoss(gamma=gamma, reduction=facts.reduction)
 
 
-def _plain(facts: Facts) -> Plan:
-    return LossPlan(_ce(facts))
+def _alone(loss: Callable[..., Any]) -> Callable[..., Plan]:
+    """A loss without options."""
+    return lambda facts: LossPlan(loss(reduction=facts.reduction))
+
+
+def _with_ce(penalty: Callable[[], Any], weight: float) -> Callable[..., Plan]:
+    def build(facts: Facts, *, weight: float = weight) -> Plan:
+        return LossPlan(_ce(facts) + weight * penalty())
+
+    return build
+
+
+def _with_focal(penalty: Callable[[], Any]) -> Callable[..., Plan]:
+    def build(facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> Plan:
+        return LossPlan(_focal_loss(facts, gamma) + weight * penalty())
+
+    return build
 
 
 def _smoothed(share: float) -> Callable[..., Plan]:
@@ -176,10 +191,6 @@ def _focal(facts: Facts, *, gamma: float = 1.0) -> Plan:
     return LossPlan(_focal_loss(facts, gamma))
 
 
-def _flsd(facts: Facts) -> Plan:
-    return LossPlan(FLSDLoss(reduction=facts.reduction))
-
-
 def _mixup(facts: Facts, *, alpha: float = 1.0) -> Plan:
     return LossPlan(_ce(facts), mixup_alpha=alpha)
 
@@ -187,14 +198,6 @@ def _mixup(facts: Facts, *, alpha: float = 1.0) -> Plan:
 def _mmce(facts: Facts, *, weight: float = 2.0, normalization: Literal["official", "paper"] = "official") -> Plan:
     # Weight and normalisation of the code that the paper's row was made with.
     return LossPlan(_ce(facts) + weight * WeightedMMCE(normalization=normalization))
-
-
-def _brier(facts: Facts) -> Plan:
-    return LossPlan(BrierLoss(reduction=facts.reduction))
-
-
-def _adafocal(facts: Facts) -> Plan:
-    return LossPlan(AdaFocalLoss(reduction=facts.reduction))
 
 
 def _dual_focal(facts: Facts, *, gamma: float = 5.0) -> Plan:
@@ -205,28 +208,8 @@ def _mbls(facts: Facts, *, weight: float = 0.1, margin: float = 10.0) -> Plan:
     return LossPlan(_ce(facts) + weight * MbLS(margin=margin))
 
 
-def _ecp(facts: Facts, *, weight: float = 0.1) -> Plan:
-    return LossPlan(_ce(facts) + weight * ConfidencePenalty())
-
-
-def _focal_sb_ece(facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> Plan:
-    return LossPlan(_focal_loss(facts, gamma) + weight * SBECE())
-
-
-def _focal_s_avuc(facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> Plan:
-    return LossPlan(_focal_loss(facts, gamma) + weight * SoftAvUC())
-
-
 def _avuc(facts: Facts, *, beta: float = 3.0) -> Plan:
     return LossPlan(_ce(facts) + AvUC(beta=beta))
-
-
-def _mdca(facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> Plan:
-    return LossPlan(_focal_loss(facts, gamma) + weight * MDCA())
-
-
-def _dca(facts: Facts, *, weight: float = 1.0) -> Plan:
-    return LossPlan(_ce(facts) + weight * DCA())
 
 
 def _patra(facts: Facts, *, gamma: float = 1.0, weight: float = 200.0, fraction: float = 0.1, every: int = 20) -> Plan:
@@ -237,10 +220,6 @@ def _patra(facts: Facts, *, gamma: float = 1.0, weight: float = 200.0, fraction:
 
 def _cpc(facts: Facts) -> Plan:
     return LossPlan(_ce(facts) + CPC())
-
-
-def _acls(facts: Facts, *, weight: float = 0.1) -> Plan:
-    return LossPlan(_ce(facts) + weight * ACLS())
 
 
 def _crl(facts: Facts, *, weight: float = 1.0) -> Plan:
@@ -269,14 +248,16 @@ def _learned(label: str, regularizer: str, objective: str, look: Look) -> Method
 # cross-entropy is the plainest reading. Joint training on the training loss is none: it falls with gamma, which then grows
 # without bound.
 BUILTIN: dict[str, Method] = {
-    "ce": Method("CE", "cross-entropy", "cross_entropy", _plain, ("black", "o", "-")),
+    "ce": Method("CE", "cross-entropy", "cross_entropy", _alone(CrossEntropyLoss), ("black", "o", "-")),
     "focal": Method("Focal", "focal loss, one gamma for all", "focal", _focal, ("green", "s", "-")),
-    "flsd": Method("FLSD", "focal loss, gamma by the probability of the true class", "flsd", _flsd, ("green", "^", "--")),
+    "flsd": Method(
+        "FLSD", "focal loss, gamma by the probability of the true class", "flsd", _alone(FLSDLoss), ("green", "^", "--")
+    ),
     "ls-0.05": Method("LS-0.05", "smoothed cross-entropy", "cross_entropy", _smoothed(0.05), ("sky", "D", "-")),
     "ls-0.1": Method("LS-0.1", "smoothed cross-entropy", "cross_entropy", _smoothed(0.1), ("sky", "h", "--")),
     "mixup": Method("Mixup", "cross-entropy on mixtures of two images", "mixup", _mixup, ("grey", "p", "--")),
     "mmce": Method("MMCE", "cross-entropy and weighted MMCE", "weighted_mmce", _mmce, ("grey", "v", "-.")),
-    "brier": Method("Brier", "Brier score", "brier", _brier, ("purple", ">", "-")),
+    "brier": Method("Brier", "Brier score", "brier", _alone(BrierLoss), ("purple", ">", "-")),
     "ce-dece": _learned("CE-DECE", "unitwise-l2", "dece", ("blue", "P", "-.")),
     "ce-sece": _learned("CE-SECE", "unitwise-l2", "sece", ("purple", "X", "--")),
     "flgamma-dece": _learned("FLγ-DECE", "gamma-focal", "dece", ("orange", "^", "-.")),
@@ -284,7 +265,11 @@ BUILTIN: dict[str, Method] = {
     "flgamma-skce": _learned("FLγ-SKCE", "gamma-focal", "skce", ("orange", "8", "-")),
     "flgamma": _learned("FLγ", "gamma-focal", "nll", ("vermillion", "s", "--")),
     "adafocal": Method(
-        "AdaFocal", "focal loss, gamma by the calibration of validation bins", "adafocal", _adafocal, ("blue", "<", "--")
+        "AdaFocal",
+        "focal loss, gamma by the calibration of validation bins",
+        "adafocal",
+        _alone(AdaFocalLoss),
+        ("blue", "<", "--"),
     ),
     "dual-focal": Method(
         "Dual Focal", "focal loss of the lead over the class right behind", "dual_focal", _dual_focal, ("black", "d", "--")
@@ -293,14 +278,30 @@ BUILTIN: dict[str, Method] = {
     "mbls-0": Method(
         "MbLS (no margin)", "cross-entropy and how logits differ", "mbls", partial(_mbls, margin=0.0), ("grey", "X", "-")
     ),
-    "ecp": Method("ECP", "cross-entropy, less the entropy of predictions", "confidence_penalty", _ecp, ("black", "s", "-.")),
-    "focal+sb-ece": Method("Focal+SB-ECE", "focal loss and soft-binned ECE", "sb_ece", _focal_sb_ece, ("green", "h", "-.")),
+    "ecp": Method(
+        "ECP",
+        "cross-entropy, less the entropy of predictions",
+        "confidence_penalty",
+        _with_ce(ConfidencePenalty, 0.1),
+        ("black", "s", "-."),
+    ),
+    "focal+sb-ece": Method(
+        "Focal+SB-ECE", "focal loss and soft-binned ECE", "sb_ece", _with_focal(SBECE), ("green", "h", "-.")
+    ),
     "focal+s-avuc": Method(
-        "Focal+S-AvUC", "focal loss and soft accuracy versus uncertainty", "soft_avuc", _focal_s_avuc, ("blue", "D", "-")
+        "Focal+S-AvUC",
+        "focal loss and soft accuracy versus uncertainty",
+        "soft_avuc",
+        _with_focal(SoftAvUC),
+        ("blue", "D", "-"),
     ),
     "avuc": Method("AvUC", "cross-entropy and accuracy versus uncertainty", "avuc", _avuc, ("purple", "o", "-.")),
-    "mdca": Method("MDCA", "focal loss and class-wise gaps of confidence and accuracy", "mdca", _mdca, ("orange", "p", "--")),
-    "dca": Method("DCA", "cross-entropy and the gap of confidence and accuracy", "dca", _dca, ("vermillion", "v", "-.")),
+    "mdca": Method(
+        "MDCA", "focal loss and class-wise gaps of confidence and accuracy", "mdca", _with_focal(MDCA), ("orange", "p", "--")
+    ),
+    "dca": Method(
+        "DCA", "cross-entropy and the gap of confidence and accuracy", "dca", _with_ce(DCA, 1.0), ("vermillion", "v", "-.")
+    ),
     "patra": Method(
         "Huber-DCA",
         "focal loss and a Huber loss of the gap of confidence and accuracy; unsure examples are pruned",
@@ -309,7 +310,9 @@ BUILTIN: dict[str, Method] = {
         ("black", "^", "-.."),
     ),
     "cpc": Method("CPC", "cross-entropy and constraints on pairs of classes", "cpc", _cpc, ("sky", "p", "-..")),
-    "acls": Method("ACLS", "cross-entropy and adaptive, conditional label smoothing", "acls", _acls, ("grey", "o", "-..")),
+    "acls": Method(
+        "ACLS", "cross-entropy and adaptive, conditional label smoothing", "acls", _with_ce(ACLS, 0.1), ("grey", "o", "-..")
+    ),
     "crl": Method(
         "CRL",
         "cross-entropy and a ranking of examples by how often they were right",

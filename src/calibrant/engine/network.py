@@ -82,17 +82,9 @@ def feature_function(model: nn.Module) -> FeatureFunction:
 def build_network(
     recipe: Recipe, data: ImageSet | Shape, hardware: Hardware, *, uses_head: bool, tried: bool = True
 ) -> nn.Module:
-    """Return the network of a recipe, ready to train on the hardware.
+    """Return the network of a recipe, ready to train on the hardware; what cannot be built or used raises one sentence.
 
-    Args:
-        recipe: What is run.
-        data: Classes, channels and size of its images.
-        hardware: Where the network goes.
-        uses_head: Whether the method looks ahead with the last layer.
-        tried: Whether to pass two images through it; a network may be made for another device than that of ``hardware``.
-
-    Returns:
-        The network. Raises ``ValueError`` or ``OSError`` with one sentence if it cannot be built, given its weights or used.
+    ``uses_head``: the method looks ahead with the last layer. Not ``tried`` with two images is a network for another device.
     """
     part = recipe.backbone
     model = build_backbone(part, data, seed=recipe.seed)
@@ -189,9 +181,7 @@ def check_network(model: nn.Module, data: ImageSet | Shape, hardware: Hardware, 
 def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
     """Let no gradient into the parts of ``model`` named by ``prefixes``, and keep their BatchNorm in evaluation mode.
 
-    Args:
-        model: The network, in training mode.
-        prefixes: Names of modules or parameters: "layer1" is all of ``layer1.*``.
+    They are names of modules or parameters: "layer1" is all of ``layer1.*``.
     """
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     known = dict.fromkeys(name.partition(".")[0] for name in parameters)
@@ -242,12 +232,7 @@ def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]
 
 
 def load_initial_weights(model: nn.Module, path: str | Path) -> None:
-    """Put weights of a file into ``model``; a head for another number of classes keeps its own, with a warning.
-
-    Args:
-        model: The network, as built.
-        path: A safetensors file, for instance ``weights.safetensors`` of a run.
-    """
+    """Put weights of a safetensors file into ``model``; a head for another number of classes keeps its own, with a warning."""
     found, state, head = load_weights(path)[0], model.state_dict(), find_head(model)[0]
     must = "train: `backbone.init` must hold the weights of this network"
     if odd := sorted(set(state) ^ set(found)):

@@ -109,12 +109,9 @@ class Objective:
 
 
 class LossObjective(Objective):
-    """Minimise a loss of `calibrant.losses`, and feed back to it what it asks for.
+    """Minimise a reduced loss of `calibrant.losses`, and feed back to it what it asks for.
 
-    Args:
-        loss: ``loss(logits, labels)``, reduced; one that needs the samples' positions has "indices" among its inputs.
-        pruner: Drops training examples between epochs, or None.
-        group: Processes that share a batch; the loss and what it remembers see all of it.
+    The loss and what it remembers see the batch of all processes.
     """
 
     def __init__(self, loss: nn.Module, *, pruner: ConfidencePruner | None = None, group: Group = ALONE_GROUP) -> None:
@@ -167,12 +164,7 @@ class LossObjective(Objective):
 class MixupObjective(LossObjective):
     """Minimise a loss on convex combinations of pairs of examples, one mixing weight a batch.
 
-    Args:
-        loss: ``loss(logits, labels)``, reduced.
-        batches: The run's batches; an example may be mixed with one of another process.
-        alpha: Parameter of the Beta distribution of the mixing weight; 0 mixes nothing.
-        device: Where batches live.
-        group: Processes that share a batch.
+    An example may be mixed with one of another process. ``alpha`` is that of the weight's Beta distribution; 0 mixes nothing.
     """
 
     def __init__(

@@ -19,39 +19,19 @@ def build_optimizer(parameters: Iterable[Tensor], part: OptimPart) -> Optimizer:
     as an explicit zero, which gives the same first step as none.
     """
     values = [p for p in parameters if p.requires_grad]
-    if not values:
-        raise ValueError("build_optimizer: `parameters` must hold one that requires a gradient, got none. Freeze fewer layers.")
     cuda = values[0].is_cuda
     rate: float | Tensor = torch.tensor(part.lr, device=values[0].device) if cuda else part.lr
+    optimizer: Optimizer
     if part.name == "adamw":
-        return allocate_state(AdamW(values, lr=rate, weight_decay=part.weight_decay, capturable=cuda, fused=cuda))
-    optimizer = SGD(values, lr=rate, momentum=part.momentum, weight_decay=part.weight_decay, nesterov=part.nesterov, fused=cuda)
-    if part.momentum:
-        for value in values:
-            optimizer.state[value]["momentum_buffer"] = torch.zeros_like(value, memory_format=torch.preserve_format)
-    return optimizer
-
-
-def allocate_state(optimizer: Optimizer) -> Optimizer:
-    """Make an Adam-like optimizer create its state now, without moving a parameter.
-
-    A captured step must find its tensors in place. A step with zero gradient at learning rate zero creates them; only the
-    step counter has to be put back.
-    """
-    rates = [group["lr"] for group in optimizer.param_groups]
-    values = [p for group in optimizer.param_groups for p in group["params"]]
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
+        optimizer = AdamW(values, lr=rate, weight_decay=part.weight_decay, capturable=cuda, fused=cuda)
+        kept = ["exp_avg", "exp_avg_sq"]
+    else:
+        optimizer = SGD(values, rate, part.momentum, weight_decay=part.weight_decay, nesterov=part.nesterov, fused=cuda)
+        kept = ["momentum_buffer"] if part.momentum else []
     for value in values:
-        value.grad = torch.zeros_like(value)
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    for value in values:
-        value.grad = None
-        step = optimizer.state[value].get("step")
-        if isinstance(step, Tensor):
-            step.zero_()
+        optimizer.state[value] = {name: torch.zeros_like(value, memory_format=torch.preserve_format) for name in kept}
+        if part.name == "adamw":
+            optimizer.state[value]["step"] = torch.zeros((), device=value.device if cuda else "cpu")
     return optimizer
 
 

@@ -247,19 +247,11 @@ def load_recipe(path: str | Path) -> Recipe:
     """Read a recipe from a TOML file; an unknown key or a value of the wrong kind is an error that names it."""
     file = Path(path)
     try:
-        return load_recipe_text(file.read_text(encoding="utf-8"), where=str(file))
+        return recipe_of(tomllib.loads(file.read_text(encoding="utf-8")))
     except (FileNotFoundError, IsADirectoryError):
         raise ValueError(f"recipe: `{file}` must be a TOML file, got none there.") from None
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"recipe: `{file}` must be valid TOML, got: {error}.") from None
-
-
-def load_recipe_text(text: str, *, where: str) -> Recipe:
-    """Read a recipe from TOML text that stands in ``where``."""
-    try:
-        return recipe_of(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"recipe: `{where}` must be valid TOML, got: {error}.") from None
 
 
 def recipe_of(values: Mapping[str, object]) -> Recipe:

@@ -97,14 +97,8 @@ class Run:
         return load_run(folder)
 
 
-# What each way of selecting compares; lower is better.
-_VALUES: dict[str, Callable[[EpochRecord], float | None]] = {
-    "error": lambda record: record.val_error,
-    "nll": lambda record: record.val_nll,
-    "error+nll": lambda record: record.val_nll,
-    "error+ece": lambda record: record.val_ece,
-    "last": lambda record: -float(record.epoch),
-}
+# What each way of selecting compares; lower is better, and "last" takes the last.
+_VALUES = {"error": "val_error", "nll": "val_nll", "error+nll": "val_nll", "error+ece": "val_ece"}
 
 
 class Candidate(NamedTuple):
@@ -137,7 +131,7 @@ class BestEpoch:
     """
 
     def __init__(self, select: str, *, n_val: int, within: float = 2.0) -> None:
-        self._value, self._close, self._n, self._within = _VALUES[select], "+" in select, n_val, within
+        self._key, self._close, self._n, self._within = _VALUES.get(select), "+" in select, n_val, within
         self.candidates: list[Candidate] = []
 
     @property
@@ -147,7 +141,8 @@ class BestEpoch:
 
     def offer(self, record: EpochRecord, weights: Mapping[str, Tensor]) -> None:
         """Take copies of ``weights`` if the epoch is the best or may become it."""
-        value, error = self._value(record), (record.val_error if self._close else 0.0)
+        value = -float(record.epoch) if self._key is None else getattr(record, self._key)
+        error = record.val_error if self._close else 0.0
         if value is None or error is None:
             return
         # What is no number is worse than any number, and better than no epoch at all.

@@ -106,13 +106,8 @@ def check_same_data(
 ) -> None:
     """Raise ``ValueError`` if the data of a run are no longer those that it was trained on.
 
-    Published sets are taken to be what they are, and a finished run may outlive its data.
-
-    Args:
-        facts: What ``run.json`` says of the run.
-        part: What the recipe says of the data.
-        where: What the run is kept in.
-        now: Fingerprint of the data, if they have been read.
+    Published sets are taken to be what they are, and a finished run may outlive its data. ``facts`` are those of ``run.json``,
+    ``now`` is the fingerprint of the data, if they have been read.
     """
     if not is_own(part):
         return

@@ -10,7 +10,6 @@ from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.setup import assemble
 from calibrant.engine.train import train
 from calibrant.meta.lookahead import head_hypergradient
-from tracing import trace_step
 
 TINY = {
     "data.name": "mixture",
@@ -76,33 +75,6 @@ def test_weight_average_takes_the_networks_place_for_a_while():
     assert float(model[0].weight.detach()) == float(model[1].running_mean) == 4.0
 
 
-class Tied(nn.Module):
-    """One weight and one BatchNorm, each by two names."""
-
-    def __init__(self, num_classes=4):
-        super().__init__()
-        self.first, self.second, self.norm = nn.Linear(64, 64), nn.Linear(64, 64), nn.BatchNorm1d(64)
-        self.second.weight, self.again = self.first.weight, self.norm
-        self.head = nn.Linear(64, num_classes)
-
-    def forward(self, images):
-        return self.head(self.again(self.second(self.norm(self.first(images.flatten(1))).relu())).relu())
-
-
-def test_weight_average_of_what_has_two_names_is_taken_once():
-    model = Tied()
-    average = averaged(model, [2.0, 4.0, 9.0], decay=None)
-    assert all(bool((value == 5.0).all()) for value in average.means.values())
-    assert len(average.buffer_means) == 2
-    network = average.network(model)
-    assert network.second.weight is network.first.weight
-    assert network.again is network.norm
-    assert all(bool((value == 5.0).all()) for value in network.state_dict().values() if value.is_floating_point())
-    with average.applied():
-        assert bool((model.second.weight == 5.0).all())
-    assert bool((model.second.weight == 9.0).all())
-
-
 def test_weight_average_network_follows_every_update_and_is_apart_from_the_trained_one():
     model = network()
     average = averaged(model, [2.0], decay=None)
@@ -113,15 +85,6 @@ def test_weight_average_network_follows_every_update_and_is_apart_from_the_train
     assert float(seen[0].weight) == float(seen[1].running_mean) == 3.0
     assert not any(value.requires_grad for value in seen.parameters())
     assert all(value.requires_grad for value in model.parameters())
-
-
-@pytest.mark.parametrize("method", ["ce", "flgamma-sece"])
-def test_train_average_of_no_memory_is_the_network_itself(method):
-    settings = TINY | {"method.name": method}
-    plain = train(override(Recipe(), settings | {"train.average": "no"}))
-    same = train(override(Recipe(), settings | {"train.average": "ema", "train.average_decay": "0"}))
-    assert same.test.logits.equal(plain.test.logits)
-    assert [r.train_loss for r in same.history] == [r.train_loss for r in plain.history]
 
 
 def test_meta_batches_go_through_the_averaged_network(monkeypatch):
@@ -151,12 +114,6 @@ def test_meta_batches_go_through_the_averaged_network(monkeypatch):
     with torch.no_grad():
         expected = seen.eval().features(drawn[-1].images)
     torch.testing.assert_close(features, expected)
-
-
-def test_meta_gradients_that_leak_pass_the_network_that_is_trained():
-    settings = {"method.name": "flgamma-sece", "method.preset": "paper", "train.average": "ema"}
-    parts = assemble(override(Recipe(), TINY | settings))
-    assert parts.objective.network is parts.model
 
 
 @pytest.mark.parametrize(("kind", "backbone"), [("ema", "mlp"), ("uniform", "convnet")])
@@ -218,29 +175,6 @@ def test_train_average_interrupted_and_resumed_ends_with_the_same_weights(settin
     # What predicts is what was evaluated.
     loss = float(nn.functional.cross_entropy(whole.test.logits, whole.test.labels))
     assert whole.history[whole.best_epoch].test_nll == pytest.approx(loss)
-
-
-@pytest.mark.parametrize("kind", ["ema", "uniform", "phase"])
-def test_train_step_with_an_average_can_be_captured(kind):
-    recipe = override(Recipe(), TINY | {"train.average": kind, "method.name": "flgamma-sece"})
-    parts = assemble(recipe)
-    places = {name: value.data_ptr() for name, value in parts.step.state().items()}
-    programs = []
-    for epoch in (0, 2):
-        for average in parts.step.averages.values():
-            average.begin_epoch(epoch)
-        trace = trace_step(parts.plain)
-        assert trace.lost == []
-        programs.append(trace.program)
-    assert programs[0] == programs[1]
-    assert {name: value.data_ptr() for name, value in parts.step.state().items()} == places
-    assert sum(name.startswith("average.mean.") for name in places) == len(parts.step.averages["average"].means)
-
-
-def test_weight_average_of_a_share_by_hand():
-    # The second step has a weight of 2/3, the third of 2/4.
-    average = averaged(network(), [2.0, 4.0, 9.0], decay=None, share=0.5)
-    assert float(average.means["0.weight"]) == pytest.approx(10 / 3 / 2 + 9 / 2)
 
 
 def test_weight_average_begun_anew_forgets_what_was_before():

@@ -4,13 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from calibrant.engine.hardware import Group
 from calibrant.engine.loop import run_epoch
-from calibrant.engine.optim import drops
-from calibrant.engine.recipe import OptimPart, Recipe, override
+from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.setup import assemble
 from calibrant.engine.train import train
-from calibrant.meta.network import following, gathering, gathering_norms
+from calibrant.meta.network import gathering_norms
 
 PHASE = {
     "data.name": "mixture",
@@ -117,38 +115,6 @@ def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_im
     assert network.training
 
 
-def test_drops_are_the_milestones_whatever_the_warm_up_and_never_a_cosines_end():
-    def found(**settings):
-        return [epoch for epoch in range(20) if drops(OptimPart(**settings), epoch, epochs=20)]
-
-    assert found(milestones_epochs=(5, 12.5), warmup_epochs=8, decay=0.9) == [5, 13]
-    assert found(schedule="cosine") == found(schedule="constant") == []
-
-
-def test_statistics_are_gathered_without_dropout_by_layers_that_train_and_counts_stay_where_they_were():
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.5), nn.BatchNorm1d(2), nn.BatchNorm1d(2, momentum=None)).train()
-    model[2].training = False
-    counts = [norm.num_batches_tracked for norm in (model[0], model[2], model[3])]
-    before = [count.clone() for count in counts]
-    batches = [torch.randn(50, 2) + shift for shift in (0.0, 4.0)]
-    with gathering(model):
-        outputs = [model(batch) for batch in batches]
-    assert model[0].running_mean.tolist() == pytest.approx(torch.stack([b.mean(0) for b in batches]).mean(0).tolist())
-    assert model[2].running_mean.tolist() == [0, 0]
-    # Nothing was dropped: what enters the last layer is standardised by the first.
-    assert model[3].running_var.tolist() == pytest.approx([50 / 49] * 2, rel=1e-3)
-    assert all(output.isfinite().all() for output in outputs)
-    assert [norm.num_batches_tracked for norm in (model[0], model[2], model[3])] == before
-    assert all(norm.num_batches_tracked is count for norm, count in zip((model[0], model[2], model[3]), counts, strict=True))
-    assert [module.training for module in model] == [True, True, False, True]
-    assert [model[0].momentum, model[3].momentum] == [0.1, None]
-    with following(model):
-        assert [module.training for module in model] == [True, False, False, True]
-        model(batches[1])
-    assert model[0].running_mean.tolist() == pytest.approx((0.9 * 2 + 0.1 * batches[1].mean(0)).tolist(), abs=0.2)
-    assert model[2].running_mean.tolist() == [0, 0]
-
-
 def first_layer(model):
     return next(module for module in model.modules() if isinstance(module, nn.Conv2d))
 
@@ -196,34 +162,3 @@ def test_the_network_that_steers_by_phase_remembers_statistics_as_long_as_weight
     momenta = [norm.momentum for norm in gathering_norms(objective.network)]
     assert momenta == pytest.approx([momentum] * len(momenta))
     assert momenta
-
-
-def test_train_average_by_phase_from_an_epoch_is_the_network_until_then_in_both():
-    recipe = override(
-        Recipe(), PHASE | {"method.name": "flgamma-sece", "train.average_from_epoch": "1", "train.average_decay": "0.9"}
-    )
-    parts = assemble(recipe)
-    weights = [name for name in parts.model.state_dict() if "running" not in name and "num_batches" not in name]
-    for epoch in range(2):
-        run_epoch(parts, epoch, started=0.0)
-        state = parts.model.state_dict()
-        for average in parts.step.averages.values():
-            assert all(average.means[name].equal(state[name]) for name in weights) is (epoch == 0)
-
-
-def test_statistics_of_every_average_are_levelled_between_processes(monkeypatch):
-    recipe = override(Recipe(), PHASE | {"method.name": "flgamma-sece"})
-    parts = assemble(recipe)
-    calls = []
-    monkeypatch.setattr(Group, "average", lambda group, values: calls.append([id(value) for value in values]))
-    run_epoch(parts, 0, started=0.0)
-    levelled = calls[0]
-    kept = [*parts.model.buffers(), *(mean for average in parts.step.averages.values() for mean in average.buffer_means)]
-    assert sorted(levelled) == sorted(id(value) for value in kept if value.is_floating_point())
-    assert len(levelled) == 3 * 2 * len(gathering_norms(parts.model)) > 0
-
-
-@pytest.mark.parametrize("place", ["host", "device"])
-def test_statistics_are_those_of_the_epochs_batches_wherever_images_lie(place):
-    recipe = override(Recipe(), PHASE | {"data.place": place, "method.name": "mixup"})
-    assert train(recipe).test.logits.equal(train(override(recipe, {"data.place": "auto"})).test.logits)

@@ -1,4 +1,4 @@
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -83,49 +83,3 @@ def test_joined_group_more_processes_than_gpus_is_the_same_sentence_in_each(rank
     said = "every process must have a GPU of its own, got 3 processes on a machine with 2. Lower `--nproc-per-node`."
     with pytest.raises(ValueError, match=said), joined_group("auto"):
         pass
-
-
-@pytest.mark.parametrize("fault", [None, "here", "there"])
-def test_joined_group_leaves_when_all_are_done_and_at_once_after_a_fault(
-    fault: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-
-    def wait() -> None:
-        done.append("wait")
-        if fault == "there":
-            raise RuntimeError("Connection closed by peer")
-
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: done.append("join"))
-    monkeypatch.setattr(torch.distributed, "barrier", wait)
-    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: done.append("leave"))
-    for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="^no$") if fault == "here" else nullcontext(), joined_group("cpu") as group:
-        done.append(f"work as {group.rank} of {group.world_size}")
-        if fault == "here":
-            raise ValueError("no")
-    assert done == ["join", "work as 1 of 2", *(["wait"] if fault != "here" else []), "leave"]
-
-
-def test_by_first_is_called_in_the_first_process_alone_and_its_fault_raised_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    wire: list[object] = []
-
-    def broadcast(box: list[object], src: int) -> None:
-        # What the second process has in its box is overwritten.
-        wire.extend(box if not wire else [])
-        box[:] = wire
-
-    def refuse() -> int:
-        raise FileNotFoundError("there is no such file")
-
-    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
-    first, second = Group(0, 2, 0), Group(1, 2, 1)
-    assert first.by_first(lambda: 5) == 5
-    assert second.by_first(lambda: 6) == 5
-    wire.clear()
-    with pytest.raises(FileNotFoundError, match="^there is no such file$"):
-        first.by_first(refuse)
-    with pytest.raises(ValueError, match="^there is no such file$"):
-        second.by_first(lambda: 6)
-    assert Group().by_first(lambda: 7) == 7

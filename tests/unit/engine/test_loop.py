@@ -149,21 +149,6 @@ def test_train_resumed_between_evaluations_ends_the_same(settings, tmp_path):
     assert_same(run_of(settings, every=1)[1], run_of(settings, every=3, out=out, resume=True)[1])
 
 
-def test_end_of_epoch_predicts_the_validation_part_only_where_something_learns_from_it(monkeypatch):
-    from calibrant.engine.evaluate import EvalSet
-
-    sizes, run = [], EvalSet.run
-    monkeypatch.setattr(EvalSet, "run", lambda self, *a, **k: (sizes.append(len(self.labels)), run(self, *a, **k))[1])
-    found = {}
-    for method in ("adafocal", "avuc", "patra", "ce"):
-        sizes.clear()
-        run_of({"method.name": method, "train.average": "no"}, every=4)
-        # At the end both parts are predicted once more.
-        found[method] = (sizes.count(200) - 1, sizes.count(4000) - 1)
-    # Epochs 4 and 7 are evaluated; AvUC sets its threshold in the first five.
-    assert found == {"adafocal": (7, 2), "avuc": (6, 2), "patra": (2, 2), "ce": (2, 2)}
-
-
 batches = SimpleNamespace(steps_per_epoch=3, batch_size=6, seed=0)
 
 
@@ -191,16 +176,6 @@ def test_meta_objective_of_two_processes_adds_up_to_that_of_one(reduction, parts
     alone = objective.loss(batch, features, logits)
     objective.group = Group(rank=0, world_size=2)
     torch.testing.assert_close(objective.loss(batch, features, logits), alone / parts)
-
-
-@pytest.mark.parametrize(("reduction", "times"), [("sum", 8.0), ("mean", 1.0)])
-def test_meta_objective_reduces_the_losses_of_a_batch_as_the_recipe_says(reduction, times):
-    settings = {"data.name": "mixture", "backbone.name": "mlp", "method.name": "ce-dece", "train.reduction": reduction}
-    objective = assemble(override(Recipe(), settings | {"train.batch_size": "20"})).objective
-    logits, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4
-    # Its coefficients start at zero: the loss is cross-entropy.
-    found = objective.loss(Batch(logits, labels, labels, torch.tensor(0)), logits, logits)
-    torch.testing.assert_close(found, times * F.cross_entropy(logits, labels))
 
 
 def test_step_clips_the_gradient_of_all_parameters_to_the_norm_of_the_recipe():

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import calibrant.engine.meta_objective as module
-from calibrant.engine.evaluate import at_once
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.meta_objective import speed_up
 from calibrant.engine.methods import make_plan
@@ -161,27 +160,9 @@ def test_meta_objective_learning_rate_of_the_hyper_parameters_follows_its_schedu
     assert rates == pytest.approx(expected, abs=1e-4)
 
 
-def test_meta_objective_pace_takes_the_place_of_the_regularizers_own():
-    usual, slow = (parts_of(**options)[0].objective for options in ({}, {"pace": "0.0026"}))
-    rates = [objective.learned.lr for objective in (usual, slow)]
-    # So short a run moves four times faster than the regularizer's own pace.
-    assert rates[0] == pytest.approx(40 * rates[1])
-
-
 @pytest.mark.parametrize(("memory", "haste"), [(250.0, 0.096), (24.0, 1.0), (12.0, 2.0), (6.0, 4.0), (0.3, 4.0)])
 def test_gamma_moves_as_far_as_averaged_weights_can_follow(memory, haste):
     assert speed_up(memory) == pytest.approx(haste)
-
-
-def test_meta_steps_are_larger_where_the_run_is_short_or_they_are_rare():
-    def rate(epochs, every):
-        recipe = override(Recipe(), TINY | {"train.epochs": epochs, "method.options.every": every})
-        return assemble(recipe).objective.learned.lr
-
-    # 20,000 epochs are enough for the longest memory, 1,000 steps: 500 meta steps of every second one.
-    long = rate("20000", "2")
-    assert rate("20000", "8") == pytest.approx(4 * long)
-    assert rate("7", "2") == pytest.approx(4 / speed_up(500.0) * long)
 
 
 @pytest.mark.parametrize("decay", ["0.5", "0.99"])
@@ -195,17 +176,6 @@ def test_gamma_moves_by_the_memory_that_the_average_was_given(decay):
     assert rate(train__average_decay=decay) == pytest.approx(expected * rate())
     # Where nothing forgets exponentially the decay says nothing.
     assert rate(train__average_decay=decay, train__average="no") == rate(train__average="no") == rate()
-
-
-def test_hyper_parameters_slow_down_with_the_network_unless_the_paper_is_followed():
-    found = [make_plan("flgamma-sece", {}, Facts(10, "sum", preset)).meta_schedule for preset in ("default", "paper")]
-    assert found == ["slowing", "constant"]
-
-
-@pytest.mark.parametrize(("preset", "size"), [("default", 1024), ("paper", 128)])
-def test_meta_batches_are_large_unless_the_paper_is_followed_or_a_size_is_given(preset, size):
-    found = [make_plan("flgamma-sece", options, Facts(10, "sum", preset)) for options in ({}, {"meta_batch_size": 40})]
-    assert [plan.meta_batch_size for plan in found] == [size, 40]
 
 
 def test_pace_takes_the_place_of_the_presets_learning_rate_and_not_of_ones_own():
@@ -287,18 +257,12 @@ def test_a_recipe_with_an_option_that_is_gone_is_read_and_not_trained():
         assemble(recipe)
 
 
-@pytest.mark.parametrize("option", ["reduction", "clip", "lookahead"])
-def test_method_options_that_a_run_would_not_heed_are_refused(option):
-    with pytest.raises(ValueError, match=f"unknown option of flgamma-sece '{option}'"):
-        make_plan("flgamma-sece", {option: "full"}, Facts(num_train=10, reduction="sum"))
-
-
 def test_meta_images_pass_a_cpu_in_pieces_that_change_nothing(monkeypatch):
     parts, _ = parts_of(meta_batch_size="130")
     parts.objective.begin_epoch(0)
     images = parts.objective.batches.next().images
     sizes = []
-    monkeypatch.setattr(module, "at_once", lambda image, model, device: 32)
+    monkeypatch.setattr(module, "at_once", lambda image, device: 32)
     objective, forward = parts.objective, parts.objective.forward
     objective.forward = lambda piece: (sizes.append(len(piece)), forward(piece))[1]
     found = objective.features(images)
@@ -309,27 +273,3 @@ def test_meta_images_pass_a_cpu_in_pieces_that_change_nothing(monkeypatch):
     objective.plan = replace(objective.plan, settings=replace(objective.plan.settings, meta_bn="batch"))
     objective.features(images)
     assert sizes[5:] == [130]
-
-
-@pytest.mark.parametrize(
-    ("shape", "device", "expected"),
-    [
-        ((32, 32, 3), "cpu", 32),
-        ((8, 8, 1), "cpu", 1536),
-        ((64, 64, 3), "cpu", 32),
-        ((8, 8, 1), "cuda", 2000),
-        ((32, 32, 3), "cuda", 2000),
-        ((3, 64, 64), "cuda", 500),
-        ((224, 224, 3), "cuda", 40),
-        ((512, 512, 3), "cuda", 32),
-    ],
-)
-def test_at_once_keeps_images_in_the_caches_of_a_cpu_and_the_memory_of_a_gpu(shape, device, expected):
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
-    assert at_once(torch.zeros(shape), model, torch.device(device)) == expected
-    # It treats each image by itself.
-    model[1] = torch.nn.InstanceNorm2d(4)
-    assert at_once(torch.zeros(shape), model, torch.device(device)) == expected
-    # What it predicts depends on the images that pass together.
-    model[1] = torch.nn.BatchNorm2d(4, track_running_stats=False)
-    assert at_once(torch.zeros(shape), model, torch.device(device)) == 2000

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import SGD, AdamW
 
-from calibrant.engine.optim import allocate_state, build_optimizer, set_learning_rate
+from calibrant.engine.optim import build_optimizer, set_learning_rate
 from calibrant.engine.recipe import OptimPart
 
 # PyTorch advises to capture what can be captured.
@@ -44,33 +44,3 @@ def test_build_optimizer_adamw_steps_as_torch_does(weight_decay, device):
 def test_build_optimizer_sgd_steps_as_torch_does(momentum, nesterov, device):
     options = {"lr": 0.1, "momentum": momentum, "nesterov": nesterov, "weight_decay": 0.1}
     assert_same(lambda values: build_optimizer(values, OptimPart(**options)), lambda values: SGD(values, **options), device)
-
-
-@pytest.mark.parametrize(
-    ("form", "device"),
-    [
-        ({}, "cpu"),
-        ({"foreach": True}, "cpu"),
-        ({"fused": True}, "cpu"),
-        pytest.param({"capturable": True}, "cuda", marks=pytest.mark.cuda),
-        pytest.param({"capturable": True, "fused": True}, "cuda", marks=pytest.mark.cuda),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("kind", [Adam, AdamW])
-def test_allocate_state_leaves_the_steps_of_adam_as_they_are(kind, form, device):
-    options = {"lr": 0.1, "betas": (0.5, 0.9), "eps": 1e-8} | form
-    assert_same(lambda values: allocate_state(kind(values, **options)), lambda values: kind(values, **options), device)
-
-
-def test_allocate_state_moves_nothing_and_leaves_state_at_zero():
-    value = torch.nn.Parameter(torch.ones(3))
-    optimizer = allocate_state(AdamW([value], lr=0.1, weight_decay=0.1))
-    assert value.tolist() == [1, 1, 1]
-    assert value.grad is None
-    assert optimizer.param_groups[0]["lr"] == 0.1
-    assert {name: float(entry.sum()) for name, entry in optimizer.state[value].items()} == {
-        "step": 0,
-        "exp_avg": 0,
-        "exp_avg_sq": 0,
-    }

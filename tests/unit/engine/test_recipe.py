@@ -6,10 +6,9 @@ import tomllib
 import pytest
 
 from calibrant.engine.folder import check_same_run
-from calibrant.engine.methods import check_idle, facts_of, idle_keys, resolved
+from calibrant.engine.methods import check_idle, idle_keys, resolved
 from calibrant.engine.optim import drops, learning_rate
 from calibrant.engine.recipe import OptimPart, Recipe, check_recipe, load_recipe, override, recipe_of, to_toml
-from calibrant.engine.result import BestEpoch
 from calibrant.engine.setup import assemble
 from calibrant.engine.train import train
 from calibrant.grid.collect import command_of
@@ -122,12 +121,6 @@ def test_learning_rate_with_an_empty_list_of_milestones_never_drops(given):
     assert recipe_of(tomllib.loads(to_toml(recipe))) == recipe
 
 
-def test_learning_rate_other_schedules_and_lengths():
-    assert learning_rate(OptimPart(schedule="cosine"), 35, epochs=70) == pytest.approx(0.05)
-    assert learning_rate(OptimPart(schedule="constant", warmup_epochs=4), 1, epochs=70) == pytest.approx(0.05)
-    assert [learning_rate(OptimPart(), e, epochs=70) for e in (29, 30, 50)] == pytest.approx([0.1, 0.01, 0.001])
-
-
 @pytest.mark.parametrize(
     ("settings", "average", "select"),
     [
@@ -154,16 +147,6 @@ def test_exponential_average_remembers_a_fiftieth_of_all_steps_but_not_more_than
     assert assemble(tiny(train__epochs=epochs)).step.averages["watch"]._decay == pytest.approx(decay)
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-@pytest.mark.parametrize("method", ["ce", "flgamma-sece"])
-def test_assemble_takes_the_step_that_the_recipe_asks_for(method, reduction):
-    recipe = tiny(method__name=method, train__reduction=reduction, train__clip_norm="3")
-    step = assemble(recipe).step
-    assert step.clip_norm == 3.0
-    assert getattr(step.objective, "module", step.objective).reduction == reduction
-    assert facts_of(recipe, num_train=7)[:2] == (7, reduction)
-
-
 def test_train_writes_the_resolved_recipe_and_resumes_under_either_form(tmp_path):
     run = train(tiny(), out=tmp_path / "run")
     assert (run.recipe.train.average, run.recipe.train.select) == ("phase", "error+nll")
@@ -171,12 +154,6 @@ def test_train_writes_the_resolved_recipe_and_resumes_under_either_form(tmp_path
     assert again.recipe == run.recipe
     with pytest.raises(ValueError, match=r"`train.average` is 'phase' there and 'no' here"):
         train(tiny(train__average="no"), out=tmp_path / "run", resume=True)
-
-
-def test_command_says_averaging_only_where_the_method_would_not():
-    assert "train.average" not in command_of(resolved(tiny()))
-    assert "train.average" not in command_of(resolved(tiny(method__name="ce")))
-    assert "--set train.average=no" in command_of(resolved(tiny(train__average="no")))
 
 
 @pytest.mark.parametrize(
@@ -207,14 +184,6 @@ def test_selection_within_other_errors_is_another_run_where_it_is_read():
     assert "--set train.select_within=1.0" in command_of(first)
 
 
-def test_train_selects_within_the_errors_that_the_recipe_says(monkeypatch):
-    built = []
-    init = BestEpoch.__init__
-    monkeypatch.setattr(BestEpoch, "__init__", lambda self, *a, **k: (built.append(k), init(self, *a, **k))[1])
-    train(tiny(train__select_within="0.5"))
-    assert built == [{"n_val": 200, "within": 0.5}]
-
-
 @pytest.mark.parametrize(
     ("settings", "key", "message"),
     [
@@ -223,12 +192,9 @@ def test_train_selects_within_the_errors_that_the_recipe_says(monkeypatch):
         ({"train.average": "phase"}, "train.average_decay", "train.average=ema, got train.average=phase"),
         ({}, "train.select_within", r"train.select=error\+nll or error\+ece, got train.select=error.*=error\+nll`"),
         ({"optim.schedule": "cosine", "optim.milestones_epochs": "1,2"}, "optim.milestones_epochs", "schedule=multistep"),
-        ({"optim.schedule": "constant", "optim.decay": "0.5"}, "optim.decay", "schedule=multistep, got .*=constant"),
         ({"optim.name": "adamw", "optim.momentum": "0.5"}, "optim.momentum", "optim.name=sgd, got optim.name=adamw"),
-        ({"optim.name": "adamw", "optim.nesterov": "true"}, "optim.nesterov", "optim.name=sgd"),
         ({"optim.warmup_epochs": "3", "train.epochs": "2"}, "optim.warmup_epochs", "before the end .* train.epochs=2"),
         ({"optim.milestones_epochs": "50,60", "train.epochs": "10"}, "optim.milestones_epochs", "before the end"),
-        ({"optim.milestones_epochs": "10", "train.epochs": "10"}, "optim.milestones_epochs", "before the end"),
     ],
 )
 def test_check_idle_names_what_a_key_that_nothing_reads_must_come_with(settings, key, message):
@@ -252,12 +218,3 @@ def test_check_idle_names_what_a_key_that_nothing_reads_must_come_with(settings,
 )
 def test_check_idle_takes_settings_that_are_read_or_off(settings):
     assert check_idle([override(tiny(), settings)], settings) is None
-
-
-def test_check_idle_takes_a_key_that_one_of_the_runs_reads():
-    change = {"optim.milestones_epochs": "5", "optim.warmup_epochs": "4"}
-    check_idle([override(tiny(), change | {"train.epochs": epochs}) for epochs in ("2", "10")], change)
-    check_idle([tiny(method__name="ce"), tiny()], ["train.average_share", "train.average_decay"])
-    check_idle([tiny(method__name="ce")], ["optim.lr", "train.average", "train.select"])
-    with pytest.raises(ValueError, match="got train.average=no"):
-        check_idle([tiny(method__name="ce"), tiny(method__name="focal")], ["train.average_share"])

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import calibrant.engine.train as train_module
 from calibrant.engine.folder import (
     RunFolder,
     _open_board,
@@ -237,35 +235,7 @@ def test_scale_run_makes_the_scaled_run_without_training(finished, tmp_path):
     assert scale_run(folder, out=tmp_path / "ts", resume=True).temperature == made.temperature
 
 
-def test_scale_run_evaluates_under_shift_only_what_is_not_finished(finished, tmp_path, monkeypatch):
-    base = dataclasses.replace(finished[0], recipe=resolved(tiny(data__shift="true")))
-    asked = []
-
-    def evaluate(run, **_):
-        asked.append(run.temperature)
-        if len(asked) == 1:
-            raise ValueError("no data")
-        return {}
-
-    monkeypatch.setattr(train_module, "load_run", lambda folder: base if folder == "base" else load_run(folder))
-    monkeypatch.setattr(train_module, "evaluate_shift", evaluate)
-    with pytest.raises(ValueError, match="no data"):
-        scale_run("base", out=tmp_path / "ts")
-    assert not (tmp_path / "ts").exists()
-    made = scale_run("base", out=tmp_path / "ts")
-    again = scale_run("base", out=tmp_path / "ts", resume=True)
-    assert asked == [made.temperature] * 2
-    assert again.test.logits.equal(made.test.logits)
-
-
 WHOLE = {"state": {"model.w": torch.zeros(3)}, "best": [], "history": []}
-
-
-def test_save_checkpoint_then_load_gives_the_same(tmp_path: Path) -> None:
-    save_checkpoint(WHOLE, tmp_path / "state.pt")
-    found = load_checkpoint(tmp_path / "state.pt")
-    assert found["state"]["model.w"].equal(WHOLE["state"]["model.w"])
-    assert os.listdir(tmp_path) == ["state.pt"]
 
 
 @pytest.mark.parametrize("damage", ["noise", "cut", "empty"])
@@ -280,10 +250,3 @@ def test_load_checkpoint_damaged_file_is_one_sentence(tmp_path: Path, damage: st
         f"train: `{file}` must be a checkpoint of `calibrant train`, got a file that is damaged and cannot be read. Delete it "
         "to begin again at the first epoch, or start in another folder."
     )
-
-
-@pytest.mark.parametrize("value", [torch.zeros(2), {"state": {}}, {"model": 1}])
-def test_load_checkpoint_of_something_else_is_one_sentence(tmp_path: Path, value: object) -> None:
-    torch.save(value, tmp_path / "state.pt")
-    with pytest.raises(ValueError, match=r"got a file that holds something else\. Delete it to begin again"):
-        load_checkpoint(tmp_path / "state.pt")

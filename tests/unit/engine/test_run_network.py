@@ -124,12 +124,6 @@ def test_assemble_users_network_that_cannot_be_is_one_sentence(name: str, words:
 
 
 @pytest.mark.usefixtures("nets")
-def test_assemble_takes_a_network_whose_lazy_layers_have_seen_a_batch() -> None:
-    model = assemble(override(Recipe(), SETTINGS | {"backbone.name": "users_nets:seen"})).model
-    assert sum(value.numel() for value in model.parameters()) == 4 * 9 + 4 + 144 * 10 + 10
-
-
-@pytest.mark.usefixtures("nets")
 @pytest.mark.parametrize("name", ["users_nets:Scaled", "users_nets:Cut"])
 def test_assemble_logits_that_are_not_the_last_layers_are_refused_where_that_layer_looks_ahead(name: str) -> None:
     chosen = SETTINGS | {"backbone.name": name}
@@ -165,13 +159,6 @@ def test_check_network_changes_no_number_no_mode_and_no_random_state() -> None:
     assert all(value.grad is None for value in draws.parameters())
 
 
-def test_check_network_that_fails_puts_its_mode_back() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3, 5))
-    with pytest.raises(ValueError, match="must take images of 3 x 8 x 8"):
-        check_network(model, one_image(), choose_hardware(device="cpu"), name="mine")
-    assert all(module.training for module in model.modules())
-
-
 def net(num_classes=3):
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, num_classes))
 
@@ -190,16 +177,6 @@ def test_save_weights_of_the_same_run_are_the_same_file(tmp_path):
     for name in ("a", "b"):
         save_weights(tmp_path / name, model.state_dict(), {}, notes=notes)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_save_weights_writes_a_tensor_of_two_names_under_both(tmp_path):
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    model[1].weight = model[0].weight
-    save_weights(tmp_path / "w.safetensors", model.state_dict(), {}, notes={})
-    weights, _ = load_weights(tmp_path / "w.safetensors")
-    assert weights["1.weight"].equal(weights["0.weight"])
-    model.load_state_dict(weights)
-    assert model[1].weight is model[0].weight
 
 
 def test_load_initial_weights_other_shape_inside_the_network_is_refused(tmp_path):

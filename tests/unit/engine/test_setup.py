@@ -11,10 +11,9 @@ from PIL import Image
 
 from calibrant.data import load_mixture
 from calibrant.data.image_set import DataSet, ImageSet
-from calibrant.engine.evaluate import EvalSet
 from calibrant.engine.recipe import DataPart, Recipe, override
 from calibrant.engine.setup import augmented, check_same_data, divide, fits_on_device, known_data, load_data
-from calibrant.engine.shift import evaluate_shift, shifted_predictions
+from calibrant.engine.shift import evaluate_shift
 from calibrant.engine.train import scale_run, train
 
 
@@ -31,15 +30,6 @@ def test_divide_too_few_images_are_counted(with_meta: bool, settings: str) -> No
         "train: `data` must hold at least 10 images to train on, for a tenth of them is held out, got 6. Add images, or say "
         f"how many to hold out with `--set data.val=1`{settings}."
     )
-
-
-def test_divide_few_images_with_a_part_said_are_divided() -> None:
-    found = divide(images(6), DataPart(val=1), seed=0, with_meta=False)
-    assert (len(found.train), len(found.val), found.meta) == (5, 1, None)
-    found = divide(images(6), DataPart(val=1, meta=2), seed=0, with_meta=True)
-    assert found.meta is not None
-    assert (len(found.train), len(found.val), len(found.meta)) == (3, 1, 2)
-    assert len(divide(images(10), DataPart(), seed=0, with_meta=True).train) == 8
 
 
 def test_divide_counts_the_meta_part_where_it_is_used_or_kept_out_only() -> None:
@@ -73,14 +63,6 @@ def test_train_images_sent_from_the_host_give_the_same_run(method):
     first, second = train(recipe), train(override(recipe, {"data.place": "host"}))
     assert first.test.logits.equal(second.test.logits)
     assert [r.train_loss for r in first.history] == [r.train_loss for r in second.history]
-
-
-def test_shift_sends_images_batch_by_batch(monkeypatch):
-    run = train(override(Recipe(), SETTINGS | {"method.name": "ce", "train.epochs": "1", "data.place": "host"}))
-    built, kept = [], EvalSet.__init__
-    monkeypatch.setattr(EvalSet, "__init__", lambda self, *a, **k: (built.append(k["resident"]), kept(self, *a, **k))[1])
-    assert len(next(shifted_predictions(run))[1]) == 4000
-    assert built == [False]
 
 
 def test_fits_on_device_follows_the_recipe_and_the_free_memory(monkeypatch):
