@@ -147,7 +147,7 @@ def test_compare_killed_and_run_again_gives_the_same_table(whole: Path, tmp_path
     (tmp_path / "go").touch()
     code, out, err = finish(start(*GRID, "--jobs", "1", "--no-figures", cwd=tmp_path))
     assert code == 0, err
-    assert f"{len(stamps)} run" in out
+    assert f"{len(stamps)} of 6 runs are finished" in out
     assert tables(tmp_path / "out") == tables(whole)
     for place in runs.iterdir():
         assert (place / "test.npz").read_bytes() == (whole / "runs" / place.name / "test.npz").read_bytes()

@@ -162,10 +162,12 @@ def _check_groups(path: Path, column: str, groups: Sized) -> None:
 
 
 def _join(parts: Sequence[Predictions]) -> Predictions:
-    kind = "logits" if parts[0].has_logits else "probs"
+    has_logits = parts[0].has_logits
+    scores = torch.cat([part.logits if has_logits else part.probs for part in parts])
     weights = [part.weights for part in parts if part.weights is not None]
     return Predictions(
-        **{kind: torch.cat([getattr(part, kind) for part in parts])},
+        logits=scores if has_logits else None,
+        probs=None if has_logits else scores,
         labels=torch.cat([part.labels for part in parts]),
         weights=torch.cat(weights) if weights else None,
     )

@@ -99,10 +99,8 @@ def _say_forecast(plan: Reproduction, left: Sequence[Cell], jobs: int | None) ->
             "`--seeds 1`": len(plan.seeds) > 1,
             "`--set backbone.name=convnet`": not {cell.recipe.backbone.name for cell in plan.cells()} <= {"convnet", "mlp"},
         }
-        print(
-            f"  shorter  with {' or '.join([*(way for way, helps in ways.items() if helps), '`--set train.epochs=N`'])}",
-            flush=True,
-        )
+        shorter = ", ".join(way for way, helps in ways.items() if helps)
+        print(f"  shorter  with {shorter + ' or ' if shorter else ''}`--set train.epochs=N`", flush=True)
 
 
 def write_time(seconds: float) -> str:

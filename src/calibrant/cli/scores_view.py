@@ -221,8 +221,12 @@ def comparison_table(parts: Mapping[str, Scores], *, width: int) -> Table:
             value, interval = _value(scores[key], metric)
             row += [Text(value, style="bold" if abs(scores[key].value) == best else ""), interval]
         rows.append(row)
-    null = ((_dim(write_value(scores.ece_if_calibrated.mean, "%")), "") for scores in many)
-    rows += [None, ["ECE if calibrated", *chain(*null)], ["direction", *chain(*((_direction(scores), "") for scores in many))]]
+    null: list[str | Text] = ["ECE if calibrated"]
+    said: list[str | Text] = ["direction"]
+    for scores in many:
+        null += [_dim(write_value(scores.ece_if_calibrated.mean, "%")), ""]
+        said += [_direction(scores), ""]
+    rows += [None, null, said]
     headers = ["Metric", *chain(*((name, _INTERVAL) for name in parts))]
     table = fit_table(headers, rows, width=width, drop=(2,))
     if len(table.columns) < len(headers):
