@@ -15,7 +15,7 @@ from calibrant.engine.recipe import KEYS
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of predictions: .npz, .csv, .parquet or .pt.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")]
-ClassNames = Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line or JSON.")]
+ClassNames = Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one per line or JSON.")]
 IgnoreIndex = Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")]
 Bins = Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")]
 Resamples = Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")]
@@ -23,7 +23,7 @@ Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstr
 Recipe = Annotated[Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it (defaults in brackets).")]
 Jobs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time (cores, or what fits on GPUs).")]
 Root = Annotated[
-    Path | None, typer.Option("--data-root", "--root", metavar="FOLDER", help="Where sets lie (~/.cache/calibrant/data).")
+    Path | None, typer.Option("--data-root", "--root", metavar="FOLDER", help="Folder of data sets (~/.cache/calibrant/data).")
 ]
 
 
@@ -42,7 +42,9 @@ def _show_help(context: typer.Context) -> None:
 
 def start(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """A classifier's confidence you can trust: measure it, train for it, repair it, compare methods."""
     _show_help(context)
@@ -97,7 +99,7 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as optim.lr=0.2.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
 ) -> None:
     """Train a calibrated classifier.
 
@@ -182,7 +184,7 @@ def compare(
     """
 
 
-@app.command(cls=Command, short_help="Make one of the paper's tables, or its figures, anew.")
+@app.command(cls=Command, short_help="Reproduce one of the paper's tables, or its figures.")
 @runs("paper:reproduce", "--preset", "--device", "--data-root")
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="table1, table2, table3, table4, table5 or figures.")],
@@ -261,7 +263,7 @@ def fetch_sets(
 def add_results(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of them.")],
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the records go.")] = Path("results"),
-    note: Annotated[str | None, typer.Option(metavar="TEXT", help="What a reader must know of these runs.")] = None,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="A note for readers about these runs.")] = None,
 ) -> None:
     """Keep what was measured of finished runs, with command, machine, versions, learning curves and bins, as JSON."""
 

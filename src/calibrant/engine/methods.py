@@ -251,7 +251,7 @@ BUILTIN: dict[str, Method] = {
     "ce": Method("CE", "cross-entropy", "cross_entropy", _alone(CrossEntropyLoss), ("black", "o", "-")),
     "focal": Method("Focal", "focal loss, one gamma for all", "focal", _focal, ("green", "s", "-")),
     "flsd": Method(
-        "FLSD", "focal loss, gamma by the probability of the true class", "flsd", _alone(FLSDLoss), ("green", "^", "--")
+        "FLSD", "focal loss, gamma set by the probability of the true class", "flsd", _alone(FLSDLoss), ("green", "^", "--")
     ),
     "ls-0.05": Method("LS-0.05", "smoothed cross-entropy", "cross_entropy", _smoothed(0.05), ("sky", "D", "-")),
     "ls-0.1": Method("LS-0.1", "smoothed cross-entropy", "cross_entropy", _smoothed(0.1), ("sky", "h", "--")),
@@ -266,21 +266,25 @@ BUILTIN: dict[str, Method] = {
     "flgamma": _learned("FLγ", "gamma-focal", "nll", ("vermillion", "s", "--")),
     "adafocal": Method(
         "AdaFocal",
-        "focal loss, gamma by the calibration of validation bins",
+        "focal loss, gamma set by the calibration of validation bins",
         "adafocal",
         _alone(AdaFocalLoss),
         ("blue", "<", "--"),
     ),
     "dual-focal": Method(
-        "Dual Focal", "focal loss of the lead over the class right behind", "dual_focal", _dual_focal, ("black", "d", "--")
+        "Dual Focal", "focal loss of the lead over the runner-up class", "dual_focal", _dual_focal, ("black", "d", "--")
     ),
     "mbls": Method("MbLS", "cross-entropy and logits beyond a margin", "mbls", _mbls, ("sky", "<", "-.")),
     "mbls-0": Method(
-        "MbLS (no margin)", "cross-entropy and how logits differ", "mbls", partial(_mbls, margin=0.0), ("grey", "X", "-")
+        "MbLS (no margin)",
+        "cross-entropy and differences between logits",
+        "mbls",
+        partial(_mbls, margin=0.0),
+        ("grey", "X", "-"),
     ),
     "ecp": Method(
         "ECP",
-        "cross-entropy, less the entropy of predictions",
+        "cross-entropy minus the entropy of predictions",
         "confidence_penalty",
         _with_ce(ConfidencePenalty, 0.1),
         ("black", "s", "-."),
@@ -296,15 +300,13 @@ BUILTIN: dict[str, Method] = {
         ("blue", "D", "-"),
     ),
     "avuc": Method("AvUC", "cross-entropy and accuracy versus uncertainty", "avuc", _avuc, ("purple", "o", "-.")),
-    "mdca": Method(
-        "MDCA", "focal loss and class-wise gaps of confidence and accuracy", "mdca", _with_focal(MDCA), ("orange", "p", "--")
-    ),
+    "mdca": Method("MDCA", "focal loss and class-wise gaps in confidence", "mdca", _with_focal(MDCA), ("orange", "p", "--")),
     "dca": Method(
-        "DCA", "cross-entropy and the gap of confidence and accuracy", "dca", _with_ce(DCA, 1.0), ("vermillion", "v", "-.")
+        "DCA", "cross-entropy and the gap between confidence and accuracy", "dca", _with_ce(DCA, 1.0), ("vermillion", "v", "-.")
     ),
     "patra": Method(
         "Huber-DCA",
-        "focal loss and a Huber loss of the gap of confidence and accuracy; unsure examples are pruned",
+        "focal loss and a Huber loss of the gap between confidence and accuracy; unsure examples are pruned",
         "huber_dca",
         _patra,
         ("black", "^", "-.."),

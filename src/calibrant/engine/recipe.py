@@ -82,36 +82,38 @@ class DataPart:
         None, "where the data set lies", unset="~/.cache/calibrant/data", flag="--data-root", metavar="FOLDER", neutral=True
     )
     size: int | None = _key(
-        None, "side in pixels that the pictures of a folder are resized to", unset="their own, or the median", rule=_COUNT
+        None, "side in pixels to resize the pictures of a folder to", unset="their own, or the median", rule=_COUNT
     )
-    val: int | None = _key(None, "examples for choosing an epoch and for repair", unset="a tenth", rule=_COUNT)
-    meta: int | None = _key(None, "examples for learning hyper-parameters", unset="a tenth", rule=_NOT_NEGATIVE)
-    same_data: bool = _key(False, "whether methods without a meta part leave it unused, so that all train on the same examples")
+    val: int | None = _key(None, "validation examples, for choosing the epoch and for repair", unset="a tenth", rule=_COUNT)
+    meta: int | None = _key(None, "held-out examples for learning hyper-parameters", unset="a tenth", rule=_NOT_NEGATIVE)
+    same_data: bool = _key(False, "whether all methods train without the meta part, so that they see the same examples")
     augment: bool = _key(True, "whether to crop and mirror")
     pad: int | None = _key(None, "pixels of padding for random crops", unset="what suits the set", rule=_NOT_NEGATIVE)
     flip: bool | None = _key(None, "whether to mirror half of the images", unset="what suits the set")
     place: Literal["auto", "device", "host"] = _key(
-        "auto", "where images lie: on the device, or on the host and sent by batches (auto: if they do not fit)", neutral=True
+        "auto",
+        "where images are kept; auto sends them in batches from the host if they do not fit",
+        neutral=True,
     )
-    shift: bool = _key(False, "evaluate on corrupted copies of the test set too", flag="--shift", neutral=True)
+    shift: bool = _key(False, "also evaluate on corrupted copies of the test set", flag="--shift", neutral=True)
 
 
 @dataclass(frozen=True)
 class BackbonePart:
     """Which network."""
 
-    name: str = _key("resnet18", "name of a network, or package.module:factory of your own", flag="--model")
+    name: str = _key("resnet18", "name of a network, or your own as package.module:factory", flag="--model")
     init: str | None = _key(
         None, "weights to start from, a safetensors file", unset="fresh weights", flag="--init", metavar="WEIGHTS"
     )
-    freeze: tuple[str, ...] = _key((), "parts of the network that stay as they are, by the beginning of their names")
+    freeze: tuple[str, ...] = _key((), "parts of the network to freeze, by the start of their names")
 
 
 @dataclass(frozen=True)
 class MethodPart:
     """Which method of the catalogue, with options that differ from its preset."""
 
-    name: str = _key("flgamma-sece", "name of a method; +ts behind it adds temperature scaling", flag="--method")
+    name: str = _key("flgamma-sece", "name of a method; +ts after it adds temperature scaling", flag="--method")
     preset: Literal["default", "paper"] = _key("default", "settings of the method: default or paper", flag="--preset")
     options: Mapping[str, float | int | str | bool | tuple[float, ...]] = field(
         default_factory=dict, metadata={"key": Key("what a method can be told, name and value", unset="the preset's")}
@@ -123,16 +125,16 @@ class TrainPart:
     """How long, in what arithmetic, and which weights predict."""
 
     epochs: int = _key(350, "passes over the training set", rule=_COUNT, flag="--epochs", metavar="N")
-    batch_size: int = _key(128, "examples of a step, of all processes together", rule=_COUNT)
+    batch_size: int = _key(128, "examples per step, over all processes", rule=_COUNT)
     reduction: Literal["sum", "mean"] = _key(
-        "sum", "the loss of a batch: the gradient grows with a sum, so `mean` wants another `optim.lr` and `train.clip_norm`"
+        "sum", "how the losses of a batch are combined; `mean` needs another `optim.lr` and `train.clip_norm` than `sum`"
     )
     clip_norm: float = _key(2.0, "largest norm of the gradient; 0 or none for no clipping", rule=_NOT_NEGATIVE, off=0.0)
     precision: Literal["auto", "bf16", "float32", "float64"] = _key(
-        "auto", "arithmetic; bf16 is autocast, and auto on a GPU that has it, else float32"
+        "auto", "precision; auto is bf16 (autocast) on a GPU that has it, else float32"
     )
     select: Literal["auto", "error", "nll", "error+nll", "error+ece", "last"] = _key(
-        "auto", "what of the validation part picks the best epoch; auto leaves it to the method"
+        "auto", "validation score that picks the best epoch; auto leaves it to the method"
     )
     select_within: float = _key(
         2.0,
@@ -141,7 +143,7 @@ class TrainPart:
         read_with=ReadWith("train.select", ("error+nll", "error+ece")),
     )
     average: Literal["auto", "no", "ema", "uniform", "phase"] = _key(
-        "auto", "whether averaged weights predict, and how they are averaged; auto leaves it to the method"
+        "auto", "whether and how to predict with averaged weights; auto leaves it to the method"
     )
     average_decay: float | None = _key(
         None,
@@ -165,10 +167,10 @@ class TrainPart:
     )
     device: str = _key("auto", "where to compute: auto, cpu, cuda or cuda:1", flag="--device", neutral=True)
     compile: Literal["auto", "yes", "no"] = _key(
-        "auto", "compile the network; auto does on a GPU that trains alone, for runs long enough to repay it", neutral=True
+        "auto", "compile the network; auto does on a single GPU, for runs long enough to repay it", neutral=True
     )
     graph: Literal["auto", "yes", "no"] = _key(
-        "auto", "replay the step as a CUDA graph; auto does on a GPU that trains alone", neutral=True
+        "auto", "replay the step as a CUDA graph; auto does on a single GPU", neutral=True
     )
     eval_every_epochs: int = _key(1, "epochs between evaluations; the last is always evaluated", rule=_COUNT)
     checkpoint_every_seconds: float = _key(
@@ -180,14 +182,17 @@ class TrainPart:
 class OptimPart:
     """Optimizer and learning-rate schedule."""
 
-    name: Literal["sgd", "adamw"] = _key("sgd", "optimizer; give AdamW a learning rate of its own, such as 0.001")
+    name: Literal["sgd", "adamw"] = _key("sgd", "optimizer; AdamW needs another learning rate, such as 0.001")
     lr: float = _key(0.1, "learning rate at this batch size", rule=_POSITIVE)
     momentum: float = _key(0.9, "momentum of SGD", rule=_NOT_NEGATIVE, read_with=_SGD)
     weight_decay: float = _key(5e-4, "L2 coefficient; decoupled in AdamW", rule=_NOT_NEGATIVE)
     nesterov: bool = _key(False, "Nesterov's form of momentum", read_with=_SGD)
     schedule: Literal["multistep", "cosine", "constant"] = _key("multistep", "how the learning rate falls; cosine goes to zero")
     milestones_epochs: tuple[float, ...] | None = _key(
-        None, "where multistep drops, as in `150,250`; an empty list never", unset="3/7 and 5/7 of all", read_with=_MULTISTEP
+        None,
+        "where multistep drops, such as `150,250`; an empty list means never",
+        unset="3/7 and 5/7 of all",
+        read_with=_MULTISTEP,
     )
     decay: float = _key(0.1, "factor of each drop", rule=_POSITIVE, read_with=_MULTISTEP)
     warmup_epochs: float = _key(0.0, "epochs over which the learning rate rises linearly", rule=_NOT_NEGATIVE)
@@ -197,7 +202,7 @@ class OptimPart:
 class Recipe:
     """A whole run. Defaults are the paper's protocol: ResNet-18, CIFAR-10, 350 epochs of SGD."""
 
-    seed: int = _key(0, "seed of split, weights, order and augmentation", rule=_SEED, flag="--seed", metavar="N")
+    seed: int = _key(0, "seed of the split, weights, order and augmentation", rule=_SEED, flag="--seed", metavar="N")
     data: DataPart = field(default_factory=DataPart)
     backbone: BackbonePart = field(default_factory=BackbonePart)
     method: MethodPart = field(default_factory=MethodPart)
