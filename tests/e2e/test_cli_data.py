@@ -1,7 +1,8 @@
-"""`calibrant data` as typed, against a server on the loopback interface; and training on what it fetched."""
+"""`calibrant data` as typed, against a server on the loopback interface; training on what it fetched, and on one's own."""
 
 import gzip
 import hashlib
+import shutil
 import struct
 import sys
 import threading
@@ -12,18 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calibrant.cli.main import run as run_command
 from calibrant.data import DATASETS, RemoteFile, mnist
 from calibrant.engine.folder import load_run
+from helpers import run_command as run
 
-TINY = ["--model", "mlp", "--device", "cpu", "--epochs", "1", "--method", "ce", "--set", "train.batch_size=8"]
-
-
-def call(*arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run_command([str(argument) for argument in arguments])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
+SHORT = ("--model", "mlp", "--device", "cpu", "--epochs", "1", "--set", "train.batch_size=8")
+TINY = (*SHORT, "--method", "ce")
+GRID = ("compare", "--data", "pictures", "--out", "out", "--jobs", "1", "--no-figures", *SHORT)
+RUN = "pictures-mlp-ce-seed0"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -76,55 +73,50 @@ def server(monkeypatch):
 
 def test_cli_data_fetch_interrupted_goes_on_and_the_set_can_be_trained_on(server, tmp_path, capsys):
     root = tmp_path / "sets"
-    code, _, err = call("train", "--data", "mnist", "--data-root", root, *TINY, "--out", tmp_path / "r", capsys=capsys)
-    assert code == 2
-    assert "Get it with `calibrant data fetch mnist`" in err
+    train = ("train", "--data", "mnist", "--data-root", root, *TINY, "--out", tmp_path / "r")
+    code, _, err = run(capsys, *train)
+    assert (code, "`calibrant data fetch mnist`" in err) == (2, True)
+    assert "to fetch" in listed(root, capsys)["mnist"]
     server.bad_line = True
-    code, out, err = call("data", "fetch", "mnist", "--root", root, capsys=capsys)
+    code, out, err = run(capsys, "data", "fetch", "mnist", "--root", root)
     assert (code, out) == (2, "")
-    assert "must give the file" in err
-    assert "Run the same command again to go on where it stopped." in err
+    assert "Run the same command again" in err
     assert [p.name for p in (root / "mnist").iterdir()] == ["train-images-idx3-ubyte.gz.part"]
     have = next((root / "mnist").iterdir()).stat().st_size
     server.bad_line, server.asked = False, []
-    code, out, err = call("data", "fetch", "mnist", "--root", root, capsys=capsys)
+    code, out, err = run(capsys, "data", "fetch", "mnist", "digits", "--root", root)
     assert (code, err) == (0, "")
     assert server.asked[0] == ("train-images-idx3-ubyte.gz", have)
     assert out.startswith(f"mnist: {root / 'mnist' / 'train-images-idx3-ubyte.gz'}, ")
     assert sorted(p.name for p in (root / "mnist").iterdir()) == sorted(server.files)
-    code, _, err = call("train", "--data", "mnist", "--data-root", root, *TINY, "--out", tmp_path / "r", capsys=capsys)
+    assert " there " in listed(root, capsys)["mnist"]
+    code, _, err = run(capsys, *train)
     assert (code, err) == (0, "")
     assert len(load_run(tmp_path / "r").test) == 20
+
+
+def listed(root, capsys):
+    code, out, err = run(capsys, "data", "list", "--root", root)
+    assert (code, err) == (0, "")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert "embedded" in lines["digits"]
+    assert "to fetch, 170 MB" in lines["cifar10"]
+    return lines
 
 
 def test_cli_data_fetch_changed_file_is_removed_with_one_sentence(server, tmp_path, capsys):
     name = "train-images-idx3-ubyte.gz"
     server.files[name] = server.files[name][:-1] + b"?"
-    code, _, err = call("data", "fetch", "mnist", "--root", tmp_path, capsys=capsys)
-    assert code == 2
+    code, _, err = run(capsys, "data", "fetch", "mnist", "--root", tmp_path)
+    assert (code, len(err.splitlines())) == (2, 1)
     assert "must be the published file" in err
-    assert len(err.splitlines()) == 1
     assert list((tmp_path / "mnist").iterdir()) == []
 
 
-def test_cli_data_list_says_what_is_there(server, tmp_path, capsys):
-    def lines():
-        code, out, err = call("data", "list", "--root", tmp_path, capsys=capsys)
-        assert (code, err) == (0, "")
-        return {line.split()[0]: line for line in out.splitlines()}
-
-    assert "embedded" in lines()["digits"]
-    assert "to fetch, 170 MB" in lines()["cifar10"]
-    assert "to fetch" in lines()["mnist"]
-    call("data", "fetch", "mnist", "digits", "--root", tmp_path, capsys=capsys)
-    assert " there " in lines()["mnist"]
-
-
 def test_cli_data_unknown_name_and_no_command_are_answered(capsys):
-    code, _, err = call("data", "fetch", "cifar1", capsys=capsys)
-    assert code == 2
-    assert "Did you mean 'cifar10'?" in err
-    code, out, _ = call("data", capsys=capsys)
+    code, _, err = run(capsys, "data", "fetch", "cifar1")
+    assert (code, "Did you mean 'cifar10'?" in err) == (2, True)
+    code, out, _ = run(capsys, "data")
     assert code == 0
     assert all(word in out for word in ("list", "fetch"))
 
@@ -134,34 +126,83 @@ def test_cli_data_fetch_interrupted_by_hand_says_how_to_go_on(tmp_path, capsys, 
         raise KeyboardInterrupt
 
     monkeypatch.setattr("calibrant.data.source.download", interrupt)
-    code, _, err = call("data", "fetch", "cifar10", "--root", tmp_path, capsys=capsys)
-    assert code == 130
-    assert "interrupted. The same command goes on." in err
-
-
-def test_cli_train_on_an_npz_and_on_a_folder_by_path(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8), np.arange(60) % 3
-    np.savez("shapes.npz", images=images, labels=labels)
-    for place, (image, label) in enumerate(zip(images, labels, strict=True)):
-        path = tmp_path / "shapes" / "abc"[label] / f"{place}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(path)
-    for data in ("shapes.npz", "shapes", tmp_path / "shapes"):
-        code, _, err = call("train", "--data", data, *TINY, "--out", tmp_path / "r", "--seed", 3, capsys=capsys)
-        assert (code, err) == (0, "")
-        run = load_run(tmp_path / "r")
-        assert (len(run.test), run.test.num_classes) == (12, 3)
-        (tmp_path / "r").rename(tmp_path / f"r-{len(list(tmp_path.iterdir()))}")
-    code, _, err = call("train", "--data", "shapez.npz", *TINY, "--out", tmp_path / "r", capsys=capsys)
-    assert code == 2
-    assert "there is no such file. Did you mean shapes.npz?" in err
+    code, _, err = run(capsys, "data", "fetch", "cifar10", "--root", tmp_path)
+    assert (code, "interrupted" in err) == (130, True)
 
 
 def test_cli_train_on_an_embedded_set_needs_no_optional_package(tmp_path, capsys, monkeypatch):
     for package in ("pooch", "requests", "ray", "plotly"):
         monkeypatch.setitem(sys.modules, package, None)
-    code, _, err = call("train", "--data", "digits", *TINY, "--out", tmp_path / "r", capsys=capsys)
+    code, _, err = run(capsys, "train", "--data", "digits", *TINY, "--set", "train.batch_size=100", "--out", tmp_path / "r")
     assert (code, err) == (0, "")
     assert len(load_run(tmp_path / "r").test) == 500
+
+
+def draw(root, *, seed=0, classes=2, each=20):
+    """Make a folder of class folders, and an .npz of the same pictures, anew."""
+    shutil.rmtree(root, ignore_errors=True)
+    random = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), each)
+    images = (random.integers(0, 120, (len(labels), 6, 6, 3)) + 60 * labels[:, None, None, None]).astype(np.uint8)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        path = root / f"class{label}" / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    np.savez(root.with_suffix(".npz"), images=images, labels=labels)
+
+
+def test_cli_train_on_an_npz_and_on_a_folder_by_path(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draw(tmp_path / "shapes", classes=3)
+    for place, data in enumerate(("shapes.npz", "shapes", tmp_path / "shapes")):
+        out = tmp_path / f"run{place}"
+        code, _, err = run(capsys, "train", "--data", data, *TINY, "--out", out, "--seed", 3)
+        assert (code, err) == (0, "")
+        test = load_run(out).test
+        assert (len(test), test.num_classes) == (12, 3)
+    code, _, err = run(capsys, "train", "--data", "shapez.npz", *TINY, "--out", tmp_path / "r")
+    assert (code, "Did you mean shapes.npz?" in err) == (2, True)
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, capsys):
+    """A folder with pictures and a finished grid of one run on them."""
+    monkeypatch.chdir(tmp_path)
+    draw(tmp_path / "pictures")
+    code, out, err = run(capsys, *GRID, "--methods", "ce")
+    assert (code, "1/1" in err or "1/1" in out) == (0, True)
+    return tmp_path
+
+
+def test_commands_notice_pictures_that_changed_and_go_on_with_the_old_ones(place, capsys):
+    before = content(place / "out")
+    for change in ({"seed": 1}, {"each": 25}, {"classes": 3}):
+        draw(place / "pictures", **change)
+        for methods in ("ce", "focal"):
+            code, _, err = run(capsys, *GRID, "--methods", methods)
+            assert (code, len(err.strip().splitlines())) == (2, 1)
+            assert f"than {RUN} had" in err
+    # Before anything is timed.
+    again = ("reproduce", "table2", "--quick", "--data", "pictures", "--out", "out", "--device", "cpu")
+    code, out, err = run(capsys, *again)
+    assert (code, out, f"than {RUN} had" in err) == (2, "", True)
+    code, _, err = run(capsys, "train", "--resume", "--out", f"out/runs/{RUN}")
+    assert (code, "`data` must be what" in err) == (2, True)
+    assert content(place / "out") == before
+    train = ("train", "--data", "pictures", "--method", "ce", "--seed", "1", "--out", "other", *SHORT)
+    assert run(capsys, *train)[0] == 0
+    code, _, err = run(capsys, "report", "--run", "out/runs", "--run", "other", "--out", "report.html")
+    assert (code, "pictures" in err) == (2, True)
+    assert not (place / "report.html").exists()
+    draw(place / "pictures")
+    code, out, _ = run(capsys, *GRID, "--methods", "ce,focal")
+    assert code == 0
+    assert {"ce", "focal"} <= {line.split()[0] for line in out.splitlines() if line.strip()}
+    shutil.rmtree(place / "pictures")
+    assert run(capsys, *GRID, "--methods", "ce,focal")[0] == 0
+    code, _, err = run(capsys, *GRID, "--methods", "ce,focal", "--seeds", "2")
+    assert (code, "pictures" in err) == (2, True)

@@ -1,4 +1,4 @@
-"""`calibrant train` as typed: what it prints, what it writes, how it ends."""
+"""`calibrant train` as typed: what it prints, what it writes, how it ends; every method, and evaluation under shift."""
 
 import io
 import json
@@ -8,27 +8,40 @@ import torch
 from rich.console import Console
 
 import calibrant.cli.train as command
-from calibrant.cli.main import run as run_command
 from calibrant.cli.train import EpochDisplay
-from calibrant.engine.folder import load_run
-from calibrant.engine.network import load_weights, save_weights
+from calibrant.core.records import Split
+from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt
+from calibrant.engine.folder import is_finished, load_run
+from calibrant.engine.methods import METHODS, Facts, make_plan
+from calibrant.engine.network import save_weights
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.result import EpochRecord
-from calibrant.engine.setup import assemble
-from calibrant.engine.train import train, with_temperature
+from calibrant.engine.setup import assemble, load_data
+from calibrant.engine.shift import evaluate_shift, load_shift, shifted_predictions
+from calibrant.engine.train import scale_run, train, with_temperature
+from helpers import run_command
 
 TINY = ["--data", "mixture", "--model", "mlp", "--device", "cpu", "--set", "train.batch_size=100"]
+SETTINGS = {
+    "data.name": "mixture",
+    "backbone.name": "mlp",
+    "train.device": "cpu",
+    "train.batch_size": "100",
+    "method.name": "ce",
+    "train.epochs": "2",
+}
 
 
-def call(*arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run_command(["train", *map(str, arguments)])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
+def call(capsys, *arguments):
+    return run_command(capsys, "train", *arguments)
+
+
+def tiny(**settings):
+    return override(Recipe(), SETTINGS | {key.replace("__", "."): value for key, value in settings.items()})
 
 
 def test_cli_train_writes_a_run_and_says_what_came_of_it(tmp_path, capsys):
-    code, out, err = call(*TINY, "--method", "flgamma-sece", "--epochs", 2, "--out", tmp_path / "r", capsys=capsys)
+    code, out, err = call(capsys, *TINY, "--method", "flgamma-sece", "--epochs", 2, "--out", tmp_path / "r")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].startswith("epoch 1/2  loss ")
@@ -36,7 +49,7 @@ def test_cli_train_writes_a_run_and_says_what_came_of_it(tmp_path, capsys):
     run = load_run(tmp_path / "r")
     metrics = json.loads((tmp_path / "r" / "metrics.json").read_text())["metrics"]
     assert f"test error {100 * metrics['error']['value']:.2f}%, ECE {100 * metrics['ece']['value']:.2f}%" in lines[2]
-    assert f"epoch {run.best_epoch + 1} of 2 (lowest validation NLL near the lowest error)" in lines[2]
+    assert f"epoch {run.best_epoch + 1} of 2" in lines[2]
     assert lines[3].startswith(f"written to {tmp_path / 'r'}")
 
 
@@ -44,7 +57,7 @@ def test_cli_train_recipe_file_options_and_settings_go_on_top_of_each_other(tmp_
     file = tmp_path / "recipe.toml"
     file.write_text('seed = 5\ndata.name = "mixture"\nbackbone.name = "mlp"\nmethod.name = "focal"\ntrain.epochs = 3\n')
     settings = ("--epochs", 1, "--set", "optim.lr=0.02", "--set", "method.options.gamma=2", "--preset", "paper")
-    code, _, _ = call(file, *settings, "--out", tmp_path / "r", capsys=capsys)
+    code, _, _ = call(capsys, file, *settings, "--out", tmp_path / "r")
     recipe = load_run(tmp_path / "r").recipe
     assert code == 0
     assert (recipe.seed, recipe.train.epochs, recipe.optim.lr, recipe.method.preset) == (5, 1, 0.02, "paper")
@@ -52,81 +65,46 @@ def test_cli_train_recipe_file_options_and_settings_go_on_top_of_each_other(tmp_
 
 
 def test_cli_train_default_folder_is_named_after_the_run():
-    recipe = override(
-        Recipe(), {"data.name": "a/b.npz", "backbone.name": "my.nets:tiny", "method.name": "focal+ts", "seed": "3"}
-    )
+    recipe = tiny(data__name="a/b.npz", backbone__name="my.nets:tiny", method__name="focal+ts", seed="3")
     assert str(command.default_folder(recipe)) == "runs/b.npz-tiny-focal+ts-seed3"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "words"),
     [
-        (["--data", "mixtur"], "unknown data set 'mixtur'. Did you mean 'mixture'?"),
-        (["--method", "flgama-sece"], "unknown method 'flgama-sece'. Did you mean 'flgamma-sece'?"),
-        (["--method", "ce+st"], "unknown method 'ce+st'"),
-        (["--model", "mpl"], "unknown backbone 'mpl'. Did you mean 'mlp'?"),
-        (["--model", "os:nothing"], "function or class of os, got 'nothing'"),
-        (["--set", "train.graph=yes"], "`train.graph` must be 'auto' or 'no' on the CPU, got 'yes'"),
-        (["--preset", "papr"], "`method.preset` must be one of 'default', 'paper', got 'papr'"),
-        (["--device", "cuda:x"], "`device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got 'cuda:x'"),
-        (["--epochs", "0"], "`train.epochs` must be a whole number >= 1, got 0"),
-        (["--seed", "-1"], "`seed` must be a whole number from 0 to 2**63 - 1, got -1"),
-        (["--set", "lr=1"], "`--set` must name a key with its part, got 'lr'. Did you mean 'optim.lr'?"),
-        (["--set", "sed=1"], "unknown recipe key 'sed'. Did you mean 'seed'?"),
-        (["--set", "optim.lrr=1"], "unknown key of optim 'lrr'. Did you mean 'lr'?"),
-        (["--set", "optim.lr"], "`--set` must be KEY=VALUE, as in `--set optim.lr=0.2`, got 'optim.lr'"),
-        (["--set", "optim.lr=-1"], "`optim.lr` must be a finite number > 0, got -1.0"),
-        (["--set", "optim.lr=nan"], "`optim.lr` must be a finite number > 0, got nan"),
-        (["--set", "train.clip_norm=-1"], "`train.clip_norm` must be a finite number >= 0, got -1.0"),
-        (["--set", "data.val=2000"], "`val` + `meta` must leave examples to train on"),
-        (["--set", "train.batch_size=5000"], "`train.batch_size` must be at most the 1600 training examples, got 5000"),
-        (["--set", "data.meta=0"], "`data.meta` must be > 0 for a method that learns on held-out data, got 0"),
-        (["--set", "backbone.freeze=hiden1"], "unknown part of the network 'hiden1'. Did you mean 'hidden1'?"),
-        (["--set", "backbone.freeze=head"], "`backbone.freeze` must leave the head free for flgamma-sece"),
-        (["--set", "method.options.evry=3"], "unknown option of flgamma-sece 'evry'. Did you mean 'every'?"),
-        (["--set", "data.size=16"], "`data.size` must be left out for mixture; only pictures of a folder are resized"),
-        (["--set", "data.size=0"], "`data.size` must be a whole number >= 1, got 0"),
-        (["--set", "data.pad=-1"], "`data.pad` must be a finite number >= 0, got -1"),
-        (["--set", "data.augment=no", "--set", "data.flip=yes"], "must be left out where `data.augment` is false"),
-        (["--set", "train.average=swa"], "`train.average` must be one of 'auto', 'no', 'ema', 'uniform', 'phase', got 'swa'"),
-        (
-            ["--epochs", "3", "--set", "train.average=ema", "--set", "train.average_from_epoch=3"],
-            "`train.average_from_epoch` must be below `train.epochs`, got 3 with 3 epochs: nothing would be averaged",
-        ),
-        (
-            ["--method", "ce", "--set", "train.average_share=0.3"],
-            "`train.average_share` must come with train.average=phase, got train.average=no",
-        ),
-        (["--set", "train.average_decay=1"], "`train.average_decay` must be in [0, 1), got 1.0"),
-        (
-            ["--set", "train.select=ece"],
-            "`train.select` must be one of 'auto', 'error', 'nll', 'error+nll', 'error+ece', 'last'",
-        ),
-        (["--set", "method.options.betas=0.5,2"], "`betas` must be two numbers in [0, 1)"),
-        (["--init", "no.safetensors"], "`no.safetensors` must be a file of weights (safetensors), got none there"),
-        (["none.toml"], "`none.toml` must be a TOML file, got none there"),
-        (["--set", "optim.nesterov=true", "--set", "optim.momentum=0"], "`optim.nesterov` must come with"),
+        (["--data", "mixtur"], "Did you mean 'mixture'?"),
+        (["--method", "flgama-sece"], "Did you mean 'flgamma-sece'?"),
+        (["--model", "mpl"], "Did you mean 'mlp'?"),
+        (["--model", "os:nothing"], "of os, got 'nothing'"),
+        (["--preset", "papr"], "`method.preset`"),
+        (["--device", "cuda:x"], "`device`"),
+        (["--epochs", "0"], "`train.epochs`"),
+        (["--seed", "-1"], "`seed`"),
+        (["--set", "lr=1"], "Did you mean 'optim.lr'?"),
+        (["--set", "optim.lr"], "KEY=VALUE"),
+        (["--set", "optim.lr=nan"], "`optim.lr`"),
+        (["--set", "data.val=2000"], "`val` + `meta`"),
+        (["--set", "train.batch_size=5000"], "`train.batch_size`"),
+        (["--set", "data.meta=0"], "`data.meta`"),
+        (["--set", "backbone.freeze=hiden1"], "Did you mean 'hidden1'?"),
+        (["--set", "backbone.freeze=head"], "`backbone.freeze`"),
+        (["--set", "method.options.evry=3"], "Did you mean 'every'?"),
+        (["--set", "data.size=16"], "`data.size`"),
+        (["--set", "train.average=swa"], "`train.average`"),
+        (["--init", "no.safetensors"], "no.safetensors"),
+        (["none.toml"], "none.toml"),
     ],
 )
-def test_cli_train_bad_input_is_one_sentence_and_leaves_no_folder(arguments, sentence, tmp_path, capsys):
-    code, out, err = call(*TINY, *arguments, "--out", tmp_path / "a" / "b", capsys=capsys)
-    assert code == 2
-    assert out == ""
-    assert sentence in err
+def test_cli_train_bad_input_is_one_sentence_and_leaves_no_folder(arguments, words, tmp_path, capsys):
+    code, out, err = call(capsys, *TINY, *arguments, "--out", tmp_path / "a" / "b")
+    assert (code, out) == (2, "")
+    assert words in err
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "a" / "b").exists()
 
 
-def test_cli_train_diverging_run_says_what_to_change(tmp_path, capsys):
-    wild = ("--method", "ce", "--epochs", 3, "--set", "optim.lr=1e30", "--set", "train.clip_norm=0")
-    code, _, err = call(*TINY, *wild, "--out", tmp_path / "r", capsys=capsys)
-    assert code == 2
-    assert "the loss became" in err
-    assert "Lower `optim.lr`" in err
-
-
 def test_cli_train_interrupted_says_how_to_go_on_and_goes_on(tmp_path, capsys, monkeypatch):
-    whole = train(override(Recipe(), dict(TINY_SETTINGS)))
+    whole = train(tiny(train__epochs="4"))
     report = EpochDisplay.report
 
     def interrupt(self, record):
@@ -136,11 +114,11 @@ def test_cli_train_interrupted_says_how_to_go_on_and_goes_on(tmp_path, capsys, m
 
     monkeypatch.setattr(EpochDisplay, "report", interrupt)
     often = ("--set", "train.checkpoint_every_seconds=0")
-    code, _, err = call(*TINY, *often, "--method", "ce", "--epochs", 4, "--out", tmp_path / "r", capsys=capsys)
+    code, _, err = call(capsys, *TINY, *often, "--method", "ce", "--epochs", 4, "--out", tmp_path / "r")
     assert code == 130
-    assert err == f"calibrant: interrupted. Go on with `calibrant train --resume --out {tmp_path / 'r'}`.\n"
+    assert f"`calibrant train --resume --out {tmp_path / 'r'}`" in err
     monkeypatch.setattr(EpochDisplay, "report", report)
-    code, out, err = call("--resume", "--out", tmp_path / "r", capsys=capsys)
+    code, out, err = call(capsys, "--resume", "--out", tmp_path / "r")
     assert (code, err) == (0, "")
     assert [line.split()[1] for line in out.splitlines()[:-2]] == ["3/4", "4/4"]
     assert load_run(tmp_path / "r").test.logits.equal(whole.test.logits)
@@ -151,57 +129,38 @@ def test_cli_train_interrupted_before_anything_was_written_says_so(tmp_path, cap
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "train", interrupt)
-    code, _, err = call(*TINY, "--method", "ce", "--out", tmp_path / "r", capsys=capsys)
-    assert code == 130
-    assert err == "calibrant: interrupted. Nothing was written yet.\n"
+    code, _, err = call(capsys, *TINY, "--method", "ce", "--out", tmp_path / "r")
+    assert (code, "Nothing was written" in err) == (130, True)
 
 
-@pytest.mark.parametrize("options", [(), ("--device", "cpu", "--shift", "--set", "train.graph=no")])
-def test_cli_train_resume_of_no_run_is_refused_unless_it_says_what_to_train(tmp_path, capsys, options):
-    code, out, err = call("--resume", "--out", tmp_path / "first-rum", *options, capsys=capsys)
+def test_cli_train_resume_of_no_run_is_refused_unless_it_says_what_to_train(tmp_path, capsys):
+    wrong = ("--resume", "--out", tmp_path / "first-rum", "--device", "cpu")
+    code, out, err = call(capsys, *wrong)
     assert (code, out) == (2, "")
-    must = f"calibrant: train: `--resume` must find a run to go on with, got '{tmp_path / 'first-rum'}', which holds none."
-    start = "To start one there, say what to train: a recipe, or options such as `--data` and `--method`."
-    assert err == f"{must} {start}\n"
+    assert "`--resume`" in err
     assert not (tmp_path / "first-rum").exists()
-    whole = (*TINY, "--method", "ce", "--epochs", 1, "--resume", "--out", tmp_path / "first-run")
-    assert call(*whole, capsys=capsys)[0] == 0
-    _, _, err = call("--resume", "--out", tmp_path / "first-rum", *options, capsys=capsys)
-    assert err == f"{must} Did you mean '{tmp_path / 'first-run'}'? {start}\n"
+    assert call(capsys, *TINY, "--method", "ce", "--epochs", 1, "--resume", "--out", tmp_path / "first-run")[0] == 0
+    assert f"Did you mean '{tmp_path / 'first-run'}'?" in call(capsys, *wrong)[2]
 
 
 def test_cli_train_resume_with_a_damaged_checkpoint_is_one_sentence(tmp_path, capsys):
     run = ("--out", tmp_path / "r")
-    assert call(*TINY, "--method", "ce", "--epochs", 1, *run, capsys=capsys)[0] == 0
+    assert call(capsys, *TINY, "--method", "ce", "--epochs", 1, *run)[0] == 0
     facts = json.loads((tmp_path / "r" / "run.json").read_text())
     (tmp_path / "r" / "run.json").write_text(json.dumps(facts | {"finished": None}))
     (tmp_path / "r" / "state.pt").write_bytes(bytes(range(256)) * 4)
-    code, out, err = call("--resume", *run, capsys=capsys)
-    assert (code, out) == (2, "")
-    assert err == (
-        f"calibrant: train: `{tmp_path / 'r' / 'state.pt'}` must be a checkpoint of `calibrant train`, got a file that is "
-        "damaged and cannot be read. Delete it to begin again at the first epoch, or start in another folder.\n"
-    )
+    code, out, err = call(capsys, "--resume", *run)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "state.pt` must be a checkpoint" in err
     (tmp_path / "r" / "state.pt").unlink()
-    code, out, err = call("--resume", *run, capsys=capsys)
+    code, out, err = call(capsys, "--resume", *run)
     assert (code, err) == (0, "")
     assert out.startswith("epoch 1/1 ")
 
 
-TINY_SETTINGS = {
-    "data.name": "mixture",
-    "backbone.name": "mlp",
-    "train.device": "cpu",
-    "train.batch_size": "100",
-    "method.name": "ce",
-    "train.epochs": "4",
-}
-
-
 def test_cli_train_temperature_scaling_is_that_of_the_base_run(tmp_path, capsys):
-    recipe = override(Recipe(), TINY_SETTINGS | {"train.epochs": "2"})
-    base = train(recipe)
-    code, out, _ = call(*TINY, "--method", "ce+ts", "--epochs", 2, "--out", tmp_path / "r", capsys=capsys)
+    base = train(tiny())
+    code, out, _ = call(capsys, *TINY, "--method", "ce+ts", "--epochs", 2, "--out", tmp_path / "r")
     run = load_run(tmp_path / "r")
     assert code == 0
     assert f"logits divided by {run.temperature:.3f}" in out
@@ -218,68 +177,42 @@ def test_cli_train_temperature_scaling_is_that_of_the_base_run(tmp_path, capsys)
     assert with_temperature(again) is again
 
 
-def test_cli_train_init_starts_from_weights_and_says_if_the_head_does_not_fit(tmp_path, capsys):
-    base = train(override(Recipe(), TINY_SETTINGS | {"train.epochs": "1"}))
+def test_cli_train_init_starts_from_weights_and_refuses_those_of_another_network(tmp_path, capsys):
+    base = train(tiny(train__epochs="1"))
     weights = tmp_path / "w.safetensors"
-    save_weights(weights, base.model.state_dict(), {"a": torch.ones(2)}, notes={})
-    assert load_weights(weights)[1]["a"].tolist() == [1, 1]
-    recipe = override(Recipe(), TINY_SETTINGS | {"backbone.init": str(weights), "backbone.freeze": "hidden1"})
-    built = assemble(recipe).model
+    save_weights(weights, base.model.state_dict(), {}, notes={})
+    built = assemble(tiny(backbone__init=str(weights), backbone__freeze="hidden1")).model
     assert all(value.equal(base.model.state_dict()[name]) for name, value in built.state_dict().items())
-
-    wide = base.model.state_dict() | {"head.weight": torch.zeros(7, 128), "head.bias": torch.zeros(7)}
-    save_weights(weights, wide, {}, notes={})
-    with pytest.warns(UserWarning, match="is for 7 classes and not used; the head for 4 starts from scratch"):
-        built = assemble(recipe).model
-    assert built.hidden2.weight.equal(base.model.hidden2.weight)
-    assert built.head.weight.shape == (4, 128)
-
     save_weights(weights, {"other": torch.zeros(1)}, {}, notes={})
-    code, _, err = call(*TINY, "--init", weights, "--out", tmp_path / "r", capsys=capsys)
-    assert code == 2
-    assert "`backbone.init` must hold the weights of this network" in err
+    code, _, err = call(capsys, *TINY, "--init", weights, "--out", tmp_path / "r")
+    assert (code, "`backbone.init`" in err) == (2, True)
     weights.write_bytes(b"nonsense")
-    code, _, err = call(*TINY, "--init", weights, "--out", tmp_path / "r", capsys=capsys)
-    assert code == 2
-    assert "must be a safetensors file, got another kind or a damaged one" in err
-    assert "Write the weights with `safetensors.torch.save_model(" in err
+    code, _, err = call(capsys, *TINY, "--init", weights, "--out", tmp_path / "r")
+    assert (code, "must be a safetensors file" in err) == (2, True)
 
 
 def test_train_frozen_layers_and_their_statistics_stay_as_they_are():
-    settings = TINY_SETTINGS | {"backbone.name": "convnet", "backbone.freeze": "conv1,bn1", "train.epochs": "2"}
-    recipe = override(Recipe(), settings)
+    recipe = tiny(backbone__name="convnet", backbone__freeze="conv1,bn1", train__epochs="1")
     before = {name: value.clone() for name, value in assemble(recipe).model.state_dict().items()}
     after = train(recipe).model.state_dict()
     changed = {name.partition(".")[0] for name, value in after.items() if not value.equal(before[name])}
     assert changed == {"conv2", "bn2", "hidden", "head"}
 
 
-def test_epoch_display_in_a_terminal_shows_one_live_line():
+@pytest.mark.parametrize("width", [72, 140])
+def test_epoch_display_in_a_terminal_shows_one_live_line_and_cuts_no_number(width):
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=140, color_system=None)
-    with EpochDisplay(4, console=console) as display:
-        display.tick(2, 1, 10)
-        display._moved = 0.0
-        display.tick(2, 9, 10)
-        display.report(EpochRecord(2, 0.1, 0.5, val_error=0.25, val_ece=0.031, images_per_second=1234.5))
-    shown = stream.getvalue()
-    assert "epoch 3/4" in shown
-    assert "loss 0.5000  val error 25.00%  ECE 3.10%  1,234 images/s" in shown
-    assert " left" in shown
-
-
-def test_epoch_display_in_a_narrow_terminal_cuts_no_number():
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=72, color_system=None)
-    with EpochDisplay(350, console=console) as display:
+    with EpochDisplay(350, console=Console(file=stream, force_terminal=True, width=width, color_system=None)) as display:
         display.tick(99, 1, 10)
+        display._moved = 0.0
+        display.tick(99, 9, 10)
         record = EpochRecord(99, 0.1, 0.5, val_error=0.25, val_ece=0.031, gamma_mean=1.0, gamma_std=0.1, images_per_second=1e4)
         display.report(record)
     last = [line for line in stream.getvalue().splitlines() if "epoch" in line][-1]
     assert "epoch 100/350 " in last
     assert "val error 25.00%  ECE 3.10%" in last
     assert "…" not in last
-    assert "loss" not in last
+    assert ("loss 0.5000" in last, "10,000 images/s" in last) == (width > 100, width > 100)
 
 
 def test_epoch_display_beside_the_first_process_is_silent(capsys):
@@ -287,3 +220,128 @@ def test_epoch_display_beside_the_first_process_is_silent(capsys):
         display.tick(0, 1, 2)
         display.report(EpochRecord(0, 0.1, 0.5))
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+@pytest.mark.parametrize("method", METHODS.builtin)
+def test_method_one_epoch_learns_something_and_reports_it(method, preset):
+    run = train(tiny(method__name=method, method__preset=preset, train__epochs="1", train__batch_size="50", data__meta="300"))
+    record = run.history[0]
+    # Four classes: guessing errs on three quarters; one epoch of any method does better.
+    assert record.test_error < 0.6
+    assert record.val_error is not None
+    assert 0 <= record.test_ece <= 1
+    assert (run.test.split, len(run.test)) == (Split.TEST, 4000)
+    assert (record.gamma_mean is not None) == ("flgamma" in method)
+
+
+def test_train_same_seed_same_numbers_other_seed_others():
+    first, second, third = (train(tiny(method__name="flgamma-sece", train__epochs="1", seed=s)) for s in ("1", "1", "2"))
+    assert first.test.logits.equal(second.test.logits)
+    assert not first.test.logits.equal(third.test.logits)
+
+
+def test_method_options_reach_the_plan_and_wrong_names_are_answered_with_the_nearest():
+    facts = Facts(num_train=10, reduction="mean")
+    assert make_plan("focal", {"gamma": 2.5}, facts).loss.gamma == 2.5
+    plan = make_plan("flgamma-sece", {"every": 2, "meta_batch_size": 64, "meta_lr": 1e-4}, facts)
+    assert (plan.settings.every, plan.meta_batch_size, plan.settings.meta_lr) == (2, 64, 1e-4)
+    paper = make_plan("flgamma-sece", {}, facts._replace(preset="paper"))
+    assert (paper.settings.every, paper.meta_batch_size, paper.settings.leak_meta_grad) == (1, 128, True)
+    with pytest.raises(ValueError, match="'ce' has no options"):
+        make_plan("ce", {"gamma": 3}, facts)
+    with pytest.raises(ValueError, match="variant"):
+        make_plan("flgamma", {"variant": "other"}, facts)
+
+
+def test_train_float64_and_mean_reduction_run():
+    run = train(tiny(train__precision="float64", train__reduction="mean", train__clip_norm="0", train__epochs="1"))
+    assert run.test.logits.dtype == torch.float64
+    assert run.history[0].train_loss < 1.5
+
+
+NAMES = [f"{kind}-{severity}" for kind in CORRUPTIONS for severity in SEVERITIES]
+
+
+def numbers(shift, *, severity=None):
+    return {name: scores.to_dict() for name, scores in shift.items() if severity is None or name.endswith(f"-{severity}")}
+
+
+@pytest.fixture
+def mild(monkeypatch):
+    """Evaluate on the first severity alone."""
+    monkeypatch.setattr("calibrant.engine.shift.SEVERITIES", (1,))
+    monkeypatch.setattr("calibrant.cli.train.SEVERITIES", (1,))
+
+
+@pytest.fixture(scope="module")
+def shifted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "shifted"
+    return train(tiny(data__shift="true"), out=folder), folder
+
+
+def test_train_shift_measures_every_corruption_and_severity(shifted):
+    run, folder = shifted
+    assert list(run.shift) == NAMES
+    written = json.loads((folder / "shift.json").read_text())
+    assert (written["seed"], list(written["sets"]), written["sets"]["contrast-5"]["n"]) == (0, NAMES, 4000)
+    # By hand for one of them: the network sees the corrupted images, normalised as the clean ones.
+    test = load_data(run.recipe.data).test
+    images = corrupt(test.images, kind="gaussian_noise", severity=5).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        logits = run.model((images / 255 - test.mean[0]) / test.std[0])
+    wrong = float((logits.argmax(1) != test.labels).float().mean())
+    assert run.shift["gaussian_noise-5"]["error"].value == pytest.approx(wrong, abs=1e-3)
+    # Less contrast makes for more errors, severity by severity.
+    errors = [run.shift[f"contrast-{severity}"]["error"].value for severity in (1, 3, 5)]
+    assert errors[0] < errors[1] < errors[2]
+
+
+def test_load_run_reads_the_scores_under_shift_back(shifted, mild):
+    run, folder = shifted
+    loaded = load_run(folder)
+    assert numbers(loaded.shift) == numbers(run.shift)
+    assert numbers(evaluate_shift(loaded)) == numbers(run.shift, severity=1)
+    (folder.parent / "bad.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"bad\.json"):
+        load_shift(folder.parent / "bad.json")
+    name, predictions = next(shifted_predictions(loaded, seed=1))
+    assert (name, predictions.split, len(predictions)) == ("gaussian_noise-1", Split.TEST, 4000)
+
+
+def test_train_finished_run_is_evaluated_under_shift_when_asked_later(shifted, tmp_path, mild):
+    plain = train(tiny(), out=tmp_path / "run")
+    assert (plain.shift, load_run(tmp_path / "run").shift) == ({}, {})
+    later = train(tiny(data__shift="true"), out=tmp_path / "run", resume=True)
+    assert numbers(later.shift) == numbers(load_run(tmp_path / "run").shift) == numbers(shifted[0].shift, severity=1)
+    before = (tmp_path / "run" / "shift.json").stat().st_mtime_ns
+    train(tiny(data__shift="true"), out=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "shift.json").stat().st_mtime_ns == before
+
+
+def test_train_killed_while_evaluating_under_shift_goes_on_to_the_same(shifted, tmp_path, monkeypatch, mild):
+    with monkeypatch.context() as patch:
+        patch.setattr("calibrant.engine.train.evaluate_shift", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(data__shift="true"), out=tmp_path / "run")
+    assert not is_finished(tmp_path / "run")
+    again = train(tiny(data__shift="true"), out=tmp_path / "run", resume=True)
+    assert numbers(again.shift) == numbers(shifted[0].shift, severity=1)
+    assert is_finished(tmp_path / "run")
+
+
+def test_scale_run_measures_the_scaled_predictions_under_shift(shifted, tmp_path, mild):
+    run, folder = shifted
+    scaled = scale_run(folder, out=tmp_path / "ts")
+    assert scaled.shift["contrast-1"]["error"].value == run.shift["contrast-1"]["error"].value
+    assert scaled.shift["contrast-1"]["nll"].value != run.shift["contrast-1"]["nll"].value
+    assert numbers(load_run(tmp_path / "ts").shift) == numbers(scaled.shift)
+
+
+def test_cli_train_shift_prints_a_table(shifted, tmp_path, capsys, mild):
+    code, out, err = call(capsys, *TINY, "--method", "ce", "--epochs", 2, "--shift", "--out", tmp_path / "r")
+    assert (code, err) == (0, "")
+    table = out.splitlines()[3:7]
+    assert [line.split()[0] for line in table[1:]] == list(CORRUPTIONS)
+    noise = shifted[0].shift["gaussian_noise-1"]
+    assert table[1].split()[1:4] == [f"{100 * noise['error'].value:.2f}", "/", f"{100 * noise['ece'].value:.2f}"]

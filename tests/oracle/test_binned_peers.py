@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -32,7 +33,6 @@ with warnings.catch_warnings():
 # Everything is float64 on both sides except torchmetrics, which rounds to float32 first.
 EXACT, ROUNDED = 1e-12, 1e-6
 BIN_NUMBERS = [5, 10, 15, 20, 49]
-SIZES = [(2000, 10), (401, 3), (37, 5)]
 
 
 def top_of(probs: torch.Tensor, labels: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -113,93 +113,84 @@ def test_binary_continuous_data_agrees_with_three_libraries() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("n_bins", BIN_NUMBERS)
-@pytest.mark.parametrize(("n", "num_classes"), SIZES)
-def test_netcal_convention_hard_data_prints_its_numbers(n: int, num_classes: int, n_bins: int, dtype: torch.dtype) -> None:
-    probs, labels = hard_gaps(n, num_classes, dtype=dtype)
+def by_netcal(probs: torch.Tensor, labels: torch.Tensor, n_bins: int) -> dict[object, float]:
     arrays = probs.numpy(), labels.numpy()
-    tolerance = EXACT if dtype == torch.float64 else ROUNDED
-    for ours, peer in (
-        (expected_calibration_error, netcal.ECE),
-        (maximum_calibration_error, netcal.MCE),
-        (average_calibration_error, netcal.ACE),
-    ):
-        shown = float(ours(probs, labels, n_bins=n_bins, convention="netcal"))
-        assert shown == pytest.approx(peer(n_bins).measure(*arrays), abs=tolerance)
+    return {
+        expected_calibration_error: netcal.ECE(n_bins).measure(*arrays),
+        maximum_calibration_error: netcal.MCE(n_bins).measure(*arrays),
+        average_calibration_error: netcal.ACE(n_bins).measure(*arrays),
+    }
+
+
+def by_torchmetrics(probs: torch.Tensor, labels: torch.Tensor, n_bins: int) -> dict[object, float]:
+    call = partial(torchmetrics.multiclass_calibration_error, probs, labels, num_classes=probs.shape[1], n_bins=n_bins)
+    return {
+        expected_calibration_error: float(call(norm="l1")),
+        partial(expected_calibration_error, p=2): float(call(norm="l2")),
+        partial(expected_calibration_error, p=math.inf): float(call(norm="max")),
+        maximum_calibration_error: float(call(norm="max")),
+    }
+
+
+def by_uncertainty_calibration(probs: torch.Tensor, labels: torch.Tensor, n_bins: int) -> dict[object, float]:
+    arrays = probs.numpy(), labels.numpy()
+    found = {
+        expected_calibration_error: calibration.get_ece(*arrays, num_bins=n_bins),
+        adaptive_calibration_error: calibration.get_ece_em(*arrays, num_bins=n_bins),
+    }
+    if len(probs) < 1000:
+        found[classwise_calibration_error] = calibration.get_ece(*arrays, num_bins=n_bins, mode="marginal")
+    return found
+
+
+def by_relplot(probs: torch.Tensor, labels: torch.Tensor, n_bins: int) -> dict[object, float]:
+    return {expected_calibration_error: relplot.binnedECE(*top_of(probs, labels), nbins=n_bins)}
+
+
+CONVENTIONS = {
+    "netcal": by_netcal,
+    "torchmetrics": by_torchmetrics,
+    "uncertainty_calibration": by_uncertainty_calibration,
+    "relplot": by_relplot,
+}
+DTYPES = [(name, dtype) for name in CONVENTIONS for dtype in (torch.float64, torch.float32)]
+
+
+@pytest.mark.parametrize(("convention", "dtype"), [*DTYPES, *(("torchmetrics", t) for t in (torch.float16, torch.bfloat16))])
+@pytest.mark.parametrize(("n", "num_classes"), [(2000, 10), (401, 3), (37, 5)])
+def test_convention_hard_data_prints_the_numbers_of_its_library(
+    n: int, num_classes: int, convention: str, dtype: torch.dtype
+) -> None:
+    probs, labels = hard_gaps(n, num_classes, dtype=dtype)
+    # Means are taken in the precision of the input, by torchmetrics always in float32.
+    tolerance = EXACT if dtype == torch.float64 and convention != "torchmetrics" else ROUNDED
+    for n_bins in BIN_NUMBERS:
+        for ours, peer in CONVENTIONS[convention](probs, labels, n_bins).items():
+            assert float(ours(probs, labels, n_bins=n_bins, convention=convention)) == pytest.approx(peer, abs=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("n_bins", BIN_NUMBERS)
-def test_netcal_convention_equal_mass_prints_its_number_or_fails_with_it(n_bins: int, dtype: torch.dtype) -> None:
-    peer = netcal.ECE(n_bins, equal_intervals=False)
-    probs, labels = mixed_gaps(dtype=dtype)
-    shown = float(adaptive_calibration_error(probs, labels, n_bins=n_bins, convention="netcal"))
-    assert shown == pytest.approx(peer.measure(probs.numpy(), labels.numpy()), abs=EXACT if dtype == torch.float64 else ROUNDED)
-    tied, labels = hard_gaps(2000, 10, dtype=dtype)
-    if n_bins >= 10:
-        with pytest.raises(ValueError, match="edge difference is numerically 0"):
-            peer.measure(tied.numpy(), labels.numpy())
-        with pytest.raises(ValueError, match="netcal has no number"):
-            adaptive_calibration_error(tied, labels, n_bins=n_bins, convention="netcal")
+def test_netcal_convention_equal_mass_prints_its_number_or_fails_with_it(dtype: torch.dtype) -> None:
+    for n_bins in BIN_NUMBERS:
+        peer = netcal.ECE(n_bins, equal_intervals=False)
+        probs, labels = mixed_gaps(dtype=dtype)
+        shown = float(adaptive_calibration_error(probs, labels, n_bins=n_bins, convention="netcal"))
+        tolerance = EXACT if dtype == torch.float64 else ROUNDED
+        assert shown == pytest.approx(peer.measure(probs.numpy(), labels.numpy()), abs=tolerance)
+        tied, labels = hard_gaps(2000, 10, dtype=dtype)
+        if n_bins >= 10:
+            with pytest.raises(ValueError, match="numerically 0"):
+                peer.measure(tied.numpy(), labels.numpy())
+            with pytest.raises(ValueError, match="netcal has no number"):
+                adaptive_calibration_error(tied, labels, n_bins=n_bins, convention="netcal")
 
 
-def test_netcal_convention_two_columns_are_binary_there() -> None:
+def test_conventions_differ_from_ours_where_they_should() -> None:
+    # Two columns are binary to netcal; torchmetrics puts a confidence of one into a bin of its own.
     probs, labels = mixed_gaps(300, 2)
     shown = float(expected_calibration_error(probs, labels, convention="netcal"))
     assert shown == pytest.approx(netcal.ECE(15).measure(probs.numpy(), labels.numpy()), abs=EXACT)
     assert shown != pytest.approx(float(expected_calibration_error(probs, labels)), rel=0.01)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("n_bins", BIN_NUMBERS)
-@pytest.mark.parametrize(("n", "num_classes"), SIZES)
-def test_torchmetrics_convention_hard_data_prints_its_numbers(
-    n: int, num_classes: int, n_bins: int, dtype: torch.dtype
-) -> None:
-    probs, labels = hard_gaps(n, num_classes, dtype=dtype)
-    for p, norm in ((1, "l1"), (2, "l2"), (math.inf, "max")):
-        peer = float(
-            torchmetrics.multiclass_calibration_error(probs, labels, num_classes=num_classes, n_bins=n_bins, norm=norm)
-        )
-        shown = float(expected_calibration_error(probs, labels, n_bins=n_bins, p=p, convention="torchmetrics"))
-        # The same sums in float32; only the last steps are float64 here.
-        assert shown == pytest.approx(peer, abs=3e-7)
-    assert float(maximum_calibration_error(probs, labels, n_bins=n_bins, convention="torchmetrics")) == pytest.approx(
-        peer, abs=3e-7
-    )
-
-
-def test_torchmetrics_convention_saturated_data_differs_from_ours() -> None:
     probs, labels = hard_gaps(2000, 10, dtype=torch.float32)
     shown = float(expected_calibration_error(probs, labels, convention="torchmetrics"))
     assert abs(shown - float(expected_calibration_error(probs, labels))) > 1e-3
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("n_bins", BIN_NUMBERS)
-@pytest.mark.parametrize(("n", "num_classes"), SIZES)
-def test_uncertainty_calibration_convention_hard_data_prints_its_numbers(
-    n: int, num_classes: int, n_bins: int, dtype: torch.dtype
-) -> None:
-    probs, labels = hard_gaps(n, num_classes, dtype=dtype)
-    arrays, name = (probs.numpy(), labels.numpy()), "uncertainty_calibration"
-    # Its means are taken in the precision of the input.
-    tolerance = EXACT if dtype == torch.float64 else ROUNDED
-    shown = float(expected_calibration_error(probs, labels, n_bins=n_bins, convention=name))
-    assert shown == pytest.approx(calibration.get_ece(*arrays, num_bins=n_bins), abs=tolerance)
-    shown = float(adaptive_calibration_error(probs, labels, n_bins=n_bins, convention=name))
-    assert shown == pytest.approx(calibration.get_ece_em(*arrays, num_bins=n_bins), abs=tolerance)
-    if n < 1000:
-        shown = float(classwise_calibration_error(probs, labels, n_bins=n_bins, convention=name))
-        assert shown == pytest.approx(calibration.get_ece(*arrays, num_bins=n_bins, mode="marginal"), abs=tolerance)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("n_bins", BIN_NUMBERS)
-@pytest.mark.parametrize(("n", "num_classes"), SIZES)
-def test_relplot_convention_hard_data_prints_its_number(n: int, num_classes: int, n_bins: int, dtype: torch.dtype) -> None:
-    probs, labels = hard_gaps(n, num_classes, dtype=dtype)
-    confidence, correct = top_of(probs, labels)
-    shown = float(expected_calibration_error(probs, labels, n_bins=n_bins, convention="relplot"))
-    assert shown == pytest.approx(relplot.binnedECE(confidence, correct, nbins=n_bins), abs=EXACT)

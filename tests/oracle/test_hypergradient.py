@@ -99,31 +99,6 @@ def test_head_hypergradient_general_gradients_equal_the_closed_forms():
             torch.testing.assert_close(value, general_direct[name], rtol=1e-12, atol=1e-12)
 
 
-def test_head_hypergradient_without_bias_equals_double_backward():
-    numbers = Numbers()
-    numbers.head = {"weight": numbers.head["weight"], "bias": torch.zeros(5, dtype=DOUBLE)}
-    regularizer = UnitwiseL2()
-    hyper = {"weight": numbers.hyper(regularizer)["weight"]}
-    found = head_hypergradient(
-        regularizer,
-        sece_penalty,
-        hyper,
-        head={"weight": numbers.head["weight"]},
-        batch=numbers.batch(),
-        meta_features=numbers.xm,
-        meta_labels=numbers.ym,
-        step=VirtualStep(lr=0.3),
-    )
-    expected = hypergradient(
-        lambda p, h: regularizer.loss(h, numbers.x, F.linear(numbers.x, p["weight"]), numbers.y, p).mean(),
-        lambda p: sece_penalty(F.linear(numbers.xm, p["weight"]), numbers.ym),
-        {"weight": numbers.head["weight"]},
-        hyper,
-        lr=0.3,
-    )
-    assert_same(found, expected, 1e-10)
-
-
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("name", ["gamma-focal", "unitwise-l2", "label-smoothing-non-uniform"])
 def test_head_hypergradient_equals_central_differences(name, clip):
@@ -263,21 +238,3 @@ def test_full_hypergradient_attention_layer_has_a_tangent():
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         expected = case.reference()
     assert_same(case.found(), expected, 1e-8)
-
-
-@pytest.mark.parametrize("name", ["gamma-focal", "unitwise-l2"])
-def test_full_hypergradient_head_tied_to_another_layer_equals_double_backward(name):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(6, 4, bias=False)
-            self.head = nn.Linear(6, 4)
-            self.head.weight = self.first.weight
-
-        def forward(self, x):
-            return self.head(torch.tanh(x + self.first(x) @ self.first.weight))
-
-    torch.manual_seed(3)
-    case = NetworkCase(Tied(), (6,), regularizer=KINDS[name])
-    assert list(case.network.parameters()) == ["first.weight", "head.bias"]
-    assert_same(case.found(), case.reference(), 1e-8)

@@ -64,7 +64,7 @@ def covered(world: Levels, truth: float, *, data_sets: int, seed: int) -> list[b
     held = []
     for _ in range(data_sets):
         levels = draw(world, rng)
-        evidence = Evidence(NOTHING, n_resamples=200, rng=rng)
+        evidence = Evidence(NOTHING, n_resamples=100, rng=rng)
         evidence.levels = levels
         value = float(ece_of_levels(levels, *levels.row(levels.accuracy)))
         low, high = ECE_INVERSION(evidence, value)
@@ -80,16 +80,16 @@ def test_coverage_planted_worlds_have_the_planted_error() -> None:
             assert float(value) == pytest.approx(0.02, abs=1e-9)
 
 
-@pytest.mark.parametrize("error", [0.0, 0.005, 0.02, 0.05])
+@pytest.mark.parametrize("error", [0.0, 0.005, 0.05])
 def test_coverage_of_the_ece_is_between_90_and_99_percent(error: float) -> None:
-    # A calibrated world has no signs; four worlds otherwise. In all 200 data sets, 1.5 % standard error at 95 %.
+    # A calibrated world has no signs; four worlds otherwise. In all 160 data sets, 1.7 % standard error at 95 %.
     shapes = ("one sign",) if error == 0 else ("one sign", "mixed signs")
     worlds = [(kind, gaps) for kind in ("peaked", "broad") for gaps in shapes]
-    data_sets = 200 // len(worlds)
+    data_sets = 160 // len(worlds)
     held = [covered(planted(*world, error), error, data_sets=data_sets, seed=k) for k, world in enumerate(worlds)]
     assert 0.90 <= np.mean(held) <= 0.99
-    # Each world for itself has 3.2 % standard error; three of them below 94 %.
-    assert min(np.mean(part) for part in held) >= 0.84
+    # Each world for itself has 3.5 % standard error; three of them below 94 %.
+    assert min(np.mean(part) for part in held) >= 0.83
 
 
 def test_coverage_of_percentile_intervals_is_nil_near_zero() -> None:
@@ -115,7 +115,7 @@ def test_coverage_of_the_other_errors_is_at_least_80_percent(error: float) -> No
         predictions = Predictions(probs=torch.stack([drawn, 1 - drawn], 1), labels=(~right).long())
         # Two columns suffice for the top label, wherever it is above one half.
         predictions = predictions.subset(drawn > 0.5)
-        found = measure(predictions, n_resamples=300, seed=len(held["ace"]))
+        found = measure(predictions, n_resamples=100, seed=len(held["ace"]))
         for key, value in truth.items():
             held[key].append(found[key].low <= value <= found[key].high + 1e-12)
     # 30 data sets: three standard errors below 94 % are 81 %.
@@ -131,7 +131,7 @@ def test_coverage_of_measure_itself_for_an_over_confident_classifier() -> None:
         confidence = torch.from_numpy(rng.uniform(0.55, 0.999, 1500))
         right = torch.from_numpy(rng.random(1500)) < confidence - 0.04
         predictions = Predictions(probs=torch.stack([confidence, 1 - confidence], 1), labels=(~right).long())
-        _, low, high = measure(predictions, n_resamples=200, seed=seed)["ece"]
+        _, low, high = measure(predictions, n_resamples=100, seed=seed)["ece"]
         held.append(low <= 0.04 <= high)
         zero.append(low == 0)
     # 15 data sets: 12 of them are three standard errors below 95 %.
@@ -149,7 +149,7 @@ def test_coverage_of_an_under_confident_classifier_that_is_hardly_ever_wrong(acc
         confidence = torch.from_numpy(rng.uniform(0.55, 0.9, 1000))
         wrong = torch.from_numpy(rng.random(1000)) >= accuracy
         predictions = Predictions(probs=torch.stack([confidence, 1 - confidence], 1), labels=wrong.long())
-        found = measure(predictions, n_resamples=200, seed=seed)
+        found = measure(predictions, n_resamples=100, seed=seed)
         for key, parts in held.items():
             parts.append(found[key].low <= truth <= found[key].high)
     # 30 data sets: three standard errors below 92 % are 77 %. They were 3 to 60 % with confidences left as they are.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
+from functools import partial
 
-import netcal.metrics
 import numpy as np
 import pytest
 import torch
@@ -45,12 +45,17 @@ def loop_weighted_mmce_squared(c: list[float], a: list[float], *, official: bool
     return float(rr / m**2 + ww / n**2 - 2 * rw / (m * n)) if official else float(rr + ww - 2 * rw)
 
 
+def kernel_row(c: list[float], i: int, *, h: float, leave_one_out: bool) -> list[float]:
+    k = [math.exp(-((c[i] - other) ** 2) / (2 * h * h)) for other in c]
+    if leave_one_out:
+        k[i] = 0.0
+    return k
+
+
 def loop_sece(c: list[float], a: list[float], *, h: float, leave_one_out: bool) -> float:
     total = 0.0
     for i in range(N):
-        k = [math.exp(-((c[i] - c[j]) ** 2) / (2 * h * h)) for j in range(N)]
-        if leave_one_out:
-            k[i] = 0.0
+        k = kernel_row(c, i, h=h, leave_one_out=leave_one_out)
         total += abs(sum(w * x for w, x in zip(k, a, strict=True)) / sum(k) - c[i])
     return total / N
 
@@ -58,9 +63,7 @@ def loop_sece(c: list[float], a: list[float], *, h: float, leave_one_out: bool) 
 def loop_centred_divergence(c: list[float], a: list[float], *, h: float, leave_one_out: bool) -> float:
     total = 0.0
     for i in range(N):
-        k = [math.exp(-((c[i] - c[j]) ** 2) / (2 * h * h)) for j in range(N)]
-        if leave_one_out:
-            k[i] = 0.0
+        k = kernel_row(c, i, h=h, leave_one_out=leave_one_out)
         around = c[i] + sum(w * (x - y) for w, x, y in zip(k, a, c, strict=True)) / sum(k)
         p = min(max(around, 1e-6), 1 - 1e-6)
         total += p * math.log(p) + (1 - p) * math.log(1 - p) - around * math.log(c[i]) - (1 - around) * math.log(1 - c[i])
@@ -70,9 +73,8 @@ def loop_centred_divergence(c: list[float], a: list[float], *, h: float, leave_o
 def loop_skce(c: list[float], a: list[float], *, h: float) -> float:
     total = 0.0
     for i in range(N):
-        for j in range(N):
-            if i != j:
-                total += (a[i] - c[i]) * (a[j] - c[j]) * math.exp(-((c[i] - c[j]) ** 2) / (2 * h * h))
+        k = kernel_row(c, i, h=h, leave_one_out=True)
+        total += sum((a[i] - c[i]) * (a[j] - c[j]) * k[j] for j in range(N))
     return total / (N * (N - 1))
 
 
@@ -93,17 +95,47 @@ def loop_dece(probs: np.ndarray[tuple[int, int], np.dtype[np.float64]], labels: 
     return total
 
 
-def test_mmce_agrees_with_its_quadratic_definition() -> None:
-    logits, labels, c, a = batch()
-    assert mmce_penalty(logits, labels, squared=True).item() == pytest.approx(loop_mmce_squared(c, a), rel=1e-10)
+Definition = Callable[[list[float], list[float]], float]
+DEFINITIONS: dict[str, tuple[Callable[..., Tensor], Definition]] = {
+    "mmce": (partial(mmce_penalty, squared=True), loop_mmce_squared),
+    **{
+        f"weighted_mmce {form}": (
+            partial(weighted_mmce_penalty, normalization=form, squared=True),
+            partial(loop_weighted_mmce_squared, official=form == "official"),
+        )
+        for form in ("paper", "official")
+    },
+    **{
+        f"sece {h} {without}": (
+            partial(sece_penalty, bandwidth=h, leave_one_out=without),
+            partial(loop_sece, h=h, leave_one_out=without),
+        )
+        for h in (0.1, 0.01, 0.009)
+        for without in (False, True)
+    },
+    **{
+        f"centred {h} {without}": (
+            partial(sece_penalty, bandwidth=h, centred=True, distance="kl", leave_one_out=without),
+            partial(loop_centred_divergence, h=h, leave_one_out=without),
+        )
+        for h in (0.1, 0.009)
+        for without in (False, True)
+    },
+    **{f"skce {h}": (partial(skce_penalty, bandwidth=h), partial(loop_skce, h=h)) for h in (0.1, 0.009)},
+}
 
 
-@pytest.mark.parametrize("normalization", ["paper", "official"])
-def test_weighted_mmce_agrees_with_its_quadratic_definition(normalization: str) -> None:
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_penalty_agrees_with_its_definition(name: str) -> None:
     logits, labels, c, a = batch()
-    value = weighted_mmce_penalty(logits, labels, normalization=normalization, squared=True)  # type: ignore[arg-type]
-    expected = loop_weighted_mmce_squared(c, a, official=normalization == "official")
-    assert value.item() == pytest.approx(expected, rel=1e-9)
+    penalty, definition = DEFINITIONS[name]
+    assert penalty(logits, labels).item() == pytest.approx(definition(c, a), rel=1e-9)
+
+
+def test_dece_agrees_with_its_definition() -> None:
+    logits, labels, _, _ = batch()
+    expected = loop_dece(logits.softmax(1).numpy(), labels.tolist())
+    assert dece_penalty(logits, labels).item() == pytest.approx(expected, rel=1e-10)
 
 
 def test_mmce_gradient_agrees_with_that_of_the_quadratic_definition() -> None:
@@ -111,46 +143,9 @@ def test_mmce_gradient_agrees_with_that_of_the_quadratic_definition() -> None:
     logits.requires_grad_()
     confidence, top = logits.softmax(1).max(1)
     gap = (top == labels).double() - confidence
-    distance = (confidence.unsqueeze(1) - confidence).abs()
-    plain = (gap.unsqueeze(1) * gap * torch.exp(-distance / 0.4)).mean()
-    torch.testing.assert_close(
-        torch.autograd.grad(mmce_penalty(logits, labels, squared=True), logits)[0],
-        torch.autograd.grad(plain, logits)[0],
-    )
-
-
-def test_mmce_agrees_with_netcal() -> None:
-    logits, labels, _, _ = batch()
-    expected = netcal.metrics.MMCE().measure(logits.softmax(1).numpy(), labels.numpy())
-    assert mmce_penalty(logits, labels).item() == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("leave_one_out", [False, True])
-@pytest.mark.parametrize("h", [0.1, 0.05, 0.01, 0.009])
-def test_sece_agrees_with_its_definition(h: float, leave_one_out: bool) -> None:
-    logits, labels, c, a = batch()
-    value = sece_penalty(logits, labels, bandwidth=h, leave_one_out=leave_one_out)
-    assert value.item() == pytest.approx(loop_sece(c, a, h=h, leave_one_out=leave_one_out), rel=1e-9)
-
-
-@pytest.mark.parametrize("leave_one_out", [False, True])
-@pytest.mark.parametrize("h", [0.1, 0.05, 0.009])
-def test_sece_centred_divergence_agrees_with_its_definition(h: float, leave_one_out: bool) -> None:
-    logits, labels, c, a = batch()
-    value = sece_penalty(logits, labels, bandwidth=h, centred=True, distance="kl", leave_one_out=leave_one_out)
-    assert value.item() == pytest.approx(loop_centred_divergence(c, a, h=h, leave_one_out=leave_one_out), rel=1e-9)
-
-
-@pytest.mark.parametrize("h", [0.1, 0.009])
-def test_skce_agrees_with_its_definition(h: float) -> None:
-    logits, labels, c, a = batch()
-    assert skce_penalty(logits, labels, bandwidth=h).item() == pytest.approx(loop_skce(c, a, h=h), rel=1e-9)
-
-
-def test_dece_agrees_with_its_definition() -> None:
-    logits, labels, _, _ = batch()
-    expected = loop_dece(logits.softmax(1).numpy(), labels.tolist())
-    assert dece_penalty(logits, labels).item() == pytest.approx(expected, rel=1e-10)
+    plain = (gap.unsqueeze(1) * gap * torch.exp(-(confidence.unsqueeze(1) - confidence).abs() / 0.4)).mean()
+    found = torch.autograd.grad(mmce_penalty(logits, labels, squared=True), logits)[0]
+    torch.testing.assert_close(found, torch.autograd.grad(plain, logits)[0])
 
 
 class PeakMemory(TorchDispatchMode):

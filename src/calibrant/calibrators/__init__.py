@@ -57,8 +57,8 @@ ALL_CALIBRATORS = CALIBRATORS
 
 def name_of(calibrator: Calibrator) -> str:
     """Return the name under which the class of ``calibrator`` is listed."""
-    for name in CALIBRATORS:
-        if CALIBRATORS[name] is type(calibrator):
+    for name, kind in CALIBRATORS.available().items():
+        if kind is type(calibrator):
             return name
     raise ValueError(f"name_of: the calibrator must be of a listed class, got {type(calibrator).__name__}.")
 

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from calibrant.calibrators.base import Calibrator, Identity, Learned, check_choice
-from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, FitData, warn
+from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, FitData
 from calibrant.core.checks import FitError, check_count
 from calibrant.core.registry import lookup
 
@@ -140,14 +140,7 @@ def candidates() -> dict[str, type[Calibrator]]:
     """Calibrators to try, simplest first: those of the table that say so."""
     from calibrant.calibrators import CALIBRATORS
 
-    found = {}
-    for name in CALIBRATORS:
-        try:
-            found[name] = CALIBRATORS[name]
-        except ValueError as error:
-            # One of another package that cannot be loaded.
-            warn(f"AutoCalibrator: {error}")
-    return {name: kind for name, kind in found.items() if kind.in_auto}
+    return {name: kind for name, kind in CALIBRATORS.available().items() if kind.in_auto}
 
 
 class AutoCalibrator(Calibrator):

@@ -232,7 +232,7 @@ def list_sets(root: Root = None) -> None:
     """Show every data set that can be named, and whether it is there."""
     from calibrant.data import DATASETS, DEFAULT_ROOT
 
-    for name, source in DATASETS.items():
+    for name, source in DATASETS.available().items():
         fetch = f"to fetch, {source.bytes / 1e6:.0f} MB"
         state = "embedded" if source.embedded else "there" if source.is_there(root) else fetch
         print(f"{name:14} {state:18} {source.about}")

@@ -26,7 +26,7 @@ from calibrant.grid.tables import compare_table
 from calibrant.io.files import atomic_writer
 from calibrant.report.page import render_page, verdict_of
 from calibrant.report.page_content import Candidate, Examined, Repair
-from calibrant.report.page_runs import COLUMNS
+from calibrant.report.page_runs import columns_of
 
 
 def write_report(
@@ -72,7 +72,7 @@ def write_report(
     with progress_bar("drawing the page", None):
         rows = PageRows([], [], [], [])
         if entries:
-            rows = page_rows(compare_table(entries, metrics=COLUMNS, calibrated=True))
+            rows = page_rows(compare_table(entries, metrics=columns_of(entries), calibrated=True))
         verdict = verdict_of(examined, repaired=repaired, entries=rows.entries, best=rows.best, told=rows.told)
         page = render_page(
             examined,

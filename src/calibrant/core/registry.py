@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -62,6 +63,16 @@ class Registry(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self.builtin) + len(self._offered)
+
+    def available(self) -> dict[str, T]:
+        """Return all entries by name; those of other packages that cannot be loaded are left out with a warning."""
+        found = {}
+        for name in self:
+            try:
+                found[name] = self[name]
+            except ValueError as error:
+                warnings.warn(f"left out: {error}", stacklevel=2)
+        return found
 
     def _load(self, point: EntryPoint) -> T:
         where = f"{self.kind} {point.name!r} of the installed package {point.dist.name if point.dist else point.value!r}"

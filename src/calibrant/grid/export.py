@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from calibrant.core.entry import Entry
 from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Column, Line, Section, Table, notes_of, size_notes
-from calibrant.grid.tables import SIX, compare_table, name_methods
+from calibrant.grid.tables import compare_table, name_methods
 from calibrant.io.files import atomic_writer
 
 if TYPE_CHECKING:
@@ -269,9 +269,9 @@ def write_outputs(
     Returns:
         The table, and the files.
     """
-    from calibrant.report.page_runs import COLUMNS
+    from calibrant.report.page_runs import columns_of
 
-    wide = compare_table(entries, metrics=COLUMNS, paper=paper, calibrated=True, name="table")
+    wide = compare_table(entries, metrics=columns_of(entries), paper=paper, calibrated=True, name="table")
     table = add_notes(narrow_table(wide, paper=paper), missing)
     files = write_table(table, folder)
     rows = page_rows(wide)
@@ -317,8 +317,8 @@ def add_notes(table: Table, first: Sequence[str]) -> Table:
 
 
 def narrow_table(table: Table, *, paper: bool = False) -> Table:
-    """Return a comparison with the columns of the paper's Table 1 alone, of those that a page shows."""
-    columns = tuple(column for column in table.columns if column.metric in SIX)
+    """Return a comparison without the Brier score, which a page shows: the paper's Table 1 and scores of other packages."""
+    columns = tuple(column for column in table.columns if column.metric != "brier")
     kept = {column.key for column in columns}
     found = replace(table, columns=columns).each_line(
         lambda line: replace(line, cells={key: cell for key, cell in line.cells.items() if key in kept})

@@ -223,7 +223,9 @@ def _mark_best(line: Line, lines: Sequence[Line], columns: Sequence[Column], *, 
         values = [float(other.cells[column.key].shown(column)[0]) for other, _ in others if column.key in other.cells]
         # A record keeps what is infinite as no number.
         values = [math.inf if math.isnan(value) else value for value in values]
-        if column.key in cells and values and float(cells[column.key].shown(column)[0]) <= min(values):
+        if METRICS[column.metric].better != "lower" or column.key not in cells or not values:
+            continue
+        if float(cells[column.key].shown(column)[0]) <= min(values):
             cells[column.key] = replace(cells[column.key], best=True)
     return replace(line, cells=cells)
 

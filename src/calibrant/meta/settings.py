@@ -124,9 +124,11 @@ def words_of(objective: MetaObjective) -> str:
 
 def objective_table() -> dict[str, MetaObjective]:
     """Name → objective with its defaults, of everything in ``LOSSES`` and ``PENALTIES`` that needs logits and labels only."""
-    losses = {"nll": LOSSES["cross_entropy"].function} | {name: entry.function for name, entry in LOSSES.items()}
+    losses = {"nll": LOSSES["cross_entropy"].function} | {name: entry.function for name, entry in LOSSES.available().items()}
     means = {name: partial(_mean, function) for name, function in losses.items() if _needs_nothing_else(function)}
-    return means | {name: entry.function for name, entry in PENALTIES.items() if _needs_nothing_else(entry.function)}
+    return means | {
+        name: entry.function for name, entry in PENALTIES.available().items() if _needs_nothing_else(entry.function)
+    }
 
 
 def _needs_nothing_else(function: Callable[..., Tensor]) -> bool:

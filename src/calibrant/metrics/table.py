@@ -270,4 +270,9 @@ METRICS = Registry("metric", "calibrant.metrics", {**_SCORES, **_OTHERS}, of=Met
 
 def score_metrics() -> dict[str, Metric]:
     """The metrics that `calibrant.measure`, tables and reports show, including those of installed packages."""
-    return {key: metric for key, metric in METRICS.items() if metric.is_score}
+    return {key: metric for key, metric in METRICS.available().items() if metric.is_score}
+
+
+def added_scores() -> tuple[str, ...]:
+    """The scores that installed packages add, which comparisons show beside their own columns."""
+    return tuple(key for key in score_metrics() if key not in METRICS.builtin)

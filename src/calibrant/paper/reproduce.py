@@ -163,12 +163,12 @@ def write_report(
     plan: Reproduction, entries: Sequence[Entry], folder: Path, missing: Sequence[str] = ()
 ) -> tuple[Table, tuple[Path, ...]]:
     """Write the table (four forms), ``figures/`` and ``report.html`` of an experiment's runs, as `compare` wants it."""
-    from calibrant.report.page_runs import COLUMNS
+    from calibrant.report.page_runs import columns_of
 
     shown = [replace(entry, data=f"{entry.data} (quick)") for entry in entries] if plan.quick else list(entries)
     table = add_notes(_table(plan, shown), missing)
     files = write_table(table, folder)
-    rows = page_rows(compare_table(shown, metrics=COLUMNS, calibrated=True))
+    rows = page_rows(compare_table(shown, metrics=columns_of(shown), calibrated=True))
     heading = plan.title if plan.name == "figures" else f"Table {plan.name.removeprefix('table')}: {plan.title}"
     title = f"{heading}, quick version" if plan.quick else heading
     bins = _BINS if plan.name == "figures" else (15,)

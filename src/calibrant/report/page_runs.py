@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -11,12 +11,13 @@ from calibrant.core.entry import Entry, common_size, size_note, usual_size
 from calibrant.data import data_name
 from calibrant.metrics import METRICS
 from calibrant.metrics.differences import compare_runs, holm, welch_t
+from calibrant.metrics.table import added_scores
 from calibrant.metrics.verdict import SIGNIFICANT, join_words, write_interval, write_value
 from calibrant.report.page_content import FinishedTable, InTable
 from calibrant.report.rows import Group, Row, group_rows
 
 # Metrics of the comparison table.
-COLUMNS = ("error", "nll", "brier", "ece", "mce", "ace", "classwise_ece")
+_COLUMNS = ("error", "nll", "brier", "ece", "mce", "ace", "classwise_ece")
 # Behind a value that differs from that of the first row, as in tables.
 _MARK = "†"
 # Data set of predictions whose file cannot say it; see `calibrant.grid.collect`.
@@ -94,8 +95,15 @@ def _best(row: RunRow, rows: Sequence[RunRow]) -> Collection[str]:
     beside = [other for other in rows if other.place == row.place and not other.size_note]
     if row not in beside or len(beside) < 2:
         return frozenset()
-    means = {key: [mean for other in beside if math.isfinite(mean := other.mean(key))] for key in COLUMNS}
-    return frozenset(key for key in COLUMNS if len(means[key]) > 1 and row.mean(key) == min(means[key]))
+    keys = [key for key in columns_of(row.entries) if METRICS[key].better == "lower"]
+    means = {key: [mean for other in beside if math.isfinite(mean := other.mean(key))] for key in keys}
+    return frozenset(key for key in keys if len(means[key]) > 1 and row.mean(key) == min(means[key]))
+
+
+def columns_of(entries: Iterable[Entry]) -> tuple[str, ...]:
+    """Return the metrics to compare entries by: the usual ones, and those of other packages that some of them have."""
+    known = {key for entry in entries for key in entry.scores}
+    return (*_COLUMNS, *(key for key in added_scores() if key in known))
 
 
 def table_view(rows: Sequence[RunRow], tables: Sequence[FinishedTable]) -> dict[str, object]:
@@ -103,7 +111,7 @@ def table_view(rows: Sequence[RunRow], tables: Sequence[FinishedTable]) -> dict[
 
     Where one of them shows every metric of this table but the Brier score, this one is closed until a reader opens it.
     """
-    keys = [key for key in COLUMNS if any(row.values(key) for row in rows)]
+    keys = [key for key in columns_of(entry for row in rows for entry in row.entries) if any(row.values(key) for row in rows)]
     heads = list(dict.fromkeys(head for row in rows for head in row.told.info))
     several = len({row.place for row in rows}) > 1
     tested = {key for row in rows for key in row.told.p_values}

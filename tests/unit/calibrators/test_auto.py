@@ -190,7 +190,7 @@ def test_candidates_are_the_listed_ones_and_a_package_that_cannot_be_loaded_is_s
     broken = EntryPoint("broken", "no_such_package:Thing", "calibrant.calibrators")
     offered = {"theirs": EntryPoint("theirs", f"{__name__}:Failing", "calibrant.calibrators"), "broken": broken}
     monkeypatch.setitem(CALIBRATORS.__dict__, "_offered", offered)
-    with pytest.warns(CalibrationWarning, match="'broken' of the installed package"):
+    with pytest.warns(UserWarning, match="'broken' of the installed package"):
         assert "theirs" in candidates()
 
 

@@ -53,6 +53,8 @@ def test_registry_lists_offered_names_without_loading_them(monkeypatch: pytest.M
     assert (numbers["one"], numbers["pi"]) == (1.0, math.pi)
     with pytest.raises(ValueError, match=r"number 'tau'.*ModuleNotFoundError"):
         numbers["tau"]
+    with pytest.warns(UserWarning, match="number 'tau'"):
+        assert numbers.available() == {"one": 1.0, "pi": math.pi}
 
 
 def test_registry_refuses_an_offer_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:

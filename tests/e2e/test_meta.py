@@ -1,4 +1,4 @@
-"""Overlapping classes with a known posterior: the default preset halves the true calibration error of cross-entropy.
+"""Meta-learning does what it is for: on classes with a known posterior, and in the example of one's own loop.
 
 Four Gaussian classes in eight dimensions, 600 training samples, a network of 64 x 64 units trained for 128 epochs. The true
 error compares each confidence with the known probability of being right, so that no label noise enters it. Measured on five
@@ -6,6 +6,11 @@ seeds: cross-entropy 0.20-0.21, gamma-Net 0.01-0.05, gamma held at one 0.13-0.14
 """
 
 from __future__ import annotations
+
+import importlib.util
+import inspect
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -17,6 +22,7 @@ from calibrant.meta.step import HyperParameters
 
 NUM_CLASSES, DIM, STEPS, BATCH = 4, 8, 1200, 64
 MEANS = 2 * F.normalize(torch.randn(NUM_CLASSES, DIM, generator=torch.Generator().manual_seed(0)))
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 
 
 def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -57,16 +63,14 @@ def train(seed: int, *, meta: bool) -> tuple[float, float]:
 
 @pytest.fixture(scope="module")
 def cross_entropy() -> Tensor:
-    return torch.tensor([train(seed, meta=False) for seed in range(5)])
+    return torch.tensor([train(seed, meta=False) for seed in range(3)])
 
 
-@pytest.mark.slow
 def test_default_preset_halves_the_true_calibration_error(cross_entropy: Tensor) -> None:
-    found = torch.tensor([train(seed, meta=True) for seed in range(5)])
+    found = torch.tensor([train(seed, meta=True) for seed in range(3)])
     before, after = cross_entropy[:, 0], found[:, 0]
     assert float(before.min()) > 0.15  # Clearly over-confident.
-    assert float(after.mean()) < 0.5 * float(before.mean())
-    assert int((after < 0.5 * before).sum()) == 5
+    assert bool((after < 0.5 * before).all())
     assert float(found[:, 1].mean()) < float(cross_entropy[:, 1].mean() + cross_entropy[:, 1].std())
 
 
@@ -75,3 +79,29 @@ def test_wrong_or_missing_hypergradient_does_not(factor: float, cross_entropy: T
     honest = HyperParameters.step
     monkeypatch.setattr(HyperParameters, "step", lambda self, grads: honest(self, {n: factor * g for n, g in grads.items()}))
     assert train(0, meta=True)[0] > 0.5 * float(cross_entropy[0, 0])
+
+
+def load_example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("own_loop", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_own_loop_example_calibrates_at_equal_error_for_ten_changed_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    module = load_example()
+    results = module.main()
+    plain, calibrated = results["plain"], results["calibrated"]
+    # 16 % against 4 % when written; the ECE of 597 samples alone is about 3 %.
+    assert plain["ece"] > 0.12
+    assert calibrated["ece"] < 0.5 * plain["ece"]
+    # One standard deviation of an error rate of a third on 597 samples is 2 points.
+    assert calibrated["error"] < plain["error"] + 0.03
+    assert "calibrated  error" in capsys.readouterr().out
+    before = [line.strip() for line in inspect.getsource(module.train_plain).splitlines()]
+    changed = [line.strip() for line in inspect.getsource(module.train_calibrated).splitlines()]
+    assert len([line for line in changed if "# +" in line]) <= 10
+    # Every line that is not marked, but for name and docstring, stands in the plain loop too.
+    assert [line for line in changed if "# +" not in line and line not in before] == changed[:2]
