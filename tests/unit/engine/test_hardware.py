@@ -1,4 +1,4 @@
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -49,28 +49,14 @@ def test_choose_hardware_several_processes_take_a_gpu_each_and_no_graph(monkeypa
         choose_hardware(device="cuda:5")
 
 
-def test_hardware_active_lets_cudnn_try_algorithms_on_a_gpu_and_leaves_the_flag_as_it_was(monkeypatch):
-    taken = []
-
-    @contextmanager
-    def current(device):
-        taken.append(device)
-        yield
-
-    monkeypatch.setattr(torch.cuda, "device", current)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_hardware_active_lets_cudnn_try_algorithms_on_a_gpu_and_leaves_the_flag_as_it_was(deterministic, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    gpu = Hardware(torch.device("cuda", 1), "bf16", compiled=False, captured=True)
-    with gpu.active():
-        assert torch.backends.cudnn.benchmark
-    assert not torch.backends.cudnn.benchmark
-    with suppress(KeyError), gpu.active():
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    with suppress(KeyError), Hardware(torch.device("cuda", 1)).active():
+        assert torch.backends.cudnn.benchmark is not deterministic
         raise KeyError
-    assert taken == [torch.device("cuda", 1)] * 2
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    with gpu.active():
-        assert not torch.backends.cudnn.benchmark
-    with choose_hardware(device="cpu").active():
-        assert not torch.backends.cudnn.benchmark
     assert not torch.backends.cudnn.benchmark
 
 

@@ -244,9 +244,5 @@ def test_load_checkpoint_damaged_file_is_one_sentence(tmp_path: Path, damage: st
     save_checkpoint(WHOLE, file)
     whole = file.read_bytes()
     file.write_bytes({"noise": bytes(range(256)) * 4, "cut": whole[: len(whole) // 2], "empty": b""}[damage])
-    with pytest.raises(ValueError, match="damaged") as raised:
+    with pytest.raises(ValueError, match="must be a checkpoint .* damaged and cannot be read. Delete it to begin again"):
         load_checkpoint(file)
-    assert str(raised.value) == (
-        f"train: `{file}` must be a checkpoint of `calibrant train`, got a file that is damaged and cannot be read. Delete it "
-        "to begin again at the first epoch, or start in another folder."
-    )

@@ -22,14 +22,10 @@ def images(n: int) -> DataSet:
     return DataSet("small", part, part)
 
 
-@pytest.mark.parametrize(("with_meta", "settings"), [(False, ""), (True, " and `--set data.meta=1`")])
+@pytest.mark.parametrize(("with_meta", "settings"), [(False, "data.val=1`."), (True, "data.val=1` and `--set data.meta=1`.")])
 def test_divide_too_few_images_are_counted(with_meta: bool, settings: str) -> None:
-    with pytest.raises(ValueError, match="at least 10 images") as raised:
+    with pytest.raises(ValueError, match=f"at least 10 images .* got 6.*{settings}"):
         divide(images(6), DataPart(), seed=0, with_meta=with_meta)
-    assert str(raised.value) == (
-        "train: `data` must hold at least 10 images to train on, for a tenth of them is held out, got 6. Add images, or say "
-        f"how many to hold out with `--set data.val=1`{settings}."
-    )
 
 
 def test_divide_counts_the_meta_part_where_it_is_used_or_kept_out_only() -> None:
