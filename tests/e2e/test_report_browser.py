@@ -109,10 +109,12 @@ def test_switch_shows_the_repaired_predictions_and_back(opened: Any) -> None:
 
 def test_class_picker_draws_the_class(opened: Any) -> None:
     bins = summarize(before(), n_bins=N_BINS).class_bins
+    assert bins is not None
+    weight, _, correct = bins
     for k in (3, 1):
         opened.locator("#class-picker").select_option(str(k))
         sync_api.expect(opened.locator("#class-name")).to_have_text(NAMES[k])
-        expected = {m: float(bins.correct[k, m] / bins.weight[k, m]) for m in range(N_BINS) if float(bins.weight[k, m]) > 0}
+        expected = {m: float(correct[k, m] / weight[k, m]) for m in range(N_BINS) if float(weight[k, m]) > 0}
         assert drawn_accuracies(opened, "class-chart") == pytest.approx(expected, abs=1e-4)
 
 

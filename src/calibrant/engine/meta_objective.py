@@ -74,8 +74,8 @@ class MetaObjective(Objective):
         learned: The hyper-parameters, with their optimizer.
         network: What meta batches go through, and whose classifier takes the look-ahead step: the network that is trained, or
             a copy with its averaged weights where those will make the predictions.
-        learns_from: Training images of each meta step that ``network`` learns BatchNorm's statistics from; 0 where it has
-            them already.
+        learns_every: ``network`` learns BatchNorm's statistics from every so many-th training image of a meta step; 0 where it
+            has them already.
     """
 
     is_part = True
@@ -96,13 +96,13 @@ class MetaObjective(Objective):
             seed=recipe.seed,
             resident=step.batches.resident,
         )
-        self.network, self.learns_from = step.model, 0
+        self.network, self.learns_every = step.model, 0
         shown = step.averages.get("watch") or step.averages.get("average")
         if shown is not None and plan.watched:
             self.network = shown.network(step.model)
             # The short average learns BatchNorm's statistics from what passes through it; others have them averaged.
             if "watch" in step.averages and settings.meta_bn == "frozen":
-                self.learns_from = self._learn_statistics()
+                self.learns_every = self._learn_statistics()
         self.forward, self._watched_head = step.compiled(self.network), find_head(self.network)[1]
         pace = plan.pace or plan.regularizer.pace * speed_up(self._memory / self.every)
         generator = torch.Generator().manual_seed(recipe.seed)
@@ -126,14 +126,16 @@ class MetaObjective(Objective):
         }
 
     def _learn_statistics(self) -> int:
-        """Let BatchNorm learn from a batch of training images every fourth step, or from as much less of one oftener."""
-        norms, local = gathering_norms(self.network), self.recipe.train.batch_size // self.group.world_size
-        images = min(local, max(8, -(-local * self.every // 4))) if norms else 0
+        """Let BatchNorm learn from a batch of training images every fourth step, or from as much less of one oftener.
+
+        Several processes take the same images as one does: every so many-th of the batch.
+        """
+        norms, apart = gathering_norms(self.network), max(1, 4 // self.every)
         for norm in norms:
             # Statistics that remember longer than the weights would belong to others.
-            usual = (0.1 if norm.momentum is None else norm.momentum) * images / local
+            usual = (0.1 if norm.momentum is None else norm.momentum) / apart
             norm.momentum = min(1.0, max(usual, self.every / self._memory))
-        return images
+        return apart if norms else 0
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the epoch's meta batches and set the learning rate of the hyper-parameters."""
@@ -158,8 +160,8 @@ class MetaObjective(Objective):
     def meta_update(self, batch: Batch, features: Tensor, logits: Tensor) -> None:
         """Look one step of the head ahead, and step the hyper-parameters down the held-out objective."""
         meta, lr = self.batches.next(), self._optimizer.param_groups[0]["lr"]
-        if self.learns_from:
-            self.follow(batch.images[: self.learns_from])
+        if self.learns_every:
+            self.follow(batch.images[:: self.learns_every])
         seen, held_out = Seen(features, logits, batch.labels), HeldOut(self.features(meta.images), meta.labels)
         if self.plan.settings.leak_meta_grad:
             self._leaked = self._leak(seen, held_out, lr)
