@@ -96,7 +96,14 @@ def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_im
         for name in norms:
             torch.testing.assert_close(network.state_dict()[name], expected.state_dict()[name])
 
-    objective.follow = watch
+    drawn, draw = [], parts.step.batches.next
+
+    def record():
+        batch = draw()
+        drawn.append(batch.images.clone())
+        return batch
+
+    objective.follow, parts.step.batches.next = watch, record
     objective.begin_epoch(0)
     for average in parts.step.averages.values():
         average.begin_epoch(0)
@@ -109,6 +116,8 @@ def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_im
         assert all(parts.step.averages["watch"].means[name].equal(kept[name]) for name in norms)
     assert norms
     assert [len(batch) for batch in passed] == [images] * 3
+    # Spread over the batch, so that processes that share it see together what one does; every second step has a meta update.
+    assert all(seen.equal(batch[:: len(batch) // images]) for seen, batch in zip(passed, drawn[::2], strict=True))
     momenta = {module.momentum for module in network.modules() if hasattr(module, "momentum")}
     # Three epochs of so few steps: the average remembers one step.
     assert momenta == {1.0}
