@@ -74,7 +74,7 @@ def recipe_of(name: str, args: argparse.Namespace) -> Recipe:
     train = {f"train.{key}": getattr(args, key) for key in ("device", "precision", "compile", "graph", "batch_size")}
     settings = data | options | train | {"backbone.name": args.model, "train.epochs": max(2, args.epochs)}
     # All programs train on the same examples.
-    return override(Recipe(), settings | {"method.name": method, "data.same_data": True, "data.root": args.data_root})
+    return override(Recipe(), settings | {"method.name": method, "data.root": args.data_root})
 
 
 def build(name: str, args: argparse.Namespace) -> Program:
@@ -98,7 +98,7 @@ def build(name: str, args: argparse.Namespace) -> Program:
 
 def plain_loop(args: argparse.Namespace) -> PlainLoop:
     part = DataPart(name=args.data, root=args.data_root, val=args.examples // 8, meta=args.examples // 8)
-    data = divide(load_data(part), part, seed=0, with_meta=True)
+    data = divide(load_data(part), Recipe(data=part))
     torch.manual_seed(0)
     model = (
         build_backbone(BackbonePart(name=args.model), data.train, seed=0).to(choose_hardware(device=args.device).device).train()

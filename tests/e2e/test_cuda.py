@@ -41,7 +41,7 @@ TINY = {
     "train.precision": "float64",
     "train.compile": "no",
     "train.select": "last",
-    "data.same_data": "true",
+    "data.meta": "200",
 }
 # Those that carry state from step to step, or from epoch to epoch.
 CASES = {

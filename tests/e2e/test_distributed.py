@@ -33,7 +33,7 @@ TWENTY_STEPS = {
     "train.device": "cpu",
     "train.precision": "float64",
     "train.select": "last",
-    "data.same_data": "true",
+    "data.meta": "200",
 }
 CASES: dict[str, dict[str, str]] = {
     "ce": {},

@@ -35,6 +35,11 @@ def assert_same(first, second):
     for name, value in first.hyper.items():
         assert value.equal(second.hyper[name]), name
     assert first.test.logits.equal(second.test.logits)
+    for name, found in first.alternatives.items():
+        assert (found.epoch, found.test.logits.tolist()) == (
+            second.alternatives[name].epoch,
+            second.alternatives[name].test.logits.tolist(),
+        )
     assert [(r.epoch, r.train_loss, r.test_nll) for r in first.history] == [
         (r.epoch, r.train_loss, r.test_nll) for r in second.history
     ]
@@ -159,6 +164,7 @@ def dropout_net(num_classes):
 )
 def test_train_interrupted_and_resumed_ends_with_the_same_weights(tmp_path, method, network):
     recipe = override(RECIPE, {"method.name": method, "backbone.name": network, "train.epochs": "4", "data.meta": "300"})
+    recipe = override(recipe, {"train.alternatives": "true"})
     torch.manual_seed(1)
     state = torch.get_rng_state()
     whole = train(recipe)

@@ -109,7 +109,7 @@ def demo_recipe(method: str, *, seed: int, epochs: int) -> Recipe:
     return Recipe(
         seed=seed,
         # Temperature and gamma are learned from 400 examples each: with 200 both are off by two per cent or more.
-        data=DataPart(name="mixture", same_data=True, val=400, meta=400),
+        data=DataPart(name="mixture", val=400, meta=400),
         backbone=BackbonePart(name="mlp"),
         method=MethodPart(name=method),
         # The same for all methods, so that nothing else sets them apart.

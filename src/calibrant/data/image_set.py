@@ -115,19 +115,18 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
 
 
 class Parts(NamedTuple):
-    """Indices of each part; ``meta`` is empty for methods that need none."""
+    """Indices of each part; ``meta`` may be empty."""
 
     train: Tensor
     val: Tensor
     meta: Tensor
 
 
-def split_indices(n: int, *, val: int, meta: int, seed: int, keep_meta_out: bool = False, with_meta: bool = True) -> Parts:
+def split_indices(n: int, *, val: int, meta: int, seed: int) -> Parts:
     """Shuffle ``n`` positions once and cut: first ``val``, then ``meta``, the rest for training.
 
-    The validation part depends on the seed alone, so it is the same for every method. Methods without a meta-validation set
-    (``with_meta`` is False) train on it too (as the published code does), or leave it unused (``keep_meta_out``) so that all
-    methods train on the same examples. Raises ``ValueError`` if nothing is left to train on.
+    The validation part depends on the seed alone, so it is the same for every method. Raises ``ValueError`` if nothing is left
+    to train on.
 
     Example:
         >>> parts = split_indices(10, val=2, meta=3, seed=0)
@@ -136,12 +135,11 @@ def split_indices(n: int, *, val: int, meta: int, seed: int, keep_meta_out: bool
     """
     if val < 1 or meta < 0:
         raise ValueError(f"split_indices: `val` must be >= 1 and `meta` >= 0, got {val} and {meta}.")
-    kept_out = meta if with_meta or keep_meta_out else 0
-    if val + kept_out >= n:
-        names, got = ("`val` + `meta`", f"{val} + {meta}") if kept_out else ("`val`", f"{val}")
+    if val + meta >= n:
+        names, got = ("`val` + `meta`", f"{val} + {meta}") if meta else ("`val`", f"{val}")
         raise ValueError(f"split_indices: {names} must leave examples to train on, got {got} of {n}. Hold out fewer.")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    return Parts(order[val + kept_out :], order[:val], order[val : val + (meta if with_meta else 0)])
+    return Parts(order[val + meta :], order[:val], order[val : val + meta])
 
 
 def held_out_rows(labels: Tensor, *, share: float = 0.2, seed: int = 0) -> tuple[Tensor, Tensor]:

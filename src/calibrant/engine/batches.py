@@ -20,7 +20,7 @@ from calibrant.engine.hardware import Hardware
 
 @dataclass(frozen=True)
 class RunData:
-    """The four parts of the data of a run; ``meta`` is None for methods that need none."""
+    """The parts of a run's data; without ``meta``, methods that learn on held-out data learn on ``val``."""
 
     train: ImageSet
     val: ImageSet

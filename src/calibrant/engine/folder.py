@@ -3,7 +3,8 @@
 ``recipe.toml`` the resolved recipe · ``run.json`` versions, device, command, fingerprint of the data, and whether it is
 finished · ``history.jsonl`` one line an epoch · TensorBoard events · ``state.pt`` the checkpoint, until the end ·
 ``weights.safetensors``, ``val.npz``, ``test.npz`` the best epoch · ``metrics.json`` what ``calibrant measure --json`` says of
-``test.npz`` · ``shift.json`` the same of corrupted copies of the test set, where asked for.
+``test.npz`` · ``shift.json`` the same of corrupted copies of the test set, where asked for · ``alternatives/NAME/val.npz``,
+``test.npz`` predictions with other weights or of other epochs, where asked for; ``run.json`` has their epochs.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from calibrant.engine.hardware import Hardware
 from calibrant.engine.loop import Assembly
 from calibrant.engine.methods import idle_keys, resolved
 from calibrant.engine.network import Shape, build_backbone, load_weights, save_weights
-from calibrant.engine.recipe import KEYS, NEUTRAL, BackbonePart, Recipe, load_recipe, to_toml, value_of
-from calibrant.engine.result import EpochRecord, Run
+from calibrant.engine.recipe import KEYS, NEUTRAL, BackbonePart, Recipe, read_toml, recipe_of, to_toml, value_of
+from calibrant.engine.result import Alternative, EpochRecord, Run
 from calibrant.engine.setup import check_same_data
 from calibrant.engine.shift import load_shift, save_shift
 from calibrant.io.files import atomic_writer
@@ -68,7 +69,7 @@ class RunFolder:
                 "another."
             )
         if self._begun:
-            check_same_run(load_recipe(path / "recipe.toml"), recipe, where=str(path))
+            check_same_run(read_recipe(path), recipe, where=str(path))
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -114,6 +115,7 @@ class RunFolder:
             "processes": hardware.group.world_size,
             "parameters": sum(p.numel() for p in assembly.model.parameters()),
             "inputs": {"num_classes": shape.num_classes, "channels": shape.channels, "size": list(shape.size)},
+            # No `meta` where methods learn on the validation part.
             "examples": {name: len(part) for name, part in vars(assembly.data).items() if part is not None},
             "data": assembly.fingerprint,
             **({"learning": learning} if learning else {}),
@@ -162,7 +164,13 @@ class RunFolder:
         _write_text(self.path / "metrics.json", measure(run.test, file="test.npz").to_json(indent=2) + "\n")
         if run.shift:
             save_shift(self.path / "shift.json", run.shift)
+        for name, found in run.alternatives.items():
+            place = self.path / "alternatives" / name
+            place.mkdir(parents=True, exist_ok=True)
+            save_predictions(found.val, place / "val.npz")
+            save_predictions(found.test, place / "test.npz")
         facts = read_facts(self.path) | {
+            **({"alternatives": {name: found.epoch for name, found in run.alternatives.items()}} if run.alternatives else {}),
             "finished": _now(),
             "best_epoch": run.best_epoch,
             "seconds": run.history[-1].seconds,
@@ -213,7 +221,7 @@ def load_run(folder: str | Path) -> Run:
     facts = read_facts(path)
     if facts.get("finished") is None:
         raise ValueError(f"load_run: the run in `{path}` must be finished, got one that is not. Go on with it with `--resume`.")
-    recipe = load_recipe(path / "recipe.toml")
+    recipe = read_recipe(path)
     lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
     _, hyper = load_weights(path / "weights.safetensors")
     return Run(
@@ -227,7 +235,31 @@ def load_run(folder: str | Path) -> Run:
         temperature=facts.get("temperature"),
         folder=path,
         shift=load_shift(path / "shift.json"),
+        alternatives={
+            name: Alternative(
+                epoch, *(load_predictions(path / "alternatives" / name / part) for part in ("val.npz", "test.npz"))
+            )
+            for name, epoch in facts.get("alternatives", {}).items()
+        },
     )
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """Read the recipe of a run.
+
+    Those of earlier releases have `data.same_data`, and left a tenth out for methods that learn on held-out data without saying
+    so: ``run.json`` knows how many examples were held out besides the validation part, which is `data.meta` now.
+    """
+    values = read_toml(folder / "recipe.toml")
+    part, preset = values.get("data", {}), values.get("method", {}).get("preset")
+    if part.pop("same_data", None) is not None:
+        facts = read_facts(folder)
+        examples = facts.get("examples", {})
+        unused = facts.get("data", {}).get("train_examples", 0) - examples.get("train", 0) - examples.get("val", 0)
+        meta = examples.get("meta") or max(unused, 0)
+        usual = preset == "paper" and "meta" in examples and "meta" not in part
+        part["meta"] = None if usual else meta or None
+    return recipe_of(values)
 
 
 def _network(part: BackbonePart, inputs: dict[str, Any], path: Path) -> nn.Module:

@@ -42,7 +42,7 @@ class TrainStep:
         plan: What its method trains with; builds the objective.
         model: The network.
         batches: Training batches.
-        meta_data: Held-out examples, for methods that learn from them.
+        meta_data: What methods that learn on held-out data learn on.
         hardware: Where the step is taken.
 
     Attributes:
@@ -57,7 +57,7 @@ class TrainStep:
         *,
         model: nn.Module,
         batches: TrainBatches,
-        meta_data: ImageSet | None,
+        meta_data: ImageSet,
         hardware: Hardware,
     ) -> None:
         self.recipe, self.model, self.batches, self.meta_data, self.hardware = recipe, model, batches, meta_data, hardware
@@ -244,19 +244,25 @@ def _end_epoch(assembly: Assembly, epoch: int) -> dict[str, float]:
             _pass_again(assembly, epoch)
         assembly.step.group.average(average.buffer_means)
     with nullcontext() if average is None else average.applied():
-        found = val.run(model, forward)
-        # The last step may be the one that broke the network, and no loss shows that.
-        if not bool(torch.isfinite(found.logits.amax(1)).all()):
-            raise _diverged(f"the logits are no longer finite after epoch {epoch + 1}", assembly.recipe)
-        objective.end_epoch(found.logits, val.labels)
+        logits = validate(assembly, epoch)
+        objective.end_epoch(logits, val.labels)
         if not due:
             return {}
         test = assembly.test.run(model, forward, gamma=objective.gamma)
-    scores = {f"val_{name}": value for name, value in epoch_scores(found.logits, val.labels)._asdict().items()}
+    scores = {f"val_{name}": value for name, value in epoch_scores(logits, val.labels)._asdict().items()}
     scores |= {f"test_{name}": value for name, value in epoch_scores(test.logits, assembly.test.labels)._asdict().items()}
     if test.gammas is not None:
         scores |= {"gamma_mean": float(test.gammas.mean()), "gamma_std": float(test.gammas.std(correction=0))}
     return scores
+
+
+def validate(assembly: Assembly, epoch: int) -> Tensor:
+    """Return the validation logits of the network as it is."""
+    logits = assembly.val.run(assembly.model, assembly.eval_forward).logits
+    # The last step may be the one that broke the network, and no loss shows that.
+    if not bool(torch.isfinite(logits.amax(1)).all()):
+        raise _diverged(f"the logits are no longer finite after epoch {epoch + 1}", assembly.recipe)
+    return logits
 
 
 @torch.no_grad()

@@ -87,7 +87,6 @@ class MetaObjective(Objective):
         self.head, self._optimizer = find_head(step.model)[1], step.optimizer
         self._leaked: Tensor | None = None
         self._memory = average_memory(recipe.train, step.steps)
-        assert step.meta_data is not None
         self.batches = MetaBatches(
             step.meta_data,
             step.hardware,

@@ -84,9 +84,15 @@ class DataPart:
     size: int | None = _key(
         None, "side in pixels to resize the pictures of a folder to", unset="their own, or the median", rule=_COUNT
     )
-    val: int | None = _key(None, "validation examples, for choosing the epoch and for repair", unset="a tenth", rule=_COUNT)
-    meta: int | None = _key(None, "held-out examples for learning hyper-parameters", unset="a tenth", rule=_NOT_NEGATIVE)
-    same_data: bool = _key(False, "whether all methods train without the meta part, so that they see the same examples")
+    val: int | None = _key(
+        None, "validation examples: to learn hyper-parameters on, choose the epoch and repair", unset="a tenth", rule=_COUNT
+    )
+    meta: int | None = _key(
+        None,
+        "examples to hold out besides, under every method, and to learn hyper-parameters on instead",
+        unset="none; `paper`: a tenth, if the method learns any",
+        rule=_NOT_NEGATIVE,
+    )
     augment: bool = _key(True, "whether to crop and mirror")
     pad: int | None = _key(None, "pixels of padding for random crops", unset="what suits the set", rule=_NOT_NEGATIVE)
     flip: bool | None = _key(None, "whether to mirror half of the images", unset="what suits the set")
@@ -165,6 +171,11 @@ class TrainPart:
         rule=_NOT_NEGATIVE,
         read_with=ReadWith("train.average", ("uniform", "ema", "phase")),
     )
+    alternatives: bool = _key(
+        False,
+        "also keep predictions with plain and averaged weights, of the best epoch by `error` and by `error+nll`",
+        neutral=True,
+    )
     device: str = _key("auto", "where to compute: auto, cpu, cuda or cuda:1", flag="--device", neutral=True)
     compile: Literal["auto", "yes", "no"] = _key(
         "auto", "compile the network; auto does on a single GPU, for runs long enough to repay it", neutral=True
@@ -224,6 +235,12 @@ KEYS = _keys()
 NEUTRAL = frozenset(name for name, key in KEYS.items() if key.neutral)
 
 
+# Keys of earlier releases, and what to do without them.
+_REMOVED = {
+    "data.same_data": "All methods train on the same examples; `data.meta` says how many to hold out besides `data.val`."
+}
+
+
 def value_of(recipe: Recipe, key: str) -> Any:
     """Return the value of a dotted key."""
     part, _, name = key.rpartition(".")
@@ -250,9 +267,13 @@ def check_recipe(recipe: Recipe) -> None:
 
 def load_recipe(path: str | Path) -> Recipe:
     """Read a recipe from a TOML file; an unknown key or a value of the wrong kind is an error that names it."""
-    file = Path(path)
+    return recipe_of(read_toml(Path(path)))
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Read a TOML file as nested plain data."""
     try:
-        return recipe_of(tomllib.loads(file.read_text(encoding="utf-8")))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
         raise ValueError(f"recipe: `{file}` must be a TOML file, got none there.") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -340,8 +361,10 @@ def _build(kind: type, values: object, part: str) -> object:
     known = {f.name: hints[f.name] for f in dataclasses.fields(kind)}
     arguments = {}
     for key, value in values.items():
-        hint = lookup(known, key, kind=f"key of {where}")
         name = f"{part}.{key}" if part else key
+        if name in _REMOVED:
+            raise ValueError(f"recipe: `{name}` must be left out, got {value!r}: it is gone. {_REMOVED[name]}")
+        hint = lookup(known, key, kind=f"key of {where}")
         if dataclasses.is_dataclass(hint):
             arguments[key] = _build(hint, value, key)  # type: ignore[arg-type]
         elif KEYS[name].off is not None and value in ("none", "None"):

@@ -56,6 +56,14 @@ class EpochRecord:
         return asdict(self)
 
 
+class Alternative(NamedTuple):
+    """Predictions of a run with other weights, or of an epoch that another rule chooses."""
+
+    epoch: int
+    val: Predictions
+    test: Predictions
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run.
@@ -71,6 +79,8 @@ class Run:
         temperature: What ``+ts`` divided the logits by, or None.
         folder: Where the run was written, or None.
         shift: ``"gaussian_noise-1"`` … → scores on the corrupted test set, where they were asked for (`data.shift`).
+        alternatives: ``"raw-error"`` … ``"averaged-error+nll"`` → predictions, where they were asked for
+            (`train.alternatives`); before temperature scaling.
     """
 
     recipe: Recipe
@@ -83,6 +93,7 @@ class Run:
     temperature: float | None = None
     folder: Path | None = None
     shift: Mapping[str, Scores] = field(default_factory=dict, repr=False)
+    alternatives: Mapping[str, Alternative] = field(default_factory=dict, repr=False)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -139,8 +150,8 @@ class BestEpoch:
         """The best epoch; the earliest of several."""
         return min(self.candidates, key=lambda candidate: (candidate.value, candidate.epoch))
 
-    def offer(self, record: EpochRecord, weights: Mapping[str, Tensor]) -> None:
-        """Take copies of ``weights`` if the epoch is the best or may become it."""
+    def offer(self, record: EpochRecord, copy_weights: Callable[[], dict[str, Tensor]]) -> None:
+        """Keep the weights if the epoch is the best or may become it."""
         value = -float(record.epoch) if self._key is None else getattr(record, self._key)
         error = record.val_error if self._close else 0.0
         if value is None or error is None:
@@ -155,7 +166,7 @@ class BestEpoch:
             held for held in self.candidates if (held.error < error or held.value < value) and held.error <= bound
         ]
         if error <= bound:
-            self.candidates.append(Candidate(record.epoch, error, value, copy_state(weights)))
+            self.candidates.append(Candidate(record.epoch, error, value, copy_weights()))
 
     def state(self) -> list[dict[str, Any]]:
         """Return the candidates as plain data."""

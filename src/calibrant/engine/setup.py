@@ -44,26 +44,33 @@ def load_data(part: DataPart) -> DataSet:
     return source.load(Path(part.root or DEFAULT_ROOT).expanduser())
 
 
-def divide(data: DataSet, part: DataPart, *, seed: int, with_meta: bool) -> RunData:
+def divide(data: DataSet, recipe: Recipe) -> RunData:
     """Split a data set as a recipe says; the test set is never divided."""
-    parts = divide_rows(len(data.train), part, seed=seed, with_meta=with_meta)
-    held = data.train.pick(parts.meta) if with_meta else None
-    return RunData(data.train.pick(parts.train), data.train.pick(parts.val), held, data.test)
+    parts = divide_rows(len(data.train), recipe)
+    meta = data.train.pick(parts.meta) if len(parts.meta) else None
+    return RunData(data.train.pick(parts.train), data.train.pick(parts.val), meta, data.test)
 
 
-def divide_rows(n: int, part: DataPart, *, seed: int, with_meta: bool) -> Parts:
+def divide_rows(n: int, recipe: Recipe) -> Parts:
     """Return which of ``n`` images each part of a run gets; raises ``ValueError`` if there are too few."""
-    if n < 10 and (part.val is None or (with_meta and part.meta is None)):
-        settings = "`--set data.val=1`" + (" and `--set data.meta=1`" if with_meta else "")
+    if n < 10 and recipe.data.val is None:
         raise ValueError(
             f"train: `data` must hold at least 10 images to train on, for a tenth of them is held out, got {n}. "
-            f"Add images, or say how many to hold out with {settings}."
+            "Add images, or say how many to hold out with `--set data.val=1`."
         )
+    val, meta = held_out(n, recipe)
+    return split_indices(n, val=val, meta=meta, seed=recipe.seed)
+
+
+def held_out(n: int, recipe: Recipe) -> tuple[int, int]:
+    """Return how many of ``n`` images are for validation, and how many are held out besides.
+
+    The published protocol gives methods that learn on held-out data a tenth of their own. By default they learn on the
+    validation part, so that all methods train on the same images.
+    """
+    part, apart = recipe.data, learns(recipe) and recipe.method.preset == "paper"
     val = n // 10 if part.val is None else part.val
-    meta = n // 10 if part.meta is None else part.meta
-    if with_meta and meta == 0:
-        raise ValueError("train: `data.meta` must be > 0 for a method that learns on held-out data, got 0.")
-    return split_indices(n, val=val, meta=meta, seed=seed, keep_meta_out=part.same_data, with_meta=with_meta)
+    return val, (n // 10 if apart else 0) if part.meta is None else part.meta
 
 
 def augmented(train: ImageSet, part: DataPart) -> ImageSet:
@@ -133,7 +140,7 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
     # Wrong options are found before the data are read; then some plans need the size of the training part.
     make_plan(part.name, part.options, facts_of(recipe))
     whole = load_data(recipe.data)
-    data = divide(whole, recipe.data, seed=recipe.seed, with_meta=learns(recipe))
+    data = divide(whole, recipe)
     data = replace(data, train=augmented(data.train, recipe.data))
     plan = make_plan(part.name, part.options, facts_of(recipe, num_train=len(data.train)))
     steps = train.epochs * (len(data.train) // train.batch_size)
@@ -144,7 +151,8 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
     with hardware.active():
         resident = fits_on_device(data, recipe.data, device=hardware.device)
         batches = TrainBatches(data.train, hardware, batch_size=train.batch_size, seed=recipe.seed, resident=resident)
-        step = TrainStep(recipe, plan, model=model, batches=batches, meta_data=data.meta, hardware=hardware)
+        learned_on = data.val if data.meta is None else data.meta
+        step = TrainStep(recipe, plan, model=model, batches=batches, meta_data=learned_on, hardware=hardware)
         plain = make_stepper(step, with_meta=False)
         meta = make_stepper(step, with_meta=True) if step.objective.has_meta else plain
         val, test = (EvalSet(part, hardware, resident=resident) for part in (data.val, data.test))

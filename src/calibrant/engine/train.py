@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -13,13 +14,13 @@ from torch import Tensor
 
 from calibrant.core.records import Predictions, Split
 from calibrant.data.image_set import ImageSet
-from calibrant.engine.evaluate import Outputs
+from calibrant.engine.evaluate import Outputs, epoch_scores
 from calibrant.engine.folder import RunFolder, is_finished, load_run, read_facts, restore_state
 from calibrant.engine.hardware import ALONE_GROUP, Group, joined_group
-from calibrant.engine.loop import Assembly, Tick, run_epoch
+from calibrant.engine.loop import Assembly, Tick, run_epoch, validate
 from calibrant.engine.methods import resolved, split_name
 from calibrant.engine.recipe import Recipe, load_recipe, recipe_of
-from calibrant.engine.result import BestEpoch, EpochRecord, Run, copy_state, warn_if_useless
+from calibrant.engine.result import Alternative, BestEpoch, Candidate, EpochRecord, Run, copy_state, warn_if_useless
 from calibrant.engine.setup import assemble, check_same_data
 from calibrant.engine.shift import evaluate_shift, save_shift
 
@@ -137,12 +138,18 @@ def scale_run(base: str | Path, *, out: str | Path, resume: bool = False) -> Run
 def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Report | None, tick: Tick | None) -> Run:
     assembly = assemble(recipe, group=group)
     val, hardware, epochs = assembly.data.val, assembly.step.hardware, recipe.train.epochs
-    best = BestEpoch(recipe.train.select, n_val=len(val), within=recipe.train.select_within)
+    choices = _choices(recipe, n_val=len(val))
     history: list[EpochRecord] = []
     found = group.by_first(lambda: None if folder is None else folder.load_checkpoint(assembly))
     if found is not None:
         restore_state(assembly.step.state(), found["state"])
-        best.restore(found["best"])
+        kept = {"best": found["best"]} | found.get("alternatives", {})
+        if choices.keys() - kept.keys():
+            raise ValueError(
+                "train: `train.alternatives` must be set from the start, got a run begun without. Use another folder."
+            )
+        for name, choice in choices.items():
+            choice.restore(kept[name])
         history = [EpochRecord(**record) for record in found["history"]]
     if folder is not None:
         folder.begin(assembly, history)
@@ -154,25 +161,50 @@ def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Re
             _seed_epoch(recipe.seed, epoch, group)
             record = run_epoch(assembly, epoch, started=started, tick=tick if group.leads else None)
             history.append(record)
-            best.offer(record, _weights(assembly, averaged=True))
+            _offer(assembly, record, choices)
             if folder is not None:
                 if epoch + 1 == epochs or time.monotonic() - saved >= recipe.train.checkpoint_every_seconds:
                     records = [record.to_dict() for record in history]
-                    folder.save_checkpoint(
-                        {"state": copy_state(assembly.step.state()), "best": best.state(), "history": records}
-                    )
+                    kept = {name: choice.state() for name, choice in choices.items()}
+                    state = {"state": copy_state(assembly.step.state()), "best": kept.pop("best"), "alternatives": kept}
+                    folder.save_checkpoint(state | {"history": records})
                     saved = time.monotonic()
                 folder.epoch(record)
             if report is not None and group.leads:
                 report(record)
         if group.leads:
             warn_if_useless(history, num_classes=val.num_classes, n_val=len(val))
-        return _finish(assembly, best, tuple(history))
+        return _finish(assembly, choices, tuple(history))
 
 
 def _seed_epoch(seed: int, epoch: int, group: Group) -> None:
     """Seed what layers draw from the global generators by epoch, so that a resumed run draws the same."""
     torch.manual_seed(((seed * 1_000_003 + epoch) * 65_537 + group.rank) % 2**63)
+
+
+def _choices(recipe: Recipe, *, n_val: int) -> dict[str, BestEpoch]:
+    """The best epoch of a run and, where asked for, that of other rules and weights, by name."""
+    train = recipe.train
+    kinds = () if not train.alternatives else ("raw",) if train.average == "no" else ("raw", "averaged")
+    # The run's own comes last, so that the network ends with its weights.
+    rules = {f"{kind}-{rule}": rule for kind in kinds for rule in ("error", "error+nll")} | {"best": train.select}
+    return {name: BestEpoch(rule, n_val=n_val, within=train.select_within) for name, rule in rules.items()}
+
+
+def _offer(assembly: Assembly, record: EpochRecord, choices: Mapping[str, BestEpoch]) -> None:
+    """Offer an epoch to every choice; those that keep it share a copy of its weights."""
+    raw, average = record, assembly.step.averages.get("average")
+    if len(choices) > 1 and average is not None and record.val_error is not None:
+        scores = epoch_scores(validate(assembly, record.epoch), assembly.val.labels)
+        raw = replace(record, val_error=scores.error, val_nll=scores.nll, val_ece=scores.ece)
+
+    @cache
+    def copied(averaged: bool) -> dict[str, Tensor]:
+        return copy_state(_weights(assembly, averaged=averaged))
+
+    for name, choice in choices.items():
+        averaged = average is not None and not name.startswith("raw")
+        choice.offer(record if averaged else raw, partial(copied, averaged))
 
 
 def _weights(assembly: Assembly, *, averaged: bool = False) -> dict[str, Tensor]:
@@ -184,20 +216,27 @@ def _weights(assembly: Assembly, *, averaged: bool = False) -> dict[str, Tensor]
     return found
 
 
-def _finish(assembly: Assembly, best: BestEpoch, history: tuple[EpochRecord, ...]) -> Run:
-    chosen, data, model, gamma = best.best, assembly.data, assembly.model, assembly.objective.gamma
-    restore_state(_weights(assembly), chosen.weights)
-    val, test = (part.run(model, assembly.eval_forward, gamma=gamma) for part in (assembly.val, assembly.test))
-    hyper = {name.removeprefix("objective.hyper."): v.cpu() for name, v in chosen.weights.items() if "objective.hyper." in name}
+def _finish(assembly: Assembly, choices: Mapping[str, BestEpoch], history: tuple[EpochRecord, ...]) -> Run:
+    found = {name: _predict(assembly, choice.best) for name, choice in choices.items()}
+    best, weights, model = found.pop("best"), choices["best"].best.weights, assembly.model
+    hyper = {name.removeprefix("objective.hyper."): v.cpu() for name, v in weights.items() if "objective.hyper." in name}
     return Run(
         recipe=assembly.recipe,
         history=history,
-        best_epoch=chosen.epoch,
-        val=_predictions(val, data.val, Split.VAL),
-        test=_predictions(test, data.test, Split.TEST),
+        best_epoch=best.epoch,
+        val=best.val,
+        test=best.test,
         hyper=hyper,
         network=lambda: model,
+        alternatives=found,
     )
+
+
+def _predict(assembly: Assembly, chosen: Candidate) -> Alternative:
+    restore_state(_weights(assembly), chosen.weights)
+    model, gamma, data = assembly.model, assembly.objective.gamma, assembly.data
+    val, test = (part.run(model, assembly.eval_forward, gamma=gamma) for part in (assembly.val, assembly.test))
+    return Alternative(chosen.epoch, _predictions(val, data.val, Split.VAL), _predictions(test, data.test, Split.TEST))
 
 
 def _predictions(outputs: Outputs, data: ImageSet, split: Split) -> Predictions:

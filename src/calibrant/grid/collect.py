@@ -15,9 +15,9 @@ from calibrant.core.records import Predictions, Split
 from calibrant.core.scores import Scores
 from calibrant.core.summary import summarize
 from calibrant.data import is_path
-from calibrant.engine.folder import is_finished
+from calibrant.engine.folder import is_finished, read_recipe
 from calibrant.engine.methods import METHODS, split_name
-from calibrant.engine.recipe import Recipe, load_recipe
+from calibrant.engine.recipe import Recipe
 from calibrant.engine.setup import is_own
 from calibrant.grid.records import load_result
 from calibrant.grid.rows import CHOICES, command_of, flat_recipe
@@ -96,7 +96,7 @@ def load_run_entry(folder: str | Path) -> Entry:
     path = Path(folder)
     if not is_finished(path):
         raise ValueError(f"{path}: must be the folder of a finished run, got none. Go on with it with `--resume`.")
-    recipe = load_recipe(path / "recipe.toml")
+    recipe = read_recipe(path)
     facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
     test = load_predictions(path / "test.npz")
     lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()

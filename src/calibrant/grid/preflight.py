@@ -15,11 +15,11 @@ from calibrant.core.entry import Entry
 from calibrant.data import DATASETS
 from calibrant.data.image_set import DataSet, difference, fingerprint
 from calibrant.engine.batches import check_batch_size
-from calibrant.engine.folder import check_same_run, is_finished, read_facts
+from calibrant.engine.folder import check_same_run, is_finished, read_facts, read_recipe
 from calibrant.engine.hardware import choose_hardware
 from calibrant.engine.methods import facts_of, learns, make_plan
 from calibrant.engine.network import build_network
-from calibrant.engine.recipe import DataPart, Recipe, load_recipe
+from calibrant.engine.recipe import DataPart, Recipe
 from calibrant.engine.setup import Reader, augmented, divide_rows, is_own, known_data, load_data
 from calibrant.grid.collect import data_label, is_run, load_run_entry
 from calibrant.grid.local import visible_gpus
@@ -75,7 +75,7 @@ def load_finished(cells: Sequence[Cell], runs: Path) -> dict[str, Entry]:
     for cell in cells:
         folder = runs / cell.name
         try:
-            recipe = load_recipe(folder / "recipe.toml") if (folder / "recipe.toml").exists() else cell.recipe
+            recipe = read_recipe(folder) if (folder / "recipe.toml").exists() else cell.recipe
             if is_finished(folder) and cell.shown:
                 found[cell.name] = load_run_entry(folder)
         except (OSError, ValueError) as error:
@@ -118,7 +118,7 @@ def check_unchanged(cells: Sequence[Cell], runs: Path, *, read: Reader = load_da
         with suppress(OSError, ValueError):
             facts = read_facts(folder)
             counts = is_run(folder) and (facts.get("finished") is not None or (folder / "state.pt").exists())
-            part = own.get(_key(load_recipe(folder / "recipe.toml").data)) if counts else None
+            part = own.get(_key(read_recipe(folder).data)) if counts else None
             differ = "" if part is None else difference(known_data(facts), fingerprint_of(part))
         if differ:
             raise ValueError(
@@ -178,7 +178,7 @@ def check_ready(cells: Sequence[Cell], *, on: str = "local", read: Reader = load
 def _check_batches(recipe: Recipe, data: DataSet) -> bool:
     """Raise if the images are too few for the run's parts and batches; return whether its method learns on held-out data."""
     method = recipe.method
-    parts = divide_rows(len(data.train), recipe.data, seed=recipe.seed, with_meta=learns(recipe))
+    parts = divide_rows(len(data.train), recipe)
     check_batch_size(recipe.train.batch_size, examples=len(parts.train))
     augmented(data.train, recipe.data)
     make_plan(method.name, method.options, facts_of(recipe, num_train=len(parts.train)))

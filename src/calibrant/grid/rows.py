@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from typing import Any
 
 from calibrant.core.entry import Entry
 from calibrant.data.image_set import difference
@@ -219,7 +220,7 @@ def _repeated(runs: Sequence[Entry]) -> tuple[Entry, Entry] | None:
 
 def _check_same_data(runs: Sequence[Entry]) -> None:
     """Refuse to average runs on different data: those under one path may have changed between two of them."""
-    known = [(e, {**dict(e.facts.get("data") or {}), "test_examples": e.scores.n}) for e in runs if not e.is_foreign]  # type: ignore[call-overload]
+    known = [(e, _sizes(e)) for e in runs if not e.is_foreign]
     for place, (entry, data) in enumerate(known):
         for other, before in known[:place]:
             if differ := difference(before, data, when=("in the first", "in the second")):
@@ -227,6 +228,13 @@ def _check_same_data(runs: Sequence[Entry]) -> None:
                     f"tables: runs of one row must have the same data, got {other.folder or 'a record'} and "
                     f"{entry.folder or 'a record'} of {entry.method} on {entry.data}: {differ}. Leave one out."
                 )
+
+
+def _sizes(entry: Entry) -> dict[str, Any]:
+    """What is known of a run's data, and how many examples it trained on: earlier releases held out more for some methods."""
+    facts: Mapping[str, Any] = entry.facts
+    used = {"train_examples": facts["examples"]["train"]} if "examples" in facts else {}
+    return {**(facts.get("data") or {}), **used, "test_examples": entry.scores.n}
 
 
 def _decided(entry: Entry) -> tuple[dict[str, str], dict[str, str]]:

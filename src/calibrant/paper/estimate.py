@@ -20,7 +20,7 @@ from calibrant.engine.hardware import choose_hardware
 from calibrant.engine.methods import MetaPlan, facts_of, learns, make_plan
 from calibrant.engine.recipe import DataPart, Recipe
 from calibrant.engine.result import EpochRecord
-from calibrant.engine.setup import load_data
+from calibrant.engine.setup import held_out, load_data
 from calibrant.engine.train import train
 from calibrant.grid.local import make_places
 from calibrant.grid.plan import Cell
@@ -147,9 +147,8 @@ def measure_speed(recipe: Recipe, *, name: str = "", runs: int = 1, threads: int
         known: What was measured of equal steps; then nothing is trained.
     """
     shape, place = shape_of(recipe.data), choose_hardware(device=recipe.train.device).device.type
-    val = shape.train // 10 if recipe.data.val is None else recipe.data.val
-    held = shape.train // 10 if recipe.data.meta is None else recipe.data.meta
-    left = shape.train - val - (held if learns(recipe) or recipe.data.same_data else 0)
+    val, meta = held_out(shape.train, recipe)
+    left = shape.train - val - meta
     if known is not None:
         train, test = known.train, known.test
     else:

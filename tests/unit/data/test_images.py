@@ -34,13 +34,10 @@ def test_image_set_wrong_content_is_named():
 
 def test_split_indices_are_disjoint_complete_and_share_validation():
     meta = split_indices(100, val=10, meta=20, seed=3)
-    plain = split_indices(100, val=10, meta=20, seed=3, with_meta=False)
-    same = split_indices(100, val=10, meta=20, seed=3, with_meta=False, keep_meta_out=True)
+    plain = split_indices(100, val=10, meta=0, seed=3)
     assert sorted(torch.cat(meta).tolist()) == list(range(100))
     assert meta.val.equal(plain.val)
     assert sorted(plain.train.tolist()) == sorted(torch.cat([meta.train, meta.meta]).tolist())
-    assert same.train.equal(meta.train)
-    assert len(same.meta) == len(plain.meta) == 0
     assert not meta.val.equal(split_indices(100, val=10, meta=20, seed=4).val)
 
 
@@ -49,14 +46,6 @@ def test_split_indices_nothing_left_is_refused():
         split_indices(10, val=6, meta=4, seed=0)
     with pytest.raises(ValueError, match="`val` must be >= 1 and `meta` >= 0, got 0 and 0"):
         split_indices(6, val=0, meta=0, seed=0)
-
-
-def test_split_indices_without_meta_does_not_count_it():
-    plain = split_indices(10, val=6, meta=4, seed=0, with_meta=False)
-    assert [len(part) for part in plain] == [4, 6, 0]
-    assert sorted(torch.cat(plain).tolist()) == list(range(10))
-    with pytest.raises(ValueError, match=r"`val` \+ `meta` must leave examples to train on, got 6 \+ 4 of 10"):
-        split_indices(10, val=6, meta=4, seed=0, with_meta=False, keep_meta_out=True)
 
 
 def test_crop_batch_moves_and_mirrors_by_hand():

@@ -124,7 +124,7 @@ def test_train_average_is_that_of_the_weights_after_each_step(kind, backbone):
         "train.average_decay": "0.9",
         "train.average_from_epoch": "1",
     }
-    settings |= {"data.val": "100", "data.meta": "1500", "data.same_data": "true"}
+    settings |= {"data.val": "100", "data.meta": "1500"}
     recipe = override(Recipe(), settings)
     parts = assemble(recipe)
     seen, original = [], parts.step.averages["average"].update

@@ -23,7 +23,6 @@ PHASE = {
     "optim.milestones_epochs": "2",
     "data.val": "100",
     "data.meta": "1500",
-    "data.same_data": "true",
 }
 
 

@@ -43,7 +43,7 @@ def leaking_parts(**settings):
 
 @pytest.mark.parametrize(("chosen", "expected"), [("current", [0.1, 0.01, 0.001]), ("0.3", [0.3, 0.3, 0.3])])
 def test_meta_objective_look_ahead_follows_the_schedule_where_asked_to(chosen, expected, monkeypatch):
-    parts, recipe = parts_of(lookahead_lr=chosen, every="16")
+    parts, recipe = parts_of(lookahead_lr=chosen, every="18")
     sizes, original = [], head_hypergradient
 
     def record(*arguments, step, **rest):

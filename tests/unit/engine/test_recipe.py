@@ -29,9 +29,9 @@ def test_recipe_defaults_are_the_papers_protocol():
 
 
 def test_recipe_toml_round_trip_keeps_everything(tmp_path):
-    settings = {"seed": "7", "data.root": 'a "b" \\c', "optim.milestones_epochs": "3,6", "data.same_data": "true"}
+    settings = {"seed": "7", "data.root": 'a "b" \\c', "optim.milestones_epochs": "3,6", "data.augment": "false"}
     recipe = override(Recipe(), settings | {"method.options.every": "8", "method.options.betas": "0.5, 0.9"})
-    assert recipe.data.same_data is True
+    assert recipe.data.augment is False
     assert recipe.method.options == {"every": 8, "betas": (0.5, 0.9)}
     file = tmp_path / "recipe.toml"
     file.write_text(to_toml(recipe))
@@ -54,7 +54,8 @@ def test_recipe_toml_round_trip_keeps_text_of_any_characters():
         ({"train": {"epochs": float("inf")}}, "`train.epochs` must be a whole number, got inf"),
         ({"train": {"epochs": True}}, "`train.epochs` must be a whole number, got True"),
         ({"optim": {"name": "sdg"}}, "`optim.name` must be one of 'sgd', 'adamw', got 'sdg'"),
-        ({"data": {"same_data": "maybe"}}, "`data.same_data` must be true or false, got 'maybe'"),
+        ({"data": {"augment": "maybe"}}, "`data.augment` must be true or false, got 'maybe'"),
+        ({"data": {"same_data": True}}, "`data.same_data` must be left out, got True: it is gone"),
         ({"train": 3}, "`train` must be a table of keys, got 3"),
         ({"backbone": {"name": 5}}, "`backbone.name` must be text, got 5"),
         ({"optim": {"milestones_epochs": 0}}, "`optim.milestones_epochs` must be a list, got 0"),
@@ -138,9 +139,9 @@ def test_resolved_fills_in_what_the_method_asks_for_and_leaves_what_is_said(sett
     assert resolved(found) == found
 
 
-@pytest.mark.parametrize(("epochs", "decay"), [("1", 0.0), ("50", 1 - 1 / 16), ("4000", 0.999)])
+@pytest.mark.parametrize(("epochs", "decay"), [("1", 0.0), ("50", 1 - 1 / 18), ("4000", 0.999)])
 def test_exponential_average_remembers_a_fiftieth_of_all_steps_but_not_more_than_a_thousand(epochs, decay):
-    # 1,600 examples of 2,000 train, 16 steps an epoch.
+    # 1,800 examples of 2,000 train, 18 steps an epoch.
     averages = assemble(tiny(train__epochs=epochs, train__average="ema")).step.averages
     assert averages["average"]._decay == pytest.approx(decay)
     # What methods that learn look through, whatever predicts.

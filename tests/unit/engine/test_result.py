@@ -1,12 +1,14 @@
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
 
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.result import BestEpoch, EpochRecord, TrainWarning, warn_if_useless
+from calibrant.engine.result import BestEpoch, EpochRecord, Run, TrainWarning, copy_state, warn_if_useless
 from calibrant.engine.train import train
+from calibrant.io import load_predictions
 
 TINY = {"data.name": "mixture", "backbone.name": "mlp", "method.name": "ce", "train.batch_size": "100", "train.device": "cpu"}
 
@@ -32,11 +34,15 @@ def test_run_with_a_wild_learning_rate_ends_with_a_warning_and_an_honest_one_wit
         train(override(Recipe(), TINY | {"train.epochs": "3"}))
 
 
+def weights(epoch):
+    return {"w": torch.tensor(float(epoch))}
+
+
 def chosen(select, epochs, *, n_val=100, **options):
     """Offer (error, nll, ece) of each epoch; return the epoch chosen and those whose weights are kept."""
     best = BestEpoch(select, n_val=n_val, **options)
     for epoch, (error, nll, ece) in enumerate(epochs):
-        best.offer(EpochRecord(epoch, 0.1, 1.0, val_error=error, val_nll=nll, val_ece=ece), {"w": torch.tensor(float(epoch))})
+        best.offer(EpochRecord(epoch, 0.1, 1.0, val_error=error, val_nll=nll, val_ece=ece), partial(weights, epoch))
     assert [float(held.weights["w"]) for held in best.candidates] == [held.epoch for held in best.candidates]
     return best.best.epoch, [held.epoch for held in best.candidates]
 
@@ -72,23 +78,23 @@ def test_best_epoch_beyond_a_fallen_bound_is_dropped_though_it_led_before():
 
 def test_best_epoch_skips_epochs_without_evaluation_and_prefers_numbers():
     best = BestEpoch("nll", n_val=10)
-    best.offer(EpochRecord(0, 0.1, 1.0, val_error=0.5, val_nll=math.nan, val_ece=0.1), {})
-    best.offer(EpochRecord(1, 0.1, 1.0), {})
+    best.offer(EpochRecord(0, 0.1, 1.0, val_error=0.5, val_nll=math.nan, val_ece=0.1), dict)
+    best.offer(EpochRecord(1, 0.1, 1.0), dict)
     assert best.best.epoch == 0
-    best.offer(EpochRecord(2, 0.1, 1.0, val_error=0.9, val_nll=9.0, val_ece=0.1), {})
+    best.offer(EpochRecord(2, 0.1, 1.0, val_error=0.9, val_nll=9.0, val_ece=0.1), dict)
     assert (best.best.epoch, len(best.candidates)) == (2, 1)
 
 
-def test_best_epoch_copies_weights_and_goes_on_from_its_state():
+def test_best_epoch_goes_on_from_its_state():
     best, weights = BestEpoch("error+ece", n_val=100), {"w": torch.zeros(2)}
     for epoch, (error, nll, ece) in enumerate(EPOCHS[:3]):
         weights["w"].fill_(epoch)
-        best.offer(EpochRecord(epoch, 0.1, 1.0, val_error=error, val_nll=nll, val_ece=ece), weights)
+        best.offer(EpochRecord(epoch, 0.1, 1.0, val_error=error, val_nll=nll, val_ece=ece), lambda: copy_state(weights))
     again = BestEpoch("error+ece", n_val=100)
     again.restore(best.state())
     assert again.best.epoch == best.best.epoch == 2
     assert again.best.weights["w"].tolist() == [2.0, 2.0]
-    again.offer(EpochRecord(3, 0.1, 1.0, val_error=0.01, val_nll=1.0, val_ece=0.5), weights)
+    again.offer(EpochRecord(3, 0.1, 1.0, val_error=0.01, val_nll=1.0, val_ece=0.5), dict)
     assert (again.best.epoch, best.best.epoch) == (3, 2)
 
 
@@ -96,6 +102,28 @@ def test_best_epoch_copies_weights_and_goes_on_from_its_state():
 def test_best_epoch_of_weights_on_cuda_holds_no_memory_there():
     best, weight = BestEpoch("last", n_val=10), torch.ones(1000, device="cuda")
     before = torch.cuda.memory_allocated()
-    best.offer(EpochRecord(0, 0.1, 1.0), {"w": weight})
+    best.offer(EpochRecord(0, 0.1, 1.0), lambda: copy_state({"w": weight}))
     assert torch.cuda.memory_allocated() == before
     assert best.best.weights["w"].equal(weight.cpu())
+
+
+SETTINGS = TINY | {"train.epochs": "6", "train.average": "phase", "data.val": "50", "optim.lr": "0.3"}
+
+
+def test_alternatives_are_what_runs_with_these_weights_and_rules_predict(tmp_path):
+    run = train(override(Recipe(), SETTINGS | {"train.alternatives": "true"}), out=tmp_path / "run")
+    assert list(run.alternatives) == ["raw-error", "raw-error+nll", "averaged-error", "averaged-error+nll"]
+    assert len({found.epoch for found in run.alternatives.values()}) > 1
+    for name, found in Run.load(tmp_path / "run").alternatives.items():
+        kind, _, rule = name.partition("-")
+        own = train(override(Recipe(), SETTINGS | {"train.select": rule} | ({"train.average": "no"} if kind == "raw" else {})))
+        assert found.epoch == own.best_epoch
+        assert found.val.logits.equal(own.val.logits)
+        assert load_predictions(tmp_path / "run" / "alternatives" / name / "test.npz").logits.equal(own.test.logits)
+
+
+def test_alternatives_leave_the_run_alone_and_know_averaged_weights_only_where_there_are_any():
+    plain = {"train.epochs": "3", "train.average": "no"}
+    first, second = (train(override(Recipe(), TINY | plain | {"train.alternatives": kept})) for kept in ("false", "true"))
+    assert first.test.logits.equal(second.test.logits)
+    assert (list(first.alternatives), list(second.alternatives)) == ([], ["raw-error", "raw-error+nll"])

@@ -64,7 +64,7 @@ def test_run_folder_facts_say_where_the_run_comes_from(finished):
     assert facts["device"].startswith("cpu")
     assert (facts["seed"], facts["processes"], facts["precision"]) == (0, 1, "float32")
     assert facts["inputs"] == {"num_classes": 4, "channels": 1, "size": [8, 8]}
-    assert facts["examples"] == {"train": 1600, "val": 200, "meta": 200, "test": 4000}
+    assert facts["examples"] == {"train": 1800, "val": 200, "test": 4000}
     assert facts["finished"] >= facts["started"]
     assert isinstance(facts["command"], list)
 
@@ -148,6 +148,42 @@ def test_train_resumed_history_is_consistent_with_the_checkpoint(tmp_path):
     assert json.loads((out / "run.json").read_text())["resumed_at_epochs"] == [2]
     assert not list(out.glob(".*.tmp"))
     assert run.test.logits.equal(train(recipe).test.logits)
+
+
+def as_before(folder, *, same_data="false"):
+    """Rewrite a recipe as releases did that had `data.same_data`, and left the size of the meta part to its default."""
+    lines = (folder / "recipe.toml").read_text().splitlines()
+    lines = [f"same_data = {same_data}" if line.startswith("meta = ") else line for line in lines]
+    (folder / "recipe.toml").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(("method", "same_data"), [("flgamma-sece", "false"), ("ce", "true")])
+def test_run_folder_of_an_earlier_release_is_read_and_keeps_its_split(tmp_path, method, same_data):
+    recipe = tiny(method__name=method, data__meta="200")
+    with pytest.raises(RuntimeError, match="stop"):
+        train(recipe, out=tmp_path / "run", report=stop_at(0))
+    as_before(tmp_path / "run", same_data=same_data)
+    with pytest.raises(ValueError, match="but `data.meta` is 200 there and not given here"):
+        train(tiny(method__name=method), out=tmp_path / "run", resume=True)
+    assert train(recipe, out=tmp_path / "run", resume=True).test.logits.equal(train(recipe).test.logits)
+    assert Run.load(tmp_path / "run").recipe == resolved(recipe)
+
+
+@pytest.mark.parametrize(("method", "preset"), [("flgamma-sece", "paper"), ("ce", "default")])
+def test_run_folder_of_an_earlier_release_whose_split_is_still_the_usual_goes_on(tmp_path, method, preset):
+    recipe = tiny(method__name=method, method__preset=preset)
+    with pytest.raises(RuntimeError, match="stop"):
+        train(recipe, out=tmp_path / "run", report=stop_at(0))
+    text = (tmp_path / "run" / "recipe.toml").read_text()
+    (tmp_path / "run" / "recipe.toml").write_text(text.replace("[data]", "[data]\nsame_data = false"))
+    assert train(recipe, out=tmp_path / "run", resume=True).recipe == resolved(recipe)
+
+
+def test_train_alternatives_cannot_begin_in_the_middle_of_a_run(tmp_path):
+    with pytest.raises(RuntimeError, match="stop"):
+        train(tiny(), out=tmp_path / "run", report=stop_at(0))
+    with pytest.raises(ValueError, match=r"`train.alternatives` must be set from the start"):
+        train(tiny(train__alternatives="true"), out=tmp_path / "run", resume=True)
 
 
 def test_run_folder_facts_say_how_hyper_parameters_are_learned(finished, tmp_path):

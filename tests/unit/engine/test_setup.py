@@ -22,21 +22,46 @@ def images(n: int) -> DataSet:
     return DataSet("small", part, part)
 
 
-@pytest.mark.parametrize(("with_meta", "settings"), [(False, "data.val=1`."), (True, "data.val=1` and `--set data.meta=1`.")])
-def test_divide_too_few_images_are_counted(with_meta: bool, settings: str) -> None:
-    with pytest.raises(ValueError, match=f"at least 10 images .* got 6.*{settings}"):
-        divide(images(6), DataPart(), seed=0, with_meta=with_meta)
+@pytest.mark.parametrize(
+    ("method", "preset", "meta", "sizes"),
+    [
+        ("ce", "default", None, (90, 10, None)),
+        ("flgamma-sece", "default", None, (90, 10, None)),
+        ("flgamma-sece", "default", 25, (65, 10, 25)),
+        ("ce", "default", 25, (65, 10, 25)),
+        ("ce", "paper", None, (90, 10, None)),
+        ("flgamma-sece", "paper", None, (80, 10, 10)),
+        ("flgamma-sece", "paper", 0, (90, 10, None)),
+    ],
+)
+def test_divide_holds_out_a_tenth_unless_told_or_by_the_papers_protocol(method, preset, meta, sizes) -> None:
+    recipe = override(Recipe(), {"method.name": method, "method.preset": preset, "data.meta": meta})
+    data = divide(images(100), recipe)
+    assert tuple(None if part is None else len(part) for part in (data.train, data.val, data.meta)) == sizes
 
 
-def test_divide_counts_the_meta_part_where_it_is_used_or_kept_out_only() -> None:
-    part = DataPart(val=95)
-    assert len(divide(images(100), part, seed=0, with_meta=False).train) == 5
-    for options in ({"with_meta": True}, {"with_meta": False}):
-        kept = DataPart(val=95, same_data=not options["with_meta"])
-        with pytest.raises(ValueError, match=r"`val` \+ `meta` must leave examples to train on, got 95 \+ 10 of 100\."):
-            divide(images(100), kept, seed=0, **options)
-    with pytest.raises(ValueError, match=r"`val` must leave examples to train on, got 100 of 100\. Hold out fewer\."):
-        divide(images(100), DataPart(val=100), seed=0, with_meta=False)
+def test_divide_gives_every_method_the_same_examples_and_the_paper_its_own_tenth() -> None:
+    numbered = images(100)
+    part = replace(numbered.train, images=torch.arange(100, dtype=torch.uint8).view(100, 1, 1, 1).expand(100, 4, 4, 1))
+    settings = {"ce": {}, "flgamma-sece": {}, "paper": {"method.preset": "paper"}}
+    ce, default, paper = (
+        divide(
+            replace(numbered, train=part), override(Recipe(), {"method.name": "ce" if name == "ce" else "flgamma-sece"} | more)
+        )
+        for name, more in settings.items()
+    )
+    assert ce.train.images.equal(default.train.images)
+    assert ce.val.images.equal(default.val.images)
+    assert ce.val.images.equal(paper.val.images)
+    assert ce.train.images.equal(torch.cat([paper.meta.images, paper.train.images]))
+
+
+def test_divide_nothing_left_to_train_on_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 10 images .* got 6.*data.val=1`"):
+        divide(images(6), Recipe())
+    for settings, got in (({"data.val": 95, "data.meta": 10}, r"95 \+ 10"), ({"data.val": 100}, "100")):
+        with pytest.raises(ValueError, match=f"must leave examples to train on, got {got} of 100"):
+            divide(images(100), override(Recipe(), settings))
 
 
 def test_load_data_of_a_path_where_nothing_lies_says_that_it_may_be_one() -> None:
@@ -62,7 +87,7 @@ def test_train_images_sent_from_the_host_give_the_same_run(method):
 
 
 def test_fits_on_device_follows_the_recipe_and_the_free_memory(monkeypatch):
-    data = divide(load_mixture(n_train=1000, n_test=500), DataPart(), seed=0, with_meta=True)
+    data = divide(load_mixture(n_train=1000, n_test=500), Recipe())
     cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
     assert fits_on_device(data, DataPart(), device=cpu)
     assert not fits_on_device(data, DataPart(place="host"), device=cpu)

@@ -56,6 +56,14 @@ def sized(entry: Entry, n: int) -> Entry:
     return replace(entry, scores=replace(entry.scores, n=n), folder=f"runs/{n}")
 
 
+def test_group_rows_runs_that_held_out_different_numbers_of_examples_are_not_averaged() -> None:
+    first, second = run_of("flgamma-sece", seed=0), run_of("flgamma-sece", seed=1)
+    trained = [replace(run, facts={**run.facts, "examples": {"train": n}}) for run, n in ((first, 40_000), (second, 45_000))]
+    with pytest.raises(ValueError, match="must have the same data.*40,000 images to train on in the first and 45,000"):
+        group_rows(trained)
+    assert len(group_rows([first, second])) == 1
+
+
 def test_group_rows_runs_of_different_numbers_of_test_examples_are_not_averaged() -> None:
     runs = [sized(run_of("ce", seed=0), 36), run_of("ce", seed=1), sized(run_of("ce", seed=2), 40)]
     with pytest.raises(ValueError, match="must have the same data, got runs/36 and a record of ce on cifar10: 36 test images"):

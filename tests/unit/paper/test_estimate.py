@@ -143,8 +143,8 @@ def test_forecast_on_gpus_lets_runs_that_share_one_take_turns(monkeypatch: pytes
     assert found.low == pytest.approx(0.75 * 4 * found.speeds[0].seconds + 10.7)
 
 
-def test_measure_speed_of_methods_on_the_same_data_leaves_the_held_out_part_of_the_others_alone() -> None:
-    recipe = override(Recipe(), {"data.name": "cifar10", "method.name": "ce", "data.same_data": True, "train.epochs": 1} | CPU)
+def test_measure_speed_counts_what_is_held_out_besides_the_validation_part() -> None:
+    recipe = override(Recipe(), {"data.name": "cifar10", "method.name": "ce", "data.meta": 5000, "train.epochs": 1} | CPU)
     known = Speed("", train=1000.0, test=2000.0, runs=1, seconds=0.0)
     assert measure_speed(recipe, known=known).seconds == pytest.approx(40 + 7.5 + 1.5)
 
@@ -163,8 +163,8 @@ def test_forecast_times_equal_pictures_once(known_speed: list[str]) -> None:
     cells = plan_cells(["cifar10", "cifar100", "tiny-imagenet"], ["ce", "flgamma"], [0], settings={"train.device": "cpu"})
     found = forecast(cells, jobs=1)
     assert known_speed == ["cifar10", "cifar10", "tiny-imagenet", "tiny-imagenet"]
-    # 45,000 images train without a meta part and 40,000 with one; 5,000 and 10,000 are evaluated.
-    assert [speed.seconds for speed in found.speeds[:2]] == [350 * (450 + 15) + 1.5, 350 * (400 + 15) + 1.5]
+    # 45,000 images are trained on; 5,000 and 10,000 are evaluated.
+    assert [speed.seconds for speed in found.speeds[:2]] == [350 * (450 + 15) + 1.5] * 2
     assert found.speeds[2].seconds == found.speeds[0].seconds
     assert found.speeds[4].seconds == 350 * (900 + 20) + 1.5
 
