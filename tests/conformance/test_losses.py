@@ -281,7 +281,7 @@ def test_entry_refuses_bad_input_with_a_sentence(name: str) -> None:
         (logits[0], labels, "`logits` must be"),
         (logits.unsqueeze(2), labels, "`logits` must be"),
         (logits.long(), labels, "`logits` must be floating"),
-        (logits[:, :1], torch.zeros_like(labels), "`logits` must have C >= 2"),
+        (logits[:, :1], torch.zeros_like(labels), "`logits` must be .* C >= 2"),
         (logits[:0], labels[:0], "`logits` must hold at least one"),
         (logits.numpy(), labels, "`logits` must be a tensor"),
         (labels, logits, "pass `logits` first"),

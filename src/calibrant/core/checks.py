@@ -6,7 +6,10 @@ in every public function; value checks read the data and run once, in ``Predicti
 
 from __future__ import annotations
 
+import difflib
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -28,12 +31,11 @@ class SupportsArray(Protocol):
 # How far a row of probabilities may be from summing to one, by the precision in which the row was computed. Rounding a row
 # of C entries to half precision moves its sum by up to C * 2^-11 in the worst case; typical errors grow with sqrt(C).
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-
-
-# Entries outside [0, 1] by less than this look like probabilities that are not quite right, others like logits.
-_NEARLY = 0.1
-# What to do with several labels for one example, each with a sigmoid of its own.
+# Multi-label problems, with one sigmoid per class.
 _SEVERAL = " Several labels at once are measured class by class, each as a binary problem."
+_CLASS_INDICES = "`labels` must be class indices 0, 1, 2, …"
+# How None, NaN and pandas' NA are written as text.
+_MISSING = ("", "None", "nan", "NaN", "<NA>")
 
 
 class FitError(RuntimeError):
@@ -93,20 +95,16 @@ def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "pro
             f"{where}: `{kind}` must be floating [N, C], got {_say(scores)} with labels {_say(labels)}. "
             f"The arguments look swapped: pass `{kind}` first, `labels` second."
         )
-    if scores.ndim < 2:
+    if scores.ndim < 2 or scores.shape[1] < 2:
         hint = " For one probability per example use the `binary_` metrics or `Predictions.from_binary`."
-        raise ValueError(f"{where}: `{kind}` must be [N, C], got {list(scores.shape)}.{hint if scores.ndim == 1 else ''}")
+        raise ValueError(f"{where}: `{kind}` must be [N, C] with C >= 2, got {list(scores.shape)}.{hint}")
     if not scores.is_floating_point():
         raise ValueError(f"{where}: `{kind}` must be floating point, got {scores.dtype}.")
-    if scores.shape[1] < 2:
-        hint = " Use `Predictions.from_binary` or the `binary_` metrics for one probability per example."
-        raise ValueError(f"{where}: `{kind}` must have C >= 2 columns, got {list(scores.shape)}.{hint}")
     expected = [scores.shape[0], *scores.shape[2:]]
     if list(labels.shape) != expected:
-        one_hot = labels.shape == scores.shape
-        # Logits come from losses and calibrators too, which do not measure.
-        several = _SEVERAL if kind == "probs" and scores.ndim == 2 else ""
-        hint = f" Pass `labels.argmax(1)` if they are one-hot.{several}" if one_hot else ""
+        # Losses and calibrators, which take logits, do not measure.
+        several = _SEVERAL if kind == "probs" else ""
+        hint = f" Pass `labels.argmax(1)` if they are one-hot.{several}" if labels.shape == scores.shape else ""
         form = "[N]" if scores.ndim == 2 else "[N, ...]"
         raise ValueError(f"{where}: `labels` must be {form} = {expected}, got {list(labels.shape)}.{hint}")
     if labels.is_floating_point() or labels.is_complex():
@@ -146,13 +144,8 @@ def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bo
     check_shapes(logits, labels, where=where, kind="logits")
     if labels.dtype == torch.bool:
         raise ValueError(f"{where}: `labels` must be integer class indices, got {labels.dtype}. Pass `labels.long()`.")
-    low, high = range_if_free(labels, 0, 0) if values else (0, 0)
-    if low < 0 or high >= logits.shape[1]:
-        hint = " They look one-based: pass `labels - 1`." if low >= 1 and high == logits.shape[1] else ""
-        if low < 0:
-            hint = f" If it marks examples to leave out, give the loss's module or the MetaLearner `ignore_index={low}`."
-        wrong = low if low < 0 else high
-        raise ValueError(f"{where}: `labels` must lie in [0, {logits.shape[1] - 1}], got {wrong}.{hint}")
+    if values:
+        _check_label_range(*range_if_free(labels, 0, 0), logits.shape[1], where=where)
 
 
 def range_if_free(values: Tensor, low: float, high: float) -> tuple[float, float]:
@@ -175,73 +168,38 @@ def check_prob_values(probs: Tensor, *, where: str, first_row: int = 0) -> None:
     tolerance = SUM_TOLERANCE.get(probs.dtype, 1e-6)
     work = probs if probs.dtype in (torch.float32, torch.float64) else probs.float()
     # A matrix-vector product is the cheapest row sum (0.1 ms for 50,000 x 10), and a NaN or inf anywhere shows in it.
-    sums = work @ torch.ones(work.shape[1], dtype=work.dtype, device=work.device)
-    least, most = (float(v) for v in torch.aminmax(sums))
-    off = max(1 - least, most - 1)
+    off = (work @ torch.ones(work.shape[1], dtype=work.dtype, device=work.device) - 1).abs()
     low = float(work.amin())
-    if off <= tolerance and low >= 0:
+    if float(off.amax()) <= tolerance and low >= 0:
         return
-    if not bool(torch.isfinite(work).all()):
-        what = "NaN" if bool(torch.isnan(work).any()) else "inf"
-        row = int((~torch.isfinite(work)).any(1).nonzero()[0])
+    bad = (~torch.isfinite(work)).any(1)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        what = "NaN" if bool(work[row].isnan().any()) else "inf"
         raise ValueError(f"{where}: `probs` must be finite, got {what} in row {first_row + row}.")
     high = float(work.amax())
-    if low < -tolerance or high > 1 + tolerance:
-        if low > -_NEARLY and high < 1 + _NEARLY:
-            far, row = (high, int(work.amax(1).argmax())) if high - 1 > -low else (low, int(work.amin(1).argmin()))
-            raise ValueError(
-                f"{where}: `probs` must lie in [0, 1], got {far:.4g} in row {first_row + row}. "
-                "Set what is below zero to zero and divide every row by its sum, if they are probabilities."
-            )
-        if low >= 0 and abs(least - 100) < 1 and abs(most - 100) < 1:
-            raise ValueError(f"{where}: `probs` must lie in [0, 1], got rows that sum to 100. Divide percentages by 100.")
-        raise ValueError(
-            f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. "
-            "They look like logits: give them as `logits`, or take their softmax."
-        )
-    if off > tolerance:
-        row = int((sums - 1).abs().argmax())
-        raise ValueError(
-            f"{where}: rows of `probs` must sum to 1 (within {tolerance:g}), got {float(sums[row]):.6g} in row "
-            f"{first_row + row}. Normalise them, or give them as `logits` if they are scores.{_SEVERAL}"
-        )
-    row = int((work.amin(1)).argmin())
+    if low < 0 or high > 1 + tolerance:
+        if low > -0.1 and high < 1.1:
+            hint = "Set what is below zero to zero and divide every row by its sum, if they are probabilities."
+        else:
+            hint = "They look like logits: give them as `logits`, or take their softmax. Divide percentages by 100."
+        raise ValueError(f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. {hint}")
+    row = int(off.argmax())
     raise ValueError(
-        f"{where}: `probs` must be >= 0, got {low:.4g} in row {first_row + row}. Set rounding errors below zero to zero."
+        f"{where}: rows of `probs` must sum to 1 (within {tolerance:g}), got {float(work[row].sum()):.6g} in row "
+        f"{first_row + row}. Normalise them, or give them as `logits` if they are scores.{_SEVERAL}"
     )
 
 
-def check_binary_scores(scores: Tensor, *, kind: str, where: str) -> None:
-    """Raise unless ``scores`` of the positive class are floating ``[N]`` and, as probabilities, do not look like log-odds."""
-    if scores.ndim != 1 or not scores.is_floating_point():
-        two = scores.ndim == 2 and scores.shape[1] == 2
-        hint = f" Pass `Predictions({kind}=...)` for the scores of both classes." if two else ""
-        raise ValueError(f"{where}: scores must be floating [N], got {scores.dtype} {list(scores.shape)}.{hint}")
-    if kind == "probs" and scores.numel():
-        low, high = (float(v) for v in torch.aminmax(scores))
-        if low <= -_NEARLY or high >= 1 + _NEARLY:
-            positive = 0 <= low and high <= 100
-            hint = "Divide percentages by 100, give log-odds" if positive else "They look like log-odds: give them"
-            raise ValueError(
-                f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. {hint} as `logits`."
-            )
-
-
-def check_logit_values(logits: Tensor, *, where: str, first_row: int = 0) -> None:
-    """Raise if ``logits [N, C]`` hold NaN or +inf, or a row is -inf throughout (a -inf entry is probability zero)."""
+def check_before_softmax(logits: Tensor, *, where: str, first_row: int = 0) -> None:
+    """Raise if ``logits [N, C]`` hold NaN or +inf, are -inf throughout a row, or are what a softmax leaves: probabilities."""
     top = logits.amax(1)
     bad = ~torch.isfinite(top)
     if bool(bad.any()):
-        row = first_row + int(bad.nonzero()[0])
-        value = float(top[row - first_row])
-        if value == float("-inf"):
-            raise ValueError(f"{where}: `logits` must have a finite entry in every row, got only -inf in row {row}.")
-        raise ValueError(f"{where}: `logits` must not hold NaN or +inf, got {value} in row {row}.")
-
-
-def check_before_softmax(logits: Tensor, *, where: str, first_row: int = 0) -> None:
-    """Raise if ``logits [N, C]`` are not what `check_logit_values` allows, or what a softmax leaves: probabilities."""
-    check_logit_values(logits, where=where, first_row=first_row)
+        row = int(bad.nonzero()[0])
+        what = "only -inf" if float(top[row]) == float("-inf") else str(float(top[row]))
+        rule = "must not hold NaN or +inf and must have a finite entry in every row"
+        raise ValueError(f"{where}: `logits` {rule}, got {what} in row {first_row + row}.")
     # A few rows may be an example made by hand; ten that all do what softmax does are not.
     if len(logits) >= 10 and _are_probs(logits[:10]) and _are_probs(logits):
         raise ValueError(
@@ -255,22 +213,119 @@ def _are_probs(rows: Tensor) -> bool:
     return bool((rows >= 0).all()) and bool(((rows.double().sum(1) - 1).abs() <= tolerance).all())
 
 
-def check_label_values(labels: Tensor, num_classes: int, *, where: str, ignore_index: int | None = None) -> None:
-    """Raise unless every label is in ``[0, num_classes)`` (those equal to ``ignore_index`` are not looked at)."""
-    kept = labels if ignore_index is None else labels[labels != ignore_index]
-    if kept.numel() == 0:
-        raise ValueError(f"{where}: `labels` must hold at least one example that is not ignored, got none.")
-    low, high = (int(v) for v in torch.aminmax(kept))
+def read_labels(
+    labels: ArrayLike,
+    shape: Sequence[int],
+    *,
+    where: str,
+    names: Sequence[str] | None = None,
+    first_row: int = 0,
+    ignore_index: int | None = None,
+) -> Tensor:
+    """Return labels as a tensor of integers.
+
+    Args:
+        labels: Integers, floating whole numbers (as pandas has where values were missing once), or names of classes.
+        shape: Shape that labels must have; whether numbers are whole is looked at only where they have it.
+        where: Name of the calling function or file, for messages.
+        names: Names of the classes in their order, if known.
+        first_row: Number of the first row in messages.
+        ignore_index: Label of examples to leave out, also where it is written as text.
+
+    Returns:
+        The labels; numbers of another shape as they are, for `check_shapes` to refuse.
+    """
+    refuse_masked(labels, where=where, name="labels")
+    if not isinstance(labels, Tensor):
+        # There is no array of rows of different lengths, as `to_tensor` says.
+        with suppress(ValueError):
+            labels = np.asarray(labels)
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "USO":
+        labels = _labels_from_text(labels, names, where, first_row, ignore_index)
+    target = to_tensor(labels, where=where, name="labels")
+    if not target.is_floating_point() or list(target.shape) != list(shape):
+        return target
+    # The fractional part of NaN and inf is NaN.
+    bad = (target.double().frac() != 0).nonzero()
+    if len(bad):
+        value, row = float(target[tuple(bad[0])]), first_row + int(bad[0][0])
+        raise _label_error("" if value != value else str(value), row, None, where)
+    return target.long()
+
+
+def _labels_from_text(
+    labels: np.ndarray[tuple[int, ...], np.dtype[np.generic]],
+    names: Sequence[str] | None,
+    where: str,
+    first_row: int,
+    ignore_index: int | None,
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Labels written as text, all names or all numbers, as numbers; a missing one is NaN."""
+    text = np.char.decode(labels.astype(bytes), "utf-8", "replace") if labels.dtype.kind == "S" else labels.astype(str)
+    distinct, place = np.unique(np.char.strip(text), return_inverse=True)
+    stripped = [str(name).strip() for name in (() if names is None else names)]
+    twice = [name for name, count in Counter(stripped).items() if count > 1 and name in distinct]
+    if twice:
+        raise ValueError(
+            f"{where}: `class_names` must differ where labels are names, got {twice[0]!r} twice. Rename one class."
+        )
+    known: dict[str, float] = {str(ignore_index): ignore_index} if ignore_index is not None else {}
+    known |= {name: number for number, name in enumerate(stripped)}
+    numbers = [_number(value) for value in distinct]
+    if not all(value in known for value in distinct):
+        if None in numbers:
+            unknown = {value: number for value, number in zip(distinct, numbers, strict=True) if value not in known}
+            # A number among names is said only where nothing else is wrong.
+            strange = [value for value, number in unknown.items() if number is None] or list(unknown)
+            row = int(np.isin(distinct[place.reshape(-1)], strange).argmax())
+            raise _label_error(str(distinct[place.reshape(-1)[row]]), first_row + row, names, where)
+        found = numbers
+    else:
+        found = [known[value] for value in distinct]
+    return np.array(found, dtype=np.float64)[place].reshape(text.shape)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float("nan" if text in _MISSING else text)
+    except ValueError:
+        return None
+
+
+def _label_error(label: str, row: int, names: Sequence[str] | None, where: str) -> ValueError:
+    rule = _CLASS_INDICES if names is None else "`labels` must be class indices or among the class names"
+    number = _number(label)
+    if label in _MISSING or (names is None and number is not None):
+        got = "no label" if label in _MISSING else label
+        remedy = "Leave that row out, or give it a label such as -100 and pass `ignore_index=-100` (`--ignore-index -100`)."
+    elif number is not None and number < 0:
+        got, remedy = repr(label), _ignore_hint(label)
+    elif names is None:
+        got = repr(label)
+        remedy = "Give indices, or also the names of the classes in their order (`class_names`, `--class-names`)."
+    else:
+        near = difflib.get_close_matches(label, [str(name) for name in names], n=1)
+        got, remedy = repr(label), f"Did you mean {near[0]!r}?" if near else "Name every class."
+    return ValueError(f"{where}: {rule}, got {got} in row {row}. {remedy}")
+
+
+def _ignore_hint(label: object) -> str:
+    return f"Pass `ignore_index={label}` if it marks examples to leave out (`--ignore-index {label}`)."
+
+
+def check_label_values(labels: Tensor, num_classes: int, *, where: str) -> None:
+    """Raise unless every label is in ``[0, num_classes)``."""
+    low, high = (int(v) for v in torch.aminmax(labels))
+    if num_classes == 2 and low == -1 and not bool((labels == 0).any()):
+        raise ValueError(f"{where}: `labels` must be 0 and 1, got -1. Take `(labels + 1) // 2` if they are -1 and 1.")
+    _check_label_range(low, high, num_classes, where=where)
+
+
+def _check_label_range(low: float, high: float, num_classes: int, *, where: str) -> None:
     if low < 0 or high >= num_classes:
-        wrong = low if low < 0 else high
-        hint = ""
-        if low >= 1 and high == num_classes:
-            hint = " They look one-based: pass `labels - 1`."
-        elif num_classes == 2 and low == -1 and not bool((kept == 0).any()):
-            hint = " They look like -1 and 1: take `(labels + 1) // 2`."
-        elif low < 0 and ignore_index is None:
-            hint = f" Pass `ignore_index={low}` if it marks examples to leave out (`--ignore-index {low}`)."
-        raise ValueError(f"{where}: `labels` must lie in [0, {num_classes - 1}], got {wrong}.{hint}")
+        one_based = " They look one-based: pass `labels - 1`." if low >= 1 and high == num_classes else ""
+        hint = f" {_ignore_hint(low)}" if low < 0 else one_based
+        raise ValueError(f"{where}: `labels` must lie in [0, {num_classes - 1}], got {low if low < 0 else high}.{hint}")
 
 
 def check_weights(weights: Tensor, labels: Tensor, *, where: str) -> None:
@@ -281,11 +336,9 @@ def check_weights(weights: Tensor, labels: Tensor, *, where: str) -> None:
     if not bool(torch.isfinite(work).all()) or bool((work < 0).any()):
         raise ValueError(f"{where}: `weights` must be finite and >= 0, got {float(work.min()):.4g}.")
     total = float(work.sum())
-    if total <= 0:
-        raise ValueError(f"{where}: `weights` must have a positive sum, got 0.")
     # Squares and products of weights must not overflow.
     if not 1e-100 < total < 1e100:
-        raise ValueError(f"{where}: the sum of `weights` must lie between 1e-100 and 1e100, got {total:.4g}. Rescale them.")
+        raise ValueError(f"{where}: `weights` must have a positive sum from 1e-100 to 1e100, got {total:.4g}. Rescale them.")
 
 
 def _looks_swapped(scores: Tensor, labels: Tensor) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,66 +49,46 @@ def collect_logits(
         raise ValueError(
             f"{_WHERE}: `model` must be a torch.nn.Module, got {type(model).__name__}. Pass the model, then the loader."
         )
-    target = _device_of(model, device)
+    first = next(model.parameters(), next(model.buffers(), torch.empty(0)))
+    place = first.device if device is None else torch.device(device)
     logits: list[Tensor] = []
     labels: list[Tensor] = []
-    # Not `inference_mode`: what a model caches on the way (rotary tables, lazy parameters) could never be trained with again.
-    with _eval_mode(model), torch.no_grad():
-        for batch in _with_progress(loader, progress):
-            inputs, target_labels = _split_batch(batch)
-            output = find_logits(_call(model, _move(inputs, target)), where=_WHERE)
-            label = to_tensor(target_labels, where=_WHERE, name="labels").cpu()
-            _check_batch(output, label)
-            kept = output.float() if output.dtype == torch.bfloat16 else output
-            logits.append(kept.cpu())
-            labels.append(label)
+    # `train(mode)` would set whole subtrees and undo what a user froze inside them.
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        # Not `inference_mode`: what a model caches on the way (rotary tables, lazy parameters) could never be trained again.
+        with torch.no_grad():
+            for batch in _with_progress(loader) if progress else loader:
+                inputs, given = _split_batch(batch)
+                output = find_logits(_call(model, _move(inputs, place)), where=_WHERE)
+                label = to_tensor(given, where=_WHERE, name="labels").cpu()
+                _check_batch(output, label)
+                logits.append((output.float() if output.dtype == torch.bfloat16 else output).cpu())
+                labels.append(label)
+    finally:
+        for module, mode in modes:
+            module.training = mode
     if not logits:
         raise ValueError(f"{_WHERE}: `loader` must hold at least one batch, got none. An iterator can be used only once.")
+    counts = sorted({part.shape[1] for part in logits})
+    if len(counts) > 1:
+        raise ValueError(f"{_WHERE}: `model` must give the same number of classes for every batch, got {counts}.")
     if len({part.shape[2:] for part in logits}) > 1:
         logits = [part.movedim(1, -1).reshape(-1, part.shape[1]) for part in logits]
         labels = [part.reshape(-1) for part in labels]
-    if len({part.shape[1] for part in logits}) > 1:
-        counts = sorted({part.shape[1] for part in logits})
-        raise ValueError(f"{_WHERE}: `model` must give the same number of classes for every batch, got {counts}.")
     return torch.cat(logits), torch.cat(labels)
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        # `train(mode)` would set whole subtrees and undo what a user froze inside them.
-        for module, mode in modes:
-            module.training = mode
-
-
-def _device_of(model: nn.Module, device: torch.device | str | None) -> torch.device:
-    """Where inputs are sent: as asked for, or to the model's first parameter."""
-    first = next(model.parameters(), next(model.buffers(), None))
-    if device is None:
-        return torch.device("cpu") if first is None else first.device
-    # A model that is spread over several kinds of device is left alone.
-    kinds = {parameter.device.type for parameter in model.parameters()}
-    if len(kinds) == 1 and not kinds & {torch.device(device).type, "meta"}:
-        raise ValueError(
-            f"{_WHERE}: `device` must be that of the model, got {device} for a model on {kinds.pop()}. Call `model.to` first."
-        )
-    return torch.device(device)
 
 
 def _split_batch(batch: object) -> tuple[object, Sequence[object]]:
     if isinstance(batch, Mapping):
         key = next((key for key in _LABEL_KEYS if key in batch), None)
-        if key is None:
-            raise ValueError(f"{_WHERE}: a batch must hold `labels` or `label`, got the keys {', '.join(map(str, batch))}.")
-        return {name: value for name, value in batch.items() if name != key}, batch[key]
-    if isinstance(batch, (tuple, list)) and len(batch) >= 2:
+        if key is not None:
+            return {name: value for name, value in batch.items() if name != key}, batch[key]
+    elif isinstance(batch, (tuple, list)) and len(batch) >= 2:
         return batch[0], batch[1]
-    what = f"a {type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
-    raise ValueError(f"{_WHERE}: a batch must be (inputs, labels) or a mapping with `labels`, got {what}. It has no labels.")
+    got = f"the keys {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+    raise ValueError(f"{_WHERE}: a batch must be (inputs, labels) or a mapping with `labels` or `label`, got {got}.")
 
 
 def _move(value: object, device: torch.device) -> object:
@@ -116,42 +96,34 @@ def _move(value: object, device: torch.device) -> object:
         return value.to(device, non_blocking=True)
     if isinstance(value, Mapping):
         return {key: _move(entry, device) for key, entry in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_make"):
-        return type(value)._make(_move(entry, device) for entry in value)
-    if isinstance(value, tuple):
-        return tuple(_move(entry, device) for entry in value)
-    if isinstance(value, list):
-        return [_move(entry, device) for entry in value]
+    if isinstance(value, (tuple, list)):
+        moved = [_move(entry, device) for entry in value]
+        make: Any = type(value)
+        return make(*moved) if hasattr(value, "_fields") else make(moved)
     return value
 
 
 def _call(model: nn.Module, inputs: object) -> object:
     """Hand ``inputs`` over in the way that the model's signature allows: by keyword, as one argument, or one by one."""
-    try:
-        signature = inspect.signature(model.forward)
-    except ValueError:  # a forward without a readable signature (scripted, built-in)
-        return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
     def takes(*positional: object, **named: object) -> bool:
         try:
-            signature.bind(*positional, **named)
+            inspect.signature(model.forward).bind(*positional, **named)
         except TypeError:
             return False
+        except ValueError:  # a scripted forward has no signature that can be read
+            pass
         return True
 
     if isinstance(inputs, Mapping):
         named = {str(key): value for key, value in inputs.items()}
-        for chosen in (named, {name: value for name, value in named.items() if name in signature.parameters}):
-            if chosen and takes(**chosen):
-                return model(**chosen)
-        if len(named) == 1 and takes(None):
-            return model(*named.values())
-        if not takes(None):
-            wanted = ", ".join(signature.parameters)
-            raise ValueError(f"{_WHERE}: a batch must hold what the model takes ({wanted}), got {', '.join(named)} and labels.")
-    if isinstance(inputs, (tuple, list)) and not takes(None):
-        return model(*inputs)
-    return model(inputs)
+        if not takes(**named):
+            parameters = inspect.signature(model.forward).parameters
+            named = {name: value for name, value in named.items() if name in parameters}
+        if named and takes(**named):
+            return model(**named)
+        return model(*inputs.values()) if len(inputs) == 1 else model(inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) and not takes(None) else model(inputs)
 
 
 def find_logits(output: object, *, where: str) -> Tensor:
@@ -169,12 +141,8 @@ def find_logits(output: object, *, where: str) -> Tensor:
         found = output[0]
     if isinstance(found, Tensor) and found.ndim >= 2:
         return found
-    if isinstance(found, Tensor):
-        got = str(list(found.shape))
-    else:
-        got = f"the keys {', '.join(map(str, output))}" if isinstance(output, Mapping) else type(found).__name__
-    binary = isinstance(found, Tensor) and found.ndim == 1
-    hint = " For one log-odds z per example return `torch.stack([0 * z, z], 1)`." if binary else ""
+    got = str(list(found.shape)) if isinstance(found, Tensor) else type(output if found is None else found).__name__
+    hint = " For one log-odds z per example return `torch.stack([0 * z, z], 1)`." if isinstance(found, Tensor) else ""
     raise ValueError(f"{where}: `model` must return logits [B, C], alone, first in a tuple or as `logits`, got {got}.{hint}")
 
 
@@ -187,12 +155,10 @@ def _check_batch(logits: Tensor, labels: Tensor) -> None:
     check_shapes(logits, labels, where=_WHERE, kind="logits")
 
 
-def _with_progress(loader: Iterable[object], progress: bool) -> Iterable[object]:
-    if not progress:
-        return loader
+def _with_progress(loader: Iterable[object]) -> Iterable[object]:
     from rich.console import Console
     from rich.progress import track
 
     console = Console(stderr=True)
     shown = console.is_terminal or console.is_jupyter
-    return track(loader, "predicting", console=console, transient=True) if shown else loader
+    return track(loader, "predicting", console=console, transient=True, disable=not shown)

@@ -19,15 +19,14 @@ from torch import Tensor
 from calibrant.core.checks import (
     ArrayLike,
     check_before_softmax,
-    check_binary_scores,
     check_label_values,
     check_prob_values,
     check_shapes,
     check_weights,
+    read_labels,
     refuse_masked,
     to_tensor,
 )
-from calibrant.core.labels import label_shape, read_labels
 
 Column = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 Kind = Literal["probs", "logits"]
@@ -89,12 +88,9 @@ class Predictions:
         where: str = "Predictions",
         first_row: int = 0,
     ) -> None:
-        if (logits is None) == (probs is None):
-            got = "neither" if logits is None else "both"
-            raise ValueError(f"{where}: exactly one of `logits` and `probs` must be given, got {got}.")
-        kind: Kind = "probs" if logits is None else "logits"
+        given, kind = one_of(logits=logits, probs=probs, where=where)
         scores, target, weight, kept = check_examples(
-            logits if probs is None else probs,
+            given,
             labels,
             weights,
             kind=kind,
@@ -235,27 +231,24 @@ class Predictions:
             A record with C = 2. Its top-label metrics rate max(p, 1 - p); the ``binary_`` metrics rate p itself.
         """
         where = "Predictions.from_binary"
-        given = probs if probs is not None else logits
-        if (probs is None) == (logits is None):
-            raise ValueError(f"{where}: exactly one of `probs` and `logits` must be given.")
-        assert given is not None
-        kind = "probs" if probs is not None else "logits"
-        score = to_tensor(given, where=where, name=kind).cpu()
-        score = score.squeeze(1) if score.ndim == 2 and score.shape[1] == 1 else score
-        check_binary_scores(score, kind=kind, where=where)
+        given, kind = one_of(logits=logits, probs=probs, where=where)
+        score = to_tensor(given, where=where, name=kind)
+        score = score.squeeze(1) if score.shape[1:] == (1,) else score
+        if score.ndim != 1 or not score.is_floating_point():
+            got = f"{score.dtype} {list(score.shape)}"
+            hint = " Use `Predictions(...)` for the scores of both classes."
+            raise ValueError(f"{where}: `{kind}` must be floating [N], got {got}.{hint}")
         target = read_labels(labels, score.shape, where=where, names=class_names)
-        target = target.reshape(-1) if target.shape == (len(score), 1) else target
-        target = target.long() if target.dtype == torch.bool else target
-        two_probs = torch.stack([1 - score, score], 1) if probs is not None else None
-        two_logits = torch.stack([torch.zeros_like(score), score], 1) if probs is None else None
+        both = both_classes(score, kind)
         return cls(
-            probs=two_probs,
-            logits=two_logits,
-            labels=target,
+            logits=both if kind == "logits" else None,
+            probs=both if kind == "probs" else None,
+            labels=target.reshape(-1) if target.shape == (len(score), 1) else target,
             split=split,
             weights=weights,
             columns=columns,
             class_names=class_names,
+            where=where,
         )
 
     @classmethod
@@ -317,6 +310,20 @@ class Bins:
     def gap(self) -> Tensor:
         """Confidence minus accuracy ``[M]``: positive where the model is over-confident."""
         return self.confidence - self.accuracy
+
+
+def one_of(*, logits: ArrayLike | None, probs: ArrayLike | None, where: str) -> tuple[ArrayLike, Kind]:
+    """Return the scores that were given and what they are; raise unless exactly one of the two is given."""
+    if logits is not None and probs is None:
+        return logits, "logits"
+    if probs is not None and logits is None:
+        return probs, "probs"
+    raise ValueError(f"{where}: exactly one of `logits` and `probs` must be given.")
+
+
+def both_classes(score: Tensor, kind: str) -> Tensor:
+    """Scores ``[N, 2]`` of a binary problem from the probability or log-odds ``[N]`` of its positive class."""
+    return torch.stack([1 - score if kind == "probs" else torch.zeros_like(score), score], 1)
 
 
 def parse_split(split: Split | str, *, where: str = "Predictions") -> Split:
@@ -392,10 +399,13 @@ def check_examples(
     scores = to_tensor(given, where=where, name=kind).to(device)
     if class_names is not None and scores.ndim > 1 and len(class_names) != scores.shape[1]:
         raise ValueError(f"{where}: `class_names` must hold C = {scores.shape[1]} names, got {len(class_names)}.")
-    if ignore_index is not None and not -(2**63) <= ignore_index < 2**63:
-        raise ValueError(f"{where}: `ignore_index` must fit into 64 bits, got {ignore_index}.")
     target = read_labels(
-        labels, label_shape(scores), where=where, names=class_names, first_row=first_row, ignore_index=ignore_index
+        labels,
+        [*scores.shape[:1], *scores.shape[2:]],
+        where=where,
+        names=class_names,
+        first_row=first_row,
+        ignore_index=ignore_index,
     ).to(device)
     check_shapes(scores, target, where=where, kind=kind, allow_empty=allow_empty)
     weight = None if weights is None else to_tensor(weights, where=where, name="weights").to(device).double()

@@ -11,6 +11,7 @@ import pickle
 import tarfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,40 +90,31 @@ def load_cifar100(root: str | Path) -> DataSet:
 
 def _read_files(root: Path, folder: str, archive: str, files: dict[str, str], name: str) -> dict[str, dict[bytes, Any]]:
     """Read the pickles of a set from its folder, or else from its archive."""
-    for place in (root / folder, root):
-        missing = [file for file in files if not (place / file).is_file()]
-        if not missing:
-            return {file: _unpickle((place / file).read_bytes(), place / file, md5) for file, md5 in files.items()}
-        if len(missing) < len(files):
-            raise not_there(name, place, f"all {len(files)} files of the set ({', '.join(missing)})")
-    packed = root / archive
-    if not packed.is_file():
+    place = next((place for place in (root / folder, root) if any((place / file).is_file() for file in files)), None)
+    if place is not None:
+        contents = {file: (place / file).read_bytes() for file in files if (place / file).is_file()}
+    elif (root / archive).is_file():
+        place = root / archive
+        contents = _unpack(place, {f"{folder}/{file}": file for file in files})
+    else:
         raise not_there(name, root, f"{folder}/ or {archive}")
-    found = _unpack(packed, {f"{folder}/{file}": file for file in files})
-    return {file: _unpickle(found[file], packed / file, md5) for file, md5 in files.items()}
-
-
-def _unpack(packed: Path, wanted: dict[str, str]) -> dict[str, bytes]:
-    """Read some members of an archive in one pass; nothing is extracted, and no link is followed."""
-    found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(packed, "r|gz") as tar:
-            for member in tar:
-                if member.name in wanted and member.isreg() and member.size <= _LARGEST_FILE:
-                    handle = tar.extractfile(member)
-                    found[wanted[member.name]] = b"" if handle is None else handle.read()
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise ValueError(f"{packed}: must be a .tar.gz, got a damaged one ({error}). Delete it and fetch it again.") from None
-    for name, file in wanted.items():
-        if file not in found:
-            raise ValueError(f"{packed}: must hold {name}, got an archive without it. Fetch it again.")
+    found: dict[str, dict[bytes, Any]] = {}
+    for file, md5 in files.items():
+        content = io.BytesIO(contents.get(file, b""))
+        check_md5(content, md5, place / file)
+        found[file] = _RestrictedUnpickler(content, encoding="bytes").load()
     return found
 
 
-def _unpickle(content: bytes, path: Path, md5: str) -> dict[bytes, Any]:
-    check_md5(content, md5, path)
-    data: dict[bytes, Any] = _RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
-    return data
+def _unpack(packed: Path, wanted: dict[str, str]) -> dict[str, bytes]:
+    """Read some members of an archive, or of what is good of it, in one pass; nothing is extracted, no link is followed."""
+    found: dict[str, bytes] = {}
+    with suppress(tarfile.TarError, EOFError, zlib.error, OSError), tarfile.open(packed, "r|gz") as tar:
+        for member in tar:
+            if member.name in wanted and member.isreg() and member.size <= _LARGEST_FILE:
+                handle = tar.extractfile(member)
+                found[wanted[member.name]] = b"" if handle is None else handle.read()
+    return found
 
 
 def _set(batches: list[dict[bytes, Any]], key: bytes, names: list[bytes]) -> ImageSet:

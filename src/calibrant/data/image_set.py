@@ -103,10 +103,7 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     levels = torch.arange(256, dtype=torch.float64) / 255
     mean, std = [], []
     for channel in images.unbind(3):
-        share = torch.zeros(256, dtype=torch.float64)
-        for block in channel.split(4096):
-            share += torch.bincount(block.flatten(), minlength=256)
-        share /= channel.numel()
+        share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
         centre = float(share @ levels)
         spread = float(share @ (levels - centre).square()) ** 0.5
         mean.append(centre)

@@ -7,8 +7,10 @@ digits are part of scikit-learn.
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,11 +86,10 @@ def load_fashion_mnist(root: str | Path) -> DataSet:
 
 def _read(root: Path, folders: tuple[str, ...], files: dict[str, IdxFile], part: Callable[..., ImageSet]) -> DataSet:
     for folder in folders:
-        both = [[root / folder / name, root / folder / f"{name}.gz"] for name in files]
-        paths = [path for plain_or_packed in both for path in plain_or_packed if path.is_file()]
-        if {path.name.removesuffix(".gz") for path in paths} == set(files):
-            found = {path.name.removesuffix(".gz"): path for path in reversed(paths)}
-            images, labels, tested, test_labels = (_parse(found[name], wanted) for name, wanted in files.items())
+        either = [(root / folder / name, root / folder / f"{name}.gz") for name in files]
+        found = [next(path for path in paths if path.is_file()) for paths in either if any(path.is_file() for path in paths)]
+        if len(found) == len(files):
+            images, labels, tested, test_labels = map(_parse, found, files.values())
             train, test = part(images.unsqueeze(3), labels.long()), part(tested.unsqueeze(3), test_labels.long())
             return DataSet(folders[0], train, test)
     raise not_there(folders[0], root, f"{', '.join(files)} (or .gz) in {folders[0]}/")
@@ -96,13 +97,14 @@ def _read(root: Path, folders: tuple[str, ...], files: dict[str, IdxFile], part:
 
 def _parse(path: Path, wanted: IdxFile) -> Tensor:
     """Read the idx format: two zeros, 8 for bytes, the number of dimensions, their sizes (big-endian), the values."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as handle:
-            # One byte more than wanted tells a longer file; a packed file without end fills no memory.
-            content = handle.read(wanted.size + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        content = b""
-    check_md5(content, wanted.md5, path)
+    content = b""
+    with (
+        suppress(EOFError, zlib.error, gzip.BadGzipFile),
+        gzip.open(path) if path.suffix == ".gz" else path.open("rb") as handle,
+    ):
+        # One byte more than wanted tells a longer file; a packed file without end fills no memory.
+        content = handle.read(wanted.size + 1)
+    check_md5(io.BytesIO(content), wanted.md5, path)
     header = 4 + 4 * content[3]
     shape = [int(n) for n in np.frombuffer(content[4:header], dtype=">u4")]
     return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape).copy())
@@ -125,15 +127,14 @@ def load_digits() -> DataSet:
     return DataSet("digits", whole.pick(order[500:]), whole.pick(order[:500]))
 
 
-def _remote(folder: str, urls: tuple[str, ...], files: dict[str, IdxFile]) -> tuple[RemoteFile, ...]:
-    return tuple(
-        RemoteFile(f"{folder}/{name}.gz", file.packed_size, file.packed_md5, tuple(f"{url}/{name}.gz" for url in urls))
-        for name, file in files.items()
+def _source(name: str, label: str, about: str, load: Callable[[Path], DataSet], raw: str, *urls: str) -> DataSource:
+    files = tuple(
+        RemoteFile(f"{name}/{file}.gz", facts.packed_size, facts.packed_md5, tuple(f"{url}/{file}.gz" for url in urls))
+        for file, facts in (MNIST_FILES if load is load_mnist else FASHION_FILES).items()
     )
-
-
-def _places(ours: str, theirs: str) -> tuple[str, ...]:
-    return tuple(f"{path}/train-images-idx3-ubyte" for path in (ours, theirs)) + (f"{theirs}/train-images-idx3-ubyte.gz",)
+    first = "train-images-idx3-ubyte"
+    others = (f"{name}/{first}", f"{raw}/{first}", f"{raw}/{first}.gz")
+    return DataSource(name, label, about, load, Shape(60_000, 10_000, (28, 28), 1, 10), files, others)
 
 
 DIGITS = DataSource(
@@ -145,32 +146,21 @@ DIGITS = DataSource(
     # Of a tenth of them every image is often classified right, and then no temperature can be fitted.
     settings={"backbone.name": "convnet", "train.epochs": 30, "data.val": 300},
 )
-MNIST = DataSource(
-    name="mnist",
-    label="MNIST",
-    about="MNIST: 70,000 handwritten digits of 28x28 pixels, 10 classes",
-    load=load_mnist,
-    shape=Shape(60_000, 10_000, (28, 28), 1, 10),
-    files=_remote(
-        "mnist",
-        ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
-        MNIST_FILES,
-    ),
-    others=_places("mnist", "MNIST/raw"),
+MNIST = _source(
+    "mnist",
+    "MNIST",
+    "MNIST: 70,000 handwritten digits of 28x28 pixels, 10 classes",
+    load_mnist,
+    "MNIST/raw",
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
 )
-FASHION_MNIST = DataSource(
-    name="fashion-mnist",
-    label="Fashion-MNIST",
-    about="Fashion-MNIST: 70,000 clothes of 28x28 pixels, 10 classes",
-    load=load_fashion_mnist,
-    shape=Shape(60_000, 10_000, (28, 28), 1, 10),
-    files=_remote(
-        "fashion-mnist",
-        (
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-        ),
-        FASHION_FILES,
-    ),
-    others=_places("fashion-mnist", "FashionMNIST/raw"),
+FASHION_MNIST = _source(
+    "fashion-mnist",
+    "Fashion-MNIST",
+    "Fashion-MNIST: 70,000 clothes of 28x28 pixels, 10 classes",
+    load_fashion_mnist,
+    "FashionMNIST/raw",
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
 )

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import warnings
+import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from statistics import median_low
-from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import check_count
-from calibrant.core.labels import class_indices
+from calibrant.core.checks import check_count, check_label_values, read_labels
 from calibrant.core.records import Column
+from calibrant.core.registry import lookup
 from calibrant.data.image_set import DataSet, ImageSet, channel_statistics, held_out_rows
 from calibrant.io.arrays import npz_headers, read_npz
 from calibrant.io.files import check_readable
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 T = TypeVar("T")
+# Height, width and channels.
+Form = tuple[int, int, int]
 _ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".gif", ".tif", ".tiff")
 # Only these decoders are let loose on a file, whatever its name; some of the others call programs.
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM", "GIF", "TIFF")
@@ -64,15 +65,12 @@ def load_path(path: str | Path, *, size: int | None = None) -> DataSet:
     from calibrant.data.tiny_imagenet import load_tiny_imagenet
 
     given = Path(path).expanduser()
-    arrays = given.suffix.lower() == ".npz" and not given.is_dir()
-    if given.is_file() and not arrays:
-        raise ValueError(f"{path}: must be a folder of class folders or an .npz of images, got another file.")
     tiny = (given / "wnids.txt").is_file()
-    if size is not None and (arrays or tiny):
+    if given.suffix.lower() != ".npz" and not tiny:
+        return load_folder(given, size=size)
+    if size is not None:
         raise ValueError(f"{path}: `size` must be left out, got {size}; only pictures of class folders are resized.")
-    if arrays:
-        return load_npz(given)
-    return load_tiny_imagenet(given) if tiny else load_folder(given, size=size)
+    return load_tiny_imagenet(given) if tiny else load_npz(given)
 
 
 def load_folder(path: str | Path, *, size: int | None = None, seed: int = 0) -> DataSet:
@@ -99,7 +97,7 @@ def load_folder(path: str | Path, *, size: int | None = None, seed: int = 0) -> 
     if size is not None:
         check_count(size, where="load_folder", name="size")
     if not root.is_dir():
-        raise FileNotFoundError(f"{path}: must be a folder of class folders, got no folder. Check the path.")
+        raise FileNotFoundError(f"{path}: must be a folder of class folders or an .npz of images, got neither. Check the path.")
     parts = [root]
     if (root / "train").is_dir():
         tests = [root / name for name in _TEST_FOLDERS if (root / name).is_dir()]
@@ -112,7 +110,7 @@ def load_folder(path: str | Path, *, size: int | None = None, seed: int = 0) -> 
     names = _class_folders(parts[0])
     found = [_find_pictures(part, names) for part in parts]
     form = common_form([picture for pictures, _ in found for picture in pictures], size=size)
-    return _make_set(root.resolve().name, [(decode(p, form), y) for p, y in found], len(names), names, seed=seed, path=path)
+    return _make_set(root.resolve().name, [(decode(p, form), y) for p, y in found], names, seed=seed, path=path)
 
 
 def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
@@ -131,14 +129,15 @@ def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
     keys = _find_keys(list(npz_headers(file)), path)
     fields = read_npz(file, {*keys, "class_names"})
     names = tuple(str(name) for name in fields["class_names"].reshape(-1)) if "class_names" in fields else None
-    parts = [
-        (_images(fields[i], i, path), _labels(fields[y], y, names, path)) for i, y in zip(keys[::2], keys[1::2], strict=True)
-    ]
-    for images, labels in parts:
-        if len(images) != len(labels) or not len(labels):
-            raise ValueError(f"{path}: there must be one label for each image, got {len(labels)} for {len(images)}.")
-    num_classes = _num_classes([labels for _, labels in parts], names, file)
-    return _make_set(file.stem, parts, num_classes, names, seed=seed, path=path)
+    parts = []
+    for key, label_key in zip(keys[::2], keys[1::2], strict=True):
+        given = fields[label_key]
+        given = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
+        images, labels = _images(fields[key], key, path), read_labels(given, given.shape, where=str(path), names=names)
+        if labels.shape != (len(images),):
+            raise ValueError(f"{path}: `{label_key}` must be class indices [N] = [{len(images)}], got {list(labels.shape)}.")
+        parts.append((images, labels.long()))
+    return _make_set(file.stem, parts, names, seed=seed, path=path)
 
 
 def _find_keys(there: list[str], path: str | Path) -> list[str]:
@@ -155,22 +154,25 @@ def _find_keys(there: list[str], path: str | Path) -> list[str]:
 
 
 def _make_set(
-    name: str,
-    parts: list[tuple[Tensor, Tensor]],
-    num_classes: int,
-    names: tuple[str, ...] | None,
-    *,
-    seed: int,
-    path: str | Path,
+    name: str, parts: list[tuple[Tensor, Tensor]], names: tuple[str, ...] | None, *, seed: int, path: str | Path
 ) -> DataSet:
     """Make a set of images and labels to train on and, unless some are to be held out, to test on."""
     if len(parts) == 1:
         images, labels = parts[0]
         parts = [(images[rows], labels[rows]) for rows in held_out_rows(labels, seed=seed)]
-    (images, _), (tested, test_labels) = parts
+    (images, labels), (tested, test_labels) = parts
     if images.shape[1:] != tested.shape[1:] or not len(test_labels):
         got = f"{list(images.shape)} and {list(tested.shape)}"
         raise ValueError(f"{path}: there must be images to train and to test on, of one size, got {got}.")
+    # Names may be those of more classes than there are images of.
+    num_classes = max(2, int(labels.max()) + 1) if names is None else len(names)
+    for part in (labels, test_labels):
+        check_label_values(part, num_classes, where=str(path))
+    needed = test_labels if names is not None else torch.arange(num_classes)
+    absent = needed[~torch.isin(needed, labels)]
+    if len(absent):
+        rule = "every class, of two or more numbered 0, 1, 2, …, must have images to train on"
+        raise ValueError(f"{path}: {rule}, got none of class {int(absent[0])}. Number them anew, or save `class_names`.")
     mean, std = channel_statistics(images)
     pad = min(images.shape[1:3]) // 8
     train, test = (ImageSet(i, y, num_classes, mean, std, class_names=names, pad=pad) for i, y in parts)
@@ -185,21 +187,19 @@ def _class_folders(part: Path) -> tuple[str, ...]:
     return names
 
 
-def _find_pictures(part: Path, names: tuple[str, ...]) -> tuple[list[Picture], Tensor]:
+def _find_pictures(part: Path, names: tuple[str, ...]) -> tuple[list[Path], Tensor]:
     """The pictures of one part and their labels."""
-    pictures: list[Picture] = []
+    numbers = {name: number for number, name in enumerate(names)}
+    pictures: list[Path] = []
     labels: list[int] = []
     for name in _class_folders(part):
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{part / name}: a class of the test part must be one that is trained on, got another.{hint}")
+        label = lookup(numbers, name, kind=f"class to train on in {part}")
         files = [path for path in (part / name).rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file()]
         paths = sorted(path for path in files if not any(piece.startswith(".") for piece in path.relative_to(part).parts))
         if not paths:
             raise ValueError(f"{part / name}: must hold pictures ({', '.join(_ENDINGS)}), got none.")
-        pictures += [Picture(str(path), partial(open_binary, path)) for path in paths]
-        labels += [names.index(name)] * len(paths)
+        pictures += paths
+        labels += [label] * len(paths)
     return pictures, torch.tensor(labels, dtype=torch.int64)
 
 
@@ -218,109 +218,55 @@ def _images(given: Column, key: str, path: str | Path) -> Tensor:
     return torch.from_numpy(np.array(array, dtype=np.uint8, order="C"))
 
 
-def _labels(given: Column, key: str, names: tuple[str, ...] | None, path: str | Path) -> Tensor:
-    array = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
-    if array.ndim != 1:
-        raise ValueError(
-            f"{path}: `{key}` must be class indices [N], got {list(array.shape)}. Take `argmax` if they are one-hot."
-        )
-    labels = class_indices(array, names=names, where=str(path))
-    if labels.size and labels.min() < 0:
-        raise ValueError(f"{path}: `{key}` must be class indices 0, 1, 2, …, got {labels.min()}.")
-    return torch.from_numpy(labels)
-
-
-def _num_classes(labels: list[Tensor], names: tuple[str, ...] | None, path: Path) -> int:
-    """As many as there are names, or up to the largest label; every class that is tested must be trained on."""
-    trained, tested = (set(part.unique().tolist()) for part in (labels[0], labels[-1]))
-    if tested - trained:
-        got = f"{min(tested - trained)}, which has no image to train on"
-        raise ValueError(f"{path}: a class of the test part must be one that is trained on, got {got}.")
-    count = max(trained) + 1 if names is None else len(names)
-    if max(trained) >= count:
-        raise ValueError(f"{path}: `labels` must lie in [0, {count - 1}] as there are {count} names, got {max(trained)}.")
-    if count < 2:
-        raise ValueError(f"{path}: `labels` must name two classes or more, got 0 alone.")
-    if names is None and len(trained) < count:
-        absent = next(label for label in range(count) if label not in trained)
-        rule = "classes must be numbered 0, 1, 2, … without a gap"
-        raise ValueError(f"{path}: {rule}, got no image of class {absent}. Number them anew, or save `class_names`.")
-    return count
-
-
-class Picture(NamedTuple):
-    """A file that holds a picture: its name for messages, and how to open it."""
-
-    name: str
-    open: Callable[[], IO[bytes]]
-
-
-def open_binary(*parts: str | Path) -> IO[bytes]:
-    """Open the file at the path made of ``parts`` for reading its bytes."""
-    return Path(*parts).open("rb")
-
-
-class Form(NamedTuple):
-    """The one form that all pictures of a set are brought to."""
-
-    height: int
-    width: int
-    channels: int
-
-
-def common_form(pictures: Sequence[Picture], *, size: int | None = None) -> Form:
+def common_form(pictures: Sequence[Path], *, size: int | None = None) -> Form:
     """Choose the form of a set from the headers of its files, as `load_folder` says; raise on a file that is no picture."""
     with warnings.catch_warnings():
         # A header that promises more pixels than memory holds is refused before anything is decoded.
         warnings.simplefilter("error")
-        headers = [_with(picture, lambda image: (image.size, image.mode in _GREY)) for picture in pictures]
+        headers = [_open_picture(picture, lambda image: (image.size, image.mode in _GREY)) for picture in pictures]
     channels = 1 if all(grey for _, grey in headers) else 3
     sizes = {size for size, _ in headers}
     if size is None and len(sizes) == 1 and max(width_height := next(iter(sizes))) <= _KEPT:
-        return Form(width_height[1], width_height[0], channels)
+        return width_height[1], width_height[0], channels
     side = size or min(_SCALED, median_low([min(size) for size, _ in headers]))
-    return Form(side, side, channels)
+    return side, side, channels
 
 
-def decode(pictures: Sequence[Picture], form: Form) -> Tensor:
+def decode(pictures: Sequence[Path | zipfile.Path], form: Form) -> Tensor:
     """Read pictures into uint8 ``[N, height, width, channels]``; another size is scaled to cover it and cut to its middle."""
+    from PIL import ImageOps
+
+    height, width, channels = form
+    mode = "L" if channels == 1 else "RGB"
     images = np.empty((len(pictures), *form), dtype=np.uint8)
+
+    def bring(image: Image) -> Column:
+        if image.size != (width, height):
+            # JPEG can be decoded at a fraction of its size, which spares most of the work on photographs.
+            image.draft(mode, (width, height))
+            image = ImageOps.fit(image.convert(mode), (width, height))
+        return np.asarray(image.convert(mode), dtype=np.uint8).reshape(form)
 
     def fill(start: int) -> None:
         for place in range(start, min(start + _RUN, len(pictures))):
-            images[place] = _with(pictures[place], lambda image: _bring(image, form))
+            images[place] = _open_picture(pictures[place], bring)
 
     # Decoding leaves Python's lock. A JPEG of 64x64 pixels takes 0.11 ms of one core.
     with ThreadPoolExecutor(min(_WORKERS, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(fill, range(0, len(pictures), _RUN)):
-            pass
+        list(pool.map(fill, range(0, len(pictures), _RUN)))
     return torch.from_numpy(images)
 
 
-def _with(picture: Picture, use: Callable[[Image], T]) -> T:
+def _open_picture(picture: Path | zipfile.Path, use: Callable[[Image], T]) -> T:
     from PIL import Image
 
-    wrong = None
     try:
-        with picture.open() as handle, Image.open(handle, formats=_FORMATS) as image:
-            if image.mode in _GREY + _COLOUR:
-                return use(image)
-            wrong = image.mode
+        with picture.open("rb") as handle, Image.open(handle, formats=_FORMATS) as image:
+            if image.mode not in _GREY + _COLOUR:
+                raise ValueError(image.mode)
+            return use(image)
     except Exception as error:
         raise ValueError(
-            f"{picture.name}: must be a picture ({', '.join(_FORMATS)}), got a file that is damaged, too large or of another "
-            "kind. Repair or remove it."
+            f"{picture}: must be a picture ({', '.join(_FORMATS)}) with 8 bits a channel, got a file that is missing, damaged, "
+            "too large or of another kind. Repair or remove it."
         ) from error
-    raise ValueError(f"{picture.name}: must have 8 bits a channel, got mode {wrong}. Convert it first.")
-
-
-def _bring(image: Image, form: Form) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    from PIL import ImageOps
-
-    mode = "L" if form.channels == 1 else "RGB"
-    wanted = (form.width, form.height)
-    if image.size != wanted:
-        # JPEG can be decoded at a fraction of its size, which spares most of the work on photographs.
-        image.draft(mode, wanted)
-        image = ImageOps.fit(image.convert(mode), wanted)
-    return np.asarray(image.convert(mode), dtype=np.uint8).reshape(form)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,7 +89,10 @@ def not_there(name: str, root: Path, wanted: str) -> FileNotFoundError:
     )
 
 
-def check_md5(content: bytes, md5: str, path: str | Path) -> None:
-    """Raise ``ValueError`` unless ``content`` is that of the published file."""
-    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-        raise ValueError(f"{path}: must be the published file (MD5 {md5}), got another one. Delete it and fetch it again.")
+def check_md5(content: BufferedReader | BytesIO, md5: str, path: str | Path) -> None:
+    """Raise ``ValueError`` unless ``content`` is that of the published file; then go back to its start."""
+    if hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() != md5:
+        raise ValueError(
+            f"{path}: must be the published file (MD5 {md5}), got another one or none. Delete it and fetch it again."
+        )
+    content.seek(0)

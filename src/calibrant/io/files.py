@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,7 +23,10 @@ def check_readable(
         example = f", such as {given / 'test.npz'}" if (given / "test.npz").is_file() else ""
         raise IsADirectoryError(f"{path}: must be a file, got a folder. Name a file in it{example}.")
     if not given.exists():
-        raise FileNotFoundError(f"{path}: there is no such file{_nearest_file(given)}")
+        there = [entry.name for entry in given.parent.iterdir()] if given.parent.is_dir() else []
+        near = difflib.get_close_matches(given.name, there, n=1, cutoff=0.7)
+        hint = f"Did you mean {given.with_name(near[0])}?" if near else f"Looked in {given.parent.resolve()}."
+        raise FileNotFoundError(f"{path}: there is no such file. {hint}")
     try:
         with given.open("rb") as handle:
             first = handle.read(1)
@@ -31,13 +34,6 @@ def check_readable(
         raise type(error)(f"{path}: cannot be opened ({error.strerror}). Check who may read it.") from None
     if not first:
         raise ValueError(f"{path}: must hold {content}, got an empty file. {remedy}")
-
-
-def _nearest_file(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f", nor a folder {path.parent}."
-    near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1, cutoff=0.7)
-    return f". Did you mean {path.with_name(near[0])}?" if near else f" in {path.parent.resolve()}."
 
 
 @contextmanager
@@ -68,11 +64,9 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
         raise IsADirectoryError(f"{path}: must be a file, got a folder. Add a file name to it.")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{path}: the folder {target.parent} must exist, got none. Create it first.")
-    _remove_abandoned(target)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as handle:
-            _lock(handle)
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
@@ -83,29 +77,6 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
         raise type(error)(f"{path}: cannot be written ({error.strerror}). Choose another folder or make room.") from None
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _remove_abandoned(target: Path) -> None:
-    """Remove temporary files of writers that were killed; those of living writers are locked."""
-    for left in target.parent.glob(f".{target.name.translate(_LITERAL)}.*.tmp"):
-        with suppress(OSError), left.open("rb") as handle:
-            if _lock(handle):
-                left.unlink()
-
-
-# Characters that mean something in a pattern of file names.
-_LITERAL = str.maketrans({"[": "[[]", "*": "[*]", "?": "[?]"})
-
-
-def _lock(handle: BinaryIO) -> bool:
-    """Take the lock of an open file, if the system has locks and nobody else holds it."""
-    try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        return False
-    return True
 
 
 def write_json(data: Mapping[str, object], path: str | Path, *, kind: str) -> None:
@@ -144,22 +115,16 @@ def load_class_names(path: str | Path) -> tuple[str, ...]:
         missing or holds no names.
     """
     check_readable(path, content="class names", remedy="Write one name a line.")
+    is_json = Path(path).suffix.lower() == ".json"
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: must be UTF-8 text with one class name a line, got other bytes.") from None
-    if not text.strip():
-        raise ValueError(f"{path}: must hold class names, got only blanks. Write one name a line.")
-    if Path(path).suffix.lower() != ".json":
-        return tuple(line.strip() for line in text.rstrip().splitlines())
-    try:
-        names = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: must be a JSON list of class names, got text that is not JSON ({error}).") from None
-    if isinstance(names, dict):
-        by_index = names.get("id2label", names)
-        if by_index and isinstance(by_index, dict) and set(by_index) == {str(index) for index in range(len(by_index))}:
+        names = json.loads(text) if is_json else [line.strip() for line in text.rstrip().splitlines()]
+        if isinstance(names, dict):
+            by_index = names.get("id2label", names)
             names = [by_index[str(index)] for index in range(len(by_index))]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        names = None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f'{path}: must be a JSON list of class names such as ["cat", "dog"], got {type(names).__name__}.')
+        rule = 'a JSON list of class names such as ["cat", "dog"]' if is_json else "UTF-8 text with one class name a line"
+        raise ValueError(f"{path}: must be {rule}, got something else.")
     return tuple(names)

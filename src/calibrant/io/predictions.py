@@ -12,11 +12,21 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_binary_scores, check_count, to_tensor
-from calibrant.core.records import Column, Predictions
-from calibrant.io.arrays import COLUMN_KINDS, EXTRAS_KEY, Extras, Fields, npz_headers, read_npz, read_pt, write_npz, write_pt
+from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_count, to_tensor
+from calibrant.core.records import Column, Predictions, both_classes
+from calibrant.io.arrays import (
+    COLUMN_KINDS,
+    EXTRAS_KEY,
+    TORCH_DTYPES,
+    Extras,
+    Fields,
+    npz_headers,
+    read_npz,
+    read_pt,
+    write_npz,
+    write_pt,
+)
 from calibrant.io.files import atomic_writer, check_readable
 from calibrant.io.table import SCORE_COLUMN, open_table, write_csv, write_parquet
 
@@ -66,18 +76,15 @@ def load_predictions(
         table = open_table(file)
         fields, extras = next(table.stream()), table.extras
     elif ending == ".npz":
-        fields = read_npz(file, _wanted_keys(file))
+        # Keys with a role, and vectors with one value for each label; other arrays may be large.
+        headers = npz_headers(file)
+        labels = next((headers[key].shape for key in ("labels", "label") if key in headers), ())
+        count = (int(np.prod(labels)),)
+        fields = read_npz(file, {key for key, header in headers.items() if key in _KEYS or header.shape == count})
         extras = Extras.from_json(str(fields.pop(EXTRAS_KEY, "")), path=path)
     else:
         fields, extras = read_pt(file)
     return _to_predictions(fields, extras, path=path, ignore_index=ignore_index, class_names=class_names)
-
-
-def _wanted_keys(path: Path) -> set[str]:
-    """Keys of an ``.npz`` that mean something: those with a role, and vectors with one value for each label."""
-    headers = npz_headers(path)
-    labels = next((headers[key].shape for key in ("labels", "label") if key in headers), ())
-    return {key for key, header in headers.items() if key in _KEYS or header.shape == (int(np.prod(labels)),)}
 
 
 def save_predictions(predictions: Predictions, path: str | Path) -> None:
@@ -148,10 +155,7 @@ def iter_prediction_batches(
 def _is_left_out(fields: Fields, ignore_index: int | None) -> bool:
     """Whether all rows of a piece are ignored or weigh nothing, which is no mistake as long as others do."""
     labels, weights = fields["labels"], fields.get("weights")
-    if labels.dtype.kind in "UO":
-        ignored = np.char.strip(labels.astype(str)) == str(ignore_index)
-    else:
-        ignored = labels == ignore_index
+    ignored = labels == ignore_index if labels.dtype.kind in "fiub" else np.char.strip(labels.astype(str)) == str(ignore_index)
     return bool(np.all(ignored)) or (weights is not None and not weights.any())
 
 
@@ -169,12 +173,12 @@ def survey_predictions(path: str | Path) -> Survey | None:
         return None
     check_readable(path)
     table = open_table(Path(path))
-    num_classes = len(table.layout.scores)
+    num_classes = len(table.scores)
     if num_classes == 1:
         # Of a binary problem, unless it is a column of lists, which does not say how long they are; the first row does.
-        first = next(table.stream(1, []))[table.layout.kind]
+        first = next(table.stream(1, []))[table.kind]
         num_classes = first.shape[1] if first.ndim == 2 else 2
-    return Survey(table.rows, num_classes, table.layout.others)
+    return Survey(table.rows, num_classes, table.others)
 
 
 def _ending_of(path: str | Path) -> str:
@@ -221,24 +225,22 @@ def _to_predictions(
     fields = _canonical(fields, path)
     kind = "logits" if "logits" in fields else "probs"
     labels = fields.pop("labels")
-    scores = to_tensor(fields.pop(kind), where=str(path), name=kind).contiguous()
-    if scores.ndim == 1 and labels.ndim == 2 and labels.dtype.kind == "f":
-        raise ValueError(f"{path}: `{kind}` must be [N, C], got {list(scores.shape)}. It looks swapped with `labels`.")
-    if scores.is_floating_point() and scores.ndim > 0 and scores.shape[1:] in ((), (1,)):
-        scores = _both_classes(scores.reshape(-1), labels, kind, path, ignore_index)
+    scores = to_tensor(fields.pop(kind), where=str(path), name=kind)
+    if scores.is_floating_point() and scores.shape[1:] in ((), (1,)):
+        scores = both_classes(scores.reshape(-1), kind)
+        labels = labels.reshape(-1) if labels.shape == (len(scores), 1) else labels
     # A file that says its precision comes back as it was saved.
     elif kind == "probs" and extras.dtype is None:
         scores = torch.from_numpy(without_rounding(scores.numpy()))
-    given = extras.restore_scores(scores)
+    given = scores if extras.dtype is None else scores.to(TORCH_DTYPES[extras.dtype])
     stored = fields.pop("class_names", None)
     names = extras.class_names if stored is None else [str(name) for name in stored.reshape(-1)]
     split, weights = _one_split(fields.pop("split", None), path), fields.pop("weights", None)
-    columns: dict[str, ArrayLike] = {}
-    for name, values in fields.items():
-        if values.ndim == 1 and len(values) == labels.size:
-            text = np.char.decode(values.astype(bytes), "utf-8", "replace") if values.dtype.kind == "S" else values
-            if text.dtype.kind in "O" + COLUMN_KINDS:
-                columns[name] = extras.restore_column(text, name, path=path)
+    columns: dict[str, ArrayLike] = {
+        name: _restore(values, extras.columns.get(name), name, path)
+        for name, values in fields.items()
+        if values.shape == (labels.size,) and values.dtype.kind in "OS" + COLUMN_KINDS
+    }
     return Predictions(
         logits=given if kind == "logits" else None,
         probs=given if kind == "probs" else None,
@@ -253,33 +255,32 @@ def _to_predictions(
     )
 
 
-def _both_classes(scores: Tensor, labels: Column, kind: str, path: str | Path, ignore_index: int | None) -> Tensor:
-    """Scores ``[N, 2]`` of a binary problem from those of its positive class."""
-    if len(scores) == labels.size:
-        # Scores of examples to leave out may be anything.
-        kept = scores if ignore_index is None else scores[torch.from_numpy(labels.reshape(-1) != ignore_index)]
-        check_binary_scores(kept, kind=kind, where=str(path))
-    return torch.stack([1 - scores if kind == "probs" else torch.zeros_like(scores), scores], dim=1)
+def _restore(values: Column, dtype: str | None, name: str, path: str | Path) -> Column:
+    """A slice column in the type in which it was saved, if the file says it."""
+    if values.dtype.kind in "OS":
+        values = np.char.decode(values.astype(bytes), "utf-8", "replace") if values.dtype.kind == "S" else values.astype(str)
+    try:
+        if dtype is not None and np.dtype(dtype).kind == "b" and values.dtype.kind == "U":
+            return np.asarray(np.char.lower(values.astype(str)) == "true")
+        return values if dtype is None else values.astype(dtype)
+    except ValueError:
+        raise ValueError(f"{path}: column `{name}` must hold {dtype}, as the file says, got {values.dtype}.") from None
 
 
 def _canonical(fields: Fields, path: str | Path) -> Fields:
     """Put the keys of ``fields`` under their one spelling and make sure that the needed ones are there, once."""
     found = ", ".join(list(fields)[:12]) or "nothing"
-    for full in ("labels", "weights"):
-        twice = [key for key in (*_ALIASES, full) if key in fields and _ALIASES.get(key, key) == full]
-        if len(twice) > 1:
-            raise ValueError(f"{path}: must hold one of `{twice[0]}` and `{twice[1]}`, got both. Remove one of them.")
-    fields = {_ALIASES.get(key, key): value for key, value in fields.items()}
-    if "logits" in fields and "probs" in fields:
-        raise ValueError(f"{path}: must hold either `logits` or `probs`, got both. Remove one of them.")
-    if "logits" not in fields and "probs" not in fields:
-        raise ValueError(f"{path}: must hold `logits` or `probs` (columns logit0… or p0… in a table), found {found}.")
-    if "labels" not in fields:
-        raise ValueError(f"{path}: must hold `labels` (column `label` in a table), found {found}.")
+    renamed = {_ALIASES.get(key, key): value for key, value in fields.items()}
+    if len(renamed) < len(fields) or {"logits", "probs"} <= renamed.keys():
+        raise ValueError(f"{path}: must hold labels, weights and either `logits` or `probs` once, got {found}. Remove one.")
+    scores, labels = "`logits` or `probs` (columns logit0… or p0… in a table)", "`labels` (column `label` in a table)"
+    for needed, keys in ((scores, {"logits", "probs"}), (labels, {"labels"})):
+        if not keys & renamed.keys():
+            raise ValueError(f"{path}: must hold {needed}, found {found}.")
     for key in ("logits", "probs", "weights"):
-        if key in fields and fields[key].dtype.kind not in "fiub":
-            raise ValueError(f"{path}: `{key}` must hold numbers, got {fields[key].dtype}. Save it as numbers.")
-    return fields
+        if key in renamed and renamed[key].dtype.kind not in "fiub":
+            raise ValueError(f"{path}: `{key}` must hold numbers, got {renamed[key].dtype}. Save it as numbers.")
+    return renamed
 
 
 def _one_split(values: Column | None, path: str | Path) -> str | None:

@@ -7,12 +7,14 @@ Columns are ``p0…`` or ``logit0…`` (or a single score of a binary problem, o
 from __future__ import annotations
 
 import csv
+import io
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -21,99 +23,77 @@ from calibrant.io.arrays import EXTRAS_KEY, Extras, Fields
 from calibrant.io.files import decoding
 
 SCORE_COLUMN = re.compile(r"(p|logit)(0|[1-9]\d*)")
-_KINDS = {"p": "probs", "logit": "logits"}
 # The only score column of a binary problem: of the positive class.
 _BINARY = {name: "probs" for name in ("p1", "p", "prob", "score", "y_score")} | {"logit1": "logits", "logit": "logits"}
 _LABELS = ("label", "labels")
 _WEIGHTS = ("weight", "weights", "sample_weight")
 _NOT_SLICED = {*_LABELS, *_WEIGHTS, "split", "probs", "logits", EXTRAS_KEY}
-# Cells that pyarrow takes for a missing number.
-_MISSING = {"", "NA", "N/A", "#N/A", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "n/a", "#NA"}
 # Bytes of text that are parsed at a time, and from which the number of rows is estimated.
 _BLOCK_BYTES, _SAMPLE_BYTES = 1 << 22, 1 << 18
 _WRITE_ROWS = 1 << 16
 
 
-class Layout(NamedTuple):
-    """What the columns of a table are, by their names.
+def find_scores(names: Sequence[str], *, path: str | Path) -> tuple[str, tuple[str, ...]]:
+    """Find the kind of the scores and their columns, in time that grows with the number of columns, whatever their names.
 
-    Attributes:
-        kind: "probs" or "logits".
-        scores: The score columns in the order of the classes; one alone holds the positive class of a binary problem, or
-            lists; none if the table has no scores.
-        others: The columns to slice by.
+    One column alone holds the positive class of a binary problem, or lists. A table without scores gives ``("", ())``.
     """
-
-    kind: str
-    scores: tuple[str, ...]
-    others: tuple[str, ...]
-
-    def is_number(self, name: str) -> bool:
-        """Whether a column must hold numbers; labels may be names."""
-        return name in _WEIGHTS or SCORE_COLUMN.fullmatch(name) is not None or (name,) == self.scores
-
-
-def find_layout(names: Sequence[str], *, path: str | Path) -> Layout:
-    """Find out what the columns of a table are; the cost grows with their number, whatever they are called."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"{path}: every column must have a name of its own, got `{name}` twice. Rename one of them.")
-        seen.add(name)
-    numbered = {prefix: {m[2] for name in names if (m := SCORE_COLUMN.fullmatch(name)) and m[1] == prefix} for prefix in _KINDS}
-    if numbered["p"] and numbered["logit"]:
-        raise ValueError(f"{path}: must hold either columns p0… or logit0…, got both. Remove one kind.")
-    prefix = "logit" if numbered["logit"] else "p"
-    lists: list[str] = [name for name in _KINDS.values() if name in seen]
-    single = lists or [name for name in _BINARY if name in seen]
-    if numbered[prefix] - {"1"}:
-        kind, scores = _KINDS[prefix], tuple(f"{prefix}{number}" for number in range(len(numbered[prefix])))
-        missing = next((name for name in scores if name not in seen), None)
-        if missing:
-            raise ValueError(f"{path}: columns {prefix}0, {prefix}1, … must have no gap, got none named {missing}.")
-        if len(scores) == 1:
-            raise ValueError(f"{path}: must hold two classes or more, got only {prefix}0. Name the positive class {prefix}1.")
-        if kind in seen:
-            raise ValueError(f"{path}: must hold either a column `{kind}` or columns {prefix}0…, got both. Remove one kind.")
-    elif len(single) > 1:
-        raise ValueError(f"{path}: must hold one column of scores, got `{single[0]}` and `{single[1]}`. Rename one of them.")
-    else:
-        kind, scores = "".join(_BINARY.get(name, name) for name in single), tuple(single)
-    taken = {*scores, *_NOT_SLICED}
-    return Layout(kind, scores, tuple(name for name in names if name not in taken and not SCORE_COLUMN.fullmatch(name)))
+    seen = Counter(names)
+    twice = next((name for name, count in seen.items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"{path}: every column must have a name of its own, got `{twice}` twice. Rename one of them.")
+    found: list[tuple[str, tuple[str, ...]]] = [(kind, (kind,)) for kind in ("probs", "logits") if kind in seen]
+    for prefix, kind in (("p", "probs"), ("logit", "logits")):
+        count = sum(1 for name in names if (match := SCORE_COLUMN.fullmatch(name)) and match[1] == prefix)
+        if count > 1 or f"{prefix}0" in seen:
+            scores = tuple(f"{prefix}{number}" for number in range(max(count, 2)))
+            missing = next((name for name in scores if name not in seen), None)
+            if missing:
+                rule = f"columns {prefix}0, {prefix}1, … must be two or more without a gap"
+                raise ValueError(f"{path}: {rule}, got none named {missing}. A positive class alone is {prefix}1.")
+            found.append((kind, scores))
+    found = found or [(kind, (name,)) for name, kind in _BINARY.items() if name in seen]
+    if len(found) > 1:
+        first, second = (columns[0] for _, columns in found[:2])
+        raise ValueError(f"{path}: must hold scores of one kind, got `{first}` and `{second}`. Rename or remove one of them.")
+    return found[0] if found else ("", ())
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A table of which only the names of its columns are known yet, and of text (which has a delimiter) about how many rows."""
+    """A table of which only the columns are known yet, and the number of rows; of text, which has a delimiter, about."""
 
     path: Path
     names: list[str]
-    layout: Layout
+    kind: str
+    scores: tuple[str, ...]
     extras: Extras
     rows: int
     delimiter: str = ""
 
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The columns to slice by."""
+        taken = {*self.scores, *_NOT_SLICED}
+        return tuple(name for name in self.names if name not in taken)
+
     def stream(self, batch_rows: int | None = None, columns: Sequence[str] | None = None) -> Iterator[Fields]:
         """Read pieces of up to ``batch_rows`` rows, or all at once; of the columns to slice by those named, or all."""
-        unwanted = {EXTRAS_KEY} if columns is None else {*self.layout.others, EXTRAS_KEY} - set(columns)
+        unwanted = {EXTRAS_KEY} if columns is None else {*self.others, EXTRAS_KEY} - set(columns)
         wanted = [name for name in self.names if name not in unwanted]
+        numbers = {*self.scores, *_WEIGHTS}
         rows = 0
         for table in (self._csv_tables if self.delimiter else self._parquet_tables)(batch_rows, wanted):
-            if table.num_rows:
-                arrays = {name: _to_numpy(table.column(name), name, self) for name in wanted}
-                yield self._stack({name: values for name, values in arrays.items() if values is not None})
             rows += table.num_rows
+            if table.num_rows:
+                arrays = {name: self._to_numpy(table.column(name), name, is_number=name in numbers) for name in wanted}
+                fields = {name: values for name, values in arrays.items() if values is not None}
+                scores = [fields.pop(name) for name in self.scores]
+                if scores:
+                    fields[self.kind] = scores[0] if len(scores) == 1 else np.stack(scores, axis=1)
+                yield text_precision(fields) if self.delimiter and self.extras.dtype is None else fields
         if rows == 0:
             raise ValueError(f"{self.path}: must hold at least one row of predictions, got none.")
-
-    def _stack(self, arrays: Fields) -> Fields:
-        """Put the score columns side by side."""
-        kind, scores, _ = self.layout
-        columns = [arrays.pop(name) for name in scores]
-        if columns:
-            arrays[kind] = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
-        return text_precision(arrays) if self.delimiter and self.extras.dtype is None else arrays
 
     def _parquet_tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
         import pyarrow as pa
@@ -133,18 +113,17 @@ class TableFile:
         import pyarrow.csv as pacsv
 
         narrow = self.extras.dtype in ("float16", "bfloat16", "float32")
-        types = {name: "string" for name in (*_LABELS, "split", *self.extras.columns)}
-        if batch_rows is not None:
-            types |= dict.fromkeys(self.layout.others, "string")
-        types |= {name: "double" for name in self.names if self.layout.is_number(name)}
-        types |= {name: "float" for name in self.layout.scores if narrow}
+        # A type that is inferred may change from piece to piece.
+        text = (*_LABELS, "split", *self.extras.columns, *(self.others if batch_rows else ()))
+        types = dict.fromkeys(text, "string") | dict.fromkeys(_WEIGHTS, "double")
+        types |= dict.fromkeys(self.scores, "float" if narrow else "double")
         # Dates stay text.
         convert = pacsv.ConvertOptions(
             column_types=types, include_columns=wanted, strings_can_be_null=False, timestamp_parsers=["never"]
         )
-        # A row must fit into a block.
+        # A row must fit into a block. One thread says in which row a mistake is.
         block = max(_BLOCK_BYTES, 64 * len(self.names))
-        read = pacsv.ReadOptions(column_names=self.names, skip_rows=1, block_size=block)
+        read = pacsv.ReadOptions(column_names=self.names, skip_rows=1, block_size=block, use_threads=False)
         parse = pacsv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
         try:
             if batch_rows is None:
@@ -154,44 +133,58 @@ class TableFile:
                 for batch in reader:
                     for start in range(0, batch.num_rows, batch_rows):
                         yield pa.Table.from_batches([batch.slice(start, batch_rows)])
-        except pa.ArrowInvalid:
-            raise self._find_mistake() from None
+        except pa.ArrowInvalid as error:
+            raise _not_a_table(self.path, error) from None
 
-    def _find_mistake(self) -> ValueError:
-        """The first thing wrong with the text of a table that could not be read."""
-        numbers = [k for k, name in enumerate(self.names) if self.layout.is_number(name)]
-        row = -1
-        try:
-            with self.path.open(encoding="utf-8-sig", newline="") as handle:
-                lines = csv.reader(handle, delimiter=self.delimiter)
-                next(lines)
-                for row, cells in enumerate(cells for cells in lines if cells):
-                    if len(cells) != len(self.names):
-                        rule = f"every row must have the {len(self.names)} cells of the header"
-                        return ValueError(f"{self.path}: {rule}, got {len(cells)} in row {row}.")
-                    for k in numbers:
-                        if cells[k].strip() not in _MISSING and not _is_number(cells[k]):
-                            hint = " Write decimals with a point." if _is_number(cells[k].replace(",", ".")) else ""
-                            rule = f"column `{self.names[k]}` must hold numbers"
-                            return ValueError(f"{self.path}: {rule}, got {cells[k]!r} in row {row}.{hint}")
-        except (UnicodeDecodeError, csv.Error) as error:
-            return _no_text(self.path, error)
-        got = "one that cannot be read" if row >= 0 else "only the header"
-        return ValueError(f"{self.path}: must be a table of text with a header and rows, got {got}.")
+    def _to_numpy(self, column: Any, name: str, *, is_number: bool) -> Column | None:
+        """An Arrow column as numpy: numbers (missing ones NaN) and dates as they are, all else as text (missing text empty).
+
+        Lists of scores become ``[N, C]``. Columns that are no text either (structs, bytes) give None.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.types as kinds
+
+        if kinds.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if name == self.kind and hasattr(column.type, "value_type"):
+            lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+            if len(lengths) != 1 or lengths[0] is None:
+                said = ", ".join(str(length or "no") for length in lengths[:4])
+                raise ValueError(f"{self.path}: `{name}` must hold one score for each class, got rows of {said} scores.")
+            flat = self._to_numpy(pc.list_flatten(column), name, is_number=True)
+            assert flat is not None
+            return flat.reshape(-1, lengths[0])
+        if is_number and not kinds.is_floating(column.type):
+            try:
+                column = column.cast("float64")
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                raise ValueError(f"{self.path}: `{name}` must hold numbers, got {column.type}. Save it as numbers.") from None
+        elif kinds.is_decimal(column.type) or (self.delimiter and name in _LABELS):
+            # Labels in text are numbers, or names of classes, or both: names and -100 for examples to leave out.
+            with suppress(pa.ArrowInvalid):
+                column = column.cast("float64")
+        if kinds.is_primitive(column.type) and not (self.delimiter and kinds.is_temporal(column.type)):
+            values = np.asarray(column.to_numpy())
+            if values.dtype.kind in "fiubM":
+                return values
+        if kinds.is_binary(column.type) or kinds.is_large_binary(column.type):
+            return None
+        with suppress(pa.ArrowNotImplementedError):
+            return np.asarray(pc.fill_null(column.cast("string"), "").to_numpy()).astype(str)
+        return None
 
 
 def open_table(path: Path) -> TableFile:
     """Open a ``.csv`` or ``.parquet`` file; raises ``ValueError`` with one sentence where its columns are wrong."""
-    return _open_csv(path) if path.suffix.lower() == ".csv" else _open_parquet(path)
-
-
-def _open_parquet(path: Path) -> TableFile:
+    if path.suffix.lower() == ".csv":
+        return _open_csv(path)
     import pyarrow.parquet as pq
 
     with decoding(path), pq.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, int(file.metadata.num_rows)
     said = (schema.metadata or {}).get(EXTRAS_KEY.encode(), b"").decode(errors="replace")
-    return TableFile(path, schema.names, find_layout(schema.names, path=path), Extras.from_json(said, path=path), rows)
+    return TableFile(path, schema.names, *find_scores(schema.names, path=path), Extras.from_json(said, path=path), rows)
 
 
 def _open_csv(path: Path) -> TableFile:
@@ -202,94 +195,27 @@ def _open_csv(path: Path) -> TableFile:
             names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
             first = next(csv.reader(handle, delimiter=delimiter), [])
     except (UnicodeDecodeError, csv.Error) as error:
-        raise _no_text(path, error) from None
-    layout = find_layout(names, path=path)
-    if not layout.scores and names and all(_is_number(name) for name in names):
+        raise _not_a_table(path, error) from None
+    kind, scores = find_scores(names, path=path)
+    if not scores and re.match(r"\s*-?[\d.]", line):
         raise ValueError(f"{path}: the first line must name the columns (p0, p1, …, label), got {line.strip()[:60]!r}.")
     said = first[names.index(EXTRAS_KEY)] if EXTRAS_KEY in names and len(first) == len(names) else ""
-    return TableFile(path, names, layout, Extras.from_json(said, path=path), _estimate_rows(path), delimiter)
+    with path.open("rb") as binary:
+        sample = binary.read(_SAMPLE_BYTES)
+    rows = max(round(path.stat().st_size / len(sample) * sample.count(b"\n")) - 1, 0)
+    return TableFile(path, names, kind, scores, Extras.from_json(said, path=path), rows, delimiter)
 
 
-def _estimate_rows(path: Path) -> int:
-    """Rows of a text file from the mean length of those in its first part; exact where that part is all of it."""
-    size = path.stat().st_size
-    with path.open("rb") as handle:
-        sample = handle.read(_SAMPLE_BYTES)
-    lines = sample.count(b"\n")
-    if len(sample) == size:
-        return max(lines - 1 + (not sample.endswith(b"\n")), 0)
-    return int(size / len(sample) * max(lines, 1))
-
-
-def _no_text(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path}: must be a table of UTF-8 text, got other bytes ({error}). Check the file's ending.")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _to_numpy(column: Any, name: str, file: TableFile) -> Column | None:
-    """An Arrow column as numpy: numbers and dates as they are, a missing number as NaN, all else as text, missing text as "".
-
-    Lists of scores become ``[N, C]``. Columns that are no text either (structs, bytes) give None.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.types as kinds
-
-    if kinds.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if name in _KINDS.values() and hasattr(column.type, "value_type"):
-        return _stack_lists(column, name, file.path)
-    if name in _LABELS and file.delimiter:
-        # Labels in text are numbers, or names of classes, or both: names and -100 for examples to leave out.
-        with suppress(pa.ArrowInvalid):
-            column = column.cast("float64")
-    elif kinds.is_decimal(column.type) or (file.layout.is_number(name) and not kinds.is_primitive(column.type)):
-        column = _to_float(column, name, file.path)
-    if kinds.is_primitive(column.type) and not (file.delimiter and kinds.is_temporal(column.type)):
-        values = np.asarray(column.to_numpy())
-        if values.dtype.kind in "fiubM":
-            return values
-    if kinds.is_binary(column.type) or kinds.is_large_binary(column.type):
-        return None
-    with suppress(pa.ArrowNotImplementedError):
-        return np.asarray(pc.fill_null(column.cast("string"), "").to_numpy()).astype(str)
-    return None
-
-
-def _to_float(column: Any, name: str, path: Path) -> Any:
-    import pyarrow as pa
-
-    try:
-        return column.cast("float64")
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise ValueError(f"{path}: column `{name}` must hold numbers, got {column.type}. Save it as numbers.") from None
-
-
-def _stack_lists(column: Any, name: str, path: Path) -> Column:
-    import pyarrow.compute as pc
-    import pyarrow.types as kinds
-
-    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
-    if len(lengths) != 1 or lengths[0] is None:
-        said = ", ".join(str(length or "no") for length in lengths[:4])
-        raise ValueError(f"{path}: `{name}` must hold one score for each class in every row, got rows of {said} scores.")
-    flat = pc.list_flatten(column)
-    flat = flat if kinds.is_floating(flat.type) else _to_float(flat, name, path)
-    return np.asarray(flat.to_numpy()).reshape(-1, lengths[0])
+def _not_a_table(path: Path, error: Exception) -> ValueError:
+    said = str(error).splitlines()[0]
+    return ValueError(f"{path}: must be a table of UTF-8 text with numbers such as 0.25 for scores and weights, got: {said}.")
 
 
 def text_precision(fields: Fields) -> Fields:
     """Give probabilities read from text the precision that they really have.
 
-    Text holds no precision, and decides how far a row may be from summing to one. Probabilities that are float32 numbers
-    exactly, or whose rows sum to one only as float32 rows do (a file with four decimals), are float32; others stay float64.
+    Text holds no precision, and precision decides how far a row may be from summing to one. Probabilities that are float32
+    numbers exactly, or whose rows sum to one only as float32 rows do (a file with four decimals), are float32.
     """
     probs = fields.get("probs")
     if probs is None or probs.ndim != 2 or probs.dtype != np.float64 or not len(probs):
@@ -318,14 +244,13 @@ def write_csv(fields: Fields, extras: Extras, handle: BinaryIO) -> None:
     said = Extras(None if plain else extras.dtype, extras.class_names, extras.columns).to_json()
     if said:
         columns[EXTRAS_KEY] = np.array([said] + [""] * (len(fields["labels"]) - 1), dtype=object)
-    handle.write((",".join(_quoted(name) for name in columns) + "\n").encode())
+    # pyarrow would put every name in quotes.
+    header = io.StringIO(newline="")
+    csv.writer(header, lineterminator="\n").writerow(columns)
+    handle.write(header.getvalue().encode())
     for start in range(0, len(fields["labels"]), _WRITE_ROWS):
         part = {name: values[start : start + _WRITE_ROWS] for name, values in columns.items()}
         pacsv.write_csv(pa.table(part), handle, pacsv.WriteOptions(include_header=False))
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"' if any(mark in name for mark in ',"\n\r') else name
 
 
 def _to_columns(fields: Fields) -> Fields:

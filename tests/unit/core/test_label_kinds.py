@@ -52,7 +52,7 @@ def test_labels_between_whole_numbers_are_refused_with_their_row() -> None:
         Predictions(probs=PROBS, labels=[0.0, 1.0, 0.5])
     with pytest.raises(ValueError, match=r"^Predictions: `labels` must be a tensor, a numpy array or a nested list of numbers"):
         Predictions(probs=PROBS, labels=[[0], [1, 2], [2]])
-    with pytest.raises(ValueError, match=r"got other Python objects"):
+    with pytest.raises(ValueError, match=r"`labels` must be class indices .* in row 1"):
         Predictions(probs=PROBS, labels=np.array([0, {}, 2], dtype=object))
 
 

@@ -1,4 +1,4 @@
-from functools import partial
+import shutil
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from calibrant.data.image_set import channel_statistics, held_out_rows
-from calibrant.data.own_images import Picture, common_form, decode, is_path, load_folder, load_path
+from calibrant.data.own_images import common_form, decode, is_path, load_folder, load_path
 
 
 def picture(path, level, size=(6, 4), mode="RGB"):
@@ -77,7 +77,7 @@ def test_load_folder_other_sizes_are_scaled_to_cover_and_cut_to_the_middle(tmp_p
 def test_common_form_large_pictures_of_one_size_are_brought_to_224(tmp_path):
     picture(tmp_path / "a.png", 7, size=(300, 400))
     picture(tmp_path / "b.jpg", 7, size=(300, 400))
-    pictures = [Picture(name, partial((tmp_path / name).open, "rb")) for name in ("a.png", "b.jpg")]
+    pictures = [tmp_path / name for name in ("a.png", "b.jpg")]
     form = common_form(pictures)
     assert form == (224, 224, 3)
     images = decode(pictures, form)
@@ -90,43 +90,41 @@ def test_decode_modes_become_grey_or_colour(tmp_path):
     picture(tmp_path / "bits.png", 1, mode="1")
     Image.new("RGBA", (6, 4), (1, 2, 3, 128)).save(tmp_path / "alpha.png")
     Image.new("RGB", (6, 4), (4, 5, 6)).convert("P").save(tmp_path / "palette.png")
-    files = [Picture(name, partial((tmp_path / f"{name}.png").open, "rb")) for name in ("grey", "bits", "alpha", "palette")]
+    files = [tmp_path / f"{name}.png" for name in ("grey", "bits", "alpha", "palette")]
     assert common_form(files[:2]) == (4, 6, 1)
     assert decode(files[:2], common_form(files[:2]))[:, 0, 0, 0].tolist() == [9, 255]
-    assert common_form(files).channels == 3
+    assert common_form(files)[2] == 3
     assert decode(files, common_form(files))[:3, 0, 0].tolist() == [[9, 9, 9], [255, 255, 255], [1, 2, 3]]
 
 
-def test_load_folder_files_at_fault_are_named(tmp_path):
+def test_load_folder_files_at_fault_are_named(tmp_path, monkeypatch):
     root = two_parts(tmp_path)
-    (root / "train" / "ant" / "z.png").write_bytes(b"GIF89a, or not")
-    with pytest.raises(ValueError, match=r"z.png: must be a picture \(PNG, .* damaged, too large or of another kind"):
-        load_folder(root)
+    path = root / "train" / "ant" / "z.png"
     whole = (root / "train" / "ant" / "0.png").read_bytes()
-    (root / "train" / "ant" / "z.png").write_bytes(whole[:-30])
-    with pytest.raises(ValueError, match=r"z.png: must be a picture"):
+    for content in (b"GIF89a, or not", whole[:-30]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"z.png: must be a picture \(PNG, "):
+            load_folder(root)
+    Image.fromarray(np.full((4, 6), 40_000, np.uint16)).save(path)
+    with pytest.raises(ValueError, match=r"z.png: must be a picture .* 8 bits a channel"):
         load_folder(root)
-    Image.fromarray(np.full((4, 6), 40_000, np.uint16)).save(root / "train" / "ant" / "z.png")
-    with pytest.raises(ValueError, match=r"z.png: must have 8 bits a channel, got mode I;16"):
-        load_folder(root)
-
-
-def test_load_folder_header_of_a_bomb_is_refused_before_decoding(tmp_path, monkeypatch):
+    path.unlink()
+    # A header that claims too much is refused before anything is decoded.
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
     with pytest.raises(ValueError, match=r"0.png: must be a picture .* too large"):
-        load_folder(two_parts(tmp_path))
+        load_folder(root)
 
 
 def test_load_folder_of_another_layout_says_what_is_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match="must be a folder of class folders, got no folder"):
+    with pytest.raises(FileNotFoundError, match="must be a folder of class folders"):
         load_folder(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="must hold a folder for each of two or more classes, got no folder"):
+    with pytest.raises(ValueError, match="two or more classes, got no folder"):
         load_folder(tmp_path)
     picture(tmp_path / "a" / "0.png", 1)
     with pytest.raises(ValueError, match="two or more classes, got the folder a alone"):
         load_folder(tmp_path)
     (tmp_path / "b").mkdir()
-    with pytest.raises(ValueError, match=r"b: must hold pictures \(.png, .*\), got none"):
+    with pytest.raises(ValueError, match=r"b: must hold pictures"):
         load_folder(tmp_path)
     picture(tmp_path / "b" / "0.png", 1)
     with pytest.raises(ValueError, match="must be images to train and to test on"):
@@ -136,12 +134,10 @@ def test_load_folder_of_another_layout_says_what_is_missing(tmp_path):
 def test_load_folder_test_part_absent_or_of_other_classes_is_named(tmp_path):
     root = two_parts(tmp_path)
     (root / "test" / "bee").rename(root / "test" / "bees")
-    with pytest.raises(ValueError, match=r"bees: a class of the test part must be one that is trained on.* Did you mean 'bee'"):
+    with pytest.raises(ValueError, match=r"class .*test 'bees'\. Did you mean 'bee'"):
         load_folder(root)
-    for path in sorted((root / "test").rglob("*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
-    (root / "test").rmdir()
-    with pytest.raises(FileNotFoundError, match="must hold test/ beside train/, got train/ alone"):
+    shutil.rmtree(root / "test")
+    with pytest.raises(FileNotFoundError, match="must hold test/ beside train/"):
         load_folder(root)
     assert len(load_folder(root / "train").test) == 2
 
@@ -168,7 +164,7 @@ def test_is_path_and_load_path_tell_names_from_paths(tmp_path, monkeypatch):
     (tmp_path / "photos").mkdir()
     assert is_path("photos")
     (tmp_path / "set.txt").write_text("x")
-    with pytest.raises(ValueError, match="must be a folder of class folders or an .npz of images, got another file"):
+    with pytest.raises(FileNotFoundError, match="must be a folder of class folders or an .npz of images"):
         load_path("./set.txt")
     assert is_path("set.txt")
 
@@ -180,5 +176,5 @@ def test_load_path_size_is_for_pictures_of_class_folders_alone(tmp_path):
     assert load_path(tmp_path / "set", size=3).train.size == (3, 3)
     with pytest.raises(ValueError, match="`size` must be a whole number >= 1, got 0"):
         load_path(tmp_path / "set", size=0)
-    with pytest.raises(ValueError, match="x.npz: `size` must be left out, got 3; only pictures of class folders are resized"):
+    with pytest.raises(ValueError, match="x.npz: `size` must be left out, got 3"):
         load_path(tmp_path / "x.npz", size=3)

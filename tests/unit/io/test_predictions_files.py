@@ -252,14 +252,6 @@ def test_load_one_score_for_each_example_is_a_binary_problem(
     torch.testing.assert_close(load_predictions(path).probs.double(), expected.probs.double(), rtol=0, atol=1e-7)
 
 
-def test_load_one_score_for_each_example_takes_any_for_those_to_leave_out(tmp_path: Path) -> None:
-    np.savez(tmp_path / "binary.npz", probs=np.array([0.25, 0.5, -1.0]), labels=np.array([0, 1, -100]))
-    assert len(load_predictions(tmp_path / "binary.npz", ignore_index=-100)) == 2
-    np.savez(tmp_path / "binary.npz", probs=np.array([0.25, 50.0, -1.0]), labels=np.array([0, 1, -100]))
-    with pytest.raises(ValueError, match="got values from 0.25 to 50. Divide percentages by 100"):
-        load_predictions(tmp_path / "binary.npz", ignore_index=-100)
-
-
 @pytest.mark.parametrize("ending", TABLES)
 @pytest.mark.parametrize("name", ["score", "prob", "p", "p1", "y_score", "logit", "logit1"])
 def test_one_score_column_is_the_positive_class_of_a_binary_problem(tmp_path: Path, ending: str, name: str) -> None:
