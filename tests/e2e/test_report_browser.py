@@ -25,9 +25,7 @@ from calibrant.core.summary import summarize
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error, maximum_calibration_error, reliability_bins
 from calibrant.metrics.paired import paired_test
-from calibrant.report.page import render_page
-from calibrant.report.page_content import Candidate, Examined, Repair
-from calibrant.report.page_data import slider_stops
+from calibrant.report.page import Candidate, Examined, Repair, render_page, slider_stops
 from made_up_page_runs import made_runs
 
 pytestmark = needs_chromium
@@ -63,7 +61,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     tried += (Candidate("none", 0.9, None, examined.scores, True),)
     paired = paired_test(test, after, n_resamples=40)
-    repaired = Repair("temperature", later, paired, 900, "val.npz", 2.2, True, "it is best.", tried)
+    repaired = Repair("temperature", later, paired, 900, "val.npz", 2.2, "it is best.", tried)
     file = tmp_path_factory.mktemp("page") / "report.html"
     file.write_text(render_page(examined, repaired=repaired, entries=made_runs(), n_resamples=40), encoding="utf-8")
     return file

@@ -22,9 +22,8 @@ from calibrant import Predictions, measure
 from calibrant.core.entry import Entry
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error
-from calibrant.report.page import render_page
-from calibrant.report.page_content import FinishedTable, TableRow
-from calibrant.report.page_data import GRID_STOPS
+from calibrant.report.page import GRID_STOPS, render_page
+from calibrant.report.page_runs import FinishedTable, InTable, TableRow
 from made_up_page_runs import made_runs
 
 pytestmark = needs_chromium
@@ -105,7 +104,9 @@ def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_every_netwo
     runs = [replace(run, method=method, model=model, epochs=5) for model in ("convnet", "mlp") for method in ("ce", "focal")]
     file = tmp_path / "theirs.html"
     theirs = replace(run, method="theirs", seed=None, history=())
-    file.write_text(render_page(entries=[*runs, theirs], best=[*[()] * 4, {"ece"}]), encoding="utf-8")
+    file.write_text(
+        render_page(entries=[*runs, theirs], told=[*[InTable()] * 4, InTable(best=frozenset({"ece"}))]), encoding="utf-8"
+    )
     with opened_page(browser, file) as page:
         sync_api.expect(page.locator("h1")).to_have_text("3 methods on digits with 2 networks, 5 runs")
         # Once in the table, where what is told is bold, and in the charts of both networks.

@@ -39,7 +39,7 @@ LAZY_EXCEPTIONS = {
     ("calibrators", "load", "io"),
     ("calibrators", "save", "io"),
     ("report/save.py", "save_figure", "io"),
-    ("report/style.py", "_methods", "engine"),
+    ("report/rows.py", "_methods", "engine"),
 }
 FORBIDDEN_MODULES = {"utils", "util", "common", "misc", "helpers"}
 SECOND_SPELLINGS = {"num_bins", "nbins", "bins_num", "y_pred", "y_true", "target", "targets", "preds", "lamda", "n_classes"}

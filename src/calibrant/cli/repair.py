@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from calibrant.calibrators import AutoCalibrator, Identity, Ranked, Repaired
+from calibrant.calibrators import CALIBRATORS, AutoCalibrator, Identity, Ranked, Repaired
 from calibrant.calibrators.fit_data import refuse_other_names, refuse_test_split
 from calibrant.calibrators.repair import calibrator_of, measure_repair
 from calibrant.cli.measure import Request, tests_to_dict
@@ -43,7 +43,7 @@ def repair_file(
     With ``as_json`` one object is printed: ``method``, ``chosen``, ``learned`` (without what is large), ``before`` and
     ``after`` as in ``calibrant measure --json``, ``paired`` (after minus before) and, for several methods, ``ranking``.
     """
-    calibrator_of(method)  # a wrong name is told before anything is read
+    CALIBRATORS[method]  # a wrong name is told before anything is read
     check_destination(out, FORMATS)
     if calibrator is not None:
         check_destination(calibrator, (".json",))

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from calibrant.calibrators import AutoCalibrator, CalibrationWarning, Repaired, name_of
-from calibrant.calibrators.repair import calibrator_of
+from calibrant.calibrators import CALIBRATORS, AutoCalibrator, CalibrationWarning, Repaired, name_of
 from calibrant.cli.measure import Request
 from calibrant.cli.repair import fit_and_measure, load_pair
 from calibrant.cli.terminal import check_destination, progress_bar, show_prose
@@ -24,8 +23,7 @@ from calibrant.grid.others import check_same_labels, once_by_path
 from calibrant.grid.rows import catalogue_order
 from calibrant.grid.tables import compare_table
 from calibrant.io.files import atomic_writer
-from calibrant.report.page import render_page, verdict_of
-from calibrant.report.page_content import Candidate, Examined, Repair
+from calibrant.report.page import Candidate, Examined, Repair, render_page, verdict_of
 from calibrant.report.page_runs import columns_of
 
 
@@ -55,7 +53,7 @@ def write_report(
             f"report: the first argument must be a file or a finished run, got {file}. For its runs: `--run {file}`."
         )
     check_destination(out, (".html", ".htm"))
-    calibrator_of(method)  # a wrong name is told before anything is read
+    CALIBRATORS[method]  # a wrong name is told before anything is read
     if file is None and not folders:
         raise ValueError("report: a file of predictions or `--run FOLDER` must be given, got neither.")
     if file is None and fit is not None:
@@ -70,15 +68,14 @@ def write_report(
         with progress_bar(f"measuring {file.name}", None):
             examined = Examined(predictions, request.measure(predictions, file=file))
     with progress_bar("drawing the page", None):
-        rows = PageRows([], [], [], [])
+        rows = PageRows([], [], [])
         if entries:
             rows = page_rows(compare_table(entries, metrics=columns_of(entries), calibrated=True))
-        verdict = verdict_of(examined, repaired=repaired, entries=rows.entries, best=rows.best, told=rows.told)
+        verdict = verdict_of(examined, repaired=repaired, entries=rows.entries, told=rows.told)
         page = render_page(
             examined,
             repaired=repaired,
             entries=rows.entries,
-            best=rows.best,
             told=rows.told,
             title=title,
             verdict=verdict,
@@ -132,7 +129,6 @@ def _repair(fit: Path, file: Path, method: str, request: Request) -> tuple[Exami
         n_fit=len(fit_data),
         fit_file=fit.name,
         temperature=float(getattr(done.fitted, "temperature_", 1.0)) if done.fitted.learned == ("temperature",) else None,
-        preserves_accuracy=done.fitted.preserves_accuracy,
         advice="" if auto is None else auto.advice_,
         candidates=() if auto is None else _try_all(auto, fit_data, given, done, request),
         doubts=tuple(doubts),

@@ -23,7 +23,7 @@ from calibrant.grid.records import load_result
 from calibrant.grid.rows import CHOICES, command_of, flat_recipe
 from calibrant.io.predictions import FORMATS, load_predictions
 from calibrant.metrics.measure import measure, values_of
-from calibrant.report.style import method_name
+from calibrant.report.rows import method_name
 
 # The data set of predictions of which nothing is said.
 UNKNOWN = "?"

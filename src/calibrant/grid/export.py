@@ -20,7 +20,7 @@ from calibrant.grid.tables import compare_table, name_methods
 from calibrant.io.files import atomic_writer
 
 if TYPE_CHECKING:
-    from calibrant.report.page_content import FinishedTable, InTable
+    from calibrant.report.page_runs import FinishedTable, InTable
 
 CSV_COLUMNS = (
     *("table", "data", "model", "source", "method", "preset", "epochs", "settings", "metric"),
@@ -195,7 +195,7 @@ def to_page_table(table: Table) -> FinishedTable:
         >>> found.heads, found.parts[0][1][0].cells
         (('Method', 'Seeds', 'ECE (%)'), (('1', False), ('4.180', True)))
     """
-    from calibrant.report.page_content import FinishedTable, TableRow
+    from calibrant.report.page_runs import FinishedTable, TableRow
 
     def row(line: Line) -> TableRow:
         info = [(text, False) for text in _describe(table, line)]
@@ -225,19 +225,18 @@ def write_table(table: Table, folder: str | Path) -> list[Path]:
 
 
 class PageRows(NamedTuple):
-    """Runs as a page and figures show them: presets name what rows are told apart by; best metrics and marks of each; notes."""
+    """Runs as a page and figures show them: presets name what rows are told apart by; what the table says of each; notes."""
 
     entries: list[Entry]
-    best: list[frozenset[str]]
     told: list[InTable]
     notes: list[str]
 
 
 def page_rows(table: Table) -> PageRows:
     """Return the runs of a comparison, with every metric that a page shows, for `render_page` and for figures."""
-    from calibrant.report.page_content import InTable
+    from calibrant.report.page_runs import InTable
 
-    found = PageRows([], [], [], [])
+    found = PageRows([], [], [])
     variants = _variants([line for line in table.lines if line.row is not None])
     for number, section in enumerate(table.sections):
         for place, line in enumerate(line for line in section.lines if line.row is not None):
@@ -246,8 +245,8 @@ def page_rows(table: Table) -> PageRows:
             variant = next(variants)
             for entry in line.row.runs if line.row is not None else ():
                 found.entries.append(replace(entry, preset=variant))
-                found.best.append(frozenset(key for key, cell in line.cells.items() if cell.best))
-                found.told.append(InTable(number, place == 0, tested, info))
+                best = frozenset(key for key, cell in line.cells.items() if cell.best)
+                found.told.append(InTable(number, place == 0, tested, info, best))
     named = name_methods(table)
     # The page says itself of how many examples its rows are.
     found.notes.extend(note for note in notes_of(named, tested=True) if note not in size_notes(named))
@@ -304,7 +303,7 @@ def write_page(
         for entry in rows.entries
     ]
     page = folder / "report.html"
-    text = render_page(entries=entries, best=rows.best, told=rows.told, tables=tables, notes=notes, title=title)
+    text = render_page(entries=entries, told=rows.told, tables=tables, notes=notes, title=title)
     with atomic_writer(page) as handle:
         handle.write(text.encode(errors="replace"))
     clear_figures(folder / "figures", FIGURES)

@@ -14,7 +14,7 @@ from calibrant.grid.paper import PaperRow, paper_row, paper_table
 from calibrant.grid.rows import CHOICES, Row, comparable, group_rows
 from calibrant.metrics import METRICS
 from calibrant.metrics.differences import compare_runs, holm, mean_and_std
-from calibrant.report.style import method_name
+from calibrant.report.rows import method_name
 
 # The columns of the paper's Table 1.
 SIX = ("error", "nll", "ece", "mce", "ace", "classwise_ece")

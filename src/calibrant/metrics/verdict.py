@@ -71,6 +71,12 @@ def write_interval(estimate: Estimate | Paired, unit: str, *, signed: bool = Fal
     return f"{ends[0]} – {ends[1]}"
 
 
+def write_estimate(estimate: Estimate | Paired, metric: Metric, *, signed: bool = False) -> tuple[str, str]:
+    """Write a value, or a difference, and the ends of its interval; with its sign also where the sign is the direction."""
+    signed = signed or metric.better is None
+    return write_value(estimate[0], metric.unit, signed=signed), write_interval(estimate, metric.unit, signed=signed)
+
+
 def write_p(p_value: float) -> str:
     """Write a p-value: never zero, never with digits that mean nothing."""
     if not math.isfinite(p_value):

@@ -3,7 +3,7 @@
 from importlib import import_module
 
 _HOMES = {
-    "Examined": "page_content",
+    "Examined": "page",
     "render_page": "page",
     "draw_all": "figures",
     "draw_reliability_grid": "reliability",

@@ -1,4 +1,4 @@
-"""Figures of lines: learning curves, gamma over the epochs and against confidence, errors against the number of bins."""
+"""Figures of lines and points: learning curves, gamma, errors against the number of bins, and error against ECE."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from calibrant.core.binning import top_label
-from calibrant.core.entry import BinSweep, Entry
+from calibrant.core.entry import BinSweep, Entry, common_size, usual_size
 from calibrant.metrics.chance import BIN_COUNTS, bin_sweep
 from calibrant.metrics.diagram import PALETTE
-from calibrant.report.rows import Row
-from calibrant.report.save import tell
-from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, Style, characters, fold_text, print_style
+from calibrant.report.rows import Row, Style
+from calibrant.report.save import COLUMN_WIDTH, TEXT_WIDTH, add_legend, fold_text, print_style, tell
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -40,12 +39,12 @@ PANELS = {
 }
 # Those that are learning curves.
 CURVES = tuple(PANELS)[:7]
-# Numbers of bins at their axis, those of published figures, and the one by whose ECE rows are ranked.
-_BIN_TICKS, _USUAL_BINS = (10, 20, 50, 100, 200, 500, 1000), 15
+# The number of bins by whose ECE rows are ranked.
+_USUAL_BINS = 15
 # Values below this part of the largest do not stretch a logarithmic axis.
 _LOG_SPAN = 1e-3
-# Where one method's gamma grows so many times as large as another's, both are seen on a logarithmic axis only.
-_GAMMAS_APART = 20.0
+# Gammas and errors that differ by more than this factor are seen on a logarithmic axis only.
+_GAMMAS_APART, _ERRORS_APART = 20.0, 2.5
 # Most confidences of a good classifier lie within a hundredth of 1, so that the axis is stretched there; 1 itself lies where
 # 1 - 0.0001 would lie on a logarithmic axis of the missing part.
 _SMALLEST = 1e-4
@@ -178,9 +177,8 @@ def draw_lines(lines: Sequence[Line], *, keys: Sequence[str], title: str | None 
         figure = Figure(figsize=(TEXT_WIDTH * len(shown) / 2, 2.45), layout="constrained")
         for ax, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
             _draw_panel(ax, [line for line in lines if key in line.bands], key)
-        seeds = count_seeds([line.seeds for line in lines])
-        over = [text for text in ("examples" if "gamma" in shown else "", seeds) if text]
-        _finish(figure, title, f"mean ± std over {', '.join(over)}" if over else "", legend=legend)
+        over = [text for text in ("examples" if "gamma" in shown else "", count_seeds([line.seeds for line in lines])) if text]
+        add_legend(figure, title, f"mean ± std over {', '.join(over)}" if over else "", rows=legend)
     return figure
 
 
@@ -195,7 +193,7 @@ def _draw_panel(ax: Axes, lines: Sequence[Line], key: str) -> None:
         # About eight markers a line, of which those of different lines do not coincide.
         every = max(1, math.ceil(len(x) / 8))
         start = number * every // len(lines) if len(x) > 16 else 0
-        drawn: list[Artist] = [*ax.plot(x, mean, markevery=(start, every), label=line.label, zorder=3, **line.style.options())]  # type: ignore[arg-type]
+        drawn: list[Artist] = [*ax.plot(x, mean, markevery=(start, every), label=line.label, zorder=3, **line.style.options())]
         if band.std is not None:
             low, high = (mean + sign * factor * np.array(band.std) for sign in (-1, 1))
             drawn.append(ax.fill_between(x, low, high, color=line.style.color, alpha=alpha, linewidth=0, zorder=2))
@@ -205,10 +203,10 @@ def _draw_panel(ax: Axes, lines: Sequence[Line], key: str) -> None:
     ax.set_ylabel(name)
     ax.grid(axis="y")
     (_bins_axis if is_over_bins else _epochs_axis)(ax, lines, key)
-    peaks = [peak for line in lines if (peak := max(line.bands[key].mean)) > 0]
+    peaks = [max(line.bands[key].mean) for line in lines]
     if key == "mce":
         ax.set_ylim(0, 100)
-    elif key != "gamma" or (peaks and max(peaks) > _GAMMAS_APART * min(peaks)):
+    elif key != "gamma" or max(peaks) > _GAMMAS_APART * min(peaks):
         _log_axis(ax)
 
 
@@ -233,8 +231,7 @@ def _bins_axis(ax: Axes, lines: Sequence[Line], key: str) -> None:
         mean = [100 * value for value in chance.mean]
         ax.plot(chance.x, mean, color="0.4", linewidth=0.8, zorder=2.5, label=f"{best.label} if calibrated")
     ax.set(xlabel="number of bins", xscale="log")
-    numbers = sorted({x for line in lines for x in line.bands[key].x})
-    plain_ticks(ax.xaxis, [tick for tick in _BIN_TICKS if numbers[0] <= tick <= numbers[-1]] or numbers)
+    plain_ticks(ax.xaxis)
 
 
 def _usual_ece(line: Line) -> float:
@@ -244,35 +241,24 @@ def _usual_ece(line: Line) -> float:
 
 
 def _log_axis(ax: Axes) -> None:
-    """Make the vertical axis logarithmic around its lines, with plain numbers at it; not where no value is above zero."""
-    lines = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
-    areas = [np.asarray(path.vertices, dtype=float)[:, 1] for area in ax.collections for path in area.get_paths()]
-    values = np.concatenate(lines)
-    if not (values > 0).any():
-        return
-    high = max(part.max() for part in (*lines, *areas))
-    # What is nearly zero runs out of the axis and does not stretch it; a band that comes close to zero is cut off.
-    low = values[values > _LOG_SPAN * high].min()
-    low = max(low / 2, min([low, *(part.min() for part in areas)]))
-    ax.set_yscale("log")
-    ax.set_ylim(low / 1.15, high * 1.15)
-    plain_log_ticks(ax.yaxis)
+    """Make the vertical axis logarithmic around its lines; not where no value is above zero."""
+    lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in lines])
+    held = values[values > _LOG_SPAN * values.max()]
+    if len(held):
+        ax.set_yscale("log")
+        # What is nearly zero runs out of the axis and does not stretch it; a band that comes close to zero is cut off.
+        ax.set_ylim(bottom=max(ax.get_ylim()[0], held.min() / 2))
+        plain_ticks(ax.yaxis)
 
 
-def plain_log_ticks(axis: Axis) -> None:
-    """Put 1, 2, 5, 10 and so on at a logarithmic axis, written as plain numbers; fewer or more where these are many or few."""
-    from matplotlib.ticker import LogLocator
+def plain_ticks(axis: Axis) -> None:
+    """Put 1, 2, 5, 10 and so on at a logarithmic axis, written as plain numbers; matplotlib adds some where these are few."""
+    from matplotlib.ticker import LogLocator, NullLocator
 
-    low, high = sorted(axis.get_view_interval())
-    subs = (1, 1.5, 2, 3, 5, 7) if high < 8 * low else (1, 2, 5) if high < 200 * low else (1,)
-    plain_ticks(axis, LogLocator(subs=subs).tick_values(low, high))
-
-
-def plain_ticks(axis: Axis, ticks: Sequence[float]) -> None:
-    """Put ``ticks`` on an axis, and none between them, each written as the plain number that it is."""
-    shown = [tick for tick in ticks if min(axis.get_view_interval()) <= tick <= max(axis.get_view_interval())]
-    axis.set_ticks(shown, [f"{tick:g}" for tick in shown])
-    axis.set_ticks([], minor=True)
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def count_seeds(counts: Sequence[int]) -> str:
@@ -286,39 +272,102 @@ def count_seeds(counts: Sequence[int]) -> str:
     return "" if most < 2 else f"{most} seeds" if least == most else f"{least} to {most} seeds"
 
 
-def _finish(figure: Figure, title: str | None, note: str, *, legend: bool) -> None:
-    """Put a title and one legend above all axes; without ``legend`` no title, and a legend only of what is no row.
+class TradeoffPoint(NamedTuple):
+    """A row's place: mean error and ECE over its seeds, their standard deviations (n - 1; None for a single seed).
 
-    Long labels are folded, and the figure is made higher where the legend has more than three lines.
+    ``best`` says whether it is on the Pareto front: no other row of as many test examples is as good in both and better in one.
+    A part of a test set may be an easy one, so a row of another number than the usual one is not on it.
     """
-    shown: dict[str, Artist] = {}
-    for ax in figure.axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            if legend or handle.get_gid() is None:
-                shown.setdefault(label, handle)
-    said = ", ".join(text for text in (title, note) if text) if legend else ""
-    if not shown and not said:
-        return
-    # An entry needs its text, and more than half an inch for line and space; two should stand side by side.
-    wide = figure.get_figwidth() - 0.2
-    labels = [fold_text(label, min(2.6, wide - 0.62)) for label in shown]
-    longest = max(len(part) for label in labels for part in label.splitlines())
-    columns = max(1, int(wide / (longest / characters(1) + 0.62)))
-    lines = math.ceil(len(labels) / columns) * max(label.count("\n") + 1 for label in labels)
-    figure.set_figheight(figure.get_figheight() + 0.15 * max(lines - 3, 0))
-    figure.legend(
-        shown.values(),
-        labels,
-        loc="outside upper center",
-        ncols=columns,
-        handlelength=3.2,
-        title=fold_text(said, wide) or None,
-        title_fontproperties={"size": 8},
-        alignment="center",
-        columnspacing=1.2,
-        borderpad=0.1,
-        labelspacing=0.3,
-    )
+
+    label: str
+    style: Style
+    error: float
+    ece: float
+    error_std: float | None
+    ece_std: float | None
+    seeds: int
+    best: bool
+
+
+def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
+    """Take error and ECE of all rows that have both from their scores, and find the Pareto front."""
+    placed = [(row, values) for row in rows if len(values := _error_and_ece(row))]
+    usual = usual_size(run for row in rows for run in row.runs)
+    # Where no row is of the usual number, as where its runs have no ECE, the others have only each other.
+    sizes = [common_size(row.runs) for row, _ in placed]
+    held = [size == usual or usual not in sizes for size in sizes]
+    rivals = [values.mean(0) for is_held, (_, values) in zip(held, placed, strict=True) if is_held]
+    points = []
+    for is_held, (row, values) in zip(held, placed, strict=True):
+        mean = values.mean(0)
+        beaten = not is_held or any((other <= mean).all() and (other < mean).any() for other in rivals)
+        error_std, ece_std = values.std(0, ddof=1).tolist() if len(values) > 1 else (None, None)
+        points.append(TradeoffPoint(row.label, row.style, mean[0], mean[1], error_std, ece_std, len(values), not beaten))
+    return points
+
+
+def _error_and_ece(row: Row) -> Array:
+    """Error and ECE of every run that has both ``[runs, 2]``."""
+    found = [[run.scores[key].value for key in ("error", "ece")] for run in row.runs if {"error", "ece"} <= set(run.scores)]
+    values: Array = np.array(found, dtype=np.float64).reshape(-1, 2)
+    return values[np.isfinite(values).all(1)]
+
+
+def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None, legend: bool = True) -> Figure:
+    """Draw ECE against error in per cent, a point a row, with the Pareto front.
+
+    Better is further left and further down. The stepped line joins the rows that no other row beats in both; what lies above
+    and to the right of it is beaten by one of them. Bars are standard deviations over seeds. The axis of ECE is logarithmic,
+    that of the error where one is more than two and a half times another.
+
+    Reference:
+        Wang and Golebiowski, TMLR 2024, appendix (predictive-calibration trade-off).
+    """
+    from matplotlib.figure import Figure
+
+    errors = [point.error for point in points]
+    with print_style():
+        size = (COLUMN_WIDTH, 2.7) if len(points) <= 6 else (0.75 * TEXT_WIDTH, 3.4)
+        figure = Figure(figsize=size, layout="constrained")
+        ax = figure.subplots()
+        for point in points:
+            _draw_point(ax, point)
+        ax.set(xlabel="test error (%)", ylabel="test ECE (%)")
+        ax.margins(0.08)
+        if 0 < _ERRORS_APART * min(errors) < max(errors):
+            # A method that failed leaves the others room.
+            ax.set_xscale("log")
+            plain_ticks(ax.xaxis)
+        _log_axis(ax)
+        _draw_front(ax, points)
+        ax.grid()
+        seeds = count_seeds([point.seeds for point in points])
+        add_legend(figure, title, f"mean ± std over {seeds}" if seeds else "", rows=legend)
+    return figure
+
+
+def _draw_point(ax: Axes, point: TradeoffPoint) -> None:
+    x, y = 100 * point.error, 100 * point.ece
+    look = point.style.options() | {"linestyle": "none", "markersize": 6.5 if point.best else 5}
+    drawn: list[Artist] = [*ax.plot(x, y, label=point.label, zorder=4, **look)]
+    if point.error_std is not None and point.ece_std is not None:
+        spread: dict[str, Any] = {"xerr": 100 * point.error_std, "yerr": 100 * point.ece_std}
+        _, caps, bars = ax.errorbar(x, y, **spread, fmt="none", color=point.style.color, elinewidth=0.7, capsize=1.5)
+        drawn += [*caps, *bars]
+    runs = f"mean of {point.seeds} seeds" if point.seeds > 1 else "one run"
+    rank = "no method beats it in both" if point.best else "another method beats it"
+    for artist in drawn:
+        tell(artist, point.label, f"error {x:.2f}%, ECE {y:.2f}%, {runs}; {rank}")
+
+
+def _draw_front(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
+    front = sorted((100 * point.error, 100 * point.ece) for point in points if point.best)
+    limits = ax.get_xlim(), ax.get_ylim()
+    # To the edges of the figure and beyond: what is as bad as that in one is beaten by the ends of the front.
+    corners = [(front[0][0], 10 * limits[1][1]), *front, (10 * limits[0][1], front[-1][1])]
+    x, y = zip(*corners, strict=True)
+    ax.step(x, y, where="post", color="0.35", linewidth=0.9, linestyle="--", zorder=2, label="Pareto front")
+    ax.set(xlim=limits[0], ylim=limits[1])
 
 
 class GammaPanel(NamedTuple):
@@ -382,11 +431,12 @@ def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = N
             ax.set(xlabel="confidence", ylabel="γ" if place % wide == 0 else "")
             ax.set_xscale("function", functions=(stretch, _unstretch))
             ax.set_xlim(start, 1 + 0.2 * _SMALLEST)
-            plain_ticks(ax.xaxis, [tick for tick in _CONFIDENCE_TICKS if tick > start])
+            shown = [tick for tick in _CONFIDENCE_TICKS if tick > start]
+            ax.set_xticks(shown, [f"{tick:g}" for tick in shown])
             ax.set_title(fold_text(panel.label, width / wide - 0.4))
         for ax in axes[len(panels) :]:
             ax.remove()
-        _finish(figure, title, "", legend=True)
+        add_legend(figure, title)
         for handle in figure.legends[0].legend_handles:
             # Ten thousand faint points make a cloud; one of them alone would not be seen.
             handle.set(alpha=1.0, markersize=4)  # type: ignore[union-attr]

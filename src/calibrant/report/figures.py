@@ -15,16 +15,16 @@ from calibrant.report.curves import (
     PANELS,
     draw_gamma_confidence,
     draw_lines,
+    draw_tradeoff,
     prepare_curves,
     prepare_gamma_confidence,
     prepare_gamma_epochs,
     prepare_robustness,
+    prepare_tradeoff,
 )
 from calibrant.report.reliability import draw_reliability_grid, prepare_reliability
 from calibrant.report.rows import Group, Row, group_rows
-from calibrant.report.save import figure_stem, save_figure, svg_element
-from calibrant.report.style import print_style
-from calibrant.report.tradeoff import draw_tradeoff, prepare_tradeoff
+from calibrant.report.save import figure_stem, print_style, save_figure, svg_element
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ FIGURES: dict[str, FigureKind] = {
         "Error against calibration error",
         "Lower left is best. The stepped line joins the methods that no other one beats in both. Bars are standard deviations "
         "over seeds.",
-        {"": {}},
+        {"": {"legend": False}},
         least=2,
     ),
     "robustness": FigureKind(
@@ -233,5 +233,5 @@ def swatch(row: Row, name: str) -> str:
 
     with print_style():
         figure = Figure(figsize=(0.42, 0.14))
-        figure.add_artist(Line2D((0.05, 0.5, 0.95), (0.5, 0.5, 0.5), markevery=[1], **row.style.options()))  # type: ignore[arg-type]
+        figure.add_artist(Line2D((0.05, 0.5, 0.95), (0.5, 0.5, 0.5), markevery=[1], **row.style.options()))
     return svg_element(figure, name=name, label="")

@@ -1,41 +1,129 @@
-"""One self-contained HTML page from records; what its scripts draw from is in `page_data`, what it says of runs in `page_runs`.
+"""One self-contained HTML page: what was measured of predictions, what a repair did for them, and runs compared.
 
-Figures for papers are drawn elsewhere in this room. Writing the page is left to the caller.
+What it says of runs is in `page_runs`, and their charts are the figures of this room. Writing the file is left to the caller.
+Its scripts draw from flat lists of whole numbers, shares in ten-thousandths, so that a page of a thousand classes stays small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from calibrant import __version__
-from calibrant.core.entry import Entry
-from calibrant.core.summary import summarize
-from calibrant.metrics import METRICS
-from calibrant.metrics.verdict import direction, judge, table_rows, write_interval, write_p, write_value
-from calibrant.report.page_content import Candidate, Examined, FinishedTable, InTable, Repair, calibrator_label
-from calibrant.report.page_data import (
-    GRID_STOPS,
-    REGION_EDGES,
-    class_names_of,
-    class_view,
-    confident_mistakes,
-    embed_json,
-    examine_stops,
-    mean_confidences,
-    regions_of,
-    risk_curve,
-    run_diagram,
-    script_hash,
-    slider_stops,
+from calibrant.core.binning import (
+    TopLabel,
+    between_cuts,
+    equal_width_bins,
+    equal_width_edges,
+    means_of_sums,
+    norm_of_bins,
+    top_label,
 )
-from calibrant.report.page_runs import RunRow, group_entries, place_of, table_view
+from calibrant.core.entry import Entry
+from calibrant.core.records import Bins, Predictions
+from calibrant.core.scores import Estimate, Paired, Scores
+from calibrant.core.summary import Summary, summarize
+from calibrant.metrics import METRICS
+from calibrant.metrics.chance import compare_with_null, null_of_levels
+from calibrant.metrics.intervals import rate_interval
+from calibrant.metrics.levels import levels_of
+from calibrant.metrics.measure import class_scores
+from calibrant.metrics.verdict import (
+    FEW,
+    count_examples,
+    direction,
+    is_miscalibrated,
+    judge,
+    table_rows,
+    tell_effect,
+    verdict,
+    write_estimate,
+    write_interval,
+    write_p,
+    write_percent,
+    write_value,
+)
+from calibrant.report.page_runs import FinishedTable, InTable, Verdict, give_runs_verdict, group_entries, place_of, table_view
+from calibrant.report.reliability import counts_examples, error_and_ece, kept_bins
 from calibrant.report.rows import group_rows
-from calibrant.report.verdict import Verdict, give_runs_verdict, give_verdict
 
 _SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "main.js")
+# Where the slider stops; the number of bins asked for is added. The histogram is drawn from the 20.
+_STOPS = (*range(2, 21), 25, 30, 40, 50, 75, 100)
+# Where the slider of diagrams of runs stops.
+GRID_STOPS = (10, 15, 20, 30, 40, 50, 75, 100)
+# Regions in which over- and under-confidence is told: fine near 1, where networks put most of their examples.
+REGION_EDGES = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+_CURVE_POINTS = 200
+# A share of one as it is written into the page.
+UNIT = 10_000
+# Mistakes that are listed.
+_MOST_MISTAKES = 10
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Predictions and what `calibrant.measure` says of them."""
+
+    predictions: Predictions = field(repr=False)
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One calibrator among those tried.
+
+    Attributes:
+        name: Its name in `CALIBRATORS`, or "none" for doing nothing.
+        held_out: Mean negative log-likelihood in the cross-validation on the fit data; nan if unknown.
+        gain: What that gains on doing nothing, with its interval; None if unknown.
+        scores: What its predictions for the test data score, fitted on all fit data; None if it was not used.
+        preserves_accuracy: Whether it never changes a prediction.
+        failure: Why it was not used, or None: it failed, or the fit data lack a class.
+    """
+
+    name: str
+    held_out: float
+    gain: Estimate | None
+    scores: Scores | None
+    preserves_accuracy: bool
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What a repair was and did.
+
+    Attributes:
+        name: Name of the calibrator that was applied; "none" if doing nothing was best.
+        after: The repaired predictions and their scores.
+        paired: Test of after minus before, by metric.
+        n_fit: Number of examples the calibrator was fitted on.
+        fit_file: File they came from, or None.
+        temperature: What the logits were divided by, for calibrators that do.
+        advice: What choosing the calibrator found, in a sentence; empty where it was given.
+        candidates: All calibrators that were tried, best first; empty where one was given.
+        doubts: Why the repair may not be trusted, a sentence each.
+    """
+
+    name: str
+    after: Examined
+    paired: Mapping[str, Paired]
+    n_fit: int
+    fit_file: str | None = None
+    temperature: float | None = None
+    advice: str = ""
+    candidates: tuple[Candidate, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 def render_page(
@@ -43,7 +131,6 @@ def render_page(
     *,
     repaired: Repair | None = None,
     entries: Sequence[Entry] = (),
-    best: Sequence[Collection[str]] | None = None,
     told: Sequence[InTable] | None = None,
     tables: Sequence[FinishedTable] = (),
     notes: Sequence[str] = (),
@@ -60,9 +147,8 @@ def render_page(
         examined: Predictions and their scores; None for a page of runs only.
         repaired: What a repair did for them.
         entries: Runs to compare, of any data sets; those that differ only in their seed make one row.
-        best: For each entry, the metrics in which its row is the best of those that it may be compared with; by default the
-            least value of a data set and network is.
-        told: For each entry, what a table says of its row; verdict and table of runs then say the same.
+        told: For each entry, what a table says of its row: verdict and table of runs then say the same. By default the least
+            value of a data set and network is the best.
         tables: Finished tables to show before the runs; where one has all that the table of runs has, that can be opened.
         notes: Sentences below the table of runs: how they were trained, tested and marked, and what is doubtful.
         title: Title of the page; made from the file or the data sets by default.
@@ -71,7 +157,7 @@ def render_page(
         seed: Their seed; as in `calibrant.measure`.
 
     Returns:
-        The page. Raises ``ValueError`` if there is nothing to show, or ``best`` or ``told`` is not about these entries.
+        The page. Raises ``ValueError`` if there is nothing to show, or ``told`` is not about these entries.
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -80,30 +166,78 @@ def render_page(
         >>> page.startswith("<!doctype html>"), "<title>Coins</title>" in page
         (True, True)
     """
-    if examined is None and not entries:
+    if examined is None and (repaired is not None or not entries):
         raise ValueError("render_page: `examined` or `entries` must be given, got neither.")
-    if repaired is not None and examined is None:
-        raise ValueError("render_page: `examined` must be given with `repaired`, got only the latter.")
-    for name, given in (("best", best), ("told", told)):
-        if given is not None and len(given) != len(entries):
-            raise ValueError(f"render_page: `{name}` must have one part an entry, got {len(given)} for {len(entries)}.")
+    if told is not None and len(told) != len(entries):
+        raise ValueError(f"render_page: `told` must have one part an entry, got {len(told)} for {len(entries)}.")
     if verdict is None:
-        verdict = verdict_of(examined, repaired=repaired, entries=entries, best=best, told=told)
-    rows = group_entries(entries, best=best, told=told)
-    view: dict[str, object] = {"verdict": verdict, "version": __version__, "examined": None, "repaired": None, "runs": None}
-    view |= {"title": title or _title(examined, rows), "tables": tables}
-    data: dict[str, object] = {"runs": [], "predictions": None}
+        verdict = verdict_of(examined, repaired=repaired, entries=entries, told=told)
+    rows = group_entries(entries, told=told)
+    names = [Path(examined.scores.file or "Predictions").name] if examined else dict.fromkeys(row.place for row in rows)
+    view: dict[str, object] = {"verdict": verdict, "title": title or ", ".join(filter(None, names)) or "Runs compared"}
+    view |= {"examined": examined, "repaired": repaired, "runs": None, "tables": tables, "version": __version__}
+    data: dict[str, object] = {"runs": [], "predictions": None, "gridStops": GRID_STOPS}
     if examined is not None:
-        data["predictions"] = _predictions_data(examined, repaired, n_resamples=n_resamples, seed=seed)
-        view |= _predictions_view(examined, repaired)
+        after = None if repaired is None or repaired.name == "none" else repaired.after
+        data["predictions"] = _predictions_data(examined, after, repaired, n_resamples=n_resamples, seed=seed)
+        view |= _predictions_view(examined, after, repaired)
     if entries:
-        places, data["runs"] = _places(entries)
-        data["gridStops"] = GRID_STOPS
-        view["runs"] = places | table_view(rows, tables) | {"notes": notes, "is_told_best": best is not None}
+        charts, data["runs"] = _run_charts(entries)
+        view["runs"] = charts | table_view(rows, tables) | {"notes": notes, "is_told_best": told is not None}
     return _fill(view, data)
 
 
-def _places(entries: Sequence[Entry]) -> tuple[dict[str, object], list[dict[str, object]]]:
+def verdict_of(
+    examined: Examined | None = None,
+    *,
+    repaired: Repair | None = None,
+    entries: Sequence[Entry] = (),
+    told: Sequence[InTable] | None = None,
+) -> Verdict:
+    """Return what stands at the top of the page of these records; see `render_page`."""
+    if examined is not None:
+        return give_verdict(examined.scores, repaired)
+    return give_runs_verdict(group_entries(entries, told=told), n_runs=len(entries))
+
+
+def give_verdict(scores: Scores, repaired: Repair | None) -> Verdict:
+    """Say what was found of predictions, and what a repair, if there was one, did for them."""
+    few, ece = scores.n < FEW, scores["ece"]
+    tones = {"over-confident": "over", "under-confident": "under", "both": "both"}
+    tone = tones.get(direction(scores), "unsure" if few else "good")
+    headline = {
+        "both": f"Over-confident here, under-confident there: off by {100 * ece.value:.1f} points",
+        "unsure": "Too few examples to see an error",
+        "good": "Not distinguishable from calibrated",
+    }.get(tone, f"{tone.capitalize()}-confident by {100 * abs(scores['signed_gap'].value):.1f} points")
+    n, seen = count_examples(scores.n), write_percent(scores.ece_if_calibrated.p95)
+    caution = {
+        "good": f"A calibration error of up to {write_percent(ece.high)} cannot be excluded.",
+        "unsure": f"With {n} nothing smaller than {seen} could have been seen. Measure more before relying on it.",
+    }.get(tone, f"These are only {n}: the direction is clear, the size of the error is not." if few else "")
+    repair = () if repaired is None else (_tell_repair(scores, repaired), *repaired.doubts)
+    return Verdict(headline, tuple(filter(None, (verdict(scores), caution, *repair))), tone)
+
+
+def _tell_repair(before: Scores, repaired: Repair) -> str:
+    on = f"{count_examples(repaired.n_fit)}{f' of {repaired.fit_file}' if repaired.fit_file else ''}"
+    if repaired.name == "none":
+        n_tried = sum(entry.name != "none" and entry.failure is None for entry in repaired.candidates)
+        tried = f"Of {n_tried} repairs tried" if n_tried > 1 else "Of the repairs tried"
+        told = f"{tried} on {on} none was clearly better than doing nothing: the probabilities are left as they are."
+        remains = " The error remains; fit on more examples, of the kind that is to be repaired."
+        return told + (remains if is_miscalibrated(before) else "")
+    is_plain = repaired.name == "temperature" and repaired.temperature is not None
+    what = f"Temperature {repaired.temperature:.2f}" if is_plain else f"{_label(repaired.name).capitalize()} calibration"
+    return f"{what}, fitted on {on}, {tell_effect(before, repaired.after.scores, repaired.paired, it='the ECE')}"
+
+
+def _label(name: str) -> str:
+    """How a calibrator is called in prose."""
+    return "doing nothing" if name == "none" else name.replace("_", " ")
+
+
+def _run_charts(entries: Sequence[Entry]) -> tuple[dict[str, object], list[dict[str, object]]]:
     """The charts of every data set and network: what the template writes, and what the scripts draw diagrams from."""
     # matplotlib takes a while to load.
     from calibrant.report.figures import page_charts, swatch
@@ -118,16 +252,8 @@ def _places(entries: Sequence[Entry]) -> tuple[dict[str, object], list[dict[str,
         for place, group in enumerate(groups)
         for row in group.rows
     ]
-    view = {
-        "places": [place_of(group) for group in groups],
-        "legends": legends,
-        "charts": page_charts(groups),
-        "has_diagram": any(run["diagram"] for run in diagrams),
-        "has_common_seed": all(
-            group.common_seed is not None for group in groups if any(len(row.runs) > 1 for row in group.rows)
-        ),
-    }
-    return view, diagrams
+    view = {"places": [place_of(group) for group in groups], "legends": legends, "charts": page_charts(groups)}
+    return view | {"has_diagram": any(run["diagram"] for run in diagrams)}, diagrams
 
 
 def _fill(view: dict[str, object], data: dict[str, object]) -> str:
@@ -138,6 +264,7 @@ def _fill(view: dict[str, object], data: dict[str, object]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     style, theme, *parts = (environment.loader.get_source(environment, n)[0] for n in ("style.css", "theme.js", *_SCRIPTS))  # type: ignore[union-attr]
     script = '"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n"
     return environment.get_template("page.html").render(
@@ -146,37 +273,113 @@ def _fill(view: dict[str, object], data: dict[str, object]) -> str:
         script=script,
         policy=f"'{script_hash(theme)}' '{script_hash(script)}'",
         style_policy=f"'{script_hash(style)}'",
-        data=embed_json(data),
+        # Numbers that are not finite become null.
+        data=json.loads(json.dumps(data), parse_constant=lambda _: None),
         **view,
     )
 
 
-def _predictions_data(examined: Examined, repaired: Repair | None, *, n_resamples: int, seed: int) -> dict[str, object]:
+def script_hash(script: str) -> str:
+    """Return what a content security policy calls a script: only the scripts it names may run."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _predictions_view(examined: Examined, after: Examined | None, repaired: Repair | None) -> dict[str, object]:
+    """What the template writes."""
+    return {
+        "has_after": after is not None,
+        "repair_label": "" if repaired is None else _label(repaired.name),
+        "figures": key_figures(examined.scores, after),
+        "metrics": metric_rows(examined.scores, None if after is None else repaired),
+        "calibrators": [] if repaired is None else [calibrator_row(entry, repaired.name) for entry in repaired.candidates],
+        "mistakes": confident_mistakes(examined.predictions, None if after is None else after.predictions),
+    }
+
+
+def metric_rows(scores: Scores, repaired: Repair | None) -> list[dict[str, object]]:
+    """Every metric, values and intervals as ``calibrant measure`` writes them, and the paired test of the difference."""
+    rows = []
+    for key, metric, begins in table_rows(scores):
+        row: dict[str, object] = {"key": key, "name": metric.label, "meaning": metric.meaning, "starts_group": begins}
+        row["before"] = write_estimate(scores[key], metric)
+        if repaired is not None:
+            test = repaired.paired[key]
+            row |= {"after": write_estimate(repaired.after.scores[key], metric), "p_value": write_p(test.p_value)}
+            row |= {"change": write_estimate(test, metric, signed=True), "judgement": judge(key, test)}
+        rows.append(row)
+    return rows
+
+
+def calibrator_row(candidate: Candidate, chosen: str) -> dict[str, object]:
+    """How a calibrator did in the cross-validation and on the test data, as text."""
+    gain = None if candidate.name == "none" else candidate.gain
+    keys = ("error", "nll", "ece")
+    return {
+        "name": _label(candidate.name),
+        "chosen": candidate.name == chosen,
+        "failure": candidate.failure,
+        "kept": candidate.preserves_accuracy,
+        "held_out": write_value(candidate.held_out, "nats"),
+        "gain": write_estimate(gain, METRICS["nll"], signed=True) if gain else ("", ""),
+        **{key: write_estimate(candidate.scores[key], METRICS[key]) for key in keys if candidate.scores is not None},
+    }
+
+
+def key_figures(scores: Scores, after: Examined | None) -> list[dict[str, str]]:
+    """The few numbers that stand large under the verdict: name, value, value after a repair, and a note."""
+    cards = (
+        ("ece", "Calibration error (ECE)", f"{write_value(scores.ece_if_calibrated.mean, '%')} if calibrated"),
+        ("signed_gap", "Confidence − accuracy", direction(scores)),
+        ("error", "Error rate", f"95% interval {write_interval(scores['error'], '%')}"),
+        ("nll", "Negative log-likelihood", "nats an example"),
+    )
+    figures = []
+    for key, name, note in cards:
+        value = write_estimate(scores[key], METRICS[key])[0]
+        later = value if after is None else write_estimate(after.scores[key], METRICS[key])[0]
+        figures.append({"key": key, "name": name, "value": value, "after": "" if later == value else later, "note": note})
+    return figures
+
+
+def _predictions_data(
+    examined: Examined, after: Examined | None, repaired: Repair | None, *, n_resamples: int, seed: int
+) -> dict[str, object]:
     """What the scripts draw from."""
-    n_bins = examined.scores.n_bins
+    n_bins, predictions = examined.scores.n_bins, examined.predictions
     stops = slider_stops(n_bins)
-    sides = [examined] if repaired is None or repaired.name == "none" else [examined, repaired.after]
     return {
         "stops": stops,
         "stop": stops.index(n_bins),
         "classBins": n_bins,
         "regions": REGION_EDGES,
-        "names": class_names_of(examined.predictions),
-        "named": examined.predictions.class_names is not None,
-        "weighted": examined.predictions.weights is not None,
-        "sides": [_side(side, stops=stops, n_resamples=n_resamples, seed=seed) for side in sides],
-        "calibrators": []
-        if repaired is None
-        else [_dot(entry, repaired.name) for entry in repaired.candidates if entry.scores],
+        "names": class_names_of(predictions),
+        "named": predictions.class_names is not None,
+        "weighted": predictions.weights is not None,
+        "sides": [_side(side, stops=stops, n_resamples=n_resamples, seed=seed) for side in (examined, after) if side],
+        "calibrators": [
+            {
+                "name": _label(entry.name),
+                "ece": entry.scores["ece"],
+                "nll": entry.scores["nll"],
+                "chosen": entry.name == repaired.name,
+                "idle": entry.name == "none",
+            }
+            for entry in (repaired.candidates if repaired else ())
+            if repaired and entry.scores
+        ],
     }
 
 
+def slider_stops(n_bins: int) -> list[int]:
+    """Numbers of bins between which a reader can choose, ``n_bins`` among them."""
+    return sorted({*_STOPS, n_bins})
+
+
 def _side(examined: Examined, *, stops: list[int], n_resamples: int, seed: int) -> dict[str, object]:
-    predictions = examined.predictions
-    summary = summarize(predictions, n_bins=examined.scores.n_bins, keep=None)
+    scores = examined.scores
+    summary = summarize(examined.predictions, n_bins=scores.n_bins, keep=None)
     top = summary.examples
     right, wrong = mean_confidences(top)
-    scores = examined.scores
     return {
         "n": summary.n,
         "error": scores["error"].value,
@@ -184,107 +387,169 @@ def _side(examined: Examined, *, stops: list[int], n_resamples: int, seed: int) 
         "confidence": 1 - scores["error"].value + scores["signed_gap"].value,
         "sureRight": right,
         "sureWrong": wrong,
-        "bins": examine_stops(summary, top, stops=stops, n_resamples=n_resamples, seed=seed),
+        "bins": examine_stops(summary, stops=stops, n_resamples=n_resamples, seed=seed),
         "regions": regions_of(top, scale=summary.effective_n / summary.weight),
         "risk": risk_curve(top),
-        "classes": class_view(summary, predictions),
+        "classes": class_view(summary, examined.predictions),
     }
 
 
-def _dot(candidate: Candidate, chosen: str) -> dict[str, object]:
-    assert candidate.scores is not None
-    ece, nll = candidate.scores["ece"], candidate.scores["nll"]
-    name = calibrator_label(candidate.name)
-    idle = candidate.name == "none"
-    return {"name": name, "ece": list(ece), "nll": list(nll), "chosen": candidate.name == chosen, "idle": idle}
+def bin_rows(bins: Bins, *, scale: float = 1.0) -> list[float]:
+    """Content of the bins that hold examples, as flat rows of six numbers.
 
+    Args:
+        bins: The bins.
+        scale: Independent examples to a unit of ``bins.count``: below one for examples of unequal weight.
 
-def _predictions_view(examined: Examined, repaired: Repair | None) -> dict[str, object]:
-    """What the template writes."""
-    after = None if repaired is None or repaired.name == "none" else repaired.after.predictions
-    return {
-        "examined": examined,
-        "repaired": repaired,
-        "has_after": after is not None,
-        "repair_label": "" if repaired is None else calibrator_label(repaired.name),
-        "figures": key_figures(examined, repaired),
-        "metrics": metric_rows(examined, None if after is None else repaired),
-        "calibrators": [] if repaired is None else [_calibrator_row(entry, repaired.name) for entry in repaired.candidates],
-        "mistakes": confident_mistakes(examined.predictions, after),
-    }
+    Returns:
+        Index of the bin, examples, confidence, accuracy and the two ends of its 95 % interval, bin after bin; all but the
+        first two in ten-thousandths.
 
-
-def metric_rows(examined: Examined, repaired: Repair | None) -> list[dict[str, object]]:
-    """Every metric as ``calibrant measure`` writes it, before and after, with the paired test of the difference."""
-    rows: list[dict[str, object]] = []
-    for key, metric, begins in table_rows(examined.scores):
-        signed = metric.better is None
-        row: dict[str, object] = {"key": key, "name": metric.label, "meaning": metric.meaning, "starts_group": begins}
-        sides = [("before", examined.scores[key])]
-        if repaired is not None:
-            test = repaired.paired[key]
-            sides.append(("after", repaired.after.scores[key]))
-            row["change"] = write_value(test.difference, metric.unit, signed=True)
-            row["change_interval"] = write_interval(test, metric.unit, signed=True)
-            row |= {"p_value": write_p(test.p_value), "judgement": judge(key, test)}
-        for side, estimate in sides:
-            row[side] = write_value(estimate.value, metric.unit, signed=signed)
-            row[f"{side}_interval"] = write_interval(estimate, metric.unit, signed=signed)
-        rows.append(row)
+    Example:
+        >>> half = torch.tensor([0.5, 0.0])
+        >>> bin_rows(Bins(torch.tensor([0, 0.5, 1]), torch.tensor([10.0, 0.0]), half, half))
+        [0, 10, 5000, 5000, 2366, 7634]
+    """
+    rows: list[float] = []
+    for index in (bins.count > 0).nonzero().squeeze(1).tolist():
+        count, confidence = float(bins.count[index]), float(bins.confidence[index])
+        accuracy = min(max(float(bins.accuracy[index]), 0.0), 1.0)
+        ends = rate_interval(accuracy, size=count * scale)
+        rows += [index, whole(count), *(round(UNIT * share) for share in (confidence, accuracy, ends.low, ends.high))]
     return rows
 
 
-def _calibrator_row(candidate: Candidate, chosen: str) -> dict[str, object]:
-    """How a calibrator did in the cross-validation and on the test data, as text."""
-    row: dict[str, object] = {"name": calibrator_label(candidate.name), "held_out": write_value(candidate.held_out, "nats")}
-    row |= {"chosen": candidate.name == chosen, "failure": candidate.failure, "kept": candidate.preserves_accuracy}
-    gain = candidate.gain if candidate.name != "none" else None
-    row["gain"] = "" if gain is None else write_value(gain.value, "nats", signed=True)
-    row["gain_interval"] = "" if gain is None else write_interval(gain, "nats", signed=True)
-    for key in ("error", "nll", "ece"):
-        unit, scores = METRICS[key].unit, candidate.scores
-        row[key] = "" if scores is None else write_value(scores[key].value, unit)
-        row[f"{key}_interval"] = "" if scores is None else write_interval(scores[key], unit)
-    return row
+def whole(value: float) -> float:
+    """Return a count as an integer where it is one, else with two digits after the point."""
+    return int(value) if value == int(value) else round(value, 2)
 
 
-def key_figures(examined: Examined, repaired: Repair | None) -> list[dict[str, str]]:
-    """The few numbers that stand large under the verdict: name, value, value after a repair, and a note."""
-    scores = examined.scores
-    after = None if repaired is None or repaired.name == "none" else repaired.after.scores
-    null = scores.ece_if_calibrated
-    notes = {
-        "ece": f"{write_value(null.mean, '%')} if calibrated",
-        "signed_gap": direction(scores),
-        "error": f"95% interval {write_interval(scores['error'], '%')}",
-        "nll": "nats an example",
+def examine_stops(summary: Summary, *, stops: list[int], n_resamples: int, seed: int) -> list[dict[str, object]]:
+    """What ``calibrant measure --n-bins M`` says of bins, for every M in ``stops``, and the bins themselves."""
+    found = []
+    for n_bins in stops:
+        levels = levels_of(summary.cells, size=summary.effective_n, n_bins=n_bins)
+        drawn = null_of_levels(levels, n_resamples=n_resamples, rng=np.random.default_rng(seed))
+        bins = summary.bins_of(n_bins)
+        ece, parts = float(norm_of_bins(bins)), bins.weight * bins.gap
+        null = compare_with_null(ece, drawn)
+        found.append(
+            {
+                "ece": ece,
+                "mce": float(bins.gap.abs().amax()),
+                "null": null.mean,
+                "p95": null.p95,
+                "over": float(parts.clamp(min=0).sum()),
+                "under": float((-parts).clamp(min=0).sum()),
+                "overShare": float(bins.weight[bins.gap > 0].sum()),
+                "underShare": float(bins.weight[bins.gap < 0].sum()),
+                "rows": bin_rows(bins, scale=summary.effective_n / summary.weight),
+            }
+        )
+    return found
+
+
+def regions_of(top: TopLabel, *, scale: float = 1.0) -> list[float]:
+    """Rows of `bin_rows` for the wide regions of confidence between `REGION_EDGES`, right-closed as bins are."""
+    edges = torch.tensor(REGION_EDGES, dtype=torch.float64)
+    index = torch.bucketize(top.confidence, edges[1:-1].to(top.dtype).double())
+    parts = (top.mass, top.mass * top.confidence, top.mass * top.correct)
+    sums = (torch.bincount(index, weights=part, minlength=len(edges) - 1) for part in parts)
+    return bin_rows(means_of_sums(edges, *sums), scale=scale)
+
+
+def risk_curve(top: TopLabel) -> list[int]:
+    """Error among the most confident examples against the share of examples kept, as flat pairs in ten-thousandths.
+
+    Examples of equal confidence have no order: a share that ends within such a group takes its mean error.
+    """
+    _, sums = top.rising
+    points = min(_CURVE_POINTS, top.size)
+    coverage = torch.arange(points + 1, dtype=torch.float64) / points
+    cuts = ((1 - coverage) * float(sums[0, -1])).flip(0)
+    kept, _, right = between_cuts(sums[:3], cuts).flip(1).cumsum(1)
+    risk = (1 - right / kept).clamp(0, 1)
+    return [round(UNIT * value) for pair in zip(coverage[1:].tolist(), risk.tolist(), strict=True) for value in pair]
+
+
+def mean_confidences(top: TopLabel) -> list[float]:
+    """Mean confidence of the right and of the wrong predictions; nan where there are none."""
+    parts = (top.mass * top.correct, top.mass * (1 - top.correct))
+    return [float(part @ top.confidence / part.sum()) for part in parts]
+
+
+def class_names_of(predictions: Predictions) -> list[str]:
+    """Names of the classes, or their numbers."""
+    return [str(name) for name in predictions.class_names or range(predictions.num_classes)]
+
+
+def class_view(summary: Summary, predictions: Predictions) -> dict[str, object]:
+    """Everything a page shows of classes, by column; each column is in the order of the classes.
+
+    ``ece``, ``gap`` (mean probability minus frequency), ``error`` and ``count`` are those of ``calibrant measure --by-class``;
+    ``said``, ``sure`` and ``right`` tell how often a class was predicted, how sure that was and how often it was right;
+    ``bins`` are rows as in `bin_rows`; ``order`` ranks classes, worst calibrated first.
+    """
+    found = class_scores(summary)
+    by_index = sorted(found, key=lambda entry: entry.index)
+    edges, scale = equal_width_edges(summary.n_bins), summary.effective_n / summary.weight
+    weights = torch.ones(len(predictions), dtype=torch.float64) if predictions.weights is None else predictions.weights
+    predicted, size = predictions.predicted, predictions.num_classes
+    parts = (weights, weights * predictions.confidence, weights * predictions.correct)
+    mass, *sums = (torch.bincount(predicted, weights=part, minlength=size) for part in parts)
+    sure, right = ((UNIT * part / mass.where(mass > 0, 1.0)).round().long().tolist() for part in sums)
+    return {
+        "order": [entry.index for entry in found],
+        "count": [whole(entry.count) for entry in by_index],
+        "ece": [round(entry.ece, 7) for entry in by_index],
+        "gap": [round(entry.signed_gap, 7) for entry in by_index],
+        "error": [round(entry.error, 6) for entry in by_index],
+        # Examples are counted as those of a class are, by rows; one of weight zero is left out.
+        "said": torch.bincount(predicted[weights > 0], minlength=size).tolist(),
+        "sure": sure,
+        "right": right,
+        "bins": [bin_rows(means_of_sums(edges, *sums), scale=scale) for sums in summary.by_class.unbind(1)],
     }
-    names = {"ece": "Calibration error (ECE)", "signed_gap": "Confidence − accuracy", "error": "Error rate"}
-    names["nll"] = "Negative log-likelihood"
-    figures = []
-    for key, note in notes.items():
-        unit, signed = METRICS[key].unit, key == "signed_gap"
-        later = "" if after is None else write_value(after[key].value, unit, signed=signed)
-        value = write_value(scores[key].value, unit, signed=signed)
-        figures.append({"key": key, "name": names[key], "value": value, "after": "" if later == value else later, "note": note})
-    return figures
 
 
-def _title(examined: Examined | None, rows: Sequence[RunRow]) -> str:
-    if examined is not None:
-        return Path(examined.scores.file).name if examined.scores.file else "Predictions"
-    return ", ".join(dict.fromkeys(row.place for row in rows if row.place)) or "Runs compared"
+def confident_mistakes(predictions: Predictions, after: Predictions | None = None) -> list[dict[str, object]]:
+    """The wrong predictions that were most sure of themselves, most confident first.
+
+    Args:
+        predictions: The predictions.
+        after: The same after a repair, whose confidence in its own prediction is added.
+
+    Returns:
+        At most ten mappings with ``row`` (from 0), ``label``, ``predicted``, ``confidence`` and ``after``.
+    """
+    wrong = (~predictions.correct).nonzero().squeeze(1)
+    confidence, predicted, names = predictions.confidence, predictions.predicted, class_names_of(predictions)
+    order = torch.argsort(confidence[wrong], descending=True, stable=True)[:_MOST_MISTAKES]
+    later = None if after is None else after.confidence
+    return [
+        {
+            "row": row,
+            "label": names[int(predictions.labels[row])],
+            "predicted": names[int(predicted[row])],
+            "confidence": float(confidence[row]),
+            "after": None if later is None else float(later[row]),
+        }
+        for row in wrong[order].tolist()
+    ]
 
 
-def verdict_of(
-    examined: Examined | None = None,
-    *,
-    repaired: Repair | None = None,
-    entries: Sequence[Entry] = (),
-    best: Sequence[Collection[str]] | None = None,
-    told: Sequence[InTable] | None = None,
-) -> Verdict:
-    """Return what stands at the top of the page of these records; see `render_page`."""
-    if examined is not None:
-        return give_verdict(examined, repaired)
-    return give_runs_verdict(group_entries(entries, best=best, told=told), n_runs=len(entries))
+def run_diagram(entry: Entry) -> dict[str, object]:
+    """Error of one run, and for every stop of the slider the ECE and the rows of `bin_rows`; None where they are not known."""
+    top = None if entry.test is None else top_label(entry.test, where="page")
+    scale = 1.0 if top is None else float(top.mass.sum() / (top.mass**2).sum())
+    error = math.nan
+    stops: list[dict[str, object] | None] = []
+    for n_bins in GRID_STOPS:
+        bins = kept_bins(entry, n_bins) if top is None else equal_width_bins(top, n_bins=n_bins)
+        # Of examples with weights a record does not tell how many they are worth.
+        if bins is None or (top is None and not counts_examples(entry, bins)):
+            stops.append(None)
+            continue
+        error, ece = error_and_ece(entry, bins)
+        stops.append({"ece": ece, "rows": bin_rows(bins, scale=scale)})
+    return {"error": error, "stops": stops} if any(stops) else {}

@@ -1,19 +1,19 @@
-"""Runs side by side: the rows of a comparison, their table, and which of them differ from the best."""
+"""Runs on a page: the rows of a comparison, their table, which of them differ from the best, and what that says in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import NamedTuple
 
 from calibrant.core.entry import Entry, common_size, size_note, usual_size
 from calibrant.data import data_name
 from calibrant.metrics import METRICS
 from calibrant.metrics.differences import compare_runs, holm, welch_t
 from calibrant.metrics.table import added_scores
-from calibrant.metrics.verdict import SIGNIFICANT, join_words, write_interval, write_value
-from calibrant.report.page_content import FinishedTable, InTable
+from calibrant.metrics.verdict import SIGNIFICANT, join_words, write_interval, write_percent, write_value
 from calibrant.report.rows import Group, Row, group_rows
 
 # Metrics of the comparison table.
@@ -24,34 +24,72 @@ _MARK = "†"
 _UNKNOWN = "?"
 
 
-@dataclass(frozen=True)
-class RunRow:
-    """One row of a comparison: the row of figures, its data set and network, and the metrics in which it is the best.
+class Verdict(NamedTuple):
+    """What stands at the top of a page.
 
-    ``size_note`` says how many test examples it is of where that is not the usual number of its place, so that it is not
-    compared with the other rows. ``told`` is what a table says of it.
+    Attributes:
+        headline: A few words.
+        sentences: What stands behind them, a paragraph each.
+        tone: "over", "under", "both", "good" or "unsure", and "runs" for a comparison: decides the colour.
     """
 
-    row: Row
-    data: str
-    place: str
-    best: Collection[str] = ()
+    headline: str
+    sentences: tuple[str, ...]
+    tone: str
+
+
+@dataclass(frozen=True)
+class InTable:
+    """What a table of runs says of a row, for the page to say the same.
+
+    Attributes:
+        section: Number of its part of the table; None where it is in none.
+        is_base: Whether it is the row that the others of its part are tested against.
+        p_values: Metric → p-value of the difference from that row, corrected; without those that were not tested.
+        info: Head of a column that describes rows → what stands there.
+        best: Metrics in which it is the best of the rows that it may be compared with.
+    """
+
+    section: int | None = None
+    is_base: bool = False
+    p_values: Mapping[str, float] = field(default_factory=dict)
+    info: Mapping[str, str] = field(default_factory=dict)
+    best: frozenset[str] = frozenset()
+
+
+class TableRow(NamedTuple):
+    """A row of a finished table: its label, texts of its cells with whether each is the best, and whether it is from print."""
+
+    label: str
+    cells: tuple[tuple[str, bool], ...]
+    is_quoted: bool = False
+
+
+class FinishedTable(NamedTuple):
+    """A table whose numbers are written already: its title, heads, parts (title and rows each), and sentences below."""
+
+    title: str
+    heads: tuple[str, ...]
+    parts: tuple[tuple[str, tuple[TableRow, ...]], ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunRow(Row):
+    """A row of figures with its data set, the name of its data set and network, and what a table says of it.
+
+    ``size_note`` says how many test examples it is of where that is not the usual number of its place, so that it is not
+    compared with the other rows.
+    """
+
+    data: str = ""
+    place: str = ""
     size_note: str = ""
     told: InTable = InTable()
 
-    @property
-    def label(self) -> str:
-        """What tells it from the other rows of its place."""
-        return self.row.label
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """Its runs."""
-        return self.row.runs
-
     def values(self, key: str) -> list[float]:
         """Value of a metric in every run that has it."""
-        return [entry.scores[key].value for entry in self.entries if key in entry.scores]
+        return [entry.scores[key].value for entry in self.runs if key in entry.scores]
 
     def mean(self, key: str) -> float:
         """Mean of a metric over the runs that have it; nan if none has."""
@@ -68,36 +106,29 @@ def _data_of(group: Group) -> str:
     return "" if group.data == _UNKNOWN else data_name(group.data)
 
 
-def group_entries(
-    entries: Sequence[Entry], *, best: Sequence[Collection[str]] | None = None, told: Sequence[InTable] | None = None
-) -> list[RunRow]:
+def group_entries(entries: Sequence[Entry], *, told: Sequence[InTable] | None = None) -> list[RunRow]:
     """Put the seeds of each row together; a row of unknown network is there once for every network of its data set.
 
     Args:
         entries: Runs, in any order.
-        best: For each, the metrics in which its row is the best; by default those in which no row of the same place is better.
-        told: For each, what a table says of its row.
+        told: For each, what a table says of its row; by default, the metrics in which no row of the same place is better.
     """
-    marked = {} if best is None else {id(entry): keys for entry, keys in zip(entries, best, strict=True)}
-    said = {} if told is None else {id(entry): part for entry, part in zip(entries, told, strict=True)}
+    said = {id(entry): part for entry, part in zip(entries, told or (), strict=told is not None)}
     found = []
     for group in group_rows(entries) if entries else ():
         usual = usual_size(entry for row in group.rows for entry in row.runs)
         for row in group.rows:
-            note, first = size_note(common_size(row.runs), usual), id(row.runs[0])
-            keys, in_table = marked.get(first, ()), said.get(first, InTable())
-            found.append(RunRow(row, _data_of(group), place_of(group), keys, note, in_table))
-    return found if best is not None else [replace(row, best=_best(row, found)) for row in found]
+            place = {"data": _data_of(group), "place": place_of(group), "size_note": size_note(common_size(row.runs), usual)}
+            found.append(RunRow(row.label, row.style, row.runs, told=said.get(id(row.runs[0]), InTable()), **place))
+    return found if told is not None else [replace(row, told=InTable(best=_best(row, found))) for row in found]
 
 
-def _best(row: RunRow, rows: Sequence[RunRow]) -> Collection[str]:
+def _best(row: RunRow, rows: Sequence[RunRow]) -> frozenset[str]:
     """Metrics in which no row of the same place, and of as many test examples, is better; none where it is alone."""
     beside = [other for other in rows if other.place == row.place and not other.size_note]
-    if row not in beside or len(beside) < 2:
-        return frozenset()
-    keys = [key for key in columns_of(row.entries) if METRICS[key].better == "lower"]
+    keys = [key for key in columns_of(row.runs) if METRICS[key].better == "lower"]
     means = {key: [mean for other in beside if math.isfinite(mean := other.mean(key))] for key in keys}
-    return frozenset(key for key in keys if len(means[key]) > 1 and row.mean(key) == min(means[key]))
+    return frozenset(key for key in keys if row in beside and len(means[key]) > 1 and row.mean(key) == min(means[key]))
 
 
 def columns_of(entries: Iterable[Entry]) -> tuple[str, ...]:
@@ -111,34 +142,26 @@ def table_view(rows: Sequence[RunRow], tables: Sequence[FinishedTable]) -> dict[
 
     Where one of them shows every metric of this table but the Brier score, this one is closed until a reader opens it.
     """
-    keys = [key for key in columns_of(entry for row in rows for entry in row.entries) if any(row.values(key) for row in rows)]
+    keys = [key for key in columns_of(entry for row in rows for entry in row.runs) if any(row.values(key) for row in rows)]
     heads = list(dict.fromkeys(head for row in rows for head in row.told.info))
     several = len({row.place for row in rows}) > 1
     tested = {key for row in rows for key in row.told.p_values}
     found: dict[int, dict[str, object]] = {}
     for row in rows:
         # Under the heading of one network among several, it would be taken for a run of that.
-        stranger = "Network unknown." if several and row.entries[0].model is None and row.place != row.data else ""
+        stranger = "Network unknown." if several and row.runs[0].model is None and row.place != row.data else ""
+        view = {"label": row.label, "place": row.place, "seeds": len(row.runs)}
+        view |= {"info": [row.told.info.get(head, "") for head in heads], "cells": [_cell(row, key) for key in keys]}
         # A row of unknown network is in several places, and once in the table.
-        found.setdefault(
-            id(row.entries[0]),
-            {
-                "label": row.label,
-                "place": row.place,
-                "seeds": len(row.entries),
-                "info": [row.told.info.get(head, "") for head in heads],
-                "cells": [_cell(row, key) for key in keys],
-                "note": " ".join(filter(None, (stranger, row.size_note))),
-            },
-        )
+        found.setdefault(id(row.runs[0]), view | {"note": " ".join(filter(None, (stranger, row.size_note)))})
     shown = {short_name(key) for key in keys if key != "brier"}
     return {
         "heads": [*heads, *(short_name(key) for key in keys)],
         "parts": [(place, list(part)) for place, part in groupby(found.values(), key=lambda row: row["place"])],
         "untested": join_words([short_name(key) for key in keys if key not in tested] or [""]) if tested else "",
         "is_repeated": any(shown <= {head.removesuffix(" (%)") for head in table.heads} for table in tables),
-        "has_seeds": any(len(row.entries) > 1 for row in rows),
-        "has_single": any(len(row.entries) == 1 for row in rows),
+        "has_seeds": any(len(row.runs) > 1 for row in rows),
+        "has_single": any(len(row.runs) == 1 for row in rows),
     }
 
 
@@ -154,24 +177,107 @@ def _cell(row: RunRow, key: str) -> dict[str, object]:
     if not values:
         return {"value": "", "mark": "", "spread": "", "is_best": False}
     if len(values) > 1:
-        middle = row.mean(key)
-        deviation = math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
+        deviation = math.sqrt(math.fsum((value - row.mean(key)) ** 2 for value in values) / (len(values) - 1))
         spread = f"± {write_value(deviation, unit).removesuffix('%')}"
     else:
-        spread = write_interval(next(entry.scores[key] for entry in row.entries if key in entry.scores), unit)
+        spread = write_interval(next(entry.scores[key] for entry in row.runs if key in entry.scores), unit)
     mark = _MARK if row.told.p_values.get(key, 1.0) < SIGNIFICANT else ""
-    return {"value": write_value(row.mean(key), unit), "mark": mark, "spread": spread, "is_best": key in row.best}
+    return {"value": write_value(row.mean(key), unit), "mark": mark, "spread": spread, "is_best": key in row.told.best}
+
+
+def give_runs_verdict(rows: Sequence[RunRow], *, n_runs: int) -> Verdict:
+    """Say what comparing ``n_runs`` runs found, with a paragraph for each data set and network.
+
+    It names the rows of the least calibration error and of the least error, and those that so many runs do not tell from them;
+    see `labels_not_told`.
+    """
+    places = [list(part) for _, part in groupby(rows, key=lambda row: row.place)]
+    found = [_tell_place(here, rows) for here in places]
+    sentences = found[0] if len(found) == 1 else [" ".join(told) for told in found]
+    runs = "1 run" if n_runs == 1 else f"{n_runs} runs"
+    return Verdict(f"{_tell_rows(places[0], rows)}, {runs}", tuple(sentences), "runs")
+
+
+def _tell_rows(here: Sequence[RunRow], rows: Sequence[RunRow]) -> str:
+    """Say how many methods there are, and on what."""
+    methods = len({row.runs[0].method for row in here})
+    several = f"{len(here)} methods" if len(here) > 1 else here[0].label
+    if methods < len(here):
+        several = f"{len(here)} rows of {methods} method{'s' if methods > 1 else ''}"
+    data, places = len({row.data for row in rows}), len({row.place for row in rows})
+    one = f"{here[0].data} with {places} networks" if places > 1 else here[0].place
+    return several + (f" on {data} data sets" if data > 1 else f" on {one}" if one else "")
+
+
+def _tell_place(here: Sequence[RunRow], rows: Sequence[RunRow]) -> list[str]:
+    """What was found on one data set and network."""
+    on = f"On {here[0].place or 'data without a name'}, " if here[0].place or len(here) < len(rows) else ""
+    best, accurate = leader(here, "ece", "error"), leader(here, "error", "ece")
+    if best is None or accurate is None:
+        return [f"{on}{'no' if on else 'No'} run has both an error and a calibration error (ECE)."]
+    held = _comparable(here, "error", "ece")
+    sentences = [_name_leaders(best, accurate, on)]
+    if len(held) == 1:
+        # The headline names a single row.
+        name = best.label if len(rows) > 1 else "it" if on else "It"
+        numbers = f"an error of {_percent(best, 'error')} and a calibration error (ECE) of {_percent(best, 'ece')}"
+        sentences = [f"{on}{name} has {numbers}."]
+    if any(leading.mean(key) != min(row.mean(key) for row in held) for key, leading in (("ece", best), ("error", accurate))):
+        sentences.append("Rows that have no run of the same length and settings beside them are left out here.")
+    apart = [row.label for row in here if row.size_note]
+    if apart:
+        is_are = "is" if len(apart) == 1 else "are"
+        sentences.append(f"{join_words(apart)} {is_are} of another number of test examples and not compared.")
+    same = [row.label for row in held if row.mean("error") == accurate.mean("error") and row is not accurate]
+    if same:
+        sentences.append(f"{join_words(same)} {'has' if len(same) == 1 else 'have'} the same error.")
+    near = labels_not_told(here, {"ece": best, "error": accurate})
+    near["error"] = [label for label in near["error"] if label not in same]
+    return sentences + _tell_unclear({"ECE": (best, near["ece"]), "error": (accurate, near["error"])}, here)
+
+
+def _name_leaders(best: RunRow, accurate: RunRow, on: str) -> str:
+    if best is accurate:
+        return (
+            f"{on}{best.label} has both the least calibration error (ECE {_percent(best, 'ece')}) and the least error "
+            f"({_percent(best, 'error')})."
+        )
+    return (
+        f"{on}{best.label} has the least calibration error (ECE {_percent(best, 'ece')}, error {_percent(best, 'error')}); "
+        f"{accurate.label} errs least ({_percent(accurate, 'error')}, ECE {_percent(accurate, 'ece')})."
+    )
+
+
+def _tell_unclear(unclear: Mapping[str, tuple[RunRow, list[str]]], here: Sequence[RunRow]) -> list[str]:
+    """Say of which rows too few runs are known to tell them from the best; a metric has the best row and these."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for what, (best, names) in unclear.items():
+        if names:
+            counts = [len(row.runs) for row in here if row is best or row.label in names]
+            few, many = min(counts), max(counts)
+            number = str(many) if few == many else f"{few} to {many}"
+            runs = "One run each is too little" if many == 1 else f"{number} seeds are too few"
+            told.setdefault((runs, join_words(names)), []).append(what)
+    return [f"{runs} to tell the {join_words(what)} of {names} from the least." for (runs, names), what in told.items()]
+
+
+def _percent(row: RunRow, key: str) -> str:
+    return write_percent(row.mean(key))
+
+
+def _comparable(rows: Sequence[RunRow], key: str, then: str) -> list[RunRow]:
+    """Rows that have both metrics; a part of the test set counts only where there is nothing else."""
+    known = [row for row in rows if math.isfinite(row.mean(key) + row.mean(then))]
+    return [row for row in known if not row.size_note] or known
 
 
 def leader(rows: Sequence[RunRow], key: str, then: str) -> RunRow | None:
     """The row with the least mean of a metric, of equal ones that with the least of another; None where no row has both.
 
-    Rows that are marked as best go before those that are not: these may have nothing to be compared with. A part of the test
-    set leads only where there is nothing else.
+    Rows that are marked as best go before those that are not: these may have nothing to be compared with.
     """
-    finite = [row for row in rows if math.isfinite(row.mean(key) + row.mean(then))]
-    known = [row for row in finite if not row.size_note] or finite
-    marked = [row for row in known if key in row.best]
+    known = _comparable(rows, key, then)
+    marked = [row for row in known if key in row.told.best]
     return min(marked or known, key=lambda row: (row.mean(key), row.mean(then)), default=None)
 
 
@@ -187,22 +293,14 @@ def labels_not_told(rows: Sequence[RunRow], leaders: Mapping[str, RunRow]) -> di
         rows: Rows of one place; a part of the test set is left out.
         leaders: Metric → its best row.
     """
-    own: dict[tuple[int, int], dict[str, float | None]] = {}
     found = {}
     for key, best in leaders.items():
         rivals = [row for row in rows if row is not best and not row.size_note and row.mean(key) >= best.mean(key)]
-        told = {id(row): p for row in rivals if (p := _in_table(best, row, key)) is not None}
-        others = [row for row in rivals if id(row) not in told]
-        for row in others:
-            if (id(best), id(row)) not in own:
-                own[id(best), id(row)] = _p_values(best, row, list(leaders))
-        corrected = holm([own[id(best), id(row)][key] for row in others])
-        p_values = told | {id(row): p for row, p in zip(others, corrected, strict=True) if p is not None}
-        found[key] = [
-            row.label
-            for row in rivals
-            if (not p_values[id(row)] < SIGNIFICANT if id(row) in p_values else _meet(best, row, key))
-        ]
+        told = {id(row): _in_table(best, row, key) for row in rivals}
+        others = [row for row in rivals if told[id(row)] is None]
+        corrected = holm([_p_value(best, row, key) for row in others])
+        told |= {id(row): p for row, p in zip(others, corrected, strict=True)}
+        found[key] = [row.label for row in rivals if not _differs(told[id(row)], best, row, key)]
     return found
 
 
@@ -213,18 +311,21 @@ def _in_table(best: RunRow, row: RunRow, key: str) -> float | None:
     return next((b.told.p_values.get(key) for a, b in ((best, row), (row, best)) if a.told.is_base), None)
 
 
-def _p_values(best: RunRow, row: RunRow, keys: Sequence[str]) -> dict[str, float | None]:
-    """P-value of the difference in each metric; None where nothing could be tested, or where intervals tell enough."""
-    alone = len(best.entries) == len(row.entries) == 1
-    if alone and not any(_meet(best, row, key) for key in keys):
+def _p_value(best: RunRow, row: RunRow, key: str) -> float | None:
+    """P-value of the difference; None where nothing could be tested, or where intervals of single runs tell enough."""
+    if len(best.runs) == len(row.runs) == 1 and not _meet(best, row, key):
         # Resampling would only take time.
-        return dict.fromkeys(keys)
-    found = compare_runs(best.entries, row.entries, keys)
-    known = {key: found[key].p_value if key in found else None for key in keys}
-    return {key: welch_t(best.values(key), row.values(key)) if p is None else p for key, p in known.items()}
+        return None
+    found = compare_runs(best.runs, row.runs, [key])
+    p_value = found[key].p_value if key in found else None
+    return welch_t(best.values(key), row.values(key)) if p_value is None else p_value
+
+
+def _differs(p_value: float | None, best: RunRow, row: RunRow, key: str) -> bool:
+    return p_value < SIGNIFICANT if p_value is not None else not _meet(best, row, key)
 
 
 def _meet(best: RunRow, row: RunRow, key: str) -> bool:
     """Whether the 95 % intervals of any two runs of the two rows meet."""
-    highest = max((entry.scores[key].high for entry in best.entries if key in entry.scores), default=math.nan)
-    return any(entry.scores[key].low <= highest for entry in row.entries if key in entry.scores)
+    highest = max((entry.scores[key].high for entry in best.runs if key in entry.scores), default=math.nan)
+    return any(entry.scores[key].low <= highest for entry in row.runs if key in entry.scores)

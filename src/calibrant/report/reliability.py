@@ -16,17 +16,16 @@ from calibrant.core.records import Bins
 from calibrant.metrics.diagram import draw_gap_bars
 from calibrant.metrics.intervals import rate_interval
 from calibrant.report.rows import Row
-from calibrant.report.style import COLUMN_WIDTH, TEXT_WIDTH, characters, fold_text, print_style
+from calibrant.report.save import COLUMN_WIDTH, PER_INCH, TEXT_WIDTH, add_legend, fold_text, print_style
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_COLUMNS = 5
 _INTERVAL = "95% interval of the accuracy"
-# In inches: the strip of counts and its distance from the diagram; ticks with their numbers; a line of text; the margins.
-_STRIP, _APART, _TICKS, _LINE, _LEFT, _RIGHT, _BETWEEN, _ABOVE = 0.27, 0.06, 0.17, 0.13, 0.44, 0.08, 0.17, 0.1
+# In inches: what stands beside the first diagram.
+_LEFT = 0.55
 
 
 class ReliabilityPanel(NamedTuple):
@@ -124,8 +123,8 @@ def draw_reliability_grid(
         >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]] * 40, labels=[0, 1, 1] * 40)
         >>> rows = group_rows([Entry("coins", "ce", measure(test), test=test)])[0].rows
         >>> figure = draw_reliability_grid(prepare_reliability(rows, n_bins=10))
-        >>> figure.axes[1].get_title()
-        'CE (33.33%)\nECE 33.33%'
+        >>> figure.axes[1].get_xlabel()
+        'confidence\nCE (33.33%)\nECE 33.33%'
 
     Reference:
         DeGroot and Fienberg, The Statistician 1983; the layout follows Wang and Golebiowski, TMLR 2024, figure 2.
@@ -136,32 +135,31 @@ def draw_reliability_grid(
         raise ValueError("draw_reliability_grid: `panels` must hold at least one diagram, got none.")
     check_count(columns, where="draw_reliability_grid", name="columns")
     wide = min(columns, len(panels))
+    deep = math.ceil(len(panels) / wide)
     width = max(COLUMN_WIDTH, TEXT_WIDTH * wide / _MOST_COLUMNS)
-    # All diagrams are squares of the same size, which automatic layouts do not grant.
-    side = (width - _LEFT - _RIGHT - (wide - 1) * _BETWEEN) / wide
-    captions = _captions(panels, side + _BETWEEN)
-    lines = max(caption.count("\n") for caption in captions) + 1
-    heading = fold_text(title or "", width - 0.1)
-    title_height = _LINE * len(heading.splitlines()) + 0.09
-    keys = 5 if width > 0.9 * TEXT_WIDTH else 2  # of the legend, side by side
-    head = title_height + 1.1 * _LINE * math.ceil(5 / keys)
-    row = _ABOVE + side + _APART + _STRIP + _TICKS + (1.5 + lines) * _LINE
-    height = head + math.ceil(len(panels) / wide) * row
+    # In inches: axes about as high as they are wide, and below them counts, numbers and texts.
+    side = (width - _LEFT) / wide
+    captions = _captions(panels, side)
+    row = 1.25 * side + 0.13 * (4 + max(caption.count("\n") for caption in captions))
+    keys, head = (5, 0.45) if width > 0.9 * TEXT_WIDTH else (2, 0.75)
     most = max(float(panel.bins.count.max()) for panel in panels)
     with print_style():
-        figure = Figure(figsize=(width, height))
+        figure = Figure(figsize=(width, head + deep * row), layout="constrained")
+        grid = figure.add_gridspec(2 * deep, wide, height_ratios=[1, 0.25] * deep, hspace=0)
         for place, (panel, caption) in enumerate(zip(panels, captions, strict=True)):
-            left = _LEFT + (place % wide) * (side + _BETWEEN)
-            bottom = height - head - (place // wide) * row - _ABOVE - side
-            upper = figure.add_axes((left / width, bottom / height, side / width, side / height))
-            below = (bottom - _APART - _STRIP) / height
-            lower = figure.add_axes((left / width, below, side / width, _STRIP / height), sharex=upper)
+            at, across = 2 * (place // wide), place % wide
+            upper = figure.add_subplot(grid[at, across])
+            lower = figure.add_subplot(grid[at + 1, across], sharex=upper)
             _draw_panel(upper, panel)
             _draw_counts(lower, panel.bins, most=most)
-            _tidy(upper, lower, first=place % wide == 0, most=most)
-            lower.set_title(caption, y=-(_TICKS + 1.2 * _LINE) / _STRIP, pad=0, va="top", fontsize=7.5, linespacing=1.15)
-        _draw_legend(figure, top=1 - title_height / height, columns=keys)
-        figure.text(0.5, 1 - 0.04 / height, heading, ha="center", va="top", fontsize=8, linespacing=1.15)
+            lower.set_xticks((0, 0.5, 1), ("0", "0.5", "1"))
+            lower.set_xlabel(f"confidence\n{caption}", fontsize=7.5)
+            for ax in (upper, lower):
+                ax.tick_params(labelleft=across == 0)
+            if across == 0:
+                upper.set_ylabel("accuracy")
+                lower.set_ylabel("count", fontsize=7)
+        add_legend(figure, title, columns=keys)
     return figure
 
 
@@ -169,7 +167,7 @@ def _captions(panels: Sequence[ReliabilityPanel], width: float) -> list[str]:
     """Method, error and ECE in lines of at most ``width`` inches: the error beside the method if that fits everywhere."""
     marks = [f"({letter}) " for letter in ascii_lowercase] if 1 < len(panels) <= len(ascii_lowercase) else [""] * len(panels)
     names = [mark + panel.label for mark, panel in zip(marks, panels, strict=False)]
-    first, second = (" ", "\n") if max(map(len, names)) + 9 <= characters(width) else ("\n", ", ")
+    first, second = (" ", "\n") if max(map(len, names)) + 9 <= PER_INCH * width else ("\n", ", ")
     return [
         f"{fold_text(name, width)}{first}({100 * panel.error:.2f}%){second}ECE {100 * panel.ece:.2f}%"
         for name, panel in zip(names, panels, strict=True)
@@ -179,6 +177,9 @@ def _captions(panels: Sequence[ReliabilityPanel], width: float) -> list[str]:
 def _draw_panel(ax: Axes, panel: ReliabilityPanel) -> None:
     bins = panel.bins
     few = len(bins.count) <= 20
+    ax.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1))
+    ax.set_yticks((0, 0.5, 1), ("0", "0.5", "1"))
+    ax.tick_params(labelbottom=False)
     draw_gap_bars(ax, bins, outline=0.4 if few else 0.0)
     if panel.intervals is None:
         return
@@ -197,42 +198,7 @@ def _draw_counts(ax: Axes, bins: Bins, *, most: float) -> None:
     left, width, count = bins.edges[:-1].numpy(), bins.edges.diff().numpy(), bins.count.numpy()
     ax.bar(left[filled], count[filled], width=width[filled], align="edge", color="0.55", linewidth=0)
     # Logarithmic, because most examples of a good classifier lie in the last bin, and the worst gaps where there are few.
-    ax.set_yscale("log")
-    ax.set_ylim(0.5, 2 * most)
-
-
-def _tidy(upper: Axes, lower: Axes, *, first: bool, most: float) -> None:
-    from matplotlib.ticker import NullLocator
-
-    upper.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
-    upper.set_yticklabels(("0", "0.5", "1"))
-    upper.tick_params(labelbottom=False, labelleft=first)
-    lower.set_xticklabels(("0", "0.5", "1"))
+    ax.set(yscale="log", ylim=(0.5, 2 * most))
     power = max(1, int(np.log10(most)))
-    lower.set_yticks((1, 10**power), ("1", f"10{'⁰¹²³⁴⁵⁶⁷⁸⁹'[power]}"))
-    lower.yaxis.set_minor_locator(NullLocator())
-    lower.tick_params(labelleft=first)
-    lower.set_xlabel("confidence", fontsize=7, labelpad=1)
-    if first:
-        upper.set_ylabel("accuracy", labelpad=2)
-        lower.set_ylabel("count", fontsize=7, labelpad=2)
-
-
-def _draw_legend(figure: Figure, *, top: float, columns: int) -> None:
-    shown: dict[str, Artist] = {}
-    for ax in figure.axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            shown.setdefault(label, handle)
-    order = sorted(shown, key=lambda label: (label == "perfect", label == _INTERVAL, label))
-    figure.legend(
-        [shown[label] for label in order],
-        order,
-        loc="upper center",
-        bbox_to_anchor=(0.5, top),
-        ncols=columns,
-        columnspacing=1.2,
-        handlelength=1.6,
-        borderpad=0,
-        borderaxespad=0,
-        labelspacing=0.3,
-    )
+    ax.set_yticks((1, 10**power), ("1", f"10{'⁰¹²³⁴⁵⁶⁷⁸⁹'[power]}"))
+    ax.minorticks_off()

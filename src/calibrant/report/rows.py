@@ -3,21 +3,63 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from calibrant.core.entry import Entry
 from calibrant.data import data_name
-from calibrant.report.style import Style, method_name, plain_text, styles_of
+from calibrant.metrics.diagram import PALETTE
 
 # A recipe's key at the beginning of a setting, and what of it a label can do without.
 _SETTING = re.compile(r"(?:^|(?<=, ))([\w.]+)(?==)")
 _PREFIX = re.compile(r"^(?:train|method\.options|optim|data)\.")
 # Settings are folded where they do not fit, so that more of them can be shown than of a name.
-_LONGEST_SETTINGS = 120
+_LONGEST, _LONGEST_SETTINGS = 40, 120
 _NO_NETWORK = "network unknown"
+
+Dashes = str | tuple[float, tuple[float, ...]]
+# What the record of a method says: colour of the palette, marker, and line.
+Look = tuple[str, str, str]
+
+_LINES: dict[str, Dashes] = {
+    "-": "-",
+    ":": (0.0, (1.0, 1.1)),
+    "--": (0.0, (4.0, 1.6)),
+    "-.": (0.0, (5.0, 1.4, 1.2, 1.4)),
+    "-..": (0.0, (5.0, 1.2, 1.0, 1.2, 1.0, 1.2)),
+}
+# From the ones that are easiest to tell apart when they are empty.
+_MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "d", "p", "h", "8")
+# Colours in the order in which they are given to names without one of their own.
+_SPARE = ("purple", "blue", "orange", "grey", "sky", "green", "vermillion", "black")
+# So many variants keep the colour of their method, where other colours are free for the rest.
+_SAME_COLOR = 3
+
+
+@dataclass(frozen=True)
+class Style:
+    """The look of a row: told apart by colour, and without colour by marker and line.
+
+    Attributes:
+        color: From the palette of Okabe and Ito, or grey.
+        marker: Shape of its points.
+        line: Dashes of its line.
+        filled: Whether its points are filled; those of a variant (``+ts``, other settings) are not.
+    """
+
+    color: str
+    marker: str
+    line: Dashes
+    filled: bool = True
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of a plotted line in this style."""
+        face = self.color if self.filled else "white"
+        edge = {"markeredgecolor": self.color, "markeredgewidth": 0.8, "markerfacecolor": face}
+        return {"color": self.color, "linestyle": self.line, "marker": self.marker, **edge}
 
 
 class Key(NamedTuple):
@@ -66,9 +108,8 @@ class Group:
 
         Rows of unknown seed, as somebody's predictions, have no say in it.
         """
-        seeds = [{entry.seed for entry in row.runs if entry.seed is not None} for row in self.rows]
-        known = [found for found in seeds if found]
-        return max(set.intersection(*known), default=None) if known else None
+        seeds = [found for row in self.rows if (found := {entry.seed for entry in row.runs if entry.seed is not None})]
+        return max(set.intersection(*seeds), default=None) if seeds else None
 
 
 def group_rows(entries: Sequence[Entry]) -> list[Group]:
@@ -109,6 +150,10 @@ def group_rows(entries: Sequence[Entry]) -> list[Group]:
     ]
 
 
+def _by_seed(runs: Sequence[Entry]) -> tuple[Entry, ...]:
+    return tuple(sorted(runs, key=lambda entry: -1 if entry.seed is None else entry.seed))
+
+
 def short_settings(presets: Iterable[str]) -> dict[str, str]:
     """Write settings without the part of the recipe that they are of, unless two of them would then have one name.
 
@@ -133,19 +178,6 @@ def _variant(key: Key, keys: Sequence[Key]) -> str:
     return " ".join(filter(None, [*said, _NO_NETWORK if _is_doubled(key, keys) else ""]))
 
 
-def _preset(key: Key, keys: Sequence[Key]) -> str:
-    """The preset, where another row of the group has the same method with another one, or it names settings.
-
-    The default is said only where that other one has none.
-    """
-    others = {other.preset for other in keys if other.method == key.method}
-    if key.preset is None or (key.preset == "default" and None not in others):
-        return ""
-    if len(others) == 1 and "=" not in key.preset:
-        return ""
-    return plain_text(short_settings(other.preset for other in keys if other.preset)[key.preset], longest=_LONGEST_SETTINGS)
-
-
 def _is_doubled(key: Key, keys: Sequence[Key]) -> bool:
     """Whether another row differs from one of unknown network in its network alone."""
     return key.model is None and any(other[:3] == key[:3] and other != key for other in keys)
@@ -158,16 +190,118 @@ def _labels(keys: Sequence[Key]) -> list[str]:
 
 
 def _label(key: Key, keys: Sequence[Key]) -> str:
-    said = [_preset(key, keys)]
+    """Method, and in brackets what tells it from other rows: preset and settings, epochs, that its network is unknown."""
+    presets = {other.preset for other in keys if other.method == key.method}
+    is_default = key.preset is None or (key.preset == "default" and None not in presets)
+    said = []
+    if key.preset is not None and not is_default and (len(presets) > 1 or "=" in key.preset):
+        short = short_settings(other.preset for other in keys if other.preset)[key.preset]
+        said.append(plain_text(short, longest=_LONGEST_SETTINGS))
     # Somebody's predictions, of unknown length, are no reason to name that of all others.
     lengths = {other.epochs for other in keys if other.epochs is not None or other.method == key.method}
     if len(lengths) > 1 and key.epochs is not None:
         said.append(f"{key.epochs} epochs")
     if _is_doubled(key, keys):
         said.append(_NO_NETWORK)
-    told = ", ".join(filter(None, said))
-    return plain_text(method_name(key.method)) + (f" ({told})" if told else "")
+    return plain_text(method_name(key.method)) + (f" ({', '.join(said)})" if said else "")
 
 
-def _by_seed(runs: Sequence[Entry]) -> tuple[Entry, ...]:
-    return tuple(sorted(runs, key=lambda entry: -1 if entry.seed is None else entry.seed))
+def _methods() -> Mapping[str, Any]:
+    """The catalogue of methods, whose entries say what they are called and how they are drawn."""
+    from calibrant.engine.methods import METHODS
+
+    return METHODS
+
+
+def method_name(method: str) -> str:
+    """Return what a method is called in print; a name that is not in the catalogue stays as it is.
+
+    Example:
+        >>> method_name("flgamma-sece"), method_name("ce+ts"), method_name("mine")
+        ('FLγ-SECE', 'CE (TS)', 'mine')
+    """
+    base = _base(method)
+    name = _methods()[base].label if base in _methods() else base
+    return f"{name} (TS)" if base != method else name
+
+
+def plain_text(name: str, *, longest: int = _LONGEST) -> str:
+    """Return somebody's name for something on one line and not too long."""
+    # A name read from a file system may hold half a surrogate pair, which no font and no file format has.
+    said = " ".join(name.encode(errors="replace").decode().split())
+    return said if len(said) <= longest else f"{said[: longest - 13]}…{said[-12:]}"
+
+
+def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Style]:
+    """Give every ``(method, variant)`` its look.
+
+    A known method always has the same marker and line, and the same colour unless another method has it and one is free. A
+    variant of a method (``+ts``, or other settings) has its colour, an empty marker and other dashes: the first has the
+    method's marker, every further one another marker, and from the fourth on a colour of its own, if any is free. Unknown
+    names take what is free.
+
+    Args:
+        variants: Method and what tells its row from others of the same method ("" if nothing does).
+
+    Returns:
+        The styles; no two look the same while no method has more than 50 variants.
+
+    Example:
+        >>> styles = styles_of([("ce", ""), ("ce+ts", ""), ("mine", "")])
+        >>> [style.filled for style in styles.values()], len({style.color for style in styles.values()})
+        ([True, False, True], 2)
+    """
+    wanted, methods = list(dict.fromkeys(variants)), _methods()
+    given = dict.fromkeys(_base(method) for method, _ in wanted)
+    # In the order of the catalogue: of two methods with one colour the first keeps it.
+    order = [*(base for base in methods if base in given), *(base for base in given if base not in methods)]
+    looks = {base: methods[base].look if base in methods else None for base in order}
+    colors = _colors_of(looks)
+    others = [color for color in _SPARE if color not in colors.values()]
+    chosen: dict[tuple[str, str], Style] = {}
+    # Plain rows first: none of them gives way to a variant.
+    for key in sorted(wanted, key=lambda key: (not _is_plain(*key), order.index(_base(key[0])))):
+        base = _base(key[0])
+        taken = {(style.color, style.marker, style.line) for style in chosen.values()}
+        styles = list(_candidates(base, looks[base], colors[base], others, plain=_is_plain(*key)))
+        chosen[key] = next((style for style in styles if (style.color, style.marker, style.line) not in taken), styles[0])
+    return {key: chosen[key] for key in wanted}
+
+
+def _colors_of(looks: Mapping[str, Look | None]) -> dict[str, str]:
+    """The colour of every method: its own, or a free one where it has none or another method before it has the same."""
+    own = [look[0] for look in looks.values() if look is not None]
+    free = [color for color in _SPARE if color not in own]
+    found: dict[str, str] = {}
+    for base, look in looks.items():
+        home = _SPARE[_number(base) % len(_SPARE)] if look is None else look[0]
+        is_free = look is not None and home not in found.values()
+        found[base] = home if is_free or not free else free.pop(0)
+    return found
+
+
+def _candidates(base: str, look: Look | None, color: str, others: Sequence[str], *, plain: bool) -> Iterator[Style]:
+    """Looks for a row, the best first: each pair of a marker and dashes once, and neighbours differ in both."""
+    # A number of its own, so that somebody's row keeps its marker and line when other rows come and go.
+    marker, line = _number(base) % len(_MARKERS), _number(base) % len(_LINES)
+    if look is not None:
+        marker, line = _MARKERS.index(look[1]), [*_LINES].index(look[2])
+    lines = [*_LINES.values()]
+    for shift in range(len(lines)):
+        for place in range(len(_MARKERS)):
+            own = plain or place < _SAME_COLOR or not others
+            hue = color if own else others[(place - _SAME_COLOR) % len(others)]
+            dashes = lines[(line + place + shift + (not plain)) % len(lines)]
+            yield Style(PALETTE[hue], _MARKERS[(marker + place) % len(_MARKERS)], dashes, filled=plain)
+
+
+def _number(name: str) -> int:
+    return zlib.crc32(name.encode(errors="replace"))
+
+
+def _base(method: str) -> str:
+    return method.removesuffix("+ts")
+
+
+def _is_plain(method: str, variant: str) -> bool:
+    return _base(method) == method and variant in ("", "default")

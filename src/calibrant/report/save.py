@@ -1,21 +1,56 @@
-"""Figures as files, PNG for screens and PDF for print, and as SVG in a page."""
+"""What all figures share: sizes and fonts for print, and how they become PNG, PDF and the SVG of a page."""
 
 from __future__ import annotations
 
 import io
+import math
 import re
+import textwrap
 import warnings
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from calibrant.report.style import print_style
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
+# Widths in inches of a column and of a page's text; every size below is in points at these widths, without scaling.
+COLUMN_WIDTH, TEXT_WIDTH = 3.3, 6.8
+# Characters of a figure's text to an inch, about.
+PER_INCH = 17
+
+_RC: dict[str, object] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that a figure looks the same on every machine
+    "font.size": 8,
+    "text.parse_math": False,  # a name is shown as it is, whatever it holds
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.formatter.useoffset": False,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 4,
+    "hatch.linewidth": 0.4,
+    "grid.color": "0.88",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "pdf.fonttype": 42,  # TrueType: editable text, and accepted where Type 3 fonts are not
+    "svg.fonttype": "none",  # text stays text
+    "savefig.dpi": 300,
+}
 # Nothing that differs between two runs on the same data: no time, no version.
 _METADATA: dict[str, dict[str, str | None]] = {
     "png": {"Software": "calibrant"},
@@ -26,6 +61,55 @@ _TOLD = "␞"
 _SVG, _LINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
 # How these read in a file.
 _MARKS = {".png": b"Software\0calibrant", ".pdf": b"/Creator (calibrant)"}
+
+
+@contextmanager
+def print_style() -> Iterator[None]:
+    """Use these sizes and fonts inside the block, and whatever was set before after it."""
+    import matplotlib
+
+    with matplotlib.rc_context(_RC):  # type: ignore[arg-type]
+        yield
+
+
+def fold_text(text: str, inches: float) -> str:
+    """Break a text into lines of about so many inches, at spaces where that is possible."""
+    return textwrap.fill(text, max(4, int(PER_INCH * inches)), break_on_hyphens=False)
+
+
+def add_legend(figure: Figure, title: str | None, note: str = "", *, rows: bool = True, columns: int | None = None) -> None:
+    """Put a title and one legend above all axes; without ``rows`` no title, and a legend only of what `tell` says nothing of.
+
+    Long labels are folded, and the figure is made higher where the legend has more than three lines.
+    """
+    shown: dict[str, Artist] = {}
+    for ax in figure.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            if rows or handle.get_gid() is None:
+                shown.setdefault(label, handle)
+    said = ", ".join(text for text in (title, note) if text) if rows else ""
+    if not shown and not said:
+        return
+    # An entry needs its text, and more than half an inch for line and space; two should stand side by side.
+    wide = figure.get_figwidth() - 0.2
+    labels = [fold_text(label, min(2.6, wide - 0.62)) for label in shown]
+    longest = max(len(part) for label in labels for part in label.splitlines())
+    fitting = columns or max(1, int(wide / (longest / PER_INCH + 0.62)))
+    lines = math.ceil(len(labels) / fitting) * max(label.count("\n") + 1 for label in labels)
+    figure.set_figheight(figure.get_figheight() + 0.15 * max(lines - 3, 0))
+    figure.legend(
+        shown.values(),
+        labels,
+        loc="outside upper center",
+        ncols=fitting,
+        handlelength=3.2 if columns is None else 1.6,
+        title=fold_text(said, wide) or None,
+        title_fontproperties={"size": 8},
+        alignment="center",
+        columnspacing=1.2,
+        borderpad=0.1,
+        labelspacing=0.3,
+    )
 
 
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:

@@ -14,10 +14,10 @@ from calibrant.grid.export import PageRows, page_rows, write_outputs
 from calibrant.grid.layout import size_notes
 from calibrant.grid.tables import compare_table
 from calibrant.paper.reproduce import plan_reproduction, write_report
+from calibrant.report.curves import prepare_tradeoff
 from calibrant.report.figures import Drawing
 from calibrant.report.rows import group_rows as rows_of_figures
-from calibrant.report.style import method_name
-from calibrant.report.tradeoff import prepare_tradeoff
+from calibrant.report.rows import method_name
 from figure_data import run_of
 from made_up_runs import run_of as made_up_run
 
@@ -79,11 +79,11 @@ def rows_of(entries: list[Entry], *metrics: str) -> PageRows:
 
 def test_page_rows_mark_the_best_of_each_row_and_section() -> None:
     found = rows_of(made_entries())
-    marks = {(entry.method, entry.preset, entry.epochs, entry.seed): keys for entry, keys in zip(*found[:2], strict=True)}
+    marks = {(run.method, run.preset, run.epochs, run.seed): told.best for run, told in zip(*found[:2], strict=True)}
     assert marks["ce", None, 3, 0] == marks["ce", None, 3, 1] == {"error"}
     assert marks["focal", None, 3, 0] == {"ece"}
     assert [keys for keys in marks.values() if keys] == [{"error"}, {"error"}, {"ece"}]
-    assert rows_of(made_entries()[2:3]).best == [frozenset()]
+    assert [told.best for told in rows_of(made_entries()[2:3]).told] == [frozenset()]
 
 
 @pytest.mark.usefixtures("quick_figures")

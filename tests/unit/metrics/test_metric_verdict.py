@@ -8,12 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from calibrant import Predictions
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Paired, Scores
 from calibrant.metrics.verdict import direction, verdict, worst_slice, write_interval, write_p, write_value
-from calibrant.report.page_content import Examined
-from calibrant.report.verdict import give_verdict
+from calibrant.report.page import give_verdict
 
 
 def made_scores(*, ece: float = 0.05, gap: float = 0.04, p_value: float = 0.0001, n: int = 1000) -> Scores:
@@ -70,7 +68,7 @@ def test_direction_needs_a_gap_that_chance_does_not_explain(scores: Scores, word
 @pytest.mark.parametrize(("n", "p_value", "few"), [(1, 0.9, True), (199, 0.2, True), (200, 0.2, False), (20, 0.001, False)])
 def test_verdict_of_few_examples_is_that_of_the_report(n: int, p_value: float, few: bool) -> None:
     scores = made_scores(n=n, p_value=p_value)
-    page = give_verdict(Examined(Predictions(probs=[[0.9, 0.1]], labels=[0]), scores), None)
+    page = give_verdict(scores, None)
     headline = "Too few examples to see an error"
     assert [page.headline == headline, verdict(scores).startswith(headline + ": an ECE of 5.00% is what")] == [few, few]
     assert verdict(made_scores(n=1, p_value=0.9)).endswith("shows on 1 example (0.71% on average, rarely over 1.03%).")

@@ -18,12 +18,11 @@ from calibrant.metrics.diagram import PALETTE
 from calibrant.metrics.paired import paired_test
 from calibrant.metrics.verdict import write_interval, write_value
 from calibrant.report import page as page_module
-from calibrant.report.page import render_page
-from calibrant.report.page_content import Candidate, Examined, Repair
-from calibrant.report.page_data import script_hash
+from calibrant.report.page import Candidate, Examined, Repair, render_page, script_hash
+from calibrant.report.page_runs import InTable
 from made_up_page_runs import made_runs
 
-NAMES = ("<b>bold</b>", "</script><script>alert(1)</script>", "<!-- note", 'quote " & co')
+NAMES = ("<b>bold</b>", "</script><script>alert(1)</script>", "<!-- \u2028 \U0001f600 note", 'quote " & co')
 
 
 @cache
@@ -41,9 +40,7 @@ def repaired() -> Repair:
     scores = measure(after, n_resamples=50)
     tried = (Candidate("temperature", 0.5, None, scores, True), Candidate("none", 0.9, None, given.scores, True))
     paired = paired_test(given.predictions, after, n_resamples=50)
-    return Repair(
-        "temperature", Examined(after, scores), paired, 400, "val.npz", scaler.temperature_, True, "it is best.", tried
-    )
+    return Repair("temperature", Examined(after, scores), paired, 400, "val.npz", scaler.temperature_, "it is best.", tried)
 
 
 @cache
@@ -153,8 +150,8 @@ def test_page_of_nothing_is_refused() -> None:
     for given in (None, repaired()):
         with pytest.raises(ValueError, match="`examined` or `entries` must be given"):
             render_page(repaired=given)
-    with pytest.raises(ValueError, match="`best` must have one part an entry, got 2"):
-        render_page(entries=made_runs(), best=[{"ece"}, set()])
+    with pytest.raises(ValueError, match="`told` must have one part an entry, got 2"):
+        render_page(entries=made_runs(), told=[InTable()] * 2)
 
 
 def test_page_of_runs_shows_their_charts_in_the_colours_of_its_theme() -> None:
@@ -167,7 +164,7 @@ def test_page_of_runs_shows_their_charts_in_the_colours_of_its_theme() -> None:
     assert "style=" not in shown
     assert re.findall(r'<label class="key">.*?<span>([^<]*)</span>', shown) == ["CE", "FLγ-SECE", "CE (TS)", "Focal"]
     # Of several seeds the diagrams show the last that all rows have; a repaired row has the first alone.
-    assert "the last that all methods have is shown" in shown
+    assert "where possible the last that all methods have" in shown
 
 
 def luminance(colour: str) -> float:

@@ -16,8 +16,7 @@ from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Scores
 from calibrant.report.page import render_page, verdict_of
-from calibrant.report.page_content import FinishedTable, InTable
-from calibrant.report.page_runs import RunRow, group_entries, labels_not_told, table_view
+from calibrant.report.page_runs import FinishedTable, InTable, RunRow, group_entries, labels_not_told, table_view
 from figure_data import run_of
 
 NONE = torch.empty(0)
@@ -51,7 +50,7 @@ def test_group_entries_puts_seeds_together_and_names_only_what_differs() -> None
         entry("ce", 0, data="cifar10"),
     ]
     groups = group_entries(many)
-    assert [(group.label, group.place, len(group.entries)) for group in groups] == [
+    assert [(group.label, group.place, len(group.runs)) for group in groups] == [
         ("CE (10 epochs)", "digits · convnet", 2),
         ("CE (paper, 10 epochs)", "digits · convnet", 1),
         ("FLγ-SECE (10 epochs)", "digits · convnet", 1),
@@ -162,7 +161,8 @@ def test_verdict_of_runs_and_predictions_of_one_data_set_counts_it_once() -> Non
 
 def test_verdict_of_runs_leaves_out_what_may_not_be_compared() -> None:
     runs = [entry("ce", ece=0.05), entry("focal", ece=0.04), entry("mmce", ece=0.01, error=0.2)]
-    told = verdict_of(entries=runs, best=[{"error"}, {"ece", "error"}, set()])
+    best = [{"error"}, {"ece", "error"}, set()]
+    told = verdict_of(entries=runs, told=[InTable(best=frozenset(keys)) for keys in best])
     assert told.sentences == (
         "On digits, Focal has both the least calibration error (ECE 4.00%) and the least error (10.0%).",
         "Rows that have no run of the same length and settings beside them are left out here.",
@@ -175,7 +175,7 @@ def test_page_says_of_a_part_of_the_test_set_how_large_it_is_and_compares_it_wit
     easy = entry("theirs", error=0.001, ece=0.001, **THEIRS)
     part = replace(easy, scores=replace(easy.scores, n=40))
     runs = [part, entry("ce", model="convnet", epochs=4), entry("focal", model="convnet", epochs=4, ece=0.07)]
-    assert [sorted(group.best) for group in group_entries(runs)] == [[], ["ece", "error", "nll"], ["error", "nll"]]
+    assert [sorted(group.told.best) for group in group_entries(runs)] == [[], ["ece", "error", "nll"], ["error", "nll"]]
     notes = ["40 test examples, other rows 100; not compared with them.", "", ""]
     assert [row["note"] for row in run_rows(group_entries(runs))[1]] == notes
     page = render_page(entries=runs)
@@ -188,7 +188,7 @@ def test_page_says_of_a_part_of_the_test_set_how_large_it_is_and_compares_it_wit
     )
     assert "theirs" not in "".join(told.sentences[2:])
     # Not even where nothing else is marked as the best.
-    told = verdict_of(entries=runs[:2], best=[set(), set()])
+    told = verdict_of(entries=runs[:2], told=[InTable(), InTable()])
     assert told.sentences[0] == "On digits · convnet, CE has an error of 10.0% and a calibration error (ECE) of 5.00%."
     assert told.headline == "2 methods on digits · convnet, 2 runs"
 
@@ -257,8 +257,7 @@ def test_single_runs_whose_intervals_do_not_meet_are_not_resampled(monkeypatch: 
     groups = group_entries([predicted("ce", 0.91), predicted("flsd", 0.6)])
     assert labels_not_told(groups, {"ece": groups[0]}) == {"ece": []}
     assert asked == []
-    # Once for both metrics.
-    assert labels_not_told(groups, dict.fromkeys(("ece", "error"), groups[0])) == {"ece": [], "error": ["FLSD"]}
+    assert labels_not_told(groups, {"error": groups[0]}) == {"error": ["FLSD"]}
     assert len(asked) == 1
 
 

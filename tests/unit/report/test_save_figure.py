@@ -8,8 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
-from calibrant.report.save import clear_figures, figure_stem, render_figure, save_figure, svg_element, tell
-from calibrant.report.style import print_style
+from calibrant.report.save import clear_figures, figure_stem, print_style, render_figure, save_figure, svg_element, tell
 
 
 def plain_figure() -> Figure:

@@ -6,7 +6,8 @@ import pytest
 
 from calibrant.engine.methods import METHODS
 from calibrant.metrics.diagram import PALETTE
-from calibrant.report.style import Style, fold_text, method_name, plain_text, styles_of
+from calibrant.report.rows import Style, method_name, plain_text, styles_of
+from calibrant.report.save import fold_text
 
 
 def home(method: str) -> Style:
