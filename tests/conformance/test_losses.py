@@ -313,9 +313,9 @@ def test_entry_takes_soft_targets_only_where_they_have_a_meaning(name: str) -> N
 def test_entry_says_what_it_is(name: str) -> None:
     entry = BOTH[name]
     text = inspect.getdoc(entry.function) or ""
-    assert entry.summary.endswith(".")
-    assert len(entry.summary) <= 120
-    assert entry.reference
+    summary = text.partition("\n")[0]
+    assert summary.endswith(".")
+    assert len(summary) <= 120
     assert entry.source
     for heading in ("Args:", "Returns:", "Example:", "Reference:"):
         assert heading in text

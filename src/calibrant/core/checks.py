@@ -88,6 +88,12 @@ def check_positive(value: float, *, where: str, name: str) -> None:
         raise ValueError(f"{where}: `{name}` must be a finite number > 0, got {value!r}.")
 
 
+def check_choice(value: object, choices: Sequence[object], *, where: str, name: str) -> None:
+    """Raise unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{where}: `{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+
 def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "probs", allow_empty: bool = False) -> None:
     """Raise unless ``scores`` is floating ``[N, C, ...]``, ``labels`` integer ``[N, ...]``, N >= 1 (or 0) and C >= 2."""
     if _looks_swapped(scores, labels):

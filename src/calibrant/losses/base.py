@@ -1,6 +1,6 @@
 """What every objective shares: the two kinds of module, their sum, and the record each has in the tables.
 
-The formulas stand, as plain functions, in the files of their families.
+The formulas are plain functions, in the files of their families.
 """
 
 from __future__ import annotations
@@ -9,26 +9,20 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+from numbers import Real
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrant.core.checks import check_logits, check_shapes
+from calibrant.core.checks import check_choice, check_logits, check_shapes
 from calibrant.core.registry import lookup
 from calibrant.losses.probability import widen
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 T = TypeVar("T")
-
-
-class Shared(TypedDict, total=False):
-    """Arguments that every `Loss` takes besides its own."""
-
-    reduction: Reduction
-    ignore_index: int | None
-    weight: Tensor | None
+# Arguments that every `Loss` takes besides its own.
+_SHARED = ("reduction", "ignore_index", "weight")
 
 
 class Objective(nn.Module):
@@ -36,8 +30,8 @@ class Objective(nn.Module):
 
     Logits are ``[B, C]`` with labels ``[B]``, or dense, ``[B, C, d1, ...]`` with labels ``[B, d1, ...]``: every position is a
     sample. A subclass names its function (``class FocalLoss(Loss, function=focal_loss)``), whose keyword-only arguments become
-    arguments of the constructor and attributes; or it defines ``value(logits, labels, **inputs)`` itself. What it needs besides
-    logits and labels is named in ``inputs`` and passed by keyword.
+    arguments of the constructor and attributes; or it defines ``value(logits, labels, **inputs)`` itself. ``inputs`` names what
+    it needs besides logits and labels, passed by keyword.
 
     Args:
         ignore_index: Label of the samples to leave out, or None. A batch of nothing else gives 0.
@@ -56,26 +50,21 @@ class Objective(nn.Module):
         super().__init_subclass__()
         if function is not None:
             cls.function = staticmethod(function)
-        if "__init__" in vars(cls):
-            cls.options, cls.__signature__ = {}, None  # type: ignore[attr-defined]
-        elif function is not None:
-            own = _keywords(function)
-            cls.options = {parameter.name: parameter.default for parameter in own}
-            cls.__signature__ = inspect.Signature([*own, *_keywords(cls.__init__)])  # type: ignore[attr-defined]
+            if "__init__" not in vars(cls):
+                own = _keywords(function)
+                cls.options = {parameter.name: parameter.default for parameter in own}
+                cls.__signature__ = inspect.Signature([*own, *_keywords(cls.__init__)])  # type: ignore[attr-defined]
 
     def __init__(self, *, ignore_index: int | None = None, **options: object) -> None:
         super().__init__()
         where = type(self).__name__
-        self.ignore_index = check_ignore_index(ignore_index, where=where)
+        if not isinstance(ignore_index, int | None):
+            raise ValueError(f"{where}: `ignore_index` must be a whole number or None, got {ignore_index!r}.")
+        self.ignore_index = ignore_index
+        known = dict.fromkeys([*(parameter.name for parameter in _keywords(type(self))), "ignore_index"])
         for name in options:
-            if name not in self.options:
-                known = [parameter.name for parameter in _keywords(type(self))] + ["ignore_index"]
-                try:
-                    lookup(dict.fromkeys(known), name, kind=f"argument of {where}")
-                except ValueError as error:
-                    raise TypeError(str(error)) from None
-        for name, default in self.options.items():
-            value = options.get(name, default)
+            lookup(self.options, name, kind=f"argument of {where}", known=known)
+        for name, value in {**self.options, **options}.items():
             if value is inspect.Parameter.empty:
                 raise TypeError(f"{where}: `{name}` must be given.")
             setattr(self, name, value)
@@ -127,14 +116,13 @@ class Objective(nn.Module):
     def __mul__(self, weight: float) -> WeightedSum:
         return WeightedSum([(weight, self)])
 
-    def __rmul__(self, weight: float) -> WeightedSum:
-        return self * weight
+    __rmul__ = __mul__
 
     def __repr__(self) -> str:
-        names = [parameter.name for parameter in _keywords(type(self)) if parameter.name not in Shared.__annotations__]
-        names += ["reduction"] if self.reduction in ("sum", "none") else []
-        names += [name for name in ("ignore_index", "weight") if getattr(self, name, None) is not None]
-        return f"{type(self).__name__}({', '.join(f'{name}={_say(getattr(self, name))}' for name in names)})"
+        own = [parameter.name for parameter in _keywords(type(self)) if parameter.name not in _SHARED]
+        # The reduction is not told where it is the usual one.
+        given = [name for name in _SHARED if getattr(self, name, None) is not None and getattr(self, name) != "mean"]
+        return f"{type(self).__name__}({', '.join(f'{name}={_say(getattr(self, name))}' for name in own + given)})"
 
 
 class Loss(Objective):
@@ -161,10 +149,11 @@ class Loss(Objective):
     ) -> None:
         super().__init__(ignore_index=ignore_index, **options)
         where = type(self).__name__
-        if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"{where}: `reduction` must be one of 'mean', 'sum', 'none', got {reduction!r}.")
+        check_choice(reduction, ("mean", "sum", "none"), where=where, name="reduction")
         self.reduction = reduction
-        self.register_buffer("weight", None if weight is None else _class_weight(weight, where=where))
+        if weight is not None and not (isinstance(weight, Tensor) and weight.ndim == 1 and bool((weight >= 0).all())):
+            raise ValueError(f"{where}: `weight` must be a tensor [C] of numbers >= 0, one per class, got {weight}.")
+        self.register_buffer("weight", None if weight is None else weight.clone())
 
     def _of_rows(self, rows: Rows) -> Tensor:
         values = super()._of_rows(rows)
@@ -176,12 +165,11 @@ class Loss(Objective):
         if len(self.weight) != num_classes:
             raise ValueError(f"{where}: `weight` must be [C] = [{num_classes}], got {list(self.weight.shape)}.")
         weight, labels = self.weight.to(values.dtype), rows.labels.long()
-        share = weight[labels]
         values = self._weighted(values, rows.logits, labels, weight)
         if self.reduction != "mean":
             return values
         # Samples of no weight make nothing, and not 0/0.
-        return values * len(share) / share.sum().clamp(min=torch.finfo(share.dtype).tiny)
+        return values * len(labels) / weight[labels].sum().clamp(min=torch.finfo(weight.dtype).tiny)
 
     def _weighted(self, values: Tensor, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         return weight[labels] * values
@@ -215,13 +203,10 @@ class WeightedSum(Objective):
     def __init__(self, terms: Iterable[tuple[float, Objective]]) -> None:
         pairs: list[tuple[float, Objective]] = []
         for weight, term in terms:
-            number = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)
-            if not number or not 0 <= weight < math.inf:
+            if not isinstance(weight, Real) or not 0 <= weight < math.inf:
                 raise ValueError(f"{type(term).__name__}: its weight in a sum must be a finite number >= 0, got {weight!r}.")
             inner = zip(term.weights, term.objectives, strict=True) if isinstance(term, WeightedSum) else [(1.0, term)]
             pairs += [(float(weight) * own, objective) for own, objective in inner]
-        if not pairs:
-            raise ValueError("WeightedSum: `terms` must hold at least one objective, got none.")
         super().__init__(ignore_index=_shared_by("ignore_index", [term.ignore_index for _, term in pairs]))
         self.reduction = _shared_by("reduction", [term.reduction for _, term in pairs])
         self.weights = tuple(weight for weight, _ in pairs)
@@ -235,7 +220,7 @@ class WeightedSum(Objective):
     @property
     def objectives(self) -> list[Objective]:
         """The terms without their weights."""
-        return [term for term in self.terms if isinstance(term, Objective)]
+        return list(self.terms)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
         """Tell every term which epoch, counted from 0, is about to run."""
@@ -285,9 +270,7 @@ def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ign
             )
         check_shapes(logits, labels, where=where, kind="logits")
 
-    def flat(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def flat(value: Tensor) -> Tensor:
         if value.shape == logits.shape:
             return value.movedim(1, -1).reshape(-1, value.shape[1])
         # A proportion that is given once for an example holds at all of its positions.
@@ -295,14 +278,14 @@ def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ign
             value = value.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
         return value.reshape(-1) if value.shape == shape else value
 
-    rows = Rows(flat(logits), flat(labels), {name: flat(value) for name, value in inputs.items()}, shape)
+    more = {name: flat(value) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    rows = Rows(flat(logits), flat(labels), more, shape)
     if ignore_index is None or soft:
         return rows
     kept = (rows.labels.long() != ignore_index).nonzero().squeeze(1)
     # Inputs that have an entry for every label lose the same entries.
-    each = {name for name, value in rows.inputs.items() if isinstance(value, Tensor) and value.shape[:1] == rows.labels.shape}
-    more = {name: value[kept] if name in each else value for name, value in rows.inputs.items()}
-    return Rows(rows.logits[kept], rows.labels[kept], more, shape, kept)
+    each = {name: value[kept] for name, value in more.items() if getattr(value, "shape", ())[:1] == rows.labels.shape}
+    return Rows(rows.logits[kept], rows.labels[kept], more | each, shape, kept)
 
 
 @dataclass(frozen=True)
@@ -328,37 +311,6 @@ class Entry:
         """``(logits, labels, *, ...) -> [B]`` (loss) or ``[]`` (penalty)."""
         return self.module.function
 
-    @property
-    def summary(self) -> str:
-        """First line of the function's docstring."""
-        return (inspect.getdoc(self.function) or "").split("\n", 1)[0]
-
-    @property
-    def reference(self) -> str:
-        """Authors, venue and year, and where the authors' code is, from the function's docstring."""
-        return " ".join((inspect.getdoc(self.function) or "").partition("Reference:\n")[2].split())
-
-    @property
-    def defaults(self) -> dict[str, object]:
-        """Hyper-parameter → default of the function; those that must be given are left out."""
-        return {p.name: p.default for p in _keywords(self.function) if p.default is not p.empty}
-
-
-def check_ignore_index(ignore_index: int | None, *, where: str) -> int | None:
-    """Return ``ignore_index`` if it is a whole number or None."""
-    if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
-        raise ValueError(f"{where}: `ignore_index` must be a whole number or None, got {ignore_index!r}.")
-    return ignore_index
-
-
-def _class_weight(weight: Tensor, *, where: str) -> Tensor:
-    if not isinstance(weight, Tensor) or weight.ndim != 1 or not weight.is_floating_point():
-        got = f"{weight.dtype} {list(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
-        raise ValueError(f"{where}: `weight` must be a floating tensor [C], one number per class, got {got}.")
-    if not bool(((weight >= 0) & weight.isfinite()).all()):
-        raise ValueError(f"{where}: `weight` must be finite and >= 0, got {weight.tolist()}.")
-    return weight.clone()
-
 
 def _shared_by(name: str, values: Iterable[T | None]) -> T | None:
     """The one value that the terms of a sum have, of those that have any."""
@@ -373,6 +325,6 @@ def _keywords(made: Callable[..., object]) -> list[inspect.Parameter]:
 
 
 def _say(value: object) -> str:
-    if isinstance(value, float) and math.isfinite(value):
-        return repr(value).removesuffix(".0")
-    return f"tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    if isinstance(value, Tensor):
+        return f"tensor {list(value.shape)}"
+    return repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias, Unpack
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from calibrant.core.binning import equal_mass_bins, top_label
-from calibrant.core.checks import ArrayLike, check_count, check_logits, check_positive, range_if_free
+from calibrant.core.checks import ArrayLike, check_count, check_positive, range_if_free
 from calibrant.core.records import Bins, Predictions, Split
-from calibrant.losses.base import Loss, Shared
-from calibrant.losses.probability import log_sum_others, minus_log_p, true_class_log_odds, widen
+from calibrant.losses.base import Loss
+from calibrant.losses.probability import checked, log_sum_others, minus_log_p, true_class_log_odds
 from calibrant.losses.proper import cross_entropy_loss
 
 Gamma: TypeAlias = "float | Tensor"
@@ -28,14 +28,14 @@ def focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0) -> Tensor:
 
     .. math:: L_i = -(1 - p_i)^{\gamma_i} \log p_i .
 
-    Computed from the log-odds of the true class, which is exact and twice differentiable in logits and gamma, at gamma = 0 and
-    at saturation included. The usual ``(1 - p) ** gamma`` is not: in float32 its gradient is NaN from a logit gap of 17 on.
+    Computed from the log-odds of the true class: exact and twice differentiable in logits and gamma, also at gamma = 0 and at
+    saturation. The usual ``(1 - p) ** gamma`` has a NaN gradient from a logit gap of 17 on (float32).
 
     Args:
         logits: Scores ``[B, C]``.
         labels: Class indices ``[B]``.
         gamma: Focusing strength, at least 0: a number, or a tensor ``[]`` or ``[B]`` (which receives a gradient). 0 is
-            cross-entropy. The default 3 is the "FL-3" of Mukhoti et al.; their released code defaults to 1.
+            cross-entropy. The default 3 is the "FL-3" of Mukhoti et al.; their code defaults to 1.
 
     Returns:
         ``[B]``, at least 0.
@@ -46,11 +46,10 @@ def focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0) -> Tensor:
 
     Reference:
         Lin et al., ICCV 2017; for calibration Mukhoti et al., NeurIPS 2020. Code: torrvision/focal_calibration,
-        Losses/focal_loss.py, `FocalLoss`.
+        Losses/focal_loss.py.
     """
-    check_logits(logits, labels, where="focal_loss")
-    strength = _check_gamma(gamma, logits, where="focal_loss")
-    return _focal(true_class_log_odds(widen(logits), labels), strength)
+    scores = checked(logits, labels, where="focal_loss")
+    return _focal(true_class_log_odds(scores, labels), _check_gamma(gamma, scores, where="focal_loss"))
 
 
 class FocalLoss(Loss, function=focal_loss):
@@ -58,30 +57,23 @@ class FocalLoss(Loss, function=focal_loss):
 
 
 def focal_gradient_weight(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0) -> Tensor:
-    r"""Factor by which focal loss scales cross-entropy's gradient of each sample.
+    r"""Factor ``[B]`` by which focal loss scales cross-entropy's gradient of each sample.
 
     With :math:`p_i` the probability of the true class and :math:`q_i` the softmax,
     :math:`\partial L_i / \partial z_i = g(p_i, \gamma_i)\,(q_i - \mathrm{onehot}(y_i))` where
 
-    .. math:: g(p, \gamma) = (1-p)^\gamma \Bigl(1 + \gamma\,\frac{-p \log p}{1 - p}\Bigr) .
+    .. math:: g(p, \gamma) = (1-p)^\gamma \Bigl(1 + \gamma\,\frac{-p \log p}{1 - p}\Bigr) \ge 0 .
 
-    The fraction lies in [0, 1]: nothing overflows as p goes to 1. Differentiable in logits and gamma.
-
-    Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
-        gamma: As in `focal_loss`.
-
-    Returns:
-        ``[B]``, at least 0; 1 everywhere for gamma = 0, above 1 for improbable and below 1 for probable true classes.
+    It is 1 for gamma = 0, and else above 1 for improbable, below 1 for probable true classes. Arguments as in `focal_loss`;
+    differentiable in logits and gamma.
 
     Example:
         >>> focal_gradient_weight(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), gamma=1)
         tensor([0.8466])
     """
-    check_logits(logits, labels, where="focal_gradient_weight")
-    strength = _check_gamma(gamma, logits, where="focal_gradient_weight")
-    odds = true_class_log_odds(widen(logits), labels)
+    scores = checked(logits, labels, where="focal_gradient_weight")
+    strength = _check_gamma(gamma, scores, where="focal_gradient_weight")
+    odds = true_class_log_odds(scores, labels)
     # -p log p / (1 - p) = e^-t softplus(t); below t = -18 the product is 0 * inf, and log1p(x)/x = 1 - x/2 to 1e-16.
     bounded = odds.clamp(min=-18.0)
     direct = torch.exp(-bounded) * minus_log_p(bounded)
@@ -99,7 +91,7 @@ def flsd_loss(
     .. math:: \gamma_i = \gamma_{\mathrm{below}} \text{ if } p_i < \theta, \text{ else } \gamma_{\mathrm{above}},
 
     held constant in the gradient. `lambert_gamma` gives the rule behind the numbers. The released code has a third step from
-    p = 0.5 on: 3 in the authors' scripts, which is the rule here, but 1 by default, which silently gives "FLSD-531".
+    p = 0.5 on: 3 in the authors' scripts, as here, but 1 by default ("FLSD-531").
 
     Args:
         logits: Scores ``[B, C]``.
@@ -117,14 +109,14 @@ def flsd_loss(
 
     Reference:
         Mukhoti et al., "Calibrating Deep Neural Networks using Focal Loss", NeurIPS 2020. Code:
-        torrvision/focal_calibration, Losses/focal_loss_adaptive_gamma.py, `FocalLossAdaptive`.
+        torrvision/focal_calibration, Losses/focal_loss_adaptive_gamma.py.
     """
     where = "flsd_loss"
-    check_logits(logits, labels, where=where)
+    scores = checked(logits, labels, where=where)
     if not 0 < threshold < 1:
         raise ValueError(f"{where}: `threshold` must lie in (0, 1), got {threshold!r}.")
-    below, above = (float(_check_gamma(gamma, logits, where=where)) for gamma in (gamma_below, gamma_above))
-    odds = true_class_log_odds(widen(logits), labels)
+    below, above = (float(_check_gamma(gamma, scores, where=where)) for gamma in (gamma_below, gamma_above))
+    odds = true_class_log_odds(scores, labels)
     # p < threshold, said in log-odds.
     improbable = odds.detach() > math.log((1 - threshold) / threshold)
     return _focal(odds, torch.full_like(odds, above).masked_fill(improbable, below))
@@ -142,13 +134,8 @@ def lambert_gamma(probability: float) -> float:
 
     .. math:: \gamma^*(p_0) = \frac{1}{a}\,W_{-1}\!\Bigl(\frac{a}{h}\, e^{a/h}\Bigr) - \frac{1}{h} .
 
-    From :math:`p_0 = 0.5` on, only the root 0 is left. The rule gives 4.85 at 0.2, whence FLSD's 5; its 3 belongs to 0.25.
-
-    Args:
-        probability: :math:`p_0` in (0, 1).
-
-    Returns:
-        Gamma, at least 0.
+    From ``probability`` :math:`p_0 = 0.5` on, only the root 0 is left. The rule gives 4.85 at 0.2, whence FLSD's 5; its 3
+    belongs to 0.25.
 
     Example:
         >>> round(lambert_gamma(0.2), 3), round(lambert_gamma(0.25), 3), lambert_gamma(0.6)
@@ -190,7 +177,7 @@ def scheduled_focal_loss(
 ) -> Tensor:
     r"""Focal loss with a gamma that falls during training: 5, then 3, then 1.
 
-    `focal_loss`, :math:`-(1 - p_i)^{\gamma(e)} \log p_i`, with :math:`\gamma(e)` given by `scheduled_gamma` at epoch e.
+    `focal_loss` with :math:`\gamma(e)` given by `scheduled_gamma` at epoch e.
 
     Args:
         logits: Scores ``[B, C]``.
@@ -215,8 +202,6 @@ def scheduled_focal_loss(
 class ScheduledFocalLoss(Loss, function=scheduled_focal_loss):
     """`scheduled_focal_loss` as a module that is told the epoch by ``set_epoch`` and keeps it in its ``state_dict``.
 
-    The epoch is a buffer, so that a compiled or captured step need not be made again when it changes.
-
     Args:
         epoch: Epoch to begin with.
         schedule: Pairs (first epoch, gamma).
@@ -233,13 +218,11 @@ class ScheduledFocalLoss(Loss, function=scheduled_focal_loss):
     first_epochs: Tensor
     gammas: Tensor
 
-    def __init__(
-        self, *, epoch: int = 0, schedule: Schedule = ((0, 5.0), (100, 3.0), (250, 1.0)), **shared: Unpack[Shared]
-    ) -> None:
+    def __init__(self, *, epoch: int = 0, schedule: Schedule = ((0, 5.0), (100, 3.0), (250, 1.0)), **shared: Any) -> None:
         super().__init__(**shared)
-        check_count(epoch, where="ScheduledFocalLoss", name="epoch", least=0)
         _check_schedule(schedule, where="ScheduledFocalLoss")
         self.schedule = schedule
+        # Buffers, so that a compiled or captured step need not be made again when the epoch changes.
         self.register_buffer("epoch_now", torch.tensor(epoch))
         self.register_buffer("first_epochs", torch.tensor([first for first, _ in schedule]), persistent=False)
         self.register_buffer("gammas", torch.tensor([float(gamma) for _, gamma in schedule]), persistent=False)
@@ -251,7 +234,6 @@ class ScheduledFocalLoss(Loss, function=scheduled_focal_loss):
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the loss which epoch, counted from 0, is about to run."""
-        check_count(epoch, where="ScheduledFocalLoss.set_epoch", name="epoch", least=0)
         self.epoch_now.fill_(epoch)
 
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -286,8 +268,8 @@ def inverse_focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma) -> Tenso
         Wang, Feng and Zhang, "Rethinking Calibration of Deep Neural Networks: Do Not Be Afraid of Overconfidence",
         NeurIPS 2021.
     """
-    check_logits(logits, labels, where="inverse_focal_loss")
-    strength = _check_gamma(gamma, logits, where="inverse_focal_loss")
+    scores = checked(logits, labels, where="inverse_focal_loss")
+    strength = _check_gamma(gamma, scores, where="inverse_focal_loss")
     surprise = cross_entropy_loss(logits, labels)
     return torch.exp(strength * torch.log1p(torch.exp(-surprise))) * surprise
 
@@ -304,14 +286,13 @@ def dual_focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma) -> Tensor:
 
     .. math:: L_i = -(1 - p_i + r_i)^{\gamma_i} \log p_i .
 
-    The gradient flows through :math:`r_i`; where several classes tie for it, the first receives it. Computed as
-    :math:`\log(1 - p + r) = \log(1 - p) + \log(1 + r / (1 - p))`, exact at saturation.
+    The gradient flows through :math:`r_i`; where several classes tie for it, the first receives it. Exact at saturation.
 
     Args:
         logits: Scores ``[B, C]``.
         labels: Class indices ``[B]``.
         gamma: Strength, at least 0: a number, or a tensor ``[]`` or ``[B]``. The authors choose it per data set by validation;
-            their released class defaults to 0, which is plain cross-entropy.
+            their class defaults to 0, which is plain cross-entropy.
 
     Returns:
         ``[B]``, at least 0.
@@ -322,11 +303,10 @@ def dual_focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma) -> Tensor:
 
     Reference:
         Tao, Dong and Xu, "Dual Focal Loss for Calibration", ICML 2023. Code: Linwei94/ICML2023-DualFocalLoss,
-        Losses/dual_focal_loss.py, `DualFocalLoss` (which squeezes away a batch of one).
+        Losses/dual_focal_loss.py (which squeezes away a batch of one).
     """
-    check_logits(logits, labels, where="dual_focal_loss")
-    strength = _check_gamma(gamma, logits, where="dual_focal_loss")
-    scores = widen(logits)
+    scores = checked(logits, labels, where="dual_focal_loss")
+    strength = _check_gamma(gamma, scores, where="dual_focal_loss")
     index = labels.long().unsqueeze(1)
     # The rival, the class least far below the true one, is a matter of choice: no gradient flows through the search.
     lead = scores.detach().gather(1, index) - scores.detach()
@@ -335,6 +315,7 @@ def dual_focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma) -> Tensor:
     # With nothing below the true class every logit is at least as large, so the exponential is at most 1, and masked.
     share = torch.exp(scores.gather(1, rival) - rest) * (gap < float("inf"))
     odds = (rest - scores.gather(1, index)).squeeze(1)
+    # log(1 - p + r) = log(1 - p) + log(1 + r / (1 - p)).
     return torch.exp(strength * (F.logsigmoid(odds) + torch.log1p(share.squeeze(1)))) * minus_log_p(odds)
 
 
@@ -346,13 +327,9 @@ def adafocal_loss(logits: Tensor, labels: Tensor, *, gammas: Tensor, edges: Tens
     r"""Focal loss, or inverse focal loss, with the gamma of the bin that holds the true-class probability.
 
     With :math:`p_i` the probability of the true class and :math:`\gamma_i` the gamma of the bin :math:`(e_{m-1}, e_m]` that
-    holds it (the first and last bins reach to 0 and 1),
-
-    .. math:: L_i = -(1 - p_i)^{\gamma_i} \log p_i \;\text{ if } \gamma_i \ge 0, \qquad
-        L_i = -(1 + p_i)^{|\gamma_i|} \log p_i \;\text{ if } \gamma_i < 0 .
-
-    The choice of bin is held constant in the gradient. Bins come from the top-label confidence of validation data, yet are
-    looked up by the *true-class* probability of training data: so it is in the paper.
+    holds it (the first and last bins reach to 0 and 1): `focal_loss` where :math:`\gamma_i \ge 0`, else `inverse_focal_loss`
+    with :math:`|\gamma_i|`. The choice of bin is held constant in the gradient. Bins come from the top-label confidence of
+    validation data, yet are looked up by the *true-class* probability of training data, as in the paper.
 
     Args:
         logits: Scores ``[B, C]``.
@@ -370,13 +347,13 @@ def adafocal_loss(logits: Tensor, labels: Tensor, *, gammas: Tensor, edges: Tens
 
     Reference:
         Ghosh, Schaaf and Gormley, "AdaFocal: Calibration-aware Adaptive Focal Loss", NeurIPS 2022. Code: 3mcloud/adafocal,
-        losses/adafocal.py, `AdaFocal` (which adds 1e-20 to the base of the power and sums over the batch).
+        losses/adafocal.py (which adds 1e-20 to the base of the power and sums over the batch).
     """
     where = "adafocal_loss"
-    check_logits(logits, labels, where=where)
+    scores = checked(logits, labels, where=where)
     if gammas.ndim != 1 or edges.shape != (len(gammas) + 1,):
         raise ValueError(f"{where}: `gammas` must be [M] and `edges` [M + 1], got {list(gammas.shape)}, {list(edges.shape)}.")
-    odds = true_class_log_odds(widen(logits), labels)
+    odds = true_class_log_odds(scores, labels)
     surprise = minus_log_p(odds)
     probs = torch.exp(-surprise)
     index = torch.bucketize(probs.detach(), edges[1:-1].to(probs.dtype).contiguous())
@@ -426,8 +403,8 @@ def adafocal_gammas(
 class AdaFocalLoss(Loss, function=adafocal_loss):
     """`adafocal_loss` with its state: gammas and edges, in the ``state_dict``, moved by ``update`` after each epoch.
 
-    Call ``update`` with predictions on validation data; without it the loss is focal loss with ``gamma_init``. Confidences
-    that tie across a cut are shared between bins of equal mass here; the released code sorts them as they come.
+    Without ``update`` it is focal loss with ``gamma_init``. Confidences that tie across a cut are shared between bins of equal
+    mass here; the released code sorts them as they come.
 
     Args:
         n_bins: Number of bins.
@@ -458,7 +435,7 @@ class AdaFocalLoss(Loss, function=adafocal_loss):
         switch: float = 0.2,
         gamma_min: float = -2.0,
         gamma_max: float = 20.0,
-        **shared: Unpack[Shared],
+        **shared: Any,
     ) -> None:
         super().__init__(**shared)
         check_count(n_bins, where="AdaFocalLoss", name="n_bins")
@@ -485,14 +462,11 @@ class AdaFocalLoss(Loss, function=adafocal_loss):
         where = "AdaFocalLoss.update"
         if isinstance(probs, Predictions) == (labels is not None):
             raise ValueError(f"{where}: `labels` must be given beside probabilities, and not beside `Predictions`.")
-        if isinstance(probs, Predictions):
-            if probs.split is Split.TEST:
-                raise ValueError(f"{where}: predictions must not be of the test split, got split=test. Pass validation data.")
-            top = top_label(probs.probs, probs.labels, where=where, weights=probs.weights)
-        else:
-            assert labels is not None
-            top = top_label(probs, labels, where=where, ignore_index=self.ignore_index)
-        bins = equal_mass_bins(top, n_bins=self.n_bins)
+        if labels is not None:
+            probs = Predictions(probs=probs, labels=labels, ignore_index=self.ignore_index, where=where)
+        if probs.split is Split.TEST:
+            raise ValueError(f"{where}: predictions must not be of the test split, got split=test. Pass validation data.")
+        bins = equal_mass_bins(top_label(probs.probs, probs.labels, where=where, weights=probs.weights), n_bins=self.n_bins)
         rule = {"rate": self.rate, "switch": self.switch, "gamma_min": self.gamma_min, "gamma_max": self.gamma_max}
         # In place, so that a captured step reads the new values.
         self.gammas.copy_(adafocal_gammas(self.gammas.double().cpu(), bins.gap, **rule))
@@ -517,25 +491,21 @@ def _focal(odds: Tensor, gamma: Gamma) -> Tensor:
     return torch.exp(gamma * F.logsigmoid(odds)) * minus_log_p(odds)
 
 
-def _check_gamma(gamma: Gamma, logits: Tensor, *, where: str) -> Gamma:
-    """Return ``gamma`` as a number or as a tensor of the precision computed in; raise if it cannot be one per sample."""
-    if not isinstance(gamma, Tensor):
-        if not 0 <= gamma < math.inf:
-            raise ValueError(f"{where}: `gamma` must be a finite number >= 0, got {gamma!r}.")
-        # A float64 of numpy would lift everything it meets to its precision.
-        return float(gamma)
-    if gamma.ndim and gamma.shape != logits.shape[:1]:
-        raise ValueError(f"{where}: `gamma` must be a number, [] or [B] = [{len(logits)}], got {list(gamma.shape)}.")
-    low, high = range_if_free(gamma, 0.0, 0.0)
-    # Finite differences at gamma = 0, and steps of an optimiser, may go just below it.
-    if not (low >= -1e-3 and high < math.inf):
-        raise ValueError(f"{where}: `gamma` must be finite and >= 0, got {high if low >= -1e-3 else low:.4g}.")
-    return gamma.to(widen(logits).dtype)
+def _check_gamma(gamma: Gamma, scores: Tensor, *, where: str) -> Gamma:
+    """Return ``gamma`` as a number or as a tensor of the precision of ``scores``; raise if it cannot be one per sample."""
+    if isinstance(gamma, Tensor) and gamma.ndim and gamma.shape != scores.shape[:1]:
+        raise ValueError(f"{where}: `gamma` must be a number, [] or [B] = [{len(scores)}], got {list(gamma.shape)}.")
+    low, high = range_if_free(gamma, 0.0, 0.0) if isinstance(gamma, Tensor) else (gamma, gamma)
+    # Finite differences at gamma = 0, and steps of an optimiser, may bring a tensor just below it.
+    if not (low >= (-1e-3 if isinstance(gamma, Tensor) else 0) and high < math.inf):
+        raise ValueError(f"{where}: `gamma` must be finite and >= 0, got {low:.4g} to {high:.4g}.")
+    # A float64 of numpy would lift everything it meets to its precision.
+    return gamma.to(scores.dtype) if isinstance(gamma, Tensor) else float(gamma)
 
 
 def _check_schedule(schedule: Schedule, *, where: str) -> None:
     firsts = [first for first, _ in schedule]
-    if not firsts or firsts[0] != 0 or any(b <= a for a, b in zip(firsts, firsts[1:], strict=False)):
+    if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
         raise ValueError(f"{where}: `schedule` must start at epoch 0 and rise, got first epochs {firsts}.")
     for _, gamma in schedule:
         _check_gamma(gamma, torch.empty(0, 2), where=where)

@@ -7,10 +7,10 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import check_count, check_logits, check_positive
+from calibrant.core.checks import check_choice, check_count
 from calibrant.core.kernels import all_pairs_accuracy
 from calibrant.losses.base import Penalty
-from calibrant.losses.probability import confidence_and_correct, top_of, widen
+from calibrant.losses.probability import checked, confidence_and_correct, top_of
 
 Order: TypeAlias = Literal[1, 2]
 # Added to every membership by the authors' code of DECE, which then divides by 1 + (M + 1) times it.
@@ -28,8 +28,7 @@ def mdca_penalty(logits: Tensor, labels: Tensor) -> Tensor:
 
     With :math:`q_i = \mathrm{softmax}(z_i)` over C classes, labels :math:`y_i` and batch size B,
 
-    .. math:: \mathrm{MDCA} = \frac{1}{C} \sum_{k=1}^{C} \Bigl| \frac{1}{B} \sum_{i=1}^{B} q_{ik}
-        - \frac{1}{B} \sum_{i=1}^{B} [y_i = k] \Bigr| .
+    .. math:: \mathrm{MDCA} = \frac{1}{C} \sum_{k=1}^{C} \Bigl| \frac{1}{B} \sum_{i=1}^{B} (q_{ik} - [y_i = k]) \Bigr| .
 
     The authors' scripts add it with weight 1 to focal loss with gamma 1 (their argument parser's defaults are others).
 
@@ -46,10 +45,9 @@ def mdca_penalty(logits: Tensor, labels: Tensor) -> Tensor:
 
     Reference:
         Hebbalaguppe et al., "A stitch in time saves nine: a train-time regularizing loss for improved neural network
-        calibration", CVPR 2022. Code: mdca-loss/MDCA-Calibration, solvers/loss.py, `MDCA`.
+        calibration", CVPR 2022. Code: mdca-loss/MDCA-Calibration, solvers/loss.py.
     """
-    check_logits(logits, labels, where="mdca_penalty")
-    probs = widen(logits).softmax(1)
+    probs = checked(logits, labels, where="mdca_penalty").softmax(1)
     share = torch.full_like(labels, 1 / len(labels), dtype=probs.dtype)
     frequency = probs.new_zeros(probs.shape[1]).scatter_add(0, labels.long(), share)
     return (probs.mean(0) - frequency).abs().mean()
@@ -64,7 +62,7 @@ def dca_penalty(logits: Tensor, labels: Tensor) -> Tensor:
 
     With top probability :math:`c_i`, correctness :math:`a_i` of the top class (no gradient) and batch size B,
 
-    .. math:: \mathrm{DCA} = \Bigl| \frac{1}{B} \sum_{i=1}^{B} c_i - \frac{1}{B} \sum_{i=1}^{B} a_i \Bigr| .
+    .. math:: \mathrm{DCA} = \Bigl| \frac{1}{B} \sum_{i=1}^{B} (c_i - a_i) \Bigr| .
 
     The authors' function adds it to cross-entropy with weight 10 by default; the comparison by Hebbalaguppe et al. has 1.
 
@@ -81,10 +79,9 @@ def dca_penalty(logits: Tensor, labels: Tensor) -> Tensor:
 
     Reference:
         Liang et al., "Improved trainable calibration method for neural networks on medical imaging classification",
-        BMVC 2020. Code: FOURM-LAB/DCA, loss_fn.py, `cross_entropy_with_dca_loss`.
+        BMVC 2020. Code: FOURM-LAB/DCA, loss_fn.py.
     """
-    check_logits(logits, labels, where="dca_penalty")
-    confidence, correct = confidence_and_correct(logits, labels)
+    confidence, correct = confidence_and_correct(checked(logits, labels, where="dca_penalty"), labels)
     return (confidence - correct).mean().abs()
 
 
@@ -95,8 +92,7 @@ class DCA(Penalty, function=dca_penalty):
 def huber_dca_penalty(logits: Tensor, labels: Tensor, *, alpha: float = 0.005) -> Tensor:
     r"""Huber loss of the gap between mean confidence and accuracy of the batch (re-implemented from the description).
 
-    With top probability :math:`c_i`, correctness :math:`a_i` of the top class (no gradient), batch size B and the gap
-    :math:`d = \frac1B \sum_i (c_i - a_i)`,
+    With the gap :math:`d` of `dca_penalty` before its absolute value is taken,
 
     .. math:: P = \begin{cases} \frac12 d^2 & |d| \le \alpha \\ \alpha\,(|d| - \frac12 \alpha) & \text{otherwise} .
         \end{cases}
@@ -119,10 +115,8 @@ def huber_dca_penalty(logits: Tensor, labels: Tensor, *, alpha: float = 0.005) -
     Reference:
         Patra et al., "Calibrating deep neural networks using explicit regularisation and dynamic data pruning", WACV 2023.
     """
-    where = "huber_dca_penalty"
-    check_logits(logits, labels, where=where)
-    check_positive(alpha, where=where, name="alpha")
-    confidence, correct = confidence_and_correct(logits, labels)
+    scores = checked(logits, labels, where="huber_dca_penalty", alpha=alpha)
+    confidence, correct = confidence_and_correct(scores, labels)
     gap = (confidence - correct).mean()
     return torch.where(gap.abs() <= alpha, 0.5 * gap.square(), alpha * (gap.abs() - 0.5 * alpha))
 
@@ -168,13 +162,11 @@ def dece_penalty(
 
     Reference:
         Bohdal, Yang and Hospedales, "Meta-calibration: learning of model calibration using differentiable expected
-        calibration error", TMLR 2023; bins after Yang, Morillo and Hospedales, "Deep neural decision trees", 2018. Code:
-        ondrejbohdal/meta-calibration, Losses/dece.py, `DECE`.
+        calibration error", TMLR 2023. Code: ondrejbohdal/meta-calibration, Losses/dece.py.
     """
-    where = "dece_penalty"
-    check_logits(logits, labels, where=where)
-    _check_bins(n_bins, bin_temperature, where=where)
-    probs = widen(logits).softmax(1)
+    scores = checked(logits, labels, where="dece_penalty", bin_temperature=bin_temperature)
+    check_count(n_bins, where="dece_penalty", name="n_bins")
+    probs = scores.softmax(1)
     confidence, _ = top_of(probs, labels)
     accuracy = all_pairs_accuracy(probs, labels, sharpness=sharpness)
     m = torch.arange(1, n_bins + 1, dtype=confidence.dtype, device=confidence.device)
@@ -220,12 +212,10 @@ def sb_ece_penalty(logits: Tensor, labels: Tensor, *, n_bins: int = 15, bin_temp
         google/uncertainty-baselines, experimental/caltrain/secondary_losses.py.
     """
     where = "sb_ece_penalty"
-    check_logits(logits, labels, where=where)
-    _check_bins(n_bins, bin_temperature, where=where)
-    if p not in (1, 2):
-        raise ValueError(f"{where}: `p` must be 1 or 2, got {p!r}.")
-    confidence, correct = confidence_and_correct(logits, labels)
-    member = _member(confidence, n_bins=n_bins, bin_temperature=bin_temperature, lowest=0.0)
+    check_choice(p, (1, 2), where=where, name="p")
+    scores = checked(logits, labels, where=where, bin_temperature=bin_temperature)
+    confidence, correct = confidence_and_correct(scores, labels)
+    member = _member(confidence, n_bins=n_bins, bin_temperature=bin_temperature, lowest=0.0, where=where)
     mass = member.sum(0)
     gap = (member * (correct - confidence).unsqueeze(1)).sum(0) / mass.clamp(min=_LEAST_MASS)
     share = mass / len(confidence)
@@ -267,10 +257,10 @@ def label_binned_sb_ece_penalty(logits: Tensor, labels: Tensor, *, n_bins: int =
         Karandikar et al., NeurIPS 2021. Code: google/uncertainty-baselines, experimental/caltrain/secondary_losses.py.
     """
     where = "label_binned_sb_ece_penalty"
-    check_logits(logits, labels, where=where)
-    _check_bins(n_bins, bin_temperature, where=where)
-    confidence, correct = confidence_and_correct(logits, labels)
-    member = _member(confidence, n_bins=n_bins, bin_temperature=bin_temperature, lowest=1 / logits.shape[1])
+    scores = checked(logits, labels, where=where, bin_temperature=bin_temperature)
+    confidence, correct = confidence_and_correct(scores, labels)
+    lowest = 1 / scores.shape[1]
+    member = _member(confidence, n_bins=n_bins, bin_temperature=bin_temperature, lowest=lowest, where=where)
     member = (1 - _UNIFORM_SHARE) * member + _UNIFORM_SHARE / n_bins
     accuracy = (member * correct.unsqueeze(1)).sum(0) / member.sum(0)
     return (member * (accuracy - confidence.unsqueeze(1)).square()).sum() / len(confidence)
@@ -280,13 +270,9 @@ class LabelBinnedSBECE(Penalty, function=label_binned_sb_ece_penalty):
     """`label_binned_sb_ece_penalty` as a module."""
 
 
-def _member(confidence: Tensor, *, n_bins: int, bin_temperature: float, lowest: float) -> Tensor:
+def _member(confidence: Tensor, *, n_bins: int, bin_temperature: float, lowest: float, where: str) -> Tensor:
     """Membership ``[B, M]`` in bins that divide ``[lowest, 1]``."""
+    check_count(n_bins, where=where, name="n_bins")
     step = torch.arange(n_bins, dtype=confidence.dtype, device=confidence.device)
     centre = lowest + (step + 0.5) * ((1 - lowest) / n_bins)
     return ((confidence.unsqueeze(1) - centre).square() / -bin_temperature).softmax(1)
-
-
-def _check_bins(n_bins: int, bin_temperature: float, *, where: str) -> None:
-    check_count(n_bins, where=where, name="n_bins")
-    check_positive(bin_temperature, where=where, name="bin_temperature")

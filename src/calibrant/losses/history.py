@@ -8,9 +8,9 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from calibrant.core.checks import check_count, check_logits, range_if_free
+from calibrant.core.checks import check_choice, check_count, range_if_free
 from calibrant.losses.base import Penalty, to_rows
-from calibrant.losses.probability import confidence_and_correct, probs_and_entropy, widen
+from calibrant.losses.probability import check_share, checked, confidence_and_correct, probs_and_entropy
 
 Score: TypeAlias = Literal["confidence", "entropy", "margin"]
 
@@ -25,8 +25,8 @@ def crl_penalty(logits: Tensor, labels: Tensor, correctness: Tensor, *, score: S
 
     where pairs with :math:`s_i = s_j` count zero. Certainty is the top probability ("confidence"), the negative entropy over
     ln C ("entropy") or the lead of the top probability over the second ("margin"). Batches have to be shuffled, since the
-    pairs follow their order. The weight that goes with it is 1. In the paper s is the plain share of epochs in which a sample
-    was right; the released code takes off the least count, as `CRL` does.
+    pairs follow their order. In the paper s is the plain share of epochs in which a sample was right; the released code takes
+    off the least count, as `CRL` does.
 
     Args:
         logits: Scores ``[B, C]``.
@@ -47,28 +47,23 @@ def crl_penalty(logits: Tensor, labels: Tensor, correctness: Tensor, *, score: S
         daintlab/confidence-aware-learning, train.py and crl_utils.py.
     """
     where = "crl_penalty"
-    check_logits(logits, labels, where=where)
+    scores = checked(logits, labels, where=where)
+    check_choice(score, ("confidence", "entropy", "margin"), where=where, name="score")
     if correctness.shape != labels.shape or not correctness.is_floating_point():
         what = f"{correctness.dtype} {list(correctness.shape)}"
         raise ValueError(f"{where}: `correctness` must be floating [B] = {list(labels.shape)}, got {what}.")
     low, high = range_if_free(correctness, 0.0, 1.0)
     if not (low >= 0 and high <= 1):
         raise ValueError(f"{where}: `correctness` must lie in [0, 1], got {low if not low >= 0 else high:.4g}.")
-    certainty = _certainty(logits, labels, score=score, where=where)
+    if score == "confidence":
+        certainty, _ = confidence_and_correct(scores, labels)
+    elif score == "entropy":
+        certainty = -probs_and_entropy(scores)[1] / math.log(scores.shape[1])
+    else:
+        certainty = -scores.softmax(1).topk(2, dim=1).values.diff(dim=1).squeeze(1)
     target = correctness.detach().to(certainty.dtype)
     lead = target - target.roll(-1)
     return torch.relu(lead.abs() - lead.sign() * (certainty - certainty.roll(-1))).mean()
-
-
-def _certainty(logits: Tensor, labels: Tensor, *, score: str, where: str) -> Tensor:
-    if score == "confidence":
-        return confidence_and_correct(logits, labels)[0]
-    if score == "entropy":
-        return -probs_and_entropy(widen(logits))[1] / math.log(logits.shape[1])
-    if score == "margin":
-        first, second = widen(logits).softmax(1).topk(2, dim=1).values.unbind(1)
-        return first - second
-    raise ValueError(f"{where}: `score` must be one of 'confidence', 'entropy', 'margin', got {score!r}.")
 
 
 class CRL(Penalty, function=crl_penalty):
@@ -125,9 +120,7 @@ class CRL(Penalty, function=crl_penalty):
         right = (rows.logits.argmax(1) == rows.labels).to(self.times_right.dtype)
         self.times_right.index_add_(0, rows.inputs["indices"], right)
 
-    def observe_batch(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> None:
-        """Count which samples of a batch were right."""
-        self.update(logits, labels, indices=indices)
+    observe_batch = update
 
     @torch.no_grad()
     def set_epoch(self, epoch: int) -> None:
@@ -180,9 +173,8 @@ class ConfidencePruner(nn.Module):
         where = type(self).__name__
         check_count(num_samples, where=where, name="num_samples")
         check_count(every, where=where, name="every")
-        for name, value in (("ema", ema), ("fraction", fraction)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{where}: `{name}` must lie in [0, 1), got {value!r}.")
+        check_share(ema, where=where, name="ema")
+        check_share(fraction, where=where, name="fraction")
         self.num_samples = num_samples
         self.ema = ema
         self.fraction = fraction
@@ -212,6 +204,3 @@ class ConfidencePruner(nn.Module):
     def kept_indices(self) -> Tensor:
         """Return the positions ``[K]`` of the samples still in training, ascending: what a sampler draws from."""
         return self.kept.nonzero().squeeze(1)
-
-    def __repr__(self) -> str:
-        return f"ConfidencePruner(num_samples={self.num_samples}, ema={self.ema}, fraction={self.fraction}, every={self.every})"

@@ -8,16 +8,16 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import check_logits, check_positive
+from calibrant.core.checks import check_choice
 from calibrant.core.kernels import all_pairs_accuracy, gaussian_exponents, gaussian_weights, laplace_pair_sum
 from calibrant.losses.base import Penalty
 from calibrant.losses.probability import (
+    checked,
     confidence_and_correct,
     full_precision,
     minus_log_p,
     top_of,
     true_class_log_odds,
-    widen,
 )
 
 Normalization: TypeAlias = Literal["paper", "official"]
@@ -41,9 +41,9 @@ def mmce_penalty(logits: Tensor, labels: Tensor, *, scale: float = 0.4, squared:
 
     .. math:: \mathrm{MMCE}^2 = \frac{1}{B^2} \sum_{i=1}^{B} \sum_{j=1}^{B} (a_i - c_i)(a_j - c_j)\, e^{-|c_i - c_j| / s} .
 
-    The sum is exact, by a sort and cumulative sums instead of a B x B kernel. The root is taken as
-    :math:`\sqrt{x + 10^{-10}}`, so that its slope stays finite at 0. The paper trains with the root; the authors' function and
-    its PyTorch port return the square (``squared=True``). At tied confidences the slope of :math:`|c_i - c_j|` is taken as 0.
+    Exact in O(B log B). The root is taken as :math:`\sqrt{x + 10^{-10}}`, so that its slope stays finite at 0. The paper trains
+    with the root; the authors' function and its PyTorch port return the square (``squared=True``). At tied confidences the
+    slope of :math:`|c_i - c_j|` is taken as 0.
 
     Args:
         logits: Scores ``[B, C]``.
@@ -60,12 +60,10 @@ def mmce_penalty(logits: Tensor, labels: Tensor, *, scale: float = 0.4, squared:
 
     Reference:
         Kumar, Sarawagi and Jain, "Trainable calibration measures for neural networks from kernel mean embeddings",
-        ICML 2018. Code: aviralkumar2907/MMCE, 20ng_mmce.py, `calibration_unbiased_loss`.
+        ICML 2018. Code: aviralkumar2907/MMCE, 20ng_mmce.py.
     """
-    where = "mmce_penalty"
-    check_logits(logits, labels, where=where)
-    check_positive(scale, where=where, name="scale")
-    return _kernel_mean(logits, labels, groups=0, scale=scale, squared=squared)
+    scores = checked(logits, labels, where="mmce_penalty", scale=scale)
+    return _kernel_mean(scores, labels, groups=0, scale=scale, squared=squared)
 
 
 class MMCE(Penalty, function=mmce_penalty):
@@ -109,23 +107,20 @@ def weighted_mmce_penalty(
         tensor(0.)
 
     Reference:
-        Kumar, Sarawagi and Jain, ICML 2018. Code: aviralkumar2907/MMCE, 20ng_mmce.py, `calibration_mmce_w_loss`.
+        Kumar, Sarawagi and Jain, ICML 2018. Code: aviralkumar2907/MMCE, 20ng_mmce.py.
     """
-    where = "weighted_mmce_penalty"
-    check_logits(logits, labels, where=where)
-    check_positive(scale, where=where, name="scale")
-    if normalization not in ("paper", "official"):
-        raise ValueError(f"{where}: `normalization` must be one of 'paper', 'official', got {normalization!r}.")
-    return _kernel_mean(logits, labels, groups=1 if normalization == "paper" else 2, scale=scale, squared=squared)
+    check_choice(normalization, ("paper", "official"), where="weighted_mmce_penalty", name="normalization")
+    scores = checked(logits, labels, where="weighted_mmce_penalty", scale=scale)
+    return _kernel_mean(scores, labels, groups=1 if normalization == "paper" else 2, scale=scale, squared=squared)
 
 
 class WeightedMMCE(Penalty, function=weighted_mmce_penalty):
     """`weighted_mmce_penalty` as a module."""
 
 
-def _kernel_mean(logits: Tensor, labels: Tensor, *, groups: int, scale: float, squared: bool) -> Tensor:
+def _kernel_mean(scores: Tensor, labels: Tensor, *, groups: int, scale: float, squared: bool) -> Tensor:
     """Root of the sum over pairs of the gaps, each divided by the size of the batch or, ``groups`` times, of its group."""
-    confidence, correct = confidence_and_correct(logits, labels)
+    confidence, correct = confidence_and_correct(scores, labels)
     right = correct.sum()
     wrong = len(correct) - right
     # An empty group has weight 0; its divisor only has to be something.
@@ -158,15 +153,13 @@ def sece_penalty(
 
     where :math:`\pi_j` is the correctness of the top class without gradient ("hard") or `all_pairs_accuracy` with one ("soft").
     The paper prints the smoothed accuracy without the division; only the ratio agrees with its derivation. For h → 0 and hard
-    accuracy the value becomes the mean of :math:`|a_i - c_i|`, which rewards sharpness and not calibration; a small bandwidth
-    on a small batch inherits that.
+    accuracy the value becomes the mean of :math:`|a_i - c_i|`, which rewards sharpness and not calibration.
 
-    Two options help where most confidences are close to 1. The neighbours of such a confidence are lower on average, so that
-    even a calibrated model looks too confident there: ``centred`` compares :math:`c_i` with
-    :math:`s_i = c_i + \sum_j w_{ij} (\pi_j - c_j)`, w being the normalised weights. And a confidence of 0.999 hardly moves with
-    its logits: ``distance="kl"`` replaces :math:`|s_i - c_i|` by the binary Kullback-Leibler divergence of :math:`c_i` from
-    :math:`s_i`, whose slope by the log-odds of :math:`c_i` is the gap :math:`c_i - s_i` itself. An estimate outside [0, 1] is
-    not clipped, so that the slope has no bias; the value may then fall below 0 by noise.
+    Two options help where most confidences are close to 1. There the neighbours are lower on average, so that even a calibrated
+    model looks too confident: ``centred`` compares :math:`c_i` with :math:`s_i = c_i + \sum_j w_{ij} (\pi_j - c_j)`, with
+    normalised weights w. And a confidence of 0.999 hardly moves with its logits: ``distance="kl"`` replaces :math:`|s_i - c_i|`
+    by the binary Kullback-Leibler divergence of :math:`c_i` from :math:`s_i`, whose slope by the log-odds of :math:`c_i` is the
+    gap :math:`c_i - s_i` itself. An estimate outside [0, 1] is not clipped: the value may fall below 0 by noise.
 
     Args:
         logits: Scores ``[B, C]``.
@@ -192,14 +185,9 @@ def sece_penalty(
     Reference:
         Wang and Golebiowski, "Towards unbiased calibration using meta-regularization", TMLR 2024.
     """
-    where = "sece_penalty"
-    check_logits(logits, labels, where=where)
-    check_positive(bandwidth, where=where, name="bandwidth")
-    if accuracy not in ("hard", "soft"):
-        raise ValueError(f"{where}: `accuracy` must be one of 'hard', 'soft', got {accuracy!r}.")
-    if distance not in ("absolute", "kl"):
-        raise ValueError(f"{where}: `distance` must be one of 'absolute', 'kl', got {distance!r}.")
-    scores = widen(logits)
+    check_choice(accuracy, ("hard", "soft"), where="sece_penalty", name="accuracy")
+    check_choice(distance, ("absolute", "kl"), where="sece_penalty", name="distance")
+    scores = checked(logits, labels, where="sece_penalty", bandwidth=bandwidth)
     probs = scores.softmax(1)
     confidence, correct = top_of(probs, labels)
     if leave_one_out and len(confidence) < 2:
@@ -253,13 +241,11 @@ def skce_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.1) -> T
         tensor(-0.1050)
 
     Reference:
-        Widmann, Lindsten and Zachariah, "Calibration tests in multi-class classification", NeurIPS 2019, the estimator
-        SKCE_uq. Code: devmotion/CalibrationErrors.jl, src/skce/unbiased.jl, `UnbiasedSKCE`.
+        Widmann, Lindsten and Zachariah, "Calibration tests in multi-class classification", NeurIPS 2019. Code:
+        devmotion/CalibrationErrors.jl, src/skce/unbiased.jl.
     """
-    where = "skce_penalty"
-    check_logits(logits, labels, where=where)
-    check_positive(bandwidth, where=where, name="bandwidth")
-    confidence, correct = confidence_and_correct(logits, labels)
+    scores = checked(logits, labels, where="skce_penalty", bandwidth=bandwidth)
+    confidence, correct = confidence_and_correct(scores, labels)
     gap = correct - confidence
     kernel = gaussian_exponents(confidence, bandwidth=bandwidth).exp()
     pairs = max(len(gap) * (len(gap) - 1), 1)
@@ -300,15 +286,10 @@ def kde_ece_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.01, 
 
     Reference:
         Popordanoska, Sayer and Blaschko, "A consistent and differentiable Lp canonical calibration error estimator",
-        NeurIPS 2022, there for whole probability vectors with a Dirichlet kernel; here the top-label form. Code:
-        tpopordanoska/ece-kde, ece_kde.py, `get_ece_kde`.
+        NeurIPS 2022, there for whole probability vectors; here the top-label form. Code: tpopordanoska/ece-kde, ece_kde.py.
     """
-    where = "kde_ece_penalty"
-    check_logits(logits, labels, where=where)
-    check_positive(bandwidth, where=where, name="bandwidth")
-    if p not in (1, 2):
-        raise ValueError(f"{where}: `p` must be 1 or 2, got {p!r}.")
-    scores = widen(logits)
+    check_choice(p, (1, 2), where="kde_ece_penalty", name="p")
+    scores = checked(logits, labels, where="kde_ece_penalty", bandwidth=bandwidth)
     top = scores.detach().argmax(1)
     odds = -true_class_log_odds(scores, top)
     confidence = odds.sigmoid()

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from calibrant.core.checks import check_logits
 from calibrant.losses.base import Penalty
-from calibrant.losses.probability import widen
+from calibrant.losses.probability import checked
 
 # Pairs of classes computed at once: 16 MB in float32.
 _BLOCK = 2**22
@@ -41,13 +40,10 @@ def mbls_penalty(logits: Tensor, labels: Tensor, *, margin: float = 10.0) -> Ten
 
     Reference:
         Liu et al., "The devil is in the margin: margin-based label smoothing for network calibration", CVPR 2022. Code:
-        by-liu/MbLS, calibrate/losses/logit_margin_l1.py, `LogitMarginL1`.
+        by-liu/MbLS, calibrate/losses/logit_margin_l1.py.
     """
-    where = "mbls_penalty"
-    check_logits(logits, labels, where=where)
-    if not margin >= 0:
-        raise ValueError(f"{where}: `margin` must be a number >= 0, got {margin!r}.")
-    scores = widen(logits)
+    scores = checked(logits, labels, where="mbls_penalty")
+    _check_not_negative("mbls_penalty", margin=margin)
     return torch.relu(scores.amax(1, keepdim=True) - margin - scores).mean()
 
 
@@ -91,14 +87,10 @@ def acls_penalty(
 
     Reference:
         Park et al., "ACLS: adaptive and conditional label smoothing for network calibration", ICCV 2023. Code:
-        cvlab-yonsei/ACLS, calibrate/losses/acls.py, `ACLS`.
+        cvlab-yonsei/ACLS, calibrate/losses/acls.py.
     """
-    where = "acls_penalty"
-    check_logits(logits, labels, where=where)
-    for name, value in (("margin", margin), ("top_weight", top_weight), ("rest_weight", rest_weight)):
-        if not value >= 0:
-            raise ValueError(f"{where}: `{name}` must be a number >= 0, got {value!r}.")
-    scores = widen(logits)
+    scores = checked(logits, labels, where="acls_penalty")
+    _check_not_negative("acls_penalty", margin=margin, top_weight=top_weight, rest_weight=rest_weight)
     batch, num_classes = scores.shape
     largest = scores.amax(1, keepdim=True)
     # Ties with the largest are at distance 0 and so drop out of the second sum by themselves; in the first they count.
@@ -138,28 +130,26 @@ def cpc_penalty(logits: Tensor, labels: Tensor, *, bdc_weight: float = 0.1, bec_
         tensor(0.5892)
 
     Reference:
-        Cheng and Vasconcelos, "Calibrating deep neural networks by pairwise constraints", CVPR 2022. No code of theirs is
-        known; a port is in by-liu/CALS, calibrate/losses/cpc_loss.py, `CPCLoss`.
+        Cheng and Vasconcelos, "Calibrating deep neural networks by pairwise constraints", CVPR 2022. A port is in
+        by-liu/CALS, calibrate/losses/cpc_loss.py.
     """
-    check_logits(logits, labels, where="cpc_penalty")
-    for name, weight in (("bdc_weight", bdc_weight), ("bec_weight", bec_weight)):
-        if not weight >= 0:
-            raise ValueError(f"cpc_penalty: `{name}` must be a number >= 0, got {weight!r}.")
-    scores = widen(logits)
-    total = bdc_weight * _discrimination(scores, labels)
-    return total + bec_weight * _exclusion(scores, labels) if bec_weight and scores.shape[1] > 2 else total
+    scores = checked(logits, labels, where="cpc_penalty")
+    _check_not_negative("cpc_penalty", bdc_weight=bdc_weight, bec_weight=bec_weight)
+    batch, num_classes = scores.shape
+    true = scores.gather(1, labels.long().unsqueeze(1))
+    # The true class against itself is ln 2, without gradient.
+    total = bdc_weight * ((-F.logsigmoid(true - scores).sum() - batch * math.log(2)) / (batch * (num_classes - 1)))
+    return total + bec_weight * _exclusion(scores, labels) if bec_weight and num_classes > 2 else total
 
 
 class CPC(Penalty, function=cpc_penalty):
     """`cpc_penalty` as a module."""
 
 
-def _discrimination(scores: Tensor, labels: Tensor) -> Tensor:
-    batch, num_classes = scores.shape
-    true = scores.gather(1, labels.long().unsqueeze(1))
-    # The true class against itself is ln 2, without gradient.
-    total = -F.logsigmoid(true - scores).sum() - batch * math.log(2)
-    return total / (batch * (num_classes - 1))
+def _check_not_negative(where: str, **values: float) -> None:
+    for name, value in values.items():
+        if not value >= 0:
+            raise ValueError(f"{where}: `{name}` must be a number >= 0, got {value!r}.")
 
 
 def _exclusion(scores: Tensor, labels: Tensor) -> Tensor:

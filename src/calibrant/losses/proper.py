@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Unpack
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrant.core.checks import check_logits, range_if_free
-from calibrant.losses.base import Loss, Objective, Shared, WeightedSum
-from calibrant.losses.probability import widen
+from calibrant.core.checks import range_if_free
+from calibrant.losses.base import Loss, Objective, WeightedSum
+from calibrant.losses.probability import check_share, checked, widen
 
 
 def cross_entropy_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
@@ -40,10 +40,8 @@ def cross_entropy_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float
     Reference:
         Szegedy et al., CVPR 2016; Müller, Kornblith and Hinton, NeurIPS 2019.
     """
-    check_logits(logits, labels, where="cross_entropy_loss", soft_targets=True)
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"cross_entropy_loss: `label_smoothing` must lie in [0, 1), got {label_smoothing!r}.")
-    scores = widen(logits)
+    scores = checked(logits, labels, where="cross_entropy_loss", soft_targets=True)
+    check_share(label_smoothing, where="cross_entropy_loss", name="label_smoothing")
     target = labels.to(scores.dtype) if labels.ndim == 2 else labels.long()
     return F.cross_entropy(scores, target, reduction="none", label_smoothing=label_smoothing)
 
@@ -82,8 +80,7 @@ def brier_loss(logits: Tensor, labels: Tensor) -> Tensor:
     Reference:
         Brier, Monthly Weather Review 1950.
     """
-    check_logits(logits, labels, where="brier_loss", soft_targets=True)
-    probs = widen(logits).softmax(1)
+    probs = checked(logits, labels, where="brier_loss", soft_targets=True).softmax(1)
     if labels.ndim == 2:
         return (probs - labels.to(probs.dtype)).square().sum(1)
     index = labels.long().unsqueeze(1)
@@ -126,7 +123,11 @@ def mixup_inputs(
         raise ValueError(f"{where}: `inputs` and `labels` must have the same batch size B >= 1, got {shapes}.")
     if not 0 <= alpha < float("inf"):
         raise ValueError(f"{where}: `alpha` must be a finite number >= 0, got {alpha!r}.")
-    lam = torch.full((), _draw_beta(alpha, generator), device=inputs.device)
+    # torch's own Beta sampler takes no generator, so the quantile function is applied to a uniform draw.
+    from scipy.special import betaincinv
+
+    uniform = float(torch.rand((), generator=generator, device="cpu" if generator is None else generator.device))
+    lam = torch.full((), float(betaincinv(alpha, alpha, uniform)) if alpha else 1.0, device=inputs.device)
     order = torch.randperm(len(inputs), generator=generator, device=inputs.device if generator is None else generator.device)
     mixed = torch.lerp(inputs[order.to(inputs.device)], inputs, lam.to(inputs.dtype))
     return mixed, labels, labels[order.to(labels.device)], lam
@@ -162,8 +163,8 @@ def mixup_loss(
         tensor([0.6269])
 
     Reference:
-        Zhang et al., ICLR 2018, in the form of their code: facebookresearch/mixup-cifar10, train.py, `mixup_criterion`; for
-        calibration Thulasidasan et al., NeurIPS 2019.
+        Zhang et al., ICLR 2018, in the form of their code: facebookresearch/mixup-cifar10, train.py; for calibration
+        Thulasidasan et al., NeurIPS 2019.
     """
     if isinstance(lam, Tensor) and lam.ndim and lam.shape != logits.shape[:1]:
         raise ValueError(f"mixup_loss: `lam` must be a number, [] or [B] = [{len(logits)}], got {list(lam.shape)}.")
@@ -188,14 +189,12 @@ class MixupLoss(Loss, function=mixup_loss):
         tensor(0.6269)
     """
 
-    def __init__(self, *, base: Loss | WeightedSum | None = None, **shared: Unpack[Shared]) -> None:
+    def __init__(self, *, base: Loss | WeightedSum | None = None, **shared: Any) -> None:
         super().__init__(**shared)
         self.base: Objective = CrossEntropyLoss() if base is None else base
-        given = getattr(self.base, "reduction", None)
-        if given is None:
-            raise ValueError(f"MixupLoss: `base` must be or hold a per-sample loss, got {self.base!r}.")
-        if given not in ("mean", self.reduction):
-            raise ValueError(f"MixupLoss: `base` must not reduce by {given!r}. Pass `reduction={given!r}` to MixupLoss itself.")
+        if self.base.reduction not in ("mean", self.reduction):
+            rule = "be, or hold, a per-sample loss whose reduction is 'mean' or that of MixupLoss"
+            raise ValueError(f"MixupLoss: `base` must {rule}, got {self.base!r}.")
         if any(getattr(part, name, None) is not None for part in self.modules() for name in ("ignore_index", "weight")):
             raise ValueError(
                 "MixupLoss: neither it nor `base` may have an `ignore_index` or a `weight`, as a mixed sample has two labels. "
@@ -214,12 +213,3 @@ class MixupLoss(Loss, function=mixup_loss):
     def value(self, logits: Tensor, labels: Tensor, *, labels_b: Tensor, lam: Tensor | float, **inputs: Tensor) -> Tensor:
         """Return the loss of every sample, ``[B]``."""
         return mixup_loss(logits, labels, labels_b, lam, base=lambda scores, target: self.base.value(scores, target, **inputs))
-
-
-def _draw_beta(alpha: float, generator: torch.Generator | None) -> float:
-    # torch's own Beta sampler takes no generator, so the quantile function is applied to a uniform draw.
-    from scipy.special import betaincinv
-
-    device = "cpu" if generator is None else generator.device
-    uniform = float(torch.rand((), generator=generator, device=device))
-    return 1.0 if alpha == 0 else float(betaincinv(alpha, alpha, uniform))

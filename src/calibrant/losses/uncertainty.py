@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import check_logits, check_positive
 from calibrant.losses.base import Penalty, to_rows
-from calibrant.losses.probability import probs_and_entropy, top_of, widen
+from calibrant.losses.probability import checked, probs_and_entropy, top_of
 
 # In the authors' code of AvUC: added to the ratio and to its denominator.
 _RATIO_EPS = 1e-10
@@ -52,12 +51,9 @@ def avuc_penalty(logits: Tensor, labels: Tensor, *, threshold: float | Tensor = 
 
     Reference:
         Krishnan and Tickoo, "Improving model calibration with accuracy versus uncertainty optimization", NeurIPS 2020. Code:
-        IntelLabs/AVUC, src/avuc_loss.py, `AvULoss`.
+        IntelLabs/AVUC, src/avuc_loss.py.
     """
-    where = "avuc_penalty"
-    check_logits(logits, labels, where=where)
-    check_positive(beta, where=where, name="beta")
-    probs, uncertainty = probs_and_entropy(widen(logits))
+    probs, uncertainty = probs_and_entropy(checked(logits, labels, where="avuc_penalty", beta=beta))
     confidence, correct = top_of(probs, labels)
     certain = uncertainty.detach() <= threshold
     squashed = uncertainty.tanh()
@@ -71,22 +67,14 @@ def avuc_threshold(logits: Tensor, labels: Tensor) -> Tensor:
 
     .. math:: u_{th} = \tfrac12 \bigl( \operatorname{mean}_{\text{right}} u_i + \operatorname{mean}_{\text{wrong}} u_i \bigr)
 
-    with :math:`u_i` the entropy of the softmax. The released code computes it over a whole epoch, after each of the first five.
-
-    Args:
-        logits: Scores ``[N, C]``, of an epoch rather than a batch.
-        labels: Class indices ``[N]``.
-
-    Returns:
-        Scalar ``[]`` without gradient; where all are right, or all wrong, the mean entropy of all.
+    with :math:`u_i` the entropy of the softmax; where all are right, or all wrong, the mean entropy of all. Scalar ``[]``
+    without gradient, of logits ``[N, C]`` and labels ``[N]`` of a whole epoch rather than a batch.
 
     Example:
         >>> avuc_threshold(torch.tensor([[0.0, 0.0], [50.0, 0.0]]), torch.tensor([0, 1]))  # ln(2) / 2
         tensor(0.3466)
     """
-    check_logits(logits, labels, where="avuc_threshold")
-    scores = widen(logits.detach())
-    probs, uncertainty = probs_and_entropy(scores)
+    probs, uncertainty = probs_and_entropy(checked(logits.detach(), labels, where="avuc_threshold"))
     _, correct = top_of(probs, labels)
     right, wrong = correct.sum(), (1 - correct).sum()
     mean_right = (uncertainty * correct).sum() / right.clamp(min=1)
@@ -165,12 +153,9 @@ def soft_avuc_penalty(logits: Tensor, labels: Tensor, *, temperature: float = 0.
         Karandikar et al., "Soft calibration objectives for neural networks", NeurIPS 2021. Code:
         google/uncertainty-baselines, experimental/caltrain/secondary_losses.py.
     """
-    where = "soft_avuc_penalty"
-    check_logits(logits, labels, where=where)
-    check_positive(temperature, where=where, name="temperature")
+    scores = checked(logits, labels, where="soft_avuc_penalty", temperature=temperature)
     if not 0 < threshold < 1:
-        raise ValueError(f"{where}: `threshold` must lie in (0, 1), got {threshold!r}.")
-    scores = widen(logits)
+        raise ValueError(f"soft_avuc_penalty: `threshold` must lie in (0, 1), got {threshold!r}.")
     num_classes = scores.shape[1]
     correct = (scores.detach().argmax(1) == labels).to(scores.dtype)
     probs = (1 - _UNIFORM_SHARE) * scores.softmax(1) + _UNIFORM_SHARE / num_classes
@@ -212,8 +197,7 @@ def confidence_penalty(logits: Tensor, labels: Tensor) -> Tensor:
     Reference:
         Pereyra et al., "Regularizing neural networks by penalizing confident output distributions", ICLR workshop 2017.
     """
-    check_logits(logits, labels, where="confidence_penalty")
-    return -probs_and_entropy(widen(logits))[1].mean()
+    return -probs_and_entropy(checked(logits, labels, where="confidence_penalty"))[1].mean()
 
 
 class ConfidencePenalty(Penalty, function=confidence_penalty):
