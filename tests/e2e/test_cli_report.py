@@ -104,7 +104,7 @@ def test_report_of_a_doubtful_repair_says_why_on_the_page(
     page, printed = out.read_text(), " ".join(text.split())
     for doubt in (
         "30 examples are few for this method (40 or more are advised with 4 classes).",
-        "2 of 4 classes have no example in the fit data (2, 3). Their probabilities cannot be trusted",
+        "e fit data have no example of 2 of 4 classes (2, 3). Their probabilities cannot be trusted",
         "do not use it.",
     ):
         assert doubt in page

@@ -197,7 +197,7 @@ def test_top_label_binning_agrees_with_a_loop() -> None:
 def test_spline_slope_is_that_of_a_dense_least_squares_fit() -> None:
     from scipy.interpolate import CubicSpline
 
-    from calibrant.calibrators.confidence import recalibrate
+    from calibrant.calibrators.tables import recalibrate
 
     rng = np.random.default_rng(0)
     confidence = np.sort(rng.uniform(0.4, 1, 4000))

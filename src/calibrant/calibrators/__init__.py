@@ -3,20 +3,25 @@
 Train-time objectives are in `calibrant.losses`.
 """
 
-from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
+from calibrant.calibrators.affine import (
+    BetaCalibration,
+    DirichletCalibration,
+    MatrixScaling,
+    PlattScaling,
+    VectorScaling,
+)
 from calibrant.calibrators.auto import AutoCalibrator, Ranked
 from calibrant.calibrators.base import Calibrator, Identity
-from calibrant.calibrators.confidence import SplineCalibration, TopLabelBinning
 from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, FitData
-from calibrant.calibrators.per_class import (
+from calibrant.calibrators.repair import Repaired
+from calibrant.calibrators.tables import (
     BayesianBinning,
-    BetaCalibration,
     HistogramBinning,
     IsotonicCalibration,
     OrderPreservingIsotonic,
-    PlattScaling,
+    SplineCalibration,
+    TopLabelBinning,
 )
-from calibrant.calibrators.repair import Repaired
 from calibrant.calibrators.temperature import (
     AttendedTemperatureScaling,
     EnsembleTemperatureScaling,

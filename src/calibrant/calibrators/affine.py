@@ -1,4 +1,4 @@
-"""Vector, matrix and Dirichlet calibration: affine maps of logits, fitted by penalised likelihood."""
+"""Affine maps by penalised likelihood: of the logits (vector, matrix, Dirichlet), or of each class's log-odds (Platt, beta)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
+from torch.nn import functional
 
 from calibrant.calibrators.base import Calibrator, Learned, check_ascending
 from calibrant.calibrators.fit_data import FitData
-from calibrant.calibrators.maps import Vector, floor_logits
+from calibrant.calibrators.maps import Vector, asked, floor_logits, log_complements, log_odds
 from calibrant.calibrators.temperature import find_temperature
-from calibrant.core.checks import FitError, check_count, check_positive
+from calibrant.core.checks import check_count, check_positive
 
 # A bias moves a logit by itself, an off-diagonal entry by itself times another logit, of size ten or so.
 _BIAS_SPREAD = 10.0
@@ -23,6 +24,11 @@ _BIAS_SPREAD = 10.0
 _PATH_STEPS, _PATH_TOLERANCE = 20, 1e-6
 # Entries of W over which those steps are stretched: with 1,000 classes there are five.
 _PATH_ENTRIES = 5_000_000
+# Entries [K, N] of one round of regressions: with so few they stay in the cache, and few classes wait for the slowest.
+_ROUND_ENTRIES = 100_000
+# Keeps Newton's equations solvable where features do not vary; far too weak to be seen in the result.
+_FAINT = 1e-9
+_MOST_STEPS, _MOST_HALVINGS = 100, 30
 
 
 def affine_log_probs(logits: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -42,61 +48,63 @@ def dirichlet_log_probs(logits: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return affine_log_probs(floor_logits(logits).log_softmax(-1), weight, bias)
 
 
-class AffineLoss:
-    r"""Mean NLL of :math:`\mathrm{softmax}(W x + b)` with normal priors around the identity map.
+def affine_loss(parameters: Vector, data: FitData, precision: Tensor, bias_precision: float) -> tuple[float, Vector]:
+    r"""Mean NLL of :math:`\mathrm{softmax}(W x + b)` with normal priors around the identity map, and its gradient.
 
     .. math:: \frac1N \Bigl[\sum_i w_i \mathrm{NLL}_i + \tfrac12 \sum_{kl} r_{kl} (W_{kl} - [k = l])^2
         + \tfrac12 r_b \sum_k b_k^2\Bigr]
 
     Args:
+        parameters: W ``[C, C]``, or ``[C]`` if it is diagonal, and then b ``[C]``, in one row.
         data: Features x as its logits ``[N, C]``, float64, with labels and weights w.
-        precision: Inverse variances r, ``[C, C]``, or ``[C]`` for a diagonal W.
+        precision: Inverse variances r, shaped as W.
         bias_precision: The inverse variance of a bias.
     """
+    weight, bias = split_parameters(parameters, precision)
+    away = weight - identity_like(precision)
+    slope, bias_slope = precision * away, bias_precision * bias
+    value = 0.5 * float((slope * away).sum() + bias_slope @ bias)
+    for inputs, labels, weights in data.chunks():
+        log_probs = (inputs * weight if weight.ndim == 1 else inputs @ weight.T).add_(bias).log_softmax(1)
+        index, share = labels.unsqueeze(1), weights.unsqueeze(1)
+        value -= float(weights @ log_probs.gather(1, index).squeeze(1))
+        residual = log_probs.exp_().scatter_add_(1, index, -torch.ones_like(share)).mul_(share)
+        bias_slope += residual.sum(0)
+        slope += residual.mul_(inputs).sum(0) if weight.ndim == 1 else residual.T @ inputs
+    return value / len(data), torch.cat([slope.flatten(), bias_slope]).numpy() / len(data)
 
-    def __init__(self, data: FitData, precision: Tensor, bias_precision: float) -> None:
-        self.data = data
-        self.precision = precision
-        self.bias_precision = bias_precision
-        self.identity = torch.ones_like(precision) if precision.ndim == 1 else torch.eye(len(precision), dtype=torch.float64)
 
-    def split(self, parameters: Vector) -> tuple[Tensor, Tensor]:
-        """Return W and b ``[C]``."""
-        flat, classes = torch.from_numpy(parameters), len(self.precision)
-        return flat[:-classes].view_as(self.precision), flat[-classes:]
+def split_parameters(parameters: Vector, precision: Tensor) -> tuple[Tensor, Tensor]:
+    """Return W, shaped as ``precision``, and b ``[C]``."""
+    flat, classes = torch.from_numpy(parameters), len(precision)
+    return flat[:-classes].view_as(precision), flat[-classes:]
 
-    def __call__(self, parameters: Vector) -> tuple[float, Vector]:
-        """The loss and its gradient."""
-        weight, bias = self.split(parameters)
-        away = weight - self.identity
-        slope, bias_slope = self.precision * away, self.bias_precision * bias
-        value = 0.5 * float((slope * away).sum() + bias_slope @ bias)
-        for inputs, labels, weights in self.data.chunks():
-            log_probs = (inputs * weight if weight.ndim == 1 else inputs @ weight.T).add_(bias).log_softmax(1)
-            index, share = labels.unsqueeze(1), weights.unsqueeze(1)
-            value -= float(weights @ log_probs.gather(1, index).squeeze(1))
-            residual = log_probs.exp_().scatter_add_(1, index, -torch.ones_like(share)).mul_(share)
-            bias_slope += residual.sum(0)
-            slope += residual.mul_(inputs).sum(0) if weight.ndim == 1 else residual.T @ inputs
-        n = len(self.data)
-        return value / n, np.concatenate([slope.flatten().numpy(), bias_slope.numpy()]) / n
 
-    def minimise(self, *, start: Vector | None = None, max_iter: int, tolerance: float = 1e-9, where: str) -> Vector:
-        """Return W and b of least loss, by L-BFGS, until a step improves the loss by less than ``tolerance`` of it."""
-        identity = np.append(self.identity.numpy(), np.zeros(len(self.precision)))
-        options = {"maxiter": max_iter, "ftol": tolerance, "gtol": 1e-7, "maxcor": 10}
-        found = minimize(self, identity if start is None else start, jac=True, method="L-BFGS-B", options=options)
-        if not np.isfinite(found.x).all() or not np.isfinite(found.fun):
-            raise FitError(f"{where}: the fit must give finite numbers, and did not. Look at the scale of the logits.")
-        return np.asarray(found.x, dtype=np.float64)
+def identity_like(precision: Tensor) -> Tensor:
+    """The W, of the shape of ``precision``, that changes nothing."""
+    return torch.ones_like(precision) if precision.ndim == 1 else torch.eye(len(precision), dtype=torch.float64)
+
+
+def fit_affine(
+    data: FitData,
+    precision: Tensor,
+    bias_precision: float,
+    *,
+    max_iter: int,
+    tolerance: float,
+    start: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return W and b of least loss, by L-BFGS, until a step improves the loss by less than ``tolerance`` of it."""
+    weight, bias = start or (identity_like(precision), torch.zeros(len(precision), dtype=torch.float64))
+    options = {"maxiter": max_iter, "ftol": tolerance, "gtol": 1e-7, "maxcor": 10}
+    given = (data, precision, bias_precision)
+    found = minimize(affine_loss, np.append(weight, bias), given, jac=True, method="L-BFGS-B", options=options)
+    return split_parameters(found.x, precision)
 
 
 class _AffineCalibrator(Calibrator):
     learned = ("weight", "bias")
     formula: ClassVar[Callable[..., Tensor]] = staticmethod(affine_log_probs)
-
-    weight_: Tensor
-    bias_: Tensor
 
     def features(self, logits: Tensor) -> Tensor:
         """What the map acts on, float64 ``[N, C]``."""
@@ -104,7 +112,7 @@ class _AffineCalibrator(Calibrator):
 
     def _scaled(self, data: FitData) -> tuple[FitData, float]:
         """Features divided by the best temperature, which is returned too."""
-        scale, _ = find_temperature(data, where=f"{type(self).__name__}.fit")
+        scale, _ = find_temperature(data)
         return FitData(self.features(data.logits) / scale, data.labels, data.weights), scale
 
 
@@ -123,7 +131,7 @@ class VectorScaling(_AffineCalibrator):
         bias_: The biases b ``[C]``.
 
     Reference:
-        Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017, section 4.2.
+        Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017.
     """
 
     label = "vector scaling"
@@ -135,9 +143,9 @@ class VectorScaling(_AffineCalibrator):
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         inputs, scale = self._scaled(data)
-        loss = AffineLoss(inputs, torch.full((data.num_classes,), self.ridge, dtype=torch.float64), self.ridge)
-        weight, bias = loss.split(loss.minimise(max_iter=self.max_iter, where="VectorScaling.fit"))
-        return {"weight": weight / scale, "bias": bias.clone()}
+        precision = torch.full((data.num_classes,), self.ridge, dtype=torch.float64)
+        weight, bias = fit_affine(inputs, precision, self.ridge, max_iter=self.max_iter, tolerance=1e-9)
+        return {"weight": weight / scale, "bias": bias}
 
 
 class MatrixScaling(_AffineCalibrator):
@@ -163,7 +171,7 @@ class MatrixScaling(_AffineCalibrator):
 
     Reference:
         Kull et al., "Beyond temperature scaling: obtaining well-calibrated multiclass probabilities with Dirichlet
-        calibration", NeurIPS 2019, section 3 and supplement (MS-ODIR).
+        calibration", NeurIPS 2019 (MS-ODIR).
     """
 
     label = "matrix scaling"
@@ -174,8 +182,6 @@ class MatrixScaling(_AffineCalibrator):
         "max_iter": check_count,
     }
     also_kept = ("spread",)
-
-    spread_: float
 
     def __init__(
         self,
@@ -200,14 +206,13 @@ class MatrixScaling(_AffineCalibrator):
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         inputs, scale = self._scaled(data)
         self.spread_ = self._choose_spread(inputs)
-        loss = self._loss(inputs, self.spread_)
-        found = loss.minimise(max_iter=self.max_iter, tolerance=1e-8, where=f"{type(self).__name__}.fit")
-        weight, bias = loss.split(found)
-        return {"weight": weight / scale, "bias": bias.clone()}
+        weight, bias = fit_affine(inputs, *self._prior(inputs, self.spread_), max_iter=self.max_iter, tolerance=1e-8)
+        return {"weight": weight / scale, "bias": bias}
 
-    def _loss(self, inputs: FitData, spread: float) -> AffineLoss:
+    def _prior(self, inputs: FitData, spread: float) -> tuple[Tensor, float]:
+        """Inverse variances of W and of a bias."""
         precision = torch.full((inputs.num_classes, inputs.num_classes), spread**-2, dtype=torch.float64)
-        return AffineLoss(inputs, precision.fill_diagonal_(self.ridge), (_BIAS_SPREAD * spread) ** -2)
+        return precision.fill_diagonal_(self.ridge), (_BIAS_SPREAD * spread) ** -2
 
     def _choose_spread(self, inputs: FitData) -> float:
         """The spread of least held-out NLL, followed from narrow to wide until it gets worse."""
@@ -215,15 +220,14 @@ class MatrixScaling(_AffineCalibrator):
             return self.spreads[0]
         parts = [(inputs.subset(kept), inputs.subset(held)) for kept, held in inputs.folds(self.n_folds, seed=self.seed)]
         steps = max(5, min(_PATH_STEPS, self.max_iter, _PATH_ENTRIES // inputs.num_classes**2))
-        where = f"{type(self).__name__}.fit"
-        paths: list[Vector | None] = [None] * len(parts)
+        paths: list[tuple[Tensor, Tensor] | None] = [None] * len(parts)
         best, least = self.spreads[0], np.inf
         for spread in self.spreads:
             total = 0.0
             for k, (kept, held) in enumerate(parts):
-                loss = self._loss(kept, spread)
-                path = paths[k] = loss.minimise(start=paths[k], max_iter=steps, tolerance=_PATH_TOLERANCE, where=where)
-                log_probs = affine_log_probs(held.logits, *loss.split(path))
+                prior = self._prior(kept, spread)
+                path = paths[k] = fit_affine(kept, *prior, max_iter=steps, tolerance=_PATH_TOLERANCE, start=paths[k])
+                log_probs = affine_log_probs(held.logits, *path)
                 total -= float(held.weights @ log_probs.gather(1, held.labels.unsqueeze(1)).squeeze(1))
             if total >= least:
                 break
@@ -247,3 +251,155 @@ class DirichletCalibration(MatrixScaling):
     def features(self, logits: Tensor) -> Tensor:
         """Log-probabilities, float64 ``[N, C]``."""
         return super().features(logits).log_softmax(1)
+
+
+# Platt scaling and beta calibration: a sigmoid for every class; of two only the second has one.
+
+
+def beta_log_probs(logits: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Log-probabilities of one beta curve for every class (``weight [C, 2]``, ``bias [C]``; one row for two), normalised."""
+    log_probs = floor_logits(logits).log_softmax(-1)
+    own, rest = (asked(part, weight.shape[0]) for part in (log_probs, -log_complements(log_probs)))
+    odds = own * weight[:, 0] + rest * weight[:, 1] + bias
+    if weight.shape[0] == 1:
+        return functional.logsigmoid(torch.cat([-odds, odds], -1))
+    return functional.logsigmoid(odds).log_softmax(-1)
+
+
+def platt_log_probs(logits: Tensor, slope: Tensor, intercept: Tensor) -> Tensor:
+    """Log-probabilities of one sigmoid of the log-odds of every class, normalised: a beta curve with a = b."""
+    return beta_log_probs(logits, slope.unsqueeze(1).expand(-1, 2), intercept)
+
+
+def fit_logistic(features: Tensor, answers: Tensor, weights: Tensor, *, strength: float, centre: Tensor) -> Tensor:
+    r"""Coefficients of least penalised cross-entropy of many small regressions at once, by Newton's method with step halving.
+
+    .. math:: \sum_i w_i \bigl[\log(1 + e^{s_i}) - t_i s_i\bigr] + \tfrac12 r \sum_p (\theta_p - c_p)^2, \qquad s = F \theta
+
+    with features F ``[K, N, P]``, answers t ``[K, N]``, weights w ``[N]``, strength r and centre c ``[K, P]``.
+    """
+    # Features of order one, and examples last, where memory is read in one stride.
+    unit = features.abs().amax(1).clamp(min=1e-12)
+    across = (features / unit.unsqueeze(1)).transpose(1, 2).contiguous()
+    ridge, centre = strength / unit**2 + _FAINT, centre * unit
+
+    def loss(theta: Tensor) -> tuple[Tensor, Tensor]:
+        score = (theta.unsqueeze(1) @ across).squeeze(1)
+        fit = (functional.softplus(score) - answers * score) @ weights
+        return fit + 0.5 * (ridge * (theta - centre) ** 2).sum(1), score
+
+    theta = centre.clone()
+    value, score = loss(theta)
+    for _ in range(_MOST_STEPS):
+        probs = score.sigmoid()
+        slope = (across @ ((probs - answers) * weights).unsqueeze(2)).squeeze(2) + ridge * (theta - centre)
+        bend = (across * (probs * (1 - probs) * weights).unsqueeze(1)) @ across.transpose(1, 2) + torch.diag_embed(ridge)
+        step = torch.linalg.solve(bend, slope)
+        size, slack = torch.ones_like(value), 1e-13 * (1 + value.abs())
+        for halving in range(_MOST_HALVINGS + 1):
+            found, score = loss(theta - size.unsqueeze(1) * step)
+            worse = found > value + slack
+            if not bool(worse.any()):
+                break
+            # Where no downhill step is left, they stay where they are.
+            size = torch.where(worse, size / 2 if halving < _MOST_HALVINGS - 1 else 0 * size, size)
+        theta = theta - size.unsqueeze(1) * step
+        last, value = value, found
+        # A second small gain in a row is not awaited: Newton's error is squared by every step.
+        if bool((last - value <= 1e-12 * (1 + value.abs())).all()):
+            break
+    return theta / unit
+
+
+class _SigmoidCalibrator(Calibrator):
+    def _regress(self, data: FitData, *features: Tensor) -> Tensor:
+        """Fit every class that asks, some at a time, to features ``[N, C]`` and an intercept; coefficients ``[K, P + 1]``."""
+        classes = torch.arange(1 if data.num_classes == 2 else 0, data.num_classes)
+        found = []
+        for some in classes.split(max(_ROUND_ENTRIES // len(data), 1)):
+            is_label = data.labels.unsqueeze(0) == some.unsqueeze(1)
+            own = torch.stack([feature[:, some].T for feature in (*features, torch.ones_like(features[0]))], 2)
+            found.append(self._fit_classes(own, is_label, data.weights))
+        return torch.cat(found)
+
+
+class PlattScaling(_SigmoidCalibrator):
+    r"""Fits a sigmoid to the log-odds of every class, then normalises.
+
+    .. math:: q_k \propto \sigma(a_k f_k + b_k), \qquad f_k = \log \frac{p_k}{1 - p_k}, \quad p = \mathrm{softmax}(z)
+
+    Targets are smoothed as Platt's: with N+ examples of the class and N- others they are (N+ + 1) / (N+ + 2) and
+    1 / (N- + 2), so the fit is finite where a class is separable, or absent.
+
+    Attributes:
+        slope_: Slopes ``[C]`` (``[1]``, of the second class, for two).
+        intercept_: Intercepts, shaped as the slopes.
+
+    Reference:
+        Platt, "Probabilistic outputs for support vector machines and comparisons to regularized likelihood methods", 1999;
+        Zadrozny and Elkan, KDD 2002 for many classes.
+    """
+
+    label = "Platt scaling"
+    learned = ("slope", "intercept")
+    formula = staticmethod(platt_log_probs)
+
+    def _fit(self, data: FitData) -> Mapping[str, Learned]:
+        found = self._regress(data, log_odds(floor_logits(data.logits.double())))
+        return {"slope": found[:, 0].clone(), "intercept": found[:, 1].clone()}
+
+    def _fit_classes(self, features: Tensor, is_label: Tensor, weights: Tensor) -> Tensor:
+        hits = (is_label * weights).sum(1, keepdim=True)
+        misses = weights.sum() - hits
+        answers = torch.where(is_label, (hits + 1) / (hits + 2), 1 / (misses + 2))
+        centre = torch.cat([torch.zeros_like(hits), torch.log((hits + 1) / (misses + 1))], 1)
+        return fit_logistic(features, answers, weights, strength=0.0, centre=centre)
+
+
+class BetaCalibration(_SigmoidCalibrator):
+    r"""Fits a beta curve, which can bend either way at both ends, to the probability of every class, then normalises.
+
+    .. math:: q_k \propto \sigma\bigl(a_k \log p_k - b_k \log(1 - p_k) + c_k\bigr), \qquad p = \mathrm{softmax}(z)
+
+    The two coefficients must not be negative: where one comes out so, the curve is fitted again without it. A weak prior around
+    the identity (a = b = 1, c = 0, variance 1 / ``ridge``) keeps the fit finite where a class is separable or absent.
+
+    Args:
+        ridge: Strength of the prior, in examples.
+
+    Attributes:
+        weight_: a and b of every class ``[C, 2]`` (``[1, 2]``, of the second class, for two).
+        bias_: c ``[C]``.
+
+    Reference:
+        Kull, Silva Filho and Flach, "Beta calibration: a well-founded and easily implemented improvement on logistic
+        calibration for binary classifiers", AISTATS 2017.
+    """
+
+    label = "beta calibration"
+    rules = {"ridge": check_positive}
+    learned = ("weight", "bias")
+    formula = staticmethod(beta_log_probs)
+
+    def __init__(self, *, ridge: float = 0.01) -> None:
+        self.ridge = ridge
+
+    def _fit(self, data: FitData) -> Mapping[str, Learned]:
+        log_probs = floor_logits(data.logits.double()).log_softmax(-1)
+        found = self._regress(data, log_probs, -log_complements(log_probs))
+        return {"weight": found[:, :2].clone(), "bias": found[:, 2].clone()}
+
+    def _fit_classes(self, features: Tensor, is_label: Tensor, weights: Tensor) -> Tensor:
+        centre = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64).repeat(len(features), 1)
+        found = torch.zeros_like(centre)
+        again = torch.arange(len(features))
+        while len(again):
+            # A feature of zeros, with a prior around zero, has a coefficient of zero.
+            kept = features[again] * torch.cat([centre[again, :2], torch.ones(len(again), 1)], 1).unsqueeze(1)
+            answers = is_label[again].double()
+            found[again] = fit_logistic(kept, answers, weights, strength=self.ridge, centre=centre[again])
+            # Of two negative coefficients the more negative goes first.
+            lowest, which = found[:, :2].min(1)
+            again = (lowest < 0).nonzero().flatten()
+            centre[again, which[again]] = 0.0
+        return found

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar, overload
+from typing import ClassVar, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from calibrant.calibrators.fit_data import FitData, chunk_rows, refuse_test_split, row_marks, warn, warn_if_seen
 from calibrant.calibrators.maps import keep_top
-from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, check_count, check_positive, to_tensor
+from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, check_positive, to_tensor
 from calibrant.core.collect import find_logits
 from calibrant.core.records import Predictions
-from calibrant.core.registry import lookup
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 Learned: TypeAlias = "float | Tensor"
@@ -28,14 +27,6 @@ Any_C = TypeVar("Any_C", bound="Calibrator")
 
 # Logits of the fit data beyond which a fit takes more than one thread.
 _MOST_FOR_ONE_THREAD = 500_000
-# What is learned under these names must be so, or it gives no probabilities.
-_LEARNED_RULES: dict[str, tuple[str, Callable[[Tensor], bool]]] = {
-    "temperature": ("be a number > 0", lambda t: t.ndim == 0 and bool(t > 0)),
-    "mixture": ("be shares that sum to one", lambda w: bool((w >= 0).all()) and abs(float(w.sum()) - 1) < 1e-6),
-    "knots": ("ascend", lambda x: bool((x.diff(dim=-1) >= 0).all())),
-    "edges": ("ascend", lambda x: bool((x.diff(dim=-1) >= 0).all())),
-    "values": ("lie in [0, 1]", lambda p: bool(((p >= 0) & (p <= 1)).all())),
-}
 
 
 class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
@@ -101,15 +92,25 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             with `CalibrationWarning` where the result is doubtful.
         """
         where = f"{type(self).__name__}.fit"
-        if weights is not None and sample_weight is not None:
-            raise ValueError(f"{where}: one of `weights` and `sample_weight` must be given, which are the same, got both.")
         self.check_params()
         weights = weights if sample_weight is None else sample_weight
-        data = self._fit_data(logits, labels, weights=weights, ignore_index=ignore_index)
+        if isinstance(logits, Predictions):
+            if labels is not None or ignore_index is not None:
+                raise ValueError(f"{where}: `labels` and `ignore_index` must not be given with a `Predictions`, but to it.")
+            refuse_test_split(logits, where=where)
+            records = [logits if weights is None else logits.replace(weights=weights)]
+        elif labels is None:
+            raise ValueError(f"{where}: `labels` must be given with logits, got none.")
+        else:
+            scores = _floating(logits, where=where)
+            samples = scores if self.takes_samples and scores.ndim == 3 else [scores]
+            given = {"labels": labels, "weights": weights, "ignore_index": ignore_index}
+            records = [Predictions(logits=sample, **given) for sample in samples]  # type: ignore[arg-type]
+        data = FitData.of(*records)
         for doubt in self.doubts(data):
             warn(f"{where}: {doubt}")
         with one_thread(when=data.logits.numel() <= _MOST_FOR_ONE_THREAD):
-            self._learn(data)
+            self.learn(data)
         self._seen = row_marks(data.logits)
         return self
 
@@ -118,39 +119,22 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         for name, rule in self.rules.items():
             rule(getattr(self, name), where=type(self).__name__, name=name)
 
-    def _fit_data(self, logits: ArrayLike | Predictions, labels: ArrayLike | None, **given: Any) -> FitData:
-        where = f"{type(self).__name__}.fit"
-        if not isinstance(logits, Predictions):
-            if labels is None:
-                raise ValueError(f"{where}: `labels` must be given with logits, got none.")
-            scores = _floating(logits, where=where)
-            samples = scores if self.takes_samples and scores.ndim == 3 else [scores]
-            return FitData.of(*(Predictions(logits=sample, labels=labels, **given) for sample in samples))
-        for name, value in (("labels", labels), ("ignore_index", given["ignore_index"])):
-            if value is not None:
-                raise ValueError(f"{where}: `{name}` must not be given with a `Predictions`. Give it to `Predictions(...)`.")
-        refuse_test_split(logits, where=where)
-        if given["weights"] is not None:
-            logits = Predictions(logits=logits.logits, labels=logits.labels, weights=given["weights"])
-        return FitData.of(logits)
-
     def doubts(self, data: FitData) -> list[str]:
         """Why a fit on ``data`` may not be trusted, whatever it will find: too few examples, a class without any."""
-        found = [data.too_few(self.fewest_samples(data.num_classes), what="this method")]
+        fewest = self.few_samples_per_class * data.num_classes if self.needs_every_class else self.few_samples
+        found = [data.too_few(fewest, what="this method")]
         if self.needs_every_class and data.missing_classes:
-            other = "use more data, or a method that treats classes alike."
-            found.append(f"{data.missing_classes}. Their probabilities cannot be trusted; {other}")
+            found.append(
+                f"{data.missing_classes}. Their probabilities cannot be trusted; use more data, or temperature scaling."
+            )
         return [doubt for doubt in found if doubt]
-
-    def fewest_samples(self, num_classes: int) -> int:
-        """Number of examples below which a fit warns."""
-        return self.few_samples_per_class * num_classes if self.needs_every_class else self.few_samples
 
     def settle(self, data: FitData) -> Calibrator:
         """Return a calibrator of this kind whose hyper-parameters need not be chosen from data any more: itself, mostly."""
         return self
 
-    def _learn(self, data: FitData) -> None:
+    def learn(self, data: FitData) -> None:
+        """Fit to checked data; no guard rails."""
         found = self._fit(data)
         if not all(bool(torch.isfinite(torch.as_tensor(value)).all()) for value in found.values()):
             where = f"{type(self).__name__}.fit"
@@ -232,14 +216,14 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         result = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
         rows = chunk_rows(int(logits.shape[-1]))
         for given, place in zip(logits.split(rows), result.split(rows), strict=True):
-            wide = given.double()
-            found = type(self).formula(wide, **learned)
-            place.copy_(keep_top(found, wide) if self._keeps_top else found)
+            place.copy_(self.mapped(given.double(), learned))
         return result
 
-    @property
-    def _keeps_top(self) -> bool:
-        return self.preserves_accuracy and bool(self.learned)
+    @classmethod
+    def mapped(cls, logits: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
+        """Apply the formula, and make sure that the top class stays where the method promises it."""
+        found = cls.formula(logits, **learned)
+        return keep_top(found, logits) if cls.preserves_accuracy and learned else found
 
     def learned_values(self) -> dict[str, Tensor]:
         """Return what was learned as float64 tensors, by the names of ``learned``."""
@@ -283,15 +267,13 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         return learned | {name: getattr(self, f"{name}_") for name in self.also_kept}
 
     def _from_plain(self, learned: Mapping[str, object]) -> None:
-        """Take over what `_to_plain` gave, and raise ``ValueError`` if it cannot have been learned."""
+        """Take over what `_to_plain` gave."""
         for name in self.learned + self.also_kept:
             value = torch.tensor(learned[name], dtype=torch.float64)
-            rule, holds = _LEARNED_RULES.get(name, ("be finite", lambda value: True))
-            if not bool(torch.isfinite(value).all()) or not holds(value):
-                raise ValueError(f"{type(self).__name__}.from_dict: `{name}` must {rule}, got something else.")
             setattr(self, f"{name}_", value if value.ndim else value.item())
-        # Wrong shapes fail here.
-        self.log_probs(torch.eye(10, self.num_classes_))
+        # Fails where shapes are wrong.
+        if not bool(torch.isfinite(self.log_probs(torch.eye(10, self.num_classes_))).all()):
+            raise ValueError(f"{type(self).__name__}.from_dict: what was learned must give finite numbers, and does not.")
 
     @classmethod
     def from_dict(cls: type[Any_C], data: Mapping[str, object]) -> Any_C:
@@ -300,17 +282,17 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
         where = f"{cls.__name__}.from_dict"
         try:
-            kind = CALIBRATORS[str(data["calibrator"])]
             given: Mapping[str, object] = data["hyperparameters"]  # type: ignore[assignment]
-            made = kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
+            plain = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+            made = CALIBRATORS[str(data["calibrator"])](**plain)
             made.check_params()
-            made.num_classes_ = int(str(data["num_classes"]))
-            check_count(made.num_classes_, where=where, name="num_classes", least=2)
+            made.num_classes_ = int(data["num_classes"])  # type: ignore[call-overload]
             made._from_plain(data["learned"])  # type: ignore[arg-type]
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
             raise ValueError(f"{where}: the data must describe a calibrator, got a fault at {error}.") from None
         if not isinstance(made, cls):
-            raise ValueError(f"{where}: the data must describe a {cls.__name__}, got a {kind.__name__}. Use `Calibrator.load`.")
+            got = f"got a {type(made).__name__}. Use `Calibrator.load`"
+            raise ValueError(f"{where}: the data must describe a {cls.__name__}, {got}.")
         return made
 
     def save(self, path: str | Path) -> None:
@@ -325,11 +307,6 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         from calibrant.io.files import read_json
 
         return cls.from_dict(read_json(path, kind="calibrator"))
-
-
-def check_choice(*choices: str) -> Rule:
-    """Return a rule by which a hyper-parameter must be one of ``choices``."""
-    return lambda value, *, where, name: lookup(dict.fromkeys(choices), value, kind=f"`{name}` of {where}")
 
 
 def check_ascending(values: Sequence[float], *, where: str, name: str, count: int | None = None) -> None:
@@ -384,8 +361,7 @@ class CalibrationLayer(nn.Module):
 
     def __init__(self, calibrator: Calibrator, *, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self._formula, self._names = type(calibrator).formula, calibrator.learned
-        self._num_classes, self._keeps_top = calibrator.num_classes_, calibrator._keeps_top
+        self._mapped, self._names, self._num_classes = calibrator.mapped, calibrator.learned, calibrator.num_classes_
         self._axis = -1 if calibrator.takes_samples else 1
         self._out_dtype = dtype
         for name, value in calibrator.learned_values().items():
@@ -404,8 +380,7 @@ class CalibrationLayer(nn.Module):
         dtype = torch.promote_types(next(iter(held.values())).dtype if held else torch.float32, logits.dtype)
         wide, device = logits.to(dtype).movedim(self._axis, -1), logits.device.type
         with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
-            found = self._formula(wide, **{name: value.to(dtype) for name, value in held.items()})
-        found = keep_top(found, wide) if self._keeps_top else found
+            found = self._mapped(wide, {name: value.to(dtype) for name, value in held.items()})
         return found.movedim(-1, self._axis).to(self._out_dtype or torch.promote_types(logits.dtype, torch.float32))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

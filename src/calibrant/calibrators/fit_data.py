@@ -62,11 +62,9 @@ class FitData:
         labels, weights = records[0].labels, records[0].weights
         scores = records[0].logits if len(records) == 1 else torch.stack([record.logits for record in records])
         scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
-        weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
-        kept = weights > 0
-        if not bool(kept.all()):
-            scores, labels, weights = scores[..., kept, :], labels[kept], weights[kept]
-        return cls(scores, labels, weights / weights.mean())
+        if weights is None:
+            return cls(scores, labels, torch.ones(len(labels), dtype=torch.float64))
+        return cls(scores, labels, weights).subset(weights.nonzero().flatten())
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -81,16 +79,15 @@ class FitData:
         """Says which classes have no example; empty if all have one."""
         missing = (torch.bincount(self.labels, minlength=self.num_classes) == 0).nonzero().flatten().tolist()
         some = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-        classes = f"{self.num_classes} classes {'has' if len(missing) == 1 else 'have'}"
-        return f"{len(missing)} of {classes} no example in the fit data ({some})" if missing else ""
+        return f"the fit data have no example of {len(missing)} of {self.num_classes} classes ({some})" if missing else ""
 
     def too_few(self, fewest: int, *, what: str) -> str:
         """Says that the examples are fewer than advised for ``what``; empty if they are not."""
-        count = f"{len(self)} examples are" if len(self) > 1 else "one example is"
         # What asks for no more than 100 has few parameters.
         other = ", or a method with fewer parameters such as temperature scaling" if fewest > 100 else ""
         advised = f"({fewest} or more are advised with {self.num_classes} classes)"
-        return f"{count} few for {what} {advised}. Use more validation data{other}." if len(self) < fewest else ""
+        few = f"{len(self)} examples are few for {what} {advised}. Use more validation data{other}."
+        return few if len(self) < fewest else ""
 
     def subset(self, rows: Tensor) -> FitData:
         """Return the examples at the positions ``rows``, their weights scaled to mean one again."""
@@ -138,13 +135,12 @@ def possible_labels(data: FitData, *, warn_as: str | None = None) -> FitData:
         return data
     index = data.labels.unsqueeze(1).expand(*absent.shape[:-1], 1)
     impossible = absent.gather(-1, index).reshape(-1, len(data)).all(0)
-    left_out = int(impossible.sum())
-    if left_out == len(data):
+    if bool(impossible.all()):
         return FitData(floor_logits(data.logits), data.labels, data.weights)
-    if left_out and warn_as is not None:
+    if bool(impossible.any()) and warn_as is not None:
         warn(
-            f"{warn_as}: {left_out} of {len(data)} examples have a label of probability zero, which no temperature changes; "
-            "they were left out. Use ensemble temperature scaling, which leaves no class without a chance."
+            f"{warn_as}: {int(impossible.sum())} of {len(data)} examples have a label of probability zero, whatever the "
+            "temperature; they were left out. Use ensemble temperature scaling, which leaves no class without a chance."
         )
     finite = FitData(data.logits.masked_fill(absent, _ABSENT), data.labels, data.weights)
     return finite.subset((~impossible).nonzero().flatten())
@@ -161,14 +157,11 @@ def refuse_test_split(predictions: Predictions, *, where: str) -> None:
 
 def refuse_other_names(given: Predictions, other: Predictions, *, what: str, of: str) -> None:
     """Raise if both records name their classes and the names differ: a map for every class would go to the wrong ones."""
-    if given.class_names is None or other.class_names is None:
-        return
-    same = sorted(given.class_names) == sorted(other.class_names)
-    hint = "Bring names, scores and labels of both into one order" if same else "Spell them alike if they are the same classes"
-    for k, (got, expected) in enumerate(zip(given.class_names, other.class_names, strict=True)):
-        if got != expected:
-            where = f"got {got!r} for {expected!r} as class {k}"
-            raise ValueError(f"{what} must have the classes of {of} in their order, {where}. {hint}.")
+    names, expected = given.class_names, other.class_names
+    if names is not None and expected is not None and names != expected:
+        k = next(k for k, pair in enumerate(zip(names, expected, strict=True)) if pair[0] != pair[1])
+        got = f"got {names[k]!r} for {expected[k]!r} as class {k}"
+        raise ValueError(f"{what} must have the classes of {of} in their order, {got}. Bring both into one order and spelling.")
 
 
 def row_marks(logits: Tensor) -> Tensor:
@@ -187,11 +180,9 @@ def warn_if_seen(logits: Tensor, seen: Tensor | None, *, where: str) -> None:
     """
     if seen is None:
         return
-    marks = row_marks(logits)
-    distinct, times = seen.unique(return_counts=True)
-    shared = float(torch.isin(marks, distinct[times == 1]).double().mean())
-    if len(distinct) < _LEAST_DISTINCT * len(seen):
-        shared = float(marks.equal(seen))
+    marks, distinct = row_marks(logits), seen.unique()
+    repeated = len(distinct) < _LEAST_DISTINCT * len(seen)
+    shared = float(marks.equal(seen) if repeated else torch.isin(marks, distinct).double().mean())
     if shared >= _LEAST_SHARED:
         warn(
             f"{where}: {100 * shared:.0f} % of these examples were used to fit the calibrator. What is measured on them is "

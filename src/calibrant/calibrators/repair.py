@@ -83,17 +83,15 @@ def repair(
         >>> done.after["ece"].value < done.before["ece"].value, done.after["error"].value == done.before["error"].value
         (True, True)
     """
-    where = "repair"
-    for name, given in (("fit", fit), ("predictions", predictions)):
-        if not isinstance(given, Predictions):
-            raise ValueError(
-                f"{where}: `{name}` must be a `Predictions`, got {type(given).__name__}. Make one of `logits` and `labels`."
-            )
-    if fit.num_classes != predictions.num_classes:
+    if not all(isinstance(given, Predictions) for given in (fit, predictions)):
+        got = f"{type(fit).__name__} and {type(predictions).__name__}"
         raise ValueError(
-            f"{where}: `predictions` must have the C = {fit.num_classes} classes of `fit`, got {predictions.num_classes}."
+            f"repair: `fit` and `predictions` must be `Predictions`, got {got}. Make them of `logits` and `labels`."
         )
-    refuse_other_names(predictions, fit, what=f"{where}: `predictions`", of="`fit`")
+    if fit.num_classes != predictions.num_classes:
+        got = f"{fit.num_classes} and {predictions.num_classes}"
+        raise ValueError(f"repair: `fit` and `predictions` must have the same classes, got {got}.")
+    refuse_other_names(predictions, fit, what="repair: `predictions`", of="`fit`")
     return measure_repair(calibrator_of(method).fit(fit), predictions, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
 
 
@@ -116,17 +114,14 @@ def measure_repair(
 
 def describe(calibrator: Calibrator) -> str:
     """Say in a sentence what was fitted."""
-    fitted = calibrator.best_ if isinstance(calibrator, AutoCalibrator) else calibrator
-    # Speaks of the temperature only if that is all that was learned.
-    temperature = float(getattr(fitted, "temperature_", 1.0)) if fitted.learned == ("temperature",) else None
     if isinstance(calibrator, AutoCalibrator):
-        return calibrator.advice_ + ("" if temperature is None else f" Its temperature is {temperature:.3f}.")
+        scaled = calibrator.best_.learned == ("temperature",)
+        return calibrator.advice_ + (f" Its temperature is {calibrator.best_.temperature_:.3f}." if scaled else "")
     if isinstance(calibrator, Identity):
         return "Nothing was fitted: the probabilities stay as they are."
-    if temperature is None:
+    if calibrator.learned != ("temperature",):
         kept = "the predicted classes stay" if calibrator.preserves_accuracy else "some predicted classes may change too"
         return f"{calibrator.label[0].upper()}{calibrator.label[1:]} was fitted: the probabilities change, {kept}."
-    if f"{temperature:.3f}" == "1.000":
-        return "The best temperature is 1.000, which changes nothing: by its own measure the model was calibrated."
-    what = "over-confident" if temperature > 1 else "under-confident"
-    return f"The logits are divided by a temperature of {temperature:.3f}: by its own measure the model was {what}."
+    temperature = f"{calibrator.temperature_:.3f}"
+    what = "calibrated" if temperature == "1.000" else "over-confident" if calibrator.temperature_ > 1 else "under-confident"
+    return f"The logits are divided by a temperature of {temperature}: by its own measure the model was {what}."

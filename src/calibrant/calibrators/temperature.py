@@ -12,10 +12,10 @@ import torch
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator, Learned, Rule, check_ascending, check_choice
+from calibrant.calibrators.base import Calibrator, Learned, Rule, check_ascending
 from calibrant.calibrators.fit_data import BoundWarning, FitData, possible_labels, warn
 from calibrant.calibrators.maps import Vector, floor_logits
-from calibrant.core.checks import FitError, check_count
+from calibrant.core.checks import FitError, check_choice, check_count
 from calibrant.metrics import expected_calibration_error
 
 # Smallest and largest temperature, unless told otherwise; also where other fits begin, for which T is only a scale.
@@ -42,14 +42,14 @@ def temperature_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor
     return (logits / temperature).log_softmax(-1)
 
 
-def nll_slope(data: FitData, beta: float) -> tuple[float, float, bool]:
-    r"""Derivatives of the summed NLL by the inverse temperature :math:`\beta = 1/T`, and whether every label has the top logit.
+def nll_slope(data: FitData, beta: float) -> tuple[float, float]:
+    r"""First and second derivative of the summed NLL by the inverse temperature :math:`\beta = 1/T`.
 
     .. math:: D(\beta) = \sum_i w_i \bigl(\mathbb{E}_i[z] - z_{i y_i}\bigr), \qquad D'(\beta) = \sum_i w_i \mathrm{Var}_i[z]
 
     with expectations over the classes under :math:`\mathrm{softmax}(\beta z_i)`. D never falls: the NLL is convex in beta.
     """
-    first, second, all_on_top = 0.0, 0.0, True
+    first, second = 0.0, 0.0
     for logits, labels, weights in data.chunks():
         below = logits - logits.amax(1, keepdim=True)
         own = below.gather(1, labels.unsqueeze(1)).squeeze(1)
@@ -59,13 +59,10 @@ def nll_slope(data: FitData, beta: float) -> tuple[float, float, bool]:
         square = power.mul_(below).sum(1) / total
         first += float(weights @ (mean - own))
         second += float(weights @ (square - mean**2))
-        all_on_top = all_on_top and bool((own == 0).all())
-    return first, second, all_on_top
+    return first, second
 
 
-def find_temperature(
-    data: FitData, *, bounds: tuple[float, float] = BOUNDS, start: float = 1.0, where: str = "find_temperature"
-) -> tuple[float, bool]:
+def find_temperature(data: FitData, *, bounds: tuple[float, float] = BOUNDS, start: float = 1.0) -> tuple[float, bool]:
     """Return the temperature of least NLL within ``bounds``, and whether it is one of the bounds.
 
     The root of the NLL's derivative is found by Newton's method in the logarithm of the inverse temperature; a step that
@@ -75,14 +72,14 @@ def find_temperature(
     data = possible_labels(data)
     stride = data.logits.numel() // _FIRST_ENTRIES
     if stride > 1:
-        part = data.subset(torch.arange(0, len(data), stride))
-        start, _ = find_temperature(part, bounds=bounds, start=start, where=where)
+        start, _ = find_temperature(data.subset(torch.arange(0, len(data), stride)), bounds=bounds)
+    # Where every label has the top logit no temperature is best, and rounding would hide it.
+    if all(bool((z.gather(1, y.unsqueeze(1)) == z.amax(1, keepdim=True)).all()) for z, y, _ in data.chunks()):
+        return bounds[0], True
     ends = low, high = -math.log(bounds[1]), -math.log(bounds[0])
     at = min(max(-math.log(start), low), high)
     for _ in range(_MOST_STEPS):
-        slope, bend, all_on_top = nll_slope(data, math.exp(at))
-        if all_on_top:
-            return bounds[0], True
+        slope, bend = nll_slope(data, math.exp(at))
         low, high = (at if slope <= 0 else low), (at if slope >= 0 else high)
         if high - low < _TOLERANCE:
             # The bracket closes on a bound only if the derivative has its sign even there.
@@ -97,18 +94,7 @@ def find_temperature(
         else:
             # A bound that was not looked at yet, if it is near; else half way.
             at = end if end in ends and end != at and abs(end - at) <= _LONGEST_STEP else (low + high) / 2
-    raise FitError(f"{where}: the temperature must settle within {_MOST_STEPS} steps, and did not. Look at the logits.")
-
-
-def find_temperature_by_ece(data: FitData, *, n_bins: int) -> float:
-    """Return the temperature of least ECE on the grid 0.1, 0.2, ..., 10 (the first of several)."""
-    logits = floor_logits(data.logits.double())
-
-    def ece(temperature: float) -> float:
-        probs = temperature_log_probs(logits, temperature).exp_()
-        return float(expected_calibration_error(probs, data.labels, n_bins=n_bins, weights=data.weights))
-
-    return min(_GRID, key=ece)
+    raise FitError(f"fit: the temperature must settle within {_MOST_STEPS} steps, and did not. Look at the logits.")
 
 
 def least_in_log(loss: Callable[[float], float], *, bounds: tuple[float, float]) -> tuple[float, bool]:
@@ -143,27 +129,18 @@ class _TemperatureMethod(Calibrator):
     needs_every_class = False
     rules: ClassVar[Mapping[str, Rule]] = {"bounds": partial(check_ascending, count=2)}
 
-    temperature_: float
-
     def __init__(self, *, bounds: tuple[float, float] = BOUNDS) -> None:
         self.bounds = bounds
 
-    def _doubt_bound(self, temperature: float, at_bound: bool, data: FitData) -> float:
-        """Return the temperature; warn if it ended at a bound, and say what that means for the ``data`` of the fit."""
-        if not at_bound:
-            return temperature
-        # Of several samples of logits the first will do, to say why.
-        logits = floor_logits(data.logits if data.logits.ndim == 2 else data.logits[0])
-        slope, bend, all_on_top = nll_slope(FitData(logits, data.labels, data.weights), 0.0)
-        why = "the best one lies beyond it"
-        if bend == 0:
-            why = "every example has the same logit for all classes, which no temperature changes"
-        elif all_on_top and temperature < 1:
-            why = "every prediction of the fit data is right, so that more confidence always looks better"
-        elif slope >= 0:
-            why = "the logits say less about the labels than guessing does"
-        said = f"the temperature ended at its bound {temperature:g}: {why}. Do not trust it; use more or other data."
-        warn(f"{type(self).__name__}.fit: {said}", BoundWarning)
+    def _doubt_bound(self, temperature: float, at_bound: bool) -> float:
+        """Return the temperature; warn if it ended at a bound."""
+        if at_bound:
+            warn(
+                f"{type(self).__name__}.fit: the temperature ended at its bound {temperature:g}: every prediction of the fit "
+                "data is right, the logits say nothing about the labels, or the best temperature lies beyond the bound. Do not "
+                "trust it; use more or other data.",
+                BoundWarning,
+            )
         return temperature
 
 
@@ -195,7 +172,7 @@ class TemperatureScaling(_TemperatureMethod):
     """
 
     label = "temperature scaling"
-    rules = {**_TemperatureMethod.rules, "objective": check_choice("nll", "ece"), "n_bins": check_count}
+    rules = {**_TemperatureMethod.rules, "objective": partial(check_choice, choices=("nll", "ece")), "n_bins": check_count}
 
     def __init__(
         self, *, objective: Literal["nll", "ece"] = "nll", bounds: tuple[float, float] = BOUNDS, n_bins: int = 15
@@ -205,13 +182,17 @@ class TemperatureScaling(_TemperatureMethod):
         self.n_bins = n_bins
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        where = "TemperatureScaling.fit"
-        if self.objective == "ece":
-            temperature = find_temperature_by_ece(data, n_bins=self.n_bins)
-            at_bound = temperature in (_GRID[0], _GRID[-1])
-        else:
-            temperature, at_bound = find_temperature(possible_labels(data, warn_as=where), bounds=self.bounds, where=where)
-        return {"temperature": self._doubt_bound(temperature, at_bound, data)}
+        if self.objective == "nll":
+            kept = possible_labels(data, warn_as="TemperatureScaling.fit")
+            return {"temperature": self._doubt_bound(*find_temperature(kept, bounds=self.bounds))}
+        logits = floor_logits(data.logits.double())
+
+        def ece(temperature: float) -> float:
+            probs = temperature_log_probs(logits, temperature).exp_()
+            return float(expected_calibration_error(probs, data.labels, n_bins=self.n_bins, weights=data.weights))
+
+        temperature = min(_GRID, key=ece)
+        return {"temperature": self._doubt_bound(temperature, temperature in (_GRID[0], _GRID[-1]))}
 
 
 def attended_nll(data: FitData, *, threshold: float) -> Callable[[float], float]:
@@ -291,14 +272,13 @@ class AttendedTemperatureScaling(_TemperatureMethod):
 
     def doubts(self, data: FitData) -> list[str]:
         """Why a fit on ``data`` may not be trusted: too few examples, or too few classes."""
-        few = f"{data.num_classes} classes are few for this method ({_FEWEST_CLASSES} or more are advised). "
-        few += "Its temperature will be far too high; use temperature scaling."
+        few = f"its temperature is far too high with fewer than {_FEWEST_CLASSES} classes. Use temperature scaling."
         return super().doubts(data) + ([few] if data.num_classes < _FEWEST_CLASSES else [])
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         kept = possible_labels(data, warn_as="AttendedTemperatureScaling.fit")
         found = least_in_log(attended_nll(kept, threshold=self.threshold), bounds=self.bounds)
-        return {"temperature": self._doubt_bound(*found, data)}
+        return {"temperature": self._doubt_bound(*found)}
 
 
 def monte_carlo_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor:
@@ -352,7 +332,7 @@ class MonteCarloTemperatureScaling(_TemperatureMethod):
                 total -= float(weights @ found.gather(1, labels.unsqueeze(1)).squeeze(1))
             return total
 
-        return {"temperature": self._doubt_bound(*least_in_log(loss, bounds=self.bounds), data)}
+        return {"temperature": self._doubt_bound(*least_in_log(loss, bounds=self.bounds))}
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Apply the temperature to checked logits and average; no guard rails."""
@@ -422,11 +402,9 @@ class EnsembleTemperatureScaling(_TemperatureMethod):
     formula = staticmethod(ensemble_log_probs)
     few_samples = 100
 
-    mixture_: Tensor
-
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        found = find_temperature(data, bounds=self.bounds, where="EnsembleTemperatureScaling.fit")
-        temperature, index = self._doubt_bound(*found, data), data.labels.unsqueeze(1)
+        temperature = self._doubt_bound(*find_temperature(data, bounds=self.bounds))
+        index = data.labels.unsqueeze(1)
         own = [temperature_log_probs(data.logits.double(), t).gather(1, index) for t in (temperature, 1.0)]
         flat = torch.full_like(own[0], -math.log(data.num_classes))
         return {"temperature": temperature, "mixture": find_mixture(torch.cat([*own, flat], 1), data.weights)}

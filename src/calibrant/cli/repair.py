@@ -76,7 +76,8 @@ def load_pair(fit: Path, file: Path, request: Request) -> tuple[Predictions, Pre
 def fit_and_measure(method: str, fit_data: Predictions, given: Predictions, request: Request) -> Repaired:
     """Fit ``method``, apply it, and measure before and after, with progress on standard error."""
     calibrator = calibrator_of(method)
-    with progress_bar("fitting", calibrator.n_methods if isinstance(calibrator, AutoCalibrator) else None) as advance:
+    total = len(calibrator.methods_to_try()) if isinstance(calibrator, AutoCalibrator) else None
+    with progress_bar("fitting", total) as advance:
         if isinstance(calibrator, AutoCalibrator):
             calibrator.on_progress(lambda name, done, total: advance(1))
         calibrator.fit(fit_data)

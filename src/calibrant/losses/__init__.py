@@ -55,7 +55,6 @@ from calibrant.losses.kernel import (
     skce_penalty,
     weighted_mmce_penalty,
 )
-from calibrant.losses.margin import ACLS, CPC, MbLS, acls_penalty, cpc_penalty, mbls_penalty
 from calibrant.losses.proper import (
     BrierLoss,
     CrossEntropyLoss,
@@ -66,12 +65,18 @@ from calibrant.losses.proper import (
     mixup_loss,
 )
 from calibrant.losses.uncertainty import (
+    ACLS,
+    CPC,
     AvUC,
     ConfidencePenalty,
+    MbLS,
     SoftAvUC,
+    acls_penalty,
     avuc_penalty,
     avuc_threshold,
     confidence_penalty,
+    cpc_penalty,
+    mbls_penalty,
     soft_avuc_penalty,
 )
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from calibrant.core.binning import equal_mass_bins, top_label
 from calibrant.core.checks import ArrayLike, check_count, check_positive, range_if_free
 from calibrant.core.records import Bins, Predictions, Split
-from calibrant.losses.base import Loss
-from calibrant.losses.probability import checked, log_sum_others, minus_log_p, true_class_log_odds
+from calibrant.losses.base import Loss, checked, log_sum_others, minus_log_p, true_class_log_odds
 from calibrant.losses.proper import cross_entropy_loss
 
 Gamma: TypeAlias = "float | Tensor"
@@ -462,11 +461,12 @@ class AdaFocalLoss(Loss, function=adafocal_loss):
         where = "AdaFocalLoss.update"
         if isinstance(probs, Predictions) == (labels is not None):
             raise ValueError(f"{where}: `labels` must be given beside probabilities, and not beside `Predictions`.")
-        if labels is not None:
-            probs = Predictions(probs=probs, labels=labels, ignore_index=self.ignore_index, where=where)
-        if probs.split is Split.TEST:
+        given = probs
+        if not isinstance(given, Predictions):
+            given = Predictions(probs=given, labels=labels, ignore_index=self.ignore_index)  # type: ignore[arg-type]
+        if given.split is Split.TEST:
             raise ValueError(f"{where}: predictions must not be of the test split, got split=test. Pass validation data.")
-        bins = equal_mass_bins(top_label(probs.probs, probs.labels, where=where, weights=probs.weights), n_bins=self.n_bins)
+        bins = equal_mass_bins(top_label(given.probs, given.labels, where=where, weights=given.weights), n_bins=self.n_bins)
         rule = {"rate": self.rate, "switch": self.switch, "gamma_min": self.gamma_min, "gamma_max": self.gamma_max}
         # In place, so that a captured step reads the new values.
         self.gammas.copy_(adafocal_gammas(self.gammas.double().cpu(), bins.gap, **rule))

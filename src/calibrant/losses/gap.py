@@ -9,8 +9,7 @@ from torch import Tensor
 
 from calibrant.core.checks import check_choice, check_count
 from calibrant.core.kernels import all_pairs_accuracy
-from calibrant.losses.base import Penalty
-from calibrant.losses.probability import checked, confidence_and_correct, top_of
+from calibrant.losses.base import Penalty, checked, confidence_and_correct, top_of
 
 Order: TypeAlias = Literal[1, 2]
 # Added to every membership by the authors' code of DECE, which then divides by 1 + (M + 1) times it.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.core.checks import check_choice, check_count, range_if_free
-from calibrant.losses.base import Penalty, to_rows
-from calibrant.losses.probability import check_share, checked, confidence_and_correct, probs_and_entropy
+from calibrant.losses.base import Penalty, check_share, checked, confidence_and_correct, probs_and_entropy, to_rows
 
 Score: TypeAlias = Literal["confidence", "entropy", "margin"]
 

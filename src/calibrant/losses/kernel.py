@@ -10,8 +10,8 @@ from torch import Tensor
 
 from calibrant.core.checks import check_choice
 from calibrant.core.kernels import all_pairs_accuracy, gaussian_exponents, gaussian_weights, laplace_pair_sum
-from calibrant.losses.base import Penalty
-from calibrant.losses.probability import (
+from calibrant.losses.base import (
+    Penalty,
     checked,
     confidence_and_correct,
     full_precision,

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from calibrant.core.checks import range_if_free
-from calibrant.losses.base import Loss, Objective, WeightedSum
-from calibrant.losses.probability import check_share, checked, widen
+from calibrant.losses.base import Loss, Objective, WeightedSum, check_share, checked, widen
 
 
 def cross_entropy_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:

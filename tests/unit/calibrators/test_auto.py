@@ -20,7 +20,7 @@ from calibrant.calibrators import (
     TemperatureScaling,
     VectorScaling,
 )
-from calibrant.calibrators.auto import advise, brier_scores, candidates, choose, mean_interval, nll_scores, rank
+from calibrant.calibrators.auto import Ranked, advise, brier_scores, candidates, choose, mean_interval, nll_scores
 from calibrant.calibrators.base import Learned
 from calibrant.calibrators.fit_data import FitData
 from calibrant.core.checks import FitError
@@ -31,8 +31,7 @@ from helpers import golden
 
 FEW = ("temperature", "ensemble_temperature", "vector", "histogram")
 
-
-TOO_FEW = "Doing nothing is best: these examples are too few, too easy or too odd for every method."
+NONE_LEFT = "Doing nothing is all that is left: no method could be used on these examples."
 
 
 def predictions(n: int = 1500, *, temperature: float = 2.4, seed: int = 0, split: str = "val") -> Predictions:
@@ -91,13 +90,12 @@ def test_choose_does_nothing_where_the_interval_of_the_gain_includes_zero() -> N
     weights = torch.ones(400, dtype=torch.float64)
     # One standard error of the difference is 1 / 20.
     held = {"none": noise + 0.09, "temperature": torch.zeros(400).double()}
-    assert choose(held, weights, ["none", "temperature"]) == "none"
+    assert choose(held, weights) == "none"
     held = {"none": noise + 0.11, "temperature": torch.zeros(400).double()}
-    assert choose(held, weights, ["none", "temperature"]) == "temperature"
-    assert choose(held, weights, ["none", "temperature"], doubtful=["temperature"]) == "none"
+    assert choose(held, weights) == "temperature"
     # Where doing nothing has no probability for a label, its score is infinite and the gain has no interval.
     held = {"none": torch.full((400,), math.inf).double(), "temperature": torch.zeros(400).double()}
-    assert choose(held, weights, ["none", "temperature"]) == "temperature"
+    assert choose(held, weights) == "temperature"
 
 
 def test_advice_where_doing_nothing_leaves_labels_without_a_chance_says_so() -> None:
@@ -121,11 +119,11 @@ def test_choose_simpler_within_one_standard_error_wins() -> None:
     noise = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     noise = (noise - noise.mean()) / noise.std()
     weights = torch.ones(400, dtype=torch.float64)
-    order, worst = ["none", "temperature", "vector"], torch.full((400,), 9.0).double()
+    worst = torch.full((400,), 9.0).double()
     held = {"none": worst, "temperature": noise + 0.04, "vector": torch.zeros(400).double()}
-    assert choose(held, weights, order) == "temperature"
+    assert choose(held, weights) == "temperature"
     held = {"none": worst, "temperature": noise + 0.06, "vector": torch.zeros(400).double()}
-    assert choose(held, weights, order) == "vector"
+    assert choose(held, weights) == "vector"
 
 
 def test_auto_of_less_than_100_examples_does_not_choose_what_learns_something_of_every_class() -> None:
@@ -134,18 +132,16 @@ def test_auto_of_less_than_100_examples_does_not_choose_what_learns_something_of
     logits = given.logits + torch.tensor([4.0, 0.0, 0.0])
     with pytest.warns(CalibrationWarning, match="99 examples are few for a choice"):
         auto = AutoCalibrator(methods=("temperature", "beta")).fit(logits, given.labels)
-    assert auto.ranking_[0].name == "beta"
-    assert auto.ranking_[0].gain_low > 0
     assert auto.best_name_ == "none"
+    assert "99 examples are few" in str(auto.ranking_[-1].failure)
 
 
 def test_auto_of_predictions_that_are_all_right_does_nothing() -> None:
     logits = predictions(300).logits
-    with pytest.warns(CalibrationWarning, match="every example of the fit data is predicted right"):
-        auto = AutoCalibrator(methods=("temperature", "platt")).fit(logits, logits.argmax(1))
     # More confidence gains on every one of them, and the first mistake would cost all of it.
-    assert auto.ranking_[0].gain_low > 0
-    assert (auto.best_name_, auto.advice_) == ("none", TOO_FEW)
+    with pytest.warns(CalibrationWarning, match="every example is predicted right"):
+        auto = AutoCalibrator(methods=("temperature", "platt")).fit(logits, logits.argmax(1))
+    assert (auto.best_name_, auto.advice_) == ("none", NONE_LEFT)
 
 
 def test_auto_does_not_choose_a_temperature_that_ended_at_its_bound() -> None:
@@ -155,11 +151,10 @@ def test_auto_does_not_choose_a_temperature_that_ended_at_its_bound() -> None:
         warnings.simplefilter("error", CalibrationWarning)
         auto = AutoCalibrator(methods=("temperature", "ensemble_temperature", "joint_isotonic")).fit(given.logits, wrong)
         alone = AutoCalibrator(methods=("temperature",)).fit(given.logits, wrong)
-    assert auto.ranking_[0].name != "joint_isotonic"
     assert auto.best_name_ == "joint_isotonic"
-    assert auto.advice_.startswith("joint_isotonic is best of the methods that these examples suffice for: it lowers")
-    assert alone.best_name_ == "none"
-    assert alone.advice_ == TOO_FEW
+    assert auto.advice_.startswith("joint_isotonic is best: it lowers")
+    assert "ended at its bound" in str(auto.ranking_[-1].failure)
+    assert (alone.best_name_, alone.advice_) == ("none", NONE_LEFT)
 
 
 def test_auto_does_not_choose_a_method_that_has_too_few_examples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,25 +163,20 @@ def test_auto_does_not_choose_a_method_that_has_too_few_examples(monkeypatch: py
     logits = given.logits * torch.tensor([0.3, 1.0, 1.0, 1.0])
     auto = AutoCalibrator(methods=("temperature", "vector"))
     assert auto.fit(logits, given.labels).best_name_ == "vector"
-    monkeypatch.setattr(VectorScaling, "fewest_samples", lambda self, num_classes: 10_000)
-    auto.fit(logits, given.labels)
-    assert [entry.name for entry in auto.ranking_] == ["vector", "temperature", "none"]
-    assert auto.best_name_ == "temperature"
-    assert auto.advice_.startswith("temperature is best of the methods that these examples suffice for: it lowers")
+    monkeypatch.setattr(VectorScaling, "few_samples_per_class", 10_000)
+    assert auto.fit(logits, given.labels).best_name_ == "temperature"
+    assert [entry.name for entry in auto.ranking_] == ["temperature", "none", "vector"]
 
 
 def test_advise_of_nothing_clear_gives_the_interval_of_the_nearest() -> None:
-    noise = torch.tensor([0.5, -0.5]).double()
-    ranking = rank({"none": torch.zeros(2).double(), "a": noise - 0.1, "b": noise - 0.2}, {}, torch.ones(2).double())
+    ranking = [Ranked("b", gain=0.2, gain_low=-0.78, gain_high=1.18), Ranked("none"), Ranked("a", failure="few")]
     assert "the nearest, b, changes it by -0.2000, 95% interval -1.1800 to +0.7800" in advise(ranking, "none", "nll")
-    assert "none of the methods that these examples suffice for improves" in advise(ranking, "none", "nll", doubtful=["b"])
-    assert advise(ranking, "none", "nll", doubtful=["a"]) == advise(ranking, "none", "nll")
 
 
 def test_candidates_are_the_listed_ones_and_a_package_that_cannot_be_loaded_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(iter(candidates())) == "temperature"
     assert not {"mc_temperature", "none", "auto"} & set(candidates())
-    assert AutoCalibrator().n_methods == len(candidates())
+    assert AutoCalibrator().methods_to_try() == candidates()
     broken = EntryPoint("broken", "no_such_package:Thing", "calibrant.calibrators")
     offered = {"theirs": EntryPoint("theirs", f"{__name__}:Failing", "calibrant.calibrators"), "broken": broken}
     monkeypatch.setitem(CALIBRATORS.__dict__, "_offered", offered)
@@ -233,7 +223,7 @@ def test_auto_round_trips_with_its_ranking(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"methods": ("temprature",)}, "unknown calibrator 'temprature'. Did you mean 'temperature'"),
-        ({"scoring": "ece"}, "unknown `scoring` of AutoCalibrator"),
+        ({"scoring": "ece"}, "`scoring` must be one of"),
         ({"n_folds": 1}, "`n_folds` must be a whole number >= 2"),
     ],
 )

@@ -88,15 +88,13 @@ def test_predict_proba_on_fit_data_warns_unless_scores_repeat_themselves() -> No
 def test_wrong_input_is_named() -> None:
     for given, message in (
         ((VAL.logits,), "`labels` must be given with logits"),
-        ((VAL, VAL.labels), "`labels` must not be given with a `Predictions`"),
+        ((VAL, VAL.labels), "`labels` and `ignore_index` must not be given with a `Predictions`"),
         ((VAL.probs, VAL.labels), "`logits` must be scores before softmax"),
     ):
         with pytest.raises(ValueError, match=message):
             TemperatureScaling().fit(*given)
     with pytest.raises(ValueError, match=r"`weights` must be \[300\]"):
         TemperatureScaling().fit(VAL, weights=[1.0])
-    with pytest.raises(ValueError, match="one of `weights` and `sample_weight` must be given"):
-        TemperatureScaling().fit(VAL, weights=LABELS, sample_weight=LABELS)
     for logits, message in (
         (torch.zeros(2, 4), r"`logits` must be \[N, C\] with C = 3"),
         (torch.full((2, 3), math.nan), r"must not hold NaN or \+inf"),
@@ -112,7 +110,7 @@ def test_wrong_input_is_named() -> None:
         (MatrixScaling(spreads=(1.0, 0.1)), "MatrixScaling: `spreads` must be one or more ascending"),
         (DirichletCalibration(n_folds=1), "DirichletCalibration: `n_folds` must be a whole number >= 2"),
         (VectorScaling(ridge=0.0), "`ridge` must be a finite number > 0"),
-        (HistogramBinning(binning="other"), "unknown `binning` of HistogramBinning"),  # type: ignore[arg-type]
+        (HistogramBinning(binning="other"), "HistogramBinning: `binning` must be one of"),  # type: ignore[arg-type]
         (BayesianBinning(span=-1.0), "`span` must be a finite number > 0"),
         (SplineCalibration(n_knots=2), "`n_knots` must be a whole number >= 3"),
         (TopLabelBinning(points_per_bin=0), "`points_per_bin` must be a whole number >= 1"),
@@ -137,7 +135,7 @@ def test_fit_without_a_class_warns_where_classes_are_apart() -> None:
     given, _ = synthetic_predictions(3000, 4, split="val")
     given = given.subset(given.labels != 2)
     for kind in (VectorScaling, TopLabelBinning):
-        with pytest.warns(CalibrationWarning, match=r"1 of 4 classes has no example in the fit data \(2\)"):
+        with pytest.warns(CalibrationWarning, match=r"the fit data have no example of 1 of 4 classes \(2\)"):
             kind().fit(given)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -170,10 +168,8 @@ def test_load_of_another_file_says_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "learned", "message"),
     [
-        (TemperatureScaling, {"temperature": 0.0}, "`temperature` must be a number > 0"),
-        (TemperatureScaling, {"temperature": -1.0}, "`temperature` must be a number > 0"),
-        (IsotonicCalibration, {"knots": [[0.5, 0.1]] * 3}, "`knots` must ascend"),
-        (IsotonicCalibration, {"values": [[0.5, 1.1]] * 3}, r"`values` must lie in \[0, 1\]"),
+        (TemperatureScaling, {"temperature": 0.0}, "must give finite numbers"),
+        (TemperatureScaling, {"temperature": float("nan")}, "must give finite numbers"),
         (VectorScaling, {"weight": [1.0, 1.0]}, "must describe a calibrator"),
         (PlattScaling, {"slope": None}, "must describe a calibrator"),
     ],

@@ -23,7 +23,6 @@ from calibrant.calibrators import (
 from calibrant.calibrators.fit_data import FitData
 from calibrant.calibrators.temperature import (
     attended_nll,
-    find_temperature_by_ece,
     least_in_log,
     monte_carlo_log_probs,
     nll_slope,
@@ -66,9 +65,7 @@ def test_nll_slope_is_the_derivative_by_the_inverse_temperature() -> None:
     loss = (torch.nn.functional.cross_entropy(beta * logits, labels, reduction="none") * data.weights).sum()
     (first,) = torch.autograd.grad(loss, beta, create_graph=True)
     (second,) = torch.autograd.grad(first, beta)
-    found = nll_slope(data, 0.7)
-    assert found[:2] == pytest.approx((first.item(), second.item()), rel=1e-10)
-    assert not found[2]
+    assert nll_slope(data, 0.7) == pytest.approx((first.item(), second.item()), rel=1e-10)
 
 
 @pytest.mark.parametrize("scale", [1e-2, 2.0, 1e4])
@@ -117,16 +114,16 @@ NOISE = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
-    ("logits", "labels", "bound", "why"),
+    ("logits", "labels", "bound"),
     [
-        (NOISE, NOISE.argmax(1), 0.05, "every prediction of the fit data is right"),
-        (NOISE, NOISE.argmin(1), 20, "the logits say less about the labels than guessing does"),
-        (torch.zeros(60, 3), torch.arange(60) % 3, 0.05, "every example has the same logit for all classes"),
-        (20 * Z.logits, Z.labels, 20, "the best one lies beyond it"),
+        (NOISE, NOISE.argmax(1), 0.05),  # every prediction is right
+        (NOISE, NOISE.argmin(1), 20),  # the logits say less than guessing does
+        (torch.zeros(60, 3), torch.arange(60) % 3, 0.05),  # no temperature changes anything
+        (20 * Z.logits, Z.labels, 20),  # the best one lies beyond
     ],
 )
-def test_temperature_at_its_bound_says_what_is_so(logits: Tensor, labels: Tensor, bound: float, why: str) -> None:
-    with pytest.warns(BoundWarning, match=f"bound {bound}: {why}"):
+def test_temperature_that_ends_at_its_bound_warns(logits: Tensor, labels: Tensor, bound: float) -> None:
+    with pytest.warns(BoundWarning, match=f"ended at its bound {bound}:"):
         found = TemperatureScaling(bounds=(0.05, 20)).fit(logits, labels)
     assert found.temperature_ == pytest.approx(bound)
 
@@ -148,16 +145,10 @@ def test_temperature_ece_grid_is_the_least_ece() -> None:
     assert TemperatureScaling(objective="ece").fit(Z).temperature_ == (1 + int(np.argmin(eces))) / 10
 
 
-def test_find_temperature_by_ece_takes_the_first_of_equal_ones() -> None:
-    # Equal logits are uniform at every temperature.
-    data = FitData(torch.zeros(40, 4), torch.arange(40) % 4, torch.ones(40, dtype=torch.float64))
-    assert find_temperature_by_ece(data, n_bins=15) == 0.1
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"objective": "mse"}, "unknown `objective` of TemperatureScaling"),
+        ({"objective": "mse"}, "`objective` must be one of"),
         ({"bounds": (2.0, 1.0)}, "`bounds` must be 2 ascending numbers"),
         ({"bounds": (0.0, 1.0)}, "`bounds` must be a finite number > 0"),
         ({"n_bins": 0}, "`n_bins` must be a whole number >= 1"),
@@ -204,9 +195,7 @@ def test_attended_temperature_varies_less_between_small_fit_sets() -> None:
 
 def test_attended_temperature_of_few_classes_warns() -> None:
     given, _ = synthetic_predictions(2000, 2, temperature=2.0, split="val")
-    with pytest.warns(
-        CalibrationWarning, match=r"fit: 2 classes are few for this method \(10 or more .*use temperature scaling"
-    ):
+    with pytest.warns(CalibrationWarning, match="fewer than 10 classes"):
         assert AttendedTemperatureScaling().fit(given).temperature_ > 3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -237,7 +226,7 @@ def test_monte_carlo_samples_are_averaged_after_scaling() -> None:
 
 
 def test_monte_carlo_wrong_shape_is_named() -> None:
-    with pytest.raises(ValueError, match=r"`logits` must be \[N, C\], got \[3\]"):
+    with pytest.raises(ValueError, match=r"`logits` must be \[N, C\]"):
         MonteCarloTemperatureScaling().fit(torch.zeros(3), torch.zeros(3, dtype=torch.long))
     given, _ = synthetic_predictions(100, 3, split="val")
     found = MonteCarloTemperatureScaling().fit(given)

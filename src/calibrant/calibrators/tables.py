@@ -1,0 +1,541 @@
+"""Calibrators that keep a table: a piecewise map of each class's probability, of all of them, or of the confidence alone.
+
+Of two classes only the second has a map, as the first is its complement. Maps may need fewer knots for one class than for
+another: rows are filled up at the end with `PAD`, which no probability reaches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from scipy.interpolate import CubicSpline
+from scipy.special import betaln
+from sklearn.isotonic import IsotonicRegression
+from torch import Tensor
+
+from calibrant.calibrators.base import Calibrator, Learned
+from calibrant.calibrators.fit_data import FitData
+from calibrant.calibrators.maps import Vector, asked, floor_logits
+from calibrant.core.checks import check_choice, check_count, check_positive
+
+Positions: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"
+
+PAD = 2.0
+# Share of the original probability that is mixed into a one-vs-rest estimate: keeps order within a step of the map, and the
+# log-likelihood finite where an estimate is zero. As in Zhang, Kailkhura and Han (ICML 2020), section 3.
+MIXED_IN = 1e-9
+# Part of the original probability in the joint map: more than the 1e-9 of the published code, which rounding swallows where
+# two probabilities differ by less than 1e-7.
+_JOINT_MIXED_IN = 1e-6
+# A histogram this much less likely than the best adds nothing that can be seen.
+_LEAST_WEIGHT = 1e-3
+# Log-odds this near are equal: float32 keeps the difference of two logits below 32 to within 2e-6. Beside it, the rounding of a
+# probability in double precision, and the smallest one of float32, up to which zeros are given numbers (`floor_logits`).
+_NEAR_LOG_ODDS, _NEAR, _SMALLEST = 2e-6, 1e-15, 2.0**-149
+# Points at which the recalibrated confidence is kept.
+_POINTS = 256
+
+
+# Piecewise maps.
+
+
+def count_below(x: Tensor, table: Tensor, row: Tensor | int = 0) -> Tensor:
+    """How many numbers of an ascending ``row`` of the table ``[K, L]`` (or of ``[L]``) are below each point of x.
+
+    As `torch.searchsorted`, which has no form in ONNX: a bisection of as many steps as the table is long in binary, made of
+    operations that every exporter knows. The number of steps depends on the shape of the table alone.
+    """
+    flat = table.reshape(-1)
+    left = table.shape[-1]
+    first = row * left
+    found = torch.zeros_like(x, dtype=torch.long)
+    while left > 1:
+        half = left // 2
+        found = torch.where(flat[first + found + (half - 1)] < x, found + half, found)
+        left -= half
+    return found + (flat[first + found] < x)
+
+
+def interpolate(x: Tensor, knots: Tensor, values: Tensor, row: Tensor | int = 0) -> Tensor:
+    """Straight lines between knots ``[K, L]`` (or ``[L]``), L at least two, constant beyond the first and the last."""
+    right = count_below(x, knots, row).clamp(1, knots.shape[-1] - 1) + row * knots.shape[-1]
+    places, heights = knots.reshape(-1), values.reshape(-1)
+    start, low = places[right - 1], heights[right - 1]
+    width = places[right] - start
+    share = ((x - start) / torch.where(width > 0, width, torch.ones_like(width))).clamp(0, 1)
+    return low + share * (heights[right] - low)
+
+
+def step_values(x: Tensor, edges: Tensor, values: Tensor, row: Tensor | int = 0) -> Tensor:
+    """Value of the step (``edges [K, L]``, ``values [K, L + 1]``) that holds x; a point on an edge is in the step below it."""
+    return values.reshape(-1)[count_below(x, edges, row) + row * values.shape[-1]]
+
+
+def mix_in(values: Tensor, log_probs: Tensor, *, part: float = MIXED_IN) -> Tensor:
+    """Add ``part`` of the original probabilities to ``values [..., C]``, scale rows to sum to one, return their logarithm.
+
+    Adding in log space keeps classes apart whose probability underflows. A row of zeros gets its original probabilities back.
+    """
+    mixed_in = log_probs + math.log(part)
+    present = values > 0
+    # The logarithm of a zero that is not used would still give the gradient a NaN.
+    mixed = torch.logaddexp(torch.where(present, values, torch.ones_like(values)).log(), mixed_in)
+    return torch.where(present, mixed, mixed_in).log_softmax(-1)
+
+
+def replace_confidence(log_probs: Tensor, confidence: Tensor) -> Tensor:
+    r"""Give the top class a new probability ``[...]``, and scale the others to fill up the rest; ``[..., C]``.
+
+    A confidence below :math:`p_2 / (p_2 + 1 - p_1)`, with the two largest probabilities :math:`p_1 \ge p_2`, would hand the
+    top to the runner-up; it is raised to that, so that the top class stays.
+    """
+    top = log_probs.argmax(-1, keepdim=True)
+    others = log_probs.scatter(-1, top, -torch.inf)
+    rest = others.logsumexp(-1, keepdim=True)
+    share = (others.amax(-1, keepdim=True) - rest).exp()
+    # A hair above the tie: a new tie would go to the class with the smaller index.
+    least = share / (1 + share) * (1 + 1e-7)
+    # The part mixed in keeps both sides away from probability zero.
+    mixed_in = max(MIXED_IN, torch.finfo(confidence.dtype).eps)
+    wanted = (1 - 2 * mixed_in) * confidence.unsqueeze(-1) + mixed_in
+    sure = torch.maximum(wanted, least)
+    return (others - rest + torch.log1p(-sure)).scatter(-1, top, sure.log())
+
+
+def table_log_probs(logits: Tensor, table: Tensor, values: Tensor, *, lookup: Callable[..., Tensor]) -> Tensor:
+    """Map every class's probability by its row of a table ``[K, L]`` (or all by one ``[L]``), and normalise; ``[..., C]``.
+
+    A small part of the original probability keeps the order of classes that share a step.
+    """
+    log_probs = floor_logits(logits).log_softmax(-1)
+    if table.ndim == 1:
+        return mix_in(lookup(log_probs.exp(), table, values), log_probs, part=_JOINT_MIXED_IN)
+    rows = torch.arange(table.shape[0], device=logits.device)
+    found = lookup(asked(log_probs, table.shape[0]).exp(), table, values, rows)
+    return mix_in(torch.cat([1 - found, found], -1) if found.shape[-1] == 1 else found, log_probs)
+
+
+def lines_log_probs(logits: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+    """Apply straight lines between ``knots`` (``[K, L]``, or ``[L]`` for all classes) and normalise; ``[..., C]``."""
+    return table_log_probs(logits, knots, values, lookup=interpolate)
+
+
+def steps_log_probs(logits: Tensor, edges: Tensor, values: Tensor) -> Tensor:
+    """Apply steps (``edges [K, L]``, ``values [K, L + 1]``) to every class's probability and normalise; ``[..., C]``."""
+    return table_log_probs(logits, edges, values, lookup=step_values)
+
+
+def spline_log_probs(logits: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+    """Map the confidence by straight lines between ``knots [L]``, and scale the other classes to fill up the rest."""
+    log_probs = floor_logits(logits).log_softmax(-1)
+    return replace_confidence(log_probs, interpolate(log_probs.amax(-1).exp(), knots, values))
+
+
+def top_label_log_probs(logits: Tensor, edges: Tensor, values: Tensor) -> Tensor:
+    """Map the confidence by the steps (``edges [C, L]``) of the predicted class, and scale the others to fill up the rest."""
+    log_probs = floor_logits(logits).log_softmax(-1)
+    confidence, top = log_probs.max(-1)
+    return replace_confidence(log_probs, step_values(confidence.exp(), edges, values, top))
+
+
+# Questions, and bins whose edges keep equal scores together whatever their rounding.
+
+
+class Question(NamedTuple):
+    """One class against the rest: its probability ``[N]``, whether it is the label ``[N]`` (0.0 or 1.0), and weights."""
+
+    probs: Vector
+    answers: Vector
+    weights: Vector
+
+
+def questions(data: FitData) -> Iterator[Question]:
+    """One question for every class; of two classes only the second asks."""
+    probs = floor_logits(data.logits.double()).softmax(1)
+    for k in range(1 if data.num_classes == 2 else 0, data.num_classes):
+        yield Question(probs[:, k].numpy(), (data.labels == k).double().numpy(), data.weights.numpy())
+
+
+def top_question(data: FitData) -> tuple[Question, Tensor]:
+    """The confidence, whether the predicted class is right, and weights; beside it the predicted class ``[N]``."""
+    confidence, predicted = floor_logits(data.logits.double()).softmax(1).max(1)
+    correct = (predicted == data.labels).double()
+    return Question(confidence.numpy(), correct.numpy(), data.weights.numpy()), predicted
+
+
+def just_above(probs: Vector) -> Vector:
+    """The largest probability that differs from each by rounding alone."""
+    return np.asarray(probs + probs * (_NEAR_LOG_ODDS * (1 - probs) + _NEAR) + _SMALLEST)
+
+
+def merge_ties(probs: Vector) -> Vector:
+    """Make probabilities equal that differ by rounding alone: groups no wider than that, with a wider gap on either side.
+
+    Values that lie so dense everywhere are no ties, and stay as they are.
+
+    Example:
+        >>> merge_ties(np.array([0.1 + 0.2, 0.3, 0.5])).tolist()
+        [0.30000000000000004, 0.30000000000000004, 0.5]
+    """
+    order = np.argsort(probs, kind="stable")
+    ordered = probs[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] > just_above(ordered[:-1])]))
+    sizes = np.diff(np.append(starts, len(ordered)))
+    last = ordered[starts + sizes - 1]
+    alike = np.repeat(last <= just_above(ordered[starts]), sizes)
+    merged = np.empty_like(ordered)
+    merged[order] = np.where(alike, np.repeat(last, sizes), ordered)
+    return merged
+
+
+def edges_behind(ordered: Vector, ends: Positions) -> Vector:
+    """Edges between ascending probabilities, right behind the value before each of ``ends`` in ``[1, N)``, which it holds."""
+    before, behind = ordered[ends - 1], ordered[ends]
+    return np.asarray(np.minimum(just_above(before), (before + behind) / 2))
+
+
+def equal_mass_edges(probs: Vector, weights: Vector, n_bins: int) -> Vector:
+    """Inner edges, each right behind the last probability of its bin, that give every bin the same weight as far as ties allow.
+
+    Example:
+        >>> equal_mass_edges(np.array([0.1, 0.2, 0.3, 0.4, 0.9, 0.9]), np.ones(6), 3).round(4).tolist()
+        [0.2, 0.4]
+    """
+    probs = merge_ties(probs)
+    order = np.argsort(probs, kind="stable")
+    ordered, mass = probs[order], np.cumsum(weights[order])
+    cuts = np.searchsorted(mass, mass[-1] * np.arange(1, n_bins) / n_bins * (1 - 1e-12))
+    ends = np.unique(np.searchsorted(ordered, ordered[np.minimum(cuts, len(probs) - 1)], side="right"))
+    # Nothing lies above an edge at the largest probability.
+    return edges_behind(ordered, ends[ends < len(probs)])
+
+
+def bin_values(question: Question, edges: Vector) -> Vector:
+    """Weighted frequency of the class in each bin ``(lower, upper]``; the middle of the bin where it is empty."""
+    index = np.searchsorted(edges, question.probs)
+    mass = np.bincount(index, question.weights, len(edges) + 1)
+    hits = np.bincount(index, question.weights * question.answers, len(edges) + 1)
+    ends = np.concatenate([[0.0], edges, [1.0]])
+    return np.asarray(np.where(mass > 0, hits / np.where(mass > 0, mass, 1.0), (ends[1:] + ends[:-1]) / 2))
+
+
+def pad_rows(rows: Sequence[Vector], *, least: int, fill: float | None) -> Tensor:
+    """Stack rows of different lengths, filled up with ``fill`` (None: with their last value) to ``least`` or more."""
+    longest = max([least, *(len(row) for row in rows)])
+    padded = [np.pad(row, (0, longest - len(row)), constant_values=row[-1] if fill is None else fill) for row in rows]
+    return torch.from_numpy(np.stack(padded).astype(np.float64))
+
+
+def pad_steps(found: Sequence[tuple[Vector, Vector]]) -> dict[str, Tensor]:
+    """Stack the edges ``[L]`` and values ``[L + 1]`` of step functions of different lengths."""
+    edges = pad_rows([edges for edges, _ in found], least=1, fill=PAD)
+    return {"edges": edges, "values": pad_rows([values for _, values in found], least=edges.shape[1] + 1, fill=None)}
+
+
+# Straight lines between knots: isotonic calibration and splines.
+
+
+def isotonic_lines(question: Question) -> tuple[Vector, Vector]:
+    """Knots and values of the non-decreasing map of least squared error (pool adjacent violators)."""
+    fitted = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
+    fitted.fit(question.probs, question.answers, sample_weight=question.weights)
+    return np.asarray(fitted.X_thresholds_, dtype=np.float64), np.asarray(fitted.y_thresholds_, dtype=np.float64)
+
+
+class LinesCalibrator(Calibrator):
+    """Has a map of straight lines between knots."""
+
+    learned = ("knots", "values")
+    formula: ClassVar[Callable[..., Tensor]] = staticmethod(lines_log_probs)
+    layer_dtype = torch.float64
+
+
+class IsotonicCalibration(LinesCalibrator):
+    """Maps every class's probability by its own non-decreasing function, then normalises.
+
+    The function is that of scikit-learn's ``IsotonicRegression``: constant where neighbours violate the order, straight
+    between, clipped outside. Its zeros would make the likelihood infinite; 1e-9 of the original probability is added.
+
+    Attributes:
+        knots_: Positions ``[C, L]`` (``[1, L]``, of the second class, for two), filled up with 2.
+        values_: Values at the knots ``[C, L]``.
+
+    Reference:
+        Zadrozny and Elkan, "Transforming Classifier Scores into Accurate Multiclass Probability Estimates", KDD 2002.
+    """
+
+    label = "isotonic calibration"
+    few_samples_per_class = 50
+
+    def _fit(self, data: FitData) -> Mapping[str, Learned]:
+        knots, values = zip(*map(isotonic_lines, questions(data)), strict=True)
+        return {"knots": pad_rows(knots, least=2, fill=PAD), "values": pad_rows(values, least=2, fill=None)}
+
+
+class OrderPreservingIsotonic(LinesCalibrator):
+    """Maps the probabilities of all classes by one non-decreasing function, then normalises: the order of classes stays.
+
+    The function is fitted to all pairs of a class's probability and whether it is the label, N C of them. A part of 1e-6 of
+    the original probability is added, so that the map is strictly increasing and the top class never changes.
+
+    Attributes:
+        knots_: Positions ``[L]``.
+        values_: Values ``[L]`` at the knots.
+
+    Reference:
+        Zhang, Kailkhura and Han, "Mix-n-Match", ICML 2020 (IRM).
+    """
+
+    label = "joint isotonic calibration"
+    preserves_accuracy = True
+    needs_every_class = False
+    few_samples = 200
+
+    def _fit(self, data: FitData) -> Mapping[str, Learned]:
+        probs = floor_logits(data.logits.double()).softmax(1)
+        answers = torch.zeros_like(probs).scatter_(1, data.labels.unsqueeze(1), 1.0)
+        weights = data.weights.unsqueeze(1).expand_as(probs)
+        knots, values = isotonic_lines(Question(*(part.reshape(-1).numpy() for part in (probs, answers, weights))))
+        return {"knots": pad_rows([knots], least=2, fill=PAD)[0], "values": pad_rows([values], least=2, fill=None)[0]}
+
+
+def recalibrate(confidence: Vector, correct: Vector, weights: Vector, *, n_knots: int) -> tuple[Vector, Vector]:
+    r"""Fit the curve of Gupta et al.
+
+    With examples in ascending order of confidence and t their share of the total weight so far, a natural cubic spline is
+    fitted to :math:`h(t) = \sum_{j: t_j \le t} w_j (a_j - c_j)`; its slope is the mean difference between correctness a and
+    confidence c at t, so that the new confidence is :math:`c + h'(t)`.
+
+    Returns:
+        Ascending confidences ``[L]`` and their new values ``[L]`` in ``[0, 1]``.
+    """
+    order = np.argsort(confidence, kind="stable")
+    share = weights[order] / weights.sum()
+    ordered = confidence[order]
+    # The middle of an example's own share, so that both ends are treated alike.
+    at = np.cumsum(share) - share / 2
+    gap = (correct[order] - ordered) * share
+    drift = np.cumsum(gap) - gap / 2
+    places = np.linspace(0, 1, n_knots)
+    basis = CubicSpline(places, np.eye(n_knots), bc_type="natural")
+    root = np.sqrt(share)[:, None]
+    heights = np.linalg.lstsq(basis(at) * root, drift * root[:, 0], rcond=None)[0]
+    spline = CubicSpline(places, heights, bc_type="natural")
+    picked = np.unique(np.linspace(0, len(ordered) - 1, _POINTS).round().astype(int))
+    knots = np.unique(ordered[picked])
+    # Examples of equal confidence stand for one point: the middle of their run.
+    first, last = (np.searchsorted(ordered, knots, side=side) for side in ("left", "right"))
+    middle = (at[first] + at[last - 1]) / 2
+    return knots, np.clip(knots + spline(middle, 1), 0.0, 1.0)
+
+
+class SplineCalibration(LinesCalibrator):
+    """Maps the confidence by a curve whose slope a spline gives, and scales the other classes in proportion.
+
+    Where the new confidence would hand the top to another class it is raised to a tie, so that predictions stay.
+
+    Args:
+        n_knots: Knots of the spline.
+
+    Attributes:
+        knots_: Confidences ``[L]``.
+        values_: Their recalibrated values ``[L]``; between them the map is straight.
+
+    Reference:
+        Gupta et al., "Calibration of Neural Networks using Splines", ICLR 2021.
+    """
+
+    label = "spline calibration"
+    rules = {"n_knots": partial(check_count, least=3)}
+    formula = staticmethod(spline_log_probs)
+    preserves_accuracy = True
+    needs_every_class = False
+    few_samples = 300
+
+    def __init__(self, *, n_knots: int = 6) -> None:
+        self.n_knots = n_knots
+
+    def _fit(self, data: FitData) -> Mapping[str, Learned]:
+        question, _ = top_question(data)
+        knots, values = recalibrate(merge_ties(question.probs), question.answers, question.weights, n_knots=self.n_knots)
+        if len(knots) == 1:
+            knots, values = np.repeat(knots, 2), np.repeat(values, 2)
+        return {"knots": torch.from_numpy(knots), "values": torch.from_numpy(values)}
+
+
+# Steps: histograms.
+
+
+class StepsCalibrator(Calibrator):
+    """Has a map of steps between edges."""
+
+    learned = ("edges", "values")
+    formula: ClassVar[Callable[..., Tensor]] = staticmethod(steps_log_probs)
+    layer_dtype = torch.float64
+
+    def _fit(self, data: FitData) -> Mapping[str, Learned]:
+        return pad_steps([self._steps(question) for question in questions(data)])
+
+
+class HistogramBinning(StepsCalibrator):
+    """Replaces every class's probability by the class's frequency in its bin, then normalises.
+
+    A bin without examples keeps its middle. 1e-9 of the original probability is added, as frequencies of zero would make the
+    likelihood infinite.
+
+    Args:
+        n_bins: Number of bins of each class.
+        binning: "width" for bins ``(m/M, (m+1)/M]``, "mass" for bins of equal weight.
+
+    Attributes:
+        edges_: Inner edges ``[C, L]`` (``[1, L]``, of the second class, for two), filled up with 2.
+        values_: Frequency in each bin ``[C, L + 1]``.
+
+    Reference:
+        Zadrozny and Elkan, "Obtaining calibrated probability estimates from decision trees and naive Bayesian classifiers",
+        ICML 2001.
+    """
+
+    label = "histogram binning"
+    rules = {"n_bins": check_count, "binning": partial(check_choice, choices=("width", "mass"))}
+    few_samples_per_class = 150
+
+    def __init__(self, *, n_bins: int = 15, binning: Literal["width", "mass"] = "width") -> None:
+        self.n_bins = n_bins
+        self.binning = binning
+
+    def _steps(self, question: Question) -> tuple[Vector, Vector]:
+        # A rounded score on an edge is in the bin below it, whichever way its probability was rounded.
+        edges = just_above(np.arange(1, self.n_bins) / self.n_bins)
+        if self.binning == "mass":
+            edges = equal_mass_edges(question.probs, question.weights, self.n_bins)
+        return edges, bin_values(question, edges)
+
+
+class TopLabelBinning(StepsCalibrator):
+    """Replaces the confidence by the accuracy in its bin, with bins of their own for every predicted class.
+
+    Bins of a class hold ``points_per_bin`` examples or a few more; a class predicted less often than that is given the bins
+    of all examples together. The other classes are scaled in proportion; where the new confidence would hand the top to
+    another class it is raised to a tie, so that predictions stay.
+
+    Args:
+        points_per_bin: Examples in a bin, at least.
+
+    Attributes:
+        edges_: Inner edges for every predicted class ``[C, L]``, filled up with 2.
+        values_: Accuracy in each bin ``[C, L + 1]``.
+
+    Reference:
+        Gupta and Ramdas, "Top-label calibration and multiclass-to-binary reductions", ICLR 2022.
+    """
+
+    label = "top-label binning"
+    rules = {"points_per_bin": check_count}
+    formula = staticmethod(top_label_log_probs)
+    preserves_accuracy = True
+    few_samples_per_class = 100
+
+    def __init__(self, *, points_per_bin: int = 50) -> None:
+        self.points_per_bin = points_per_bin
+
+    def _fit(self, data: FitData) -> Mapping[str, Learned]:
+        question, predicted = top_question(data)
+        everything = self._steps(question)
+        found = []
+        for k in range(data.num_classes):
+            rows = (predicted == k).numpy()
+            enough = rows.sum() >= self.points_per_bin
+            found.append(self._steps(Question(*(part[rows] for part in question))) if enough else everything)
+        return pad_steps(found)
+
+    def _steps(self, question: Question) -> tuple[Vector, Vector]:
+        n_bins = max(len(question.probs) // self.points_per_bin, 1)
+        edges = equal_mass_edges(question.probs, question.weights, n_bins)
+        return edges, bin_values(question, edges)
+
+
+class BayesianBinning(StepsCalibrator):
+    r"""Averages equal-mass histograms of many sizes, each weighted by how likely it makes the labels (BBQ), then normalises.
+
+    The sizes run from N^(1/3) / ``span`` to ``span`` N^(1/3), and never over N / 5. With :math:`n_1` of the n examples of a bin
+    in the class and its middle m, clipped to [0.005, 0.995], the evidence is that of a Beta prior with
+    :math:`\alpha = 2m, \beta = 2(1 - m)`; the value is :math:`(n_1 + p_0) / (n + 1)` with
+    :math:`p_0 = (\sum_{\text{hits}} p + m) / (n_1 + 1)`. Histograms less than a thousandth as likely as the best are left out;
+    the published code prunes by the variance of the weights instead.
+
+    Args:
+        span: How far the sizes reach to both sides of N^(1/3).
+
+    Attributes:
+        edges_: Inner edges of the mean ``[C, L]`` (``[1, L]``, of the second class, for two), filled up with 2.
+        values_: Its values ``[C, L + 1]``.
+
+    Reference:
+        Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities Using Bayesian Binning", AAAI 2015.
+    """
+
+    label = "Bayesian binning"
+    rules = {"span": check_positive}
+    few_samples_per_class = 50
+
+    def __init__(self, *, span: float = 10.0) -> None:
+        self.span = span
+
+    def _steps(self, question: Question) -> tuple[Vector, Vector]:
+        n = len(question.probs)
+        root = n ** (1 / 3)
+        least = max(1, math.floor(root / self.span))
+        most = max(least, min(math.ceil(n / 5), math.ceil(self.span * root)))
+        sizes = np.arange(least, most + 1)
+        return average_histograms(*equal_mass_histograms(question, sizes), sizes)
+
+
+def equal_mass_histograms(question: Question, sizes: Positions) -> tuple[Vector, Vector, Vector]:
+    """Equal-mass histograms with each of ``sizes`` bins; ties may leave bins empty, whose evidence is one.
+
+    Returns the upper edges and values of all bins, one histogram after the other, and the log-evidence of each.
+    """
+    probs = merge_ties(question.probs)
+    order = np.argsort(probs, kind="stable")
+    probs, weights, n = probs[order], question.weights[order], len(probs)
+    hits = weights * question.answers[order]
+    sums = np.concatenate([np.zeros((1, 3)), np.cumsum(np.stack([weights, hits, hits * probs], 1), 0)])
+    # All bins of all histograms lie in one array, so that one class costs a dozen numpy calls and not a dozen for every size.
+    starts = np.cumsum(sizes) - sizes
+    share = (np.arange(sizes.sum()) - np.repeat(starts, sizes) + 1) / np.repeat(sizes, sizes)
+    cuts = np.minimum(np.searchsorted(sums[:, 0], sums[-1, 0] * share * (1 - 1e-12)), n)
+    # A cut inside a run of equal probabilities moves behind the run.
+    cuts = np.where(share == 1, n, np.searchsorted(probs, probs[cuts - 1], side="right"))
+    upper = np.where(cuts == n, 1.0, probs[cuts - 1])
+    edges = np.where(cuts == n, 1.0, edges_behind(probs, np.minimum(cuts, n - 1)))
+    before, lower = np.roll(cuts, 1), np.roll(upper, 1)
+    before[starts], lower[starts] = 0, 0.0
+    mass, hits, hit_probs = (sums[cuts] - sums[before]).T
+    middle = np.clip((upper + lower) / 2, 0.005, 0.995)
+    alpha, beta = 2 * middle, 2 * (1 - middle)
+    evidence = betaln(hits + alpha, np.maximum(mass - hits, 0) + beta) - betaln(alpha, beta)
+    values = np.clip((hits + (hit_probs + middle) / (hits + 1)) / (mass + 1), 0.0, 1.0)
+    return edges, values, np.add.reduceat(evidence, starts)
+
+
+def average_histograms(edges: Vector, values: Vector, log_evidence: Vector, sizes: Positions) -> tuple[Vector, Vector]:
+    """Mean of histograms, weighted by their evidence: inner edges ``[L]`` and values ``[L + 1]``."""
+    weights = np.exp(log_evidence - log_evidence.max())
+    kept = weights >= _LEAST_WEIGHT
+    bins = np.repeat(kept, sizes)
+    edges, values, sizes, weights = edges[bins], values[bins], sizes[kept], weights[kept] / weights[kept].sum()
+    ends = np.cumsum(sizes)
+    # The mean jumps where one of them does: a sum over all edges instead of a look into every histogram at every edge.
+    jumps = np.append(np.diff(values), 0.0)
+    jumps[ends - 1] = 0.0
+    places, which = np.unique(edges, return_inverse=True)
+    steps = np.bincount(which, jumps * np.repeat(weights, sizes), len(places))
+    total = np.cumsum(np.append(weights @ values[ends - sizes], steps))
+    inner = int((places < 1.0).sum())
+    return places[:inner], np.clip(total[: inner + 1], 0.0, 1.0)
