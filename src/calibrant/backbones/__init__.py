@@ -2,8 +2,17 @@
 
 from collections.abc import Callable
 
-from calibrant.backbones.classifier import Classifier, convnet, mlp
-from calibrant.backbones.resnet import densenet_bc100, resnet18, resnet34, resnet50, resnet110, wide_resnet28_10
+from calibrant.backbones.resnet import (
+    Classifier,
+    convnet,
+    densenet_bc100,
+    mlp,
+    resnet18,
+    resnet34,
+    resnet50,
+    resnet110,
+    wide_resnet28_10,
+)
 
 BACKBONES: dict[str, Callable[..., Classifier]] = {
     "resnet18": resnet18,

@@ -1,29 +1,137 @@
-"""Networks for small images with a 3x3 stem: ResNet-18/34/50, the thin ResNet-110, Wide-ResNet and DenseNet."""
+"""Networks for small images, each a feature extractor and a linear classifier named ``head``.
+
+ResNet-18/34/50, the thin ResNet-110, Wide-ResNet and DenseNet with a 3x3 stem, and two small ones for a CPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrant.backbones.classifier import Classifier, conv3x3
+
+def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    """A 3x3 convolution without bias, padded to keep the size."""
+    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+
+
+class Classifier(nn.Module):
+    """A network whose logits are ``head(features(x))``.
+
+    Subclasses define ``features``, which maps images ``[B, 3, H, W]`` to ``[B, num_features]``. Gamma-Net reads those features,
+    and look-ahead steps move ``head`` alone, so the two halves are public.
+
+    Args:
+        num_features: Width of the penultimate layer.
+        num_classes: Number of classes C.
+    """
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        if num_classes < 2:
+            raise ValueError(f"Classifier: `num_classes` must be >= 2, got {num_classes}.")
+        self.num_features = num_features
+        self.head = nn.Linear(num_features, num_classes)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the penultimate features ``[B, num_features]``."""
+        raise TypeError(f"{type(self).__name__} must define `features(images)`.")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits ``[B, C]``."""
+        return cast(Tensor, self.head(self.features(images)))
+
+
+class ConvNet(Classifier):
+    """Two 3x3 convolutions with BatchNorm, a 2x2 maximum after each, and one hidden layer of 128 features.
+
+    Args:
+        num_classes: Number of classes C.
+        in_channels: Channels of the images.
+        width: Channels of the first convolution; the second has twice as many.
+    """
+
+    def __init__(self, num_classes: int, *, in_channels: int = 3, width: int = 32) -> None:
+        super().__init__(128, num_classes)
+        self.conv1 = conv3x3(in_channels, width)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv3x3(width, 2 * width)
+        self.bn2 = nn.BatchNorm2d(2 * width)
+        self.hidden = nn.Linear(2 * width * 4, self.num_features)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the hidden layer ``[B, num_features]``; any image of at least 4x4 pixels works."""
+        out = F.max_pool2d(F.relu(self.bn1(self.conv1(images))), 2)
+        out = F.relu(self.bn2(self.conv2(out)))
+        return F.relu(cast(Tensor, self.hidden(F.adaptive_avg_pool2d(out, 2).flatten(1))))
+
+
+class MLP(Classifier):
+    """Two hidden layers over flattened inputs of a known size.
+
+    Args:
+        num_classes: Number of classes C.
+        num_inputs: Numbers in one example (channels x height x width).
+        num_features: Width of both hidden layers.
+    """
+
+    def __init__(self, num_classes: int, *, num_inputs: int, num_features: int = 128) -> None:
+        super().__init__(num_features, num_classes)
+        self.hidden1 = nn.Linear(num_inputs, num_features)
+        self.hidden2 = nn.Linear(num_features, num_features)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the second hidden layer ``[B, num_features]``."""
+        out = F.relu(cast(Tensor, self.hidden1(images.flatten(1))))
+        return F.relu(cast(Tensor, self.hidden2(out)))
+
+
+convnet = ConvNet
+mlp = MLP
+
+
+def projection(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """The shortcut: identity where shapes agree, else a strided 1x1 convolution with BatchNorm."""
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
+
+
+def padding(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """The shortcut without parameters: subsample, and pad new channels with zeros on both sides (option A)."""
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    before = (outputs - inputs) // 2
+    return nn.Sequential(nn.AvgPool2d(1, stride), nn.ZeroPad3d((0, 0, 0, 0, before, outputs - inputs - before)))
+
+
+Block: TypeAlias = Callable[[int, int, int], nn.Module]
+
+
+def stages(block: Block, depths: Sequence[int], widths: Sequence[int], *, inputs: int, expansion: int = 1) -> nn.Sequential:
+    """Residual blocks in a row; the first block of each stage but the first halves the image."""
+    blocks: list[nn.Module] = []
+    for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
+        for place in range(depth):
+            blocks.append(block(inputs, width, 2 if stage > 0 and place == 0 else 1))
+            inputs = width * expansion
+    return nn.Sequential(*blocks)
 
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut."""
 
-    expansion = 1
-
-    def __init__(self, inputs: int, planes: int, stride: int) -> None:
+    def __init__(self, inputs: int, planes: int, stride: int, shortcut: Block = projection) -> None:
         super().__init__()
         self.conv1 = conv3x3(inputs, planes, stride)
         self.bn1 = nn.BatchNorm2d(planes)
         self.conv2 = conv3x3(planes, planes)
         self.bn2 = nn.BatchNorm2d(planes)
-        self.shortcut = projection(inputs, planes, stride)
+        self.shortcut = shortcut(inputs, planes, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, inputs, H, W]`` to ``[B, planes, H/stride, W/stride]``."""
@@ -33,8 +141,6 @@ class BasicBlock(nn.Module):
 
 class Bottleneck(nn.Module):
     """A 1x1 - 3x3 - 1x1 chain beside a shortcut, widening fourfold."""
-
-    expansion = 4
 
     def __init__(self, inputs: int, planes: int, stride: int) -> None:
         super().__init__()
@@ -53,36 +159,6 @@ class Bottleneck(nn.Module):
         return F.relu(self.bn3(self.conv3(out)) + self.shortcut(x))
 
 
-class PaddedBlock(nn.Module):
-    """A basic block whose shortcut has no parameters: subsample, and pad new channels with zeros (option A)."""
-
-    expansion = 1
-
-    def __init__(self, inputs: int, planes: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = conv3x3(inputs, planes, stride)
-        self.bn1 = nn.BatchNorm2d(planes)
-        self.conv2 = conv3x3(planes, planes)
-        self.bn2 = nn.BatchNorm2d(planes)
-        self.stride = stride
-        self.padding = planes - inputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``[B, inputs, H, W]`` to ``[B, planes, H/stride, W/stride]``."""
-        out = F.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
-        short = x[:, :, :: self.stride, :: self.stride]
-        half = self.padding // 2
-        return F.relu(out + F.pad(short, (0, 0, 0, 0, half, self.padding - half)))
-
-
-def projection(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """The shortcut: identity where shapes agree, else a strided 1x1 convolution with BatchNorm."""
-    if stride == 1 and inputs == outputs:
-        return nn.Identity()
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
-
-
 class ResNet(Classifier):
     """A stem, stages of residual blocks (each after the first halving the image), and a global mean.
 
@@ -92,28 +168,23 @@ class ResNet(Classifier):
         widths: Planes of each stage.
         num_classes: Number of classes C.
         in_channels: Channels of the images.
+        expansion: Channels that a block gives for each of its planes.
     """
 
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck] | type[PaddedBlock],
+        block: Block,
         depths: Sequence[int],
         widths: Sequence[int],
         num_classes: int,
         *,
         in_channels: int = 3,
+        expansion: int = 1,
     ) -> None:
-        super().__init__(widths[-1] * block.expansion, num_classes)
+        super().__init__(widths[-1] * expansion, num_classes)
         self.conv1 = conv3x3(in_channels, widths[0])
         self.bn1 = nn.BatchNorm2d(widths[0])
-        blocks: list[nn.Module] = []
-        inputs = widths[0]
-        for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
-            for place in range(depth):
-                stride = 2 if stage > 0 and place == 0 else 1
-                blocks.append(block(inputs, width, stride))
-                inputs = width * block.expansion
-        self.blocks = nn.Sequential(*blocks)
+        self.blocks = stages(block, depths, widths, inputs=widths[0], expansion=expansion)
 
     def features(self, images: Tensor) -> Tensor:
         """Return the globally averaged last feature map ``[B, num_features]``."""
@@ -133,7 +204,7 @@ def resnet34(num_classes: int, *, in_channels: int = 3) -> ResNet:
 
 def resnet50(num_classes: int, *, in_channels: int = 3) -> ResNet:
     """ResNet-50 with a 3x3 stem, 2,048 features."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), (64, 128, 256, 512), num_classes, in_channels=in_channels)
+    return ResNet(Bottleneck, (3, 4, 6, 3), (64, 128, 256, 512), num_classes, in_channels=in_channels, expansion=4)
 
 
 def resnet110(num_classes: int, *, in_channels: int = 3) -> ResNet:
@@ -142,11 +213,11 @@ def resnet110(num_classes: int, *, in_channels: int = 3) -> ResNet:
     With PyTorch's default initialisation a network of this depth hardly starts to learn; He et al. (CVPR 2016, section 4.2)
     initialise convolutions by fan-out.
     """
-    model = ResNet(PaddedBlock, (18, 18, 18), (16, 32, 64), num_classes, in_channels=in_channels)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    block = partial(BasicBlock, shortcut=padding)
+    model = ResNet(block, (18, 18, 18), (16, 32, 64), num_classes, in_channels=in_channels)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return model
 
 
@@ -159,9 +230,8 @@ class WideBlock(nn.Module):
         self.conv1 = conv3x3(inputs, planes, stride)
         self.bn2 = nn.BatchNorm2d(planes)
         self.conv2 = conv3x3(planes, planes)
-        same = stride == 1 and inputs == planes
-        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, planes, 1, stride=stride, bias=False)
-        self.same = same
+        self.same = stride == 1 and inputs == planes
+        self.shortcut = nn.Identity() if self.same else nn.Conv2d(inputs, planes, 1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, inputs, H, W]`` to ``[B, planes, H/stride, W/stride]``."""
@@ -182,18 +252,10 @@ class WideResNet(Classifier):
     """
 
     def __init__(self, depth: int, widen: int, num_classes: int, *, in_channels: int = 3) -> None:
-        if (depth - 4) % 6:
-            raise ValueError(f"WideResNet: `depth` must be 6n + 4, got {depth}.")
         super().__init__(64 * widen, num_classes)
         self.conv1 = conv3x3(in_channels, 16)
-        blocks: list[nn.Module] = []
-        inputs = 16
-        for stage, width in enumerate((16 * widen, 32 * widen, 64 * widen)):
-            for place in range((depth - 4) // 6):
-                blocks.append(WideBlock(inputs, width, 2 if stage > 0 and place == 0 else 1))
-                inputs = width
-        self.blocks = nn.Sequential(*blocks)
-        self.bn = nn.BatchNorm2d(inputs)
+        self.blocks = stages(WideBlock, [(depth - 4) // 6] * 3, (16 * widen, 32 * widen, 64 * widen), inputs=16)
+        self.bn = nn.BatchNorm2d(64 * widen)
 
     def features(self, images: Tensor) -> Tensor:
         """Return the globally averaged last feature map ``[B, num_features]``."""
@@ -246,8 +308,6 @@ class DenseNet(Classifier):
     """
 
     def __init__(self, depth: int, growth: int, num_classes: int, *, in_channels: int = 3) -> None:
-        if (depth - 4) % 6:
-            raise ValueError(f"DenseNet: `depth` must be 6n + 4, got {depth}.")
         channels = 2 * growth
         parts: list[nn.Module] = [conv3x3(in_channels, channels)]
         for stage in range(3):

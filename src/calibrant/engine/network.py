@@ -17,8 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from calibrant.backbones import BACKBONES
-from calibrant.backbones.classifier import Classifier
+from calibrant.backbones import BACKBONES, Classifier
 from calibrant.core.registry import lookup
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.hardware import Hardware
