@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,15 @@ def reserved_port() -> int:
         accepted, _ = server.accept()
         accepted.close()
         return int(server.getsockname()[1])
+
+
+def board_images(folder: Path) -> dict[str, list[int]]:
+    """Steps of the images in a folder of TensorBoard events, by tag."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"images": 0})
+    events.Reload()
+    return {tag: [image.step for image in events.Images(tag)] for tag in events.Tags()["images"]}
 
 
 def golden() -> tuple[Tensor, Tensor]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
+import runpy
 import socket
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,19 +25,10 @@ from transformers import (
 from calibrant.integrations.transformers import STATE_FILE, CalibratedTrainer, CalibrationCallback
 from calibrant.meta import MetaLearner
 from calibrant.metrics import expected_calibration_error
-from helpers import reserved_port
+from helpers import board_images, reserved_port
 
 PATH = Path(__file__).parents[2] / "examples" / "transformers_loop.py"
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator is found.*")
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("transformers_loop", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -93,21 +83,18 @@ def hyper_of(trainer: CalibratedTrainer) -> dict[str, Tensor]:
 
 
 def test_transformers_example_calibrates_without_a_network(offline: None, capsys: pytest.CaptureFixture[str]) -> None:
-    results = load().main()
+    example = runpy.run_path(str(PATH))
+    results = example["main"]()
     plain, calibrated = results["plain"], results["calibrated"]
     # 11 % against 4 % when written; the ECE of 1,000 samples alone is about 3 %.
     assert plain["ece_low"] > 0.06
     assert calibrated["ece"] < 0.6 * plain["ece"]
     assert calibrated["error"] < plain["error"] + 0.03
     assert "calibrated  error" in capsys.readouterr().out
-
-
-def test_transformers_example_changes_about_ten_lines() -> None:
-    module = load()
-    plain = [line.strip() for line in inspect.getsource(module.train_plain).splitlines()]
-    changed = [line.strip() for line in inspect.getsource(module.train_calibrated).splitlines()]
+    before = [line.strip() for line in inspect.getsource(example["train_plain"]).splitlines()]
+    changed = [line.strip() for line in inspect.getsource(example["train_calibrated"]).splitlines()]
     assert len([line for line in changed if "# +" in line]) <= 10
-    assert [line for line in changed if "# +" not in line and line not in plain] == changed[:2]
+    assert [line for line in changed if "# +" not in line and line not in before] == changed[:2]
 
 
 def test_trainer_takes_the_steps_of_a_plain_loop(tmp_path: Path) -> None:
@@ -145,21 +132,7 @@ def test_trainer_accumulating_halves_steps_as_with_the_whole_and_updates_once(tm
 
 
 def test_trainer_resumed_from_a_checkpoint_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
-    saving = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
-    through = calibrated(tmp_path / "a", **saving)
-    through.train()
-    rest = calibrated(tmp_path / "b", **saving)
-    rest.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
-    assert (tmp_path / "a" / "checkpoint-4" / STATE_FILE).exists()
-    torch.testing.assert_close(weights(rest.model), weights(through.model), rtol=0, atol=0)
-    for name, value in hyper_of(through).items():
-        torch.testing.assert_close(hyper_of(rest)[name], value, rtol=0, atol=0)
-    through.save_model(str(tmp_path / "final"))
-    assert not (tmp_path / "final" / STATE_FILE).exists()
-
-
-def test_trainer_resumed_with_dropout_goes_on_with_the_random_numbers_and_the_meta_batches(tmp_path: Path) -> None:
-    # The learner draws from the global numbers, and the checkpoint lies within a pass over the held-out samples.
+    # With dropout, a learner that draws from the global numbers, and a checkpoint within a pass over the held-out samples.
     saving = {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant", "meta": {"generator": None}}
     through, rest = calibrated(tmp_path / "a", **saving), calibrated(tmp_path / "b", **saving)
     through.meta_batch_size = rest.meta_batch_size = 20
@@ -169,6 +142,9 @@ def test_trainer_resumed_with_dropout_goes_on_with_the_random_numbers_and_the_me
     assert torch.equal(weights(rest.model), weights(through.model))
     for name, value in hyper_of(through).items():
         assert torch.equal(hyper_of(rest)[name], value)
+    assert (tmp_path / "a" / "checkpoint-4" / STATE_FILE).exists()
+    through.save_model(str(tmp_path / "final"))
+    assert not (tmp_path / "final" / STATE_FILE).exists()
 
 
 @pytest.mark.parametrize("lookahead", ["head", "full"])
@@ -187,10 +163,8 @@ def test_trainer_in_bfloat16_stays_near_full_precision(lookahead: str, tmp_path:
 def test_trainer_with_settings_that_are_the_trainers_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`meta` must leave 'clip' to the Trainer"):
         calibrated(tmp_path, meta={"clip": 1.0})
-    with pytest.raises(ValueError, match="`label_smoothing_factor` must not be given"):
+    with pytest.raises(ValueError, match="`label_smoothing_factor` .* must not be given"):
         calibrated(tmp_path, label_smoothing_factor=0.1)
-    with pytest.raises(ValueError, match="`compute_loss_func` must not be given"):
-        CalibratedTrainer(model(), arguments(tmp_path), meta_dataset=rows(8), compute_loss_func=lambda outputs, labels: None)
 
 
 def test_trainer_of_tokens_leaves_padding_out(tmp_path: Path) -> None:
@@ -208,12 +182,6 @@ def test_trainer_of_tokens_leaves_padding_out(tmp_path: Path) -> None:
     assert trainer.learner is not None
     # Every one of the four meta updates was finite.
     assert int(trainer.learner.state_dict()["adam_steps"]) == trainer.learner.meta_updates == 4
-
-
-@pytest.mark.parametrize("dataset", [None, []])
-def test_trainer_without_held_out_samples_raises(dataset: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`meta_dataset` must hold samples kept out of training"):
-        CalibratedTrainer(model(), arguments(tmp_path), meta_dataset=dataset)
 
 
 @pytest.mark.parametrize("by_batch", [True, False])
@@ -248,16 +216,7 @@ def test_callback_logs_and_keeps_the_ece_of_the_whole_set(
         keys = ("ece", "ece_low", "ece_high", "nll")
         assert [entry[f"eval_{key}"] for key in keys] == [row[key] for key in keys]
     assert figures == [2, 4]
-    assert images(tmp_path / "board") == {"eval/reliability": [2, 4]}
-
-
-def images(folder: Path) -> dict[str, list[int]]:
-    """Steps of the images in a folder of TensorBoard events, by tag."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder), size_guidance={"images": 0})
-    events.Reload()
-    return {tag: [image.step for image in events.Images(tag)] for tag in events.Tags()["images"]}
+    assert board_images(tmp_path / "board") == {"eval/reliability": [2, 4]}
 
 
 def test_callback_keeps_evaluation_sets_apart(tmp_path: Path) -> None:
@@ -288,19 +247,9 @@ def test_compute_metrics_leaves_out_tokens_marked_minus_100() -> None:
     assert found["ece"] == pytest.approx(float(expected_calibration_error(logits[kept].softmax(1), labels[kept])), abs=1e-6)
 
 
-def test_callback_forgets_an_evaluation_that_was_broken_off(tmp_path: Path) -> None:
-    callback = CalibrationCallback(num_classes=3)
-    prediction = EvalPrediction(predictions=torch.eye(3).numpy(), label_ids=torch.arange(3).numpy())
-    assert callback.compute_metrics(prediction, compute_result=False) == {}
-    callback.on_step_end(None, None, None)  # type: ignore[arg-type]
-    callback.compute_metrics(prediction)
-    assert callback.scores is not None
-    assert callback.scores.n == 3
-
-
 def test_callback_without_its_compute_metrics_raises(tmp_path: Path) -> None:
     trainer = Trainer(model(), arguments(tmp_path), eval_dataset=rows(), callbacks=[CalibrationCallback(num_classes=3)])
-    with pytest.raises(ValueError, match="the evaluation must give 'ece', got eval_loss.* Pass `compute_metrics=callback"):
+    with pytest.raises(ValueError, match="the evaluation must give 'ece', got eval_loss"):
         trainer.evaluate()
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibrant.meta.lookahead import ALONE, Exchange, combine, gather
+from calibrant.meta.lookahead import gather
 
 T = TypeVar("T")
 Precision = Literal["bf16", "float32", "float64"]
@@ -40,13 +40,13 @@ class Group(NamedTuple):
         return self.rank == 0
 
     @property
-    def exchange(self) -> Exchange:
-        """How the processes share a look-ahead step."""
-        return ALONE if self.world_size == 1 else Exchange(combine, gather)
+    def processes(self) -> dist.ProcessGroup | None:
+        """The processes that share a look-ahead step; None for a single one."""
+        return dist.group.WORLD if self.world_size > 1 else None
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Concatenate equal parts ``[B, ...]`` of all processes; the gradient of one's own part passes."""
-        return tensor if self.world_size == 1 else gather(tensor.contiguous())
+        return tensor if self.world_size == 1 else gather(tensor.contiguous(), self.processes)
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the processes, in one message."""

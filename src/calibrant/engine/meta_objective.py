@@ -165,8 +165,8 @@ class MetaObjective(Objective):
         if self.plan.settings.leak_meta_grad:
             self._leaked = self._leak(seen, held_out, lr)
         head = dict(self._watched_head.named_parameters())
-        exchange = self.group.exchange
-        found = meta_step(self.learned, self.plan.objective, head=head, batch=seen, held_out=held_out, lr=lr, exchange=exchange)
+        group = self.group.processes
+        found = meta_step(self.learned, self.plan.objective, head=head, batch=seen, held_out=held_out, lr=lr, group=group)
         self.value.copy_(found.value)
 
     @torch.no_grad()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from calibrant.integrations.recorder import Recorder, add_batch
 from calibrant.meta import MetaLearner
 from calibrant.meta.batches import split_batch
-from calibrant.meta.network import Inputs, own_randomness
+from calibrant.meta.network import own_randomness
 from calibrant.metrics.streaming import CalibrationSuite
 
 try:
@@ -25,10 +25,6 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    _Module = pl.LightningModule
-else:
-    _Module = object
 
 __all__ = ["CalibratedMixin", "CalibrationCallback", "meta_learner"]
 
@@ -48,42 +44,25 @@ def meta_learner(module: pl.LightningModule, network: nn.Module, **options: Any)
         options: Arguments of `calibrant.meta.MetaLearner`.
 
     Returns:
-        The learner. Raises ``ValueError`` under automatic optimization, with several optimizers, and with strategies that
-        split the network over processes.
+        The learner. Raises ``ValueError`` with several optimizers and with strategies that split the network over processes.
     """
-    optimizer, strategy, precision = module.optimizers(), module.trainer.strategy, module.trainer.precision_plugin
-    if module.automatic_optimization:
-        raise ValueError("meta_learner: `module` must have automatic_optimization = False, got True. Or use CalibratedMixin.")
+    optimizer, strategy = module.optimizers(), module.trainer.strategy
     if isinstance(optimizer, list):
         raise ValueError(f"meta_learner: `module` must have one optimizer, got {len(optimizer)}.")
     if not isinstance(strategy, DDPStrategy | SingleDeviceStrategy):
         name = type(strategy).__name__
         raise ValueError(f'meta_learner: `strategy` must keep the network whole in every process, got {name}. Use "ddp".')
-    return _Learner(
+    return MetaLearner(
         network,
-        optimizer,  # Lightning's wrapper stands in for an optimizer.
-        convert=precision.convert_input,
+        cast(Optimizer, optimizer),  # Lightning's wrapper stands in for it.
         backward=module.manual_backward,
         process_group=dist.group.WORLD if isinstance(strategy, DDPStrategy) and dist.is_initialized() else None,
-        scaler=getattr(precision, "scaler", None),
+        scaler=getattr(module.trainer.precision_plugin, "scaler", None),
         **options,
     )
 
 
-class _Learner(MetaLearner):
-    """A learner whose meta batches get the type of the network, as Lightning gives it to training batches ("bf16-true")."""
-
-    def __init__(self, *args: Any, convert: Callable[[Any], Any], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._convert = convert
-
-    def draw(self) -> tuple[Inputs, Tensor]:
-        """Return the next meta batch, on the model's device and of its type."""
-        x, labels = super().draw()
-        return self._convert(x), labels
-
-
-class CalibratedMixin(_Module):
+class CalibratedMixin(pl.LightningModule):
     """Trains a LightningModule by a `MetaLearner`; stand it before the module's own class.
 
     The module says what to learn in ``configure_learner``; this class takes the steps, moves learning-rate schedulers as
@@ -108,28 +87,24 @@ class CalibratedMixin(_Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        modules = (base for base in cls.__mro__[1:] if issubclass(base, CalibratedMixin | pl.LightningModule))
-        if not issubclass(next(base for base in modules if "training_step" in vars(base)), CalibratedMixin):
+        steps = [base for base in cls.__mro__ if issubclass(base, pl.LightningModule) and "training_step" in vars(base)]
+        if not issubclass(steps[0], CalibratedMixin):
             raise TypeError(f"{cls.__name__}: CalibratedMixin must come before every other module that it is made of.")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.automatic_optimization = False
 
-    def configure_learner(self) -> MetaLearner | None:
-        """Return the learner, made by `meta_learner`; called when training starts. Every module defines its own."""
-        return None
+    def configure_learner(self) -> MetaLearner:
+        """Return the learner, made by `meta_learner`; called when training starts."""
+        raise TypeError(f"{type(self).__name__}: `configure_learner` must return `meta_learner(self, ...)`.")
 
     def on_train_start(self) -> None:
         """Make the learner, and let it go on where a checkpoint was taken."""
         super().on_train_start()
         # A module may have restored the random numbers of a checkpoint by now: dropout must go on with them.
         with own_randomness(self.device):
-            learner = self.configure_learner()
-        if learner is None:
-            name = type(self).__name__
-            raise ValueError(f"{name}: `configure_learner` must return a MetaLearner, got None. Return `meta_learner(...)`.")
-        self.learner = learner
+            self.learner = self.configure_learner()
         if self._resumed is not None:
             self.learner.load_state_dict(self._resumed)
             self._resumed = None
@@ -221,11 +196,10 @@ class CalibrationCallback(Recorder, pl.Callback):
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start with an empty state for every loader, on the module's device, where the processes of a cluster can talk."""
-        self._suites = [self.suite().to(pl_module.device) for _ in trainer.num_val_batches]
+        loaders = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
+        self._suites = [self.suite().to(pl_module.device) for _ in loaders]
 
-    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start with an empty state for every loader."""
-        self._suites = [self.suite().to(pl_module.device) for _ in trainer.num_test_batches]
+    on_test_epoch_start = on_validation_epoch_start
 
     def on_validation_batch_end(
         self,
@@ -243,28 +217,23 @@ class CalibrationCallback(Recorder, pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log what was measured."""
-        if not trainer.sanity_checking:
-            self._finish(trainer, pl_module, "val", self.prefix)
-
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log what was measured."""
-        self._finish(trainer, pl_module, "test", f"test_{self.prefix}")
-
-    def _finish(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str, before: str) -> None:
+        if trainer.sanity_checking:
+            return
+        stage, before = ("test", f"test_{self.prefix}") if trainer.testing else ("val", self.prefix)
         epoch, step = trainer.current_epoch, trainer.global_step
         for loader, suite in enumerate(self._suites):
             after = f"/dataloader_{loader}" if len(self._suites) > 1 else ""
             values = self.measure(suite)
             assert self.scores is not None
             # Every process holds the numbers of all; their mean changes nothing, and Lightning warns without it.
-            module.log_dict({f"{before}{key}{after}": value for key, value in values.items()}, sync_dist=True)
-            self.history.append({"stage": stage, "epoch": epoch, "step": step, "loader": loader, "n": self.scores.n, **values})
+            pl_module.log_dict({f"{before}{key}{after}": value for key, value in values.items()}, sync_dist=True)
+            row = {"stage": stage, "epoch": epoch, "step": step, "loader": loader, "n": self.scores.n}
+            self.history.append(row | values)
             if trainer.is_global_zero:
                 boards = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-                tag = f"{before}reliability{after}"
-                adders = [partial(board.add_figure, tag, global_step=step, close=False) for board in boards]
-                self.show(f"{tag}, epoch {epoch}", step, adders)
-        self._suites = []
+                self.show(f"{before}reliability{after}", epoch, step, boards)
+
+    on_test_epoch_end = on_validation_epoch_end
 
 
 def logits_and_labels(outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from calibrant.metrics.table import score_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch.utils.tensorboard import SummaryWriter
 
 # The label by which sequence models and their trainers mark what is to be left out.
 IGNORED_LABEL = -100
@@ -62,39 +63,33 @@ class Recorder:
         return CalibrationSuite(**self._settings)
 
     def measure(self, suite: CalibrationSuite) -> dict[str, float]:
-        """Keep the scores of all examples that ``suite`` has seen (in every process), and return what to log of them."""
-        self.scores = suite.scores(n_resamples=self.n_resamples)
-        return self.flat()
+        """Keep the scores of all examples that ``suite`` has seen (in every process); return each metric with its interval.
 
-    def flat(self) -> dict[str, float]:
-        """Return value and both ends of the interval of every metric: ``ece``, ``ece_low``, ``ece_high``."""
-        assert self.scores is not None
+        The names are ``ece``, ``ece_low``, ``ece_high``.
+        """
+        scores = self.scores = suite.scores(n_resamples=self.n_resamples)
         ends = ("", "_low", "_high")
-        return {f"{key}{end}": value for key in self.metrics for end, value in zip(ends, self.scores[key], strict=True)}
+        return {f"{key}{end}": value for key in self.metrics for end, value in zip(ends, scores[key], strict=True)}
 
-    def show(self, title: str, step: int, boards: Sequence[Callable[[Figure], object]]) -> None:
-        """Draw the reliability diagram of the last scores for ``boards`` and for ``log_figure``, if there are any."""
+    def show(self, tag: str, epoch: float | None, step: int, boards: Sequence[SummaryWriter]) -> None:
+        """Draw the reliability diagram of the last scores for TensorBoard and for ``log_figure``, if anybody looks."""
         if not boards and self.log_figure is None:
             return
+        from matplotlib.figure import Figure
+
         assert self.scores is not None
-        figure = draw_scores(self.scores, title=title)
-        for add in boards:
-            add(figure)
+        ece = self.scores["ece"]
+        title = tag if epoch is None else f"{tag}, epoch {epoch:g}"
+        text = f"{title}\nECE {ece.value:.4f} [{ece.low:.4f}, {ece.high:.4f}], {self.scores.n:,} examples"
+        # A figure of its own, which pyplot does not keep.
+        figure = Figure(figsize=(4.8, 5.8), layout="tight")
+        draw_reliability(self.scores.bins, title=text, ax=figure.subplots())
+        for board in boards:
+            board.add_figure(tag, figure, global_step=step, close=False)
         if self.log_figure is not None:
             self.log_figure(figure, step)
 
 
 def add_batch(suite: CalibrationSuite, logits: Tensor, labels: Tensor) -> None:
     """Add logits ``[..., C]`` and labels ``[...]``, of which those marked -100 are left out."""
-    suite.update(logits=logits.detach().reshape(-1, logits.shape[-1]), labels=labels.detach().reshape(-1))
-
-
-def draw_scores(scores: Scores, *, title: str) -> Figure:
-    """Return the reliability diagram of ``scores``, as a figure that no window and no global state knows of."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.8, 5.8), layout="tight")
-    ece = scores["ece"]
-    text = f"{title}\nECE {ece.value:.4f} [{ece.low:.4f}, {ece.high:.4f}], {scores.n:,} examples"
-    draw_reliability(scores.bins, title=text, ax=figure.subplots())
-    return figure
+    suite.update(logits=logits.detach().flatten(0, -2), labels=labels.detach().reshape(-1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,16 +63,13 @@ class CalibratedTrainer(Trainer):
     ) -> None:
         super().__init__(*args, **kwargs)
         check_count(meta_batch_size, where="CalibratedTrainer", name="meta_batch_size")
-        for name in _TRAINERS_OWN & set(meta or {}):
-            raise ValueError(f"CalibratedTrainer: `meta` must leave {name!r} to the Trainer. Set it in TrainingArguments.")
-        if not hasattr(meta_dataset, "__len__") or len(meta_dataset) == 0:
+        if taken := _TRAINERS_OWN & set(meta or {}):
+            raise ValueError(f"CalibratedTrainer: `meta` must leave {min(taken)!r} to the Trainer and its TrainingArguments.")
+        if self.label_smoother is not None or self.compute_loss_func is not None:
             raise ValueError(
-                "CalibratedTrainer: `meta_dataset` must hold samples kept out of training and know their number, got "
-                f"{type(meta_dataset).__name__}. Split a tenth off the training set."
+                "CalibratedTrainer: `label_smoothing_factor` and `compute_loss_func` must not be given, as the learner has its "
+                "own loss."
             )
-        for name, given in (("label_smoothing_factor", self.label_smoother), ("compute_loss_func", self.compute_loss_func)):
-            if given is not None:
-                raise ValueError(f"CalibratedTrainer: `{name}` must not be given, as the learner has its own loss.")
         # The learner's loss is a mean over the batch, so the Trainer is to divide it by the number of accumulated batches.
         self.model_accepts_loss_kwargs = False
         self.meta_dataset, self.meta_batch_size, self.meta = meta_dataset, meta_batch_size, dict(meta or {})
@@ -105,11 +101,10 @@ class CalibratedTrainer(Trainer):
         learner, (x, labels) = self.learner, split_batch(inputs)
         learner.steps = self.state.global_step
         due = learner.due and self._updated_at != learner.steps
-        random = learner.random_state() if due else None
         features, logits = learner.forward(x)
         if due:
             self._updated_at = learner.steps
-            learner.meta_update(features, logits, labels, *learner.draw(), x=x, random=random)
+            learner.meta_update(features, logits, labels, *learner.draw(), x=x)
         loss = learner.loss(features, logits, labels)
         return (loss, {"logits": logits}) if return_outputs else loss
 
@@ -118,8 +113,8 @@ class CalibratedTrainer(Trainer):
         assert self.optimizer is not None
         scaler = getattr(self.accelerator, "scaler", None)
         learner = MetaLearner(model, self.optimizer, meta_batches=self.meta_loader(), scaler=scaler, **self.meta)
-        saved = None if self._resumed is None else Path(self._resumed) / STATE_FILE
-        if saved is not None and saved.exists():
+        saved = Path(self._resumed or "") / STATE_FILE
+        if self._resumed is not None and saved.exists():
             learner.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
         return learner
 
@@ -197,7 +192,7 @@ class CalibrationCallback(Recorder, TrainerCallback):
             sync_on_compute=False,
         )
         self._suite, self.also = self.suite(), also
-        self._writer: Any = None
+        self._values: dict[str, float] = {}
 
     def compute_metrics(self, prediction: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
         """Add predictions and, after the last, return the numbers to log.
@@ -214,14 +209,9 @@ class CalibrationCallback(Recorder, TrainerCallback):
         add_batch(self._suite, logits, labels)
         if not compute_result:
             return {}
-        values = self.measure(self._suite)
+        self._values = self.measure(self._suite)
         self._suite.reset()
-        return values if self.also is None else {**self.also(prediction), **values}
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Forget the batches of an evaluation that did not come to its end."""
-        if self._suite.update_called:
-            self._suite.reset()
+        return self._values if self.also is None else {**self.also(prediction), **self._values}
 
     def on_evaluate(
         self,
@@ -232,33 +222,23 @@ class CalibrationCallback(Recorder, TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Add a row to the history and draw the diagram."""
-        key = self.metrics[0]
-        found = next((name for name in metrics or {} if name.endswith(f"_{key}_low")), None)
-        if found is None or self.scores is None:
+        end = f"_{self.metrics[0]}_low"
+        name = next((name.removesuffix(end) for name in metrics or {} if name.endswith(end)), None)
+        if name is None or self.scores is None:
             raise ValueError(
-                f"CalibrationCallback: the evaluation must give {key!r}, got {', '.join(metrics or {}) or 'nothing'}. "
+                f"CalibrationCallback: the evaluation must give {self.metrics[0]!r}, got {', '.join(metrics or {})}. "
                 "Pass `compute_metrics=callback.compute_metrics` to the Trainer."
             )
-        name = found.removesuffix(f"_{key}_low")
-        where = {"name": name, "epoch": state.epoch, "step": state.global_step, "n": self.scores.n}
-        self.history.append({**where, **self.flat()})
-        if state.is_world_process_zero:
-            epoch = "" if state.epoch is None else f", epoch {state.epoch:g}"
-            boards = [partial(self._write, args, f"{name}/reliability", state.global_step)]
-            self.show(f"{name}{epoch}", state.global_step, boards if "tensorboard" in (args.report_to or ()) else [])
+        step = state.global_step
+        self.history.append({"name": name, "epoch": state.epoch, "step": step, "n": self.scores.n, **self._values})
+        if not state.is_world_process_zero:
+            return
+        if "tensorboard" not in (args.report_to or ()):
+            self.show(f"{name}/reliability", state.epoch, step, [])
+            return
+        from torch.utils.tensorboard import SummaryWriter
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the file of figures; a later evaluation opens another."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def _write(self, args: TrainingArguments, tag: str, step: int, figure: Figure) -> None:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            # Where the Trainer's own callback writes if it was told where; otherwise it makes up a name from the time of day.
-            folder = os.getenv("TENSORBOARD_LOGGING_DIR") or Path(str(args.output_dir)) / "runs" / "calibration"
-            self._writer = SummaryWriter(log_dir=str(folder))
-        self._writer.add_figure(tag, figure, global_step=step, close=False)
-        self._writer.flush()
+        # Where the Trainer's own callback writes if it was told where; otherwise it makes up a name from the time of day.
+        folder = os.getenv("TENSORBOARD_LOGGING_DIR") or Path(str(args.output_dir)) / "runs" / "calibration"
+        with SummaryWriter(log_dir=str(folder)) as board:
+            self.show(f"{name}/reliability", state.epoch, step, [board])

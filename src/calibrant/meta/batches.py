@@ -34,13 +34,13 @@ def split_batch(batch: Any) -> tuple[Any, Tensor]:
     raise ValueError(f"split_batch: `batch` must be (x, labels) or a mapping with 'labels', got {got}.")
 
 
-def to_device(x: Any, device: torch.device) -> Any:
-    """Move every tensor in nested mappings, tuples and lists to ``device``; what is no tensor stays as it is."""
+def as_input(x: Any, like: Tensor) -> Any:
+    """Move every tensor in nested mappings, tuples and lists to the device of ``like``; real numbers get its type too."""
     if isinstance(x, Tensor):
-        return x.to(device, non_blocking=True)
+        return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, non_blocking=True)
     if isinstance(x, Mapping):
-        return {name: to_device(value, device) for name, value in x.items()}
-    return [to_device(value, device) for value in x] if isinstance(x, tuple | list) else x
+        return {name: as_input(value, like) for name, value in x.items()}
+    return [as_input(value, like) for value in x] if isinstance(x, tuple | list) else x
 
 
 class MetaBatches:
@@ -88,8 +88,8 @@ class MetaBatches:
             self._order, self._place = torch.randperm(len(self.labels), generator=self.generator), 0
         index = self._order[self._place : self._place + self.batch_size]
         self._place += self.batch_size
-        x = {name: _take(part, index) for name, part in self.x.items()} if isinstance(self.x, Mapping) else _take(self.x, index)
-        return x, _take(self.labels, index)
+        x = {name: part[index] for name, part in self.x.items()} if isinstance(self.x, Mapping) else self.x[index]
+        return x, self.labels[index]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to draw the same batches."""
@@ -112,7 +112,7 @@ class LoaderBatches:
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        if isinstance(getattr(loader, "sampler", None), SequentialSampler):
+        if isinstance(loader.sampler, SequentialSampler):
             raise ValueError(
                 "LoaderBatches: `loader` must shuffle, got a sequential one. Pass `DataLoader(..., shuffle=True)`."
             )
@@ -123,8 +123,10 @@ class LoaderBatches:
         return self
 
     def __next__(self) -> tuple[Any, Tensor]:
-        for current in (lambda: self._current, self._begin):
-            for batch in current():
+        for begin in (False, True):
+            if begin:
+                self._begin()
+            for batch in self._current:
                 self._taken += 1
                 x, labels = split_batch(batch)
                 if self.loader.batch_size is None or len(labels) >= self.loader.batch_size:
@@ -134,13 +136,12 @@ class LoaderBatches:
             "Lower its `batch_size`."
         )
 
-    def _begin(self) -> Iterator[Any]:
-        sampler: Any = getattr(self.loader, "sampler", None)
+    def _begin(self) -> None:
+        sampler: Any = self.loader.sampler
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.passes)
         self.passes, self._taken = self.passes + 1, 0
         self._current = iter(self.loader)
-        return self._current
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of passes begun, and of batches taken in the last."""
@@ -149,28 +150,11 @@ class LoaderBatches:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken if the sampler repeats the order of a pass (`set_epoch`), else with the next pass."""
         self.passes, self._current, self._taken = int(state["passes"]), iter(()), 0
-        taken = int(state.get("taken", 0))
-        if taken and hasattr(getattr(self.loader, "sampler", None), "set_epoch"):
+        if state["taken"] and hasattr(self.loader.sampler, "set_epoch"):
             # What the samples of the batches passed over draw was drawn before.
             with torch.random.fork_rng(devices=[]):
                 self.passes -= 1
-                current = self._begin()
-                for _ in range(taken):
-                    next(current, None)
-            self._taken = taken
-
-
-def endless(batches: Iterator[tuple[Any, Tensor]] | DataLoader[Any] | None) -> Iterator[tuple[Any, Tensor]] | None:
-    """Return the iterator to draw meta batches from: a loader's `LoaderBatches`, and what is an iterator already as it is."""
-    if isinstance(batches, DataLoader):
-        return LoaderBatches(batches)
-    if batches is not None and not hasattr(batches, "__next__"):
-        raise ValueError(
-            f"MetaLearner: `meta_batches` must be a DataLoader or an endless iterator of (x, labels), got "
-            f"{type(batches).__name__}. Pass `MetaBatches(x, labels)`."
-        )
-    return batches
-
-
-def _take(values: Tensor, index: Tensor) -> Tensor:
-    return values[index.to(values.device)]
+                self._begin()
+                for _ in range(int(state["taken"])):
+                    next(self._current, None)
+            self._taken = int(state["taken"])

@@ -30,13 +30,7 @@ class PositiveMap(NamedTuple):
     """How a score becomes a gamma >= 0, and which score gives a wanted gamma; both are told ``gamma_max``."""
 
     apply: Callable[[Tensor, float | None], Tensor]
-    inverse: Callable[[float, float | None], float]
-
-    def slope(self, gamma: float, gamma_max: float | None) -> float:
-        """Slope of the map where it gives ``gamma``."""
-        score = torch.tensor(self.inverse(gamma, gamma_max), dtype=torch.float64, requires_grad=True)
-        with torch.enable_grad():
-            return float(torch.autograd.grad(self.apply(score, gamma_max), score)[0])
+    inverse: Callable[[float, float | None], float] = lambda gamma, top: gamma
 
 
 def _minmax(score: Tensor, gamma_max: float | None) -> Tensor:
@@ -45,18 +39,14 @@ def _minmax(score: Tensor, gamma_max: float | None) -> Tensor:
     return (score - low) * (high / (high - low).clamp(min=torch.finfo(score.dtype).tiny))
 
 
-def _same(gamma: float, gamma_max: float | None) -> float:
-    return gamma
-
-
 POSITIVE_MAPS: dict[str, PositiveMap] = {
-    "abs": PositiveMap(lambda u, top: u.abs(), _same),
-    "relu": PositiveMap(lambda u, top: F.relu(u), _same),
+    "abs": PositiveMap(lambda u, top: u.abs()),
+    "relu": PositiveMap(lambda u, top: F.relu(u)),
     "softplus": PositiveMap(lambda u, top: F.softplus(u), lambda g, top: g + math.log(-math.expm1(-g))),
     "sigmoid": PositiveMap(
         lambda u, top: (top or SIGMOID_TOP) * torch.sigmoid(u), lambda g, top: math.log(g / ((top or SIGMOID_TOP) - g))
     ),
-    "minmax": PositiveMap(_minmax, _same),
+    "minmax": PositiveMap(_minmax),
 }
 
 
@@ -121,13 +111,6 @@ def head_gammas_of(
     return positive_map(positive).apply(params["attention"].T @ params["readout"] / temperature, gamma_max)
 
 
-def least_norm_readout(attention: Tensor, *, score: float) -> Tensor:
-    r"""Smallest :math:`W` with :math:`A^\top W = s 1` where A has full column rank, else the nearest well-conditioned one."""
-    target = torch.full((attention.shape[1],), score, dtype=attention.dtype, device=attention.device)
-    solve: Tensor = torch.linalg.pinv(attention.T, rtol=_RANK_TOLERANCE)
-    return solve @ target
-
-
 def with_head_scores(params: Values, scores: Tensor) -> Params:
     r"""Change A by the rank-one :math:`W (s - A^\top W)^\top / \lVert W \rVert^2`, so that the head scores ``[k]`` are s.
 
@@ -175,7 +158,8 @@ def init_gamma_net(
     score = temperature * positive_map(positive).inverse(gamma_init, gamma_max)
     attention = (2 * torch.rand(num_features, num_heads, generator=generator).double() - 1) * num_features**-0.5
     # A score of exactly zero (softplus at ln 2, sigmoid at half its top) would make W zero, where both gradients vanish.
-    readout = least_norm_readout(attention, score=score if abs(score) > 1e-3 * temperature else temperature)
+    start = score if abs(score) > 1e-3 * temperature else temperature
+    readout = torch.linalg.pinv(attention.T, rtol=_RANK_TOLERANCE) @ torch.full((num_heads,), start, dtype=torch.float64)
     exact = with_head_scores({"attention": attention, "readout": readout}, torch.full((num_heads,), score).double())
     return {name: value.float() for name, value in exact.items()}
 

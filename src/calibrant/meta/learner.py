@@ -16,21 +16,19 @@ from torch.utils.data import DataLoader
 
 from calibrant.core.checks import check_count
 from calibrant.core.registry import lookup
-from calibrant.meta.batches import endless, to_device
+from calibrant.meta.batches import LoaderBatches, as_input
 from calibrant.meta.gamma_net import GammaNet, Params
-from calibrant.meta.lookahead import Batch, Hypergradient, MetaObjective, exchange_of, full_hypergradient
+from calibrant.meta.lookahead import Batch, Hypergradient, MetaObjective, full_hypergradient
 from calibrant.meta.network import (
     Inputs,
-    call_at,
     capturing,
     find_network,
-    labelled,
+    labelled_rows,
     logits_tangent,
     meta_mode,
     random_state,
     read_features,
     replayed_randomness,
-    rows_of,
 )
 from calibrant.meta.regularizers import GammaFocal, Regularizer
 from calibrant.meta.settings import PRESETS, make_objective, settings_of
@@ -141,32 +139,26 @@ class MetaLearner:
     ) -> None:
         check_count(accumulate, where="MetaLearner", name="accumulate")
         check_count(monitor_every, where="MetaLearner", name="monitor_every", least=0)
-        if amp is not None and not isinstance(amp, torch.dtype):
-            raise ValueError(f"MetaLearner: `amp` must be a dtype or None, got {amp!r}. Pass `torch.bfloat16`, for example.")
         chosen = lookup(PRESETS, preset, kind="preset")
         if isinstance(regularizer, str):
             regularizer = lookup(chosen.regularizers, regularizer, kind="regularizer")()
         self.regularizer, self.settings = regularizer, settings_of(chosen, options)
         self.objective = make_objective(objective, variants=chosen.objectives)
         self.network = find_network(model, head)
-        group = process_group if process_group is not None else self.network.group
-        if ignore_index is not None and group is not None:
-            raise ValueError(f"MetaLearner: `ignore_index` must be None with several processes, got {ignore_index}.")
-        if self.settings.leak_meta_grad and (group is not None or self.settings.lookahead == "full"):
-            raise ValueError(
-                'MetaLearner: `leak_meta_grad` must go with a single process and lookahead="head". Pass `leak_meta_grad=False`.'
-            )
-        self.exchange = exchange_of(group)
-        trained = {id(value) for value in self.network.parameters().values()}
-        if trained and not trained & {id(value) for group in optimizer.param_groups for value in group["params"]}:
-            raise ValueError("MetaLearner: `optimizer` must hold parameters of `model`, got one that holds none of them.")
+        self.group = process_group if process_group is not None else self.network.group
+        if self.group is not None and (ignore_index is not None or self.settings.leak_meta_grad):
+            raise ValueError("MetaLearner: `ignore_index` and `leak_meta_grad` must not be given with several processes.")
+        if self.settings.leak_meta_grad and self.settings.lookahead == "full":
+            raise ValueError('MetaLearner: `leak_meta_grad` must go with lookahead="head", got "full".')
         self.optimizer, self.scaler, self.backward, self.amp = optimizer, scaler, backward, amp
-        self.meta_batches, self.ignore_index = endless(meta_batches), ignore_index
-        self.accumulate, self.monitor_every = accumulate, monitor_every
-        self._learned = HyperParameters(regularizer, self.settings, self.network.head, group=group, generator=generator)
+        self.meta_batches = LoaderBatches(meta_batches) if isinstance(meta_batches, DataLoader) else meta_batches
+        self.ignore_index, self.accumulate, self.monitor_every = ignore_index, accumulate, monitor_every
+        self._learned = HyperParameters(regularizer, self.settings, self.network.head, group=self.group, generator=generator)
         self.hyper: Params = self._learned.params
         self.steps, self.meta_updates, self._part = 0, 0, 0
         self._verified = False
+        # State of the random numbers before the last forward pass, so that a full look-ahead repeats its dropout.
+        self._random: Tensor | None = None
         self._leaked: Tensor | None = None
         self._values: Mapping[str, Tensor] = {}
         # Meta updates, and those that Adam took, when the monitor last looked; what it warned of and is not over.
@@ -200,26 +192,24 @@ class MetaLearner:
         """
         if self._part == 0:
             self.optimizer.zero_grad(set_to_none=True)
-        random = self.random_state() if self.due else None
         features, logits = self.forward(x)
         value = norm = None
         if self.due:
             if x_meta is None or y_meta is None:
                 x_meta, y_meta = self.draw()
-            # A batch of ignored labels alone says nothing.
-            if self.ignore_index is None or all(bool((given != self.ignore_index).any()) for given in (y, y_meta)):
-                found = self.meta_update(features, logits, y, x_meta, y_meta, x=x, random=random)
-                value, norm = found.value, found.norm()
+            found = self.meta_update(features, logits, y, x_meta, y_meta, x=x)
+            value, norm = found.value, found.norm()
         loss = self.loss(features, logits, y)
         stepped = self._backward(loss)
         return StepInfo(loss.detach(), logits.detach(), value, norm, self._values, stepped)
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Return the penultimate features ``[B, d]`` and the logits ``[B, C]`` of ``x``, with their graph; tokens are rows."""
+        full = self.settings.lookahead == "full"
+        self._random = random_state(self.network.device) if full else None
         # Compiled code frees what a second backward pass through its graph needs, so where there is one the plain module runs.
-        plain = self.settings.lookahead == "full" and self.network.group is None
         with self._autocast(self.amp):
-            seen = read_features(self.network, x, inner=plain, verify=not self._verified)
+            seen = read_features(self.network, x, inner=full and self.network.group is None, verify=not self._verified)
         self._verified = True
         return seen
 
@@ -233,7 +223,6 @@ class MetaLearner:
         *,
         held_out: Tensor | None = None,
         x: Inputs | None = None,
-        random: Tensor | None = None,
     ) -> Hypergradient:
         """Improve the hyper-parameters by one step; call it between the forward and the backward pass.
 
@@ -245,7 +234,6 @@ class MetaLearner:
             y_meta: Its labels ``[M]``.
             held_out: Penultimate features ``[M, d]`` of the held-out input in its place, for a look-ahead of the head.
             x: Input of the training batch, for a full look-ahead.
-            random: State of the random numbers before its forward pass, so that the tangent repeats its dropout.
 
         Returns:
             Value of the objective and hypergradient.
@@ -254,19 +242,16 @@ class MetaLearner:
         if y_meta is None or (x_meta is None and (full or held_out is None)) or (full and x is None):
             wanted = "`x`, `x_meta` and `y_meta`" if full else "`y_meta` and `x_meta` (or `held_out`)"
             raise ValueError(f"MetaLearner.meta_update: {wanted} must be given for this look-ahead, got nothing.")
-        labels, kept = labelled(labels, len(logits), self.ignore_index)
-        batch = Batch(rows_of(features, kept), _finite(rows_of(logits, kept)), labels)
-        lr = _current_lr(self.optimizer, self.network.head.weight)
+        kept, features, logits = labelled_rows(labels, self.ignore_index, features, logits)
+        batch = Batch(features, logits, kept)
         if full:
-            assert x is not None
-            assert x_meta is not None
-            found = self._full_hypergradient(batch, kept, x, x_meta, y_meta, lr=lr, random=random)
+            found = self._full_hypergradient(batch, labels, x, x_meta, y_meta)
             self._learned.step(found.grads)
         else:
-            found = self._head_step(batch, x_meta, y_meta, held_out, lr=lr)
+            found = self._head_step(batch, self._held_out(x_meta, y_meta, held_out))
         self.meta_updates += 1
         with torch.no_grad():
-            self._values = self.regularizer.summary(self.hyper, features=batch.features.detach(), head=self.network.head_values)
+            self._values = self.regularizer.summary(self.hyper, features=features.detach(), head=self.network.head_values)
         self._monitor(found.value)
         return found
 
@@ -275,10 +260,7 @@ class MetaLearner:
 
         With ``leak_meta_grad`` its gradient, though not its value, includes what the last meta update leaks.
         """
-        labels, kept = labelled(labels, len(logits), self.ignore_index)
-        features, logits = rows_of(features, kept), _finite(rows_of(logits, kept))
-        if len(labels) == 0:
-            return logits.sum()
+        labels, features, logits = labelled_rows(labels, self.ignore_index, features, logits)
         with torch.autocast(logits.device.type, enabled=False):
             values = self.regularizer.loss(self.hyper, features.detach(), logits, labels, self.network.head_values)
         total = values.sum() if self.settings.reduction == "sum" else values.mean()
@@ -286,21 +268,17 @@ class MetaLearner:
         return total if leaked is None else total + (leaked - leaked.detach())
 
     def draw(self) -> tuple[Inputs, Tensor]:
-        """Return the next meta batch of ``meta_batches``, on the model's device; raises where there are none."""
+        """Return the next meta batch of ``meta_batches``, on the model's device and of its type; raises without them."""
         if self.meta_batches is None:
             raise ValueError(
                 f"MetaLearner.step: `x_meta` and `y_meta` must be given when a meta update is due (every "
                 f"{self.settings.every}. step), got nothing. Pass them, or `meta_batches=MetaBatches(...)` to the learner."
             )
         x, labels = next(self.meta_batches)
-        return to_device(x, self.network.device), labels.to(self.network.device, non_blocking=True)
-
-    def random_state(self) -> Tensor | None:
-        """Return the state of the random numbers if a full look-ahead needs it; ask before the forward pass."""
-        return random_state(self.network.device) if self.settings.lookahead == "full" else None
+        return as_input(x, self.network.head.weight), labels.to(self.network.device, non_blocking=True)
 
     def gamma_net(self) -> GammaNet:
-        """Return a copy of the gamma-Net, to look at its heads or to keep; raises where the regularizer has none."""
+        """Return a copy of the gamma-Net, to look at its heads or to keep; raises if the regularizer has none."""
         if not isinstance(self.regularizer, GammaFocal):
             raise ValueError(f"MetaLearner.gamma_net: the regularizer must be GammaFocal, got {self.regularizer!r}.")
         return self.regularizer.net(self.hyper)
@@ -328,20 +306,17 @@ class MetaLearner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken; tensors are copied into place."""
-        where = "MetaLearner.load_state_dict"
-        if missing := [name for name in self.state_dict() if name not in state]:
-            raise ValueError(f"{where}: `state` must be what `learner.state_dict()` gave, got one without {missing[0]!r}.")
-        shapes, given = ({n: list(v.shape) for n, v in held.items()} for held in (self.hyper, state["hyper"]))
-        if shapes != given:
-            raise ValueError(f"{where}: hyper-parameters must be {shapes}, got {given}. Use the same regularizer and head.")
+        wanted, given = ({name: list(value.shape) for name, value in held.items()} for held in (self.hyper, state["hyper"]))
+        if wanted != given:
+            raise ValueError(f"MetaLearner: `state` must hold {wanted}, got {given}. Use the same regularizer and head.")
         for name, value in self.hyper.items():
             value.copy_(state["hyper"][name])
-            for key, saved in (("exp_avg", state["first"][name]), ("exp_avg_sq", state["second"][name])):
-                self._learned.adam.state[value][key].copy_(saved)
-            self._learned.adam.state[value]["step"].copy_(state["adam_steps"])
+            adam = self._learned.adam.state[value]
+            adam["exp_avg"].copy_(state["first"][name])
+            adam["exp_avg_sq"].copy_(state["second"][name])
+            adam["step"].copy_(state["adam_steps"])
         self.steps, self.meta_updates, self._part = int(state["steps"]), int(state["meta_updates"]), int(state["part"])
         self.meta_lr, self._looked = float(state["meta_lr"]), (self.meta_updates, self._learned.taken)
-        self._learned.moved.zero_()
         for name, value in self.network.parameters().items() if self._part else ():
             value.grad = state["grads"][name].to(value, copy=True) if name in state["grads"] else None
         source: Any = self.meta_batches
@@ -351,50 +326,45 @@ class MetaLearner:
     def _autocast(self, dtype: torch.dtype | None) -> torch.autocast | nullcontext[None]:
         return nullcontext() if dtype is None else torch.autocast(self.network.device.type, dtype=dtype)
 
-    def _head_step(
-        self, batch: Batch, x_meta: Inputs | None, y_meta: Tensor, features: Tensor | None, *, lr: float | Tensor
-    ) -> Hypergradient:
-        settings, head = self.settings, self.network.head_values
+    def _current_lr(self) -> float | Tensor:
+        """Learning rate of the parameter group that holds the head (of the first group if none does)."""
+        groups, head = self.optimizer.param_groups, self.network.head.weight
+        lr: float | Tensor = next((g for g in groups if any(value is head for value in g["params"])), groups[0])["lr"]
+        return lr
+
+    def _held_out(self, x_meta: Any, y_meta: Tensor, features: Tensor | None) -> HeldOut:
+        """What the look-ahead of the head reads: features of the held-out input, by a pass through the network if need be."""
         if features is None:
-            assert x_meta is not None
-            mode = meta_mode(self.network.inner, settings.meta_bn)
-            with torch.set_grad_enabled(settings.leak_meta_grad), mode, self._autocast(self.amp):
+            mode = meta_mode(self.network.inner, self.settings.meta_bn)
+            with torch.set_grad_enabled(self.settings.leak_meta_grad), mode, self._autocast(self.amp):
                 features = read_features(self.network, x_meta, inner=True)[0]
-        y_meta, kept = labelled(y_meta, len(features), self.ignore_index)
-        held_out = HeldOut(rows_of(features, kept), y_meta)
-        if settings.leak_meta_grad:
+        labels, features = labelled_rows(y_meta, self.ignore_index, features)
+        return HeldOut(features, labels)
+
+    def _head_step(self, batch: Batch, held_out: HeldOut) -> Hypergradient:
+        head, lr = self.network.head_values, self._current_lr()
+        if self.settings.leak_meta_grad:
             with torch.autocast(self.network.device.type, enabled=False):
                 value = leaked_value(self._learned, self.objective, head=head, batch=batch, held_out=held_out, lr=lr)
             # The loss of a part is divided by the number of parts; this comes once for all of them.
-            self._leaked = value * (self.accumulate if settings.reduction == "mean" else 1)
-        return meta_step(
-            self._learned, self.objective, head=head, batch=batch, held_out=held_out, lr=lr, exchange=self.exchange
-        )
+            self._leaked = value * (self.accumulate if self.settings.reduction == "mean" else 1)
+        return meta_step(self._learned, self.objective, head=head, batch=batch, held_out=held_out, lr=lr, group=self.group)
 
-    def _full_hypergradient(
-        self,
-        batch: Batch,
-        kept: Tensor | None,
-        x: Inputs,
-        x_meta: Inputs,
-        y_meta: Tensor,
-        *,
-        lr: float | Tensor,
-        random: Tensor | None,
-    ) -> Hypergradient:
+    def _full_hypergradient(self, batch: Batch, labels: Tensor, x: Any, x_meta: Any, y_meta: Tensor) -> Hypergradient:
         device, params, amp = self.network.device, self.network.parameters(), self.amp
         if amp is None and torch.is_autocast_enabled(device.type):
             # A trainer's autocast around the step is for forward passes, not for the objective and its derivative.
             amp = torch.get_autocast_dtype(device.type)
-        y_meta, meta_kept = labelled(y_meta, y_meta.numel(), self.ignore_index)
 
         def tangent_of(along: Params) -> Tensor:
-            with self._autocast(amp), replayed_randomness(random, device):
-                return rows_of(logits_tangent(self.network, x, params, along), kept)
+            with self._autocast(amp), replayed_randomness(self._random, device):
+                tangent = logits_tangent(self.network, x, params, along)
+            return labelled_rows(labels, self.ignore_index, tangent)[1]
 
         def meta_logits_of(virtual: Params) -> Tensor:
             with meta_mode(self.network.inner, self.settings.meta_bn), self._autocast(amp):
-                return rows_of(call_at(self.network, virtual, x_meta), meta_kept)
+                logits = read_features(self.network, x_meta, params=virtual)[1]
+            return labelled_rows(y_meta, self.ignore_index, logits)[1]
 
         return full_hypergradient(
             self.regularizer,
@@ -405,9 +375,9 @@ class MetaLearner:
             batch=batch,
             tangent_of=tangent_of,
             meta_logits_of=meta_logits_of,
-            meta_labels=y_meta,
-            step=self.settings.virtual_step(lr),
-            exchange=self.exchange,
+            meta_labels=labelled_rows(y_meta, self.ignore_index, y_meta.reshape(-1))[0],
+            step=self.settings.virtual_step(self._current_lr()),
+            group=self.group,
             loss_scale=self._loss_scale(),
         )
 
@@ -419,45 +389,35 @@ class MetaLearner:
         """Add the gradient of one part; after the last, clip and step. Returns whether it was the last."""
         share = loss / self.accumulate if self.settings.reduction == "mean" else loss
         # A trainer's backward scales by itself, and its optimizer unscales.
-        scaler = self.scaler if self.backward is None else None
-        if self.backward is not None:
-            self.backward(share)
-        else:
-            (share if scaler is None else scaler.scale(share)).backward()
+        scaler = self.scaler if self.scaler is not None and self.backward is None else torch.amp.GradScaler(enabled=False)
+        (self.backward or Tensor.backward)(scaler.scale(share))
         self._part = (self._part + 1) % self.accumulate
         if self._part:
             return False
         if self.settings.clip is not None:
-            if scaler is not None:
-                scaler.unscale_(self.optimizer)
+            scaler.unscale_(self.optimizer)
             # What a trainer has yet to unscale is clipped at a limit that is scaled likewise.
-            limit = self.settings.clip * (1.0 if scaler is not None else self._loss_scale())
+            limit = self.settings.clip * (1.0 if self.backward is None else self._loss_scale())
             nn.utils.clip_grad_norm_(list(self.network.parameters().values()), float(limit))
-        if scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
-            scaler.update()
+        scaler.step(self.optimizer)
+        scaler.update()
         self.steps += 1
         return True
 
     def _monitor(self, value: Tensor) -> None:
         """Refuse a first held-out value that is not finite; later look, now and then, for trouble and warn of it."""
-        # With a scaler a full virtual step overflows until the scale is found.
-        scaled = self.scaler is not None and self.settings.lookahead == "full"
         if not self.monitor_every or capturing(value.device):
             return
-        if self.meta_updates == 1 and not scaled and not math.isfinite(value):
-            self.meta_updates = 0
+        # With a scaler, steps overflow until the scale is found.
+        if self.meta_updates == 1 and self.scaler is None and not math.isfinite(value):
             raise ValueError(
                 f"MetaLearner: the objective on the first held-out batch must be finite, got {float(value)}. "
-                "Look for NaN or inf in the held-out data."
+                "Look for NaN or inf in the data."
             )
         if self.meta_updates % self.monitor_every:
             return
         updates, taken = self.meta_updates - self._looked[0], self._learned.taken - self._looked[1]
-        pace, trouble = float(self._learned.moved) / max(taken, 1), {}
-        # A scaler looks for the largest scale that does not overflow, and so finds some that do.
+        pace, trouble = self._learned.relative_step(), {}
         if taken < updates and (self.scaler is None or 2 * taken < updates):
             trouble["missed"] = (
                 f"{updates - taken} of the last {updates} meta updates changed nothing, as their hypergradient was not finite. "
@@ -467,27 +427,9 @@ class MetaLearner:
             trouble["runaway"] = said
         if taken and pace < FROZEN:
             trouble["frozen"] = (
-                f"the hyper-parameters are frozen: Adam moved them by {pace:.2g} of its learning rate in each of the last "
-                f"{updates} meta updates. Use betas (0.5, 0.9), a smaller `eps`, or a constant `lookahead_lr`."
+                f"the hyper-parameters are frozen: Adam moves them by {pace:.2g} of its learning rate in a meta update. Use "
+                "betas (0.5, 0.9), a smaller `eps`, or a constant `lookahead_lr`."
             )
         for kind in trouble.keys() - self._warned:
             warnings.warn(f"MetaLearner: {trouble[kind]}", MetaWarning, stacklevel=4)
         self._looked, self._warned = (self.meta_updates, self._looked[1] + taken), frozenset(trouble)
-        self._learned.moved.zero_()
-
-
-def _finite(logits: Tensor) -> Tensor:
-    """The logits, refused where they are NaN or inf; on a GPU a look would wait."""
-    if logits.device.type == "cpu" and not bool((logits < math.inf).all()):
-        raise ValueError(
-            "MetaLearner: the network's `logits` must be finite, got NaN or inf. Look for such values in the input, or lower "
-            "the learning rate."
-        )
-    return logits
-
-
-def _current_lr(optimizer: torch.optim.Optimizer, weight: Tensor) -> float | Tensor:
-    """Learning rate of the parameter group that holds ``weight`` (of the first group if none does)."""
-    groups = [group for group in optimizer.param_groups if any(value is weight for value in group["params"])]
-    lr: float | Tensor = (groups or optimizer.param_groups)[0]["lr"]
-    return lr

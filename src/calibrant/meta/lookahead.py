@@ -62,23 +62,6 @@ class Batch(NamedTuple):
     labels: Tensor
 
 
-class Exchange(NamedTuple):
-    """How processes share a step: `combine` and `gather` of a group, or nothing to do for one process (`ALONE`)."""
-
-    combine: Callable[[Params, str], Params]
-    gather: Callable[[Tensor], Tensor]
-
-
-ALONE = Exchange(lambda grads, reduction: grads, lambda tensor: tensor)
-
-
-def exchange_of(group: dist.ProcessGroup | None) -> Exchange:
-    """How the processes of ``group`` share a step; a process without a group is alone."""
-    if group is None:
-        return ALONE
-    return Exchange(lambda grads, reduction: combine(grads, reduction, group), lambda tensor: gather(tensor, group))
-
-
 class _Gather(torch.autograd.Function):
     """All processes' tensors, one after the other; the gradient is one's own part.
 
@@ -87,7 +70,7 @@ class _Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.slot, ctx.size = dist.get_rank(group), len(tensor)
         parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
         dist.all_gather(parts, tensor.contiguous(), group=group)
@@ -98,14 +81,16 @@ class _Gather(torch.autograd.Function):
         return grads[0].narrow(0, ctx.slot * ctx.size, ctx.size), None
 
 
-def gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def gather(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Concatenate ``tensor [M, ...]`` over all processes of ``group`` to ``[world · M, ...]``; M must be the same in each."""
-    made: Tensor = _Gather.apply(tensor, group)
+    made: Tensor = tensor if group is None else _Gather.apply(tensor, group)
     return made
 
 
-def combine(grads: Params, reduction: str, group: dist.ProcessGroup | None = None) -> Params:
-    """Sum (``reduction="sum"``) or average the gradients of all processes, in one message."""
+def combine(grads: Params, reduction: str, group: dist.ProcessGroup | None) -> Params:
+    """Sum (``reduction="sum"``) or average the gradients of all processes of ``group``, in one message."""
+    if group is None:
+        return grads
     flat = torch.cat([grad.reshape(-1) for grad in grads.values()])
     dist.all_reduce(flat, group=group)
     if reduction == "mean":
@@ -203,7 +188,7 @@ def head_hypergradient(
     meta_features: Tensor,
     meta_labels: Tensor,
     step: VirtualStep,
-    exchange: Exchange = ALONE,
+    group: dist.ProcessGroup | None = None,
 ) -> Hypergradient:
     r"""Hypergradient through a step of the linear head alone, the features being constants. Exact, and nearly free.
 
@@ -224,7 +209,7 @@ def head_hypergradient(
         meta_features: Features ``[M, d]`` of the meta batch at the present parameters.
         meta_labels: ``[M]``.
         step: The virtual step.
-        exchange: How processes share the step.
+        group: Processes that share the step, or None for one.
 
     Returns:
         Value and gradients. Raises ``ValueError`` if a hyper-parameter receives no gradient.
@@ -247,7 +232,7 @@ def head_hypergradient(
         meta_logits_of=lambda virtual: F.linear(meta_x, virtual["weight"], virtual.get("bias")),
         meta_labels=meta_labels,
         step=step,
-        exchange=exchange,
+        group=group,
         backward=backward,
     )
 
@@ -264,7 +249,7 @@ def full_hypergradient(
     meta_logits_of: Callable[[Params], Tensor],
     meta_labels: Tensor,
     step: VirtualStep,
-    exchange: Exchange = ALONE,
+    group: dist.ProcessGroup | None = None,
     loss_scale: float | Tensor = 1.0,
     backward: Callable[[Tensor, Params, float], Params] | None = None,
 ) -> Hypergradient:
@@ -293,19 +278,20 @@ def full_hypergradient(
         features, logits = _wide(batch.features.detach()), _wide(batch.logits.detach())
         slopes, direct = regularizer.gradients(leaves, features, logits, batch.labels, entries)
         with torch.no_grad():
-            grads = exchange.combine((backward or network_backward)(slopes, direct, factor), step.reduction)
+            grads = combine((backward or network_backward)(slopes, direct, factor), step.reduction, group)
             points = _leaves(virtual_sgd(fixed, grads, lr=step.lr, clip=step.clip))
-        value = _checked(objective(exchange.gather(_wide(meta_logits_of(points))), exchange.gather(meta_labels)))
+        value = objective(gather(_wide(meta_logits_of(points)), group), gather(meta_labels, group))
+        _check_scalar(value)
         pulls = torch.autograd.grad(value * loss_scale, list(points.values()), allow_unused=True)
         with torch.no_grad():
-            pull = exchange.combine(_unscaled(params, pulls, loss_scale), "sum")
+            pull = combine(_unscaled(params, pulls, loss_scale), "sum", group)
             pull = through_clip(pull, grads, step.clip)
             tangent = _wide(tangent_of(pull))
         total = (slopes * tangent).sum()
         for entry, grad in direct.items():
             total = total + (grad * pull[head[entry]]).sum()
         found = _gradients_by(-step.lr * factor * total, leaves)
-    return Hypergradient(value.detach(), exchange.combine(found, step.reduction))
+    return Hypergradient(value.detach(), combine(found, step.reduction, group))
 
 
 def _leaves(values: Values) -> Params:
@@ -325,17 +311,14 @@ def _gradients_by(value: Tensor, leaves: Params) -> Params:
     return grads
 
 
-def _checked(value: object) -> Tensor:
-    """What an objective returned, if it is a scalar with a gradient; it may be a function of the user's own."""
+def _check_scalar(value: object) -> None:
+    """Refuse what an objective of the user's own returned, unless it is a scalar with a gradient."""
     if not isinstance(value, Tensor) or value.ndim != 0 or not value.requires_grad:
-        got = type(value).__name__
-        if isinstance(value, Tensor):
-            got = f"{list(value.shape)}" if value.requires_grad else f"{list(value.shape)} without one"
+        got = list(value.shape) if isinstance(value, Tensor) and value.ndim else f"{type(value).__name__} without one"
         raise ValueError(
             f"MetaLearner: `objective` must return a scalar tensor [] with a gradient, got {got}. Take the mean over examples, "
             "without `detach` or `item`."
         )
-    return value
 
 
 def _wide(value: Tensor) -> Tensor:

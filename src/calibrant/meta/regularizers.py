@@ -165,8 +165,10 @@ class GammaFocal(Regularizer):
 
     def speed(self, hyper: Values) -> Tensor:
         """Return the change of gamma per unit of learning rate."""
-        slope = positive_map(self.positive).slope(self.gamma_init, self.gamma_max)
-        return gamma_speed(hyper, temperature=self.temperature, slope=slope)
+        apply, inverse = positive_map(self.positive)
+        start = torch.tensor(inverse(self.gamma_init, self.gamma_max), dtype=torch.float64)
+        slope = torch.func.grad(lambda score: apply(score, self.gamma_max))(start)
+        return gamma_speed(hyper, temperature=self.temperature, slope=float(slope))
 
     def summary(self, hyper: Values, *, features: Tensor | None = None, head: Values | None = None) -> Params:
         """Return gamma's mean, spread and extremes over the batch (over the heads without one) and the share at the bound."""
@@ -243,15 +245,6 @@ class UnitwiseL2(Regularizer):
         """Return the spread of the coefficients and, given the head, the penalty they make."""
         return super().summary(hyper) | ({} if head is None else {"penalty": self._penalty(hyper, head).detach()})
 
-    def alarm(self, values: Mapping[str, float]) -> str | None:
-        """Say so if negative coefficients outweigh any cross-entropy."""
-        if values.get("penalty", 0.0) < -1.0:
-            return (
-                f"the learned L2 penalty is {values['penalty']:.3g}: negative coefficients push the head's weights away from "
-                "zero without end. Use `nonnegative=True` or lower `meta_lr`."
-            )
-        return None
-
     def _penalty(self, hyper: Values, head: Values) -> Tensor:
         return torch.stack([(hyper[name] * head[name].square()).sum() for name in hyper]).sum()
 
@@ -309,12 +302,6 @@ class LabelSmoothing(Regularizer):
     def project(self, hyper: Values) -> Params:
         """Return amounts within [0, 0.5] and a matrix without negative entries."""
         return {name: value.clamp(0.0, MOST_SMOOTHING if name == "amount" else None) for name, value in hyper.items()}
-
-    def alarm(self, values: Mapping[str, float]) -> str | None:
-        """Say so if the mean amount is at its bound."""
-        if values.get("amount_mean", 0.0) >= MOST_SMOOTHING - 1e-3:
-            return f"label smoothing is at its bound of {MOST_SMOOTHING:g}: half of every target is spread. Lower `meta_lr`."
-        return None
 
 
 REGULARIZERS: dict[str, Callable[..., Regularizer]] = {

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args, get_type_hints
+from typing import Any, Literal, TypeAlias, cast, get_args, get_type_hints
 
 from torch import Tensor
 
@@ -140,10 +140,7 @@ def _mean(function: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> Te
 
 
 def _weighted(terms: list[tuple[float, MetaObjective]], logits: Tensor, labels: Tensor) -> Tensor:
-    total = terms[0][0] * terms[0][1](logits, labels)
-    for weight, term in terms[1:]:
-        total = total + weight * term(logits, labels)
-    return total
+    return cast(Tensor, sum(weight * term(logits, labels) for weight, term in terms))
 
 
 # As the paper's text has it. At 0.01 on a small batch it is close to the mean of |correct - confidence|, which rewards

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from calibrant.meta.gamma_net import Values
 from calibrant.meta.lookahead import (
-    ALONE,
     Batch,
-    Exchange,
     Hypergradient,
     MetaObjective,
     clip_factor,
@@ -49,7 +47,6 @@ class HyperParameters:
     Attributes:
         params: Name → value.
         adam: Their optimizer; on CUDA its learning rate is a tensor.
-        moved: Sum over steps of the mean |step| in units of the learning rate ``[]``; whoever reads it sets it to zero.
     """
 
     def __init__(
@@ -79,9 +76,7 @@ class HyperParameters:
         for value in self.params.values():
             # Adam would make its state in the first step; a captured one must find it in place.
             count = torch.zeros((), device=device if captured else "cpu")
-            zeros = {"exp_avg": torch.zeros_like(value), "exp_avg_sq": torch.zeros_like(value)}
-            self.adam.state[value] = {"step": count, **zeros}
-        self.moved = torch.zeros((), dtype=dtype, device=device)
+            self.adam.state[value] = {"step": count, "exp_avg": torch.zeros_like(value), "exp_avg_sq": torch.zeros_like(value)}
 
     @property
     def lr(self) -> float:
@@ -99,6 +94,11 @@ class HyperParameters:
         """Steps taken, those left out not counted; waits for the device."""
         return int(next(iter(self.adam.state.values()))["step"])
 
+    def relative_step(self) -> float:
+        """Mean size of Adam's last step in units of its learning rate, after many steps; waits for the device."""
+        states, eps = self.adam.state.values(), self.settings.eps
+        return float(torch.cat([(s["exp_avg"].abs() / (s["exp_avg_sq"].sqrt() + eps)).reshape(-1) for s in states]).mean())
+
     @torch.no_grad()
     def step(self, grads: Values) -> None:
         """Take one step down ``grads`` and project; where they are not finite (an overflow, a bad batch) nothing changes."""
@@ -111,8 +111,6 @@ class HyperParameters:
         self.adam.step()
         for value, old in zip(state, before, strict=True):
             torch.where(finite, value, old, out=value)
-        moves = [(value - old).abs().reshape(-1) for value, old in zip(self.params.values(), before, strict=False)]
-        self.moved += torch.cat(moves).mean() / self.adam.param_groups[0]["lr"]
         for name, allowed in self.regularizer.project(self.params).items():
             self.params[name].copy_(allowed)
 
@@ -132,7 +130,7 @@ def meta_step(
     batch: Batch,
     held_out: HeldOut,
     lr: float | Tensor,
-    exchange: Exchange = ALONE,
+    group: dist.ProcessGroup | None = None,
 ) -> Hypergradient:
     """Look one step of the head ahead, and move the hyper-parameters so that it lowers a held-out objective.
 
@@ -143,7 +141,7 @@ def meta_step(
         batch: The training batch.
         held_out: Held-out features and labels.
         lr: The network's learning rate, for a virtual step that follows it.
-        exchange: How processes share the step.
+        group: Processes that share the step, or None for one.
 
     Returns:
         The objective's value after the virtual step, and the hypergradient before clipping.
@@ -157,7 +155,7 @@ def meta_step(
         meta_features=held_out.features,
         meta_labels=held_out.labels,
         step=hyper.settings.virtual_step(lr),
-        exchange=exchange,
+        group=group,
     )
     hyper.step(found.grads)
     return found

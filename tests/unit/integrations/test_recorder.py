@@ -3,11 +3,12 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
-from calibrant.integrations.recorder import Recorder, add_batch, draw_scores
+from calibrant.integrations.recorder import Recorder, add_batch
 from calibrant.metrics import expected_calibration_error
 from helpers import mixed_gaps
 
@@ -41,15 +42,20 @@ def test_add_batch_takes_tokens_and_leaves_out_marked_ones() -> None:
     assert torch.equal(one.cells, two.cells)
 
 
-def test_draw_scores_leaves_no_figure_behind() -> None:
+def test_show_draws_the_last_scores_and_leaves_no_figure_behind() -> None:
     import matplotlib.pyplot as plt
 
     probs, labels = mixed_gaps(100)
-    suite = recorder().suite()
+    figures: list[Any] = []
+    made = recorder(log_figure=lambda figure, step: figures.append((figure, step)))
+    suite = made.suite()
     add_batch(suite, probs.log(), labels)
+    made.measure(suite)
     before = plt.get_fignums()
-    figure = draw_scores(suite.scores(n_resamples=50), title="val, epoch 3")
+    made.show("val", 3, 12, [])
     assert plt.get_fignums() == before
+    ((figure, step),) = figures
+    assert step == 12
     assert figure.axes[0].get_title().startswith("val, epoch 3\nECE 0.")
 
 
@@ -75,11 +81,3 @@ def test_integration_without_its_package_says_what_to_install(name: str, monkeyp
     monkeypatch.setitem(sys.modules, f"{name}.pytorch", None)
     with pytest.raises(ModuleNotFoundError, match=rf"Run `pip install {name}"):
         importlib.import_module(f"calibrant.integrations.{name}")
-
-
-def test_integrations_without_such_a_name_raise() -> None:
-    import calibrant.integrations
-
-    with pytest.raises(AttributeError, match="no attribute 'keras'"):
-        calibrant.integrations.keras  # noqa: B018
-    assert dir(calibrant.integrations) == ["lightning", "transformers"]

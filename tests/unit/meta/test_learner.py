@@ -1,3 +1,6 @@
+"""The learner in one's own loop: its steps, padded tokens, what trainers need of it, and what it warns of."""
+
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -6,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from calibrant.losses import focal_loss, sece_penalty
-from calibrant.meta import GammaFocal, MetaLearner, hypergradient
+from calibrant.meta import GammaFocal, MetaBatches, MetaLearner, MetaWarning, hypergradient
 
 
 def data(n=32, m=48, seed=0, dtype=torch.float32):
@@ -204,23 +207,20 @@ def test_step_float16_overflow_changes_neither_network_nor_hyper_parameters():
     assert scaler.get_scale() == 2.0**59
 
 
-def test_lookahead_lr_current_follows_the_group_of_the_head():
+@pytest.mark.parametrize("lr", [0.3, 0.03])
+def test_lookahead_lr_current_follows_the_group_of_the_head(lr):
     x, y, xm, ym = data()
-    values = {}
-    for lr in (0.3, 0.03):
-        model = mlp()
-        groups = [{"params": model[0].parameters(), "lr": 9.0}, {"params": model[-1].parameters(), "lr": 0.3}]
-        optimizer = torch.optim.SGD(groups)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch, lr=lr: lr / 0.3)
-        learner = MetaLearner(
-            model, optimizer, objective="nll", lookahead_lr="current", generator=torch.Generator().manual_seed(0)
-        )
-        twin = learner_of(mlp(), objective="nll", lookahead_lr=lr)
-        features, logits = learner.forward(x)
-        values[lr] = learner.meta_update(features, logits, y, xm, ym).value
-        assert float(values[lr]) == pytest.approx(float(twin.meta_update(features, logits, y, xm, ym).value), rel=1e-6)
-        assert scheduler.get_last_lr()[1] == pytest.approx(lr)
-    assert values[0.3] != values[0.03]
+    model = mlp()
+    groups = [{"params": model[0].parameters(), "lr": 9.0}, {"params": model[-1].parameters(), "lr": 0.3}]
+    optimizer = torch.optim.SGD(groups)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: lr / 0.3)
+    generator = torch.Generator().manual_seed(0)
+    learner = MetaLearner(model, optimizer, objective="nll", lookahead_lr="current", generator=generator)
+    features, logits = learner.forward(x)
+    value = float(learner.meta_update(features, logits, y, xm, ym).value)
+    for size, same in ((lr, True), (0.1, False)):
+        twin = learner_of(mlp(), objective="nll", lookahead_lr=size).meta_update(features, logits, y, xm, ym)
+        assert (value == pytest.approx(float(twin.value), rel=1e-6)) == same
 
 
 def test_step_takes_keyword_inputs_and_output_records():
@@ -265,18 +265,6 @@ def test_gamma_net_of_a_learner():
         learner_of(mlp(), regularizer="label-smoothing").gamma_net()
 
 
-def test_optimizer_of_another_network_raises_and_of_a_part_is_taken():
-    model, other = mlp(), mlp()
-    with pytest.raises(ValueError, match="`optimizer` must hold parameters of `model`"):
-        MetaLearner(model, torch.optim.SGD(other.parameters(), lr=0.1))
-    # The head alone is trained: the rest is frozen, or only left out.
-    model[0].requires_grad_(False)
-    MetaLearner(model, torch.optim.SGD(model[-1].parameters(), lr=0.1), every=1).step(*data())
-    MetaLearner(other, torch.optim.SGD(other[-1].parameters(), lr=0.1), every=1).step(*data())
-    with pytest.raises(ValueError, match="`optimizer` must hold parameters of `model`"):
-        MetaLearner(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -284,21 +272,12 @@ def test_optimizer_of_another_network_raises_and_of_a_part_is_taken():
         ({"regularizer": "gama-focal"}, "unknown regularizer 'gama-focal'. Did you mean 'gamma-focal'"),
         ({"gamma_max": 3.0}, "unknown option of MetaLearner 'gamma_max'"),
         ({"leak_meta_grad": True, "lookahead": "full"}, "`leak_meta_grad` must go with"),
-        ({"amp": "bf16"}, "`amp` must be a dtype or None"),
         ({"accumulate": 0}, "`accumulate` must be"),
     ],
 )
 def test_wrong_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         learner_of(mlp(), **options)
-
-
-@pytest.mark.parametrize("lookahead", ["head", "full"])
-def test_training_input_that_is_not_finite_is_refused(lookahead):
-    x, y, xm, ym = data()
-    x[:3] = float("nan")
-    with pytest.raises(ValueError, match="the network's `logits` must be finite"):
-        learner_of(mlp(), lookahead=lookahead).step(x, y, xm, ym)
 
 
 def test_full_lookahead_of_a_frozen_head_is_refused_and_that_of_the_head_is_not():
@@ -345,3 +324,168 @@ def test_leaking_step_of_a_compiled_model_is_that_of_the_plain_one():
         torch.compiler.reset()
     for value, expected in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(value, expected)
+
+
+TOKENS, TAGS, META_TOKENS, META_TAGS = (
+    torch.randn(6, 5, 6, generator=torch.Generator().manual_seed(0)),
+    torch.randint(3, (6, 5), generator=torch.Generator().manual_seed(1)),
+    torch.randn(8, 5, 6, generator=torch.Generator().manual_seed(2)),
+    torch.randint(3, (8, 5), generator=torch.Generator().manual_seed(3)),
+)
+TAGS[:, 3:], META_TAGS[::2, 2:] = -100, -100
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"lookahead": "full"}, {"preset": "paper", "clip": 1.0}, {"regularizer": "unitwise-l2"}]
+)
+def test_steps_on_padded_tokens_are_those_on_the_labelled_ones(options):
+    model, twin = mlp(), mlp()
+    padded, plain = learner_of(model, ignore_index=-100, **options), learner_of(twin, **options)
+    start = {name: value.clone() for name, value in plain.hyper.items()}
+    kept, meta_kept = TAGS >= 0, META_TAGS >= 0
+    # What rows without a label hold does not matter.
+    held_out = torch.where(meta_kept.unsqueeze(2), META_TOKENS, 1e3)
+    for _ in range(3):
+        found = padded.step(TOKENS, TAGS, held_out, META_TAGS)
+        expected = plain.step(TOKENS[kept], TAGS[kept], META_TOKENS[meta_kept], META_TAGS[meta_kept])
+        torch.testing.assert_close(found.loss, expected.loss)
+        torch.testing.assert_close(found.meta_value, expected.meta_value)
+    assert any(not torch.equal(value, start[name]) for name, value in plain.hyper.items())
+    for name, value in (dict(twin.named_parameters()) | plain.hyper).items():
+        torch.testing.assert_close((dict(model.named_parameters()) | padded.hyper)[name], value)
+
+
+def test_tokens_in_ones_own_loop_are_rows_and_wrong_labels_are_named():
+    learner = learner_of(mlp(), ignore_index=-100)
+    features, logits = learner.forward(TOKENS)
+    assert (features.shape, logits.shape) == ((30, 8), (30, 3))
+    with pytest.raises(ValueError, match=r"`labels` must be one for each of 30 rows of logits, got \[6, 4\]"):
+        learner.loss(features, logits, TAGS[:, 1:])
+    with pytest.raises(ValueError, match="ignore_index=-100"):
+        learner_of(mlp()).step(TOKENS, TAGS, META_TOKENS, META_TAGS)
+
+
+class ScaledOptimizer(torch.optim.SGD):
+    """Steps as a trainer's wrapper does: unscales (which a scaler allows once) and steps by the scaler."""
+
+    def step(self, closure=None):
+        inner = torch.optim.SGD(self.param_groups[0]["params"], lr=self.param_groups[0]["lr"])
+        self.scaler.unscale_(inner)
+        self.scaler.step(inner)
+        self.scaler.update()
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_step_with_a_trainers_backward_and_scaler_takes_the_plain_step(clip):
+    plain, scaled = mlp(), mlp()
+    learner_of(plain, momentum=0.0, clip=clip).step(*data())
+    optimizer, losses = ScaledOptimizer(scaled.parameters(), lr=0.1), []
+    scaler = optimizer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def backward(loss):
+        losses.append(float(loss.detach()))
+        scaler.scale(loss).backward()
+
+    hooks = {"scaler": scaler, "backward": backward, "accumulate": 2, "clip": clip}
+    learner = MetaLearner(
+        scaled, optimizer, every=1, objective=sece_penalty, generator=torch.Generator().manual_seed(0), **hooks
+    )
+    infos = [learner.step(*data()), learner.step(*data()[:2])]
+    assert losses == pytest.approx([float(info.loss) / 2 for info in infos])
+    for value, expected in zip(scaled.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_full_lookahead_under_a_trainers_autocast_equals_the_learners_own():
+    def objective(logits, labels):
+        # A matrix product, which autocast would take in bfloat16.
+        return (logits @ logits.T).square().mean()
+
+    found = []
+    for own in (True, False):
+        learner = learner_of(mlp(), lookahead="full", objective=objective, amp=torch.bfloat16 if own else None)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not own):
+            found.append(learner.step(*data()))
+    assert found[1].meta_value.dtype == torch.float32
+    assert torch.equal(found[0].meta_value, found[1].meta_value)
+    assert torch.equal(found[0].hypergradient_norm, found[1].hypergradient_norm)
+
+
+def test_logits_widened_by_a_trainer_are_known_as_the_heads():
+    model = mlp()
+    original = model.forward
+    # As accelerate does: autocast inside, float32 outside.
+    model.forward = lambda x: torch.autocast("cpu", dtype=torch.bfloat16)(original)(x).float()
+    features, logits = learner_of(model).forward(data()[0])
+    assert (features.dtype, logits.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_meta_batches_get_the_type_of_the_network_and_may_be_mappings():
+    x, y, xm, ym = data(dtype=torch.float64)
+    batches = MetaBatches({"input": xm.float()}, ym, batch_size=48)
+    info = learner_of(mlp(dtype=torch.float64), meta_batches=batches).step({"input": x}, y)
+    expected = learner_of(mlp(dtype=torch.float64)).step(x, y, xm.float().double(), ym)
+    torch.testing.assert_close(info.meta_value, expected.meta_value)
+
+
+def watched(**options):
+    # An objective that says nothing of a NaN, as none does on a GPU.
+    return learner_of(mlp(), **({"objective": lambda logits, labels: logits.square().mean()} | options))
+
+
+def warnings_of(learner, held_out):
+    """Warnings of a step for each of these held-out batches: good ones, or bad ones that hold no numbers."""
+    x, y, xm, ym = data()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for good in held_out:
+            learner.step(x, y, xm if good else xm * float("nan"), ym)
+    return [str(warning.message) for warning in caught if issubclass(warning.category, MetaWarning)]
+
+
+@pytest.mark.parametrize("every", [0, 5])
+def test_healthy_or_unwatched_run_is_silent(every):
+    assert warnings_of(watched(monitor_every=every, objective="sece"), [True] * 10) == []
+
+
+def test_runaway_gamma_warns_once_until_it_is_over():
+    learner = watched(monitor_every=5, meta_lr=1.0)
+    assert warnings_of(learner, [True] * 4) == []
+    (said,) = warnings_of(learner, [True])
+    assert "gamma runs away" in said
+    assert warnings_of(learner, [True] * 5) == []
+    for value in learner.hyper.values():
+        value.mul_(0.1)
+    learner.meta_lr = 1e-6
+    warnings_of(learner, [True] * 5)
+    assert learner._warned == frozenset()
+
+
+def test_frozen_hyper_parameters_warn():
+    (said,) = warnings_of(watched(monitor_every=2, eps=1e6), [True] * 2)
+    assert "frozen" in said
+
+
+@pytest.mark.parametrize("lookahead", ["head", "full"])
+def test_first_held_out_batch_that_is_not_finite_raises(lookahead):
+    with pytest.raises(ValueError, match="objective on the first held-out batch must be finite"):
+        warnings_of(watched(lookahead=lookahead), [False])
+    assert warnings_of(watched(lookahead=lookahead, monitor_every=0), [False]) == []
+
+
+def test_later_ones_are_counted_where_the_monitor_looks_also_after_a_resume():
+    learner = watched(monitor_every=4)
+    (said,) = warnings_of(learner, [True, False, True, True])
+    assert "1 of the last 4 meta updates changed nothing" in said
+    resumed = watched(monitor_every=4)
+    resumed.load_state_dict(learner.state_dict())
+    assert warnings_of(resumed, [True] * 4) == []
+    (said,) = warnings_of(resumed, [False] * 4)
+    assert "4 of the last 4" in said
+
+
+def test_a_scaler_is_forgiven_the_overflows_it_finds_its_scale_by():
+    learner = watched(monitor_every=2, scaler=torch.amp.GradScaler("cpu"))
+    assert warnings_of(learner, [True, False]) == []
+    (said,) = warnings_of(learner, [False, False])
+    assert "2 of the last 2 meta updates changed nothing" in said

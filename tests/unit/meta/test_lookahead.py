@@ -62,15 +62,11 @@ def test_hypergradient_hyper_parameter_without_gradient_raises():
 
 
 @pytest.mark.parametrize(
-    ("objective", "got"),
-    [
-        (lambda logits, labels: logits.sum(1), r"\[3\]"),
-        (lambda logits, labels: float(logits.detach().sum()), "float"),
-        (lambda logits, labels: logits.detach().sum(), r"\[\] without one"),
-    ],
+    "objective",
+    [lambda logits, labels: logits.sum(1), lambda logits, labels: 1.0, lambda logits, labels: logits.detach().sum()],
 )
-def test_objective_that_is_no_scalar_with_a_gradient_raises(objective, got):
-    with pytest.raises(ValueError, match=rf"`objective` must return a scalar tensor \[\] with a gradient, got {got}"):
+def test_objective_that_is_no_scalar_with_a_gradient_raises(objective):
+    with pytest.raises(ValueError, match=r"`objective` must return a scalar tensor \[\] with a gradient, got"):
         head_step(Stuck(), {"used": torch.tensor(1.0)}, objective)
 
 
