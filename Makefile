@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Idle OpenMP threads that spin instead of sleeping make a busy machine several times slower.
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: demo test browser lint types unit bench-metrics bench-losses bench-meta format clean
+.PHONY: demo test browser lint types unit format clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -23,7 +23,9 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/.base
 	$(BIN)/calibrant demo
 
-test: lint types unit
+# The type checker has one process, so it runs beside the suite.
+test: lint
+	+$(MAKE) --no-print-directory -j 2 types unit
 
 # A browser for the tests of the report, where the system has none. Needs root or sudo for that; without, the tests that need it
 # are skipped and say so.
@@ -48,15 +50,6 @@ unit: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix src tests benchmarks examples
 	$(BIN)/ruff format src tests benchmarks examples
-
-bench-metrics: $(VENV)/.dev
-	$(BIN)/python benchmarks/metrics.py
-
-bench-losses: $(VENV)/.dev
-	$(BIN)/python benchmarks/losses.py
-
-bench-meta: $(VENV)/.dev
-	$(BIN)/python benchmarks/meta.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -2,8 +2,7 @@
 
     python benchmarks/metrics.py [--quick]
 
-Each line says what was promised and whether it holds; the last one counts. The peers come with the development install. The
-parquet promise has its own program, benchmarks/big_parquet.py, because it measures memory.
+Each line says what was promised and whether it holds; the last one counts. The peers come with the development install.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.engine.folder import load_run
-
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 TINY = ["--device", "cpu", "--model", "mlp", "--examples", "400", "--batch-size", "50"]
 
@@ -83,18 +81,3 @@ def test_gpu_counts_what_failed_and_shows_why(program, monkeypatch, capsys):
     assert (lines[0]["failed"], lines[0]["passed"]) == (2, 7)
     assert lines[4]["missed"] == ["missed: ce: 1 < 45000 images/s"]
     assert "Segmentation fault" in err
-
-
-@of("sweep")
-def test_sweep_tells_of_every_run_and_names_the_best(program, tmp_path, capsys):
-    assert program.combinations(["a=1,2", "b='0.5,0.9'"]) == [{"a": "1", "b": "0.5,0.9"}, {"a": "2", "b": "0.5,0.9"}]
-    small = ["--data", "mixture", "--model", "mlp", "--epochs", "2", "--device", "cpu", "train.batch_size=200"]
-    assert program.main([*small, "--out", str(tmp_path), "method.options.gamma_max=0.5,20"]) == 1
-    failed, run, best = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert "`gamma_init`" in failed["failed"]
-    assert run["settings"] == best["best"] == {"train.batch_size": "200", "method.options.gamma_max": "20"}
-    made = load_run(tmp_path / "batch_size=200_gamma_max=20_seed0")
-    record = made.history[made.best_epoch]
-    assert (run["error"], run["n"]) == (pytest.approx(record.val_error, abs=1e-5), 200)
-    assert best["nll"] == pytest.approx(record.val_nll, abs=1e-4)
-    assert made.recipe.method.options == {"gamma_max": 20}
