@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright import sync_api
 
 from calibrant import Predictions
 from calibrant.metrics import reliability_bins
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which `make browser` installs")
+# Loaded where it is used only, as it takes a while.
+sync_api = pytest.importorskip("playwright.sync_api") if CHROMIUM else None
 # Loading a page on a busy machine may take long; nothing here waits that long unless it is broken.
 PATIENCE_MS = 300_000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import random
 import warnings
@@ -34,6 +35,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays anyway: torch and other large libraries."""
+    gc.freeze()
 
 
 @pytest.fixture

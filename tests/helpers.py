@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import socket
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +38,15 @@ def board_images(folder: Path) -> dict[str, list[int]]:
     events = EventAccumulator(str(folder), size_guidance={"images": 0})
     events.Reload()
     return {tag: [image.step for image in events.Images(tag)] for tag in events.Tags()["images"]}
+
+
+def start_ranks(work: Callable[..., None], *args: object, load: str, join: bool = True) -> Any:
+    """Run ``work`` in two processes, with its rank before ``args``.
+
+    They are copies of one that has loaded a module, which takes longer than what they do.
+    """
+    multiprocessing.set_forkserver_preload([load])
+    return torch.multiprocessing.start_processes(work, args=args, nprocs=2, join=join, start_method="forkserver")
 
 
 def golden() -> tuple[Tensor, Tensor]:

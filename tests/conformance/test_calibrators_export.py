@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ NAMES = [name for name in CALIBRATORS.builtin if name != "auto"]
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
+@cache
 def fitted(name: str, num_classes: int = 4) -> Calibrator:
     given, _ = synthetic_predictions(600, num_classes, temperature=2.0, hardness=0.5, split="val")
     return CALIBRATORS[name](**QUICK.get(name, {})).fit(given)
@@ -33,24 +35,6 @@ def network(num_classes: int = 4) -> nn.Module:
 
 def inputs(n: int, seed: int = 0) -> Tensor:
     return 5 * torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
-
-
-def run_by_onnx(model: nn.Module, batches: list[Tensor]) -> list[list[np.ndarray]]:
-    """What ONNX Runtime makes of the exported ``model``, for batches of sizes that the export has not seen."""
-    import onnxruntime as runtime
-
-    with warnings.catch_warnings():
-        # The exporter's own: it uses what other libraries have deprecated.
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            model, (inputs(9),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},), verbose=False
-        )
-    assert program is not None
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = runtime.InferenceSession(program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    return [session.run(None, {name: batch.numpy()}) for batch in batches]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,16 +55,6 @@ def test_calibrator_wrapped_model_survives_export(name: str) -> None:
     wrapped.load_state_dict(program.state_dict)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_calibrator_wrapped_model_gives_the_same_in_onnx(name: str) -> None:
-    found, model = fitted(name), network()
-    batches = [inputs(n, seed=n) for n in (1, 5, 40)]
-    for batch, (log_probs,) in zip(batches, run_by_onnx(found.wrap(model).eval(), batches), strict=True):
-        assert log_probs.dtype == np.float32
-        expected = found.predict_proba(model(batch).detach().numpy())
-        np.testing.assert_allclose(np.exp(log_probs), expected, atol=1e-5, rtol=0)
-
-
 class Side(nn.Module):
     """Several networks on the same input."""
 
@@ -92,14 +66,30 @@ class Side(nn.Module):
         return tuple(model(given) for model in self.models)
 
 
-def test_calibrators_by_class_of_two_classes_give_the_same_in_onnx() -> None:
-    # These ask one question then, not one a class. One export for all: half of its time does not depend on the model.
-    names = ("platt", "beta", "isotonic", "histogram", "bbq")
-    found, model, batch = [fitted(name, 2) for name in names], network(2), inputs(7, seed=7)
-    (results,) = run_by_onnx(Side([calibrator.wrap(model) for calibrator in found]).eval(), [batch])
-    for calibrator, log_probs in zip(found, results, strict=True):
-        expected = calibrator.predict_proba(model(batch).detach().numpy())
-        np.testing.assert_allclose(np.exp(log_probs), expected, atol=1e-5, rtol=0)
+def test_calibrators_wrapped_give_the_same_in_onnx() -> None:
+    import onnxruntime as runtime
+
+    # Of two classes these ask one question, not one a class. One export for all: half of its time does not depend on the model.
+    two = ("platt", "beta", "isotonic", "histogram", "bbq")
+    found = [(fitted(name, c), network(c)) for c, names in ((4, NAMES), (2, two)) for name in names]
+    side = Side([calibrator.wrap(model) for calibrator, model in found]).eval()
+    with warnings.catch_warnings():
+        # The exporter's own: it uses what other libraries have deprecated.
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            side, (inputs(9),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},), verbose=False
+        )
+    assert program is not None
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = runtime.InferenceSession(program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    # Batches of sizes that the export has not seen.
+    for batch in (inputs(n, seed=n) for n in (1, 5, 40)):
+        results = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
+        for (calibrator, model), log_probs in zip(found, results, strict=True):
+            assert log_probs.dtype == np.float32
+            expected = calibrator.predict_proba(model(batch).detach().numpy())
+            np.testing.assert_allclose(np.exp(log_probs), expected, atol=1e-5, rtol=0, err_msg=str(calibrator))
 
 
 def sure(n: int, seed: int, *, scale: float) -> tuple[Tensor, Tensor]:

@@ -161,47 +161,28 @@ def test_report_of_runs_on_other_test_examples_is_refused_but_a_part_is_shown(
     assert "200 test examples, other rows 1,000; not compared with them." in out.read_text()
 
 
-def test_report_of_a_run_folder_is_about_its_test_predictions_and_the_run(
+def test_report_of_runs_tells_settings_of_one_method_apart_and_says_which_average_their_weights(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    made = ("--data", "mixture", "--model", "mlp", "--epochs", 1, "--device", "cpu")
-    folder, out = tmp_path / "run", tmp_path / "run.html"
-    code, _, err = run(capsys, "train", *made, "--out", folder)
-    assert code == 0, err
-    code, text, err = run(capsys, "report", folder, "--out", out, "--resamples", 40)
-    assert code == 0, err
-    page = out.read_text()
-    assert "<title>test.npz</title>" in page
-    assert 'id="reliability"' in page
-    assert 'id="curves"' in page
-
-
-def test_report_of_one_method_under_two_settings_tells_them_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    made = ("--data", "mixture", "--model", "mlp", "--method", "ce", "--epochs", 1, "--device", "cpu")
-    for seed, settings in enumerate(((), ("--set", "train.average=uniform"))):
-        code, _, err = run(capsys, "train", *made, "--seed", seed, *settings, "--out", tmp_path / f"run{seed}")
+    made = ("--data", "mixture", "--model", "mlp", "--epochs", 1, "--device", "cpu", "--set", "train.batch_size=400")
+    runs, steered, page = tmp_path / "runs", tmp_path / "steered", tmp_path / "runs.html"
+    settings = {runs / "plain": ("ce",), runs / "mean": ("ce", "--set", "train.average=uniform"), steered: ("flgamma-sece",)}
+    for seed, (out, words) in enumerate(settings.items()):
+        code, _, err = run(capsys, "train", *made, "--seed", seed, "--method", *words, "--out", out)
         assert code == 0, err
-    out = tmp_path / "runs.html"
-    code, text, err = run(capsys, "report", "--run", tmp_path / "run0", "--run", tmp_path / "run1", "--out", out)
+    # A run that is named twice, or lies in a folder that is named too, is one run.
+    code, text, err = run(capsys, "report", "--run", runs, *2 * ("--run", runs / "mean"), "--out", page)
     assert code == 0, err
     assert "2 rows of 1 method" in text
-    # A run that is named twice, or lies in a folder that is named too, is one run.
-    again = run(capsys, "report", "--run", tmp_path, "--run", tmp_path / "run1", "--run", tmp_path / "run1", "--out", out)
-    assert again[0] == 0, again[2]
-    assert "2 rows of 1 method" in again[1]
-    page = out.read_text()
-    assert '<th scope="row">CE (average=no)</th><td>1</td>' in page
-    assert '<th scope="row">CE (average=uniform)</th><td>1</td>' in page
-
-
-def test_report_of_runs_says_which_average_their_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for method in ("ce", "flgamma-sece"):
-        made = ("--data", "mixture", "--model", "mlp", "--method", method, "--epochs", 1, "--device", "cpu")
-        code, _, err = run(capsys, "train", *made, "--out", tmp_path / method)
-        assert code == 0, err
-    code, _, err = run(capsys, "report", "--run", tmp_path, "--out", tmp_path / "runs.html")
+    assert '<th scope="row">CE (average=no)</th><td>1</td>' in page.read_text()
+    assert '<th scope="row">CE (average=uniform)</th><td>1</td>' in page.read_text()
+    code, _, err = run(capsys, "report", "--run", runs / "plain", "--run", steered, "--out", page)
     assert code == 0, err
-    assert "FLγ-SECE predicts with averaged weights (train.average=phase)" in (tmp_path / "runs.html").read_text()
+    assert "FLγ-SECE predicts with averaged weights (train.average=phase)" in page.read_text()
+    code, _, err = run(capsys, "report", runs / "plain", "--out", page, "--resamples", 40)
+    assert code == 0, err
+    for part in ("<title>test.npz</title>", 'id="reliability"', 'id="curves"'):
+        assert part in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,11 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return command
 
 
-def test_reproduce_quick_forecasts_runs_and_reports_then_keeps_results(call: Call, tmp_path: Path) -> None:
+def test_reproduce_quick_forecasts_runs_and_reports_then_keeps_results(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Rendering takes most of the time, and has tests of its own.
+    monkeypatch.setattr("calibrant.report.save.render_figure", lambda figure, *, kind: kind.encode())
     short = ("--quick", "--seeds", "1", "--set", "train.epochs=2", "--set", "train.batch_size=200")
     code, out, err = call("reproduce", "table2", *short, "--out", "here", "--device", "cpu")
     assert code == 0, err

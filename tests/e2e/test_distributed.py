@@ -21,7 +21,7 @@ from calibrant.engine.result import Run
 from calibrant.engine.train import train
 from calibrant.meta import MetaLearner
 from calibrant.metrics.streaming import CalibrationSuite
-from helpers import mixed_gaps
+from helpers import mixed_gaps, start_ranks
 
 LIMIT_S = 600
 # Twenty steps: 1,600 training examples in batches of 80.
@@ -138,7 +138,7 @@ def work(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(work, args=(str(folder),), nprocs=2, join=True)
+    start_ranks(work, str(folder), load="calibrant.metrics.streaming")
     return [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
 
 

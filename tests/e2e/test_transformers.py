@@ -25,7 +25,7 @@ from transformers import (
 from calibrant.integrations.transformers import STATE_FILE, CalibratedTrainer, CalibrationCallback
 from calibrant.meta import MetaLearner
 from calibrant.metrics import expected_calibration_error
-from helpers import board_images, reserved_port
+from helpers import board_images, reserved_port, start_ranks
 
 PATH = Path(__file__).parents[2] / "examples" / "transformers_loop.py"
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator is found.*")
@@ -284,7 +284,7 @@ def work(rank: int, folder: str, port: int) -> None:
 
 
 def test_two_processes_train_and_measure_as_one(tmp_path: Path) -> None:
-    running = torch.multiprocessing.spawn(work, args=(str(tmp_path), reserved_port()), nprocs=2, join=False)
+    running = start_ranks(work, str(tmp_path), reserved_port(), load="calibrant.integrations.transformers", join=False)
     expected = fit_half(str(tmp_path / "one"), 32)
     while not running.join(timeout=120):
         pass

@@ -22,6 +22,13 @@ from figure_data import run_of
 from made_up_runs import run_of as made_up_run
 
 
+@pytest.fixture
+def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write files that say who made them, and no charts in the page: drawing takes most of the time."""
+    monkeypatch.setattr("calibrant.report.save.render_figure", lambda *_, **__: b"Software\0calibrant /Creator (calibrant)")
+    monkeypatch.setattr("calibrant.report.figures.page_charts", lambda groups: [])
+
+
 def with_settings(entry: Entry, *settings: str) -> Entry:
     return replace(entry, recipe=dict(text.split("=", 1) for text in settings))
 
@@ -62,6 +69,7 @@ def test_errors_against_the_number_of_bins_are_worked_out_once(tmp_path: Path, m
     assert '<figure class="pictures" id="robustness">' in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("quick_figures")
 def test_page_and_table_mark_the_same_values(tmp_path: Path) -> None:
     table, _ = write_outputs(made_entries(), tmp_path, figures=False)
     page = (tmp_path / "report.html").read_text()
@@ -98,27 +106,22 @@ def test_outputs_begin_with_what_is_missing(tmp_path: Path, paper: bool) -> None
     assert (tmp_path / "paper" / "report.html").read_text().count("Missing: mmce.") == 1
 
 
-@pytest.fixture
-def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write files that say who made them, without drawing into them, which takes most of the time."""
-    monkeypatch.setattr("calibrant.report.save.render_figure", lambda *_, **__: b"Software\0calibrant /Creator (calibrant)")
-
-
 @pytest.mark.usefixtures("quick_figures")
-@pytest.mark.parametrize("figures", [True, False])
-def test_figures_of_an_older_comparison_are_removed(tmp_path: Path, figures: bool) -> None:
+def test_figures_of_an_older_comparison_are_removed(tmp_path: Path) -> None:
     gammas = run_of("flgamma-sece", curve=[0.3, 0.2, 0.1], gamma=[1.0, 1.1, 1.2])
     older = write_outputs([run_of("ce"), gammas, run_of("ce", data="mixture")], tmp_path)[1]
     names = {file.name for file in older if file.suffix == ".png"}
     assert {"gamma-epochs-digits-convnet.png", "robustness-mixture-convnet.png"} <= names
     (tmp_path / "figures" / "tradeoff-mine.png").write_bytes(b"mine")
-    files = write_outputs([run_of("ce")], tmp_path, figures=figures)[1]
-    drawn = {file.name for file in files if file.parent.name == "figures"}
-    assert bool(drawn) is figures
-    assert {file.name for file in (tmp_path / "figures").iterdir()} == {"tradeoff-mine.png", *drawn}
-    assert not any("gamma" in name or "mixture" in name for name in drawn)
+    for figures in (True, False):
+        files = write_outputs([run_of("ce")], tmp_path, figures=figures)[1]
+        drawn = {file.name for file in files if file.parent.name == "figures"}
+        assert bool(drawn) is figures
+        assert {file.name for file in (tmp_path / "figures").iterdir()} == {"tradeoff-mine.png", *drawn}
+        assert not any("gamma" in name or "mixture" in name for name in drawn)
 
 
+@pytest.mark.usefixtures("quick_figures")
 def test_page_and_figures_name_the_settings_that_the_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Entry] = []
     monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _, n_bins: shown.extend(rows) or Drawing([], {}))
@@ -156,6 +159,7 @@ def test_page_rows_say_the_base_of_each_part_its_p_values_and_what_describes_its
     assert told["x", "focal"].info == {"Epochs": "30"}
 
 
+@pytest.mark.usefixtures("quick_figures")
 def test_tables_figures_and_page_agree_on_which_rows_are_parts_of_the_test_set(tmp_path: Path) -> None:
     def sized(entry: Entry, n: int) -> Entry:
         return replace(entry, scores=replace(entry.scores, n=n))
@@ -180,6 +184,7 @@ def test_tables_figures_and_page_agree_on_which_rows_are_parts_of_the_test_set(t
         assert len(bold) == 2
 
 
+@pytest.mark.usefixtures("quick_figures")
 def test_page_has_the_columns_marks_and_notes_of_the_table(tmp_path: Path) -> None:
     eces = {"ce": (0.02, 0.03, 0.04), "focal": (0.05, 0.061, 0.069), "flsd": (0.01, 0.05, 0.03)}
     runs = [run_of(method, seed=seed, ece=ece) for method, values in eces.items() for seed, ece in enumerate(values)]
@@ -192,6 +197,7 @@ def test_page_has_the_columns_marks_and_notes_of_the_table(tmp_path: Path) -> No
     assert [note for note in table.notes if note not in shown] == []
 
 
+@pytest.mark.usefixtures("quick_figures")
 @pytest.mark.parametrize("paper", [False, True])
 def test_page_says_once_which_rows_average_and_what_is_doubtful(paper: bool, tmp_path: Path) -> None:
     runs = [run_of("ce"), replace(run_of("ce+ts"), temperature=1e5), run_of("flgamma-sece")]
