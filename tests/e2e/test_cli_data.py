@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calibrant.data import DATASETS, RemoteFile, mnist
+from calibrant.data import DATASETS, RemoteFile, published
 from calibrant.engine.folder import load_run
 from helpers import run_command as run
 
@@ -51,7 +51,7 @@ def server(monkeypatch):
     """Serve a little MNIST from the loopback interface, with the tables of the package pointed to it."""
     rng = np.random.default_rng(0)
     arrays = [rng.integers(0, 256, (40, 28, 28)), np.arange(40) % 10, rng.integers(0, 256, (20, 28, 28)), np.arange(20) % 10]
-    packed = {name: idx(array.astype(np.uint8)) for name, array in zip(mnist.MNIST_FILES, arrays, strict=True)}
+    packed = {name: idx(array.astype(np.uint8)) for name, array in zip(published.MNIST_FILES, arrays, strict=True)}
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as started:
         started.daemon_threads = True
         started.files = {f"{name}.gz": gz for name, (_, gz) in packed.items()}
@@ -62,8 +62,8 @@ def server(monkeypatch):
             for name, gz in started.files.items()
         )
         monkeypatch.setitem(DATASETS._entries, "mnist", replace(DATASETS["mnist"], files=files, others=()))
-        contents = {name: mnist.IdxFile(len(raw), hashlib.md5(raw).hexdigest()) for name, (raw, _) in packed.items()}
-        monkeypatch.setattr(mnist, "MNIST_FILES", contents)
+        contents = {name: published.IdxFile(len(raw), hashlib.md5(raw).hexdigest()) for name, (raw, _) in packed.items()}
+        monkeypatch.setattr(published, "MNIST_FILES", contents)
         thread = threading.Thread(target=started.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         yield started
@@ -125,7 +125,7 @@ def test_cli_data_fetch_interrupted_by_hand_says_how_to_go_on(tmp_path, capsys, 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("calibrant.data.source.download", interrupt)
+    monkeypatch.setattr("calibrant.data.image_set.download", interrupt)
     code, _, err = run(capsys, "data", "fetch", "cifar10", "--root", tmp_path)
     assert (code, "interrupted" in err) == (130, True)
 

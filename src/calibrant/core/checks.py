@@ -10,23 +10,15 @@ import difflib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
-# What `to_tensor` takes; data frames and arrays of other libraries too, whose types are not installed with this package.
-ArrayLike: TypeAlias = "Tensor | np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence[object] | SupportsArray"
-
-
-class SupportsArray(Protocol):
-    """An array of another library that numpy can read."""
-
-    def __array__(self) -> Any:
-        """Return the values as a numpy array."""
-
+# What `to_tensor` takes: tensors, and all that numpy can read, such as data frames and arrays of other libraries.
+ArrayLike: TypeAlias = Tensor | npt.ArrayLike
 
 # How far a row of probabilities may be from summing to one, by the precision in which the row was computed. Rounding a row
 # of C entries to half precision moves its sum by up to C * 2^-11 in the worst case; typical errors grow with sqrt(C).
@@ -51,8 +43,6 @@ def to_tensor(value: object, *, where: str, name: str) -> Tensor:
         return value.detach().contiguous()
     refuse_masked(value, where=where, name=name)
     try:
-        if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
-            return from_dlpack(value).detach().contiguous()
         array = np.asarray(value)
         if array.dtype.kind not in "fiub":
             raise TypeError(array.dtype)
@@ -185,10 +175,9 @@ def check_prob_values(probs: Tensor, *, where: str, first_row: int = 0) -> None:
         raise ValueError(f"{where}: `probs` must be finite, got {what} in row {first_row + row}.")
     high = float(work.amax())
     if low < 0 or high > 1 + tolerance:
-        if low > -0.1 and high < 1.1:
-            hint = "Set what is below zero to zero and divide every row by its sum, if they are probabilities."
-        else:
-            hint = "They look like logits: give them as `logits`, or take their softmax. Divide percentages by 100."
+        nearly = "Set what is below zero to zero and divide every row by its sum, if they are probabilities."
+        other = "They look like logits: give them as `logits`, or take their softmax. Divide percentages by 100."
+        hint = nearly if low > -0.1 and high < 1.1 else other
         raise ValueError(f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. {hint}")
     row = int(off.argmax())
     raise ValueError(
@@ -230,16 +219,8 @@ def read_labels(
 ) -> Tensor:
     """Return labels as a tensor of integers.
 
-    Args:
-        labels: Integers, floating whole numbers (as pandas has where values were missing once), or names of classes.
-        shape: Shape that labels must have; whether numbers are whole is looked at only where they have it.
-        where: Name of the calling function or file, for messages.
-        names: Names of the classes in their order, if known.
-        first_row: Number of the first row in messages.
-        ignore_index: Label of examples to leave out, also where it is written as text.
-
-    Returns:
-        The labels; numbers of another shape as they are, for `check_shapes` to refuse.
+    They may be integers, floating whole numbers (as pandas has where values were missing once), or class names and
+    ``ignore_index`` as text. Numbers of another shape than ``shape`` come back as they are, for `check_shapes` to refuse.
     """
     refuse_masked(labels, where=where, name="labels")
     if not isinstance(labels, Tensor):
@@ -254,8 +235,7 @@ def read_labels(
     # The fractional part of NaN and inf is NaN.
     bad = (target.double().frac() != 0).nonzero()
     if len(bad):
-        value, row = float(target[tuple(bad[0])]), first_row + int(bad[0][0])
-        raise _label_error("" if value != value else str(value), row, None, where)
+        raise _label_error(float(target[tuple(bad[0])]), first_row + int(bad[0][0]), None, where)
     return target.long()
 
 
@@ -277,17 +257,16 @@ def _labels_from_text(
         )
     known: dict[str, float] = {str(ignore_index): ignore_index} if ignore_index is not None else {}
     known |= {name: number for number, name in enumerate(stripped)}
-    numbers = [_number(value) for value in distinct]
-    if not all(value in known for value in distinct):
+    found = [known.get(value) for value in distinct]
+    if None in found:
+        numbers = [_number(value) for value in distinct]
         if None in numbers:
-            unknown = {value: number for value, number in zip(distinct, numbers, strict=True) if value not in known}
+            unknown = [value for value, number in zip(distinct, found, strict=True) if number is None]
             # A number among names is said only where nothing else is wrong.
-            strange = [value for value, number in unknown.items() if number is None] or list(unknown)
+            strange = [value for value in unknown if _number(value) is None] or unknown
             row = int(np.isin(distinct[place.reshape(-1)], strange).argmax())
             raise _label_error(str(distinct[place.reshape(-1)[row]]), first_row + row, names, where)
         found = numbers
-    else:
-        found = [known[value] for value in distinct]
     return np.array(found, dtype=np.float64)[place].reshape(text.shape)
 
 
@@ -298,20 +277,18 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _label_error(label: str, row: int, names: Sequence[str] | None, where: str) -> ValueError:
-    rule = _CLASS_INDICES if names is None else "`labels` must be class indices or among the class names"
-    number = _number(label)
-    if label in _MISSING or (names is None and number is not None):
-        got = "no label" if label in _MISSING else label
-        remedy = "Leave that row out, or give it a label such as -100 and pass `ignore_index=-100` (`--ignore-index -100`)."
+def _label_error(label: str | float, row: int, names: Sequence[str] | None, where: str) -> ValueError:
+    got, number = repr(label), _number(str(label))
+    if str(label) in _MISSING:
+        got, remedy = "no label", "Leave that row out, or give it a label such as -100 and pass `ignore_index=-100`."
     elif number is not None and number < 0:
-        got, remedy = repr(label), _ignore_hint(label)
+        remedy = _ignore_hint(label)
     elif names is None:
-        got = repr(label)
         remedy = "Give indices, or also the names of the classes in their order (`class_names`, `--class-names`)."
     else:
-        near = difflib.get_close_matches(label, [str(name) for name in names], n=1)
-        got, remedy = repr(label), f"Did you mean {near[0]!r}?" if near else "Name every class."
+        near = difflib.get_close_matches(str(label), [str(name) for name in names], n=1)
+        remedy = f"Did you mean {near[0]!r}?" if near else "Name every class."
+    rule = _CLASS_INDICES if names is None else "`labels` must be class indices or among the class names"
     return ValueError(f"{where}: {rule}, got {got} in row {row}. {remedy}")
 
 
@@ -321,16 +298,17 @@ def _ignore_hint(label: object) -> str:
 
 def check_label_values(labels: Tensor, num_classes: int, *, where: str) -> None:
     """Raise unless every label is in ``[0, num_classes)``."""
-    low, high = (int(v) for v in torch.aminmax(labels))
-    if num_classes == 2 and low == -1 and not bool((labels == 0).any()):
-        raise ValueError(f"{where}: `labels` must be 0 and 1, got -1. Take `(labels + 1) // 2` if they are -1 and 1.")
-    _check_label_range(low, high, num_classes, where=where)
+    low, high = torch.aminmax(labels)
+    _check_label_range(int(low), int(high), num_classes, where=where)
 
 
 def _check_label_range(low: float, high: float, num_classes: int, *, where: str) -> None:
     if low < 0 or high >= num_classes:
-        one_based = " They look one-based: pass `labels - 1`." if low >= 1 and high == num_classes else ""
-        hint = f" {_ignore_hint(low)}" if low < 0 else one_based
+        hint = f" {_ignore_hint(low)}" if low < 0 else ""
+        if low >= 1 and high == num_classes:
+            hint = " They look one-based: pass `labels - 1`."
+        elif low == -1 and num_classes == 2:
+            hint += " Take `(labels + 1) // 2` if they are -1 and 1."
         raise ValueError(f"{where}: `labels` must lie in [0, {num_classes - 1}], got {low if low < 0 else high}.{hint}")
 
 

@@ -345,15 +345,7 @@ def as_predictions(
 ) -> Predictions:
     """Return the arguments of a metric, ``(probs, labels)`` or one `Predictions`, as a checked record.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``; left out with a `Predictions`.
-        where: Name of the calling function, for messages.
-        weights: Sample weights, shaped as the labels (those of the `Predictions` if not given).
-        ignore_index: Label of examples to leave out.
-
-    Returns:
-        The record; raises ``ValueError`` on input that is not probabilities with labels.
+    Weights, if given, take the place of those of the `Predictions`. ``where`` is the calling function, for messages.
     """
     if isinstance(probs, Predictions):
         if labels is not None or ignore_index is not None:
@@ -381,17 +373,8 @@ def check_examples(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """The one gate for examples: arrays of any kind become checked tensors, dense input plain, ignored examples go.
 
-    Args:
-        given: Logits or probabilities ``[N, C]`` or ``[N, C, ...]``.
-        labels: Class indices or names, ``[N]`` or ``[N, ...]``.
-        weights: Sample weights shaped as the labels, or None.
-        kind: What was given.
-        where: Name of the calling function or file, for messages.
-        class_names: Names of the classes in their order.
-        ignore_index: Label of examples to leave out.
-        first_row: Number of the first row in messages.
-        device: Where the result lies.
-        allow_empty: Whether there may be no example, or none that is not ignored.
+    The arguments are those of `Predictions`; ``device`` is where the result lies, and ``allow_empty`` whether there may be no
+    example, or none that is not ignored.
 
     Returns:
         Scores ``[n, C]``, labels ``[n]`` int64, weights ``[n]`` float64 or None; and which examples were kept, a mask.
@@ -415,7 +398,7 @@ def check_examples(
         scores, target = scores.movedim(1, -1).reshape(-1, scores.shape[1]), target.reshape(-1)
         weight = None if weight is None else weight.reshape(-1)
     kept = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
-    if ignore_index is not None and not bool(kept.all()):
+    if not bool(kept.all()):
         scores, target, weight = scores[kept], target[kept], None if weight is None else weight[kept]
     if len(target) == 0:
         if allow_empty:

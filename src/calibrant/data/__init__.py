@@ -4,14 +4,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from calibrant.core.registry import Registry
-from calibrant.data.cifar import CIFAR10, CIFAR100, load_cifar10, load_cifar100
-from calibrant.data.image_set import DataSet, ImageSet
-from calibrant.data.mnist import DIGITS, FASHION_MNIST, MNIST, load_digits, load_fashion_mnist, load_mnist
+from calibrant.data.image_set import DEFAULT_ROOT, DataSet, DataSource, ImageSet, RemoteFile, Shape
 from calibrant.data.own_images import is_path, load_folder, load_npz, load_path
+from calibrant.data.published import (
+    CIFAR10,
+    CIFAR100,
+    DIGITS,
+    FASHION_MNIST,
+    MNIST,
+    TINY_IMAGENET,
+    load_cifar10,
+    load_cifar100,
+    load_digits,
+    load_fashion_mnist,
+    load_mnist,
+    load_tiny_imagenet,
+)
 from calibrant.data.shift import CORRUPTIONS, corrupt, shifted_sets
-from calibrant.data.source import DEFAULT_ROOT, DataSource, RemoteFile, Shape
 from calibrant.data.synthetic import MIXTURE, load_mixture
-from calibrant.data.tiny_imagenet import TINY_IMAGENET, load_tiny_imagenet
 
 _BUILT_IN = (DIGITS, MIXTURE, CIFAR10, CIFAR100, TINY_IMAGENET, MNIST, FASHION_MNIST)
 DATASETS = Registry("data set", "calibrant.datasets", {source.name: source for source in _BUILT_IN}, of=DataSource)

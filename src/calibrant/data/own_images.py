@@ -62,7 +62,7 @@ def load_path(path: str | Path, *, size: int | None = None) -> DataSet:
 
     Raises as `load_npz` and `load_folder`, and ``ValueError`` where a size is given for a set that has one.
     """
-    from calibrant.data.tiny_imagenet import load_tiny_imagenet
+    from calibrant.data.published import load_tiny_imagenet
 
     given = Path(path).expanduser()
     tiny = (given / "wnids.txt").is_file()
@@ -125,7 +125,7 @@ def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
         The set, as `load_folder` makes it. Raises ``OSError`` or ``ValueError`` with one sentence that names the file.
     """
     file = Path(path).expanduser()
-    check_readable(file, content="images and labels", remedy="Write it again with `numpy.savez`.")
+    check_readable(file, content="images and labels")
     keys = _find_keys(list(npz_headers(file)), path)
     fields = read_npz(file, {*keys, "class_names"})
     names = tuple(str(name) for name in fields["class_names"].reshape(-1)) if "class_names" in fields else None

@@ -8,8 +8,7 @@ import torch
 
 from calibrant.core.checks import check_count, check_positive
 from calibrant.core.records import Predictions, Split
-from calibrant.data.image_set import DataSet, ImageSet
-from calibrant.data.source import DataSource, Shape
+from calibrant.data.image_set import DataSet, DataSource, ImageSet, Shape
 
 
 def synthetic_predictions(

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import pickle
+import re
 import warnings
 import zipfile
 from collections.abc import Collection, Mapping
@@ -27,6 +28,7 @@ Fields: TypeAlias = dict[str, Column]
 
 # The key, column or metadata entry that holds `Extras` as JSON.
 EXTRAS_KEY = "calibrant"
+SCORE_COLUMN = re.compile(r"(p|logit)(0|[1-9]\d*)")
 # Kinds of numpy arrays that can be slice columns of a file: booleans, whole numbers, floating point, text and dates.
 COLUMN_KINDS = "biufUM"
 TORCH_DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
@@ -62,16 +64,9 @@ class Extras(NamedTuple):
             raise ValueError(f"{path}: `{EXTRAS_KEY}` must hold what `save_predictions` wrote, got {text[:80]!r}.") from None
 
 
-class ArrayHeader(NamedTuple):
-    """What an ``.npz`` says about one of its arrays."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-
-
-def npz_headers(path: Path) -> dict[str, ArrayHeader]:
+def npz_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]:
     """Return shape and type of every array in an ``.npz`` without reading any; raises ``ValueError`` on another file."""
-    headers: dict[str, ArrayHeader] = {}
+    headers = {}
     with decoding(path), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             if not info.filename.endswith(".npy"):
@@ -84,7 +79,7 @@ def npz_headers(path: Path) -> dict[str, ArrayHeader]:
             most = _MOST_INFLATED * (info.compress_size + 8)
             if not dtype.hasobject and not math.prod(shape) * dtype.itemsize == held <= most:
                 raise ValueError("an array claims more than the file has")
-            headers[info.filename.removesuffix(".npy")] = ArrayHeader(shape, dtype)
+            headers[info.filename.removesuffix(".npy")] = shape, dtype
     return headers
 
 
@@ -92,7 +87,7 @@ def read_npz(path: Path, keys: Collection[str]) -> Fields:
     """Read some arrays of an ``.npz``; an object array, which only unpickling could read, is refused."""
     headers = npz_headers(path)
     for key in headers.keys() & keys:
-        if headers[key].dtype.hasobject:
+        if headers[key][1].hasobject:
             raise ValueError(
                 f"{path}: `{key}` must be a plain array, got an array of Python objects, which is not read because it could "
                 "run code. Save it as numbers or text, for instance with `.astype(str)`."

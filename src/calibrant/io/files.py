@@ -1,4 +1,4 @@
-"""Opening, checking and writing files of any kind, and small text files: JSON records and names of classes."""
+"""Checking, writing and downloading files of any kind, and small text files: JSON records and names of classes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import difflib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 _JSON_VERSION = 1
+# What an interrupted download loses at most.
+_BLOCK = 1 << 14
 
 
-def check_readable(
-    path: str | Path, *, content: str = "predictions", remedy: str = "Write it again with `Predictions.save`."
-) -> None:
+def check_readable(path: str | Path, *, content: str = "predictions") -> None:
     """Raise ``OSError`` or ``ValueError`` with one sentence unless ``path`` is a file that holds something."""
     given = Path(path)
     if given.is_dir():
@@ -27,13 +27,8 @@ def check_readable(
         near = difflib.get_close_matches(given.name, there, n=1, cutoff=0.7)
         hint = f"Did you mean {given.with_name(near[0])}?" if near else f"Looked in {given.parent.resolve()}."
         raise FileNotFoundError(f"{path}: there is no such file. {hint}")
-    try:
-        with given.open("rb") as handle:
-            first = handle.read(1)
-    except OSError as error:
-        raise type(error)(f"{path}: cannot be opened ({error.strerror}). Check who may read it.") from None
-    if not first:
-        raise ValueError(f"{path}: must hold {content}, got an empty file. {remedy}")
+    if given.stat().st_size == 0:
+        raise ValueError(f"{path}: must hold {content}, got an empty file. Write it again.")
 
 
 @contextmanager
@@ -41,11 +36,10 @@ def decoding(path: str | Path) -> Iterator[None]:
     """Turn whatever a library raises while it decodes ``path`` into one sentence; only library calls belong in the block."""
     try:
         yield
-    except MemoryError:
-        raise ValueError(f"{path}: must fit into memory, got more than is free. Read a part of it.") from None
     except Exception as error:
         kind = Path(path).suffix.lower()
-        raise ValueError(f"{path}: must be a {kind} file, got one that is damaged or of another kind.") from error
+        got = "more than memory holds" if isinstance(error, MemoryError) else "one that is damaged or of another kind"
+        raise ValueError(f"{path}: must be a {kind} file, got {got}.") from error
 
 
 @contextmanager
@@ -60,10 +54,6 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
         sentence is raised where the folder is missing or cannot be written to.
     """
     target = Path(path).resolve()
-    if target.is_dir():
-        raise IsADirectoryError(f"{path}: must be a file, got a folder. Add a file name to it.")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"{path}: the folder {target.parent} must exist, got none. Create it first.")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as handle:
@@ -74,7 +64,9 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.strerror is None:
             raise
-        raise type(error)(f"{path}: cannot be written ({error.strerror}). Choose another folder or make room.") from None
+        raise type(error)(
+            f"{path}: cannot be written ({error.strerror}). The folder must exist and have room for a file of that name."
+        ) from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -88,10 +80,9 @@ def write_json(data: Mapping[str, object], path: str | Path, *, kind: str) -> No
 
 def read_json(path: str | Path, *, kind: str) -> dict[str, object]:
     """Read a file that `write_json` wrote; raise ``ValueError`` or ``OSError`` with one sentence if it holds another kind."""
+    check_readable(path, content=f"a {kind}")
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: must be a file of a {kind}, got nothing there.") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: must be a JSON file of a {kind}, got something else ({error}).") from None
     found = data.get("format") if isinstance(data, dict) else None
@@ -114,7 +105,7 @@ def load_class_names(path: str | Path) -> tuple[str, ...]:
         The names, without surrounding blanks. Raises ``ValueError`` or ``OSError`` with one sentence on a file that is
         missing or holds no names.
     """
-    check_readable(path, content="class names", remedy="Write one name a line.")
+    check_readable(path, content="class names")
     is_json = Path(path).suffix.lower() == ".json"
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -128,3 +119,54 @@ def load_class_names(path: str | Path) -> tuple[str, ...]:
         rule = 'a JSON list of class names such as ["cat", "dog"]' if is_json else "UTF-8 text with one class name a line"
         raise ValueError(f"{path}: must be {rule}, got something else.")
     return tuple(names)
+
+
+def download(urls: Sequence[str], path: str | Path, *, md5: str, report: Callable[[int], None] | None = None) -> Path:
+    """Make sure, by pooch, that ``path`` holds the file with the given checksum, downloading what is missing of it.
+
+    What has arrived lies in ``<path>.part``, which an interrupted download leaves behind and the next one continues.
+
+    Args:
+        urls: Addresses (http or https) of the same file, tried in order.
+        path: Where to put it; its folder is made.
+        md5: MD5 of the whole file.
+        report: Called with the number of bytes that were added.
+
+    Returns:
+        The path. Raises ``ConnectionError`` if no address gave the file (what has arrived is kept), ``ValueError`` if its
+        content is another one (and is removed), ``OSError`` if it cannot be written.
+    """
+    import pooch
+    import requests
+
+    tell = report or (lambda number: None)
+    final = Path(path)
+    part = final.with_name(f"{final.name}.part")
+
+    def receive(url: str, output_file: object, _: object) -> None:
+        have = part.stat().st_size if part.exists() else 0
+        headers = {"User-Agent": "calibrant", "Accept-Encoding": "identity", "Range": f"bytes={have}-"}
+        with requests.get(url, headers=headers, stream=True, timeout=30) as answer:
+            if answer.status_code == 416:  # The server's file ends before ours does: what we have is of something else.
+                part.unlink()
+            answer.raise_for_status()
+            resumed = answer.status_code == 206
+            tell(have if resumed else 0)
+            with part.open("ab" if resumed else "wb", buffering=0) as handle:
+                for block in answer.iter_content(_BLOCK):
+                    handle.write(block)
+                    tell(len(block))
+        os.replace(part, str(output_file))
+
+    pooch.get_logger().setLevel("WARNING")
+    problem: Exception | None = None
+    for url in urls:
+        try:
+            pooch.retrieve(url, f"md5:{md5}", fname=final.name, path=final.parent, downloader=receive)
+            return final
+        except requests.RequestException as error:
+            said = f"got {type(error).__name__} ({error}). Run the same command again to go on where it stopped."
+            problem = ConnectionError(f"{url}: must give the file, {said}")
+        except ValueError as error:
+            problem = ValueError(f"{url}: must be the published file. {error}")
+    raise problem or ValueError(f"{path}: needs an address to download from, got none.")

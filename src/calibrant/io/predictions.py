@@ -5,10 +5,9 @@ The formats are in `arrays` (``.npz``, ``.pt``) and `table` (``.csv``, ``.parque
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from calibrant.core.records import Column, Predictions, both_classes
 from calibrant.io.arrays import (
     COLUMN_KINDS,
     EXTRAS_KEY,
+    SCORE_COLUMN,
     TORCH_DTYPES,
     Extras,
     Fields,
@@ -28,11 +28,12 @@ from calibrant.io.arrays import (
     write_pt,
 )
 from calibrant.io.files import atomic_writer, check_readable
-from calibrant.io.table import SCORE_COLUMN, open_table, write_csv, write_parquet
 
-# Endings, and how each kind of file is written.
-FORMATS = {".npz": write_npz, ".csv": write_csv, ".parquet": write_parquet, ".pt": write_pt}
-_TABLES = (".csv", ".parquet")
+if TYPE_CHECKING:
+    from calibrant.io.table import TableFile
+
+# Endings of the files that are read and written.
+FORMATS = (".npz", ".csv", ".parquet", ".pt")
 # Other spellings of a key; the last is that of scikit-learn.
 _ALIASES = {"label": "labels", "weight": "weights", "sample_weight": "weights"}
 _KEYS = {"logits", "probs", "labels", *_ALIASES, "weights", "split", "class_names", EXTRAS_KEY}
@@ -70,21 +71,29 @@ def load_predictions(
         >>> predictions, predictions.columns["city"].tolist()
         (Predictions(N=2, C=2, from probs), ['Oslo', 'Bern'])
     """
-    check_readable(path)
-    file, ending = Path(path), _ending_of(path)
-    if ending in _TABLES:
-        table = open_table(file)
+    file, table = Path(path), _open_table(path)
+    if table is not None:
         fields, extras = next(table.stream()), table.extras
-    elif ending == ".npz":
+    elif file.suffix.lower() == ".npz":
         # Keys with a role, and vectors with one value for each label; other arrays may be large.
         headers = npz_headers(file)
-        labels = next((headers[key].shape for key in ("labels", "label") if key in headers), ())
+        labels = next((headers[key][0] for key in ("labels", "label") if key in headers), ())
         count = (int(np.prod(labels)),)
-        fields = read_npz(file, {key for key, header in headers.items() if key in _KEYS or header.shape == count})
+        fields = read_npz(file, {key for key, (shape, _) in headers.items() if key in _KEYS or shape == count})
         extras = Extras.from_json(str(fields.pop(EXTRAS_KEY, "")), path=path)
     else:
         fields, extras = read_pt(file)
     return _to_predictions(fields, extras, path=path, ignore_index=ignore_index, class_names=class_names)
+
+
+def _open_table(path: str | Path) -> TableFile | None:
+    """The table in a file, of which only the head is read; None for formats that are read whole."""
+    check_readable(path)
+    if _ending_of(path) in (".npz", ".pt"):
+        return None
+    from calibrant.io.table import open_table
+
+    return open_table(Path(path))
 
 
 def save_predictions(predictions: Predictions, path: str | Path) -> None:
@@ -97,16 +106,39 @@ def save_predictions(predictions: Predictions, path: str | Path) -> None:
         predictions: The record.
         path: The file; its ending says the format.
     """
-    write = FORMATS[_ending_of(path)]
-    fields = _from_predictions(predictions)
+    ending, kind = _ending_of(path), "logits" if predictions.has_logits else "probs"
     scores = predictions.logits if predictions.has_logits else predictions.probs
+    # numpy has no bfloat16.
+    fields: Fields = {
+        kind: (scores.float() if scores.dtype == torch.bfloat16 else scores).numpy(),
+        "labels": predictions.labels.numpy(),
+    }
+    if predictions.split is not None:
+        fields["split"] = np.array(predictions.split.value)
+    if predictions.weights is not None:
+        fields["weights"] = predictions.weights.numpy()
+    if predictions.class_names is not None:
+        fields["class_names"] = np.array(predictions.class_names)
+    for name, values in predictions.columns.items():
+        if name in _KEYS or SCORE_COLUMN.fullmatch(name):
+            raise ValueError(f"save_predictions: a column must not be named `{name}`, which means something else in a file.")
+        if values.dtype.kind not in COLUMN_KINDS or values.dtype.kind == "f" and values.dtype.itemsize > 8:
+            raise ValueError(f"save_predictions: column `{name}` must hold numbers, text or dates, got {values.dtype}.")
+        fields[name] = values
     extras = Extras(
         dtype=str(scores.dtype).removeprefix("torch."),
         class_names=predictions.class_names,
         columns={name: values.dtype.newbyteorder("=").str for name, values in predictions.columns.items()},
     )
     with atomic_writer(path) as handle:
-        write(fields, extras, handle)
+        if ending == ".npz":
+            write_npz(fields, extras, handle)
+        elif ending == ".pt":
+            write_pt(fields, extras, handle)
+        else:
+            from calibrant.io.table import write_table
+
+            write_table(fields, extras, handle, as_text=ending == ".csv")
 
 
 def iter_prediction_batches(
@@ -132,13 +164,12 @@ def iter_prediction_batches(
         Records of up to ``batch_rows`` examples. Raises as `load_predictions` does, once it comes to what is wrong.
     """
     check_count(batch_rows, where="iter_prediction_batches", name="batch_rows")
-    check_readable(path)
-    if _ending_of(path) not in _TABLES:
+    table = _open_table(path)
+    if table is None:
         whole = load_predictions(path, ignore_index=ignore_index, class_names=class_names)
         for start in range(0, len(whole), batch_rows):
             yield whole.subset(np.arange(start, min(start + batch_rows, len(whole))))
         return
-    table = open_table(Path(path))
     first_row = 0
     splits: set[str] = set()
     for fields in table.stream(batch_rows, columns):
@@ -169,10 +200,9 @@ class Survey(NamedTuple):
 
 def survey_predictions(path: str | Path) -> Survey | None:
     """Return the size of a ``.parquet`` or ``.csv`` file, of which only the head is read; None for formats read whole."""
-    if Path(path).suffix.lower() not in _TABLES:
+    table = _open_table(path)
+    if table is None:
         return None
-    check_readable(path)
-    table = open_table(Path(path))
     num_classes = len(table.scores)
     if num_classes == 1:
         # Of a binary problem, unless it is a column of lists, which does not say how long they are; the first row does.
@@ -185,31 +215,7 @@ def _ending_of(path: str | Path) -> str:
     ending = Path(path).suffix.lower()
     if ending in FORMATS:
         return ending
-    if ending in (".gz", ".bz2", ".xz", ".zst", ".zip"):
-        raise ValueError(f"{path}: must not be compressed, got {ending!r}. Unpack it to {Path(path).stem} first.")
-    near = difflib.get_close_matches(ending, list(FORMATS), n=1, cutoff=0.7)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    raise ValueError(f"{path}: the file name must end in {', '.join(FORMATS)}, got {ending or 'no ending'!r}.{hint}")
-
-
-def _from_predictions(predictions: Predictions) -> Fields:
-    """The content of a record under the keys that files use; bfloat16, which numpy lacks, becomes float32."""
-    scores = predictions.logits if predictions.has_logits else predictions.probs
-    scores = scores.float() if scores.dtype == torch.bfloat16 else scores
-    fields: Fields = {"logits" if predictions.has_logits else "probs": scores.numpy(), "labels": predictions.labels.numpy()}
-    if predictions.split is not None:
-        fields["split"] = np.array(predictions.split.value)
-    if predictions.weights is not None:
-        fields["weights"] = predictions.weights.numpy()
-    if predictions.class_names is not None:
-        fields["class_names"] = np.array(predictions.class_names)
-    for name, values in predictions.columns.items():
-        if name in _KEYS or SCORE_COLUMN.fullmatch(name):
-            raise ValueError(f"save_predictions: a column must not be named `{name}`, which means something else in a file.")
-        if values.dtype.kind not in COLUMN_KINDS or values.dtype.kind == "f" and values.dtype.itemsize > 8:
-            raise ValueError(f"save_predictions: column `{name}` must hold numbers, text or dates, got {values.dtype}.")
-        fields[name] = values
-    return fields
+    raise ValueError(f"{path}: the file name must end in {', '.join(FORMATS)}, got {ending or 'no ending'!r}.")
 
 
 def _to_predictions(

@@ -1,5 +1,7 @@
 """Predictions as a table, a row for each example: ``.csv`` text and ``.parquet`` files, both read and written by pyarrow.
 
+Imported where a table is met, since pyarrow takes a while to load.
+
 Columns are ``p0…`` or ``logit0…`` (or a single score of a binary problem, or one column of lists), ``label``, and optionally
 ``split`` and ``weight``; all others can be sliced by.
 """
@@ -17,12 +19,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pyarrow.types as kinds
 
 from calibrant.core.records import Column
-from calibrant.io.arrays import EXTRAS_KEY, Extras, Fields
+from calibrant.io.arrays import EXTRAS_KEY, SCORE_COLUMN, Extras, Fields
 from calibrant.io.files import decoding
 
-SCORE_COLUMN = re.compile(r"(p|logit)(0|[1-9]\d*)")
 # The only score column of a binary problem: of the positive class.
 _BINARY = {name: "probs" for name in ("p1", "p", "prob", "score", "y_score")} | {"logit1": "logits", "logit": "logits"}
 _LABELS = ("label", "labels")
@@ -96,9 +102,6 @@ class TableFile:
             raise ValueError(f"{self.path}: must hold at least one row of predictions, got none.")
 
     def _parquet_tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         # With a read buffer, pages are fetched as they are needed; without one, pyarrow reads a row group's whole column at
         # once, and some writers put all rows in one group.
         with decoding(self.path), pq.ParquetFile(self.path, buffer_size=1 << 16, pre_buffer=False) as file:
@@ -109,9 +112,6 @@ class TableFile:
                 yield pa.Table.from_batches([batch])
 
     def _csv_tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
-        import pyarrow as pa
-        import pyarrow.csv as pacsv
-
         narrow = self.extras.dtype in ("float16", "bfloat16", "float32")
         # A type that is inferred may change from piece to piece.
         text = (*_LABELS, "split", *self.extras.columns, *(self.others if batch_rows else ()))
@@ -141,10 +141,6 @@ class TableFile:
 
         Lists of scores become ``[N, C]``. Columns that are no text either (structs, bytes) give None.
         """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-        import pyarrow.types as kinds
-
         if kinds.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if name == self.kind and hasattr(column.type, "value_type"):
@@ -179,8 +175,6 @@ def open_table(path: Path) -> TableFile:
     """Open a ``.csv`` or ``.parquet`` file; raises ``ValueError`` with one sentence where its columns are wrong."""
     if path.suffix.lower() == ".csv":
         return _open_csv(path)
-    import pyarrow.parquet as pq
-
     with decoding(path), pq.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, int(file.metadata.num_rows)
     said = (schema.metadata or {}).get(EXTRAS_KEY.encode(), b"").decode(errors="replace")
@@ -225,24 +219,16 @@ def text_precision(fields: Fields) -> Fields:
     return {**fields, "probs": rough} if off > 1e-6 or np.array_equal(rough.astype(np.float64), probs) else fields
 
 
-def write_parquet(fields: Fields, extras: Extras, handle: BinaryIO) -> None:
-    """Write the table, with what its columns cannot say in the metadata of the schema."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.table(_to_columns(fields)).replace_schema_metadata({EXTRAS_KEY: extras.to_json()})
-    pq.write_table(table, handle, row_group_size=2 * _WRITE_ROWS)
-
-
-def write_csv(fields: Fields, extras: Extras, handle: BinaryIO) -> None:
-    """Write the table; what text cannot say goes, as JSON, into a last column's first row, if there is any."""
-    import pyarrow as pa
-    import pyarrow.csv as pacsv
-
+def write_table(fields: Fields, extras: Extras, handle: BinaryIO, *, as_text: bool) -> None:
+    """Write a table with what its columns cannot say as JSON: in the schema, or in the first row of a last column of text."""
     columns = _to_columns(fields)
-    plain = extras.dtype == "float64" and text_precision(fields).get("probs") is fields.get("probs")
-    said = Extras(None if plain else extras.dtype, extras.class_names, extras.columns).to_json()
-    if said:
+    if not as_text:
+        table = pa.table(columns).replace_schema_metadata({EXTRAS_KEY: extras.to_json()})
+        pq.write_table(table, handle, row_group_size=2 * _WRITE_ROWS)
+        return
+    if extras.dtype == "float64" and text_precision(fields).get("probs") is fields.get("probs"):
+        extras = extras._replace(dtype=None)
+    if said := extras.to_json():
         columns[EXTRAS_KEY] = np.array([said] + [""] * (len(fields["labels"]) - 1), dtype=object)
     # pyarrow would put every name in quotes.
     header = io.StringIO(newline="")

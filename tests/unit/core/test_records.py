@@ -151,7 +151,7 @@ def test_predictions_from_binary_takes_a_column_as_networks_return_it() -> None:
 
 
 def test_predictions_from_binary_labels_of_minus_one_and_one_are_told_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"got -1. Take `\(labels \+ 1\) // 2`"):
+    with pytest.raises(ValueError, match=r"got -1\..* Take `\(labels \+ 1\) // 2`"):
         Predictions.from_binary(probs=[0.1, 0.9], labels=[-1, 1])
     with pytest.raises(ValueError, match="got -1. Pass `ignore_index=-1` if it marks examples to leave out"):
         Predictions(probs=[[0.1, 0.9]] * 3, labels=[-1, 1, 0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibrant.data import cifar
+from calibrant.data import published
 from calibrant.data.augment import crop_batch, draw_epoch, normalize, pad_images
 from calibrant.data.image_set import ImageSet, split_indices
 from calibrant.data.synthetic import load_mixture
@@ -96,14 +96,14 @@ def fake_cifar10(folder, monkeypatch):
     (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [str(i).encode() for i in range(10)]}, protocol=3))
     for file in folder.iterdir():
         sums[file.name] = hashlib.md5(file.read_bytes()).hexdigest()
-    monkeypatch.setattr(cifar, "CIFAR10_FILES", sums)
+    monkeypatch.setattr(published, "CIFAR10_FILES", sums)
     return sums
 
 
 def test_load_cifar10_reads_folder_and_archive_alike(tmp_path, monkeypatch):
     folder = tmp_path / "cifar-10-batches-py"
     fake_cifar10(folder, monkeypatch)
-    data = cifar.load_cifar10(tmp_path)
+    data = published.load_cifar10(tmp_path)
     assert data.train.images.shape == (20, 32, 32, 3)
     assert data.train.labels[:8].tolist() == [0, 1, 2, 3, 1, 1, 2, 3]
     with (folder / "test_batch").open("rb") as file:
@@ -113,7 +113,7 @@ def test_load_cifar10_reads_folder_and_archive_alike(tmp_path, monkeypatch):
     packed.mkdir()
     with tarfile.open(packed / "cifar-10-python.tar.gz", "w:gz") as tar:
         tar.add(folder, arcname="cifar-10-batches-py")
-    assert cifar.load_cifar10(packed).train.images.equal(data.train.images)
+    assert published.load_cifar10(packed).train.images.equal(data.train.images)
 
 
 def archive_of(folder, path, *names):
@@ -126,23 +126,25 @@ def archive_of(folder, path, *names):
 
 def test_load_cifar10_missing_or_changed_files_say_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="calibrant data fetch cifar10"):
-        cifar.load_cifar10(tmp_path)
+        published.load_cifar10(tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
     fake_cifar10(folder, monkeypatch)
-    path = archive_of(folder, tmp_path / "packed" / "cifar-10-python.tar.gz", *(set(cifar.CIFAR10_FILES) - {"batches.meta"}))
+    path = archive_of(
+        folder, tmp_path / "packed" / "cifar-10-python.tar.gz", *(set(published.CIFAR10_FILES) - {"batches.meta"})
+    )
     with pytest.raises(ValueError, match="batches.meta: must be the published file"):
-        cifar.load_cifar10(path.parent)
+        published.load_cifar10(path.parent)
     for content in (path.read_bytes()[:-3000], b"<html>not found</html>"):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="must be the published file .* fetch it again"):
-            cifar.load_cifar10(path.parent)
+            published.load_cifar10(path.parent)
     (folder / "test_batch").write_bytes(b"other")
     with pytest.raises(ValueError, match="test_batch: must be the published file"):
-        cifar.load_cifar10(tmp_path)
+        published.load_cifar10(tmp_path)
     (folder / "data_batch_3").unlink()
     for root in (tmp_path, folder):
         with pytest.raises(ValueError, match="must be the published file .* got another one or none"):
-            cifar.load_cifar10(root)
+            published.load_cifar10(root)
 
 
 def test_load_cifar10_links_and_paths_in_an_archive_lead_nowhere(tmp_path, monkeypatch):
@@ -150,9 +152,9 @@ def test_load_cifar10_links_and_paths_in_an_archive_lead_nowhere(tmp_path, monke
     fake_cifar10(folder, monkeypatch)
     (folder / "test_batch").rename(folder / "outside")
     (folder / "test_batch").symlink_to(folder / "outside")
-    path = archive_of(folder, tmp_path / "packed" / "cifar-10-python.tar.gz", *cifar.CIFAR10_FILES)
+    path = archive_of(folder, tmp_path / "packed" / "cifar-10-python.tar.gz", *published.CIFAR10_FILES)
     with pytest.raises(ValueError, match="test_batch: must be the published file"):
-        cifar.load_cifar10(path.parent)
+        published.load_cifar10(path.parent)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
@@ -167,4 +169,4 @@ def test_load_cifar10_forged_pickle_runs_nothing(tmp_path, monkeypatch):
     (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": Evil()}))
     sums["batches.meta"] = hashlib.md5((folder / "batches.meta").read_bytes()).hexdigest()
     with pytest.raises(pickle.UnpicklingError, match="builtins.exec is not part of a CIFAR file"):
-        cifar.load_cifar10(tmp_path)
+        published.load_cifar10(tmp_path)

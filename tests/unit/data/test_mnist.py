@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn import datasets
 
-from calibrant.data import load_digits, mnist
+from calibrant.data import load_digits, published
 
 
 def idx(array):
@@ -26,12 +26,12 @@ def write_set(folder, monkeypatch, *, table="MNIST_FILES", packed=True):
     files = {}
     for name, array in arrays.items():
         content = idx(array)
-        files[name] = mnist.IdxFile(len(content), hashlib.md5(content).hexdigest())
+        files[name] = published.IdxFile(len(content), hashlib.md5(content).hexdigest())
         if packed:
             (folder / f"{name}.gz").write_bytes(gzip.compress(content))
         else:
             (folder / name).write_bytes(content)
-    monkeypatch.setattr(mnist, table, files)
+    monkeypatch.setattr(published, table, files)
     return arrays
 
 
@@ -39,7 +39,7 @@ def write_set(folder, monkeypatch, *, table="MNIST_FILES", packed=True):
 @pytest.mark.parametrize("folder", ["mnist", "MNIST/raw", "."])
 def test_load_mnist_reads_every_place_plain_and_packed(tmp_path, monkeypatch, folder, packed):
     arrays = write_set(tmp_path / "root" / folder if folder != "." else tmp_path / "root", monkeypatch, packed=packed)
-    data = mnist.load_mnist(tmp_path / "root")
+    data = published.load_mnist(tmp_path / "root")
     assert (data.name, data.train.num_classes, data.train.pad, data.train.flip) == ("mnist", 10, 2, False)
     assert data.train.images.shape == (12, 28, 28, 1)
     assert data.train.images[3, 5, 7, 0] == arrays["train-images-idx3-ubyte"][3, 5, 7]
@@ -50,7 +50,7 @@ def test_load_mnist_reads_every_place_plain_and_packed(tmp_path, monkeypatch, fo
 
 def test_load_fashion_mnist_has_names_and_mirrors(tmp_path, monkeypatch):
     write_set(tmp_path / "fashion-mnist", monkeypatch, table="FASHION_FILES")
-    data = mnist.load_fashion_mnist(tmp_path)
+    data = published.load_fashion_mnist(tmp_path)
     assert data.train.class_names[9] == "Ankle boot"
     assert data.test.flip
     assert data.test.mean == (0.2860,)
@@ -70,7 +70,7 @@ def test_load_mnist_other_content_is_refused(tmp_path, monkeypatch, wrong):
         }[wrong]
     )
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte.gz: must be the published file"):
-        mnist.load_mnist(tmp_path)
+        published.load_mnist(tmp_path)
 
 
 def test_load_digits_holds_every_image_of_scikit_learn_once():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.data import DATASETS, DataSource, RemoteFile, Shape, data_name, fetch, load_mixture, source
+from calibrant.data import DATASETS, DataSource, RemoteFile, Shape, data_name, fetch, image_set, load_mixture
 
 
 @pytest.mark.parametrize("name", DATASETS.builtin)
@@ -38,7 +38,7 @@ def test_files_of_all_sets_are_different() -> None:
 
 def test_fetch_hands_every_file_to_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(source, "download", lambda urls, path, **options: calls.append((urls, path, options)) or path)
+    monkeypatch.setattr(image_set, "download", lambda urls, path, **options: calls.append((urls, path, options)) or path)
     found = fetch("mnist", root=tmp_path, report=print)
     files = DATASETS["mnist"].files
     assert found == [tmp_path / file.path for file in files]

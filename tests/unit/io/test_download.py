@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from calibrant.io.download import download
+from calibrant.io.files import download
 
 CONTENT = random.Random(0).randbytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()

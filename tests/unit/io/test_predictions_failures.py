@@ -113,19 +113,10 @@ def test_load_folder_says_so(tmp_path: Path) -> None:
     assert f"Name a file in it, such as {tmp_path / 'test.npz'}." in message_of(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("x.cvs", "must end in .* Did you mean .csv"),
-        ("x.npy", "Did you mean .npz"),
-        ("x.parq", "Did you mean .parquet"),
-        ("x", "got 'no ending'"),
-        ("x.csv.gz", "must not be compressed, .* Unpack it to x.csv first"),
-    ],
-)
-def test_load_another_ending_says_what_is_meant(tmp_path: Path, name: str, said: str) -> None:
+@pytest.mark.parametrize("name", ["x.cvs", "x", "x.csv.gz"])
+def test_load_another_ending_lists_those_there_are(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("x")
-    assert re.search(said, message_of(tmp_path / name))
+    assert "must end in .npz, .csv, .parquet, .pt" in message_of(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +331,7 @@ def test_save_into_missing_folder_or_onto_folder_says_so(tmp_path: Path, good: P
     with pytest.raises(FileNotFoundError, match="must exist"):
         save_predictions(good, tmp_path / "nowhere" / "x.npz")
     (tmp_path / "x.npz").mkdir()
-    with pytest.raises(IsADirectoryError, match="must be a file, got a folder"):
+    with pytest.raises(IsADirectoryError, match="x.npz: cannot be written"):
         save_predictions(good, tmp_path / "x.npz")
 
 

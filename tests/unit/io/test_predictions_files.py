@@ -229,6 +229,7 @@ def test_survey_counts_rows_classes_and_columns(tmp_path: Path, ending: str) -> 
     rich = rich_predictions("probs", torch.float32)
     Predictions(probs=rich.probs, labels=rich.labels, columns={"age": rich.columns["age"]}).save(tmp_path / f"x.{ending}")
     assert survey_predictions(tmp_path / f"x.{ending}") == (40, 4, ("age",))
+    rich.save(tmp_path / "x.npz")
     assert survey_predictions(tmp_path / "x.npz") is None
 
 

@@ -71,7 +71,7 @@ def test_save_figure_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch:
 
 
 def test_save_figure_into_no_folder_raises(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="must exist"):
+    with pytest.raises(FileNotFoundError, match="folder must exist"):
         save_figure(plain_figure(), tmp_path / "missing" / "figure")
 
 

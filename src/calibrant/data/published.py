@@ -1,0 +1,401 @@
+"""Published data sets as they were published, extracted or still packed, and the digits that are part of scikit-learn.
+
+CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), MNIST (LeCun, Cortes and Burges, 1998), Fashion-MNIST (Xiao, Rasul and Vollgraf,
+2017) and Tiny-ImageNet. Files and archives are compared with their published MD5. Nothing is extracted, and nothing in a file
+can run code: the pickles of CIFAR go through an unpickler that knows three numpy names and nothing else.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import pickle
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrant.data.image_set import DataSet, DataSource, ImageSet, RemoteFile, Shape
+from calibrant.data.own_images import decode
+
+# Published with the sets; both are normalised by CIFAR-10's statistics, as in the published calibration code.
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+
+CIFAR10_FILES = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+    "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+}
+CIFAR100_FILES = {
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "meta": "7973b15100ade9c7d40fb424638fde48",
+}
+# CIFAR-100's training part, with room to spare.
+_LARGEST_FILE = 200_000_000
+_ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+}
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> object:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of a CIFAR file")
+        if name == "_reconstruct":
+            from numpy._core.multiarray import _reconstruct
+
+            return _reconstruct
+        return getattr(np, name)
+
+
+def not_there(name: str, root: Path, wanted: str) -> FileNotFoundError:
+    """The error for a set whose files are not where they are looked for."""
+    return FileNotFoundError(
+        f"{name}: `root` must hold {wanted}, got {root} without. "
+        f"Get it with `calibrant data fetch {name}`, or name the folder that has it with `--data-root`."
+    )
+
+
+def check_md5(content: io.BufferedReader | io.BytesIO, md5: str, path: str | Path) -> None:
+    """Raise ``ValueError`` unless ``content`` is that of the published file; then go back to its start."""
+    if hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() != md5:
+        raise ValueError(
+            f"{path}: must be the published file (MD5 {md5}), got another one or none. Delete it and fetch it again."
+        )
+    content.seek(0)
+
+
+def load_cifar10(root: str | Path) -> DataSet:
+    """Read CIFAR-10: 50,000 training and 10,000 test images of 32x32 pixels in ten classes.
+
+    Args:
+        root: Folder that holds ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz`` (or is that folder).
+
+    Returns:
+        The set; raises ``FileNotFoundError`` with the way to get it, ``ValueError`` if a file is not the published one.
+    """
+    files = _read_files(Path(root), "cifar-10-batches-py", "cifar-10-python.tar.gz", CIFAR10_FILES, "cifar10")
+    names = files["batches.meta"][b"label_names"]
+    train, test = ([files[name] for name in sorted(files) if name.startswith(part)] for part in ("data_batch", "test_batch"))
+    return DataSet("cifar10", _set(train, b"labels", names), _set(test, b"labels", names))
+
+
+def load_cifar100(root: str | Path) -> DataSet:
+    """Read CIFAR-100: 50,000 training and 10,000 test images of 32x32 pixels in a hundred (fine) classes.
+
+    Args:
+        root: Folder that holds ``cifar-100-python/`` or ``cifar-100-python.tar.gz`` (or is that folder).
+
+    Returns:
+        The set; raises as `load_cifar10`.
+    """
+    files = _read_files(Path(root), "cifar-100-python", "cifar-100-python.tar.gz", CIFAR100_FILES, "cifar100")
+    train, test = (_set([files[part]], b"fine_labels", files["meta"][b"fine_label_names"]) for part in ("train", "test"))
+    return DataSet("cifar100", train, test)
+
+
+def _read_files(root: Path, folder: str, archive: str, files: dict[str, str], name: str) -> dict[str, dict[bytes, Any]]:
+    """Read the pickles of a set from its folder, or else from its archive."""
+    place = next((place for place in (root / folder, root) if any((place / file).is_file() for file in files)), None)
+    if place is not None:
+        contents = {file: (place / file).read_bytes() for file in files if (place / file).is_file()}
+    elif (root / archive).is_file():
+        place = root / archive
+        contents = _unpack(place, {f"{folder}/{file}": file for file in files})
+    else:
+        raise not_there(name, root, f"{folder}/ or {archive}")
+    found: dict[str, dict[bytes, Any]] = {}
+    for file, md5 in files.items():
+        content = io.BytesIO(contents.get(file, b""))
+        check_md5(content, md5, place / file)
+        found[file] = _RestrictedUnpickler(content, encoding="bytes").load()
+    return found
+
+
+def _unpack(packed: Path, wanted: dict[str, str]) -> dict[str, bytes]:
+    """Read some members of an archive, or of what is good of it, in one pass; nothing is extracted, no link is followed."""
+    found: dict[str, bytes] = {}
+    with suppress(tarfile.TarError, EOFError, zlib.error, OSError), tarfile.open(packed, "r|gz") as tar:
+        for member in tar:
+            if member.name in wanted and member.isreg() and member.size <= _LARGEST_FILE:
+                handle = tar.extractfile(member)
+                found[wanted[member.name]] = b"" if handle is None else handle.read()
+    return found
+
+
+def _set(batches: list[dict[bytes, Any]], key: bytes, names: list[bytes]) -> ImageSet:
+    planes = torch.from_numpy(np.concatenate([batch[b"data"] for batch in batches])).view(-1, 3, 32, 32)
+    labels = torch.tensor([label for batch in batches for label in batch[key]])
+    classes = tuple(name.decode() for name in names)
+    images = planes.permute(0, 2, 3, 1).contiguous()
+    return ImageSet(images, labels, len(classes), CIFAR_MEAN, CIFAR_STD, class_names=classes, pad=4, flip=True)
+
+
+def _cifar_source(label: str, archive: RemoteFile, sign: str, load: Callable[[Path], DataSet], num_classes: int) -> DataSource:
+    about = f"{label}: 60,000 images of 32x32 pixels, {num_classes} classes"
+    shape = Shape(50_000, 10_000, (32, 32), 3, num_classes)
+    return DataSource(label.lower().replace("-", ""), label, about, load, shape, (archive,), (sign,))
+
+
+def _archive(name: str, size: int, md5: str) -> RemoteFile:
+    urls = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
+    return RemoteFile(name, size, md5, tuple(f"{url}/{name}" for url in urls))
+
+
+_PACKED10 = _archive("cifar-10-python.tar.gz", 170_498_071, "c58f30108f718f92721af3b95e74349a")
+_PACKED100 = _archive("cifar-100-python.tar.gz", 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85")
+CIFAR10 = _cifar_source("CIFAR-10", _PACKED10, "cifar-10-batches-py/test_batch", load_cifar10, 10)
+CIFAR100 = _cifar_source("CIFAR-100", _PACKED100, "cifar-100-python/test", load_cifar100, 100)
+
+
+_DIGITS = tuple(str(digit) for digit in range(10))
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+class IdxFile(NamedTuple):
+    """Size and MD5 of a file, unpacked and as published (``.gz``)."""
+
+    size: int
+    md5: str
+    packed_size: int = 0
+    packed_md5: str = ""
+
+
+MNIST_FILES = {
+    "train-images-idx3-ubyte": IdxFile(
+        47_040_016, "6bbc9ace898e44ae57da46a324031adb", 9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"
+    ),
+    "train-labels-idx1-ubyte": IdxFile(60_008, "a25bea736e30d166cdddb491f175f624", 28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+    "t10k-images-idx3-ubyte": IdxFile(
+        7_840_016, "2646ac647ad5339dbf082846283269ea", 1_648_877, "9fb629c4189551a2d022fa330f9573f3"
+    ),
+    "t10k-labels-idx1-ubyte": IdxFile(10_008, "27ae3e4e09519cfbb04c329615203637", 4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+}
+FASHION_FILES = {
+    "train-images-idx3-ubyte": IdxFile(
+        47_040_016, "f4a8712d7a061bf5bd6d2ca38dc4d50a", 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"
+    ),
+    "train-labels-idx1-ubyte": IdxFile(60_008, "9018921c3c673c538a1fc5bad174d6f9", 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+    "t10k-images-idx3-ubyte": IdxFile(
+        7_840_016, "8181f5470baa50b63fa0f6fddb340f0a", 4_422_102, "bef4ecab320f06d8554ea6380940ec79"
+    ),
+    "t10k-labels-idx1-ubyte": IdxFile(10_008, "15d484375f8d13e6eb1aabb0c3f46965", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+}
+
+
+def load_mnist(root: str | Path) -> DataSet:
+    """Read MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28 pixels, one channel.
+
+    Args:
+        root: Folder that holds the four idx files, plain or ``.gz``, in ``mnist/`` or ``MNIST/raw/`` or itself.
+
+    Returns:
+        The set; raises ``FileNotFoundError`` with the way to get it, ``ValueError`` if a file is not the published one.
+    """
+    part = partial(ImageSet, num_classes=10, mean=(0.1307,), std=(0.3081,), class_names=_DIGITS, pad=2)
+    return _read_idx(Path(root), ("mnist", "MNIST/raw", "."), MNIST_FILES, part)
+
+
+def load_fashion_mnist(root: str | Path) -> DataSet:
+    """Read Fashion-MNIST: 60,000 training and 10,000 test images of clothes, 28x28 pixels, one channel.
+
+    Args:
+        root: Folder that holds the four idx files, plain or ``.gz``, in ``fashion-mnist/`` or ``FashionMNIST/raw/`` or itself.
+
+    Returns:
+        The set; raises as `load_mnist`.
+    """
+    part = partial(ImageSet, num_classes=10, mean=(0.2860,), std=(0.3530,), class_names=_CLOTHES, pad=2, flip=True)
+    return _read_idx(Path(root), ("fashion-mnist", "FashionMNIST/raw", "."), FASHION_FILES, part)
+
+
+def _read_idx(root: Path, folders: tuple[str, ...], files: dict[str, IdxFile], part: Callable[..., ImageSet]) -> DataSet:
+    for folder in folders:
+        either = [(root / folder / name, root / folder / f"{name}.gz") for name in files]
+        found = [next(path for path in paths if path.is_file()) for paths in either if any(path.is_file() for path in paths)]
+        if len(found) == len(files):
+            images, labels, tested, test_labels = map(_parse, found, files.values())
+            train, test = part(images.unsqueeze(3), labels.long()), part(tested.unsqueeze(3), test_labels.long())
+            return DataSet(folders[0], train, test)
+    raise not_there(folders[0], root, f"{', '.join(files)} (or .gz) in {folders[0]}/")
+
+
+def _parse(path: Path, wanted: IdxFile) -> Tensor:
+    """Read the idx format: two zeros, 8 for bytes, the number of dimensions, their sizes (big-endian), the values."""
+    content = b""
+    with (
+        suppress(EOFError, zlib.error, gzip.BadGzipFile),
+        gzip.open(path) if path.suffix == ".gz" else path.open("rb") as handle,
+    ):
+        # One byte more than wanted tells a longer file; a packed file without end fills no memory.
+        content = handle.read(wanted.size + 1)
+    check_md5(io.BytesIO(content), wanted.md5, path)
+    header = 4 + 4 * content[3]
+    shape = [int(n) for n in np.frombuffer(content[4:header], dtype=">u4")]
+    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape).copy())
+
+
+def load_digits() -> DataSet:
+    """Read the digits of scikit-learn, 8x8 pixels: 1,297 to train on and 500 to test on, the same ones every time.
+
+    Returns:
+        The set in ten classes, one channel, grey levels 0..16 stretched to 0..255.
+    """
+    package = find_spec("sklearn")
+    assert package is not None
+    # Importing scikit-learn would take more than a second, in every process that trains.
+    with gzip.open(Path(package.origin or "").parent / "datasets" / "data" / "digits.csv.gz", "rt") as lines:
+        table = torch.from_numpy(np.loadtxt(lines, delimiter=","))
+    images = table[:, :-1].reshape(-1, 8, 8, 1).mul(255 / 16).round().to(torch.uint8)
+    order = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))
+    whole = ImageSet(images, table[:, -1].long(), 10, (0.3053,), (0.3761,), class_names=_DIGITS, pad=1)
+    return DataSet("digits", whole.pick(order[500:]), whole.pick(order[:500]))
+
+
+def _mnist_source(name: str, label: str, about: str, load: Callable[[Path], DataSet], raw: str, *urls: str) -> DataSource:
+    files = tuple(
+        RemoteFile(f"{name}/{file}.gz", facts.packed_size, facts.packed_md5, tuple(f"{url}/{file}.gz" for url in urls))
+        for file, facts in (MNIST_FILES if load is load_mnist else FASHION_FILES).items()
+    )
+    first = "train-images-idx3-ubyte"
+    others = (f"{name}/{first}", f"{raw}/{first}", f"{raw}/{first}.gz")
+    return DataSource(name, label, about, load, Shape(60_000, 10_000, (28, 28), 1, 10), files, others)
+
+
+DIGITS = DataSource(
+    name="digits",
+    label="digits",
+    about="handwritten digits of 8x8 pixels, 10 classes, embedded in scikit-learn",
+    load=lambda root: load_digits(),
+    shape=Shape(1297, 500, (8, 8), 1, 10),
+    # Of a tenth of them every image is often classified right, and then no temperature can be fitted.
+    settings={"backbone.name": "convnet", "train.epochs": 30, "data.val": 300},
+)
+MNIST = _mnist_source(
+    "mnist",
+    "MNIST",
+    "MNIST: 70,000 handwritten digits of 28x28 pixels, 10 classes",
+    load_mnist,
+    "MNIST/raw",
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+)
+FASHION_MNIST = _mnist_source(
+    "fashion-mnist",
+    "Fashion-MNIST",
+    "Fashion-MNIST: 70,000 clothes of 28x28 pixels, 10 classes",
+    load_fashion_mnist,
+    "FashionMNIST/raw",
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+)
+
+
+TINY_FOLDER, TINY_ARCHIVE = "tiny-imagenet-200", "tiny-imagenet-200.zip"
+TINY_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+# ImageNet's statistics, with which the published calibration code normalises this set.
+TINY_MEAN, TINY_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Classes, and images of each to train and to test on.
+TINY_COUNTS = (200, 500, 50)
+
+
+def load_tiny_imagenet(root: str | Path) -> DataSet:
+    """Read Tiny-ImageNet: 100,000 training and 10,000 test images of 64x64 pixels in two hundred classes.
+
+    Classes are numbered in the order of their sorted WordNet ids and named by their first word in ``words.txt``; grey images
+    become colour ones.
+
+    Args:
+        root: Folder that holds ``tiny-imagenet-200/`` or ``tiny-imagenet-200.zip`` (or is that folder).
+
+    Returns:
+        The set; raises ``FileNotFoundError`` with the way to get it, ``ValueError`` if files are missing or changed.
+    """
+    for place in (Path(root) / TINY_FOLDER, Path(root)):
+        if (place / "wnids.txt").is_file():
+            return _read_tiny(place)
+    packed = Path(root) / TINY_ARCHIVE
+    if not packed.is_file():
+        raise not_there("tiny-imagenet", Path(root), f"{TINY_FOLDER}/ or {TINY_ARCHIVE}")
+    with packed.open("rb") as handle:
+        check_md5(handle, TINY_MD5, packed)
+        with zipfile.ZipFile(handle) as archive:
+            return _read_tiny(zipfile.Path(archive, f"{TINY_FOLDER}/"))
+
+
+def _read_tiny(place: Path | zipfile.Path) -> DataSet:
+    """Read the set where it lies. No path comes from a file in it, so none can lead elsewhere."""
+    classes, per_class, tested = TINY_COUNTS
+    try:
+        wnids = sorted((place / "wnids.txt").read_text().split())
+        words = (place / "words.txt").read_text().splitlines()
+        notes = (place / "val" / "val_annotations.txt").read_text().splitlines()
+        numbers = {wnid: number for number, wnid in enumerate(wnids)}
+        labels = {line.split("\t")[0]: numbers[line.split("\t")[1]] for line in notes}
+        test_files = sorted(f"val_{number}.JPEG" for number in range(classes * tested))
+        test_labels = [labels[file] for file in test_files]
+    except (OSError, KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"{place}: must hold wnids.txt, words.txt and all of val/, got {error!r}. Unpack it again.") from None
+    if len(numbers) != classes:
+        raise ValueError(f"{place}: wnids.txt must name {classes} classes, got {len(numbers)}. Unpack it again.")
+    names = _tiny_names(words, wnids)
+    train_files = [
+        place / "train" / wnid / "images" / file
+        for wnid in wnids
+        for file in sorted(f"{wnid}_{number}.JPEG" for number in range(per_class))
+    ]
+    train_labels = [label for label in range(classes) for _ in range(per_class)]
+    train, test = (
+        ImageSet(
+            decode(files, (64, 64, 3)), torch.tensor(own), classes, TINY_MEAN, TINY_STD, class_names=names, pad=4, flip=True
+        )
+        for files, own in (
+            (train_files, train_labels),
+            ([place / "val" / "images" / file for file in test_files], test_labels),
+        )
+    )
+    return DataSet("tiny-imagenet", train, test)
+
+
+def _tiny_names(words: list[str], wnids: list[str]) -> tuple[str, ...]:
+    """Return the first word for each class, or all its words where another class has the same first one."""
+    lines = dict(line.split("\t", 1) for line in words if "\t" in line)
+    full = [lines.get(wnid, wnid).strip() for wnid in wnids]
+    short = [text.split(",")[0].strip() for text in full]
+    return tuple(whole if short.count(first) > 1 else first for first, whole in zip(short, full, strict=True))
+
+
+TINY_IMAGENET = DataSource(
+    name="tiny-imagenet",
+    label="Tiny-ImageNet",
+    about="Tiny-ImageNet: 110,000 images of 64x64 pixels, 200 classes",
+    load=load_tiny_imagenet,
+    shape=Shape(100_000, 10_000, (64, 64), 3, 200),
+    files=(
+        RemoteFile(
+            TINY_ARCHIVE,
+            248_100_043,
+            TINY_MD5,
+            tuple(f"{web}://cs231n.stanford.edu/{TINY_ARCHIVE}" for web in ("http", "https")),
+        ),
+    ),
+    others=(f"{TINY_FOLDER}/wnids.txt",),
+)
