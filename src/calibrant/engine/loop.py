@@ -66,6 +66,7 @@ class TrainStep:
         self.forward = self.compiled(model)
         self.optimizer = build_optimizer(model.parameters(), recipe.optim)
         self.averages = build_averages(model, recipe.train, steps=self.steps, watched=plan.watched)
+        self._average = torch.compile(self._follow_weights) if hardware.compiled else self._follow_weights
         self.objective: Objective = plan.build(self)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=hardware.device)
@@ -91,9 +92,13 @@ class TrainStep:
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.clip_norm, foreach=True)
         self.optimizer.step()
+        self._average()
+        self.loss_sum += loss.detach()
+
+    def _follow_weights(self) -> None:
+        """Take the weights into every average; compiled, one kernel reads them once for all averages."""
         for average in self.averages.values():
             average.update()
-        self.loss_sum += loss.detach()
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that `run` changes: weights, statistics, momentum, hyper-parameters, cursors; by name."""
