@@ -192,7 +192,7 @@ def test_bank_refreshed_whole_learns_what_fresh_batches_of_everything_do():
 def test_bank_replaces_the_oldest_slice_and_is_filled_anew_when_the_learning_rate_drops():
     parts, _ = parts_of(refresh="64", every="8")
     objective = parts.objective
-    whole = parts.data.meta.pick(torch.arange(192))
+    whole = parts.data.val.pick(torch.arange(192))
 
     def ages():
         fresh = torch.cat([objective.features(batch.images) for batch in objective.batches.once()])
