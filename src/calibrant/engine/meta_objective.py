@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 MetaSchedule: TypeAlias = Literal["constant", "cosine", "network", "slowing"]
 # Examples of a meta batch, and of a bank: comparing all pairs of 5,120 confidences takes 100 MB.
 _BATCH, _BANK = 1024, 5120
-# A bank is renewed in this part of the steps that averaged weights remember. In a short run on little data, where it took twice
-# as many, features moved by their own size meanwhile and the hypergradient turned round.
+# A bank is renewed in this part of the steps that averaged weights remember. In a short run on little data, where it took
+# five times as many, features moved by their own size meanwhile and the hypergradient turned round.
 _RENEWAL = 1 / 6
 
 
