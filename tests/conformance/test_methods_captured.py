@@ -22,12 +22,12 @@ def test_method_step_is_one_program_over_tensors_that_stay(method):
     name, _, paper = method.partition(" of the ")
     recipe = override(Recipe(), TINY | {"method.name": name, "method.preset": paper or "default"})
     parts = assemble(recipe)
-    places = {key: value.data_ptr() for key, value in parts.step.state().items()}
+    places = {key: value.data_ptr() for key, value in parts.state().items()}
     steps = {"plain": parts.plain, "meta": parts.meta} if parts.objective.has_meta else {"plain": parts.plain}
     programs = {key: [] for key in steps}
     for epoch in (0, 1, 6):
         parts.objective.begin_epoch(epoch)
-        parts.step.batches.begin_epoch(epoch, kept=parts.objective.kept())
+        parts.batches.begin_epoch(epoch, kept=parts.objective.kept())
         for key, run in steps.items():
             trace = trace_step(run)
             # On the CPU one pair sum goes by way of numpy.
@@ -40,4 +40,4 @@ def test_method_step_is_one_program_over_tensors_that_stay(method):
         assert len(found[0]) > 30
         assert found == [found[0]] * 3
     # What a checkpoint restores, and a captured step reads, lies where it lay.
-    assert {key: value.data_ptr() for key, value in parts.step.state().items()} == places
+    assert {key: value.data_ptr() for key, value in parts.state().items()} == places

@@ -21,8 +21,7 @@ from calibrant.engine.hardware import Group
 from calibrant.engine.loop import run_epoch
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.setup import assemble
-from calibrant.engine.shift import evaluate_shift
-from calibrant.engine.train import train
+from calibrant.engine.train import evaluate_shift, train
 from calibrant.meta import MetaLearner
 from calibrant.meta.lookahead import gather
 

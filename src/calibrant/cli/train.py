@@ -16,11 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from calibrant.cli.terminal import duration_words
 from calibrant.core.registry import lookup
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES
-from calibrant.engine.evaluate import epoch_scores
 from calibrant.engine.hardware import is_first_process
 from calibrant.engine.methods import check_idle
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, load_recipe, override
-from calibrant.engine.result import EpochRecord, Run
+from calibrant.engine.result import EpochRecord, Run, epoch_scores
 from calibrant.engine.train import train
 
 _BAR = 12
@@ -186,7 +185,9 @@ def write_summary(run: Run) -> None:
     scores = epoch_scores(run.test.logits, run.test.labels)
     chosen = f"epoch {run.best_epoch + 1} of {len(run.history)} ({_REASON[run.recipe.train.select]})"
     scaled = "" if run.temperature is None else f", logits divided by {run.temperature:.3f}"
-    print(f"test error {100 * scores.error:.2f}%, ECE {100 * scores.ece:.2f}%, NLL {scores.nll:.4f} at {chosen}{scaled}")
+    print(
+        f"test error {100 * scores['error']:.2f}%, ECE {100 * scores['ece']:.2f}%, NLL {scores['nll']:.4f} at {chosen}{scaled}"
+    )
     if run.shift:
         print(f"{'under shift, error / ECE in %':30}" + "".join(f"{f'severity {severity}':>14}" for severity in SEVERITIES))
         for kind in CORRUPTIONS:

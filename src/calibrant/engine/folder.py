@@ -21,20 +21,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrant.engine.hardware import Hardware
+from calibrant.core.records import Predictions
+from calibrant.core.scores import Scores
 from calibrant.engine.loop import Assembly
 from calibrant.engine.methods import idle_keys, resolved
 from calibrant.engine.network import Shape, build_backbone, load_weights, save_weights
 from calibrant.engine.recipe import KEYS, NEUTRAL, BackbonePart, Recipe, read_toml, recipe_of, to_toml, value_of
 from calibrant.engine.result import Alternative, EpochRecord, Run
 from calibrant.engine.setup import check_same_data
-from calibrant.engine.shift import load_shift, save_shift
 from calibrant.io.files import atomic_writer
 from calibrant.io.predictions import load_predictions, save_predictions
 
@@ -50,17 +50,12 @@ def is_finished(folder: str | Path) -> bool:
 class RunFolder:
     """Writes a run's files; a context that takes the folder for this process.
 
-    A folder that was made for a run which then ended without an epoch goes away again.
-
-    Args:
-        path: The folder; made if it is not there.
-        recipe: What is run in it.
-        resume: Whether a run that is there may be continued; else a folder that holds one is refused.
+    A folder that holds a run is refused unless ``resume`` is set. One that was made for a run which then ended without an epoch
+    goes away again.
     """
 
     def __init__(self, path: Path, recipe: Recipe, *, resume: bool) -> None:
         self.path, self.recipe, self._epochs = path, recipe, 0
-        self._history: IO[str] | None = None
         self._board: SummaryWriter | None = None
         self._begun, self._made = (path / "recipe.toml").exists(), not path.exists()
         if self._begun and not resume:
@@ -70,24 +65,17 @@ class RunFolder:
             )
         if self._begun:
             check_same_run(read_recipe(path), recipe, where=str(path))
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise type(error)(
-                f"train: the folder {path} cannot be made ({error.strerror}). Choose another with `--out`."
-            ) from None
+        path.mkdir(parents=True, exist_ok=True)
         self._lock = lock_folder(path)
         for left in path.glob(".*.tmp"):
-            # What a killed process was writing.
-            left.unlink(missing_ok=True)
+            left.unlink(missing_ok=True)  # what a killed process was writing
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for writer in (self._history, self._board):
-            if writer is not None:
-                writer.close()
+        if self._board is not None:
+            self._board.close()
         if kind is not None and self._made and not self._epochs:
             shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
@@ -97,26 +85,33 @@ class RunFolder:
         file = self.path / "state.pt"
         if not (self._begun and file.exists()):
             return None
-        found, part = load_checkpoint(file), self.recipe.data
-        check_same_data(read_facts(self.path), part, where=str(self.path), now=assembly.fingerprint)
-        return found
-
-    def save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Write where the run has come to."""
-        save_checkpoint(state, self.path / "state.pt")
+        check_same_data(read_facts(self.path), self.recipe.data, where=str(self.path), now=assembly.fingerprint)
+        return load_checkpoint(file)
 
     def begin(self, assembly: Assembly, history: Sequence[EpochRecord]) -> None:
         """Write the recipe, where the run comes from, and the epochs that a resumed run has behind it."""
-        shape, learning, hardware = assembly.data.train, assembly.objective.learning, assembly.step.hardware
-        known = read_facts(self.path)
+        from calibrant import __version__
+
+        data, learning, hardware = assembly.data, assembly.objective.learning, assembly.hardware
+        known, shape = read_facts(self.path), data.train
         self._board = _open_board(self.path, first_epoch=len(history))
-        facts = provenance(hardware) | {
+        facts = {
+            "calibrant": __version__,
+            "commit": package_commit(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "device": device_name(hardware.device),
+            "precision": hardware.precision,
+            "compiled": hardware.compiled,
+            "captured": hardware.captured,
+            "command": sys.argv,
             "seed": self.recipe.seed,
             "processes": hardware.group.world_size,
             "parameters": sum(p.numel() for p in assembly.model.parameters()),
             "inputs": {"num_classes": shape.num_classes, "channels": shape.channels, "size": list(shape.size)},
             # No `meta` where methods learn on the validation part.
-            "examples": {name: len(part) for name, part in vars(assembly.data).items() if part is not None},
+            "examples": {name: len(part) for name, part in vars(data).items() if part is not None},
             "data": assembly.fingerprint,
             **({"learning": learning} if learning else {}),
             "tensorboard": self._board is not None,
@@ -124,33 +119,22 @@ class RunFolder:
             "resumed_at_epochs": [*known.get("resumed_at_epochs", ()), *([len(history)] if history else [])],
             "finished": None,
         }
-        self._write_beginning(facts, history)
-        self._history = (self.path / "history.jsonl").open("a", encoding="utf-8")
+        self.write_beginning(facts, history)
 
-    def begin_from(self, base: Run) -> None:
-        """Write what `begin` does for a run that is made from a finished one and not trained."""
-        assert base.folder is not None
-        self._write_beginning(read_facts(base.folder) | {"base": str(base.folder), "finished": None}, base.history)
-
-    def _write_beginning(self, facts: dict[str, Any], history: Sequence[EpochRecord]) -> None:
+    def write_beginning(self, facts: dict[str, Any], history: Sequence[EpochRecord]) -> None:
+        """Write the recipe, what is known of the run, and the epochs that it has behind it."""
         if not self._begun:
             _write_text(self.path / "recipe.toml", to_toml(self.recipe))
-        self._write_facts(facts)
+        _write_json(self.path / "run.json", facts)
         _write_text(self.path / "history.jsonl", "".join(_line(record) for record in history))
 
     def epoch(self, record: EpochRecord) -> None:
         """Append an epoch to the history."""
-        assert self._history is not None
         self._epochs += 1
-        try:
-            self._history.write(_line(record))
-            self._history.flush()
-            if self._board is not None:
-                _write_events(self._board, record)
-        except OSError as error:
-            raise OSError(
-                f"train: {self.path} cannot be written to ({error.strerror or error}). Make room, and add `--resume`."
-            ) from None
+        with (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_line(record))
+        if self._board is not None:
+            _write_events(self._board, record)
 
     def finish(self, run: Run) -> Run:
         """Write everything that a finished run leaves behind, the word that it is finished last; return it with its folder."""
@@ -159,16 +143,12 @@ class RunFolder:
         weights = run.model.state_dict()
         notes = {"backbone": run.recipe.backbone.name, "method": run.recipe.method.name, "epoch": str(run.best_epoch)}
         save_weights(self.path / "weights.safetensors", weights, run.hyper, notes=notes)
-        save_predictions(run.val, self.path / "val.npz")
-        save_predictions(run.test, self.path / "test.npz")
+        _save_parts(self.path, run)
         _write_text(self.path / "metrics.json", measure(run.test, file="test.npz").to_json(indent=2) + "\n")
         if run.shift:
-            save_shift(self.path / "shift.json", run.shift)
+            save_shift(self.path, run.shift)
         for name, found in run.alternatives.items():
-            place = self.path / "alternatives" / name
-            place.mkdir(parents=True, exist_ok=True)
-            save_predictions(found.val, place / "val.npz")
-            save_predictions(found.test, place / "test.npz")
+            _save_parts(self.path / "alternatives" / name, found)
         facts = read_facts(self.path) | {
             **({"alternatives": {name: found.epoch for name, found in run.alternatives.items()}} if run.alternatives else {}),
             "finished": _now(),
@@ -176,12 +156,21 @@ class RunFolder:
             "seconds": run.history[-1].seconds,
             "temperature": run.temperature,
         }
-        self._write_facts(facts)
+        _write_json(self.path / "run.json", facts)
         (self.path / "state.pt").unlink(missing_ok=True)
         return replace(run, folder=self.path)
 
-    def _write_facts(self, facts: dict[str, Any]) -> None:
-        _write_text(self.path / "run.json", json.dumps(facts, indent=2) + "\n")
+
+def _save_parts(folder: Path, run: Run | Alternative) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_predictions(run.val, folder / "val.npz")
+    save_predictions(run.test, folder / "test.npz")
+
+
+def save_shift(folder: Path, shift: Mapping[str, Scores]) -> None:
+    """Write scores under shift: for every set what ``calibrant measure --json`` would say."""
+    sets = {name: scores.to_dict() for name, scores in shift.items()}
+    _write_json(folder / "shift.json", {"seed": 0, "sets": sets})
 
 
 def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
@@ -221,27 +210,31 @@ def load_run(folder: str | Path) -> Run:
     facts = read_facts(path)
     if facts.get("finished") is None:
         raise ValueError(f"load_run: the run in `{path}` must be finished, got one that is not. Go on with it with `--resume`.")
-    recipe = read_recipe(path)
+    recipe, shift = read_recipe(path), path / "shift.json"
     lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    scores = json.loads(shift.read_text(encoding="utf-8"))["sets"] if shift.exists() else {}
     _, hyper = load_weights(path / "weights.safetensors")
+    val, test = _load_parts(path)
     return Run(
         recipe=recipe,
         history=tuple(EpochRecord(**json.loads(line)) for line in lines),
         best_epoch=facts["best_epoch"],
-        val=load_predictions(path / "val.npz"),
-        test=load_predictions(path / "test.npz"),
+        val=val,
+        test=test,
         hyper=hyper,
         network=partial(_network, recipe.backbone, facts["inputs"], path),
         temperature=facts.get("temperature"),
         folder=path,
-        shift=load_shift(path / "shift.json"),
+        shift={name: Scores.from_dict(found) for name, found in scores.items()},
         alternatives={
-            name: Alternative(
-                epoch, *(load_predictions(path / "alternatives" / name / part) for part in ("val.npz", "test.npz"))
-            )
+            name: Alternative(epoch, *_load_parts(path / "alternatives" / name))
             for name, epoch in facts.get("alternatives", {}).items()
         },
     )
+
+
+def _load_parts(folder: Path) -> tuple[Predictions, Predictions]:
+    return load_predictions(folder / "val.npz"), load_predictions(folder / "test.npz")
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -292,6 +285,10 @@ def _write_text(path: Path, text: str) -> None:
         handle.write(text.encode())
 
 
+def _write_json(path: Path, value: object) -> None:
+    _write_text(path, json.dumps(value, indent=2) + "\n")
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -326,18 +323,14 @@ def save_checkpoint(value: object, path: Path) -> None:
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint; nothing in the file can run code."""
-    must = f"train: `{path}` must be a checkpoint of `calibrant train`, got a file"
-    remedy = "Delete it to begin again at the first epoch, or start in another folder."
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise OSError(f"train: the checkpoint {path} cannot be opened ({error.strerror or error}).") from None
+        return dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:
         # Its own words would advise to load the file in a way that may run code.
-        raise ValueError(f"{must} that is damaged and cannot be read. {remedy}") from error
-    if not isinstance(found, dict) or not {"state", "best", "history"} <= found.keys():
-        raise ValueError(f"{must} that holds something else. {remedy}")
-    return found
+        raise ValueError(
+            f"train: `{path}` must be a checkpoint of `calibrant train`, got a file that is damaged and cannot be read. "
+            "Delete it to begin again at the first epoch, or start in another folder."
+        ) from error
 
 
 def restore_state(state: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
@@ -346,9 +339,6 @@ def restore_state(state: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> N
         raise ValueError(f"train: the checkpoint must fit the recipe, but they differ in {odd[0]!r} and {len(odd) - 1} more.")
     with torch.no_grad():
         for name, value in state.items():
-            if value.shape != saved[name].shape:
-                got = f"{list(saved[name].shape)} for {name!r}, which is {list(value.shape)}"
-                raise ValueError(f"train: the checkpoint must fit the recipe, got {got}.")
             value.copy_(saved[name])
 
 
@@ -360,10 +350,9 @@ def lock_folder(path: Path, *, where: str = "train") -> ExitStack:
     held = ExitStack()
     try:
         import fcntl
-
-        handle = os.open(path, os.O_RDONLY)
-    except (ImportError, OSError):
+    except ImportError:
         return held
+    handle = os.open(path, os.O_RDONLY)
     held.callback(os.close, handle)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -373,24 +362,6 @@ def lock_folder(path: Path, *, where: str = "train") -> ExitStack:
     except OSError:
         pass  # some network file systems know no locks
     return held
-
-
-def provenance(hardware: Hardware) -> dict[str, object]:
-    """Return what is needed to repeat a run besides its recipe."""
-    from calibrant import __version__
-
-    return {
-        "calibrant": __version__,
-        "commit": package_commit(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "device": device_name(hardware.device),
-        "precision": hardware.precision,
-        "compiled": hardware.compiled,
-        "captured": hardware.captured,
-        "command": sys.argv,
-    }
 
 
 def device_name(device: torch.device) -> str:
@@ -403,15 +374,11 @@ def device_name(device: torch.device) -> str:
 
 def package_commit(folder: Path | None = None) -> str | None:
     """Commit of the git checkout that the package lies in, ``-dirty`` behind it where files differ; None outside of one."""
-    place = Path(__file__).parents[1] if folder is None else folder
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(place), *arguments], capture_output=True, text=True, timeout=10)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
+    git = ["git", "-C", str(folder or Path(__file__).parents[1])]
+    # An environment inside some other project's checkout is not a checkout of this package: its files must be tracked.
+    asked = ["ls-files", "--error-unmatch", "__init__.py"], ["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
-        # An environment inside some other project's checkout is not a checkout of this package: its files must be tracked.
-        commit = git("rev-parse", "HEAD") if git("ls-files", "__init__.py") else ""
-        return f"{commit}-dirty" if commit and git("status", "--porcelain", "--", ".") else commit or None
-    except (OSError, subprocess.TimeoutExpired):
+        found = [subprocess.run([*git, *words], capture_output=True, text=True, timeout=10, check=True) for words in asked]
+    except (OSError, subprocess.SubprocessError):
         return None
+    return found[1].stdout.strip()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Literal, NamedTuple, TypeVar, cast
 
 import torch
@@ -24,20 +24,12 @@ Precision = Literal["bf16", "float32", "float64"]
 class Group(NamedTuple):
     """The processes that train together; the default is a single one, for which every method is the identity.
 
-    Attributes:
-        rank: This process.
-        world_size: Number of processes.
-        local_rank: This process among those of its machine, which is also the GPU it takes.
+    The ``local_rank`` is that among the processes of a machine, and the GPU that this one takes.
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is the process that writes files."""
-        return self.rank == 0
 
     @property
     def processes(self) -> dist.ProcessGroup | None:
@@ -72,7 +64,7 @@ class Group(NamedTuple):
             return make()
         box: list[object] = [None, None]
         fault: ValueError | OSError | None = None
-        if self.leads:
+        if self.rank == 0:
             try:
                 box[0] = make()
             except (ValueError, OSError) as error:
@@ -144,17 +136,23 @@ class Hardware(NamedTuple):
         """Return a context in which networks compute in bf16, if that is the precision."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
-    def active(self) -> AbstractContextManager[object]:
-        """Return a context in which the run's GPU is the current one, as captured graphs and NCCL need it.
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make the run's GPU the current one, as captured graphs and NCCL need it.
 
         In it cuDNN tries its algorithms out, once for every shape: 6 to 8 % more images a second with ResNet-18 on an H200. Not
         where ``torch.use_deterministic_algorithms`` is on, as the fastest one may be another in every run.
         """
-        return _on_gpu(self.device) if self.device.type == "cuda" else nullcontext()
-
-    def own_randomness(self) -> AbstractContextManager[None]:
-        """Return a context that leaves the caller's global generators as they were."""
-        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+        if self.device.type != "cuda":
+            yield
+            return
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = before or not torch.are_deterministic_algorithms_enabled()
+        try:
+            with torch.cuda.device(self.device):
+                yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
 
 def choose_hardware(
@@ -191,8 +189,6 @@ def choose_hardware(
     cuda, alone = chosen.type == "cuda", group.world_size == 1
     if cuda and not available:
         raise ValueError(f"train: `device` must be present, got {device!r} without a CUDA device. Use `--device cpu`.")
-    if graph == "yes" and not cuda:
-        raise ValueError("train: `train.graph` must be 'auto' or 'no' on the CPU, got 'yes'. Only CUDA devices have graphs.")
     if cuda:
         index, count = chosen.index if alone else group.local_rank, torch.cuda.device_count()
         if index is not None and index >= count:
@@ -203,14 +199,3 @@ def choose_hardware(
     compile_it = compiled == "yes" or (compiled == "auto" and cuda and steps >= 50_000 and alone)
     captured = cuda and (graph == "yes" or (graph == "auto" and alone))
     return Hardware(chosen, precision, compile_it, captured, group)
-
-
-@contextmanager
-def _on_gpu(device: torch.device) -> Iterator[None]:
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or not torch.are_deterministic_algorithms_enabled()
-    try:
-        with torch.cuda.device(device):
-            yield
-    finally:
-        torch.backends.cudnn.benchmark = before

@@ -9,23 +9,19 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from calibrant.data.image_set import ImageSet
-from calibrant.engine.average import WeightAverage, build_averages
 from calibrant.engine.batches import RunData, TrainBatches
-from calibrant.engine.evaluate import EvalSet, epoch_scores
 from calibrant.engine.hardware import Hardware
 from calibrant.engine.methods import Plan
 from calibrant.engine.network import FeatureFunction, feature_function
 from calibrant.engine.objective import Objective
-from calibrant.engine.optim import build_optimizer, drops, learning_rate, set_learning_rate
+from calibrant.engine.optim import WeightAverage, build_averages, build_optimizer, drops, learning_rate, set_learning_rate
 from calibrant.engine.recipe import Recipe
-from calibrant.engine.result import EpochRecord
+from calibrant.engine.result import EpochRecord, EvalSet, epoch_scores
 from calibrant.meta.network import gathering, gathering_norms
 
 # Called with the epoch, its steps done and all its steps.
@@ -34,20 +30,15 @@ Tick = Callable[[int, int, int], None]
 _STATISTICS_EXAMPLES = 2560
 
 
-class TrainStep:
-    """A step of one run, holding references to everything it changes.
+class Assembly:
+    """A run ready to start: everything that its steps read and change, and the steps themselves.
 
-    Args:
-        recipe: What is run.
-        plan: What its method trains with; builds the objective.
-        model: The network.
-        batches: Training batches.
-        meta_data: What methods that learn on held-out data learn on.
-        hardware: Where the step is taken.
+    The ``fingerprint`` is that of the data before they were divided; ``resident`` images lie on the device all along.
 
     Attributes:
-        forward: Images → (features, logits), compiled where that is asked for.
+        forward: Images → (features, logits), compiled where that is asked for; ``eval_forward`` never is.
         averages: Of the weights: "average" predicts, and meta batches go through "watch" where that is another one.
+        objective: What is minimised; told of every epoch's beginning and end.
     """
 
     def __init__(
@@ -55,28 +46,34 @@ class TrainStep:
         recipe: Recipe,
         plan: Plan,
         *,
+        data: RunData,
+        fingerprint: dict[str, int | str],
         model: nn.Module,
-        batches: TrainBatches,
-        meta_data: ImageSet,
         hardware: Hardware,
+        resident: bool,
     ) -> None:
-        self.recipe, self.model, self.batches, self.meta_data, self.hardware = recipe, model, batches, meta_data, hardware
-        self.group, self.clip_norm = hardware.group, recipe.train.clip_norm or None
-        self.steps = recipe.train.epochs * batches.steps_per_epoch
-        self.forward = self.compiled(model)
+        self.recipe, self.data, self.fingerprint, self.model, self.hardware = recipe, data, fingerprint, model, hardware
+        train = recipe.train
+        self.batches = TrainBatches(data.train, hardware, batch_size=train.batch_size, seed=recipe.seed, resident=resident)
+        self.val, self.test = (EvalSet(part, hardware, resident=resident) for part in (data.val, data.test))
+        self.steps = train.epochs * self.batches.steps_per_epoch
+        self.forward, self.eval_forward = self.compiled(model), feature_function(model)
         self.optimizer = build_optimizer(model.parameters(), recipe.optim)
-        self.averages = build_averages(model, recipe.train, steps=self.steps, watched=plan.watched)
-        self._average = torch.compile(self._follow_weights) if hardware.compiled else self._follow_weights
+        self.averages = build_averages(model, train, steps=self.steps, watched=plan.watched)
         self.objective: Objective = plan.build(self)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=hardware.device)
+        kinds = {False, self.objective.has_meta} if hardware.captured else ()
+        self._replay = {
+            kind: capture_step(partial(self.step, with_meta=kind), state=list(self.state().values())) for kind in sorted(kinds)
+        }
 
     def compiled(self, model: nn.Module) -> FeatureFunction:
         """Images → (features, logits) of a network, compiled where that is asked for."""
         plain = feature_function(model)
         return torch.compile(plain) if self.hardware.compiled else plain
 
-    def run(self, *, with_meta: bool) -> None:
+    def step(self, *, with_meta: bool) -> None:
         """Take one step on the next batch."""
         self.optimizer.zero_grad(set_to_none=True)
         batch = self.batches.next()
@@ -88,20 +85,34 @@ class TrainStep:
             self.objective.meta_update(batch, features, logits)
         loss = self.objective.loss(batch, features, logits)
         loss.backward()
-        self.group.add_up([p.grad for p in self.parameters if p.grad is not None])
-        if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm, foreach=True)
+        self.hardware.group.add_up([p.grad for p in self.parameters if p.grad is not None])
+        if self.recipe.train.clip_norm:
+            nn.utils.clip_grad_norm_(self.parameters, self.recipe.train.clip_norm, foreach=True)
         self.optimizer.step()
-        self._average()
-        self.loss_sum += loss.detach()
-
-    def _follow_weights(self) -> None:
-        """Take the weights into every average; compiled, one kernel reads them once for all averages."""
         for average in self.averages.values():
             average.update()
+        self.loss_sum += loss.detach()
+
+    def plain(self) -> None:
+        """Take a step on the next batch, as captured where the hardware says so."""
+        self._take(with_meta=False)
+
+    def meta(self) -> None:
+        """Take one that also moves the hyper-parameters; due every ``objective.every`` steps."""
+        self._take(with_meta=self.objective.has_meta)
+
+    def _take(self, *, with_meta: bool) -> None:
+        # Images that do not lie on the device are sent there before the step, never as a part of it.
+        self.batches.feed()
+        if with_meta:
+            self.objective.feed()
+        if with_meta in self._replay:
+            self._replay[with_meta]()
+        else:
+            self.step(with_meta=with_meta)
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that `run` changes: weights, statistics, momentum, hyper-parameters, cursors; by name."""
+        """Every tensor that steps change: weights, statistics, momentum, hyper-parameters, cursors; by name."""
         kept = {f"model.{name}": value for name, value in self.model.state_dict(keep_vars=False).items()}
         for name, value in self.model.named_parameters():
             entries = self.optimizer.state.get(value, {})
@@ -113,24 +124,6 @@ class TrainStep:
         }
         kept |= {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state().items()}
         return kept | {"loss_sum": self.loss_sum}
-
-
-def make_stepper(step: TrainStep, *, with_meta: bool) -> Callable[[], None]:
-    """Return a function that takes a step, captured as a CUDA graph where the hardware says so.
-
-    Images that do not lie on the device are sent there before the step, never as a part of it.
-    """
-    run: Callable[[], None] = partial(step.run, with_meta=with_meta)
-    if step.hardware.captured:
-        run = capture_step(run, state=list(step.state().values()))
-
-    def take() -> None:
-        step.batches.feed()
-        if with_meta:
-            step.objective.feed()
-        run()
-
-    return take
 
 
 def capture_step(step: Callable[[], None], *, state: Sequence[Tensor]) -> Callable[[], None]:
@@ -157,49 +150,21 @@ def capture_step(step: Callable[[], None], *, state: Sequence[Tensor]) -> Callab
     return graph.replay
 
 
-@dataclass(frozen=True)
-class Assembly:
-    """A run ready to start: its recipe with nothing left open, and what was built from it.
-
-    Every ``objective.every``-th step is taken by ``meta``, the others by ``plain``.
-    """
-
-    recipe: Recipe
-    data: RunData
-    fingerprint: dict[str, int | str]
-    step: TrainStep
-    plain: Callable[[], None]
-    meta: Callable[[], None]
-    eval_forward: FeatureFunction
-    val: EvalSet
-    test: EvalSet
-
-    @property
-    def model(self) -> nn.Module:
-        """The network."""
-        return self.step.model
-
-    @property
-    def objective(self) -> Objective:
-        """What is minimised; told of every epoch's beginning and end."""
-        return self.step.objective
-
-
 def run_epoch(assembly: Assembly, epoch: int, *, started: float, tick: Tick | None = None) -> EpochRecord:
     """Train for one epoch, evaluate if it is due, and return the epoch's line of history.
 
     ``started`` is when the run began (`time.monotonic`). Raises ``FloatingPointError`` if the loss, or what the network
     predicts, is no longer finite.
     """
-    step, objective, recipe = assembly.step, assembly.objective, assembly.recipe
-    train, averages = recipe.train, step.averages.values()
+    objective, recipe, batches = assembly.objective, assembly.recipe, assembly.batches
+    train, averages, group = recipe.train, assembly.averages.values(), assembly.hardware.group
     lr = learning_rate(recipe.optim, epoch, epochs=train.epochs)
-    set_learning_rate(step.optimizer, lr)
+    set_learning_rate(assembly.optimizer, lr)
     objective.begin_epoch(epoch)
     for average in averages:
         average.begin_epoch(epoch, anew=average.by_phase and drops(recipe.optim, epoch, epochs=train.epochs))
-    steps = step.batches.begin_epoch(epoch, kept=objective.kept())
-    step.loss_sum.zero_()
+    steps = batches.begin_epoch(epoch, kept=objective.kept())
+    assembly.loss_sum.zero_()
     begun = time.monotonic()
     for place in range(steps):
         try:
@@ -212,13 +177,13 @@ def run_epoch(assembly: Assembly, epoch: int, *, started: float, tick: Tick | No
         if tick is not None:
             tick(epoch, place + 1, steps)
     if objective.is_part:
-        step.group.add_up([step.loss_sum])
-    total = float(step.loss_sum)  # waits for the device: the epoch is over
-    examples = steps * step.batches.batch_size
+        group.add_up([assembly.loss_sum])
+    total = float(assembly.loss_sum)  # waits for the device: the epoch is over
+    examples = steps * batches.batch_size
     speed = examples / (time.monotonic() - begun)
     # Average what each process's BatchNorm has seen, where it was not synchronised: all must predict with one network.
     seen = [buffer for buffer in assembly.model.buffers() if buffer.is_floating_point()]
-    step.group.average(seen + [mean for average in averages for mean in average.buffer_means])
+    group.average(seen + [mean for average in averages for mean in average.buffer_means])
     loss = total / (examples if train.reduction == "sum" else steps)
     if not math.isfinite(loss):
         raise _diverged(f"the loss became {loss} in epoch {epoch + 1}", recipe)
@@ -239,7 +204,7 @@ def _end_epoch(assembly: Assembly, epoch: int) -> dict[str, float]:
     What the objective learns from the validation part it learns after every epoch: how often one evaluates changes no training.
     """
     model, objective, forward, val = assembly.model, assembly.objective, assembly.eval_forward, assembly.val
-    train, average = assembly.recipe.train, assembly.step.averages.get("average")
+    train, average = assembly.recipe.train, assembly.averages.get("average")
     due = (epoch + 1) % train.eval_every_epochs == 0 or epoch + 1 == train.epochs
     if not (due or objective.learns_from_val()):
         objective.end_epoch(None, val.labels)
@@ -247,15 +212,15 @@ def _end_epoch(assembly: Assembly, epoch: int) -> dict[str, float]:
     if average is not None and average.by_phase and gathering_norms(model):
         with average.applied(keep=True):
             _pass_again(assembly, epoch)
-        assembly.step.group.average(average.buffer_means)
+        assembly.hardware.group.average(average.buffer_means)
     with nullcontext() if average is None else average.applied():
         logits = validate(assembly, epoch)
         objective.end_epoch(logits, val.labels)
         if not due:
             return {}
         test = assembly.test.run(model, forward, gamma=objective.gamma)
-    scores = {f"val_{name}": value for name, value in epoch_scores(logits, val.labels)._asdict().items()}
-    scores |= {f"test_{name}": value for name, value in epoch_scores(test.logits, assembly.test.labels)._asdict().items()}
+    scores = {f"val_{name}": value for name, value in epoch_scores(logits, val.labels).items()}
+    scores |= {f"test_{name}": value for name, value in epoch_scores(test.logits, assembly.test.labels).items()}
     if test.gammas is not None:
         scores |= {"gamma_mean": float(test.gammas.mean()), "gamma_std": float(test.gammas.std(correction=0))}
     return scores
@@ -273,9 +238,9 @@ def validate(assembly: Assembly, epoch: int) -> Tensor:
 @torch.no_grad()
 def _pass_again(assembly: Assembly, epoch: int) -> None:
     """Let the epoch's first batches pass once more, for BatchNorm's statistics alone."""
-    step, objective = assembly.step, assembly.objective
-    steps = step.batches.begin_epoch(epoch, kept=objective.kept())
-    with gathering(assembly.model), step.hardware.autocast():
-        for _ in range(min(steps, -(-_STATISTICS_EXAMPLES // step.batches.batch_size))):
-            step.batches.feed()
-            assembly.eval_forward(objective.inputs(step.batches.next()))
+    batches, objective = assembly.batches, assembly.objective
+    steps = batches.begin_epoch(epoch, kept=objective.kept())
+    with gathering(assembly.model), assembly.hardware.autocast():
+        for _ in range(min(steps, -(-_STATISTICS_EXAMPLES // batches.batch_size))):
+            batches.feed()
+            assembly.eval_forward(objective.inputs(batches.next()))

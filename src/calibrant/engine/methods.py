@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeAlias, get_type_hints
 
 from calibrant.core.checks import check_count, check_positive
 from calibrant.core.registry import Registry, lookup
-from calibrant.engine.meta_objective import MetaPlan, MetaSchedule
-from calibrant.engine.objective import Facts, LossPlan
+from calibrant.engine.objective import Facts, LossPlan, MetaPlan, MetaSchedule
 from calibrant.engine.recipe import KEYS, Recipe, read_value, value_of
 from calibrant.losses import (
     ACLS,
@@ -70,19 +69,15 @@ class Method:
     average: Literal["no", "ema", "uniform", "phase"] = "no"
     select: Literal["error", "nll", "error+nll", "error+ece", "last"] = "error"
 
-    def option_types(self, facts: Facts) -> dict[str, Any]:
-        """Return name → type of every option."""
-        return self.build.option_types(facts) if isinstance(self.build, MetaMethod) else _keywords_of(self.build)
-
 
 # Of a run's own: the rest are options of the settings, of the regularizer and of the objective.
-_OWN = {"meta_batch_size": int | None, "refresh": int | None, "meta_schedule": MetaSchedule, "pace": float | None}
+_OWN = {"meta_batch_size": int | None, "meta_schedule": MetaSchedule, "pace": float | None}
 # What earlier releases had, and why it is gone; their recipes are read, but not trained again.
 REMOVED_OPTIONS = {"watch_share": "looking through a second average did not help"}
 # Training images are cropped with a margin of zeros and meta images are not, so the running statistics, with which predictions
 # are made, differ from those of a meta batch. Normalised by its own, a small ResNet that overstated its accuracy by 7.3 %
 # seemed to by 6.0 %: what was steered was not the confidence that users see.
-_PRESET_OPTIONS: Mapping[str, Mapping[str, Any]] = {"default": {"meta_bn": "frozen", "every": 8}, "paper": {}}
+_PRESET_OPTIONS: Mapping[str, Mapping[str, Any]] = {"default": {"meta_bn": "frozen"}, "paper": {}}
 # The network's own step is the recipe's business, and a captured step looks ahead with the head.
 _REFUSED = ("reduction", "clip", "lookahead")
 
@@ -117,23 +112,21 @@ class MetaMethod:
         objective: Callable[..., Any] = make_objective(name, variants=preset.objectives)
         own, penalty, loss = (_take(options, known) for known in (_OWN, _keywords_of(objective), _keywords_of(build)))
         # The published code draws 128 held-out samples a step; a calibration error of so few is mostly noise.
-        if facts.preset == "paper":
-            own = {"meta_batch_size": 128} | own
-        for option in ("meta_batch_size", "refresh"):
-            if own.get(option) is not None:
-                check_count(own[option], where="train", name=f"method.options.{option}")
-        _check_one(own, "meta_batch_size", "refresh")
+        size = own.get("meta_batch_size") or (128 if facts.preset == "paper" else 1024)
+        check_count(size, where="train", name="method.options.meta_batch_size")
         if own.get("pace") is not None:
             check_positive(own["pace"], where="train", name="method.options.pace")
-            _check_one(own | options, "pace", "meta_lr")
+            if options.get("meta_lr") is not None:
+                raise ValueError(
+                    "train: only one of `method.options.pace` and `method.options.meta_lr` may be given, got both."
+                )
             # In the place of a learning rate that the preset has.
             options["meta_lr"] = None
         return MetaPlan(
             build(**loss),
             partial(objective, **penalty) if penalty else objective,
             settings_of(preset, {**_PRESET_OPTIONS[facts.preset], **options}),
-            own.get("meta_batch_size"),
-            own.get("refresh"),
+            size,
             meta_schedule=own.get("meta_schedule", "constant" if facts.preset == "paper" else "slowing"),
             pace=own.get("pace"),
             frozen=variant == "frozen",
@@ -148,11 +141,6 @@ def _keywords_of(function: Callable[..., object]) -> dict[str, Any]:
     names = [p.name for p in inspect.signature(plain).parameters.values() if p.kind is p.KEYWORD_ONLY]
     hints = get_type_hints(plain.__init__ if inspect.isclass(plain) else plain)
     return {name: hints[name] for name in names}
-
-
-def _check_one(options: Mapping[str, Any], first: str, second: str) -> None:
-    if options.get(first) is not None and options.get(second) is not None:
-        raise ValueError(f"train: only one of `method.options.{first}` and `method.options.{second}` may be given, got both.")
 
 
 def _take(options: dict[str, Any], known: Mapping[str, object]) -> dict[str, Any]:
@@ -352,7 +340,7 @@ def learns(recipe: Recipe) -> bool:
 def make_plan(name: str, options: Mapping[str, object], facts: Facts) -> Plan:
     """Look a method up and apply its options; an unknown name or option is answered with the nearest one."""
     method = find_method(name)
-    known = method.option_types(facts)
+    known = method.build.option_types(facts) if isinstance(method.build, MetaMethod) else _keywords_of(method.build)
     read = {}
     for option, value in options.items():
         if option in REMOVED_OPTIONS:
@@ -397,20 +385,14 @@ def idle_keys(recipe: Recipe) -> tuple[str, ...]:
         ((), ('train.select_within', 'train.average_share'))
     """
     full = resolved(recipe)
-    idle = [
-        name for name, key in KEYS.items() if key.read_with and value_of(full, key.read_with.key) not in key.read_with.values
-    ]
+    idle = [name for name, key in KEYS.items() if key.read_with and value_of(full, key.read_with[0]) not in key.read_with[1]]
     # Under "phase" only methods that learn look through the average of "ema".
     unseen = full.train.average == "phase" and not learns(recipe)
     return tuple(idle + ["train.average_decay"] * unseen)
 
 
 def check_idle(recipes: Iterable[Recipe], keys: Iterable[str]) -> None:
-    """Raise ``ValueError`` with one sentence if a key that was set by hand is read by none of the runs.
-
-    Args:
-        recipes: The runs that the keys were set for.
-        keys: Dotted keys of the recipe that were set for them by hand.
+    """Raise ``ValueError`` with one sentence if one of the dotted keys, set by hand, is read by none of the runs.
 
     Example:
         >>> from calibrant.engine.recipe import override
@@ -422,20 +404,14 @@ def check_idle(recipes: Iterable[Recipe], keys: Iterable[str]) -> None:
     runs = list(recipes)
     for key in keys if runs else ():
         need = KEYS[key].read_with if key in KEYS else None
-        if need and all(key in idle_keys(recipe) for recipe in runs) and not all(_is_off(recipe, key) for recipe in runs):
-            ways = dict.fromkeys(str(value_of(resolved(recipe), need.key)) for recipe in runs)
-            other = [way for way in need.values if way not in ways]
+        if need and all(key in idle_keys(recipe) and value_of(recipe, key) not in (None, False, ()) for recipe in runs):
+            ways = dict.fromkeys(str(value_of(resolved(recipe), need[0])) for recipe in runs)
+            other = [str(way) for way in need[1] if str(way) not in ways]
             raise ValueError(
-                f"train: `{key}` must come with {need.key}={' or '.join(other)}, got {need.key}={' and '.join(ways)}, "
-                f"under which nothing reads it. Add `--set {need.key}={other[0]}`, or leave it out."
+                f"train: `{key}` must come with {need[0]}={' or '.join(other)}, got {need[0]}={' and '.join(ways)}, "
+                f"under which nothing reads it. Add `--set {need[0]}={other[0]}`, or leave it out."
             )
         _check_reached(runs, key)
-
-
-def _is_off(recipe: Recipe, key: str) -> bool:
-    """Whether a key's value is nobody's loss where nothing reads it."""
-    value = value_of(recipe, key)
-    return value is None or value is False or value == ()
 
 
 def _check_reached(runs: Sequence[Recipe], key: str) -> None:

@@ -5,14 +5,13 @@ Also its features, and its weights as files.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from calibrant.data.image_set import ImageSet
 from calibrant.engine.hardware import Hardware
 from calibrant.engine.recipe import BackbonePart, Recipe
 from calibrant.io.files import atomic_writer
-from calibrant.meta.network import lazy_parameters, meta_mode
+from calibrant.meta.network import lazy_parameters, meta_mode, own_randomness
 
 FeatureFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
 # Under this prefix a file of weights holds the hyper-parameters that a method has learned.
@@ -120,13 +119,10 @@ def _users_network(name: str, num_classes: int, *, seed: int) -> nn.Module:
     with _explained("name a factory as package.module:function that can be imported from here", name):
         module = importlib.import_module(place)
     functions = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
-    if wanted not in functions:
-        near = difflib.get_close_matches(wanted, functions, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"train: `model` must name a function or class of {place}, got {wanted!r}.{hint}")
+    factory = lookup(functions, wanted, kind=f"function or class of {place}")
     with _explained(f"build a network for {num_classes} classes", name):
         torch.manual_seed(seed)
-        model = functions[wanted](num_classes)
+        model = factory(num_classes)
         if not isinstance(model, nn.Module):
             raise TypeError(f"{type(model).__name__} and no `nn.Module`")
         if lazy := lazy_parameters(model):
@@ -157,7 +153,7 @@ def check_network(model: nn.Module, data: ImageSet | Shape, hardware: Hardware, 
     (height, width), classes = data.size, data.num_classes
     images = torch.zeros(2, data.channels, height, width, device=hardware.device, dtype=hardware.dtype)
     images = images.contiguous(memory_format=torch.channels_last)
-    with hardware.active(), hardware.own_randomness(), torch.no_grad(), meta_mode(model, "frozen"), hardware.autocast():
+    with hardware.active(), own_randomness(hardware.device), torch.no_grad(), meta_mode(model, "frozen"), hardware.autocast():
         with _explained(f"take images of {data.channels} x {height} x {width} (channels, height, width)", name):
             logits = model(images)
         if not isinstance(logits, Tensor) or logits.shape != (2, classes):
@@ -182,18 +178,13 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
 
     They are names of modules or parameters: "layer1" is all of ``layer1.*``.
     """
-    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
-    known = dict.fromkeys(name.partition(".")[0] for name in parameters)
+    parts: dict[str, Any] = {name: part for name, part in (*model.named_modules(), *model.named_parameters()) if name}
     for prefix in prefixes:
-        within = [name for name in (*modules, *parameters) if name == prefix or name.startswith(f"{prefix}.")]
-        if not prefix or not within:
-            lookup(known, prefix, kind="part of the network")
-        for name in within:
-            if name in parameters:
-                parameters[name].requires_grad_(False)
-            else:
-                modules[name].training = False
-    if prefixes and not any(value.requires_grad for value in parameters.values()):
+        part = lookup(parts, prefix, kind="part of the network", known=[name for name in parts if "." not in name])
+        part.requires_grad_(False)
+        if isinstance(part, nn.Module):
+            part.eval()
+    if not any(value.requires_grad for value in model.parameters()):
         raise ValueError("train: `backbone.freeze` must leave a part of the network to train, got all of it.")
 
 
@@ -210,17 +201,15 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], hyper: Mapping[str, 
 
 
 def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Read a safetensors file; return the network's state and the hyper-parameters."""
+    """Read a safetensors file, or that of a run folder; return the network's state and the hyper-parameters."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    file = Path(path)
-    if not file.is_file():
-        inside = file / "weights.safetensors"
-        hint = f" Did you mean {inside}?" if inside.is_file() else ""
-        raise FileNotFoundError(f"train: `{file}` must be a file of weights (safetensors), got none there.{hint}")
+    file = Path(path) / "weights.safetensors" if Path(path).is_dir() else Path(path)
     try:
         found = load_file(file)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"train: `{file}` must be a file of weights (safetensors), got none there.") from None
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"train: `{file}` must be a safetensors file, got another kind or a damaged one ({error}). Write the weights with "
@@ -233,19 +222,19 @@ def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]
 def load_initial_weights(model: nn.Module, path: str | Path) -> None:
     """Put weights of a safetensors file into ``model``; a head for another number of classes keeps its own, with a warning."""
     found, state, head = load_weights(path)[0], model.state_dict(), find_head(model)[0]
-    must = "train: `backbone.init` must hold the weights of this network"
-    if odd := sorted(set(state) ^ set(found)):
-        how = "without" if odd[0] in state else "with"
-        raise ValueError(f"{must}, got a file {how} `{odd[0]}` ({len(odd)} names differ). Check `--model`.")
-    other = [name for name in state if state[name].shape != found[name].shape]
-    for name in other:
-        if not name.startswith(f"{head}."):
-            got = f"{list(found[name].shape)} for `{name}`, which is {list(state[name].shape)}"
-            raise ValueError(f"{must}, got {got}. Check `--model` and `--data`.")
+    own = {name: value for name, value in state.items() if name.startswith(f"{head}.")}
+    other = [name for name in own if name in found and found[name].shape != own[name].shape]
     if other:
-        classes, own = found[other[0]].shape[0], state[other[0]].shape[0]
+        classes, wanted = found[other[0]].shape[0], own[other[0]].shape[0]
         warnings.warn(
-            f"the head of {path} is for {classes} classes and not used; the head for {own} starts from scratch.", stacklevel=2
+            f"the head of {path} is for {classes} classes and not used; the head for {wanted} starts from scratch.",
+            stacklevel=2,
         )
-        found |= {name: value for name, value in state.items() if name.startswith(f"{head}.")}
-    model.load_state_dict(found)
+        found |= own
+    try:
+        model.load_state_dict(found)
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"train: `backbone.init` must hold the weights of this network, got: {said}. Check `--model` and `--data`."
+        ) from None

@@ -1,15 +1,21 @@
-"""The optimizer, whose learning rate can change under a captured step, and the learning rate of every epoch."""
+"""What moves the weights, and what is made of them: optimizer, learning rate of every epoch, running averages.
+
+All of it changes tensors of fixed address without a look at the host, so a captured step can hold it.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from calibrant.engine.recipe import OptimPart
+from calibrant.engine.recipe import OptimPart, TrainPart
+from calibrant.meta.network import gathering_norms
 
 
 def build_optimizer(parameters: Iterable[Tensor], part: OptimPart) -> Optimizer:
@@ -88,3 +94,129 @@ def _milestones(part: OptimPart, epochs: int) -> Sequence[float]:
     # was asked for and no two drops come together.
     first = max(1, round(epochs * 3 / 7))
     return first, max(first + 1, round(epochs * 5 / 7))
+
+
+class WeightAverage:
+    r"""Average of weights and BatchNorm statistics over steps.
+
+    After the t-th step the average becomes :math:`\theta + k\,(\bar\theta - \theta)` with :math:`k = 1 - c/(t + c - 1)`, where
+    1/c is the ``share`` of the steps that it remembers: for 1 it is uniform, below it later steps weigh more. For an
+    exponential one k is at most the ``decay``, so that the weights which training began with are never in it. Before
+    ``first_epoch`` it is the network itself. All of it happens in tensors of fixed address without a look at the host, so a
+    captured step can hold it.
+
+    Args:
+        model: The network, its parameters and buffers where they will stay.
+        decay: Most that k can be, in [0, 1), for an exponential average; None for others.
+        share: Part of the steps so far that is remembered, in (0, 1].
+        first_epoch: Epoch from whose beginning on steps count.
+        by_phase: Whether it begins anew with every drop of the learning rate, and needs new statistics of BatchNorm before
+            predictions are made (`applied` with ``keep``).
+        own_statistics: Whether those that BatchNorm learns are left out, to be learned from what passes through its network.
+            Averaged ones belong to the single networks, whose activations vary more than those of a far-reaching average.
+
+    Reference:
+        Polyak and Juditsky, SIAM J. Control Optim. 1992; over the tail of training, with new statistics, Izmailov et al., UAI
+        2018; later steps weighing more, Shamir and Zhang, ICML 2013 (polynomial-decay averaging).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        decay: float | None = None,
+        share: float = 1.0,
+        first_epoch: int = 0,
+        by_phase: bool = False,
+        own_statistics: bool = False,
+    ) -> None:
+        self._decay, self._ahead, self._first, self.by_phase = 1.0 if decay is None else decay, 1 / share, first_epoch, by_phase
+        state = model.state_dict()
+        self._values = {name: value.detach() for name, value in state.items() if value.is_floating_point()}
+        self.means = {name: value.clone(memory_format=torch.preserve_format) for name, value in self._values.items()}
+        self.buffer_means = [self.means[name] for name, _ in model.named_buffers() if name in self.means]
+        norms = gathering_norms(model) if own_statistics else []
+        apart = {value.data_ptr() for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None}
+        followed = [name for name, value in self._values.items() if value.data_ptr() not in apart]
+        self._followed = [self.means[name] for name in followed], [self._values[name] for name in followed]
+        some = next(iter(self._values.values()))
+        self._count, self._active = some.new_zeros(()), some.new_zeros(())
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the network that has the averaged weights at any step, so that what steers training can look."""
+        found = copy.deepcopy(model).requires_grad_(False)
+        for name, value in found.state_dict(keep_vars=True).items():
+            if name in self.means:
+                value.data = self.means[name]
+        return found
+
+    def begin_epoch(self, epoch: int, *, anew: bool = False) -> None:
+        """Count the steps of this epoch or not, and forget those before it if asked."""
+        self._active.fill_(float(epoch >= self._first))
+        if anew:
+            self._count.zero_()
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights after a step."""
+        self._count += self._active
+        count = self._count.clamp(min=1)
+        kept = ((count - 1) / (count + (self._ahead - 1))).clamp(max=self._decay)
+        means, values = self._followed
+        torch._foreach_sub_(means, values)
+        torch._foreach_mul_(means, kept)
+        torch._foreach_add_(means, values)
+
+    @contextmanager
+    def applied(self, *, keep: bool = False) -> Iterator[None]:
+        """Let the network have the averaged weights for a while; ``keep`` takes over what becomes of them, as statistics do."""
+        own = {name: value.clone(memory_format=torch.preserve_format) for name, value in self._values.items()}
+        _copy(self.means, self._values)
+        try:
+            yield
+            if keep:
+                _copy(self._values, self.means)
+        finally:
+            _copy(own, self._values)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that `update` changes, by name."""
+        return {"count": self._count} | {f"mean.{name}": value for name, value in self.means.items()}
+
+
+@torch.no_grad()
+def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+    for name, value in target.items():
+        value.copy_(source[name])
+
+
+def build_averages(model: nn.Module, train: TrainPart, *, steps: int, watched: bool) -> dict[str, WeightAverage]:
+    """Make the averages of a run: the one that predicts and, where it must be another, the one that meta batches go through.
+
+    The longer an average's memory, the later it shows what gamma has done; what steers by it then swings. So by phase there
+    are two: "average" predicts, and meta batches, if they are to be ``watched``, go through "watch".
+    """
+    if train.average == "no":
+        return {}
+    # The paper's last drop of the learning rate is at 250 of 350 epochs; what comes before it is too far from the end.
+    usual = train.epochs * 5 // 7 if train.average == "uniform" else 0
+    first = usual if train.average_from_epoch is None else train.average_from_epoch
+    if train.average == "uniform":
+        return {"average": WeightAverage(model, first_epoch=first)}
+    decay = 1 - 1 / average_memory(train, steps)
+    if train.average == "ema":
+        return {"average": WeightAverage(model, decay=decay, first_epoch=first)}
+    found = {"average": WeightAverage(model, share=train.average_share, first_epoch=first, by_phase=True)}
+    if watched:
+        found["watch"] = WeightAverage(model, decay=decay, first_epoch=first, own_statistics=True)
+    return found
+
+
+def average_memory(train: TrainPart, steps: int) -> float:
+    """Steps that an exponential average remembers in a run of so many; also where there is none, or a uniform one.
+
+    Three epochs of CIFAR-10 are long enough to even the steps out; in a short run that would reach back to its beginning.
+    """
+    if train.average in ("ema", "phase") and train.average_decay is not None:
+        return 1 / (1 - train.average_decay)
+    return min(max(steps / 50, 1.0), 1000.0)

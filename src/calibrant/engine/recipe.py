@@ -13,25 +13,15 @@ import math
 import tomllib
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from calibrant.core.registry import lookup
 
-
-class Rule(NamedTuple):
-    """What a number must be, in words and as a test."""
-
-    text: str
-    holds: Callable[[Any], bool]
-
-
-class ReadWith(NamedTuple):
-    """The key, and its values, under which another key is read; the most usual value first."""
-
-    key: str
-    values: tuple[str, ...]
+# What a number must be, in words and as a test.
+Rule: TypeAlias = tuple[str, Callable[[Any], bool]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +32,7 @@ class Key:
         help: What it decides, in a few words.
         unset: What happens where it is None.
         rule: What its value must be.
-        read_with: When it is read; None for always.
+        read_with: The other key, and its values, under which this one is read, the most usual first; None for always.
         flag: Its option on the command line, if it has one of its own.
         metavar: What that option calls its value.
         neutral: Whether it says where and how fast a run is computed, or what is looked at besides, but not what is trained.
@@ -52,7 +42,7 @@ class Key:
     help: str
     unset: str = ""
     rule: Rule | None = None
-    read_with: ReadWith | None = None
+    read_with: tuple[str, tuple[Any, ...]] | None = None
     flag: str = ""
     metavar: str = "NAME"
     neutral: bool = False
@@ -63,14 +53,15 @@ def _key(default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"key": Key(help, **more)})
 
 
-_COUNT = Rule("a whole number >= 1", lambda value: value >= 1)
-_SEED = Rule("a whole number from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)
-_NOT_NEGATIVE = Rule("a finite number >= 0", lambda value: 0 <= value < math.inf)
-_POSITIVE = Rule("a finite number > 0", lambda value: 0 < value < math.inf)
-_BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
-_SHARE = Rule("in (0, 1]", lambda value: 0 < value <= 1)
-_MULTISTEP = ReadWith("optim.schedule", ("multistep",))
-_SGD = ReadWith("optim.name", ("sgd",))
+_COUNT: Rule = ("a whole number >= 1", lambda value: value >= 1)
+_SEED: Rule = ("a whole number from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)
+_NOT_NEGATIVE: Rule = ("a finite number >= 0", lambda value: 0 <= value < math.inf)
+_POSITIVE: Rule = ("a finite number > 0", lambda value: 0 < value < math.inf)
+_BELOW_ONE: Rule = ("in [0, 1)", lambda value: 0 <= value < 1)
+_SHARE: Rule = ("in (0, 1]", lambda value: 0 < value <= 1)
+_MULTISTEP = ("optim.schedule", ("multistep",))
+_SGD = ("optim.name", ("sgd",))
+_AUGMENTED = ("data.augment", (True,))
 
 
 @dataclass(frozen=True)
@@ -94,8 +85,10 @@ class DataPart:
         rule=_NOT_NEGATIVE,
     )
     augment: bool = _key(True, "whether to crop and mirror")
-    pad: int | None = _key(None, "pixels of padding for random crops", unset="what suits the set", rule=_NOT_NEGATIVE)
-    flip: bool | None = _key(None, "whether to mirror half of the images", unset="what suits the set")
+    pad: int | None = _key(
+        None, "pixels of padding for random crops", unset="what suits the set", rule=_NOT_NEGATIVE, read_with=_AUGMENTED
+    )
+    flip: bool | None = _key(None, "whether to mirror half of the images", unset="what suits the set", read_with=_AUGMENTED)
     place: Literal["auto", "device", "host"] = _key(
         "auto",
         "where images are kept; auto sends them in batches from the host if they do not fit",
@@ -110,7 +103,11 @@ class BackbonePart:
 
     name: str = _key("resnet18", "name of a network, or your own as package.module:factory", flag="--model")
     init: str | None = _key(
-        None, "weights to start from, a safetensors file", unset="fresh weights", flag="--init", metavar="WEIGHTS"
+        None,
+        "weights to start from: a safetensors file or a run folder",
+        unset="fresh weights",
+        flag="--init",
+        metavar="WEIGHTS",
     )
     freeze: tuple[str, ...] = _key((), "parts of the network to freeze, by the start of their names")
 
@@ -146,7 +143,7 @@ class TrainPart:
         2.0,
         "how close an error must be to the lowest, in standard errors",
         rule=_NOT_NEGATIVE,
-        read_with=ReadWith("train.select", ("error+nll", "error+ece")),
+        read_with=("train.select", ("error+nll", "error+ece")),
     )
     average: Literal["auto", "no", "ema", "uniform", "phase"] = _key(
         "auto", "whether and how to predict with averaged weights; auto leaves it to the method"
@@ -156,20 +153,20 @@ class TrainPart:
         "share of the average that a step keeps",
         unset="by the length of the run",
         rule=_BELOW_ONE,
-        read_with=ReadWith("train.average", ("ema", "phase")),
+        read_with=("train.average", ("ema", "phase")),
     )
     average_share: float = _key(
         0.5,
         "share of the steps since the learning rate last dropped that is remembered",
         rule=_SHARE,
-        read_with=ReadWith("train.average", ("phase",)),
+        read_with=("train.average", ("phase",)),
     )
     average_from_epoch: int | None = _key(
         None,
         "first epoch whose weights are averaged",
         unset="by the length of the run",
         rule=_NOT_NEGATIVE,
-        read_with=ReadWith("train.average", ("uniform", "ema", "phase")),
+        read_with=("train.average", ("uniform", "ema", "phase")),
     )
     alternatives: bool = _key(
         False,
@@ -221,20 +218,13 @@ class Recipe:
     optim: OptimPart = field(default_factory=OptimPart)
 
 
-def _keys() -> dict[str, Key]:
-    found: dict[str, Key] = {}
-    for part in dataclasses.fields(Recipe):
-        value = getattr(Recipe(), part.name)
-        inner = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-        found |= {f"{part.name}.{f.name}": f.metadata["key"] for f in inner} or {part.name: part.metadata["key"]}
-    return found
-
-
 # Dotted name → all there is to say about a key.
-KEYS = _keys()
+KEYS: dict[str, Key] = {"seed": Recipe.__dataclass_fields__["seed"].metadata["key"]} | {
+    f"{part.name}.{key.name}": key.metadata["key"]
+    for part in dataclasses.fields(Recipe)[1:]
+    for key in dataclasses.fields(part.default_factory)  # type: ignore[arg-type]
+}
 NEUTRAL = frozenset(name for name, key in KEYS.items() if key.neutral)
-
-
 # Keys of earlier releases, and what to do without them.
 _REMOVED = {
     "data.same_data": "All methods train on the same examples; `data.meta` says how many to hold out besides `data.val`."
@@ -251,18 +241,14 @@ def check_recipe(recipe: Recipe) -> None:
     """Raise ``ValueError`` with one sentence if a number of the recipe cannot be; kinds of values are seen in reading it."""
     for name, key in KEYS.items():
         value = value_of(recipe, name)
-        if key.rule is not None and value is not None and not key.rule.holds(value):
-            raise ValueError(f"recipe: `{name}` must be {key.rule.text}, got {value}.")
-    train, optim, data = recipe.train, recipe.optim, recipe.data
-    if not data.augment and (data.pad is not None or data.flip is not None):
-        raise ValueError("recipe: `data.pad` and `data.flip` must be left out where `data.augment` is false, got one of them.")
-    if train.average != "no" and (train.average_from_epoch or 0) >= train.epochs:
-        got = f"{train.average_from_epoch} with {train.epochs} epochs"
+        if key.rule is not None and value is not None and not key.rule[1](value):
+            raise ValueError(f"recipe: `{name}` must be {key.rule[0]}, got {value}.")
+    first, epochs = recipe.train.average_from_epoch or 0, recipe.train.epochs
+    if recipe.train.average != "no" and first >= epochs:
         raise ValueError(
-            f"recipe: `train.average_from_epoch` must be below `train.epochs`, got {got}: nothing would be averaged."
+            f"recipe: `train.average_from_epoch` must be below `train.epochs`, got {first} with {epochs} epochs: nothing would "
+            "be averaged."
         )
-    if optim.nesterov and optim.momentum == 0:
-        raise ValueError("recipe: `optim.nesterov` must come with `optim.momentum` > 0, got momentum 0.")
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -291,9 +277,17 @@ def recipe_of(values: Mapping[str, object]) -> Recipe:
         ...
         calibrant.core.registry.UnknownNameError: unknown key of train 'epoch'. Did you mean 'epochs'? ...
     """
-    recipe = _build(Recipe, values, "")
-    assert isinstance(recipe, Recipe)
-    return recipe
+    arguments: dict[str, Any] = {}
+    parts = {part.name: part.default_factory for part in dataclasses.fields(Recipe)[1:]}
+    for name, value in values.items():
+        if name == "seed":
+            arguments[name] = _read(Recipe, "", name, value)
+            continue
+        part: Any = lookup(parts, name, kind="key of recipe", also=["seed"])
+        if not isinstance(value, Mapping):
+            raise ValueError(f"recipe: `{name}` must be a table of keys, got {value!r}.")
+        arguments[name] = part(**{key: _read(part, name, key, inner) for key, inner in value.items()})
+    return Recipe(**arguments)
 
 
 def override(recipe: Recipe, settings: Mapping[str, object]) -> Recipe:
@@ -316,121 +310,94 @@ def override(recipe: Recipe, settings: Mapping[str, object]) -> Recipe:
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe as nested plain data, tuples as lists, None left out (TOML has no null)."""
-    found = _plain(dataclasses.asdict(recipe))
-    assert isinstance(found, dict)
-    return found
+    """Return the recipe as nested plain data, None left out (TOML has no null)."""
+    return _without_none(dataclasses.asdict(recipe))
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: _without_none(value) if isinstance(value, dict) else value for name, value in given.items()}
 
 
 def to_toml(recipe: Recipe) -> str:
     """Return the recipe as TOML text that `load_recipe` reads back to the same recipe."""
     values = to_dict(recipe)
-    lines = [f"{key} = {toml_value(value)}" for key, value in values.items() if not isinstance(value, dict)]
-    for key, part in values.items():
-        if isinstance(part, dict):
-            lines += ["", f"[{key}]"]
-            lines += [f"{name} = {toml_value(value)}" for name, value in part.items() if not isinstance(value, dict) or value]
+    lines = [f"seed = {values.pop('seed')}"]
+    for name, part in values.items():
+        lines += ["", f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in part.items() if value != {})]
     return "\n".join(lines) + "\n"
 
 
 def toml_value(value: object) -> str:
     """Return a plain value as TOML text."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # TOML's basic strings are those of JSON, except that it refuses a bare DEL.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(toml_value(v) for v in value) + "]"
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items()) + " }"
-    return repr(value)
+    # TOML's values are those of JSON, except that it refuses a bare DEL and calls infinity by another name.
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return text if isinstance(value, str) else text.replace("Infinity", "inf").replace("NaN", "nan")
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items() if v is not None}
-    return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
-
-
-def _build(kind: type, values: object, part: str) -> object:
-    where = part or "recipe"
-    if not isinstance(values, Mapping):
-        raise ValueError(f"recipe: `{where}` must be a table of keys, got {values!r}.")
-    hints = get_type_hints(kind)
-    known = {f.name: hints[f.name] for f in dataclasses.fields(kind)}
-    arguments = {}
-    for key, value in values.items():
-        name = f"{part}.{key}" if part else key
-        if name in _REMOVED:
-            raise ValueError(f"recipe: `{name}` must be left out, got {value!r}: it is gone. {_REMOVED[name]}")
-        hint = lookup(known, key, kind=f"key of {where}")
-        if dataclasses.is_dataclass(hint):
-            arguments[key] = _build(hint, value, key)  # type: ignore[arg-type]
-        elif KEYS[name].off is not None and value in ("none", "None"):
-            arguments[key] = KEYS[name].off
-        else:
-            arguments[key] = read_value(hint, value, name)
-    return kind(**arguments)
+def _read(kind: type, part: str, key: str, value: object) -> object:
+    """Read the value of a key of one of the recipe's parts."""
+    name = f"{part}.{key}" if part else key
+    if name in _REMOVED:
+        raise ValueError(f"recipe: `{name}` must be left out, got {value!r}: it is gone. {_REMOVED[name]}")
+    hint = lookup(get_type_hints(kind), key, kind=f"key of {part}")
+    off = KEYS[name].off
+    return off if off is not None and value in ("none", "None") else read_value(hint, value, name)
 
 
 def read_value(hint: Any, value: object, key: str) -> object:
     """Check ``value`` against a type hint; text, as it comes from a command line, is converted to it."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        if value not in inner:
-            raise ValueError(f"recipe: `{key}` must be one of {', '.join(map(repr, inner))}, got {value!r}.")
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for kind in sorted(kinds, key=lambda kind: kind is not types.NoneType):
+        with suppress(_WrongKindError):
+            return _as_kind(kind, value)
+    words = [_words_of(kind) for kind in kinds if kind is not types.NoneType]
+    raise ValueError(f"recipe: `{key}` must be {' or '.join(words)}, got {value!r}.")
+
+
+class _WrongKindError(Exception):
+    """A value is not of a kind."""
+
+
+def _as_kind(kind: Any, value: object) -> object:
+    origin, inner, found = get_origin(kind), get_args(kind), _from_text(value)
+    if origin is Literal and value in inner:
         return value
-    if origin in (Union, types.UnionType):
-        return _one_of(inner, value, key)
-    if origin is tuple:
-        items = (value.split(",") if value.strip() else []) if isinstance(value, str) else value
-        if not isinstance(items, (list, tuple)):
-            raise ValueError(f"recipe: `{key}` must be a list, got {value!r}.")
-        return tuple(read_value(inner[0], item, key) for item in items)
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"recipe: `{key}` must be a table of options, got {value!r}.")
-        return {str(k): _from_text(v) for k, v in value.items()}
-    found = value if hint is str else _from_text(value)
-    if hint is bool:
+    if origin is tuple and isinstance(value, (str, list, tuple)):
+        items = value.split(",") if isinstance(value, str) else value
+        return tuple(_as_kind(inner[0], item) for item in items if item != "")
+    if origin is Mapping and isinstance(value, Mapping):
+        return {str(name): _from_text(item) for name, item in value.items()}
+    if kind is types.NoneType and value in (None, "none", "None"):
+        return None
+    if kind is bool:
         found = {"yes": True, "no": False, "1": True, "0": False}.get(str(found).lower(), found)
-    elif hint in (int, float) and type(found) in (int, float) and (hint is float or found == found // 1):  # type: ignore[operator]
-        found = hint(found)
-    if type(found) is not hint:
-        raise ValueError(f"recipe: `{key}` must be {_KINDS[hint]}, got {value!r}.")
+    elif kind in (int, float) and type(found) in (int, float) and (kind is float or found == found // 1):  # type: ignore[operator]
+        found = kind(found)
+    elif kind is str:
+        found = value
+    if type(found) is not kind:
+        raise _WrongKindError
     return found
 
 
-# What a message calls each kind of value.
-_KINDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
-def _one_of(hints: tuple[Any, ...], value: object, key: str) -> object:
-    """Read ``value`` as the first of several kinds that it can be."""
-    if type(None) in hints and value in (None, "none", "None"):
-        return None
-    kinds = [hint for hint in hints if hint is not type(None)]
-    for hint in kinds:
-        try:
-            return read_value(hint, value, key)
-        except ValueError:
-            if len(kinds) == 1:
-                raise
-    words = [_KINDS.get(hint) or " or ".join(map(repr, get_args(hint))) for hint in kinds]
-    raise ValueError(f"recipe: `{key}` must be {' or '.join(words)}, got {value!r}.")
+def _words_of(kind: Any) -> str:
+    """What a message calls a kind of value."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list"}
+    return names.get(get_origin(kind) or kind, "a table of options")
 
 
 def _from_text(value: object) -> object:
     """Read text as the bool, number or numbers it looks like; the options of a method are checked by it later."""
     if isinstance(value, (list, tuple)):
         return tuple(_from_text(item) for item in value)
-    if not isinstance(value, str):
-        return value
-    word = value.strip().lower()
-    try:
+    word = value.strip().lower() if isinstance(value, str) else ""
+    with suppress(ValueError, SyntaxError):
         return (
-            word == "true" if word in ("true", "false") else float(word) if word in ("nan", "inf") else ast.literal_eval(word)
+            float(word) if word in ("nan", "inf") else ast.literal_eval(word.replace("true", "True").replace("false", "False"))
         )
-    except (ValueError, SyntaxError):
-        return value
+    return value

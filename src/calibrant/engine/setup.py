@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from calibrant.data import DATASETS, DEFAULT_ROOT, is_path, load_path
 from calibrant.data.image_set import DataSet, ImageSet, Parts, difference, fingerprint, split_indices
-from calibrant.engine.batches import RunData, TrainBatches
-from calibrant.engine.evaluate import EvalSet
+from calibrant.engine.batches import RunData
 from calibrant.engine.hardware import ALONE_GROUP, Group, choose_hardware
-from calibrant.engine.loop import Assembly, TrainStep, make_stepper
+from calibrant.engine.loop import Assembly
 from calibrant.engine.methods import facts_of, learns, make_plan, resolved
-from calibrant.engine.network import build_network, feature_function
+from calibrant.engine.network import build_network
 from calibrant.engine.recipe import DataPart, Recipe, check_recipe
 
 # What a recipe says of data → the data.
 Reader: TypeAlias = Callable[[DataPart], DataSet]
-# Of the memory that is free, the share that images may take; the network and its activations need the rest.
-_SHARE = 0.5
 
 
 def is_own(part: DataPart) -> bool:
@@ -84,33 +81,18 @@ def augmented(train: ImageSet, part: DataPart) -> ImageSet:
 
 
 def fits_on_device(data: RunData, part: DataPart, *, device: torch.device) -> bool:
-    """Whether the images of a run are to lie on the device."""
+    """Whether the images of a run are to lie on the device.
+
+    They may take a third of the memory that is free, and a half with padding; the network and its activations need the rest.
+    """
     if part.place != "auto" or device.type != "cuda":
         return part.place != "host"
     parts = (data.train, data.val, data.test, *([] if data.meta is None else [data.meta]))
-    height, width = data.train.size
-    padded = (height + 2 * data.train.pad) * (width + 2 * data.train.pad) / (height * width)
-    needed = sum(part.images.numel() for part in parts) + data.train.images.numel() * (padded - 1)
     free, _ = torch.cuda.mem_get_info(device)
-    return bool(needed <= _SHARE * free)
+    return sum(part.images.numel() for part in parts) <= free // 3
 
 
-def known_data(facts: Mapping[str, object]) -> dict[str, object]:
-    """What ``run.json`` says of the data of a run, in the form of `fingerprint`; old ones say less."""
-    kept = facts.get("data")
-    if isinstance(kept, Mapping):
-        return dict(kept)
-    found: dict[str, object] = {}
-    for key, place, name in (("num_classes", "inputs", "num_classes"), ("test_examples", "examples", "test")):
-        values = facts.get(place)
-        if isinstance(values, Mapping) and name in values:
-            found[key] = values[name]
-    return found
-
-
-def check_same_data(
-    facts: Mapping[str, object], part: DataPart, *, where: str, now: Mapping[str, object] | None = None
-) -> None:
+def check_same_data(facts: Mapping[str, Any], part: DataPart, *, where: str, now: Mapping[str, object] | None = None) -> None:
     """Raise ``ValueError`` if the data of a run are no longer those that it was trained on.
 
     Published sets are taken to be what they are, and a finished run may outlive its data. ``facts`` are those of ``run.json``,
@@ -122,7 +104,7 @@ def check_same_data(
         now = fingerprint(load_data(part)) if now is None else now
     except (OSError, ValueError):
         return
-    if differ := difference(known_data(facts), now):
+    if differ := difference(facts.get("data") or {}, now):
         raise ValueError(
             f"train: `data` must be what {where} was trained on, got other data in {part.name}: {differ}. Put the old data "
             "back, or use another folder."
@@ -150,10 +132,6 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
     model = build_network(recipe, data.train, hardware, uses_head=learns(recipe))
     with hardware.active():
         resident = fits_on_device(data, recipe.data, device=hardware.device)
-        batches = TrainBatches(data.train, hardware, batch_size=train.batch_size, seed=recipe.seed, resident=resident)
-        learned_on = data.val if data.meta is None else data.meta
-        step = TrainStep(recipe, plan, model=model, batches=batches, meta_data=learned_on, hardware=hardware)
-        plain = make_stepper(step, with_meta=False)
-        meta = make_stepper(step, with_meta=True) if step.objective.has_meta else plain
-        val, test = (EvalSet(part, hardware, resident=resident) for part in (data.val, data.test))
-    return Assembly(recipe, data, fingerprint(whole), step, plain, meta, feature_function(model), val, test)
+        return Assembly(
+            recipe, plan, data=data, fingerprint=fingerprint(whole), model=model, hardware=hardware, resident=resident
+        )

@@ -7,22 +7,34 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from calibrant.core.records import Predictions, Split
-from calibrant.data.image_set import ImageSet
-from calibrant.engine.evaluate import Outputs, epoch_scores
-from calibrant.engine.folder import RunFolder, is_finished, load_run, read_facts, restore_state
-from calibrant.engine.hardware import ALONE_GROUP, Group, joined_group
+from calibrant.core.records import Split
+from calibrant.core.scores import Scores
+from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt
+from calibrant.engine.folder import RunFolder, is_finished, load_run, read_facts, restore_state, save_checkpoint, save_shift
+from calibrant.engine.hardware import ALONE_GROUP, Group, choose_hardware, joined_group
 from calibrant.engine.loop import Assembly, Tick, run_epoch, validate
 from calibrant.engine.methods import resolved, split_name
+from calibrant.engine.network import feature_function
 from calibrant.engine.recipe import Recipe, load_recipe, recipe_of
-from calibrant.engine.result import Alternative, BestEpoch, Candidate, EpochRecord, Run, copy_state, warn_if_useless
-from calibrant.engine.setup import assemble, check_same_data
-from calibrant.engine.shift import evaluate_shift, save_shift
+from calibrant.engine.result import (
+    Alternative,
+    BestEpoch,
+    Candidate,
+    EpochRecord,
+    EvalSet,
+    Run,
+    copy_state,
+    epoch_scores,
+    warn_if_useless,
+)
+from calibrant.engine.setup import assemble, check_same_data, load_data
+from calibrant.meta.network import own_randomness
 
 Report = Callable[[EpochRecord], None]
 
@@ -90,18 +102,14 @@ def _finished(recipe: Recipe, out: Path) -> Run:
     if recipe.data.shift and not run.shift:
         # The recipe at hand says where the data lie and what to compute on; else the two are the same.
         run = _with_shift(replace(run, recipe=recipe))
-        save_shift(out / "shift.json", run.shift)
+        save_shift(out, run.shift)
     return run
 
 
 def with_temperature(run: Run) -> Run:
-    """Return the run with its predictions after temperature scaling, fitted on its validation part.
+    """Return a run as that of its method with ``+ts``: predictions after temperature scaling, fitted on its validation part.
 
-    Args:
-        run: A run of a method without ``+ts``, or the same one with it. Nothing is trained again, so one base run serves both.
-
-    Returns:
-        The run of the method with ``+ts``; weights and history are the base run's. It lies in no folder yet.
+    Weights and history stay. It lies in no folder yet.
     """
     from calibrant.calibrators.temperature import TemperatureScaling
 
@@ -115,15 +123,9 @@ def with_temperature(run: Run) -> Run:
 
 
 def scale_run(base: str | Path, *, out: str | Path, resume: bool = False) -> Run:
-    """Make the run of a method with ``+ts`` from a finished run of the method without, and write it to a folder of its own.
+    """Make the run of a method with ``+ts`` from the folder ``base`` of a finished run without, and write it to ``out``.
 
-    Args:
-        base: Folder of the finished run.
-        out: Folder of the new run; what `train` would write for the method with ``+ts``.
-        resume: Read and return a finished run that is there.
-
-    Returns:
-        The run after temperature scaling. Raises ``ValueError`` if ``base`` holds no finished run.
+    ``resume`` reads and returns a finished run that is there.
     """
     found = load_run(base)
     scaled = with_temperature(found)
@@ -131,18 +133,18 @@ def scale_run(base: str | Path, *, out: str | Path, resume: bool = False) -> Run
         if is_finished(out):
             return load_run(out)
         run = _with_shift(scaled)
-        folder.begin_from(found)
+        folder.write_beginning(read_facts(Path(base)) | {"base": str(base), "finished": None}, found.history)
         return folder.finish(run)
 
 
 def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Report | None, tick: Tick | None) -> Run:
     assembly = assemble(recipe, group=group)
-    val, hardware, epochs = assembly.data.val, assembly.step.hardware, recipe.train.epochs
+    val, hardware, epochs = assembly.data.val, assembly.hardware, recipe.train.epochs
     choices = _choices(recipe, n_val=len(val))
     history: list[EpochRecord] = []
     found = group.by_first(lambda: None if folder is None else folder.load_checkpoint(assembly))
     if found is not None:
-        restore_state(assembly.step.state(), found["state"])
+        restore_state(assembly.state(), found["state"])
         kept = {"best": found["best"]} | found.get("alternatives", {})
         if choices.keys() - kept.keys():
             raise ValueError(
@@ -156,23 +158,23 @@ def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Re
     saved = time.monotonic()
     started = saved - (history[-1].seconds or 0.0 if history else 0.0)
     # The caller's global generators, which dropout draws from, stay as they were.
-    with hardware.active(), hardware.own_randomness():
+    with hardware.active(), own_randomness(hardware.device):
         for epoch in range(len(history), epochs):
             _seed_epoch(recipe.seed, epoch, group)
-            record = run_epoch(assembly, epoch, started=started, tick=tick if group.leads else None)
+            record = run_epoch(assembly, epoch, started=started, tick=tick if group.rank == 0 else None)
             history.append(record)
             _offer(assembly, record, choices)
             if folder is not None:
                 if epoch + 1 == epochs or time.monotonic() - saved >= recipe.train.checkpoint_every_seconds:
                     records = [record.to_dict() for record in history]
                     kept = {name: choice.state() for name, choice in choices.items()}
-                    state = {"state": copy_state(assembly.step.state()), "best": kept.pop("best"), "alternatives": kept}
-                    folder.save_checkpoint(state | {"history": records})
+                    state = {"state": copy_state(assembly.state()), "best": kept.pop("best"), "alternatives": kept}
+                    save_checkpoint(state | {"history": records}, folder.path / "state.pt")
                     saved = time.monotonic()
                 folder.epoch(record)
-            if report is not None and group.leads:
+            if report is not None and group.rank == 0:
                 report(record)
-        if group.leads:
+        if group.rank == 0:
             warn_if_useless(history, num_classes=val.num_classes, n_val=len(val))
         return _finish(assembly, choices, tuple(history))
 
@@ -193,10 +195,10 @@ def _choices(recipe: Recipe, *, n_val: int) -> dict[str, BestEpoch]:
 
 def _offer(assembly: Assembly, record: EpochRecord, choices: Mapping[str, BestEpoch]) -> None:
     """Offer an epoch to every choice; those that keep it share a copy of its weights."""
-    raw, average = record, assembly.step.averages.get("average")
+    raw, average = record, assembly.averages.get("average")
     if len(choices) > 1 and average is not None and record.val_error is not None:
         scores = epoch_scores(validate(assembly, record.epoch), assembly.val.labels)
-        raw = replace(record, val_error=scores.error, val_nll=scores.nll, val_ece=scores.ece)
+        raw = replace(record, val_error=scores["error"], val_nll=scores["nll"], val_ece=scores["ece"])
 
     @cache
     def copied(averaged: bool) -> dict[str, Tensor]:
@@ -209,7 +211,7 @@ def _offer(assembly: Assembly, record: EpochRecord, choices: Mapping[str, BestEp
 
 def _weights(assembly: Assembly, *, averaged: bool = False) -> dict[str, Tensor]:
     """What a best epoch keeps: the network, or the average of its weights, and the hyper-parameters that belong to it."""
-    state, average = assembly.step.state(), assembly.step.averages.get("average")
+    state, average = assembly.state(), assembly.averages.get("average")
     found = {name: value for name, value in state.items() if name.startswith(("model.", "objective.hyper."))}
     if averaged and average is not None:
         found |= {f"model.{name}": mean for name, mean in average.means.items()}
@@ -234,12 +236,46 @@ def _finish(assembly: Assembly, choices: Mapping[str, BestEpoch], history: tuple
 
 def _predict(assembly: Assembly, chosen: Candidate) -> Alternative:
     restore_state(_weights(assembly), chosen.weights)
-    model, gamma, data = assembly.model, assembly.objective.gamma, assembly.data
-    val, test = (part.run(model, assembly.eval_forward, gamma=gamma) for part in (assembly.val, assembly.test))
-    return Alternative(chosen.epoch, _predictions(val, data.val, Split.VAL), _predictions(test, data.test, Split.TEST))
+    predict = partial(EvalSet.predict, model=assembly.model, forward=assembly.eval_forward, gamma=assembly.objective.gamma)
+    return Alternative(chosen.epoch, predict(assembly.val, split=Split.VAL), predict(assembly.test, split=Split.TEST))
 
 
-def _predictions(outputs: Outputs, data: ImageSet, split: Split) -> Predictions:
-    columns = {} if outputs.gammas is None else {"gamma": outputs.gammas.cpu()}
-    logits = outputs.logits.cpu()
-    return Predictions(logits=logits, labels=data.labels, split=split, class_names=data.class_names, columns=columns)
+def evaluate_shift(run: Run, *, group: Group = ALONE_GROUP) -> dict[str, Scores]:
+    """Measure a finished run on the test set corrupted in every way, at every severity.
+
+    Args:
+        run: A finished run, for instance ``Run.load(folder)``. Its recipe says where the data lie and where to compute.
+        group: Processes that share the work.
+
+    Returns:
+        ``"gaussian_noise-1"`` … ``"contrast-5"`` → what `calibrant.measure` says of the predictions, after temperature scaling
+        where the run has it. Raises ``ValueError`` if the test labels are no longer those of the run.
+
+    Example:
+        >>> parts = {"data": "mixture", "backbone": "mlp", "method": "ce"}
+        >>> run = train({key: {"name": name} for key, name in parts.items()} | {"train": {"epochs": 2, "device": "cpu"}})
+        >>> scores = evaluate_shift(run)
+        >>> len(scores), scores["contrast-5"]["error"].value > scores["contrast-1"]["error"].value
+        (15, True)
+    """
+    from calibrant.metrics.measure import measure
+
+    test = load_data(run.recipe.data).test
+    if not torch.equal(test.labels, run.test.labels):
+        raise ValueError(
+            f"evaluate_shift: `data` must be what the run was tested on, got other test labels in {run.recipe.data.name}. "
+            "Put the old data back."
+        )
+    hardware = choose_hardware(device=run.recipe.train.device, precision=run.recipe.train.precision, group=group)
+    model = run.network().to(hardware.device, hardware.dtype).eval()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    forward, found = feature_function(model), {}
+    for kind, severity in product(CORRUPTIONS, SEVERITIES):
+        worse = replace(test, images=corrupt(test.images, kind=kind, severity=severity), posterior=None)
+        with hardware.active():
+            # Each set passes once, so it need not lie on the device.
+            plain = EvalSet(worse, hardware, resident=False).predict(model, forward, Split.TEST)
+        predictions = plain.replace(logits=plain.logits / (run.temperature or 1.0))
+        # Fewer resamples than usual, as there are many sets.
+        found[f"{kind}-{severity}"] = measure(predictions, n_resamples=200)
+    return found

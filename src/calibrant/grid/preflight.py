@@ -20,7 +20,7 @@ from calibrant.engine.hardware import choose_hardware
 from calibrant.engine.methods import facts_of, learns, make_plan
 from calibrant.engine.network import build_network
 from calibrant.engine.recipe import DataPart, Recipe
-from calibrant.engine.setup import Reader, augmented, divide_rows, is_own, known_data, load_data
+from calibrant.engine.setup import Reader, augmented, divide_rows, is_own, load_data
 from calibrant.grid.collect import data_label, is_run, load_run_entry
 from calibrant.grid.local import visible_gpus
 from calibrant.grid.plan import Cell
@@ -119,7 +119,7 @@ def check_unchanged(cells: Sequence[Cell], runs: Path, *, read: Reader = load_da
             facts = read_facts(folder)
             counts = is_run(folder) and (facts.get("finished") is not None or (folder / "state.pt").exists())
             part = own.get(_key(read_recipe(folder).data)) if counts else None
-            differ = "" if part is None else difference(known_data(facts), fingerprint_of(part))
+            differ = "" if part is None else difference(facts.get("data") or {}, fingerprint_of(part))
         if differ:
             raise ValueError(
                 f"compare: `data` must be what the runs in {runs} were trained on, got other data than {folder.name} had: "

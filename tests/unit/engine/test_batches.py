@@ -36,16 +36,6 @@ def test_train_batches_two_processes_share_one_global_batch():
         assert joined.equal(whole.next().examples)
 
 
-def test_train_batches_same_epoch_same_order_other_epoch_other_order():
-    batches = TrainBatches(numbered(24), CPU, batch_size=8, seed=1)
-    orders = []
-    for epoch in (4, 4, 5):
-        batches.begin_epoch(epoch)
-        orders.append(torch.cat([batches.next().examples for _ in range(3)]))
-    assert orders[0].equal(orders[1])
-    assert not orders[0].equal(orders[2])
-
-
 def test_train_batches_of_kept_examples_hold_no_other_and_keep_their_drawn_order():
     whole, pruned = (TrainBatches(numbered(24), CPU, batch_size=4, seed=1) for _ in range(2))
     kept = torch.tensor([0, 3, 4, 7, 8, 11, 15, 16, 21])

@@ -27,14 +27,6 @@ def test_choose_hardware_absent_or_odd_device_is_one_sentence(device, message, m
         choose_hardware(device=device)
 
 
-@pytest.mark.parametrize("device", ["cpu", "auto"])
-def test_choose_hardware_graph_without_a_gpu_is_refused(device, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="`train.graph` must be 'auto' or 'no' on the CPU, got 'yes'. Only CUDA devices have"):
-        choose_hardware(device=device, graph="yes")
-    assert not choose_hardware(device=device, graph="no").captured
-
-
 def test_choose_hardware_several_processes_take_a_gpu_each_and_no_graph(monkeypatch):
     for name, value in (("is_available", True), ("device_count", 2), ("is_bf16_supported", True), ("current_device", 0)):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)

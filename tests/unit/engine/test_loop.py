@@ -107,7 +107,7 @@ def run_of(settings, *, every, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("calibrant.engine.train.assemble", lambda *a, **k: kept.append(assemble(*a, **k)) or kept[-1])
         run = train(recipe, **options)
-    return run, kept[0].step.state()
+    return run, kept[0].state()
 
 
 def assert_same(first, second):
@@ -137,18 +137,6 @@ def test_train_is_the_same_however_often_it_is_evaluated(settings):
     assert often.test.logits.equal(seldom.test.logits)
 
 
-@pytest.mark.parametrize("settings", [{"method.name": "adafocal"}, {"method.name": "avuc"}, PATRA])
-def test_train_resumed_between_evaluations_ends_the_same(settings, tmp_path):
-    def stop(record):
-        if record.epoch == 3:
-            raise RuntimeError("stop")
-
-    settings, out = settings | {"train.checkpoint_every_seconds": "0"}, tmp_path / "run"
-    with pytest.raises(RuntimeError, match="stop"):
-        run_of(settings, every=3, out=out, report=stop)
-    assert_same(run_of(settings, every=1)[1], run_of(settings, every=3, out=out, resume=True)[1])
-
-
 batches = SimpleNamespace(steps_per_epoch=3, batch_size=6, seed=0)
 
 
@@ -166,24 +154,12 @@ def test_mixup_weighs_images_and_labels_alike():
         torch.testing.assert_close(objective.loss(batch, logits, logits), F.cross_entropy(logits, target), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize(("reduction", "parts"), [("sum", 1.0), ("mean", 2.0)])
-def test_meta_objective_of_two_processes_adds_up_to_that_of_one(reduction, parts):
-    settings = {"data.name": "mixture", "backbone.name": "mlp", "train.reduction": reduction, "train.batch_size": "20"}
-    objective = assemble(override(Recipe(), settings)).objective
-    g = torch.Generator().manual_seed(0)
-    features, logits, labels = torch.randn(8, 128, generator=g).abs(), torch.randn(8, 4, generator=g), torch.arange(8) % 4
-    batch = Batch(features, labels, labels, torch.tensor(0))
-    alone = objective.loss(batch, features, logits)
-    objective.group = Group(rank=0, world_size=2)
-    torch.testing.assert_close(objective.loss(batch, features, logits), alone / parts)
-
-
 def test_step_clips_the_gradient_of_all_parameters_to_the_norm_of_the_recipe():
     settings = {"data.name": "mixture", "backbone.name": "mlp", "method.name": "ce", "train.device": "cpu"}
     norms = {}
     for clip in (0.0, 0.02):
         parts = assemble(override(Recipe(), settings | {"train.clip_norm": clip}))
-        parts.step.batches.begin_epoch(0)
+        parts.batches.begin_epoch(0)
         parts.plain()
         norms[clip] = float(torch.stack([value.grad.norm() for value in parts.model.parameters()]).norm())
     # Zero is off.

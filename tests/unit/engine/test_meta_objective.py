@@ -4,12 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-import calibrant.engine.meta_objective as module
+import calibrant.engine.objective as module
 from calibrant.engine.loop import run_epoch
-from calibrant.engine.meta_objective import speed_up
 from calibrant.engine.methods import make_plan
 from calibrant.engine.network import feature_function
-from calibrant.engine.objective import Facts
+from calibrant.engine.objective import Facts, speed_up
 from calibrant.engine.optim import set_learning_rate
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.setup import assemble
@@ -36,7 +35,7 @@ def leaking_parts(**settings):
     changed = {"backbone.name": "convnet", "method.preset": "paper", "train.batch_size": "20", "train.precision": "float64"}
     changed |= {key.replace("__", "."): value for key, value in settings.items()}
     parts = assemble(override(Recipe(), TINY | changed))
-    parts.step.batches.begin_epoch(0)
+    parts.batches.begin_epoch(0)
     parts.objective.begin_epoch(0)
     return parts
 
@@ -62,7 +61,7 @@ def test_meta_objective_clip_bounds_the_hypergradient():
     bound, _ = parts_of(meta_clip="1e-9")
     norms = []
     for parts in (free, bound):
-        set_learning_rate(parts.step.optimizer, 0.1)
+        set_learning_rate(parts.optimizer, 0.1)
         parts.meta()
         grads = [value.grad for value in parts.objective.hyper.values()]
         norms.append(float(torch.stack([grad.norm() for grad in grads]).norm()))
@@ -103,13 +102,13 @@ def test_meta_objective_gradients_and_their_optimizers_state_lie_as_the_paramete
     parts.meta()
     for name, value in parts.model.named_parameters():
         assert layout(value.grad) == layout(value), name
-        assert layout(parts.step.optimizer.state[value]["momentum_buffer"]) == layout(value), name
+        assert layout(parts.optimizer.state[value]["momentum_buffer"]) == layout(value), name
 
 
 @pytest.mark.parametrize("method", ["flgamma-sece", "ce-dece"])
 def test_meta_objective_leaked_gradient_is_in_the_gradient_of_the_loss_and_not_in_its_value(method):
     parts = leaking_parts(method__name=method)
-    step, objective, params = parts.step, parts.objective, dict(parts.model.named_parameters())
+    step, objective, params = parts, parts.objective, dict(parts.model.named_parameters())
     batch = step.batches.next()
     features, logits = step.forward(batch.images)
     objective.meta_update(batch, features, logits)
@@ -136,7 +135,7 @@ def test_meta_objective_leaks_through_a_compiled_network(monkeypatch):
             plain.meta()
     finally:
         torch.compiler.reset()
-    assert compiled.step.forward is not compiled.eval_forward
+    assert compiled.forward is not compiled.eval_forward
     for found, expected in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(found, expected)
 
@@ -160,9 +159,9 @@ def test_meta_objective_learning_rate_of_the_hyper_parameters_follows_its_schedu
     assert rates == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize(("memory", "every", "pace"), [(1000.0, 4, 0.096), (1000.0, 8, 0.192), (24.0, 4, 4.0), (0.3, 8, 8.0)])
-def test_gamma_moves_as_far_as_averaged_weights_can_follow(memory, every, pace):
-    assert speed_up(memory, every) == pytest.approx(pace)
+@pytest.mark.parametrize(("memory", "haste"), [(250.0, 0.096), (24.0, 1.0), (12.0, 2.0), (6.0, 4.0), (0.3, 4.0)])
+def test_gamma_moves_as_far_as_averaged_weights_can_follow(memory, haste):
+    assert speed_up(memory) == pytest.approx(haste)
 
 
 @pytest.mark.parametrize("decay", ["0.5", "0.99"])
@@ -172,55 +171,10 @@ def test_gamma_moves_by_the_memory_that_the_average_was_given(decay):
         return assemble(recipe).objective.learned.lr
 
     every = assemble(override(Recipe(), TINY)).objective.every
-    expected = speed_up(1 / (1 - float(decay)), every) / speed_up(1000, every)
+    expected = speed_up(1 / (1 - float(decay)) / every) / speed_up(1000 / every)
     assert rate(train__average_decay=decay) == pytest.approx(expected * rate())
     # Where nothing forgets exponentially the decay says nothing.
     assert rate(train__average_decay=decay, train__average="no") == rate(train__average="no") == rate()
-
-
-def test_bank_refreshed_whole_learns_what_fresh_batches_of_everything_do():
-    hyper = []
-    for way in ("meta_batch_size", "refresh"):
-        parts, _ = parts_of(every="2", **{way: "200"})
-        run_epoch(parts, 0, started=0.0)
-        hyper.append(torch.cat([value.detach().flatten() for value in parts.objective.hyper.values()]))
-    # The order of examples differs, and with it the rounding of sums.
-    torch.testing.assert_close(hyper[0], hyper[1], rtol=1e-4, atol=1e-6)
-    assert float((hyper[1] - torch.cat([v.flatten() for v in parts_of()[0].objective.hyper.values()])).abs().max()) > 1e-4
-
-
-def test_bank_replaces_the_oldest_slice_and_is_filled_anew_when_the_learning_rate_drops():
-    parts, _ = parts_of(refresh="64", every="8")
-    objective = parts.objective
-    whole = parts.data.val.pick(torch.arange(192))
-
-    def ages():
-        fresh = torch.cat([objective.features(batch.images) for batch in objective.batches.once()])
-        return [(fresh - objective.bank.features).abs().amax(1).view(3, 64).amax(1)[k].item() < 1e-6 for k in range(3)]
-
-    # Sixteen steps an epoch, two of them meta steps: the first epoch refreshes slices 0 and 1, the next 2 and 0.
-    run_epoch(parts, 0, started=0.0)
-    assert torch.equal(objective.bank.labels, whole.labels)
-    assert ages() == [False, False, False]
-    for _ in range(2):
-        objective._bring(objective.batches.next())
-    assert ages().count(True) == 2
-    objective.begin_epoch(1)
-    assert ages().count(True) == 2
-    objective.begin_epoch(3)
-    assert ages() == [True, True, True]
-
-
-def test_bank_needs_an_average_to_look_through():
-    assert parts_of()[0].objective.bank is not None
-    assert assemble(override(Recipe(), TINY | {"train.average": "no"})).objective.bank is None
-
-
-def test_bank_is_renewed_while_the_average_remembers():
-    for decay, size in ((0.999, 10), (0.9, 200)):
-        batches = assemble(override(Recipe(), TINY | {"train.average_decay": decay})).objective.batches
-        # 200 held-out examples, a meta step every 8 steps, within a sixth of the memory.
-        assert batches.batch_size == size
 
 
 def test_pace_takes_the_place_of_the_presets_learning_rate_and_not_of_ones_own():
@@ -266,26 +220,25 @@ def test_method_options_reach_settings_regularizer_and_objective():
     assert make_plan("flgamma-sece", {"gamma_max": "none"}, FACTS).regularizer.gamma_max is None
     assert make_plan("ce-dece", {"nonnegative": False, "n_bins": 5}, FACTS).regularizer.nonnegative is False
     assert make_plan("flgamma", {"variant": "frozen", "gamma_init": 2.0}, FACTS).frozen
+    paper = make_plan("flgamma-sece", {}, FACTS._replace(preset="paper"))
+    assert (paper.settings.every, paper.meta_batch_size, paper.settings.leak_meta_grad) == (1, 128, True)
+    with pytest.raises(ValueError, match="variant"):
+        make_plan("flgamma", {"variant": "other"}, FACTS)
 
 
 @pytest.mark.parametrize(
     ("method", "option", "value", "message"),
     [
-        ("flgamma-sece", "betas", "fast", "`method.options.betas` must be a number, got 'fast'"),
-        ("flgamma-sece", "betas", (0.5,), "`betas` must be two numbers"),
-        ("flgamma-sece", "gamma_max", "big", "`method.options.gamma_max` must be a number, got 'big'"),
+        ("flgamma-sece", "betas", "fast", "`method.options.betas` must be a list, got 'fast'"),
         ("flgamma-sece", "accuracy", "firm", "`method.options.accuracy` must be one of 'hard', 'soft', got 'firm'"),
         (
             "flgamma-sece",
-            "meta_schedule",
-            "step",
-            "`method.options.meta_schedule` must be one of 'constant', 'cosine', 'network', 'slowing'",
+            "lookahead_lr",
+            "now",
+            "`method.options.lookahead_lr` must be a number or one of 'current'",
         ),
-        ("flgamma-sece", "lookahead_lr", "now", "`method.options.lookahead_lr` must be a number or 'current', got 'now'"),
         ("flgamma-sece", "pace", -1, "`method.options.pace` must be a finite number > 0, got -1"),
         ("flgamma-sece", "n_bins", 5, "unknown option of flgamma-sece 'n_bins'"),
-        ("flgamma-dece", "bandwidth", 0.1, "unknown option of flgamma-dece 'bandwidth'"),
-        ("ce-sece", "gamma_max", 3, "unknown option of ce-sece 'gamma_max'"),
         ("focal", "gamma", "large", "`method.options.gamma` must be a number, got 'large'"),
         ("mmce", "normalization", "none", "`method.options.normalization` must be one of 'official', 'paper'"),
     ],

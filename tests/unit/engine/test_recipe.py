@@ -142,10 +142,10 @@ def test_resolved_fills_in_what_the_method_asks_for_and_leaves_what_is_said(sett
 @pytest.mark.parametrize(("epochs", "decay"), [("1", 0.0), ("50", 1 - 1 / 18), ("4000", 0.999)])
 def test_exponential_average_remembers_a_fiftieth_of_all_steps_but_not_more_than_a_thousand(epochs, decay):
     # 1,800 examples of 2,000 train, 18 steps an epoch.
-    averages = assemble(tiny(train__epochs=epochs, train__average="ema")).step.averages
+    averages = assemble(tiny(train__epochs=epochs, train__average="ema")).averages
     assert averages["average"]._decay == pytest.approx(decay)
     # What methods that learn look through, whatever predicts.
-    assert assemble(tiny(train__epochs=epochs)).step.averages["watch"]._decay == pytest.approx(decay)
+    assert assemble(tiny(train__epochs=epochs)).averages["watch"]._decay == pytest.approx(decay)
 
 
 def test_train_writes_the_resolved_recipe_and_resumes_under_either_form(tmp_path):
@@ -199,7 +199,7 @@ def test_selection_within_other_errors_is_another_run_where_it_is_read():
     ],
 )
 def test_check_idle_names_what_a_key_that_nothing_reads_must_come_with(settings, key, message):
-    recipe = override(tiny(method__name="ce", train__average_decay="0.9", train__average_from_epoch="0"), settings)
+    recipe = override(tiny(method__name="ce", train__average_decay="0.9", train__average_from_epoch="1"), settings)
     with pytest.raises(ValueError, match=f"`{key}` must.*{message}"):
         check_idle([recipe], ["optim.lr", key])
 

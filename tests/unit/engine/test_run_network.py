@@ -111,7 +111,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("users_nets:soft", "scores before softmax, got probabilities"),
         ("users_nets:headless", "must end in an `nn.Linear`"),
         ("users_nets:Idle", "last linear layer must be used in its forward pass, got 'unused'"),
-        ("users_nets:number", "function or class of users_nets, got 'number'"),
+        ("users_nets:number", "function or class of users_nets 'number'"),
         ("users_nets:goood", "Did you mean 'good'"),
         ("absent:net", "name a factory as package.module:function .*No module named 'absent'"),
         ("users_need:good", "No module named 'a_module_nobody_has'"),
@@ -182,7 +182,7 @@ def test_save_weights_of_the_same_run_are_the_same_file(tmp_path):
 def test_load_initial_weights_other_shape_inside_the_network_is_refused(tmp_path):
     other = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
     save_weights(tmp_path / "w.safetensors", other.state_dict(), {}, notes={})
-    with pytest.raises(ValueError, match=r"got \[2, 3, 3, 3\] for `0.weight`, which is \[2, 1, 3, 3\]"):
+    with pytest.raises(ValueError, match="`backbone.init` must hold the weights of this network.*size mismatch for 0.weight"):
         load_initial_weights(net(), tmp_path / "w.safetensors")
 
 
@@ -190,7 +190,7 @@ def test_load_initial_weights_other_head_keeps_the_new_one(tmp_path):
     old, new = net(5), net(3)
     save_weights(tmp_path / "w.safetensors", old.state_dict(), {}, notes={})
     before = new[3].weight.clone()
-    with pytest.warns(UserWarning, match="is for 5 classes and not used; the head for 3 starts from scratch"):
+    with pytest.warns(UserWarning, match="is for 5 classes and not used"):
         load_initial_weights(new, tmp_path / "w.safetensors")
     assert new[0].weight.equal(old[0].weight)
     assert new[3].weight.equal(before)
@@ -209,7 +209,8 @@ def test_freeze_stops_gradients_and_statistics_of_whole_parts_only():
         freeze(model, ["layer2"])
 
 
-def test_load_weights_of_a_run_folder_names_the_file_in_it(tmp_path):
-    save_weights(tmp_path / "weights.safetensors", net().state_dict(), {}, notes={})
-    with pytest.raises(FileNotFoundError, match=r"got none there\. Did you mean .*/weights\.safetensors\?"):
+def test_load_weights_takes_a_run_folder_for_the_file_in_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"weights\.safetensors` must be a file of weights"):
         load_weights(tmp_path)
+    save_weights(tmp_path / "weights.safetensors", net().state_dict(), {}, notes={})
+    assert set(load_weights(tmp_path)[0]) == set(net().state_dict())
