@@ -290,7 +290,7 @@ def doubts_of(runs: Sequence[Entry]) -> tuple[str, ...]:
     for entry in runs:
         examples = entry.facts.get("examples")
         fitted_on = examples.get("val") if isinstance(examples, Mapping) and entry.temperature is not None else None
-        if isinstance(fitted_on, int) and fitted_on < usual.fewest_samples(entry.scores.num_classes):
+        if isinstance(fitted_on, int) and fitted_on < usual.few_samples:
             few.add(fitted_on)
     if few:
         found.append(f"its temperature was fitted on {' or '.join(map(str, sorted(few)))} validation examples, which are few")
