@@ -25,14 +25,11 @@ from helpers import run_command as run
 KEYS = {name for name in METRICS.builtin if METRICS[name].is_score}
 
 
-def strict(constant):
-    raise ValueError(f"not strict JSON: {constant}")
-
-
 def measure_json(capsys, *arguments):
     code, out, err = run(capsys, "measure", "--json", "--resamples", 50, *arguments)
     assert code == 0, err
-    return json.loads(out, parse_constant=strict)
+    # No NaN or Infinity, which are no JSON.
+    return json.loads(out, parse_constant=pytest.fail)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +52,7 @@ def folder(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("ending", ["npz", "csv", "parquet", "pt"])
-def test_measure_json_of_the_golden_input(capsys, tmp_path, ending):
+def test_measure_json_of_the_golden_input(capsys, tmp_path):
     logits, labels = golden()
     expected = {
         "error": 1 / 3,
@@ -71,7 +67,7 @@ def test_measure_json_of_the_golden_input(capsys, tmp_path, ending):
         "mmce": 0.140817,
         "signed_gap": 0.678025 - 2 / 3,
     }
-    path = tmp_path / f"golden.{ending}"
+    path = tmp_path / "golden.parquet"
     Predictions(logits=logits, labels=labels).save(path)
     found = measure_json(capsys, path)
     assert set(found) == {"file", "n", "num_classes", "n_bins", "metrics", "ece_if_calibrated"}
@@ -147,14 +143,14 @@ def test_measure_by_class_and_slice_agrees_streamed_and_in_memory(capsys, folder
     assert [entry["name"] for entry in kept["classes"]] == [entry["name"] for entry in streamed["classes"]]
 
 
-@pytest.mark.parametrize("rows_in_memory", [10_000, 100])
-def test_measure_with_too_many_groups_is_refused(capsys, tmp_path, monkeypatch, rows_in_memory):
+def test_measure_with_too_many_groups_is_refused(capsys, tmp_path, monkeypatch):
     rows = "".join(f"0.5,0.5,0,user{k}\n" for k in range(1200))
     (tmp_path / "x.csv").write_text("p0,p1,label,user\n" + rows)
-    monkeypatch.setattr(command, "STREAM_ROWS", rows_in_memory)
-    code, out, err = run(capsys, "measure", tmp_path / "x.csv", "--slice", "user")
-    assert (code, out) == (2, "")
-    assert "at most 1000 groups" in err
+    for rows_in_memory in (10_000, 100):
+        monkeypatch.setattr(command, "STREAM_ROWS", rows_in_memory)
+        code, out, err = run(capsys, "measure", tmp_path / "x.csv", "--slice", "user")
+        assert (code, out) == (2, "")
+        assert "at most 1000 groups" in err
 
 
 def test_measure_table_says_what_a_person_wants_to_know(capsys, folder, monkeypatch):

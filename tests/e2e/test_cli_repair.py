@@ -82,14 +82,6 @@ def test_repair_auto_ranks_methods(
     assert {entry["name"] for entry in found["ranking"]} == {"none", *few}
 
 
-def test_repair_fit_on_test_data_is_refused(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
-    code, _, err = run(capsys, "repair", folder / "test.npz", folder / "val.npz", "--out", tmp_path / "r.npz")
-    assert code == 2
-    assert "test.npz: the data must not be marked as test data" in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "r.npz").exists()
-
-
 @pytest.mark.parametrize("coarse", [False, True])
 def test_repair_same_data_warns(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, coarse: bool) -> None:
     val, test = folder / "val.npz", folder / "test.npz"
@@ -116,12 +108,9 @@ def test_repair_same_data_warns(capsys: pytest.CaptureFixture[str], folder: Path
         (("--method", "temprature"), "unknown calibrator 'temprature'. Did you mean 'temperature'"),
         (("--out", "missing/folder/r.npz", "--method", "temperature"), "must exist before a file is written"),
         (("--out", "r.xyz", "--method", "temperature"), "r.xyz: the file name must end in .npz"),
-        (("--out", ".", "--method", "temperature"), "the file name must end in .npz"),
         (("--calibrator", "missing/c.json"), "missing/c.json: the folder missing must exist before a file is written"),
         (("--calibrator", "c.txt"), "c.txt: the file name must end in .json"),
         (("--resamples", "1"), "Invalid value for '--resamples'"),
-        (("--n-bins", "0"), "Invalid value for '--n-bins'"),
-        (("--seed", "-1"), "Invalid value for '--seed'"),
         (("--metod", "temperature"), "No such option: --metod"),
         (("--out",), "--out"),
         (("third.npz",), "third.npz"),
@@ -142,83 +131,49 @@ def test_repair_bad_input_is_one_sentence_and_code_2(
     assert err.count("\n") == 1
 
 
-def write_odd_files(place: Path) -> None:
-    """Files to fit on that cannot be fitted on, each for its own reason."""
-    some, labels = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 4
-    synthetic_predictions(3, 4, split="val")[0].save(place / "tiny.npz")
-    np.savez(place / "nan.npz", logits=np.full((5, 4), np.nan), labels=np.zeros(5, int))
-    np.savez(place / "unlabelled.npz", logits=some)
-    np.savez(place / "empty.npz", logits=np.zeros((0, 4)), labels=np.zeros(0, int))
-    np.savez(place / "range.npz", logits=some, labels=labels + 1)
-    np.savez(place / "nowhere.npz", logits=np.full((5, 4), -np.inf), labels=np.zeros(5, int))
-    np.savez(place / "objects.npz", logits=np.array([object()] * 3, dtype=object), labels=np.zeros(3, int))
-    np.savez(place / "huge.npz", logits=1e308 * np.sign(some), labels=labels)
-    np.savez(place / "weightless.npz", logits=some, labels=labels, weights=np.zeros(60))
-    (place / "junk.npz").write_bytes(b"not a zip")
-    (place / "other.csv").write_text("a,b\n1,2\n")
-
-
 @pytest.mark.parametrize(
     ("name", "method", "message"),
     [
         ("missing.npz", "temperature", "missing.npz: there is no such file"),
-        ("tiny.npz", "auto", "AutoCalibrator.fit: needs at least 5 examples for its folds, got 3."),
-        ("nan.npz", "temperature", "`logits` must not hold NaN or +inf"),
+        ("tiny.npz", "auto", "needs at least 5 examples"),
         ("unlabelled.npz", "temperature", "must hold `labels`"),
-        ("empty.npz", "temperature", "at least one example"),
-        ("range.npz", "temperature", "`labels` must lie in [0, 3], got 4"),
-        ("nowhere.npz", "temperature", "must have a finite entry in every row"),
-        ("objects.npz", "temperature", "it could run code"),
-        ("huge.npz", "temperature", "the temperature must settle within 200 steps"),
-        ("huge.npz", "beta", "BetaCalibration.fit: the fit must give finite numbers"),
-        ("weightless.npz", "temperature", "`weights` must have a positive sum"),
-        ("junk.npz", "temperature", "damaged or of another kind"),
-        ("other.csv", "temperature", "must hold `logits` or `probs`"),
+        ("huge.npz", "temperature", "the temperature must settle"),
     ],
 )
 def test_repair_fit_on_an_odd_file_is_one_sentence_and_code_2(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, name: str, method: str, message: str
 ) -> None:
-    write_odd_files(tmp_path)
+    some = np.random.default_rng(0).normal(size=(60, 4))
+    synthetic_predictions(3, 4, split="val")[0].save(tmp_path / "tiny.npz")
+    np.savez(tmp_path / "unlabelled.npz", logits=some)
+    np.savez(tmp_path / "huge.npz", logits=1e308 * np.sign(some), labels=np.arange(60) % 4)
     out = tmp_path / "r.npz"
     code, text, err = run(capsys, "repair", tmp_path / name, folder / "test.npz", "--out", out, "--method", method)
-    assert code == 2, err
+    assert (code, text, err.count("\n")) == (2, "", 1)
     assert message in err
-    assert err.count("\n") == 1
-    assert text == ""
     assert not out.exists()
 
 
-def test_repair_over_its_own_input_is_refused(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    before = (folder / "test.npz").read_bytes()
-    code, _, err = repair(capsys, folder, folder / "test.npz", "--method", "temperature")
-    assert code == 2
-    assert "must not replace the predictions it is made from" in err
-    assert (folder / "test.npz").read_bytes() == before
-
-
-def test_repair_different_classes_are_named(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
-    synthetic_predictions(50, 3)[0].save(tmp_path / "three.npz")
-    code, _, err = run(capsys, "repair", folder / "val.npz", tmp_path / "three.npz", "--out", tmp_path / "r.npz")
-    assert code == 2
-    assert "val.npz: must have the 3 classes of" in err
-
-
-def test_repair_and_report_classes_of_another_order_are_refused(
+def test_repair_of_files_that_do_not_fit_together_is_refused(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
 ) -> None:
-    val, test = tmp_path / "val.npz", tmp_path / "test.npz"
-    for path, names in ((val, "abcd"), (test, "badc")):
-        given = Predictions.load(folder / path.name)
-        Predictions(logits=given.logits, labels=given.labels, class_names=list(names)).save(path)
-    for command in (
-        ("repair", val, test, "--out", tmp_path / "r.npz"),
-        ("report", test, "--fit", val, "--out", tmp_path / "r.html"),
+    val, test, three, other = folder / "val.npz", folder / "test.npz", tmp_path / "three.npz", tmp_path / "other.npz"
+    synthetic_predictions(50, 3)[0].save(three)
+    for path, given, names in ((tmp_path / "named.npz", val, "abcd"), (other, test, "badc")):
+        Predictions.load(given).replace(class_names=list(names)).save(path)
+    before = test.read_bytes()
+    for words, message in (
+        (("repair", val, test, "--out", test), "must not replace the predictions it is made from"),
+        (("repair", test, val, "--out", tmp_path / "r.npz"), "test.npz: the data must not be marked as test data"),
+        (("repair", val, three, "--out", tmp_path / "r.npz"), "val.npz: must have the 3 classes of"),
+        (("repair", tmp_path / "named.npz", other, "--out", tmp_path / "r.npz"), "in their order, got"),
+        (("report", other, "--fit", tmp_path / "named.npz", "--out", tmp_path / "r.html"), "in their order, got"),
     ):
-        code, _, err = run(capsys, *command)
-        assert code == 2
-        assert "in their order, got" in err
-        assert "as class 0." in err
+        code, _, err = run(capsys, *words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+    assert test.read_bytes() == before
+    assert not (tmp_path / "r.npz").exists()
 
 
 def write_named(path: Path, predictions: Predictions, ignored: int) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from browser import (
     drawn_accuracies,
@@ -18,7 +17,7 @@ from browser import (
     percent,
     sync_api,
 )
-from calibrant import Predictions, measure
+from calibrant import measure
 from calibrant.core.entry import Entry
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error
@@ -122,20 +121,6 @@ def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_every_netwo
             assert page.locator("#grid g.bars").count() == 3
 
 
-def test_charts_round_as_the_table_does(browser: Any, tmp_path: Path) -> None:
-    # 29.125 and 29.375 lie in the middle, and each has an even neighbour.
-    labels = torch.zeros(800, dtype=torch.long)
-    probs = torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=torch.float64)
-    tests = [Predictions(probs=probs[(torch.arange(800) < wrong).long()], labels=labels) for wrong in (233, 235)]
-    runs = [Entry("d", f"m{k}", measure(test, n_resamples=10), test=test) for k, test in enumerate(tests)]
-    file = tmp_path / "middle.html"
-    file.write_text(render_page(entries=runs), encoding="utf-8")
-    with opened_page(browser, file) as page:
-        for row, written in enumerate(("29.12%", "29.38%")):
-            sync_api.expect(page.locator("table.runs tbody tr").nth(row)).to_contain_text(written)
-            assert f"error {written}" in page.locator("#grid text.note").nth(row).text_content()
-
-
 def test_wide_table_takes_the_width_of_the_window_and_keeps_its_names_in_view(browser: Any, tmp_path: Path) -> None:
     row = TableRow("CE", tuple(("27.425 ± 0.198", False) for _ in range(8)))
     table = FinishedTable("Wide", ("Method", *(f"Column {k}" for k in range(8))), (("digits", (row,)),))
@@ -163,22 +148,6 @@ def test_wide_table_takes_the_width_of_the_window_and_keeps_its_names_in_view(br
             )
             == "CE"
         )
-
-
-def test_name_longer_than_the_window_widens_neither_the_page_nor_the_column_of_names(browser: Any, tmp_path: Path) -> None:
-    name = 20 * "verylong"
-    row = TableRow(name, tuple(("27.425 ± 0.198", False) for _ in range(8)))
-    table = FinishedTable("Wide", ("Method", *(f"Column {k}" for k in range(8))), (("digits", (row,)),))
-    file = tmp_path / "long.html"
-    entries = [*made_runs(), replace(made_runs()[0], method=name)]
-    file.write_text(render_page(entries=entries, tables=[table]), encoding="utf-8")
-    with opened_page(browser, file) as page:
-        for width in (1300, 390):
-            page.set_viewport_size({"width": width, "height": 900})
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
-            names = page.locator(".scroll th[scope=row]", has_text="verylongverylong")
-            assert names.count() == 2
-            assert all(place.bounding_box()["width"] < width / 2 for place in names.all()), width
 
 
 def test_print_divides_no_row_of_diagrams_and_leaves_no_heading_alone(opened: Any, browser: Any, tmp_path: Path) -> None:

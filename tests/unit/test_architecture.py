@@ -203,6 +203,12 @@ def test_source_files_have_telling_names() -> None:
     assert [label(path) for path in SOURCES if FORBIDDEN_MODULES & set(path.relative_to(SRC).with_suffix("").parts)] == []
 
 
+def test_source_does_not_use_torchscript() -> None:
+    # PyTorch tells of a script method as if it were its own: pyproject.toml could not ignore its warnings but for ours.
+    pattern = re.compile(r"^[^#\n]*(torch\.jit|ScriptModule|script_method)", flags=re.MULTILINE)
+    assert [label(path) for path in SOURCES if pattern.search(path.read_text())] == []
+
+
 def printing_lines(source: str) -> list[int]:
     return [
         node.lineno
