@@ -88,7 +88,7 @@ def usual_size(entries: Iterable[Entry]) -> int | None:
     so they decide only where there is nothing else.
     """
     given = list(entries)
-    runs = [entry.scores.n for entry in given if entry.model is not None or entry.epochs is not None]
+    runs = [entry.scores.n for entry in given if not entry.is_foreign]
     return runs[0] if runs else max((entry.scores.n for entry in given), default=None)
 
 

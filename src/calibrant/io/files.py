@@ -85,11 +85,9 @@ def read_json(path: str | Path, *, kind: str) -> dict[str, object]:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: must be a JSON file of a {kind}, got something else ({error}).") from None
-    found = data.get("format") if isinstance(data, dict) else None
-    if found != f"calibrant {kind}":
-        raise ValueError(f"{path}: must be a JSON file of a {kind}, got format {found!r}.")
-    if data.get("version") != _JSON_VERSION:
-        raise ValueError(f"{path}: must have version {_JSON_VERSION}, got {data.get('version')!r}. Update calibrant.")
+    found = (data.get("format"), data.get("version")) if isinstance(data, dict) else None
+    if found != (f"calibrant {kind}", _JSON_VERSION):
+        raise ValueError(f"{path}: must be a JSON file of a {kind}, version {_JSON_VERSION}, got {found}. Update calibrant.")
     return {key: value for key, value in data.items() if key not in ("format", "version")}
 
 
