@@ -21,7 +21,7 @@ from calibrant import Predictions
 from calibrant.core.binning import TopLabel, cells_of, class_bins_of
 from calibrant.core.summary import Summary, summarize
 from calibrant.metrics import METRICS
-from calibrant.metrics.intervals import Evidence, bias_corrected, draw_examples
+from calibrant.metrics.intervals import Evidence, bias_corrected
 from calibrant.metrics.levels import ece_of_levels
 from calibrant.metrics.measure import values_of
 
@@ -126,7 +126,11 @@ def hardly_wrong(accuracy: float) -> World:
 def bootstrap_intervals(evidence: Evidence) -> dict[str, tuple[float, float]]:
     """Intervals of the ECE that resample the data, for comparison."""
     levels = evidence.levels
-    drawn = ece_of_levels(levels, *draw_examples(levels, n_resamples=evidence.n_resamples, rng=evidence.rng))
+    right = levels.share * levels.accuracy
+    chances = torch.cat([right, (levels.share - right).clamp_min(0)])
+    counts = evidence.rng.multinomial(levels.size, (chances / chances.sum()).numpy(), size=evidence.n_resamples)
+    hits, misses = (torch.from_numpy(counts).double() / levels.size).split(len(levels), 1)
+    drawn = ece_of_levels(levels, hits + misses, hits)
     observed = float(ece_of_levels(levels, *levels.row(levels.accuracy)))
     low, high = torch.quantile(drawn, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     corrected = bias_corrected(drawn, observed)

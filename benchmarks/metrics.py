@@ -115,7 +115,7 @@ def kernels(repeats: int, *, quick: bool) -> None:
 
     def value_and_gradient() -> None:
         residual = correct - confidence
-        root = laplace_pair_sum(confidence, residual, residual, scale=0.4).sqrt() / n
+        root = laplace_pair_sum(confidence, residual, scale=0.4).sqrt() / n
         torch.autograd.grad(root, confidence)
 
     ours = clock(value_and_gradient, repeats=repeats)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from calibrant.core.checks import SUM_TOLERANCE, ArrayLike
+from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_count
 from calibrant.core.records import Bins, Predictions, as_predictions
 
 # Entries of [N, C] held in float64 at once: 64 MiB.
@@ -85,27 +85,35 @@ class TopLabel:
         return values[last], pad(rows.cumsum(1)[:, last], (1, 0))
 
 
+def examples_of(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    where: str,
+    n_bins: int = 1,
+    p: float = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Predictions:
+    """Check the arguments that metrics share, and return the examples: the one gate of all metrics."""
+    check_count(n_bins, where=where, name="n_bins")
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
+        raise ValueError(f"{where}: `p` must be a number >= 1 (`math.inf` for the largest gap), got {p!r}.")
+    return as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+
+
 def top_label(
     probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
     *,
     where: str,
+    n_bins: int = 1,
+    p: float = 1,
     weights: ArrayLike | None = None,
     ignore_index: int | None = None,
 ) -> TopLabel:
-    """Check the arguments of a top-label metric and reduce them to confidence and correctness.
-
-    Args:
-        probs: Probabilities ``[N, C]`` or ``[N, C, ...]``; or a `Predictions` alone.
-        labels: Class indices ``[N]`` or ``[N, ...]``.
-        where: Name of the calling function, for messages.
-        weights: Sample weights shaped as ``labels``.
-        ignore_index: Label of examples to leave out.
-
-    Returns:
-        The record; raises ``ValueError`` on input that is not probabilities with labels.
-    """
-    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    """Check the arguments of a top-label metric (`examples_of`) and reduce them to confidence and correctness."""
+    given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if not given.has_logits:
         return reduce_top_label(given.probs, given.labels, given.weights)
     # Probabilities that saturate at 1 hide which class was on top, logits do not; the softmax of all rows would fill memory.
@@ -139,16 +147,7 @@ def equal_width_edges(n_bins: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 
 def equal_width_index(values: Tensor, n_bins: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Index of the equal-width bin ``(k/M, (k+1)/M]`` of every value.
-
-    Args:
-        values: Numbers in ``[0, 1]``, any shape, float64.
-        n_bins: Number of bins ``M``.
-        dtype: Precision the values came in; edges are rounded to it.
-
-    Returns:
-        int64 of the same shape, in ``[0, M)``.
-    """
+    """Index of the equal-width bin ``(k/M, (k+1)/M]`` of values in [0, 1], float64; ``dtype`` is the precision they came in."""
     edges = equal_width_edges(n_bins, dtype).to(values.device)
     if n_bins * torch.finfo(dtype).eps > 0.5:
         return torch.bucketize(values.contiguous(), edges[1:-1])
@@ -275,8 +274,6 @@ def cells_of(top: TopLabel) -> Tensor:
 
 def fold_cells(sums: Tensor, n_bins: int) -> Tensor:
     """Add up cell sums ``[..., NUM_CELLS]`` to ``[..., n_bins]``; exact, for ``n_bins`` that divides 3,000."""
-    if WIDTH_CELLS % n_bins:
-        raise ValueError(f"fold_cells: `n_bins` must divide {WIDTH_CELLS}, got {n_bins}. Exact are: {EXACT_BINS}.")
     plain = sums[..., :_PLAIN_CELLS].unflatten(-1, (-1, _PER_CELL)).sum(-1)
     last = sums[..., _PLAIN_CELLS:].sum(-1, keepdim=True)
     folded: Tensor = torch.cat([plain, last], dim=-1).unflatten(-1, (n_bins, -1)).sum(-1)

@@ -26,67 +26,37 @@ _SMALLEST_EXPANDED = 0.01
 _EXACT_POINTS, _BLOCK, _NODES, _LEAST_BOXED = 1024, 32_000, 16, 1e-3
 
 
-def laplace_pair_sum(x: Tensor, left: Tensor, right: Tensor, *, scale: float) -> Tensor:
+def laplace_pair_sum(x: Tensor, values: Tensor, *, scale: float) -> Tensor:
     r"""Sum of a Laplace kernel over all pairs, in O(N log N) time and O(N) memory.
 
-    .. math:: S = \sum_{i=1}^{N} \sum_{j=1}^{N} l_i \, r_j \, e^{-|x_i - x_j| / s}
+    .. math:: S = \sum_{i=1}^{N} \sum_{j=1}^{N} v_i \, v_j \, e^{-|x_i - x_j| / s}
 
-    with points :math:`x`, weights :math:`l` (``left``) and :math:`r` (``right``), and :math:`s` the ``scale``. Pairs with
-    i = j count. After a sort the kernel factorises, :math:`e^{-(x_i - x_j)/s} = e^{-x_i/s} e^{x_j/s}`, so two cumulative
-    sums do. The value is exact to rounding, for every scale: below 1/80 (float32) or 1/600 (float64), where the factors
-    could overflow, the cumulative sums are built by doubling windows instead, which takes O(N log N) memory for a gradient.
-    Twice differentiable in all three tensors, tied points having no slope between them; no device synchronisation. Half
-    precision is computed in float32.
-
-    Args:
-        x: Points ``[N]`` in ``[0, 1]``.
-        left: Weights ``[N]``, or ``[..., N]`` for many weightings at once (a bootstrap).
-        right: Weights ``[N]`` or ``[..., N]``; passing the same tensor as ``left`` halves the work.
-        scale: Width of the kernel, > 0.
-
-    Returns:
-        The sum ``[...]`` (``[]`` for plain weights), >= 0 up to rounding where ``left`` equals ``right``. Raises
-        ``ValueError`` if the shapes disagree or the scale is not positive.
+    with points :math:`x` ``[N]`` in [0, 1], ``values`` :math:`v` ``[N]`` and :math:`s` the ``scale``. Pairs with i = j count.
+    After a sort the kernel factorises, :math:`e^{-(x_i - x_j)/s} = e^{-x_i/s} e^{x_j/s}`, so a cumulative sum does. It is exact
+    to rounding for every scale: below 1/80 (float32) or 1/600 (float64), where the factors could overflow, the cumulative sum
+    is built by doubling windows instead, which takes O(N log N) memory for a gradient. Twice differentiable, tied points having
+    no slope between them; no device synchronisation. Half precision is computed in float32.
 
     Example:
         >>> x = torch.tensor([0.0, 0.5], dtype=torch.float64)
-        >>> laplace_pair_sum(x, torch.ones_like(x), torch.ones_like(x), scale=0.5)  # 2 + 2/e
+        >>> laplace_pair_sum(x, torch.ones_like(x), scale=0.5)  # 2 + 2/e
         tensor(2.7358, dtype=torch.float64)
     """
-    where = "laplace_pair_sum"
-    check_positive(scale, where=where, name="scale")
-    if x.ndim != 1 or not x.is_floating_point():
-        raise ValueError(f"{where}: `x` must be floating [N], got {x.dtype} {list(x.shape)}.")
-    for name, weights in (("left", left), ("right", right)):
-        if weights.ndim < 1 or weights.shape[-1] != x.shape[0]:
-            raise ValueError(f"{where}: `{name}` must be [..., N] with N = {x.shape[0]}, got {list(weights.shape)}.")
-    same = left is right
-    dtype = torch.promote_types(torch.promote_types(x.dtype, torch.promote_types(left.dtype, right.dtype)), torch.float32)
-    x, left = x.to(dtype), left.to(dtype)
-    right = left if same else right.to(dtype)
+    check_positive(scale, where="laplace_pair_sum", name="scale")
+    dtype = torch.promote_types(torch.promote_types(x.dtype, values.dtype), torch.float32)
+    x, values = x.to(dtype), values.to(dtype)
     orders = [torch.argsort(x.detach(), stable=True)]
     if x.requires_grad:
         # At a tie the slope of |x_i - x_j| would come out as +1 or -1 by the order of samples; the mean of both is its 0.
         orders.append(torch.argsort(x.detach(), descending=True, stable=True).flip(0))
-    return _sorted_pair_sums(x, left, right, orders, scale=scale).mean(-1)
-
-
-def _sorted_pair_sums(x: Tensor, left: Tensor, right: Tensor, orders: list[Tensor], *, scale: float) -> Tensor:
-    """Sum over all pairs ``[..., O]`` by each of the O ``orders [M]`` that sort M points, side by side in one tensor."""
-    same = left is right
     order, shape = torch.cat(orders), (len(orders), len(orders[0]))
-    x = x.index_select(0, order).unflatten(-1, shape)
-    left = left.index_select(-1, order).unflatten(-1, shape)
-    right = left if same else right.index_select(-1, order).unflatten(-1, shape)
-    below = _decayed_cumsum(x, right, scale=scale)
-    # Each half counts the pairs i = j, so they are in twice.
-    if same:
-        return 2 * (left * below).sum(-1) - left.square().sum(-1)
-    return (left * (below - right) + right * _decayed_cumsum(x, left, scale=scale)).sum(-1)
+    x, values = (v.index_select(0, order).unflatten(-1, shape) for v in (x, values))
+    # The cumulative sum counts the pairs i = j, so that twice it has them twice.
+    return (2 * (values * _decayed_cumsum(x, values, scale=scale)).sum(-1) - values.square().sum(-1)).mean(-1)
 
 
 def _decayed_cumsum(x: Tensor, values: Tensor, *, scale: float) -> Tensor:
-    """For ``x [O, N]``, rows sorted, and ``values [..., O, N]``: sum over j <= i of values_j exp(-(x_i - x_j) / scale)."""
+    """For ``x [O, N]``, rows sorted, and ``values [O, N]``: sum over j <= i of values_j exp(-(x_i - x_j) / scale)."""
     # PyTorch has no deterministic cumulative sum on CUDA; whoever asks for determinism gets the other way.
     exact_repeat = x.is_cuda and torch.are_deterministic_algorithms_enabled()
     if scale >= _SMALLEST_FACTORED[x.dtype] and not exact_repeat:
@@ -102,22 +72,14 @@ def _decayed_cumsum(x: Tensor, values: Tensor, *, scale: float) -> Tensor:
     return total
 
 
-def gaussian_weights(x: Tensor, y: Tensor | None = None, *, bandwidth: float, leave_one_out: bool = False) -> Tensor:
+def gaussian_weights(x: Tensor, *, bandwidth: float, leave_one_out: bool = False) -> Tensor:
     r"""Weights of a Nadaraya-Watson average with a Gaussian kernel, for batches small enough to hold all pairs.
 
-    .. math:: w_{ij} = \frac{e^{-(x_i - y_j)^2 / 2h^2}}{\sum_k e^{-(x_i - y_k)^2 / 2h^2}}
+    .. math:: w_{ij} = \frac{e^{-(x_i - x_j)^2 / 2h^2}}{\sum_k e^{-(x_i - x_k)^2 / 2h^2}}
 
-    with :math:`h` the ``bandwidth``. Computed as a softmax over j, so no row is 0/0 however small h is, and twice
-    differentiable. Half precision is computed in float32: a bandwidth of 0.01 is finer than its spacing near one.
-
-    Args:
-        x: Points ``[..., N]`` in ``[0, 1]`` to average at.
-        y: Points ``[..., M]`` in ``[0, 1]`` to average over; ``x`` itself if not given.
-        bandwidth: Standard deviation of the kernel, > 0.
-        leave_one_out: Give a point no weight at itself (needs ``y`` left out and N >= 2).
-
-    Returns:
-        Weights ``[..., N, M]``, rows summing to one. Raises ``ValueError`` on a bandwidth that is not positive.
+    with points :math:`x` ``[N]`` in [0, 1] and :math:`h` the ``bandwidth``; ``[N, N]``, rows summing to one. Computed as a
+    softmax over j, so no row is 0/0 however small h is, and twice differentiable. Half precision is computed in float32: a
+    bandwidth of 0.01 is finer than its spacing near one. With ``leave_one_out`` a point has no weight at itself.
 
     Example:
         >>> gaussian_weights(torch.tensor([0.5, 0.6]), bandwidth=0.1)
@@ -129,14 +91,11 @@ def gaussian_weights(x: Tensor, y: Tensor | None = None, *, bandwidth: float, le
     """
     where = "gaussian_weights"
     check_positive(bandwidth, where=where, name="bandwidth")
-    if leave_one_out and (y is not None or x.shape[-1] < 2):
-        raise ValueError(f"{where}: `leave_one_out` must be used with `x` alone and N >= 2, got N = {x.shape[-1]}.")
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    y = x if y is None else y.to(x.dtype)
-    exponent = gaussian_exponents(x, bandwidth=bandwidth) if y is x and x.ndim == 1 else _differences(x, y, bandwidth=bandwidth)
+    if leave_one_out and len(x) < 2:
+        raise ValueError(f"{where}: `leave_one_out` must be used with N >= 2, got N = {len(x)}.")
+    exponent = gaussian_exponents(x.to(torch.promote_types(x.dtype, torch.float32)), bandwidth=bandwidth)
     if leave_one_out:
-        own = torch.eye(x.shape[-1], dtype=torch.bool, device=x.device)
-        exponent = exponent.masked_fill(own, float("-inf"))
+        exponent = exponent.masked_fill(torch.eye(len(x), dtype=torch.bool, device=x.device), float("-inf"))
     return torch.softmax(exponent, dim=-1)
 
 
@@ -149,7 +108,10 @@ def gaussian_exponents(x: Tensor, *, bandwidth: float) -> Tensor:
     Below 0.01 rounding would show, and differences are used.
     """
     if bandwidth < _SMALLEST_EXPANDED:
-        return _differences(x, x, bandwidth=bandwidth)
+        # Scaling the points and not their differences saves passes over all pairs, and so does (x - y)(y - x) in backward.
+        point = math.sqrt(0.5) / bandwidth * x
+        column, row = point.unsqueeze(-1), point.unsqueeze(-2)
+        return (column - row) * (row - column)
     point = (x - x.detach().mean()) * (math.sqrt(0.5) / bandwidth)
     minus_square = -point.square()
     # Autocast would round the outer product to half precision.
@@ -157,32 +119,16 @@ def gaussian_exponents(x: Tensor, *, bandwidth: float) -> Tensor:
         return torch.addr(minus_square, 2 * point, point).add_(minus_square.unsqueeze(1))
 
 
-def _differences(x: Tensor, y: Tensor, *, bandwidth: float) -> Tensor:
-    """Exponents ``[..., N, M]`` between ``x [..., N]`` and ``y [..., M]``."""
-    # Scaling the points and not their differences saves passes over all pairs, and so does (x - y)(y - x) in backward.
-    scale = math.sqrt(0.5) / bandwidth
-    column, row = (scale * x).unsqueeze(-1), (scale * y).unsqueeze(-2)
-    return (column - row) * (row - column)
-
-
 def gaussian_sums(x: Tensor, values: Tensor, *, bandwidth: float, at: Tensor | None = None) -> Tensor:
     r"""Sum Gaussians centred on N points at the same or other points, in nearly linear time and without gradient.
 
     .. math:: g_k(t) = \sum_{j=1}^{N} v_{kj} \, e^{-(t - x_j)^2 / 2h^2}
 
-    with points :math:`x`, ``values`` :math:`v` and ``bandwidth`` :math:`h`. Where points crowd, those of boxes of a quarter of
-    h are replaced by Chebyshev nodes, and only pairs closer than about ten bandwidths are summed. The error is below 1e-12 of
+    with points :math:`x` ``[N]``, ``values`` :math:`v` ``[K, N]`` and ``bandwidth`` :math:`h`; ``[K, T]`` at T points ``at``,
+    or at ``x``. Where points crowd, those of boxes of a quarter of h are replaced by Chebyshev nodes, and only pairs closer
+    than about ten bandwidths are summed. The error is below 1e-12 of
     :math:`\sum_j |v_{kj}| e^{-(t - x_j)^2 / 2h^2} + 10^{-14} \max_j |v_{kj}|`, also at isolated points. Computed in float64 on
     the CPU; a million points take about half a second at h = 0.05. Below h = 1/1000 all pairs within reach are summed.
-
-    Args:
-        x: Points ``[N]``, finite.
-        values: Weights of the points ``[K, N]``.
-        bandwidth: Standard deviation h of the Gaussians, > 0.
-        at: Points ``[T]`` to evaluate at; ``x`` itself if not given.
-
-    Returns:
-        Sums ``[K, T]``, float64 on the CPU. Raises ``ValueError`` if shapes disagree or the bandwidth is not positive.
 
     Example:
         >>> x = torch.tensor([0.5, 0.6], dtype=torch.float64)
@@ -192,14 +138,7 @@ def gaussian_sums(x: Tensor, values: Tensor, *, bandwidth: float, at: Tensor | N
     Reference:
         Greengard and Strain, SIAM J. Sci. Stat. Comput. 1991 (the idea); Fong and Darve, J. Comput. Phys. 2009 (the nodes).
     """
-    where = "gaussian_sums"
-    check_positive(bandwidth, where=where, name="bandwidth")
-    if x.ndim != 1 or x.numel() == 0:
-        raise ValueError(f"{where}: `x` must be [N] with N >= 1, got {list(x.shape)}.")
-    if values.ndim != 2 or values.shape[1] != x.shape[0]:
-        raise ValueError(f"{where}: `values` must be [K, N] with N = {x.shape[0]}, got {list(values.shape)}.")
-    if at is not None and at.ndim != 1:
-        raise ValueError(f"{where}: `at` must be [T], got {list(at.shape)}.")
+    check_positive(bandwidth, where="gaussian_sums", name="bandwidth")
     # Equal points are joined. Below the least bandwidth everything that is not equal is far apart, and squares would overflow.
     bandwidth = max(bandwidth, 1e-100)
     points, group = torch.unique(x.detach().double().cpu(), return_inverse=True)
@@ -221,18 +160,8 @@ def gaussian_means(
     .. math:: m_k(x_i) = \frac{\sum_j w_j v_{kj} e^{-(x_i - x_j)^2 / 2h^2}}{\sum_j w_j e^{-(x_i - x_j)^2 / 2h^2}}
 
     with ``values`` :math:`v`, ``weights`` :math:`w` and ``bandwidth`` :math:`h`; with ``leave_one_out`` both sums run over
-    :math:`j \ne i`, and a point far from all others takes the value of its nearest neighbour. Time, memory and accuracy
-    are those of `gaussian_sums`.
-
-    Args:
-        x: Points ``[N]``, finite.
-        values: Values at the points ``[K, N]``.
-        bandwidth: Standard deviation h of the Gaussians, > 0.
-        weights: Weights of the points ``[N]``, all > 0; equal if not given.
-        leave_one_out: Leave each point out of its own mean (needs N >= 2).
-
-    Returns:
-        Means ``[K, N]``, float64 on the CPU. Raises ``ValueError`` as `gaussian_sums` does and on one point to be left out.
+    :math:`j \ne i` (N >= 2), and a point far from all others takes the value of its nearest neighbour. Time, memory and
+    accuracy are those of `gaussian_sums`. Points ``[N]``, values and means ``[K, N]``, weights ``[N]``, all > 0.
 
     Example:
         >>> x, right = torch.tensor([0.5, 0.6]), torch.tensor([[1.0, 0.0]])
@@ -242,8 +171,6 @@ def gaussian_means(
     Reference:
         Nadaraya, Theory of Probability and its Applications 1964; Watson, Sankhya 1964.
     """
-    if leave_one_out and len(x) < 2:
-        raise ValueError("gaussian_means: `leave_one_out` must have N >= 2 points, got 1.")
     x = x.detach().double().cpu()
     weight = torch.ones_like(x) if weights is None else weights.detach().double().cpu()
     rows = torch.cat([weight.unsqueeze(0), weight * values.detach().double().cpu()])
@@ -348,13 +275,8 @@ def all_pairs_accuracy(probs: Tensor, labels: Tensor, *, sharpness: float = 100.
     of low confidence among many classes: with C = 100 and the rest uniform it is 0.99 at a top probability of 0.10, 0.77 at
     0.07 and 0 (without gradient) at 0.05. Raise the sharpness where that matters.
 
-    Args:
-        probs: Probabilities ``[N, C]``, float32 or float64.
-        labels: Class indices ``[N]``.
-        sharpness: Slope ``t`` of the comparison. 100 is the published default (called a temperature there, but multiplied).
-
-    Returns:
-        ``[N]`` in ``[0, 1]``, differentiable in ``probs``. Raises ``ValueError`` on a sharpness that is not positive.
+    With ``probs [N, C]`` and ``labels [N]`` the result is ``[N]`` in [0, 1], differentiable in ``probs``. A sharpness of 100 is
+    the published default (called a temperature there, but multiplied).
 
     Example:
         >>> all_pairs_accuracy(torch.tensor([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]]), torch.tensor([0, 0, 0]))

@@ -125,7 +125,8 @@ class Scores:
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Return `to_dict` as strict JSON text: a value that is not a number is written as null."""
-        return json.dumps(_without_nan(self.to_dict()), indent=indent, allow_nan=False)
+        data = json.loads(json.dumps(self.to_dict()), parse_constant=lambda _: None)
+        return json.dumps(data, indent=indent, allow_nan=False)
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], *, bins: Bins | None = None, n_bins: int = 15) -> Scores:
@@ -179,11 +180,3 @@ class Scores:
 
 def _with_nan(found: Mapping[str, Any]) -> dict[str, Any]:
     return {key: float("nan") if value is None else value for key, value in found.items()}
-
-
-def _without_nan(value: object) -> object:
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    if isinstance(value, dict):
-        return {k: _without_nan(v) for k, v in value.items()}
-    return [_without_nan(v) for v in value] if isinstance(value, (list, tuple)) else value

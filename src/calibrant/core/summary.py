@@ -14,6 +14,7 @@ from torch import Tensor
 
 from calibrant.core.binning import (
     CHUNK_ENTRIES,
+    NUM_CELLS,
     WIDTH_CELLS,
     TopLabel,
     cell_index,
@@ -47,8 +48,8 @@ class Summary:
         class_bins: One-vs-rest bins ``[3, C, M]``: weight, weighted probability of the class and weight of examples labelled
             with it, by the bin in which the class's probability lies; None where that is not measured.
         class_correct: Weight of the correctly predicted examples of each true class ``[C]``, or None.
-        class_rows: Number of examples of each true class ``[C]``, where they have weights; else None.
-        rows: Number of examples by cell, where they have weights and it was kept; else None.
+        class_rows: Number of examples of each true class ``[C]``, or None.
+        rows: Number of examples by cell ``[NUM_CELLS]``, or None where it was not kept.
     """
 
     n: int
@@ -71,23 +72,12 @@ class Summary:
         for name in (field.name for field in fields(self) if field.name not in ("num_classes", "n_bins", "top")):
             one, two = getattr(self, name), getattr(other, name)
             sums[name] = None if one is None or two is None else one + two
-        if not (self._is_plain and other._is_plain):
-            (rows, of_class), (more, more_of_class) = self._numbers, other._numbers
-            sums["rows"] = None if rows is None or more is None else rows + more
-            sums["class_rows"] = None if of_class is None or more_of_class is None else of_class + more_of_class
         return replace(self, **sums, top=_join(self.top, other.top))  # type: ignore[arg-type]
 
     @property
-    def _is_plain(self) -> bool:
-        """Whether all weights are one."""
-        return float(self.totals[0]) == self.n == float(self.totals[1])
-
-    @property
-    def _numbers(self) -> tuple[Tensor | None, Tensor | None]:
-        """Numbers of examples by cell and by class, as far as they are known."""
-        if not self._is_plain:
-            return self.rows, self.class_rows
-        return self.cells[0], None if self.class_bins is None else self.class_count
+    def is_weighted(self) -> bool:
+        """Whether some weight is not one."""
+        return not float(self.totals[0]) == self.n == float(self.totals[1])
 
     @property
     def weight(self) -> float:
@@ -138,26 +128,19 @@ class Summary:
 
     def bins_of(self, n_bins: int) -> Bins:
         """Equal-width confidence bins; exact if all examples are known, or if the number of bins divides 3,000."""
+        rows = self.rows if self.is_weighted else None
         if WIDTH_CELLS % n_bins == 0:
-            rows = None if self.rows is None else fold_cells(self.rows, n_bins)
-            return means_of_sums(equal_width_edges(n_bins).clone(), *fold_cells(self.cells[:3], n_bins), rows=rows)
+            counts = None if rows is None else fold_cells(rows, n_bins)
+            return means_of_sums(equal_width_edges(n_bins).clone(), *fold_cells(self.cells[:3], n_bins), rows=counts)
         bins = equal_width_bins(self.examples, n_bins=n_bins)
-        if self.rows is None:
+        if rows is None:
             return bins
-        counted = replace(self.examples, weights=None if self.top is not None else self.rows[self.cells[0] > 0])
+        counted = replace(self.examples, weights=None if self.top is not None else rows[self.cells[0] > 0])
         return replace(bins, rows=equal_width_bins(counted, n_bins=n_bins).count)
 
 
 def summarize(predictions: Predictions, *, n_bins: int = 15, keep: int | None = KEPT_EXAMPLES) -> Summary:
-    """Reduce predictions to a `Summary`.
-
-    Args:
-        predictions: N examples, C classes.
-        n_bins: Number of equal-width bins of the classwise table.
-        keep: Number of examples up to which confidence and correctness of each are kept; None for all of them.
-
-    Returns:
-        The record; its size depends on C, ``n_bins`` and ``keep`` only.
+    """Reduce predictions to a `Summary`; up to ``keep`` examples (None for all) confidence and correctness of each are kept.
 
     Example:
         >>> summary = summarize(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]), n_bins=5)
@@ -194,23 +177,20 @@ def summarize_rows(
         nll = nll.masked_fill(weights == 0, 0.0)
     values = torch.stack([nll, brier])
     powers = torch.stack([values, values.square(), values**3], 1).flatten(0, 1)
-    by_label = torch.stack([weight * top.correct, torch.ones_like(weight)])
-    correct, rows = by_label.new_zeros(2, num_classes).index_add_(1, labels, by_label)
-    ones, cells = torch.ones_like(weight), cells_of(top)
+    ones = torch.ones_like(weight)
+    correct, rows = ones.new_zeros(2, num_classes).index_add_(1, labels, torch.stack([weight * top.correct, ones]))
     return Summary(
         n=len(labels),
         size=top.size,
         num_classes=num_classes,
         n_bins=n_bins,
         totals=torch.cat([torch.stack([weight.sum(), weight.square().sum()]), powers @ weight]),
-        cells=cells,
+        cells=cells_of(top),
         top=top,
         class_bins=class_bins_of(probs, labels, weights, n_bins=n_bins) if classwise else None,
         class_correct=correct if classwise else None,
-        class_rows=rows if classwise and weights is not None else None,
-        rows=None
-        if weights is None
-        else torch.zeros_like(cells[0]).index_add_(0, cell_index(top.confidence, dtype=top.dtype), ones),
+        class_rows=rows if classwise else None,
+        rows=ones.new_zeros(NUM_CELLS).index_add_(0, cell_index(top.confidence, dtype=top.dtype), ones),
     )
 
 

@@ -127,7 +127,7 @@ def _kernel_mean(scores: Tensor, labels: Tensor, *, groups: int, scale: float, s
     divisor = torch.where(correct > 0, right, wrong).clamp(min=1) ** groups if groups else len(correct)
     value = (correct - confidence) / divisor
     # The kernel is positive definite; rounding can still leave a sum of zero slightly below it.
-    square = laplace_pair_sum(confidence, value, value, scale=scale).clamp(min=0)
+    square = laplace_pair_sum(confidence, value, scale=scale).clamp(min=0)
     root = square if squared else torch.sqrt(square + _ROOT_EPS)
     return root * (right * wrong > 0) if groups else root
 

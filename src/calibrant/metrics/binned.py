@@ -17,13 +17,14 @@ from calibrant.core.binning import (
     between_cuts,
     equal_mass_bins,
     equal_width_bins,
+    examples_of,
     mass_cuts,
     norm_of_bins,
     top_label,
 )
-from calibrant.core.checks import ArrayLike, check_count, check_label_values, check_weights, read_labels, to_tensor
-from calibrant.core.records import Bins, Predictions, as_predictions
-from calibrant.metrics.conventions import reproduce
+from calibrant.core.checks import ArrayLike, check_count, read_labels, to_tensor
+from calibrant.core.records import Bins, Predictions, both_classes
+from calibrant.metrics.conventions import bin_rule, binned_error
 
 
 def expected_calibration_error(
@@ -68,12 +69,8 @@ def expected_calibration_error(
         Naeini, Cooper and Hauskrecht, AAAI 2015; edges as in Guo et al., ICML 2017.
     """
     where = "expected_calibration_error"
-    check_count(n_bins, where=where, name="n_bins")
-    check_norm(p, where=where)
-    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    if convention is not None:
-        return reproduce(given, convention=convention, metric="expected", n_bins=n_bins, p=p, where=where)
-    return norm_of_bins(equal_width_bins(top_label(given, where=where), n_bins=n_bins), p=p)
+    given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    return binned_error(given, "expected", n_bins=n_bins, p=p, convention=convention)
 
 
 def maximum_calibration_error(
@@ -114,13 +111,12 @@ def maximum_calibration_error(
         Naeini, Cooper and Hauskrecht, AAAI 2015.
     """
     where = "maximum_calibration_error"
-    check_count(n_bins, where=where, name="n_bins")
-    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    if convention is not None:
-        if min_count != 1:
-            raise ValueError(f"{where}: `min_count` must be 1 with a `convention`, got {min_count!r}.")
-        return reproduce(given, convention=convention, metric="maximum", n_bins=n_bins, where=where)
-    return largest_gap(top_label(given, where=where), n_bins=n_bins, min_count=min_count, where=where)
+    given = examples_of(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
+    if convention is None:
+        return _largest_gap(top_label(given, where=where), n_bins=n_bins, min_count=min_count, where=where)
+    if min_count != 1:
+        raise ValueError(f"{where}: `min_count` must be 1 with a `convention`, got {min_count!r}.")
+    return binned_error(given, "maximum", n_bins=n_bins, convention=convention)
 
 
 def average_calibration_error(
@@ -159,12 +155,8 @@ def average_calibration_error(
         Neumann, Zisserman and Vedaldi, NeurIPS MLITS workshop 2018.
     """
     where = "average_calibration_error"
-    check_count(n_bins, where=where, name="n_bins")
-    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    if convention is not None:
-        return reproduce(given, convention=convention, metric="average", n_bins=n_bins, where=where)
-    bins = equal_width_bins(top_label(given, where=where), n_bins=n_bins)
-    return bins.gap[bins.count > 0].abs().mean()
+    given = examples_of(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
+    return binned_error(given, "average", n_bins=n_bins, convention=convention)
 
 
 def adaptive_calibration_error(
@@ -208,12 +200,8 @@ def adaptive_calibration_error(
         Mukhoti et al., NeurIPS 2020; equal-mass bins as in Nguyen and O'Connor, EMNLP 2015.
     """
     where = "adaptive_calibration_error"
-    check_count(n_bins, where=where, name="n_bins")
-    check_norm(p, where=where)
-    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    if convention is not None:
-        return reproduce(given, convention=convention, metric="adaptive", n_bins=n_bins, p=p, where=where)
-    return norm_of_bins(equal_mass_bins(top_label(given, where=where), n_bins=n_bins), p=p)
+    given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    return binned_error(given, "adaptive", n_bins=n_bins, p=p, convention=convention)
 
 
 def debiased_calibration_error(
@@ -253,8 +241,7 @@ def debiased_calibration_error(
         Kumar, Liang and Ma, NeurIPS 2019, section 5.
     """
     where = "debiased_calibration_error"
-    check_count(n_bins, where=where, name="n_bins")
-    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    top = top_label(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     return debiased_error(top, n_bins=n_bins)
 
 
@@ -290,9 +277,7 @@ def sweep_calibration_error(
     Reference:
         Roelofs et al., AISTATS 2022, equation 8.
     """
-    where = "sweep_calibration_error"
-    check_norm(p, where=where)
-    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    top = top_label(probs, labels, where="sweep_calibration_error", p=p, weights=weights, ignore_index=ignore_index)
     return norm_of_bins(equal_mass_bins(top, n_bins=_monotone_bins(top)), p=p)
 
 
@@ -309,11 +294,7 @@ def kolmogorov_smirnov_error(
 
     with confidence :math:`c_i` and correctness :math:`a_i`. Tied confidences enter together.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `expected_calibration_error`.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
@@ -326,8 +307,7 @@ def kolmogorov_smirnov_error(
     Reference:
         Gupta et al., ICLR 2021, section 3.
     """
-    where = "kolmogorov_smirnov_error"
-    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    top = top_label(probs, labels, where="kolmogorov_smirnov_error", weights=weights, ignore_index=ignore_index)
     mass, confidence, correct, _ = top.rising[1].unbind()
     return (correct - confidence).abs().amax() / mass[-1]
 
@@ -362,12 +342,9 @@ def reliability_bins(
     Reference:
         DeGroot and Fienberg, The Statistician 1983.
     """
-    where = "reliability_bins"
-    check_count(n_bins, where=where, name="n_bins")
-    if binning not in ("width", "mass"):
-        raise ValueError(f"{where}: `binning` must be 'width' or 'mass', got {binning!r}.")
-    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    return equal_width_bins(top, n_bins=n_bins) if binning == "width" else equal_mass_bins(top, n_bins=n_bins)
+    group = bin_rule(binning, where="reliability_bins")
+    top = top_label(probs, labels, where="reliability_bins", n_bins=n_bins, weights=weights, ignore_index=ignore_index)
+    return group(top, n_bins=n_bins)
 
 
 def binary_expected_calibration_error(
@@ -408,9 +385,7 @@ def binary_expected_calibration_error(
         Naeini, Cooper and Hauskrecht, AAAI 2015.
     """
     where = "binary_expected_calibration_error"
-    check_count(n_bins, where=where, name="n_bins")
-    check_norm(p, where=where)
-    given = positive_class(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    given = _positive_class(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     return norm_of_bins(equal_width_bins(given, n_bins=n_bins), p=p)
 
 
@@ -446,9 +421,8 @@ def binary_maximum_calibration_error(
         Naeini, Cooper and Hauskrecht, AAAI 2015.
     """
     where = "binary_maximum_calibration_error"
-    check_count(n_bins, where=where, name="n_bins")
-    given = positive_class(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    return largest_gap(given, n_bins=n_bins, min_count=min_count, where=where)
+    given = _positive_class(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
+    return _largest_gap(given, n_bins=n_bins, min_count=min_count, where=where)
 
 
 def binary_adaptive_calibration_error(
@@ -483,60 +457,46 @@ def binary_adaptive_calibration_error(
         Nguyen and O'Connor, EMNLP 2015.
     """
     where = "binary_adaptive_calibration_error"
-    check_count(n_bins, where=where, name="n_bins")
-    check_norm(p, where=where)
-    given = positive_class(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    given = _positive_class(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     return norm_of_bins(equal_mass_bins(given, n_bins=n_bins), p=p)
 
 
-def positive_class(
+def _positive_class(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
     where: str,
-    weights: ArrayLike | None = None,
-    ignore_index: int | None = None,
+    n_bins: int,
+    p: float = 1,
+    weights: ArrayLike | None,
+    ignore_index: int | None,
 ) -> TopLabel:
     """Check the arguments of a binary metric; ``confidence`` is the probability and ``correct`` the label of the record."""
     score = to_tensor(probs, where=where, name="probs").cpu()
-    # Whether labels are whole numbers is looked at only where the arguments are not swapped.
-    target = read_labels(labels, score.shape if score.is_floating_point() else (), where=where, ignore_index=ignore_index).cpu()
-    if not score.is_floating_point():
-        hint = " The arguments look swapped." if target.is_floating_point() else ""
-        raise ValueError(f"{where}: `probs` must be floating point, got {score.dtype}.{hint}")
-    if score.shape != target.shape:
+    if bool(((score < 0) | (score > 1)).any()):
+        found = f"got values from {float(score.min()):.4g} to {float(score.max()):.4g}"
+        raise ValueError(f"{where}: `probs` must lie in [0, 1], {found}. If they are logits, pass `torch.sigmoid(logits)`.")
+    target = read_labels(labels, score.shape, where=where, ignore_index=ignore_index)
+    if target.shape != score.shape:
         hint = " Pass `probs[:, 1]` of two columns, or use the metrics without `binary_`." if score.ndim > target.ndim else ""
         raise ValueError(f"{where}: `labels` must be {list(score.shape)} as the probs, got {list(target.shape)}.{hint}")
-    weight = None if weights is None else to_tensor(weights, where=where, name="weights").cpu().double()
-    if weight is not None and target.numel():
-        check_weights(weight, target, where=where)
-    kept = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
-    value, target, weight = score[kept].double(), target[kept], None if weight is None else weight[kept]
-    if len(value) == 0:
-        raise ValueError(f"{where}: `probs` must hold at least one example that is not ignored, got {list(score.shape)}.")
-    check_label_values(target, 2, where=where)
-    if weight is not None:
-        check_weights(weight, target, where=where)
-    if not bool(((value >= 0) & (value <= 1)).all()):
-        raise ValueError(
-            f"{where}: `probs` must be finite and lie in [0, 1], got values from {float(value.min()):.4g} to "
-            f"{float(value.max()):.4g}. If they are logits, pass `torch.sigmoid(logits)`."
-        )
-    return TopLabel(value, target.double(), weight, score.dtype)
+    target = target.long() if target.dtype == torch.bool else target
+    given = examples_of(
+        both_classes(score, "probs"), target, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index
+    )
+    return TopLabel(given.probs[:, 1].double().contiguous(), given.labels.double(), given.weights, score.dtype)
 
 
-def largest_gap(top: TopLabel, *, n_bins: int, min_count: int, where: str) -> Tensor:
+def _largest_gap(top: TopLabel, *, n_bins: int, min_count: int, where: str) -> Tensor:
     """Largest absolute gap among the equal-width bins that hold at least ``min_count`` examples of positive weight; ``[]``."""
     check_count(min_count, where=where, name="min_count")
-    bins = equal_width_bins(top, n_bins=n_bins)
-    examples = bins.count
-    if top.weights is not None:
-        examples = equal_width_bins(replace(top, weights=(top.weights > 0).double()), n_bins=n_bins).count
+    present = None if top.weights is None else (top.weights > 0).double()
+    examples = equal_width_bins(replace(top, weights=present), n_bins=n_bins).count
     held = examples >= min_count
     if not bool(held.any()):
         most = int(examples.max())
         raise ValueError(f"{where}: `min_count` must be reached by some bin, got {min_count} where the largest holds {most}.")
-    return bins.gap[held].abs().amax()
+    return equal_width_bins(top, n_bins=n_bins).gap[held].abs().amax()
 
 
 def debiased_error(top: TopLabel, *, n_bins: int) -> Tensor:
@@ -571,9 +531,3 @@ def _monotone_bins(top: TopLabel) -> int:
         if bool((np.diff(rates) < -1e-12).any()):
             return n_bins - 1
     return size
-
-
-def check_norm(p: float, *, where: str) -> None:
-    """Raise unless ``p`` is the order of a norm: a number from 1 to infinity."""
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
-        raise ValueError(f"{where}: `p` must be a number >= 1 (`math.inf` for the largest gap), got {p!r}.")

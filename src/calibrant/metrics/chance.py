@@ -6,22 +6,29 @@ is something else: one number, for which the data choose the number of bins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from calibrant.core.binning import TopLabel, cells_of, equal_width_bins, equal_width_edges, norm_of_bins, top_label
+from calibrant.core.binning import (
+    WIDTH_CELLS,
+    TopLabel,
+    cells_of,
+    equal_width_bins,
+    equal_width_index,
+    examples_of,
+    norm_of_bins,
+    top_label,
+)
 from calibrant.core.checks import ArrayLike, check_count
 from calibrant.core.entry import BinSweep
 from calibrant.core.records import Predictions
 from calibrant.core.scores import IfCalibrated
-from calibrant.metrics.levels import Levels, levels_of
+from calibrant.metrics.levels import Levels, draw_rows, ece_of_levels, levels_of
 
-# Draws held at once: 8 M numbers of 8 bytes.
-_CHUNK_DRAWS = 8_000_000
 # 10, 20, 50, 100, 200, 500 and 1000 are those of published figures; the others fill the gaps on a logarithmic axis.
 BIN_COUNTS = (10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
 
@@ -68,7 +75,7 @@ def null_distribution(
     where = "null_distribution"
     check_draws(n_bins, n_resamples, seed, where=where)
     top = top_label(probs, labels, where=where, weights=weights)
-    return _null_of_top(top, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
+    return null_of_levels(_levels_of_top(top, n_bins), n_resamples=n_resamples, rng=np.random.default_rng(seed))
 
 
 def if_calibrated(
@@ -106,9 +113,9 @@ def if_calibrated(
     """
     where = "if_calibrated"
     check_draws(n_bins, n_resamples, seed, where=where)
-    top = top_label(probs, labels, where=where, weights=weights)
-    drawn = _null_of_top(top, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
-    return compare_with_null(float(norm_of_bins(equal_width_bins(top, n_bins=n_bins))), drawn)
+    given = examples_of(probs, labels, where=where, weights=weights)
+    drawn = null_distribution(given, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
+    return compare_with_null(float(norm_of_bins(equal_width_bins(top_label(given, where=where), n_bins=n_bins))), drawn)
 
 
 def bin_sweep(
@@ -116,14 +123,12 @@ def bin_sweep(
 ) -> BinSweep:
     """Expected and maximum calibration error of one set of predictions for each of several numbers of bins.
 
-    The numbers are those of `calibrant.metrics.expected_calibration_error` and `maximum_calibration_error`. The examples are
-    sorted once and every binning is read off their running sums, so that also all numbers from 10 to 1000 are quick (without
-    resamples).
+    The numbers are those of `calibrant.metrics.expected_calibration_error` and `maximum_calibration_error`.
 
     More bins hold fewer examples each, and chance alone makes both errors grow with them. How much is said beside: the mean of
     both over data sets in which every example is right with a chance that equals its confidence, as in
-    `calibrant.metrics.null_distribution`, but with the same data sets for all numbers of bins. Examples within 0.001 of
-    confidence, and of one bin whatever their number, share their mean one.
+    `calibrant.metrics.null_distribution`, but with the same data sets for all numbers of bins. Examples within
+    1/3000 of confidence share their mean one.
 
     Args:
         predictions: N examples of C classes; sample weights are respected.
@@ -148,24 +153,28 @@ def bin_sweep(
         Forecasting 22, 2007 (what chance alone gives).
     """
     where = "bin_sweep"
-    given: object = predictions
-    if not isinstance(given, Predictions):
-        got = type(given).__name__
-        raise ValueError(f"{where}: `predictions` must be a `Predictions`, got {got}. Make one of `probs` and `labels`.")
+    top = top_label(predictions, where=where)
     if len(n_bins) == 0:
         raise ValueError(f"{where}: `n_bins` must hold at least one number of bins, got none.")
     for number in n_bins:
         check_draws(number, n_resamples, seed, where=where, least=0)
     numbers = tuple(sorted({int(number) for number in n_bins}))
-    top = top_label(predictions, where=where)
-    values, sums = top.rising
-    cuts = [_cuts(values, number, top.dtype) for number in (*numbers, BIN_COUNTS[-1])]
-    ece, mce = zip(*(_errors(sums, cut) for cut in cuts[:-1]), strict=True)
+    bins = [equal_width_bins(top, n_bins=number) for number in numbers]
+    ece, mce = (tuple(float(norm_of_bins(found, p=p)) for found in bins) for p in (1, math.inf))
     if n_resamples == 0:
         return BinSweep(numbers, ece, mce)
-    # The narrowest bins are among those drawn for: examples that no binning tells apart share their mean confidence.
-    drawn = _errors_if_calibrated(sums, cuts, n_resamples=n_resamples, rng=np.random.default_rng(seed))
-    return BinSweep(numbers, ece, mce, *(tuple(found.mean(0)[:-1].tolist()) for found in drawn))
+    levels = _levels_of_top(top, WIDTH_CELLS)
+    mass, right = draw_rows(levels, levels.confidence[None], n_resamples=n_resamples, rng=np.random.default_rng(seed))
+    drawn = [_mean_errors(levels, mass, right, equal_width_index(levels.confidence, m, dtype=top.dtype)) for m in numbers]
+    return BinSweep(numbers, ece, mce, *zip(*drawn, strict=True))
+
+
+def _mean_errors(levels: Levels, mass: Tensor, right: Tensor, index: Tensor) -> tuple[float, float]:
+    """Mean ECE and MCE of rows over the bins that ``index [G]`` puts levels in."""
+    by_bin = mass.new_zeros(2, len(mass), int(index.max()) + 1)
+    held, gap = by_bin.index_add_(2, index, torch.stack([mass, mass * levels.confidence - right])).abs_()
+    # Where fractions of examples were all rounded down a bin is empty, and its gap zero.
+    return float(gap.sum(1).mean()), float((gap / held.clamp_min(1 / levels.size)).amax(1).mean())
 
 
 def compare_with_null(observed: float, drawn: Tensor) -> IfCalibrated:
@@ -177,32 +186,7 @@ def compare_with_null(observed: float, drawn: Tensor) -> IfCalibrated:
 
 def null_of_levels(levels: Levels, *, n_resamples: int, rng: np.random.Generator) -> Tensor:
     """ECE ``[R]`` of calibrated data with the confidences of ``levels``."""
-    values = []
-    for rows in _in_parts(n_resamples, len(levels)):
-        count, right = draw_right(levels.share * levels.size, levels.confidence, n_resamples=rows, rng=rng)
-        values.append(levels.sum_by_bin(count * levels.confidence - right).abs().sum(1) / levels.size)
-    return torch.cat(values)
-
-
-def draw_right(expected: Tensor, accuracy: Tensor, *, n_resamples: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Draw how many examples are right, at the observed confidences.
-
-    Args:
-        expected: How many examples there are at each level ``[G]``; need not be whole numbers.
-        accuracy: Chance to be right at each level ``[G]``.
-        n_resamples: Number R of data sets.
-        rng: Source of randomness.
-
-    Returns:
-        Numbers ``count`` (``[G]``, or ``[R, G]`` where they vary) and ``right [R, G]``, float64.
-    """
-    given = expected.numpy()
-    # Effective numbers need not be whole: the fraction is rounded up as often as it says. Whole ones are met within rounding.
-    whole = np.floor(given + 1e-6)
-    fraction, shape = given - whole, (n_resamples, len(given))
-    count = whole if fraction.max() < 1e-5 else whole + (rng.random(shape) < fraction)
-    right = rng.binomial(count.astype(np.int64), accuracy.numpy(), size=shape)
-    return torch.from_numpy(count), torch.from_numpy(right).double()
+    return ece_of_levels(levels, *draw_rows(levels, levels.confidence[None], n_resamples=n_resamples, rng=rng))
 
 
 def check_draws(n_bins: int, n_resamples: int, seed: int, *, where: str, least: int = 1) -> None:
@@ -212,48 +196,5 @@ def check_draws(n_bins: int, n_resamples: int, seed: int, *, where: str, least: 
     check_count(seed, where=where, name="seed", least=0)
 
 
-def _null_of_top(top: TopLabel, *, n_bins: int, n_resamples: int, seed: int) -> Tensor:
-    size = float(top.mass.sum() ** 2 / top.mass.square().sum())
-    levels = levels_of(cells_of(top), size=size, n_bins=n_bins)
-    return null_of_levels(levels, n_resamples=n_resamples, rng=np.random.default_rng(seed))
-
-
-def _in_parts(n_resamples: int, width: int) -> Iterator[int]:
-    """Divide resamples of ``width`` draws each so that not too many are held at once."""
-    rows = max(_CHUNK_DRAWS // width, 1)
-    return (min(rows, n_resamples - at) for at in range(0, n_resamples, rows))
-
-
-def _cuts(values: Tensor, n_bins: int, dtype: torch.dtype) -> Tensor:
-    """How many of the distinct confidences lie below each edge ``[M + 1]``."""
-    # A value on an edge belongs to the bin that ends there; 0 and 1 belong to the first and the last bin.
-    ends = torch.searchsorted(values, equal_width_edges(n_bins, dtype)[1:-1], right=True)
-    return torch.cat([ends.new_zeros(1), ends, ends.new_tensor([len(values)])])
-
-
-def _errors(sums: Tensor, cuts: Tensor) -> tuple[float, float]:
-    """ECE and MCE over the bins between ``cuts``."""
-    weight, gap = sums[0, cuts].diff(), (sums[1] - sums[2])[cuts].diff().abs()
-    filled = weight > 0
-    return float(gap.sum() / sums[0, -1]), float((gap[filled] / weight[filled]).max())
-
-
-def _errors_if_calibrated(
-    sums: Tensor, cuts: Sequence[Tensor], *, n_resamples: int, rng: np.random.Generator
-) -> tuple[Tensor, Tensor]:
-    """ECE and MCE ``[R, K]`` of calibrated data over each of K binnings of the same draws."""
-    ends = torch.cat(list(cuts)).unique()
-    mass, total = sums[0, ends].diff(), float(sums[0, -1])
-    confidence = (sums[1, ends].diff() / mass).clamp(0, 1)
-    size = total**2 / float(sums[3, -1])
-    bins = [torch.searchsorted(ends, cut.unique()) for cut in cuts]
-    means, largest = [], []
-    for rows in _in_parts(n_resamples, len(mass)):
-        count, right = draw_right(mass * (size / total), confidence, n_resamples=rows, rng=rng)
-        counted, residual = (pad(values.cumsum(-1), (1, 0)) for values in (count, count * confidence - right))
-        gaps = [residual[:, places].diff().abs_() for places in bins]
-        means.append(torch.stack([gap.sum(1) / size for gap in gaps], dim=1))
-        # A bin whose fractions of examples were all rounded down is empty, and its gap zero.
-        shares = [gap / counted[..., at].diff().clamp_min(1.0) for gap, at in zip(gaps, bins, strict=True)]
-        largest.append(torch.stack([share.amax(1) for share in shares], dim=1))
-    return torch.cat(means), torch.cat(largest)
+def _levels_of_top(top: TopLabel, n_bins: int) -> Levels:
+    return levels_of(cells_of(top), size=float(top.mass.sum() ** 2 / top.mass.square().sum()), n_bins=n_bins)

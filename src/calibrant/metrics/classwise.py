@@ -7,11 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import TopLabel, class_bins_of, equal_mass_bins
-from calibrant.core.checks import ArrayLike, check_count
-from calibrant.core.records import Predictions, as_predictions
-from calibrant.metrics.binned import check_norm
-from calibrant.metrics.conventions import reproduce
+from calibrant.core.binning import TopLabel, class_bins_of, equal_mass_bins, examples_of
+from calibrant.core.checks import ArrayLike
+from calibrant.core.records import Predictions
+from calibrant.metrics.conventions import binned_error
 
 
 def classwise_calibration_error(
@@ -54,12 +53,10 @@ def classwise_calibration_error(
         Kull et al., NeurIPS 2019; Nixon et al., CVPR workshops 2019 (SCE); p-norm as in Kumar, Liang and Ma, NeurIPS 2019.
     """
     where = "classwise_calibration_error"
-    check_count(n_bins, where=where, name="n_bins")
-    check_norm(p, where=where)
-    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if convention is not None:
-        return reproduce(given, convention=convention, metric="classwise", n_bins=n_bins, p=p, where=where)
-    errors = class_errors(given, n_bins=n_bins, p=p)
+        return binned_error(given, "classwise", n_bins=n_bins, p=p, convention=convention)
+    errors = class_calibration_errors(given, n_bins=n_bins, p=p)
     if math.isinf(p):
         return errors.amax()
     return errors.mean() if p == 1 else (errors**p).mean() ** (1 / p)
@@ -96,10 +93,13 @@ def class_calibration_errors(
         Kull et al., NeurIPS 2019, equation 2.
     """
     where = "class_calibration_errors"
-    check_count(n_bins, where=where, name="n_bins")
-    check_norm(p, where=where)
-    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    return class_errors(given, n_bins=n_bins, p=p)
+    given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    count, confidence, hits = class_bins_of(given.probs, given.labels, given.weights, n_bins=n_bins).unbind()
+    residual, total = (confidence - hits).abs(), count[0].sum()
+    if p == 1:
+        return residual.sum(1) / total
+    gap: Tensor = residual / count.where(count > 0, 1.0)
+    return gap.amax(1) if math.isinf(p) else ((count * gap**p).sum(1) / total) ** (1 / p)
 
 
 def nixon_adaptive_calibration_error(
@@ -137,8 +137,7 @@ def nixon_adaptive_calibration_error(
         Nixon et al., CVPR workshops 2019, section 3.2.
     """
     where = "nixon_adaptive_calibration_error"
-    check_count(n_bins, where=where, name="n_bins")
-    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    given = examples_of(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     return _mean_range_gap(given, n_bins=n_bins, threshold=-1.0)
 
 
@@ -176,24 +175,10 @@ def thresholded_adaptive_calibration_error(
         Nixon et al., CVPR workshops 2019, section 3.3.
     """
     where = "thresholded_adaptive_calibration_error"
-    check_count(n_bins, where=where, name="n_bins")
     if not 0 <= threshold < 1:
         raise ValueError(f"{where}: `threshold` must lie in [0, 1), got {threshold!r}.")
-    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    given = examples_of(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     return _mean_range_gap(given, n_bins=n_bins, threshold=threshold)
-
-
-def class_errors(given: Predictions, *, n_bins: int, p: float) -> Tensor:
-    """Calibration error of every class over equal-width bins; ``[C]``."""
-    count, confidence, hits = class_bins_of(given.probs, given.labels, given.weights, n_bins=n_bins).unbind()
-    residual, total = (confidence - hits).abs(), count[0].sum()
-    if p == 1:
-        return residual.sum(1) / total
-    gap: Tensor = residual / count.where(count > 0, 1.0)
-    if math.isinf(p):
-        return gap.amax(1)
-    norm: Tensor = ((count * gap**p).sum(1) / total) ** (1 / p)
-    return norm
 
 
 def _mean_range_gap(given: Predictions, *, n_bins: int, threshold: float) -> Tensor:

@@ -21,13 +21,14 @@ from calibrant.core.binning import (
     TopLabel,
     equal_mass_bins,
     equal_width_bins,
+    examples_of,
     means_of_sums,
     norm_of_bins,
     reduce_top_label,
     top_label,
 )
-from calibrant.core.checks import ArrayLike, check_count
-from calibrant.core.records import Bins, Predictions, as_predictions
+from calibrant.core.checks import ArrayLike, check_choice
+from calibrant.core.records import Bins, Predictions
 from calibrant.core.registry import lookup
 
 # From a top-label (or binary) record and the number of bins as one would pass it to the source, to the bins that the source
@@ -37,10 +38,6 @@ Kind = Literal["expected", "maximum", "average", "adaptive", "classwise"]
 
 _BELOW = torch.tensor([-math.inf], dtype=torch.float64)
 _ABOVE = torch.tensor([math.inf], dtype=torch.float64)
-_RULES = {
-    "width": "{m} equal-width bins (lo, hi], edges k/{m} in {dtype}, 0 in the first and 1 in the last",
-    "mass": "{m} equal-mass bins, tied confidences shared between the bins they span",
-}
 
 
 @dataclass(frozen=True)
@@ -68,60 +65,54 @@ class Convention:
     mass_description: str = ""
     extremes: Rule | None = None
     column: Rule | None = None
-    reduce: Callable[[Predictions], TopLabel] = lambda given: top_label(given, where="reproduce")
+    reduce: Callable[[Predictions], TopLabel] = lambda given: top_label(given, where="convention")
     labels_name_classes: bool = False
 
+    def rule_of(self, kind: Kind) -> Rule | None:
+        """The bins of one kind of error."""
+        if kind in ("maximum", "average"):
+            return self.extremes or self.width
+        return {"expected": self.width, "adaptive": self.mass, "classwise": self.column}[kind]
 
-def reproduce(given: Predictions, *, convention: str, metric: Kind, n_bins: int, p: float = 1, where: str) -> Tensor:
-    """Value of a metric as the named source computes it.
 
-    Args:
-        given: Predictions input.
-        convention: Name in `CONVENTIONS`.
-        metric: Which error.
-        n_bins: Number of bins, as one would pass it to the source.
-        p: Order of the norm.
-        where: Name of the calling function, for messages.
+def binned_error(given: Predictions, kind: Kind, *, n_bins: int, p: float = 1, convention: str | None = None) -> Tensor:
+    """Calibration error over our own bins, or over those of the named source.
 
     Returns:
         Scalar ``[]``. Raises ``ValueError`` if there is no such convention, if its source has no such metric, fails on
         this input, or if weights are given, which no source takes.
     """
-    chosen = lookup(CONVENTIONS, convention, kind="convention")
-    if given.weights is not None:
-        raise ValueError(f"{where}: `weights` must be None with a `convention`, got {list(given.weights.shape)}.")
-    rule = _rule_of(chosen, metric)
+    where, chosen = f"{kind}_calibration_error", _OWN
+    if convention is not None:
+        chosen = lookup(CONVENTIONS, convention, kind="convention")
+        if given.weights is not None:
+            raise ValueError(f"{where}: `weights` must be None with a `convention`, got {list(given.weights.shape)}.")
+    rule = chosen.rule_of(kind)
     if rule is None:
-        having = ", ".join(name for name, entry in CONVENTIONS.items() if _rule_of(entry, metric))
+        having = ", ".join(name for name, entry in CONVENTIONS.items() if entry.rule_of(kind))
         raise ValueError(f"{where}: `convention` must be one that has this metric, got {convention!r}. These do: {having}.")
-    if metric == "classwise":
+    if kind == "classwise":
         return _classwise(given, chosen, rule, n_bins, p)
     top = chosen.reduce(given)
     bins = rule(top, n_bins)
-    if metric == "maximum":
-        return norm_of_bins(bins, p=math.inf)
-    if metric == "average":
+    if kind == "average":
         return bins.gap[bins.count > 0].abs().mean()
-    return norm_of_bins(bins, p=p, total=len(top))
-
-
-def _rule_of(convention: Convention, metric: Kind) -> Rule | None:
-    if metric == "adaptive":
-        return convention.mass
-    if metric == "classwise":
-        return convention.column
-    return convention.width if metric == "expected" else convention.extremes or convention.width
+    # A source divides by the number of examples, also of those that are in none of its bins.
+    return norm_of_bins(bins, p=math.inf if kind == "maximum" else p, total=None if convention is None else len(top))
 
 
 def _classwise(given: Predictions, convention: Convention, rule: Rule, n_bins: int, p: float) -> Tensor:
     probs, labels = given.probs, given.labels
     classes = int(labels.max()) + 1 if convention.labels_name_classes else probs.shape[1]
-    errors = []
-    for k in range(classes):
-        column = TopLabel(probs[:, k].double().contiguous(), (labels == k).double(), None, probs.dtype)
-        errors.append(norm_of_bins(rule(column, n_bins), p=p, total=len(labels)))
-    stacked = torch.stack(errors)
-    return stacked.amax() if math.isinf(p) else (stacked**p).mean() ** (1 / p)
+    columns = [TopLabel(probs[:, k].double().contiguous(), (labels == k).double(), None, probs.dtype) for k in range(classes)]
+    errors = torch.stack([norm_of_bins(rule(column, n_bins), p=p, total=len(labels)) for column in columns])
+    return errors.amax() if math.isinf(p) else (errors**p).mean() ** (1 / p)
+
+
+def bin_rule(binning: str, *, where: str) -> Callable[..., Bins]:
+    """The function that groups examples into our own bins "width" or "mass"."""
+    check_choice(binning, ("width", "mass"), where=where, name="binning")
+    return equal_width_bins if binning == "width" else equal_mass_bins
 
 
 @dataclass(frozen=True)
@@ -164,9 +155,8 @@ class Explanation:
 
     def __str__(self) -> str:
         order = "" if self.p == 1 else f", norm of order {self.p:g}"
-        side = "over-confident" if self.signed_gap > 0 else "under-confident"
-        # Below half of the last digit there is no direction.
-        side = f"{side if abs(self.signed_gap) >= 5e-7 else 'no direction'} on average"
+        gap = round(self.signed_gap, 6)
+        side = "over-confident" if gap > 0 else "under-confident" if gap < 0 else "no direction"
         lines = [
             f"{self.metric} = {self.value:.6f}",
             f"  kind       {self.kind}{order}",
@@ -174,7 +164,7 @@ class Explanation:
             f"  examples   {self.n} of {self.num_classes} classes; {self.distinct} different confidences",
             f"  empty      {self.empty_bins} of {self.n_bins} bins; the smallest of the others holds {self.smallest_bin:g}",
             f"  saturated  {self.saturated} confidences are exactly 1",
-            f"  direction  mean confidence minus accuracy {self.signed_gap:+.6f} ({side})",
+            f"  direction  mean confidence minus accuracy {self.signed_gap:+.6f} ({side} on average)",
         ]
         if self.binary is not None:
             lines.append(f"  binary     {self.binary:.6f} if the second column is taken as the probability of a positive class")
@@ -220,26 +210,29 @@ def explain(
     Reference:
         The sources are named in `calibrant.metrics.conventions.CONVENTIONS`.
     """
-    where = "explain"
-    check_count(n_bins, where=where, name="n_bins")
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
-        raise ValueError(f"{where}: `p` must be a number >= 1 (`math.inf` for the largest gap), got {p!r}.")
-    if binning not in _RULES:
-        raise ValueError(f"{where}: `binning` must be 'width' or 'mass', got {binning!r}.")
-    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    top = top_label(given, where=where)
-    group = equal_width_bins if binning == "width" else equal_mass_bins
+    group = bin_rule(binning, where="explain")
+    given = examples_of(probs, labels, where="explain", n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    top = top_label(given, where="explain")
     bins = group(top, n_bins=n_bins)
-    held = bins.count[bins.count > 0]
-    dtype, binary = str(top.dtype).removeprefix("torch."), None
+    held, binary = bins.count[bins.count > 0], None
     if given.num_classes == 2:
         positive = TopLabel(given.probs[:, 1].double(), given.labels.double(), given.weights, given.probs.dtype)
         binary = float(norm_of_bins(group(positive, n_bins=n_bins), p=p))
+    kind: Kind = "expected" if binning == "width" else "adaptive"
+    others: dict[str, float | None] = {}
+    for name in (name for name, entry in CONVENTIONS.items() if entry.rule_of(kind)):
+        try:
+            others[name] = float(binned_error(given, kind, n_bins=n_bins, p=p, convention=name))
+        except ValueError:
+            others[name] = None
+    edges = f"edges k/{n_bins} in {str(top.dtype).removeprefix('torch.')}"
     return Explanation(
         value=float(norm_of_bins(bins, p=p)),
-        metric="expected_calibration_error" if binning == "width" else "adaptive_calibration_error",
+        metric=f"{kind}_calibration_error",
         kind="top-label: the highest probability against whether its class is right",
-        rule=_RULES[binning].format(m=n_bins, dtype=dtype),
+        rule=f"{n_bins} equal-width bins (lo, hi], {edges}, 0 in the first and 1 in the last"
+        if binning == "width"
+        else f"{n_bins} equal-mass bins, tied confidences shared between the bins they span",
         p=p,
         n=len(top),
         num_classes=given.num_classes,
@@ -249,35 +242,24 @@ def explain(
         saturated=int((top.confidence == 1).sum()),
         distinct=len(top.confidence.unique()),
         signed_gap=float(bins.weight @ bins.gap),
-        others=_others(given, "expected" if binning == "width" else "adaptive", n_bins, p),
+        others=MappingProxyType(others),
         binary=binary,
     )
-
-
-def _others(given: Predictions, metric: Kind, n_bins: int, p: float) -> Mapping[str, float | None]:
-    values: dict[str, float | None] = {}
-    for name, convention in CONVENTIONS.items():
-        if metric == "adaptive" and convention.mass is None:
-            continue
-        try:
-            values[name] = float(reproduce(given, convention=name, metric=metric, n_bins=n_bins, p=p, where="explain"))
-        except ValueError:
-            values[name] = None
-    return MappingProxyType(values)
-
-
-def _between(top: TopLabel, edges: Tensor, *, closed: Literal["left", "right"]) -> Bins:
-    """Bins between consecutive float64 ``edges [M + 1]``; examples beyond the outer edges are in none."""
-    slot = torch.bucketize(top.confidence, edges, right=closed == "left")
-    size = len(edges) + 1
-    sums = [torch.bincount(slot, weights=v, minlength=size)[1:-1] for v in (top.confidence, top.correct)]
-    count = torch.bincount(slot, minlength=size)[1:-1].double()
-    return means_of_sums(edges, count, *sums)
 
 
 def _by_index(top: TopLabel, index: Tensor, size: int) -> Bins:
     sums = [torch.bincount(index, weights=v, minlength=size) for v in (top.confidence, top.correct)]
     return means_of_sums(torch.empty(0), torch.bincount(index, minlength=size).double(), *sums)
+
+
+def _between(top: TopLabel, edges: Tensor, *, closed: Literal["left", "right"]) -> Bins:
+    """Bins between consecutive float64 ``edges [M + 1]``; examples beyond the outer edges are in none."""
+    found = _by_index(top, torch.bucketize(top.confidence, edges, right=closed == "left"), len(edges) + 1)
+    return Bins(edges, *(part[1:-1] for part in (found.count, found.confidence, found.accuracy)))
+
+
+def _rule(edges: Callable[[TopLabel, int], Tensor], *, closed: Literal["left", "right"]) -> Rule:
+    return lambda top, n_bins: _between(top, edges(top, n_bins), closed=closed)
 
 
 def _as_numpy(top: TopLabel) -> np.ndarray[tuple[int], np.dtype[np.floating]]:
@@ -291,18 +273,12 @@ def _compared(edges: Tensor, dtype: torch.dtype) -> Tensor:
     return edges.double().to(dtype).double()
 
 
-def _guo_width(top: TopLabel, n_bins: int) -> Bins:
-    return _between(top, _compared(torch.linspace(0, 1, n_bins + 1), top.dtype), closed="right")
+_guo_width = _rule(lambda top, n_bins: _compared(torch.linspace(0, 1, n_bins + 1), top.dtype), closed="right")
 
 
-def _focal_mass(top: TopLabel, n_bins: int) -> Bins:
-    values, total = np.sort(_as_numpy(top)), len(top)
-    edges = np.interp(np.linspace(0, total, n_bins + 1), np.arange(total), values)
-    return _between(top, _compared(torch.from_numpy(edges), top.dtype), closed="right")
-
-
-def _focal_extremes(top: TopLabel, n_bins: int) -> Bins:
-    return _by_index(top, (top.confidence * n_bins - 1).ceil().long().clamp_(0, n_bins - 1), n_bins)
+def _focal_edges(top: TopLabel, n_bins: int) -> Tensor:
+    edges = np.interp(np.linspace(0, len(top), n_bins + 1), np.arange(len(top)), np.sort(_as_numpy(top)))
+    return _compared(torch.from_numpy(edges), top.dtype)
 
 
 def _netcal_reduce(given: Predictions) -> TopLabel:
@@ -321,7 +297,7 @@ def _netcal_reduce(given: Predictions) -> TopLabel:
 
 
 def _netcal_width(top: TopLabel, n_bins: int) -> Bins:
-    return _netcal_bins(top, torch.from_numpy(np.linspace(0.0, 1.0, n_bins + 1)))
+    return _netcal_bins(top, _linspace(1.0, n_bins + 1))
 
 
 def _netcal_mass(top: TopLabel, n_bins: int) -> Bins:
@@ -368,21 +344,15 @@ def _split_mass(top: TopLabel, n_bins: int) -> Bins:
     return _by_index(top, index, n_bins)
 
 
-def _kumar_width(top: TopLabel, n_bins: int) -> Bins:
-    edges = torch.tensor([i * 1.0 / n_bins for i in range(1, n_bins + 1)], dtype=torch.float64)
-    return _between(top, torch.cat([_BELOW, edges]), closed="right")
-
-
-def _kumar_mass(top: TopLabel, n_bins: int) -> Bins:
+def _kumar_edges(top: TopLabel, n_bins: int) -> Tensor:
     parts = np.array_split(np.sort(_as_numpy(top)), min(n_bins, len(top)))
     middles = [float((left[-1] + right[0]) / 2.0) for left, right in zip(parts[:-1], parts[1:], strict=True)]
-    edges = torch.tensor(sorted({*middles, 1.0}), dtype=torch.float64)
-    return _between(top, torch.cat([_BELOW, edges]), closed="right")
+    return torch.cat([_BELOW, torch.tensor(sorted({*middles, 1.0}), dtype=torch.float64)])
 
 
-def _relplot_width(top: TopLabel, n_bins: int) -> Bins:
-    index = torch.from_numpy((_as_numpy(top) / (1.0 / n_bins)).astype(np.int64))
-    return _by_index(top, index, n_bins + 1)
+_kumar_width = _rule(
+    lambda _, n_bins: torch.cat([_BELOW, torch.arange(1, n_bins + 1, dtype=torch.float64) / n_bins]), closed="right"
+)
 
 
 def _pycalib_width(top: TopLabel, n_bins: int) -> Bins:
@@ -398,26 +368,21 @@ def _pycalib_width(top: TopLabel, n_bins: int) -> Bins:
     return means_of_sums(uppers, count, confidence, correct)
 
 
-def _pycalib_column(top: TopLabel, n_bins: int) -> Bins:
-    edges = torch.from_numpy(np.linspace(0, 1 + 1e-8, n_bins + 1))
-    return _between(top, torch.cat([edges, _ABOVE]), closed="left")
-
-
-def _mapie_width(top: TopLabel, n_bins: int) -> Bins:
-    return _between(top, torch.cat([_BELOW, torch.from_numpy(np.linspace(0.0, 1.0, n_bins))]), closed="right")
-
-
-def _mapie_mass(top: TopLabel, n_bins: int) -> Bins:
+def _mapie_edges(top: TopLabel, n_bins: int) -> Tensor:
     edges = np.percentile(_as_numpy(top), np.linspace(0, 1, n_bins) * 100).astype(np.float64)
-    return _between(top, torch.cat([_BELOW, torch.from_numpy(edges)]), closed="right")
+    return torch.cat([_BELOW, torch.from_numpy(edges)])
 
 
-def _caltrain_width(top: TopLabel, n_bins: int) -> Bins:
-    edges = torch.from_numpy(np.linspace(0.0, 1.0, n_bins + 1))
-    index = (torch.bucketize(top.confidence, edges, right=True) - 1).clamp_(max=n_bins - 1)
-    return _by_index(top, index, n_bins)
+def _linspace(end: float, number: int) -> Tensor:
+    return torch.from_numpy(np.linspace(0.0, end, number))
 
 
+_OWN = Convention(
+    "calibrant",
+    "(lo, hi], edges k/M in the precision of the input; 0 in the first and 1 in the last",
+    lambda top, n_bins: equal_width_bins(top, n_bins=n_bins),
+    mass=lambda top, n_bins: equal_mass_bins(top, n_bins=n_bins),
+)
 CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
     {
         "guo2017": Convention(
@@ -429,9 +394,11 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
             "Mukhoti et al., NeurIPS 2020, torrvision/focal_calibration",
             "(lo, hi], edges of a float32 linspace; 0 in no bin",
             _guo_width,
-            mass=_focal_mass,
+            mass=_rule(_focal_edges, closed="right"),
             mass_description="(lo, hi], edges interpolated between sorted confidences; the smallest in no bin",
-            extremes=_focal_extremes,
+            extremes=lambda top, n_bins: _by_index(
+                top, (top.confidence * n_bins - 1).ceil().long().clamp_(0, n_bins - 1), n_bins
+            ),
             column=_guo_width,
             labels_name_classes=True,
         ),
@@ -462,32 +429,34 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
             "Kumar, Liang and Ma, NeurIPS 2019, uncertainty-calibration 0.1.4",
             "(lo, hi], edges in float64 whatever the input",
             _kumar_width,
-            mass=_kumar_mass,
+            mass=_rule(_kumar_edges, closed="right"),
             mass_description="(lo, hi], edges midway between equal parts; coinciding ones merged",
             column=_kumar_width,
         ),
         "relplot": Convention(
             "Blasiok and Nakkiran, ICLR 2024, relplot 1.0",
             "[lo, hi) by truncation; exactly 1 in a bin of its own beyond the last",
-            _relplot_width,
+            lambda top, n_bins: _by_index(
+                top, torch.from_numpy((_as_numpy(top) / (1.0 / n_bins)).astype(np.int64)), n_bins + 1
+            ),
         ),
         "pycalib": Convention(
             "PyCalib 0.1",
             "(lo, hi], edges by repeated addition; for some numbers of bins 1 in no bin",
             _pycalib_width,
-            column=_pycalib_column,
+            column=_rule(lambda _, n_bins: torch.cat([_linspace(1 + 1e-8, n_bins + 1), _ABOVE]), closed="left"),
         ),
         "mapie": Convention(
             "MAPIE 1",
             "(lo, hi] between n_bins edges, hence one bin fewer",
-            _mapie_width,
-            mass=_mapie_mass,
+            _rule(lambda _, n_bins: torch.cat([_BELOW, _linspace(1.0, n_bins)]), closed="right"),
+            mass=_rule(_mapie_edges, closed="right"),
             mass_description="(lo, hi] between n_bins quantiles, hence one bin fewer; the smallest in a bin of its own",
         ),
         "caltrain": Convention(
             "Roelofs et al., AISTATS 2022, google-research/caltrain",
             "[lo, hi), 1 in the last",
-            _caltrain_width,
+            _rule(lambda _, n_bins: torch.cat([_linspace(1.0, n_bins + 1)[:-1], _ABOVE]), closed="left"),
         ),
     }
 )

@@ -31,16 +31,7 @@ _FEW = 50
 
 
 def draw_reliability(bins: Bins, *, title: str, ax: Axes | None = None) -> tuple[Figure | SubFigure | None, Axes]:
-    """Draw the accuracy of every confidence bin with its gap to the mean confidence, above the share of examples in it.
-
-    Args:
-        bins: Equal-width bins.
-        title: Text above the diagram.
-        ax: Axes to draw in, which give up their lower part to the shares; a new figure if not given.
-
-    Returns:
-        The figure and the axes of the diagram.
-    """
+    """Draw the accuracy of every confidence bin with its gap to the mean confidence, above the share of examples in it."""
     import matplotlib.pyplot as plt
     from mpl_toolkits.axes_grid1 import make_axes_locatable
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
-
-import torch
 
 from calibrant.core.entry import Entry
 from calibrant.metrics.paired import paired_test
@@ -48,32 +47,25 @@ def compare_runs(
     `calibrant.metrics.paired.paired_test`, if both predictions are there. The first says something about the methods, the
     second only about these two networks. What lies between is not tested: two seeds tell too little.
 
-    Args:
-        first: Runs of the row to compare with.
-        second: Those of the other.
-        metrics: Keys of `Scores`; those that a run lacks are left out.
-        test: Whether to test at all.
-
     Returns:
         Metric → difference.
     """
     pairs = _pairs(first, second)
-    alone = len(first) == len(second) == 1
-    over_examples = _examples_test(pairs) if test and alone else {}
+    over_examples = _examples_test(pairs) if test and len(first) == len(second) == 1 else {}
     found = {}
     for key in metrics:
         if not all(key in entry.scores for entry in (*first, *second)):
             continue
-        ones, twos = ([entry.scores[key].value for entry in runs] for runs in (first, second))
         drawn = [b.scores[key].value - a.scores[key].value for a, b in pairs]
-        mean, std = mean_and_std(drawn) if drawn else (mean_and_std(twos)[0] - mean_and_std(ones)[0], None)
-        if test and len(pairs) >= LEAST_SEEDS:
-            p_value = paired_t(drawn)
-            found[key] = Difference(mean, std, len(pairs), p_value, None if p_value is None else "seeds", tuple(drawn))
-        else:
-            p_value = over_examples.get(key)
-            found[key] = Difference(mean, std, len(pairs), p_value, None if p_value is None else "examples", tuple(drawn))
+        mean, std = mean_and_std(drawn) if drawn else (_mean(second, key) - _mean(first, key), None)
+        over: Literal["seeds", "examples"] = "seeds" if len(pairs) >= LEAST_SEEDS else "examples"
+        p_value = over_examples.get(key) if over == "examples" else paired_t(drawn) if test else None
+        found[key] = Difference(mean, std, len(pairs), p_value, None if p_value is None else over, tuple(drawn))
     return found
+
+
+def _mean(runs: Sequence[Entry], key: str) -> float:
+    return mean_and_std([entry.scores[key].value for entry in runs])[0]
 
 
 def paired_t(differences: Sequence[float]) -> float | None:
@@ -91,20 +83,17 @@ def paired_t(differences: Sequence[float]) -> float | None:
     """
     from scipy.special import stdtr
 
-    if not all(math.isfinite(value) for value in differences):
-        return None
     mean, std = mean_and_std(differences)
+    if std is None:
+        return None
+    if std <= _ROUNDING:
+        return 1.0 if abs(mean) <= _ROUNDING else None
     n = len(differences)
-    if std is None or std <= _ROUNDING:
-        return 1.0 if n > 1 and abs(mean) <= _ROUNDING else None
     return float(2 * stdtr(n - 1, -abs(mean) * math.sqrt(n) / std))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     r"""Correct p-values for their number: the k-th smallest of m becomes the largest of :math:`(m - j + 1)\, p_{(j)}, j \le k`.
-
-    Args:
-        p_values: One family of tests; None where there was none, which does not count.
 
     Returns:
         The corrected values, at most 1, in the given order.
@@ -146,16 +135,15 @@ def welch_t(first: Sequence[float], second: Sequence[float]) -> float | None:
     """
     from scipy.special import stdtr
 
-    samples = (first, second)
-    if min(map(len, samples)) < 2 or not all(math.isfinite(value) for values in samples for value in values):
+    (one, std), (two, other_std) = mean_and_std(first), mean_and_std(second)
+    if std is None or other_std is None:
         return None
-    apart = statistics.fmean(first) - statistics.fmean(second)
-    parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in samples]
-    error = math.sqrt(math.fsum(part for part, _ in parts))
+    parts = (std**2 / len(first), other_std**2 / len(second))
+    error = math.sqrt(sum(parts))
     if error <= _ROUNDING:
-        return float(abs(apart) <= _ROUNDING)
-    freedom = error**4 / math.fsum(part**2 / degrees for part, degrees in parts)
-    return float(2 * stdtr(freedom, -abs(apart) / error))
+        return float(abs(one - two) <= _ROUNDING)
+    freedom = error**4 / (parts[0] ** 2 / (len(first) - 1) + parts[1] ** 2 / (len(second) - 1))
+    return float(2 * stdtr(freedom, -abs(one - two) / error))
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
@@ -180,13 +168,8 @@ def _pairs(first: Sequence[Entry], second: Sequence[Entry]) -> list[tuple[Entry,
 
 
 def _examples_test(pairs: Sequence[tuple[Entry, Entry]]) -> dict[str, float]:
-    if not pairs:
-        return {}
-    one, two = pairs[0][0].test, pairs[0][1].test
-    if one is None or two is None or one.num_classes != two.num_classes or not torch.equal(one.labels, two.labels):
-        return {}
-    if (one.weights is None) != (two.weights is None):
-        return {}
-    if one.weights is not None and two.weights is not None and not torch.equal(one.weights, two.weights):
-        return {}
-    return {key: found.p_value for key, found in paired_test(one, two).items()}
+    for one, two in pairs:
+        if one.test is not None and two.test is not None:
+            with contextlib.suppress(ValueError):  # Not the same examples.
+                return {key: found.p_value for key, found in paired_test(one.test, two.test).items()}
+    return {}

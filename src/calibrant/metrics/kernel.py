@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from calibrant.core.binning import TopLabel, top_label
-from calibrant.core.checks import ArrayLike, check_positive
+from calibrant.core.checks import ArrayLike, check_choice, check_positive
 from calibrant.core.kernels import all_pairs_accuracy, gaussian_means, gaussian_sums, laplace_pair_sum
 from calibrant.core.records import Predictions, as_predictions
 
@@ -73,8 +74,7 @@ def smooth_expected_calibration_error(
     """
     where = "smooth_expected_calibration_error"
     check_positive(bandwidth, where=where, name="bandwidth")
-    if accuracy not in ("hard", "soft"):
-        raise ValueError(f"{where}: `accuracy` must be 'hard' or 'soft', got {accuracy!r}.")
+    check_choice(accuracy, ("hard", "soft"), where=where, name="accuracy")
     given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
     top = top_label(given, where=where)
     if accuracy == "soft":
@@ -135,8 +135,7 @@ def smooth_calibration_error(
         check_positive(bandwidth, where=where, name="bandwidth")
         if bandwidth < _LEAST_GIVEN:
             raise ValueError(f"{where}: `bandwidth` must be >= {_LEAST_GIVEN:g}, got {bandwidth!r}.")
-    if convention not in get_args(SmoothConvention):
-        raise ValueError(f"{where}: `convention` must be 'grid', 'relplot' or 'exact', got {convention!r}.")
+    check_choice(convention, get_args(SmoothConvention), where=where, name="convention")
     top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
     return smoothed_residual(top, bandwidth=bandwidth, convention=convention)
 
@@ -190,12 +189,10 @@ def kde_calibration_error(
     top = positive(top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index))
     if len(top) < 2:
         raise ValueError(f"{where}: `probs` must hold N >= 2 examples of positive weight, got 1.")
-    tied = _Tied(top)
     if bandwidth is None:
-        bandwidth = max(_BANDWIDTHS, key=lambda candidate: tied.others(candidate)[2])
-    right, every, _ = tied.others(bandwidth)
-    gap = np.abs(right / every - top.confidence.numpy()) ** p
-    return torch.tensor(float(np.average(gap, weights=tied.weights)), dtype=torch.float64)
+        bandwidth = max(_BANDWIDTHS, key=lambda candidate: _beta_accuracy(top, candidate)[1])
+    gap = np.abs(_beta_accuracy(top, bandwidth)[0] - top.confidence.numpy()) ** p
+    return torch.tensor(float(np.average(gap, weights=top.mass.numpy())), dtype=torch.float64)
 
 
 def maximum_mean_calibration_error(
@@ -309,184 +306,114 @@ def mean_embedding_norm(top: TopLabel, *, scale: float = 0.4) -> Tensor:
     residual = top.correct - top.confidence
     residual = residual * (top.mass / top.mass.sum())
     # The kernel is positive definite: only rounding can bring the sum below zero.
-    return laplace_pair_sum(top.confidence, residual, residual, scale=scale).clamp(min=0).sqrt()
+    return laplace_pair_sum(top.confidence, residual, scale=scale).clamp(min=0).sqrt()
 
 
 def smoothed_residual(top: TopLabel, *, bandwidth: float | None = None, convention: SmoothConvention = "grid") -> Tensor:
     """SmECE of checked examples; their correctness may be a mean of several (cells of a histogram)."""
-    if convention == "exact":
-        exact = _Exact(top)
-        value = exact(bandwidth) if bandwidth is not None else _solve(exact, guess=_halve(_OnGrid(top, whole_ends=True)))
-    else:
-        on_grid = _OnGrid(top, whole_ends=convention == "grid")
-        value = on_grid(_halve(on_grid) if bandwidth is None else bandwidth)
-    return torch.tensor(value, dtype=torch.float64)
+    error = _exact_residual(top) if convention == "exact" else _grid_residual(top, whole_ends=convention == "grid")
+    if bandwidth is None:
+        bandwidth = _equal_bandwidth(error) if convention == "exact" else _halve(error)
+    return torch.tensor(error(bandwidth), dtype=torch.float64)
 
 
-def _halve(at_bandwidth: Callable[[float], float]) -> float:
+def _halve(error: Callable[[float], float]) -> float:
     """Smallest multiple of 1/1024 at which the error is at most the bandwidth, as the published search finds it."""
     high, low = 1.0, 0.0
-    if at_bandwidth(high) > high:
-        return high
     for _ in range(10):
         middle = (high + low) / 2
-        if middle < _LEAST_BANDWIDTH or middle < at_bandwidth(middle):
+        if middle < _LEAST_BANDWIDTH or middle < error(middle):
             low = middle
         else:
             high = middle
     return high
 
 
-def _solve(at_bandwidth: Callable[[float], float], *, guess: float) -> float:
-    """The value at which error and bandwidth are equal; the error falls with the bandwidth, so there is one."""
-    value = at_bandwidth(guess)
-    # The error at a bandwidth lies on the other side of the solution.
-    low, high = max(min(guess, value), _LEAST_BANDWIDTH), max(guess, value, _LEAST_BANDWIDTH)
-    at_low, at_high = at_bandwidth(low), at_bandwidth(high)
-    if at_low <= low:
-        return at_low
-    while high - low > 1e-9:
-        slope = (at_high - at_low) / (high - low)
-        # The secant, kept off the ends so that the bracket always shrinks.
-        margin = 0.01 * (high - low)
-        middle = min(max((at_low - slope * low) / (1 - slope), low + margin), high - margin)
-        error = at_bandwidth(middle)
-        if error > middle:
-            low, at_low = middle, error
-        else:
-            high, at_high = middle, error
-    return (at_low + at_high) / 2
+def _equal_bandwidth(error: Callable[[float], float]) -> float:
+    """The bandwidth that equals the error, which falls with it; not below the least one."""
+    from scipy.optimize import brentq
+
+    if error(_LEAST_BANDWIDTH) <= _LEAST_BANDWIDTH:
+        return _LEAST_BANDWIDTH
+    return float(brentq(lambda bandwidth: error(bandwidth) - bandwidth, _LEAST_BANDWIDTH, 1.0, xtol=1e-12))
 
 
-class _OnGrid:
+def _grid_residual(top: TopLabel, *, whole_ends: bool) -> Callable[[float], float]:
     """The error at a bandwidth, by convolution on a grid as in the authors' package."""
+    confidence = top.confidence.numpy()
+    weights = (top.mass / top.mass.mean()).numpy()
+    values = (weights * (confidence - top.correct.numpy()), weights)
 
-    def __init__(self, top: TopLabel, *, whole_ends: bool) -> None:
-        self._whole_ends = whole_ends
-        self._confidence = top.confidence.numpy()
-        weights = (top.mass / top.mass.mean()).numpy()
-        self._values = (weights * (self._confidence - top.correct.numpy()), weights)
-        self._spectra: dict[int, np.ndarray[tuple[int, ...], np.dtype[np.complex128]]] = {}
+    @cache
+    def spectrum(nodes: int, size: int) -> np.ndarray[tuple[int, ...], np.dtype[np.complex128]]:
+        """Residuals and weights, shared between the two grid points around each example and reflected once."""
+        place = confidence * (nodes - 1)
+        left = place.astype(np.int64).clip(0, nodes - 2)
+        share = place - left
+        low, high = ([np.bincount(left, weights=part * v, minlength=nodes) for v in values] for part in (1 - share, share))
+        # The last grid point has no right neighbour, so nothing wraps around.
+        once = np.stack(low) + np.roll(high, 1, axis=1)
+        if whole_ends:
+            # An end of the grid is its own mirror image: it counts once where every other point counts twice.
+            once[:, [0, -1]] *= 2
+        return np.fft.rfft(np.concatenate([once[:, :0:-1], once, once[:, -2::-1]], axis=1), size)
 
-    def __call__(self, bandwidth: float) -> float:
+    def error(bandwidth: float) -> float:
         nodes = max(2000, round(20 / bandwidth)) // 2 + 1
-        residual, density = self._smooth(bandwidth, nodes)
+        size = 1 << (4 * nodes - 3).bit_length()
+        grid = np.linspace(0, 1, nodes)
+        kernel = np.exp(-((grid - 0.5) ** 2) / (2 * bandwidth**2)) / (math.sqrt(2 * math.pi) * bandwidth)
+        start = nodes - 1 + nodes // 2
+        smooth = np.fft.irfft(spectrum(nodes, size) * np.fft.rfft(kernel, size), size)[:, start : start + nodes]
         at = np.linspace(0, 1, max(round(10 / bandwidth), 200))
-        share = at * (nodes - 1)
-        left = share.astype(np.int64).clip(0, nodes - 2)
-        share -= left
-        rows = np.stack([residual, density])
-        residual, density = rows[:, left] * (1 - share) + rows[:, left + 1] * share
+        residual, density = (np.interp(at, grid, row) for row in smooth)
         # The package adds 1e-4 to the density of N examples before it divides by it.
         return float(np.abs(residual).sum() / (density + 1e-4).sum())
 
-    def _smooth(self, bandwidth: float, nodes: int) -> Array:
-        """Residual and density on the grid ``[2, nodes]``, reflected once and convolved with a cut Gaussian."""
-        size = 1 << (4 * nodes - 3).bit_length()
-        if nodes not in self._spectra:
-            once = self._spread(nodes)
-            if self._whole_ends:
-                # An end of the grid is its own mirror image: it counts once where every other point counts twice.
-                once[:, [0, -1]] *= 2
-            reflected = np.concatenate([once[:, :0:-1], once, once[:, -2::-1]], axis=1)
-            self._spectra[nodes] = np.fft.rfft(reflected, size)
-        from_centre = np.linspace(0, 1, nodes) - 0.5
-        kernel = np.exp(-(from_centre**2) / (2 * bandwidth**2)) / (math.sqrt(2 * math.pi) * bandwidth)
-        full = np.fft.irfft(self._spectra[nodes] * np.fft.rfft(kernel, size), size)
-        start = nodes - 1 + nodes // 2
-        return full[:, start : start + nodes]
-
-    def _spread(self, nodes: int) -> Array:
-        """Share the values of every example between the two grid points around it, ``[2, nodes]``."""
-        place = self._confidence * (nodes - 1)
-        left = place.astype(np.int64).clip(0, nodes - 2)
-        share = place - left
-        sums = [
-            np.bincount(left, weights=(1 - share) * v, minlength=nodes)
-            + np.bincount(left + 1, weights=share * v, minlength=nodes)
-            for v in self._values
-        ]
-        return np.stack(sums)
+    return error
 
 
-class _Exact:
+def _exact_residual(top: TopLabel) -> Callable[[float], float]:
     """The error at a bandwidth, by its definition."""
+    residual = (top.mass / top.mass.sum() * (top.confidence - top.correct)).unsqueeze(0)
 
-    def __init__(self, top: TopLabel) -> None:
-        weights = top.mass / top.mass.sum()
-        # Joined once here, ties need not be joined at every bandwidth.
-        self._confidence, group = torch.unique(top.confidence, return_inverse=True)
-        self._residual = torch.bincount(group, weights=weights * (top.confidence - top.correct)).unsqueeze(0)
-
-    def __call__(self, bandwidth: float) -> float:
+    def error(bandwidth: float) -> float:
         points = math.ceil(_POINTS_PER_BANDWIDTH * max(1 / bandwidth, 1)) + 1
         at = torch.linspace(0, 1, points, dtype=torch.float64)
         # Reflecting the point of evaluation is reflecting the examples; images beyond ten bandwidths are below 1e-21.
         reach, turns = 10 * bandwidth, range(-math.ceil(5 * bandwidth), math.ceil(5 * bandwidth) + 1)
         images = torch.cat([sign * at + 2 * n for n in turns for sign in (1, -1)])
         seen = ((images >= -reach) & (images <= 1 + reach)).nonzero().squeeze(1)
-        sums = gaussian_sums(self._confidence, self._residual, bandwidth=bandwidth, at=images[seen])
+        sums = gaussian_sums(top.confidence, residual, bandwidth=bandwidth, at=images[seen])
         smooth = torch.bincount(seen % points, weights=sums[0]) / (math.sqrt(2 * math.pi) * bandwidth)
-        return _integrate_size(smooth) / (points - 1)
+        left, right = smooth[:-1], smooth[1:]
+        total = left.abs() + right.abs()
+        # Where the sign changes a polygon makes two triangles instead of a trapezoid. Between zeros of a smooth function it is
+        # too small by the slopes there over twelve (Euler and Maclaurin), and each zero ends two such pieces.
+        triangles = (left.square() + right.square()) / total.clamp(min=1e-300) + (right - left).abs() / 3
+        return float(torch.where(left * right < 0, triangles, total).sum() / 2) / (points - 1)
+
+    return error
 
 
-def _integrate_size(values: Tensor) -> float:
-    """Integral of the absolute value of a smooth function given by ``values``, spaced by one; error of third order."""
-    left, right = values[:-1], values[1:]
-    size = left.abs() + right.abs()
-    # Where the sign changes a polygon makes two triangles instead of a trapezoid. Between zeros of a smooth function, flat at
-    # both ends, it is too small by the slopes there over twelve (Euler and Maclaurin), and each zero ends two such pieces.
-    triangles = (left.square() + right.square()) / size.clamp(min=1e-300) + (right - left).abs() / 3
-    return float(torch.where(left * right < 0, triangles, size).sum() / 2)
-
-
-class _Tied:
-    """Examples grouped by equal confidence, and the leave-one-out kernel sums around each of them."""
-
-    def __init__(self, top: TopLabel) -> None:
-        confidence = top.confidence.numpy().clip(_MARGIN, 1 - _MARGIN)
-        self.weights: Array = top.mass.numpy()
-        self._correct = top.correct.numpy()
-        self._points, self._group, self._count = np.unique(confidence, return_inverse=True, return_counts=True)
-        per_group = [np.bincount(self._group, weights=w) for w in (self.weights, self.weights * self._correct)]
-        self._totals = np.stack(per_group)
-
-    def others(self, bandwidth: float) -> tuple[Array, Array, float]:
-        """Kernel sums at each example over the others, and the mean log-likelihood under their density.
-
-        Args:
-            bandwidth: Width b of the kernel.
-
-        Returns:
-            The sums ``[N]`` over right predictions and over all, up to a common factor per example; the log-likelihood.
-        """
-        elsewhere, own, shift = self._between_groups(bandwidth)
-        every, right = elsewhere[:, self._group]
-        own = own[self._group]
-        every = every + own * (self._totals[0, self._group] - self.weights)
-        right = right + own * (self._totals[1, self._group] - self.weights * self._correct)
-        density = np.log(every / (self.weights.sum() - self.weights)) + shift[self._group]
-        return right, every, float(np.average(density, weights=self.weights))
-
-    def _between_groups(self, bandwidth: float) -> tuple[Array, Array, Array]:
-        """Sums of weights ``[2, U]`` over other groups, the kernel within the own one ``[U]``, and the log of their factor."""
-        points = self._points
-        a, b = torch.from_numpy(points / bandwidth + 1), torch.from_numpy((1 - points) / bandwidth + 1)
-        log_norm = (torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)).numpy()
-        log_one_minus = np.log1p(-points)
-        # log k(c; m) = m * logit(c) / b + log(1 - c) / b - log B(m): a product of two columns, but for a term of the row.
-        left = np.stack([(np.log(points) - log_one_minus) / bandwidth, np.full(len(points), -1.0)], axis=1)
-        right = np.stack([points, log_norm])
-        sums, own, shift = np.zeros((2, len(points))), np.zeros(len(points)), np.zeros(len(points))
-        for start in range(0, len(points), rows := max(_BLOCK // len(points), 1)):
-            block = slice(start, start + rows)
-            kernel = left[block] @ right
-            diagonal = np.arange(len(kernel)), np.arange(len(kernel)) + start
-            # A lone example has no kernel of its own to be compared with: its own would drown that of far neighbours.
-            within = np.where(self._count[block] > 1, kernel[diagonal], -np.inf)
-            kernel[diagonal] = -np.inf
-            shift[block] = np.maximum(kernel.max(1), within)
-            own[block] = np.exp(within - shift[block])
-            kernel -= shift[block, None]
-            sums[:, block] = self._totals @ np.exp(kernel, out=kernel).T
-        return sums, own, shift + log_one_minus / bandwidth
+def _beta_accuracy(top: TopLabel, bandwidth: float) -> tuple[Array, float]:
+    """Accuracy around each example, by Beta kernels on the others ``[N]``, and the mean log-likelihood under their density."""
+    points = top.confidence.numpy().clip(_MARGIN, 1 - _MARGIN)
+    weight, right = top.mass.numpy(), (top.mass * top.correct).numpy()
+    a, b = torch.from_numpy(points / bandwidth + 1), torch.from_numpy((1 - points) / bandwidth + 1)
+    log_norm = (torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)).numpy()
+    log_one_minus = np.log1p(-points)
+    # log k(c; m) = m * logit(c) / b + log(1 - c) / b - log B(m): a product of two columns, but for a term of the row.
+    rows = np.stack([(np.log(points) - log_one_minus) / bandwidth, np.full(len(points), -1.0)], axis=1)
+    columns = np.stack([points, log_norm])
+    sums, shift = np.zeros((2, len(points))), log_one_minus / bandwidth
+    step = max(_BLOCK // len(points), 1)
+    for start in range(0, len(points), step):
+        block = slice(start, start + step)
+        kernel = rows[block] @ columns
+        kernel[np.arange(len(kernel)), np.arange(len(kernel)) + start] = -np.inf
+        largest = kernel.max(1)
+        shift[block] += largest
+        sums[:, block] = np.stack([weight, right]) @ np.exp(kernel - largest[:, None]).T
+    density = np.log(sums[0] / (weight.sum() - weight)) + shift
+    return sums[1] / sums[0], float(np.average(density, weights=weight))

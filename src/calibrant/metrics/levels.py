@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
@@ -106,16 +107,7 @@ class Levels:
 
 
 def levels_of(cells: Tensor, *, size: float, n_bins: int) -> Levels:
-    """Merge cells of confidence to levels that are narrow and hold few examples.
-
-    Args:
-        cells: Sums by cell ``[4, NUM_CELLS]`` (`calibrant.core.binning.cells_of`).
-        size: (Effective) number of examples.
-        n_bins: Number of bins of the binned metrics.
-
-    Returns:
-        The levels; at most one per example.
-    """
+    """Merge ``cells [4, NUM_CELLS]`` of confidence to levels that are narrow and hold few of ``size`` (effective) examples."""
     size, used = max(round(size), 1), (cells[0] > 0).nonzero().squeeze(1)
     sums = cells[:3, used]
     share, confidence = sums[0] / sums[0].sum(), (sums[1] / sums[0]).clamp(0, 1)
@@ -140,18 +132,43 @@ def levels_of(cells: Tensor, *, size: float, n_bins: int) -> Levels:
     )
 
 
+class Gaps:
+    """Share of examples, gap, and variance of one example's correctness, for each piece of the levels ``[K]``."""
+
+    def __init__(self, levels: Levels, pieces: Tensor) -> None:
+        _, self.piece = torch.unique(pieces, return_inverse=True)
+        self.weight = self.sum(levels.share)
+        parts = (self.sum(levels.share * v) / self.weight for v in (levels.confidence, levels.accuracy))
+        self.confidence, self.accuracy = parts
+        self.gap, self.count = self.confidence - self.accuracy, levels.size * self.weight
+        # Two more of each kind (Agresti and Coull): a bin seen without errors is not thereby free of them.
+        guess = (self.count * self.accuracy + 2) / (self.count + 4)
+        self.variance = guess * (1 - guess)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add up ``values [..., G]`` by piece; ``[..., K]``."""
+        return values.new_zeros(*values.shape[:-1], int(self.piece.max()) + 1).index_add_(-1, self.piece, values)
+
+
+def draw_rows(levels: Levels, accuracy: Tensor, *, n_resamples: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draw data sets of the observed confidences: R rows ``mass, right [S·R, G]`` for each true ``accuracy [S, G]``.
+
+    Levels end where bins begin. With confidences drawn anew the cuts of equal-mass bins would fall inside levels, whose
+    examples would be shared out evenly instead of by chance: the error would come out 3 % too small.
+    """
+    expected = (levels.share * levels.size).numpy()
+    # Effective numbers need not be whole: the fraction is rounded up as often as it says. Whole ones are met within rounding.
+    whole = np.floor(expected + 1e-6)
+    fraction, shape = expected - whole, (len(accuracy), n_resamples, len(levels))
+    count = whole if fraction.max() < 1e-5 else whole + (rng.random(shape) < fraction)
+    right = rng.binomial(count.astype(np.int64), accuracy.unsqueeze(1).numpy(), size=shape)
+    rows = (np.broadcast_to(count, shape), right)
+    mass, hits = (torch.from_numpy(part / levels.size).flatten(0, 1) for part in rows)
+    return mass, hits
+
+
 # From levels and rows ``mass, right [R, G]`` to the values of a metric ``[R]``.
 OfLevels: TypeAlias = Callable[[Levels, Tensor, Tensor], Tensor]
-
-
-def error_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
-    """Error rate of each row ``[R]``."""
-    return (mass - right).sum(-1)
-
-
-def signed_gap_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
-    """Confidence minus accuracy of each row ``[R]``."""
-    return mass @ levels.confidence - right.sum(-1)
 
 
 def ece_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
@@ -171,14 +188,14 @@ def ace_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
     return residual.abs().sum(-1)
 
 
-def debiased_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
-    """Debiased L2 calibration error of each row ``[R]``."""
-    return _rms_gap(levels, mass, right, noise=1.0)
-
-
-def rms_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
-    """What the debiased L2 calibration error of each row ``[R]`` would be of infinitely many examples."""
-    return _rms_gap(levels, mass, right, noise=0.0)
+def debiased_of_levels(levels: Levels, mass: Tensor, right: Tensor, *, noise: float = 1.0) -> Tensor:
+    """Debiased L2 calibration error of each row ``[R]``; with ``noise`` 0, what it would be of infinitely many examples."""
+    residual, correct = _between_cuts(levels, mass, mass * levels.confidence - right, right)
+    weight = levels.mass_cuts.diff()
+    accuracy, count = correct / weight, weight * levels.size
+    held = count >= 2 - 1e-9
+    variance = noise * accuracy * (1 - accuracy) / (count - 1).where(held, 1.0)
+    return torch.where(held, weight * ((residual / weight) ** 2 - variance), 0.0).sum(-1).clamp_min(0).sqrt()
 
 
 def sece_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
@@ -226,15 +243,6 @@ def aurc_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
     covered = mass.cumsum(-1) - mass / 2
     risk = (wrong.cumsum(-1) - wrong / 2) / covered.clamp_min(torch.finfo(mass.dtype).tiny)
     return (mass * risk).sum(-1)
-
-
-def _rms_gap(levels: Levels, mass: Tensor, right: Tensor, *, noise: float) -> Tensor:
-    residual, correct = _between_cuts(levels, mass, mass * levels.confidence - right, right)
-    weight = levels.mass_cuts.diff()
-    accuracy, count = correct / weight, weight * levels.size
-    held = count >= 2 - 1e-9
-    variance = noise * accuracy * (1 - accuracy) / (count - 1).where(held, 1.0)
-    return torch.where(held, weight * ((residual / weight) ** 2 - variance), 0.0).sum(-1).clamp_min(0).sqrt()
 
 
 def _between_cuts(levels: Levels, mass: Tensor, *sums: Tensor) -> list[Tensor]:

@@ -16,6 +16,7 @@ from calibrant.core.scores import ClassScore, Estimate, Scores
 from calibrant.core.summary import Summary, summarize
 from calibrant.metrics.chance import check_draws, compare_with_null
 from calibrant.metrics.intervals import NORMAL_95, Evidence, bias_corrected, resampled_values, value_of
+from calibrant.metrics.levels import ece_of_levels
 from calibrant.metrics.table import METRICS, score_metrics
 
 
@@ -130,7 +131,8 @@ def _score(
 ) -> Scores:
     evidence = Evidence(summary, n_resamples=n_resamples, rng=np.random.default_rng(seed))
     # Drawn first, as `if_calibrated` does with the same seed.
-    if_calibrated = compare_with_null(float(norm_of_bins(summary.bins)), evidence.null)
+    null = ece_of_levels(evidence.levels, *evidence.calibrated)
+    if_calibrated = compare_with_null(float(norm_of_bins(summary.bins)), null)
     values = values_of(summary, predictions)
     metrics = {}
     for key, value in values.items():
@@ -152,7 +154,7 @@ def _score(
         bins=summary.bins,
         classes=class_scores(summary, names=names) if by_class else (),
         file=file,
-        weight=None if summary.class_rows is None else summary.weight,
+        weight=summary.weight if summary.is_weighted else None,
     )
 
 
@@ -166,7 +168,7 @@ def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tup
     # Labels of calibrated examples with probability p vary by p (1 - p); that of a bin's mean is hardly larger.
     variance = (confidence - confidence.square() / count.where(count > 0, 1.0)).clamp_min(0).sum(1)
     chance = NORMAL_95 * (variance / summary.weight / summary.effective_n).sqrt()
-    weight, rows = summary.class_count, summary.class_rows
+    weight, rows = summary.class_count, summary.class_rows if summary.is_weighted else None
     assert summary.class_correct is not None
     wrong = torch.where(weight > 0, 1 - summary.class_correct / weight.where(weight > 0, 1.0), torch.nan)
     order = torch.argsort(error, descending=True, stable=True).tolist()

@@ -16,7 +16,7 @@ from calibrant.core.scores import Paired
 from calibrant.core.summary import summarize
 from calibrant.metrics.chance import check_draws
 from calibrant.metrics.intervals import NORMAL_95, resampled_values
-from calibrant.metrics.levels import Levels, levels_of
+from calibrant.metrics.levels import Gaps, levels_of
 from calibrant.metrics.measure import values_of
 from calibrant.metrics.scores import nll_and_brier
 from calibrant.metrics.table import score_metrics
@@ -91,12 +91,10 @@ def paired_test(
     if len(first) > _BLOCKS:
         block = np.random.default_rng([seed, 2]).permutation(len(first)) % _BLOCKS
     one, two = (Sample(given, n_bins=n_bins, block=block) for given in (first, second))
-    alike = _correlation(one, two, first.predicted == second.predicted)
     rng, parts = np.random.default_rng([seed, 1]), []
     for counts in _draw_counts(int(block.max()) + 1, n_resamples=n_resamples, seed=seed):
-        normal, other = torch.from_numpy(rng.standard_normal((2, counts.shape[1], n_bins)))
-        before, rest = one.scores(counts, normal), (1 - alike.square().sum(0)).clamp_min(0).sqrt()
-        after = two.scores(counts, normal @ alike + rest * other)
+        normal = torch.from_numpy(rng.standard_normal((counts.shape[1], n_bins)))
+        before, after = (sample.scores(counts, normal) for sample in (one, two))
         parts.append({key: after[key] - before[key] for key in before})
     drawn = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     # Rounded, so that ten equal weights are worth ten and not a little less.
@@ -105,19 +103,12 @@ def paired_test(
     for key, metric in score_metrics().items():
         if key not in drawn:
             drawn[key] = torch.sub(*(resampled_values(metric, given, n_resamples, seed=seed) for given in (second, first)))
-        most = metric.largest
-        found[key] = _compare(two.values[key] - one.values[key], drawn[key], most=most, wider=wider)
+        found[key] = _compare(two.values[key] - one.values[key], drawn[key], most=metric.largest, wider=wider)
     return found
 
 
 class Sample:
-    """The examples of one model, prepared so that scores of resamples are matrix products.
-
-    Args:
-        predictions: The examples.
-        n_bins: Number of bins of the binned metrics.
-        block: Which examples are drawn together: block of each ``[N]``.
-    """
+    """The examples of one model, prepared so that scores of resamples are matrix products."""
 
     def __init__(self, predictions: Predictions, *, n_bins: int, block: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         summary = summarize(predictions, n_bins=n_bins, keep=None)
@@ -125,20 +116,23 @@ class Sample:
         self.values, self.size = values_of(summary, predictions), summary.effective_n
         # Only their proportions count, and single precision ends at 3e38. A power of two moves no digit.
         weights = top.mass / 2.0 ** math.floor(math.log2(float(top.mass.max())))
-        self.levels = levels_of(summary.cells, size=self.size, n_bins=n_bins)
+        self.levels = levels = levels_of(summary.cells, size=self.size, n_bins=n_bins)
         # Examples of weight zero may lie beyond the last level in use; they count nothing wherever they are put.
-        cell = cell_index(top.confidence, dtype=top.dtype)
-        level = torch.searchsorted(self.levels.last_cell, cell).clamp_max(len(self.levels) - 1)
-        self.places = _by_block(weights, level * 2 + top.correct.long(), block, rows=2 * len(self.levels))
+        level = torch.searchsorted(levels.last_cell, cell_index(top.confidence, dtype=top.dtype)).clamp_max(len(levels) - 1)
+        self.places = _by_block(weights, level * 2 + top.correct.long(), block, rows=2 * len(levels))
         nll, brier = nll_and_brier(predictions)
         infinite = nll.isinf() & (weights > 0)
         sums = torch.stack([nll.where(nll.isfinite(), 0.0), brier, infinite.double()], dim=1) * weights[:, None]
         self.sums = _sum_blocks(sums, block)
         self.classes, self.totals = _class_residuals(predictions, weights, n_bins, block)
-        self.weights, self.bin_of_example = weights, self.levels.bin_index[level]
-        self.lacking = _lacking_spread(self.levels)
-        pieces = {"width": self.levels.bin_index, "mass": self.levels.mass_index}
-        self.shifts = {kind: _level_shift(self.levels, piece) for kind, piece in pieces.items()}
+        # What to add to the accuracy of each level so that the gaps of bins shrink; and the standard deviation that resamples
+        # lack of that of the accuracy of equal-width bins.
+        by_width, by_mass = (Gaps(levels, piece) for piece in (levels.bin_index, levels.mass_index))
+        chances = (given.confidence * (1 - given.confidence) / given.count for given in (by_width, by_mass))
+        shifts = (_shrinkage(given.gap, v)[given.piece] for given, v in zip((by_width, by_mass), chances, strict=True))
+        self.shift_by_width, self.shift_by_mass = shifts
+        lacking = (by_width.variance - by_width.accuracy * (1 - by_width.accuracy)).clamp_min(0)
+        self.lacking = (lacking / by_width.count).sqrt()[by_width.piece]
         count, confidence, correct = summary.by_class
         mean, gap = confidence / count.where(count > 0, 1.0), (confidence - correct) / summary.weight
         self.class_shift = _shrinkage(gap, count / summary.weight * mean * (1 - mean) / self.size)
@@ -149,8 +143,8 @@ class Sample:
         The gaps of the data hold chance already, and a resample adds it once more: so the gaps of bins are first reduced by
         what chance is expected to have added (James and Stein). Kernels average over many gaps, and squares have their chance
         subtracted; metrics made of those need it not. The MCE, on the other hand, often is the gap of a bin with few examples,
-        of which resamples show too little variety (none, if there is one): the standard ``normal [r, M]`` numbers add what is
-        missing to the accuracy of equal-width bins.
+        of which resamples show too little variety (none, if there is one): the standard ``normal [r, M]`` numbers, the same for
+        both models, add what is missing to the accuracy of equal-width bins.
         """
         # Some versions of BLAS report invalid values and overflow in small products where there are none.
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -169,34 +163,12 @@ class Sample:
             "brier": brier,
             "classwise_ece": residual.abs().sum((0, 1)) / len(totals),
         }
-        by_width = right + mass * (self.shifts["width"] + (self.lacking * normal)[:, self.levels.bin_index])
-        rights = {None: right, "width": by_width, "mass": right + mass * self.shifts["mass"]}
+        by_width = right + mass * (self.shift_by_width + self.lacking * normal[:, self.levels.bin_index])
+        rights = {None: right, "width": by_width, "mass": right + mass * self.shift_by_mass}
         for key, metric in score_metrics().items():
             if metric.of_levels is not None:
                 found[key] = metric.of_levels(self.levels, mass, rights[metric.shrinks])
         return found
-
-
-def _correlation(one: Sample, two: Sample, same: Tensor) -> Tensor:
-    """Correlation ``[M, M]`` of chance in each bin of one model with that in each bin of another.
-
-    Where they predict the same class for an example they are right or wrong together.
-    """
-    n_bins, squares = len(one.lacking), one.weights.square()
-    pair = (one.bin_of_example * n_bins + two.bin_of_example)[same]
-    shared = torch.bincount(pair, weights=squares[same], minlength=n_bins**2).view(n_bins, n_bins)
-    first, second = (torch.bincount(s.bin_of_example, weights=squares, minlength=n_bins) for s in (one, two))
-    return shared / (first.unsqueeze(1) * second).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-
-
-def _lacking_spread(levels: Levels) -> Tensor:
-    """Standard deviation ``[M]`` that resamples lack of that of the accuracy of equal-width bins."""
-    parts = torch.stack([levels.share, levels.share * levels.accuracy])
-    count, right = parts.new_zeros(2, levels.n_bins).index_add_(1, levels.bin_index, parts).unbind()
-    accuracy, count = right / count.where(count > 0, 1.0), count * levels.size
-    guess = (count * accuracy + 2) / (count + 4)
-    lacking = (guess * (1 - guess) - accuracy * (1 - accuracy)).clamp_min(0)
-    return (lacking / count.where(count > 0, 1.0)).sqrt()
 
 
 def _draw_counts(n: int, *, n_resamples: int, seed: int) -> Iterator[Array]:
@@ -248,15 +220,6 @@ def _shrinkage(gap: Tensor, variance: Tensor) -> Tensor:
     return gap * (variance / gap.square().clamp_min(torch.finfo(gap.dtype).tiny)).clamp(0, 1)
 
 
-def _level_shift(levels: Levels, pieces: Tensor) -> Tensor:
-    """What to add to the accuracy of each level ``[G]`` so that the gaps of the pieces shrink."""
-    _, piece = torch.unique(pieces, return_inverse=True)
-    sums = torch.stack([levels.share, levels.share * levels.confidence, levels.share * levels.accuracy])
-    weight, confidence, accuracy = sums.new_zeros(3, int(piece.max()) + 1).index_add_(1, piece, sums)
-    confidence, accuracy = confidence / weight, accuracy / weight
-    return _shrinkage(confidence - accuracy, confidence * (1 - confidence) / (weight * levels.size))[piece]
-
-
 def _widening(n: float) -> float:
     """How many times as far as resamples of ``n`` examples new ones may lie apart."""
     from scipy.special import stdtrit
@@ -282,18 +245,11 @@ def _compare(difference: float, drawn: Tensor, *, most: float, wider: float) -> 
 
 
 def _check_same_examples(first: Predictions, second: Predictions, *, where: str) -> None:
-    if len(first) != len(second):
-        raise ValueError(f"{where}: `second` must hold the N = {len(first)} examples of `first`, got {len(second)}.")
-    if first.num_classes != second.num_classes:
-        raise ValueError(f"{where}: `second` must have C = {first.num_classes} classes as `first`, got {second.num_classes}.")
-    differ = (first.labels != second.labels).nonzero()
-    if len(differ):
-        row = int(differ[0])
-        raise ValueError(
-            f"{where}: `second` must have the labels of `first`, got {int(second.labels[row])} for {int(first.labels[row])} "
-            f"in row {row}. Put both in the same order."
-        )
-    ones = torch.ones(len(first), dtype=torch.float64)
-    one, two = (ones if p.weights is None else p.weights for p in (first, second))
+    shapes = [[len(given), given.num_classes] for given in (first, second)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"{where}: `second` must be [N, C] = {shapes[0]} as `first`, got {shapes[1]}.")
+    if not torch.equal(first.labels, second.labels):
+        raise ValueError(f"{where}: `second` must have the labels of `first`, got others. Put both in the same order.")
+    one, two = (torch.ones(len(first)).double() if given.weights is None else given.weights for given in (first, second))
     if not torch.equal(one, two):
         raise ValueError(f"{where}: `second` must have the weights of `first`, got others.")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import CHUNK_ENTRIES, TopLabel, equal_width_bins, equal_width_index, top_label
-from calibrant.core.checks import ArrayLike, check_count
-from calibrant.core.records import Predictions, as_predictions
+from calibrant.core.binning import CHUNK_ENTRIES, TopLabel, equal_width_bins, equal_width_index, examples_of, top_label
+from calibrant.core.checks import ArrayLike
+from calibrant.core.records import Predictions
 from calibrant.core.summary import score_rows
 
 # Confidences that differ by no more than this part of themselves are equal but for rounding in double precision.
@@ -51,8 +51,7 @@ def negative_log_likelihood(
     Reference:
         Good, Journal of the Royal Statistical Society B 1952.
     """
-    where = "negative_log_likelihood"
-    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    given = examples_of(probs, labels, where="negative_log_likelihood", weights=weights, ignore_index=ignore_index)
     return weighted_mean(nll_and_brier(given)[0], given.weights)
 
 
@@ -69,11 +68,7 @@ def brier_score(
 
     Some libraries halve it, or divide by C.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``; left out with a `Predictions`.
-        weights: Sample weights, shaped as the labels (those of the `Predictions` if not given).
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `negative_log_likelihood`.
 
     Returns:
         Scalar ``[]`` in ``[0, 2]``, float64; 0 is best.
@@ -86,7 +81,7 @@ def brier_score(
     Reference:
         Brier, Monthly Weather Review 1950.
     """
-    given = as_predictions(probs, labels, where="brier_score", weights=weights, ignore_index=ignore_index)
+    given = examples_of(probs, labels, where="brier_score", weights=weights, ignore_index=ignore_index)
     return weighted_mean(nll_and_brier(given)[1], given.weights)
 
 
@@ -103,11 +98,7 @@ def error_rate(
 
     Where several classes tie for the top, the first one is the prediction.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``; left out with a `Predictions`.
-        weights: Sample weights, shaped as the labels (those of the `Predictions` if not given).
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `negative_log_likelihood`.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
@@ -134,11 +125,7 @@ def signed_calibration_gap(
 
     with confidence :math:`c_i = \max_k p_{ik}` and correctness :math:`a_i = [\arg\max_k p_{ik} = y_i]`.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``; left out with a `Predictions`.
-        weights: Sample weights, shaped as the labels (those of the `Predictions` if not given).
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `negative_log_likelihood`.
 
     Returns:
         Scalar ``[]`` in ``[-1, 1]``, float64; positive is over-confident, negative under-confident. Gaps of both signs may
@@ -172,11 +159,7 @@ def area_under_risk_coverage(
     :math:`\rho W + (E - S\rho)(H_{S+W} - H_S)` with harmonic numbers H. Weights are scaled to a mean of one and taken as
     fractional numbers of tied examples, H being continued by the digamma function.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `negative_log_likelihood`.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; lower is better. Its least value depends on the error rate. Raises
@@ -209,11 +192,7 @@ def failure_detection_auroc(
     with confidence :math:`c`, correctness :math:`a` and :math:`R = \sum_i a_i`. With weights a pair counts
     :math:`w_i w_j` and the product in front becomes that of the two sums of weights.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `negative_log_likelihood`.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 1 is best, 0.5 is chance. nan where all predictions are right or all are wrong,
@@ -299,9 +278,7 @@ def brier_decomposition(
         Murphy, Journal of Applied Meteorology 1973; terms inside bins: Stephenson, Coelho and Jolliffe, Weather and
         Forecasting 2008.
     """
-    where = "brier_decomposition"
-    check_count(n_bins, where=where, name="n_bins")
-    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    top = top_label(probs, labels, where="brier_decomposition", n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     bins = equal_width_bins(top, n_bins=n_bins)
     index = equal_width_index(top.confidence, n_bins, dtype=top.dtype)
     weight = top.mass / top.mass.sum()
@@ -309,12 +286,12 @@ def brier_decomposition(
     confidence_inside = top.confidence - bins.confidence[index]
     correct_inside = top.correct - bins.accuracy[index]
     return BrierParts(
-        score=_sum(weight, (top.confidence - top.correct).square()),
-        reliability=_sum(bins.weight, bins.gap.square()),
-        resolution=_sum(bins.weight, (bins.accuracy - accuracy).square()),
+        score=float(weight @ (top.confidence - top.correct).square()),
+        reliability=float(bins.weight @ bins.gap.square()),
+        resolution=float(bins.weight @ (bins.accuracy - accuracy).square()),
         uncertainty=float(accuracy * (1 - accuracy)),
-        within_variance=_sum(weight, confidence_inside.square()),
-        within_covariance=2 * _sum(weight, correct_inside * confidence_inside),
+        within_variance=float(weight @ confidence_inside.square()),
+        within_covariance=2 * float(weight @ (correct_inside * confidence_inside)),
     )
 
 
@@ -370,7 +347,3 @@ def _tied_sums(top: TopLabel) -> tuple[Tensor, Tensor]:
     weight = torch.bincount(group, weights=weights)
     error = torch.bincount(group, weights=weights * (1 - top.correct[order]))
     return weight[weight > 0], error[weight > 0]
-
-
-def _sum(weight: Tensor, values: Tensor) -> float:
-    return float(weight @ values)

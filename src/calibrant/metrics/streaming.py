@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -17,8 +16,8 @@ from torch.nn import Module
 from torchmetrics import Metric
 
 from calibrant.core.binning import CHUNK_ENTRIES, EXACT_BINS, NUM_CELLS, TopLabel
-from calibrant.core.checks import ArrayLike, check_count
-from calibrant.core.records import Bins, check_examples
+from calibrant.core.checks import ArrayLike, check_choice, check_count
+from calibrant.core.records import Bins, check_examples, one_of
 from calibrant.core.scores import Scores
 from calibrant.core.summary import KEPT_EXAMPLES, Summary, summarize_rows
 from calibrant.metrics.diagram import draw_reliability
@@ -65,23 +64,18 @@ class Stream(Metric):
     ) -> None:
         where = type(self).__name__
         check_count(num_classes, where=where, name="num_classes", least=2)
-        if n_bins not in EXACT_BINS:
-            listed = ", ".join(str(n) for n in EXACT_BINS)
-            raise ValueError(f"{where}: `n_bins` must be one of {listed}, got {n_bins!r}.")
+        check_choice(n_bins, EXACT_BINS, where=where, name="n_bins")
         super().__init__(**kwargs)
         self.num_classes = int(num_classes)
         self.n_bins = int(n_bins)
         self.classwise = bool(classwise)
         self.ignore_index = ignore_index
-        states: dict[str, Tensor] = {
-            "count": torch.zeros(2, dtype=torch.int64, device="cpu"),
-            "totals": torch.zeros(8, dtype=torch.float64, device="cpu"),
-            "cells": torch.zeros(4, NUM_CELLS, dtype=torch.float64, device="cpu"),
-        }
+        shapes: dict[str, tuple[int, ...]] = {"totals": (8,), "cells": (4, NUM_CELLS)}
         if classwise:
-            states["class_bins"] = torch.zeros(3, num_classes, n_bins, dtype=torch.float64, device="cpu")
-            states["class_correct"] = torch.zeros(num_classes, dtype=torch.float64, device="cpu")
-            states["class_rows"] = torch.zeros(num_classes, dtype=torch.float64, device="cpu")
+            by_class = {"class_bins": (3, num_classes, n_bins), "class_correct": (num_classes,), "class_rows": (num_classes,)}
+            shapes |= by_class
+        states = {name: torch.zeros(shape, dtype=torch.float64, device="cpu") for name, shape in shapes.items()}
+        states["count"] = torch.zeros(2, dtype=torch.int64, device="cpu")
         if ignore_index is not None:
             # torchmetrics lets metrics of a collection share a state if names and first values agree. The name keeps
             # apart those that ignore different labels; the value is the number of examples left out.
@@ -110,14 +104,11 @@ class Stream(Metric):
             weights: Sample weights, shaped as the labels.
         """
         where = f"{type(self).__name__}.update"
-        if (probs is None) == (logits is None):
-            got = "neither" if probs is None else "both"
-            raise ValueError(f"{where}: exactly one of `probs` and `logits` must be given, got {got}.")
+        given, kind = one_of(logits=logits, probs=probs, where=where)
         if labels is None:
             raise ValueError(f"{where}: `labels` must be given, got None.")
-        kind: Literal["probs", "logits"] = "logits" if probs is None else "probs"
         scores, target, weight, kept = check_examples(
-            logits if probs is None else probs,
+            given,
             labels,
             weights,
             kind=kind,
@@ -128,7 +119,10 @@ class Stream(Metric):
         )
         if scores.shape[1] != self.num_classes:
             raise ValueError(f"{where}: `{kind}` must have C = {self.num_classes} columns, got {list(scores.shape)}.")
-        self._leave_inference_mode()
+        if self.cells.is_inference() and not torch.is_inference_mode_enabled():
+            # States made under `torch.inference_mode` (by a reset there) cannot be changed outside it.
+            for name in self._defaults:
+                setattr(self, name, getattr(self, name).clone())
         if self.ignore_index is not None:
             getattr(self, f"ignored_{self.ignore_index}").add_((~kept).sum())
         rows = max(CHUNK_ENTRIES // self.num_classes, 1)
@@ -147,16 +141,9 @@ class Stream(Metric):
         self.count += torch.tensor([n, found.size], device=self.count.device)
         self.totals += found.totals
         self.cells += found.cells
-        if found.class_bins is not None and found.class_correct is not None:
-            self.class_bins += found.class_bins
-            self.class_correct += found.class_correct
-            self.class_rows.index_add_(0, labels, torch.ones_like(top.mass))
-
-    def _leave_inference_mode(self) -> None:
-        """Replace states made under ``torch.inference_mode`` (by a reset there), which cannot be changed outside it."""
-        if self.cells.is_inference() and not torch.is_inference_mode_enabled():
-            for name in self._defaults:
-                setattr(self, name, getattr(self, name).clone())
+        if self.classwise:
+            for name in ("class_bins", "class_correct", "class_rows"):
+                getattr(self, name).add_(getattr(found, name))
 
     def merge(self, *others: Self) -> Self:
         """Return a new metric that has seen the examples of this one and of ``others``; none of them is changed."""
@@ -167,34 +154,18 @@ class Stream(Metric):
         return joined
 
     def merge_state(self, incoming_state: object) -> None:
-        """Add the examples of another metric of the same class and settings (or its ``metric_state``) to this one."""
-        where = f"{type(self).__name__}.merge_state"
-        if isinstance(incoming_state, Stream) and incoming_state._settings() != self._settings():
-            raise ValueError(
-                f"{where}: `incoming_state` must have the same settings {self._settings()}, got {incoming_state._settings()}."
-            )
-        if not isinstance(incoming_state, (dict, Metric)):
-            got = type(incoming_state).__name__
-            raise ValueError(f"{where}: `incoming_state` must be a metric or its `metric_state`, got {got}.")
-        incoming: dict[str, Any] = incoming_state if isinstance(incoming_state, dict) else incoming_state.metric_state
-        for name in self._defaults:
-            own = getattr(self, name)
-            if name not in incoming or incoming[name].shape != own.shape:
-                shape = str(list(incoming[name].shape)) if name in incoming else "none"
-                raise ValueError(f"{where}: state `{name}` must be {list(own.shape)}, got {shape}.")
-        super().merge_state({name: incoming[name].to(self.cells.device) for name in self._defaults})
+        """Add the examples of another metric of the same settings (or its ``metric_state``) to this one."""
+        given: Any = incoming_state.metric_state if isinstance(incoming_state, Metric) else incoming_state
+        incoming = given if isinstance(given, dict) else {}
+        own: dict[str, Any] = self.metric_state
+        wanted, got = ({name: list(state.shape) for name, state in states.items()} for states in (own, incoming))
+        if wanted != got:
+            where = f"{type(self).__name__}.merge_state"
+            raise ValueError(f"{where}: `incoming_state` must have the states {wanted}, got {got or given!r}.")
+        super().merge_state({name: state.to(self.cells.device) for name, state in incoming.items()})
         # The base class keeps a value computed before, and would warn that nothing was added by `update`.
         self._computed = None
         self._update_count += incoming_state._update_count if isinstance(incoming_state, Metric) else 1
-
-    def _settings(self) -> dict[str, object]:
-        return {
-            "metric": type(self).__name__,
-            "num_classes": self.num_classes,
-            "n_bins": self.n_bins,
-            "classwise": self.classwise,
-            "ignore_index": self.ignore_index,
-        }
 
     @contextmanager
     def _synced(self) -> Iterator[None]:
@@ -213,7 +184,7 @@ class Stream(Metric):
                 self.unsync()
             raise ValueError(f"{type(self).__name__}: no examples yet. Call `update(probs, labels)` first.")
         signed, weights = self.kept[:, :n].cpu()
-        plain = float(self.totals[0]) == n == float(self.totals[1])
+        is_weighted = not float(self.totals[0]) == n == float(self.totals[1])
         return Summary(
             n=n,
             size=size,
@@ -221,22 +192,11 @@ class Stream(Metric):
             n_bins=self.n_bins,
             totals=self.totals.cpu().clone(),
             cells=self.cells.cpu().clone(),
-            top=TopLabel(signed.abs(), (signed > 0).double(), None if plain else weights) if n <= KEPT_EXAMPLES else None,
+            top=TopLabel(signed.abs(), (signed > 0).double(), weights if is_weighted else None) if n <= KEPT_EXAMPLES else None,
             class_bins=self.class_bins.cpu().clone() if self.classwise else None,
             class_correct=self.class_correct.cpu().clone() if self.classwise else None,
-            class_rows=self.class_rows.cpu().clone() if self.classwise and not plain else None,
+            class_rows=self.class_rows.cpu().clone() if self.classwise else None,
         )
-
-    def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        wrapped = super()._wrap_compute(compute)
-
-        @wraps(compute)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            if not self.update_called and not self.distributed_available_fn():
-                self._summary()
-            return wrapped(*args, **kwargs)
-
-        return checked
 
     def set_dtype(self, dst_type: str | torch.dtype) -> Self:
         """Do nothing: sums stay in float64 and int64, whatever the precision of model and input."""
@@ -360,6 +320,10 @@ class SingleMetric(Stream):
     key: ClassVar[str]
     plot_upper_bound: float | None = 1.0
 
+    def __init_subclass__(cls, key: str = "") -> None:
+        super().__init_subclass__()
+        cls.key = key or cls.key
+
     def __init__(self, **options: Any) -> None:
         super().__init__(classwise=METRICS[self.key].classwise, **options)
 
@@ -377,7 +341,7 @@ class SingleMetric(Stream):
         return figure, cast("Axes", axes)
 
 
-class ExpectedCalibrationError(SingleMetric):
+class ExpectedCalibrationError(SingleMetric, key="ece"):
     """Streaming `expected_calibration_error`: mean gap between confidence and accuracy over equal-width bins.
 
     Example:
@@ -387,80 +351,57 @@ class ExpectedCalibrationError(SingleMetric):
         tensor(0.4500, dtype=torch.float64)
     """
 
-    key = "ece"
 
-
-class MaximumCalibrationError(SingleMetric):
+class MaximumCalibrationError(SingleMetric, key="mce"):
     """Streaming `maximum_calibration_error`: largest gap between confidence and accuracy over equal-width bins."""
 
-    key = "mce"
 
-
-class AdaptiveCalibrationError(SingleMetric):
+class AdaptiveCalibrationError(SingleMetric, key="ace"):
     """Streaming `adaptive_calibration_error`: mean gap over equal-mass bins, ties shared."""
 
-    key = "ace"
 
-
-class ClasswiseCalibrationError(SingleMetric):
+class ClasswiseCalibrationError(SingleMetric, key="classwise_ece"):
     """Streaming `classwise_calibration_error`: mean gap over classes and equal-width bins of each class's probability."""
 
-    key = "classwise_ece"
 
-
-class SmoothExpectedCalibrationError(SingleMetric):
+class SmoothExpectedCalibrationError(SingleMetric, key="sece"):
     """Streaming ``sece``: gap between confidence and kernel-smoothed accuracy, bandwidth 0.05."""
 
-    key = "sece"
 
-
-class SmoothCalibrationError(SingleMetric):
+class SmoothCalibrationError(SingleMetric, key="smece"):
     """Streaming ``smece``: the smooth calibration error of Blasiok and Nakkiran at its own bandwidth."""
 
-    key = "smece"
 
-
-class MaximumMeanCalibrationError(SingleMetric):
+class MaximumMeanCalibrationError(SingleMetric, key="mmce"):
     """Streaming ``mmce``: maximum mean calibration error with a Laplace kernel of width 0.4, with the root."""
 
-    key = "mmce"
 
-
-class DebiasedCalibrationError(SingleMetric):
+class DebiasedCalibrationError(SingleMetric, key="ece_debiased"):
     """Streaming `debiased_calibration_error`: root-mean-square gap over equal-mass bins, less what chance gives."""
 
-    key = "ece_debiased"
 
-
-class SignedCalibrationGap(SingleMetric):
+class SignedCalibrationGap(SingleMetric, key="signed_gap"):
     """Streaming signed gap: mean confidence minus accuracy, positive for an over-confident model."""
 
-    key = "signed_gap"
     higher_is_better = None
     plot_lower_bound = -1.0
 
 
-class NegativeLogLikelihood(SingleMetric):
+class NegativeLogLikelihood(SingleMetric, key="nll"):
     """Streaming negative log-likelihood of the label, in nats; exact from ``update(logits=...)``."""
 
-    key = "nll"
     plot_upper_bound = None
 
 
-class BrierScore(SingleMetric):
+class BrierScore(SingleMetric, key="brier"):
     """Streaming Brier score: squared distance of the probabilities from the label, summed over classes."""
 
-    key = "brier"
     plot_upper_bound = 2.0
 
 
-class ErrorRate(SingleMetric):
+class ErrorRate(SingleMetric, key="error"):
     """Streaming share of examples whose most probable class is not the label."""
 
-    key = "error"
 
-
-class AreaUnderRiskCoverage(SingleMetric):
+class AreaUnderRiskCoverage(SingleMetric, key="aurc"):
     """Streaming area under the risk-coverage curve: mean error rate over all confidence thresholds."""
-
-    key = "aurc"

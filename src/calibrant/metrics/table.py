@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
@@ -117,7 +118,7 @@ _SCORES = {
         group="score",
         read=lambda summary: (summary.cells[0].sum() - summary.cells[2].sum()) / summary.cells[0].sum(),
         interval=lambda evidence, value: rate_interval(value, size=evidence.size),
-        of_levels=of.error_of_levels,
+        of_levels=lambda levels, mass, right: (mass - right).sum(-1),
     ),
     "nll": Metric(
         negative_log_likelihood,
@@ -173,7 +174,7 @@ _SCORES = {
         unit="%",
         group="top label",
         read=lambda summary: debiased_error(summary.examples, n_bins=summary.n_bins),
-        interval=Inversion(of.debiased_of_levels, "mass", truly=of.rms_of_levels),
+        interval=Inversion(of.debiased_of_levels, truly=partial(of.debiased_of_levels, noise=0.0)),
         of_levels=of.debiased_of_levels,
     ),
     "ace": Metric(
@@ -184,7 +185,7 @@ _SCORES = {
         unit="%",
         group="top label",
         read=lambda summary: norm_of_bins(equal_mass_bins(summary.examples, n_bins=summary.n_bins)),
-        interval=Inversion(of.ace_of_levels, "mass"),
+        interval=Inversion(of.ace_of_levels),
         of_levels=of.ace_of_levels,
         shrinks="mass",
     ),
@@ -207,7 +208,7 @@ _SCORES = {
         unit="%",
         group="top label",
         read=lambda summary: smoothed_accuracy_gap(summary.examples, bandwidth=0.05),
-        interval=Inversion(of.sece_of_levels, "kernel"),
+        interval=Inversion(of.sece_of_levels),
         of_levels=of.sece_of_levels,
     ),
     "smece": Metric(
@@ -217,7 +218,7 @@ _SCORES = {
         unit="%",
         group="top label",
         read=lambda summary: smoothed_residual(summary.examples),
-        interval=Inversion(of.smece_of_levels, "kernel"),
+        interval=Inversion(of.smece_of_levels),
         of_levels=of.smece_of_levels,
     ),
     "mmce": Metric(
@@ -227,7 +228,7 @@ _SCORES = {
         unit="%",
         group="top label",
         read=lambda summary: mean_embedding_norm(summary.examples),
-        interval=Inversion(of.mmce_of_levels, "kernel"),
+        interval=Inversion(of.mmce_of_levels),
         of_levels=of.mmce_of_levels,
     ),
     "classwise_ece": Metric(
@@ -250,7 +251,7 @@ _SCORES = {
         largest=2.0,
         read=lambda summary: (summary.cells[1].sum() - summary.cells[2].sum()) / summary.cells[0].sum(),
         interval=signed_gap_interval,
-        of_levels=of.signed_gap_of_levels,
+        of_levels=lambda levels, mass, right: mass @ levels.confidence - right.sum(-1),
     ),
 }
 _OTHERS = {

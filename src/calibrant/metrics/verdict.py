@@ -89,11 +89,6 @@ def is_miscalibrated(scores: Scores) -> bool:
     return scores.ece_if_calibrated.p_value < SIGNIFICANT
 
 
-def is_too_few(scores: Scores) -> bool:
-    """Whether examples are so few that seeing no error among them is no sign of there being none."""
-    return scores.n < FEW and not is_miscalibrated(scores)
-
-
 def direction(scores: Scores) -> str:
     """Return "over-confident", "under-confident", "both" in different places, or "no clear error"."""
     gap = scores["signed_gap"]
@@ -109,7 +104,7 @@ def verdict(scores: Scores) -> str:
     null, ece = scores.ece_if_calibrated, scores["ece"]
     ece_text, mean_text, p95_text = (write_value(v, "%") for v in (ece.value, null.mean, null.p95))
     if not is_miscalibrated(scores):
-        opening = "Too few examples to see an error" if is_too_few(scores) else "No sign of miscalibration"
+        opening = "Too few examples to see an error" if scores.n < FEW else "No sign of miscalibration"
         return (
             f"{opening}: an ECE of {ece_text} is what a perfectly calibrated model shows on "
             f"{count_examples(scores.n)} ({mean_text} on average, rarely over {p95_text})."
@@ -134,17 +129,7 @@ def worst_slice(scores: Scores) -> str:
 
 
 def tell_effect(before: Scores, after: Scores, paired: Mapping[str, Paired], *, it: str) -> str:
-    """Say what a repair did to the calibration error: what follows its name, with a full stop, and perhaps a sentence more.
-
-    Args:
-        before: Scores without the repair.
-        after: Scores with it, on the same examples.
-        paired: Key → test of after minus before.
-        it: What to call the calibration error.
-
-    Returns:
-        The words.
-    """
+    """Say what a repair did to the calibration error: what follows its name, with a full stop, and perhaps a sentence more."""
     test = paired["ece"]
     was, to = (write_percent(scores["ece"].value) for scores in (before, after))
     worse = [key for key in _PRICES if key in paired and _clear_change(paired[key]) > 0]

@@ -23,7 +23,6 @@ from calibrant.core.binning import (
     equal_width_index,
     fold_cells,
     mass_cuts,
-    means_of_sums,
     norm_of_bins,
     reduce_top_label,
     top_label,
@@ -61,15 +60,6 @@ def test_index_edge_values_fall_in_the_bin_below(n_bins: int, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("n_bins", [n for n in BIN_NUMBERS if 1 < n <= 100])
-def test_index_next_value_above_an_edge_falls_in_the_bin_above(n_bins: int, dtype: torch.dtype) -> None:
-    edges = (torch.arange(1, n_bins, dtype=torch.float64) / n_bins).to(dtype)
-    above = step_up(edges)
-    index = equal_width_index(above.double(), n_bins, dtype=dtype)
-    assert torch.equal(index, torch.arange(1, n_bins))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n_bins", BIN_NUMBERS)
 def test_index_random_values_agree_with_a_search_among_the_edges(n_bins: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(n_bins)
@@ -85,17 +75,6 @@ def test_index_zero_is_in_the_first_bin_and_one_in_the_last(n_bins: int, dtype: 
     assert index.tolist() == [0, n_bins - 1, n_bins - 1]
 
 
-def test_index_any_shape_is_kept() -> None:
-    values = torch.tensor([[0.0, 0.2], [0.21, 1.0]], dtype=torch.float64)
-    assert equal_width_index(values, 5).tolist() == [[0, 0], [1, 4]]
-
-
-def test_index_float32_fifth_lies_on_the_edge_of_its_own_precision() -> None:
-    value = torch.tensor([0.2], dtype=torch.float32).double()
-    assert equal_width_index(value, 15, dtype=torch.float32).tolist() == [2]
-    assert equal_width_index(value, 15, dtype=torch.float64).tolist() == [3]
-
-
 def test_edges_half_precision_never_round_up_to_one() -> None:
     edges = equal_width_edges(1000, torch.bfloat16)
     assert float(edges[-2]) < 1 == float(edges[-1])
@@ -107,12 +86,6 @@ def test_width_bins_hand_values() -> None:
     assert bins.count.tolist() == [2.0, 2.0]
     assert bins.confidence.tolist() == pytest.approx([0.3, 0.8])
     assert bins.accuracy.tolist() == [0.5, 0.5]
-
-
-def test_width_bins_edges_belong_to_the_caller() -> None:
-    top = record([0.1, 0.9], [0, 1])
-    equal_width_bins(top, n_bins=4).edges.zero_()
-    assert equal_width_bins(top, n_bins=4).edges.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
 def test_width_bins_weights_equal_repetition() -> None:
@@ -137,34 +110,10 @@ def test_mass_bins_divided_tie_shares_its_mean_correctness() -> None:
     assert bins.accuracy.tolist() == pytest.approx([1 / 6, 1 / 3])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_mass_bins_any_order_of_tied_samples_gives_the_same(dtype: torch.dtype) -> None:
-    probs, labels = mixed_gaps(400, dtype=dtype)
-    probs = (probs * 20).round().clamp_min(1)
-    probs = (probs.double() / probs.double().sum(1, keepdim=True)).to(dtype)
-    first = equal_mass_bins(top_label(probs, labels, where="test"), n_bins=15)
-    shuffled = torch.randperm(400, generator=torch.Generator().manual_seed(1))
-    second = equal_mass_bins(top_label(probs[shuffled], labels[shuffled], where="test"), n_bins=15)
-    assert torch.allclose(first.accuracy, second.accuracy, rtol=1e-12)
-    assert torch.allclose(first.confidence, second.confidence, rtol=1e-12)
-
-
 def test_mass_bins_fewer_examples_than_bins_leave_the_last_empty() -> None:
     bins = equal_mass_bins(record([0.9, 0.3], [1, 0]), n_bins=4)
     assert bins.count.tolist() == [1.0, 1.0, 0.0, 0.0]
     assert bins.accuracy.tolist() == [0.0, 1.0, 0.0, 0.0]
-
-
-def test_mass_bins_unit_weights_change_nothing_and_zero_weight_is_absence() -> None:
-    plain = record([0.2, 0.4, 0.4, 0.7, 0.9], [0, 1, 0, 1, 1])
-    ones = record([0.2, 0.4, 0.4, 0.7, 0.9], [0, 1, 0, 1, 1], [2.0] * 5)
-    padded = record([0.2, 0.4, 0.3, 0.4, 0.7, 0.9, 0.4], [0, 1, 1, 0, 1, 1, 1], [1, 1, 0, 1, 1, 1, 0])
-    expected = equal_mass_bins(plain, n_bins=3)
-    for other in (ones, padded):
-        bins = equal_mass_bins(other, n_bins=3)
-        assert torch.allclose(bins.confidence, expected.confidence, rtol=1e-14)
-        assert torch.allclose(bins.accuracy, expected.accuracy, rtol=1e-14)
-        assert torch.allclose(bins.weight, expected.weight, rtol=1e-14)
 
 
 def test_mass_bins_weighted_hand_values() -> None:
@@ -218,12 +167,6 @@ def test_rising_sums_join_ties_and_leave_out_weight_zero() -> None:
 def test_mass_cuts_leave_nothing_beyond_the_last_example() -> None:
     # 3 * (0.7 / 3) rounds to less than 0.7.
     assert mass_cuts(3, 6, total=0.7)[3:].tolist() == [0.7] * 4
-
-
-def test_means_of_sums_empty_bin_gets_zeros() -> None:
-    bins = means_of_sums(torch.zeros(3), *(torch.tensor(v, dtype=torch.float64) for v in ([2.0, 0.0], [1.0, 0.0], [2.0, 0.0])))
-    assert bins.confidence.tolist() == [0.5, 0.0]
-    assert bins.accuracy.tolist() == [1.0, 0.0]
 
 
 def test_norm_of_bins_orders_and_total() -> None:
@@ -306,8 +249,3 @@ def test_cells_fold_into_bins_exactly(n_bins: int, dtype: torch.dtype) -> None:
     folded, bins = fold_cells(cells_of(top), n_bins), equal_width_bins(top, n_bins=n_bins)
     assert torch.equal(folded[0], bins.count)
     torch.testing.assert_close(folded[1], bins.count * bins.confidence, rtol=1e-12, atol=1e-12)
-
-
-def test_cells_fold_only_into_numbers_that_divide_them() -> None:
-    with pytest.raises(ValueError, match="`n_bins` must divide 3000, got 7"):
-        fold_cells(torch.zeros(NUM_CELLS), 7)

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.core.summary import Summary, score_rows, summarize
+from calibrant.core.summary import Summary, summarize
 from helpers import golden, mixed_gaps
 
 
@@ -88,11 +87,6 @@ def test_summary_without_its_examples_reads_them_from_cells() -> None:
     assert float(nearly.examples.mass @ nearly.examples.confidence) == pytest.approx(float(exact.examples.confidence.sum()))
 
 
-def test_summary_without_classes_says_so() -> None:
-    with pytest.raises(ValueError, match="classwise"):
-        _ = replace(summarize(Predictions(probs=[[0.9, 0.1]], labels=[0])), class_bins=None).by_class
-
-
 def test_summarize_infinite_loss_without_weight_counts_nothing() -> None:
     summary = summarize(Predictions(probs=[[1.0, 0.0], [0.5, 0.5]], labels=[1, 0], weights=[0.0, 1.0]))
     assert float(summary.nll[0]) == pytest.approx(math.log(2))
@@ -108,11 +102,3 @@ def test_summarize_chunks_do_not_change_the_sums(monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
     assert torch.equal(whole.examples.confidence, chunked.examples.confidence)
     assert torch.equal(whole.examples.correct, chunked.examples.correct)
-
-
-def test_score_rows_golden_input_gives_golden_scores() -> None:
-    logits, labels = golden()
-    _, _, nll, brier = score_rows(logits, labels, are_logits=True)
-    # Golden values were printed from float32.
-    assert float(nll.mean()) == pytest.approx(1.209579, rel=1e-6)
-    assert float(brier.mean()) == pytest.approx(0.601093, rel=1e-6)

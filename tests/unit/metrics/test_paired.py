@@ -10,7 +10,7 @@ from calibrant import Predictions
 from calibrant.core.scores import Paired
 from calibrant.core.summary import summarize
 from calibrant.metrics.measure import values_of
-from calibrant.metrics.paired import Sample, _compare, _draw_counts, _shrinkage, _widening, paired_test
+from calibrant.metrics.paired import Sample, _compare, _draw_counts, _widening, paired_test
 from calibrant.metrics.table import score_metrics
 from helpers import mixed_gaps
 
@@ -35,18 +35,9 @@ def test_paired_test_of_a_model_with_itself_finds_nothing() -> None:
         assert test == (0.0, 0.0, 0.0, 1.0), key
 
 
-def test_paired_test_of_a_temperature_finds_that_the_error_is_the_same() -> None:
-    first, _ = two_models(997, seed=3)
-    assert first.logits is not None
-    scaled = Predictions(logits=first.logits / 1.7, labels=first.labels)
-    found = paired_test(first, scaled, n_resamples=50)
-    assert found["error"] == (0.0, 0.0, 0.0, 1.0)
-    assert found["nll"].low != 0.0
-
-
 def test_paired_test_of_nearly_the_same_model_finds_nearly_no_difference_in_the_mce() -> None:
     # One example alone in its bin: its gap is hardly known, but known to be the same for both.
-    probs = torch.tensor([[0.9, 0.1]] * 200 + [[0.6, 0.4]], dtype=torch.float64)
+    probs = torch.tensor([[0.9, 0.1]] * 200 + [[0.62, 0.38]], dtype=torch.float64)
     labels = torch.tensor([0] * 180 + [1] * 20 + [1])
     first, second = (Predictions(probs=probs + torch.tensor([move, -move]), labels=labels) for move in (0.0, 0.001))
     found = paired_test(first, second, n_resamples=100)["mce"]
@@ -63,19 +54,6 @@ def test_paired_test_interval_ends_at_the_largest_difference_that_is_possible() 
     assert found["mce"].difference == pytest.approx(-0.99, abs=0.01)
     assert found["mce"].low == -1
     assert all(-1 <= test.low <= test.high <= 1 for key, test in found.items() if key not in ("nll", "brier", "signed_gap"))
-
-
-def test_paired_test_interval_of_opposite_gaps_holds_their_difference() -> None:
-    # Sure and wrong, against unsure and right: gaps of 1 and -0.89, Brier scores of 2 and 0.88.
-    labels = torch.zeros(60, dtype=torch.long)
-    wrong = torch.zeros(60, 10, dtype=torch.float64)
-    wrong[:, 1] = 1
-    right = torch.full((60, 10), 0.89 / 9, dtype=torch.float64)
-    right[:, 0] = 0.11
-    found = paired_test(Predictions(probs=wrong, labels=labels), Predictions(probs=right, labels=labels), n_resamples=50)
-    for key, difference in (("signed_gap", -1.89), ("brier", 0.89**2 * (1 + 1 / 9) - 2)):
-        assert found[key].difference == pytest.approx(difference)
-        assert -2 <= found[key].low <= difference + 1e-9 <= found[key].high + 2e-9
 
 
 def test_paired_test_difference_is_second_minus_first() -> None:
@@ -136,14 +114,6 @@ def test_widening_is_that_of_students_t() -> None:
     assert (_widening(9), _widening(100)) == (math.inf, 1.0)
 
 
-def test_paired_test_of_a_single_example_proves_nothing() -> None:
-    one = Predictions(probs=[[0.9, 0.1]], labels=[0])
-    two = Predictions(probs=[[0.7, 0.3]], labels=[0])
-    alone = paired_test(one, two)["ece"]
-    assert (alone.low, alone.high, alone.p_value) == (-1.0, 1.0, 1.0)
-    assert alone.difference == pytest.approx(0.2)
-
-
 def test_paired_test_of_few_examples_proves_no_equality_either() -> None:
     # Both are wrong once, in different places; the same model twice is the same, on however few examples.
     one = Predictions(probs=[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], labels=[1, 0, 1])
@@ -166,25 +136,6 @@ def test_paired_test_examples_without_weight_count_nothing_for_how_few_there_are
         assert kept > 9 or all(test.p_value == 1 for test in among_others.values())
 
 
-def test_paired_test_of_equal_weights_is_that_without() -> None:
-    first, second = two_models(10, 0)
-    same = [Predictions(logits=model.logits, labels=model.labels, weights=[0.1] * 10) for model in (first, second)]
-    assert paired_test(*same, n_resamples=50)["nll"] == pytest.approx(
-        paired_test(first, second, n_resamples=50)["nll"], rel=1e-5
-    )
-
-
-@pytest.mark.parametrize("unit", [2.0**-200, 2.0**200])
-def test_paired_test_of_weights_beyond_single_precision_goes_by_their_proportions(unit: float) -> None:
-    models, weights = two_models(200, 0), 1 + torch.arange(200, dtype=torch.float64) % 3
-    found = [
-        paired_test(*(Predictions(logits=m.logits, labels=m.labels, weights=scale * weights) for m in models), n_resamples=50)
-        for scale in (1.0, unit)
-    ]
-    for key in KEYS:
-        assert found[1][key] == found[0][key], key
-
-
 def test_paired_test_of_blocks_is_near_that_of_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     models = two_models(4000, 0)
     alone = paired_test(*models, n_resamples=400)
@@ -194,13 +145,6 @@ def test_paired_test_of_blocks_is_near_that_of_examples(monkeypatch: pytest.Monk
         assert blocks[key].difference == test.difference
         # The 95 % quantile of 400 values is known to 6 %, the variance of 1,000 blocks to 4.5 %.
         assert blocks[key].high - test.difference == pytest.approx(test.high - test.difference, rel=0.3), key
-
-
-def test_paired_test_repeats_with_its_seed_only() -> None:
-    models = two_models(200, 0)
-    first, again, other = (paired_test(*models, n_resamples=30, seed=s)["ece"] for s in (1, 1, 2))
-    assert first == again
-    assert first != other
 
 
 def test_paired_test_infinite_loss_is_worse_than_any() -> None:
@@ -214,14 +158,18 @@ def test_paired_test_infinite_loss_is_worse_than_any() -> None:
 
 def test_paired_test_of_other_examples_raises() -> None:
     first = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 1])
-    with pytest.raises(ValueError, match="paired_test: `second` must hold the N = 2 examples of `first`, got 1"):
-        paired_test(first, first.subset([0]))
-    with pytest.raises(ValueError, match="`second` must have the labels of `first`, got 0 for 1 in row 1. Put both"):
-        paired_test(first, Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]))
-    with pytest.raises(ValueError, match="`second` must have C = 2 classes as `first`, got 3"):
-        paired_test(first, Predictions(probs=[[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]], labels=[0, 1]))
-    with pytest.raises(ValueError, match="`second` must have the weights of `first`, got others"):
-        paired_test(first, Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 1], weights=[1.0, 2.0]))
+    others = {
+        "`second` must be .* as `first`": [
+            first.subset([0]),
+            Predictions(probs=[[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]], labels=[0, 1]),
+        ],
+        "`second` must have the labels of `first`": [Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0])],
+        "`second` must have the weights of `first`": [first.replace(weights=[1.0, 2.0])],
+    }
+    for message, models in others.items():
+        for second in models:
+            with pytest.raises(ValueError, match=message):
+                paired_test(first, second)
     with pytest.raises(ValueError, match="`n_resamples` must be a whole number >= 1, got 0"):
         paired_test(first, first, n_resamples=0)
     with pytest.raises(ValueError, match="`n_bins` must be a whole number >= 1, got 0"):
@@ -255,13 +203,6 @@ def test_draw_counts_are_poisson_with_mean_one() -> None:
     assert float(counts.var()) == pytest.approx(1, abs=0.012)
     assert float((counts == 0).mean()) == pytest.approx(np.exp(-1), abs=0.003)
     assert all((counts.sum(0) > 0).all() for counts in _draw_counts(2, n_resamples=200, seed=0))
-
-
-def test_sample_example_without_weight_beyond_all_others_counts_nothing() -> None:
-    probs, labels, weights = [[0.6, 0.4]] * 30 + [[0.99, 0.01]], [0, 1] * 15 + [1], [1.0] * 30 + [0.0]
-    found = scores_of(Predictions(probs=probs, labels=labels, weights=weights), np.ones((31, 1), dtype=np.float32))
-    expected = scores_of(Predictions(probs=probs[:30], labels=labels[:30]), np.ones((30, 1), dtype=np.float32))
-    assert {key: float(value) for key, value in found.items()} == {key: float(value) for key, value in expected.items()}
 
 
 @pytest.mark.parametrize("num_classes", [2, 30])
@@ -315,9 +256,3 @@ def test_sample_spreads_as_theory_says() -> None:
     assert float(drawn["error"].std()) == pytest.approx((error * (1 - error) / 2000) ** 0.5, rel=0.12)
     residual = predictions.confidence - predictions.correct.double()
     assert float(drawn["signed_gap"].std()) == pytest.approx(float(residual.std()) / 2000**0.5, rel=0.12)
-
-
-def test_shrinkage_takes_nothing_away_where_rounding_makes_a_variance_negative() -> None:
-    gap = torch.tensor([2e-16, -2e-16, 0.1], dtype=torch.float64)
-    variance = torch.tensor([-2e-19, 0.0, 0.001], dtype=torch.float64)
-    torch.testing.assert_close(_shrinkage(gap, variance), torch.tensor([0.0, 0.0, 0.01], dtype=torch.float64))
