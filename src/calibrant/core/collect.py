@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -60,8 +60,8 @@ def collect_logits(
         # Not `inference_mode`: what a model caches on the way (rotary tables, lazy parameters) could never be trained again.
         with torch.no_grad():
             for batch in _with_progress(loader) if progress else loader:
-                inputs, given = _split_batch(batch)
-                output = find_logits(_call(model, _move(inputs, place)), where=_WHERE)
+                inputs, given = split_batch(batch, where=_WHERE)
+                output = find_logits(_call(model, move(inputs, place)), where=_WHERE)
                 label = to_tensor(given, where=_WHERE, name="labels").cpu()
                 _check_batch(output, label)
                 logits.append((output.float() if output.dtype == torch.bfloat16 else output).cpu())
@@ -80,7 +80,8 @@ def collect_logits(
     return torch.cat(logits), torch.cat(labels)
 
 
-def _split_batch(batch: object) -> tuple[object, Sequence[object]]:
+def split_batch(batch: Any, *, where: str) -> tuple[Any, Any]:
+    """Split what a loader gives, a pair or a mapping with ``labels`` or ``label``, into the model's input and the labels."""
     if isinstance(batch, Mapping):
         key = next((key for key in _LABEL_KEYS if key in batch), None)
         if key is not None:
@@ -88,16 +89,17 @@ def _split_batch(batch: object) -> tuple[object, Sequence[object]]:
     elif isinstance(batch, (tuple, list)) and len(batch) >= 2:
         return batch[0], batch[1]
     got = f"the keys {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
-    raise ValueError(f"{_WHERE}: a batch must be (inputs, labels) or a mapping with `labels` or `label`, got {got}.")
+    raise ValueError(f"{where}: a batch must be (inputs, labels) or a mapping with `labels` or `label`, got {got}.")
 
 
-def _move(value: object, device: torch.device) -> object:
+def move(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Move every tensor in nested mappings, tuples and lists to ``device``; real numbers get the type ``dtype`` too."""
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+        return value.to(device=device, dtype=dtype if value.is_floating_point() else None, non_blocking=True)
     if isinstance(value, Mapping):
-        return {key: _move(entry, device) for key, entry in value.items()}
+        return {key: move(entry, device, dtype) for key, entry in value.items()}
     if isinstance(value, (tuple, list)):
-        moved = [_move(entry, device) for entry in value]
+        moved = [move(entry, device, dtype) for entry in value]
         make: Any = type(value)
         return make(*moved) if hasattr(value, "_fields") else make(moved)
     return value

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from calibrant.core.collect import split_batch
 from calibrant.integrations.recorder import Recorder, add_batch
 from calibrant.meta import MetaLearner
-from calibrant.meta.batches import split_batch
 from calibrant.meta.network import own_randomness
 from calibrant.metrics.streaming import CalibrationSuite
 
@@ -111,7 +111,7 @@ class CalibratedMixin(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Take one step of the learner and return its loss."""
-        x, labels = split_batch(batch)
+        x, labels = split_batch(batch, where="CalibratedMixin")
         info = self.learner.step(x, labels)
         self.log("train_loss", info.loss)
         if info.stepped:
@@ -238,11 +238,11 @@ class CalibrationCallback(Recorder, pl.Callback):
 
 def logits_and_labels(outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
     """Logits and labels of a validation step that returned the logits, or a mapping with "logits" and perhaps "labels"."""
-    if isinstance(outputs, Tensor) and outputs.ndim >= 2:
-        return outputs, split_batch(batch)[1]
-    if isinstance(outputs, Mapping) and isinstance(outputs.get("logits"), Tensor):
-        return outputs["logits"], outputs["labels"] if "labels" in outputs else split_batch(batch)[1]
-    raise ValueError(
-        f"CalibrationCallback: `validation_step` must return logits [B, C] or a mapping with 'logits', got "
-        f"{type(outputs).__name__}. Or pass `extract=lambda outputs, batch: (logits, labels)`."
-    )
+    found = outputs if isinstance(outputs, Mapping) else {"logits": outputs}
+    logits = found.get("logits")
+    if not isinstance(logits, Tensor) or logits.ndim < 2:
+        raise ValueError(
+            f"CalibrationCallback: `validation_step` must return logits [B, C] or a mapping with 'logits', got "
+            f"{type(outputs).__name__}. Or pass `extract=lambda outputs, batch: (logits, labels)`."
+        )
+    return logits, found["labels"] if "labels" in found else split_batch(batch, where="CalibrationCallback")[1]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from calibrant.core.checks import check_count
+from calibrant.core.collect import split_batch
 from calibrant.integrations.recorder import Recorder, add_batch
 from calibrant.meta import MetaLearner
-from calibrant.meta.batches import split_batch
 from calibrant.meta.network import own_randomness
 
 try:
@@ -98,7 +98,7 @@ class CalibratedTrainer(Trainer):
             # The Trainer has restored the random numbers of a checkpoint by now: dropout must go on with them.
             with own_randomness(next(model.parameters()).device):
                 self.learner = self.make_learner(model)
-        learner, (x, labels) = self.learner, split_batch(inputs)
+        learner, (x, labels) = self.learner, split_batch(inputs, where="CalibratedTrainer")
         learner.steps = self.state.global_step
         due = learner.due and self._updated_at != learner.steps
         features, logits = learner.forward(x)

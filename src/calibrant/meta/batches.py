@@ -10,40 +10,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
 from calibrant.core.checks import check_count
+from calibrant.core.collect import split_batch
 
 
-def split_batch(batch: Any) -> tuple[Any, Tensor]:
-    """Split what a loader gives into the model's input and the labels.
-
-    Args:
-        batch: A mapping of keyword arguments with the labels under "labels", or a sequence that begins with (x, labels).
-
-    Returns:
-        Input and labels; the batch itself is left as it is.
-
-    Example:
-        >>> x, labels = split_batch({"ids": torch.ones(2, 3), "labels": torch.tensor([0, 1])})
-        >>> list(x), labels
-        (['ids'], tensor([0, 1]))
-    """
-    if isinstance(batch, Mapping) and "labels" in batch:
-        return {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
-    if isinstance(batch, tuple | list) and len(batch) >= 2:
-        return batch[0], batch[1]
-    got = f"one of {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
-    raise ValueError(f"split_batch: `batch` must be (x, labels) or a mapping with 'labels', got {got}.")
-
-
-def as_input(x: Any, like: Tensor) -> Any:
-    """Move every tensor in nested mappings, tuples and lists to the device of ``like``; real numbers get its type too."""
-    if isinstance(x, Tensor):
-        return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, non_blocking=True)
-    if isinstance(x, Mapping):
-        return {name: as_input(value, like) for name, value in x.items()}
-    return [as_input(value, like) for value in x] if isinstance(x, tuple | list) else x
-
-
-class MetaBatches:
+class MetaBatches(Iterator[tuple[Any, Tensor]]):
     """Endless batches of held-out tensors.
 
     Every pass takes a new order; what is left at its end and does not fill a batch waits for another pass. A small remainder
@@ -80,9 +50,6 @@ class MetaBatches:
         self._order = torch.empty(0, dtype=torch.int64)
         self._place = 0
 
-    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
-        return self
-
     def __next__(self) -> tuple[Any, Tensor]:
         if self._place + self.batch_size > len(self._order):
             self._order, self._place = torch.randperm(len(self.labels), generator=self.generator), 0
@@ -101,7 +68,7 @@ class MetaBatches:
         self.generator.set_state(state["generator"].cpu())
 
 
-class LoaderBatches:
+class LoaderBatches(Iterator[tuple[Any, Tensor]]):
     """Endless batches of a `DataLoader`, iterated anew in every pass; batches shorter than its ``batch_size`` are skipped.
 
     ``itertools.cycle`` would replay one cached pass for ever.
@@ -119,16 +86,13 @@ class LoaderBatches:
         self.loader, self.passes, self._taken = loader, 0, 0
         self._current: Iterator[Any] = iter(())
 
-    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
-        return self
-
     def __next__(self) -> tuple[Any, Tensor]:
         for begin in (False, True):
             if begin:
                 self._begin()
             for batch in self._current:
                 self._taken += 1
-                x, labels = split_batch(batch)
+                x, labels = split_batch(batch, where="LoaderBatches")
                 if self.loader.batch_size is None or len(labels) >= self.loader.batch_size:
                     return x, labels
         raise ValueError(

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from calibrant.core.checks import check_count
+from calibrant.core.collect import move
 from calibrant.core.registry import lookup
-from calibrant.meta.batches import LoaderBatches, as_input
+from calibrant.meta.batches import LoaderBatches
 from calibrant.meta.gamma_net import GammaNet, Params
 from calibrant.meta.lookahead import Batch, Hypergradient, MetaObjective, full_hypergradient
 from calibrant.meta.network import (
@@ -274,8 +275,8 @@ class MetaLearner:
                 f"MetaLearner.step: `x_meta` and `y_meta` must be given when a meta update is due (every "
                 f"{self.settings.every}. step), got nothing. Pass them, or `meta_batches=MetaBatches(...)` to the learner."
             )
-        x, labels = next(self.meta_batches)
-        return as_input(x, self.network.head.weight), labels.to(self.network.device, non_blocking=True)
+        x, labels = move(next(self.meta_batches), self.network.device, self.network.head.weight.dtype)
+        return x, labels
 
     def gamma_net(self) -> GammaNet:
         """Return a copy of the gamma-Net, to look at its heads or to keep; raises if the regularizer has none."""

@@ -4,7 +4,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from calibrant.meta import LoaderBatches, MetaBatches, MetaLearner
-from calibrant.meta.batches import as_input, split_batch
 
 
 def take(batches, count):
@@ -96,13 +95,7 @@ def test_learner_given_a_loader_draws_from_it_without_end():
     assert learner.meta_batches.passes == 3
 
 
-def test_split_batch_without_labels_raises():
-    for batch in ({"ids": torch.ones(2)}, torch.ones(2)):
-        with pytest.raises(ValueError, match=r"`batch` must be \(x, labels\) or a mapping with 'labels'"):
-            split_batch(batch)
-
-
-def test_as_input_moves_nested_tensors_and_leaves_the_rest():
-    moved = as_input({"a": (torch.ones(2), "text"), "b": torch.ones(2).long()}, torch.ones(1).half().to("meta"))
-    assert (moved["a"][0].device.type, moved["a"][0].dtype, moved["a"][1]) == ("meta", torch.float16, "text")
-    assert moved["b"].dtype == torch.int64
+def test_loader_without_labels_raises():
+    loader = DataLoader([{"ids": torch.ones(2)}] * 4, batch_size=2, shuffle=True)
+    with pytest.raises(ValueError, match="LoaderBatches: a batch must be .* a mapping with `labels`"):
+        next(LoaderBatches(loader))
