@@ -3,7 +3,6 @@ import torch
 
 from calibrant.losses import cross_entropy_loss
 from calibrant.meta import Batch, Regularizer, VirtualStep, head_hypergradient, hypergradient, virtual_sgd
-from calibrant.meta.lookahead import clip_factor, through_clip, total_norm
 
 
 class Stuck(Regularizer):
@@ -115,16 +114,3 @@ def test_virtual_sgd_clip_equals_torch_clip_grad_norm():
     moved = virtual_sgd({"a": value.detach(), "b": other.detach()}, grads, lr=0.1, clip=2.0)
     torch.testing.assert_close(moved["a"], value.detach() - 0.1 * value.grad)
     torch.testing.assert_close(moved["b"], other.detach() - 0.1 * other.grad)
-
-
-def test_through_clip_is_the_transposed_jacobian_of_clipping():
-    g = torch.Generator().manual_seed(0)
-    grads = {"a": torch.randn(3, dtype=torch.float64, generator=g), "b": torch.randn(2, dtype=torch.float64, generator=g)}
-    pull = {name: torch.randn(value.shape, dtype=torch.float64, generator=g) for name, value in grads.items()}
-    leaves = {name: value.clone().requires_grad_() for name, value in grads.items()}
-    factor = clip_factor(total_norm(leaves), 0.5)
-    bracket = sum((factor * leaves[name] * pull[name]).sum() for name in leaves)
-    expected = torch.autograd.grad(bracket, list(leaves.values()))
-    for found, want in zip(through_clip(pull, grads, 0.5).values(), expected, strict=True):
-        torch.testing.assert_close(found, want)
-    assert through_clip(pull, grads, None) is pull
