@@ -192,21 +192,3 @@ def test_top_label_binning_agrees_with_a_loop() -> None:
             second = np.sort(q[i])[-2]
             least = second / (second + 1 - q[i].max())
             assert found[i].max() == pytest.approx(max(accuracy, least), abs=1e-6)
-
-
-def test_spline_slope_is_that_of_a_dense_least_squares_fit() -> None:
-    from scipy.interpolate import CubicSpline
-
-    from calibrant.calibrators.tables import recalibrate
-
-    rng = np.random.default_rng(0)
-    confidence = np.sort(rng.uniform(0.4, 1, 4000))
-    correct = (rng.uniform(size=4000) < confidence**2).astype(float)
-    knots, values = recalibrate(confidence, correct, np.ones(4000), n_knots=6)
-    t = (np.arange(4000) + 0.5) / 4000
-    drift = np.cumsum(correct - confidence) / 4000 - (correct - confidence) / 8000
-    basis = CubicSpline(np.linspace(0, 1, 6), np.eye(6), bc_type="natural")
-    spline = CubicSpline(np.linspace(0, 1, 6), np.linalg.lstsq(basis(t), drift, rcond=None)[0], bc_type="natural")
-    expected = knots + spline(np.interp(knots, confidence, t), 1)
-    np.testing.assert_allclose(values, np.clip(expected, 0, 1), atol=1e-9)
-    assert np.abs(values - knots**2).mean() < 0.03

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import ClassVar, Self, TypeAlias, TypeVar, overload
+from typing import ClassVar, Self, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from calibrant.core.records import Predictions
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 Learned: TypeAlias = "float | Tensor"
 Rule: TypeAlias = "Callable[..., None]"
-Any_C = TypeVar("Any_C", bound="Calibrator")
 
 # Logits of the fit data beyond which a fit takes more than one thread.
 _MOST_FOR_ONE_THREAD = 500_000
@@ -276,7 +275,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             raise ValueError(f"{type(self).__name__}.from_dict: what was learned must give finite numbers, and does not.")
 
     @classmethod
-    def from_dict(cls: type[Any_C], data: Mapping[str, object]) -> Any_C:
+    def from_dict(cls, data: Mapping[str, object]) -> Self:
         """Return the calibrator that `to_dict` described; raise ``ValueError`` if it is another kind than this class."""
         from calibrant.calibrators import CALIBRATORS
 
@@ -302,7 +301,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         write_json(self.to_dict(), path, kind="calibrator")
 
     @classmethod
-    def load(cls: type[Any_C], path: str | Path) -> Any_C:
+    def load(cls, path: str | Path) -> Self:
         """Read a calibrator from a file that `save` wrote; nothing in it can run code."""
         from calibrant.io.files import read_json
 

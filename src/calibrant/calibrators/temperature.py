@@ -15,7 +15,7 @@ from torch import Tensor
 from calibrant.calibrators.base import Calibrator, Learned, Rule, check_ascending
 from calibrant.calibrators.fit_data import BoundWarning, FitData, possible_labels, warn
 from calibrant.calibrators.maps import Vector, floor_logits
-from calibrant.core.checks import FitError, check_choice, check_count
+from calibrant.core.checks import FitError, check_choice, check_count, check_share
 from calibrant.metrics import expected_calibration_error
 
 # Smallest and largest temperature, unless told otherwise; also where other fits begin, for which T is only a scale.
@@ -236,11 +236,6 @@ def attended_nll(data: FitData, *, threshold: float) -> Callable[[float], float]
     return nll
 
 
-def _check_threshold(value: float, *, where: str, name: str) -> None:
-    if not 0 <= value < 1:
-        raise ValueError(f"{where}: `{name}` must lie in [0, 1), got {value!r}.")
-
-
 class AttendedTemperatureScaling(_TemperatureMethod):
     """Divides all logits by a temperature found from labels and from the other likely classes of every example.
 
@@ -264,7 +259,7 @@ class AttendedTemperatureScaling(_TemperatureMethod):
 
     label = "attended temperature scaling"
     few_samples = 20
-    rules = {**_TemperatureMethod.rules, "threshold": _check_threshold}
+    rules = {**_TemperatureMethod.rules, "threshold": check_share}
 
     def __init__(self, *, threshold: float = 0.01, bounds: tuple[float, float] = BOUNDS) -> None:
         self.threshold = threshold

@@ -1,8 +1,9 @@
 """Train-time calibration objectives: per-sample losses, batch penalties, and their sums.
 
 A loss is a function ``(logits, labels, *, ...) -> [B]`` with a module of the same name that reduces; a penalty a function
-``(logits, labels, *, ...) -> []`` of the whole batch. Modules add up: ``FocalLoss(gamma=3) + 0.5 * MDCA()``. The two tables
-are the registry and the source of ``docs/losses.md``; installed packages add to them through the entry points
+``(logits, labels, *, ...) -> []`` of the whole batch. ``logits`` are scores ``[B, C]``, ``labels`` class indices ``[B]`` (for
+cross-entropy, Brier and mixup also probabilities ``[B, C]``). Modules add up: ``FocalLoss(gamma=3) + 0.5 * MDCA()``. The two
+tables are the registry and the source of ``docs/losses.md``; installed packages add to them through the entry points
 ``calibrant.losses`` and ``calibrant.penalties``.
 """
 

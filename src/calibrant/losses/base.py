@@ -346,12 +346,6 @@ def checked(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bool = 
     return widen(logits)
 
 
-def check_share(value: float, *, where: str, name: str) -> None:
-    """Raise unless ``value`` lies in [0, 1)."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{where}: `{name}` must lie in [0, 1), got {value!r}.")
-
-
 def widen(logits: Tensor) -> Tensor:
     """Return ``logits`` in a precision to compute in: float16 and bfloat16 become float32, others stay."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

@@ -31,8 +31,6 @@ def focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0) -> Tensor:
     saturation. The usual ``(1 - p) ** gamma`` has a NaN gradient from a logit gap of 17 on (float32).
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         gamma: Focusing strength, at least 0: a number, or a tensor ``[]`` or ``[B]`` (which receives a gradient). 0 is
             cross-entropy. The default 3 is the "FL-3" of Mukhoti et al.; their code defaults to 1.
 
@@ -93,8 +91,6 @@ def flsd_loss(
     p = 0.5 on: 3 in the authors' scripts, as here, but 1 by default ("FLSD-531").
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         threshold: Probability :math:`\theta` in (0, 1) at which gamma changes; p equal to it counts as above.
         gamma_below: Gamma for p below it.
         gamma_above: Gamma for the others.
@@ -179,8 +175,6 @@ def scheduled_focal_loss(
     `focal_loss` with :math:`\gamma(e)` given by `scheduled_gamma` at epoch e.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         epoch: Epoch e, counted from 0.
         schedule: Pairs (first epoch, gamma). The default is made for 350 epochs, as in the source.
 
@@ -252,8 +246,6 @@ def inverse_focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma) -> Tenso
     It makes a network *more* confident, for use with a post-hoc calibrator, and is the branch of negative gamma in AdaFocal.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         gamma: Strength, at least 0: a number, or a tensor ``[]`` or ``[B]``. 0 is cross-entropy. The source names no default.
 
     Returns:
@@ -288,8 +280,6 @@ def dual_focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma) -> Tensor:
     The gradient flows through :math:`r_i`; where several classes tie for it, the first receives it. Exact at saturation.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         gamma: Strength, at least 0: a number, or a tensor ``[]`` or ``[B]``. The authors choose it per data set by validation;
             their class defaults to 0, which is plain cross-entropy.
 
@@ -331,8 +321,6 @@ def adafocal_loss(logits: Tensor, labels: Tensor, *, gammas: Tensor, edges: Tens
     validation data, yet are looked up by the *true-class* probability of training data, as in the paper.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         gammas: Gamma of each bin ``[M]``, of either sign.
         edges: Edges of the bins ``[M + 1]``, not falling.
 

@@ -31,10 +31,6 @@ def mdca_penalty(logits: Tensor, labels: Tensor) -> Tensor:
 
     The authors' scripts add it with weight 1 to focal loss with gamma 1 (their argument parser's defaults are others).
 
-    Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
-
     Returns:
         Scalar ``[]`` in ``[0, 2/C]``; 0 is best.
 
@@ -64,10 +60,6 @@ def dca_penalty(logits: Tensor, labels: Tensor) -> Tensor:
     .. math:: \mathrm{DCA} = \Bigl| \frac{1}{B} \sum_{i=1}^{B} (c_i - a_i) \Bigr| .
 
     The authors' function adds it to cross-entropy with weight 10 by default; the comparison by Hebbalaguppe et al. has 1.
-
-    Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``; 0 is best.
@@ -100,8 +92,6 @@ def huber_dca_penalty(logits: Tensor, labels: Tensor, *, alpha: float = 0.005) -
     :math:`\alpha`), and prune training data along with it: `ConfidencePruner`. No code of theirs is public.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         alpha: Gap > 0 from which the penalty grows linearly. 0.005 is our choice: well below the sampling noise of a batch.
 
     Returns:
@@ -145,8 +135,6 @@ def dece_penalty(
     differentiated once only and takes O(B C²); here it is twice differentiable in O(B C + B M).
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         n_bins: Number of bins ``M``; 15 in the released code.
         bin_temperature: Softness ``t`` of the bins, > 0; 0.01 in the released code.
         sharpness: Slope of the soft accuracy, > 0; 100 in the released code.
@@ -192,8 +180,6 @@ def sb_ece_penalty(logits: Tensor, labels: Tensor, *, n_bins: int = 15, bin_temp
     :math:`\sqrt{x + 10^{-12}}`; the released code has the bare root, whose gradient is NaN at 0.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         n_bins: Number of bins ``M``; 15, as usual for ECE.
         bin_temperature: Softness ``T`` of the bins, > 0. The paper tunes it; 0.01 lets about two bins share a sample.
         p: Order of the norm: 1, or 2 as in the paper and the released code.
@@ -239,8 +225,6 @@ def label_binned_sb_ece_penalty(logits: Tensor, labels: Tensor, *, n_bins: int =
     form to recalibrate after training.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         n_bins: Number of bins ``M``.
         bin_temperature: Softness ``T`` of the bins, > 0; as in `sb_ece_penalty`.
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from calibrant.core.checks import check_choice, check_count, range_if_free
-from calibrant.losses.base import Penalty, check_share, checked, confidence_and_correct, probs_and_entropy, to_rows
+from calibrant.core.checks import check_choice, check_count, check_share, range_if_free
+from calibrant.losses.base import Penalty, checked, confidence_and_correct, probs_and_entropy, to_rows
 
 Score: TypeAlias = Literal["confidence", "entropy", "margin"]
 
@@ -28,8 +28,6 @@ def crl_penalty(logits: Tensor, labels: Tensor, correctness: Tensor, *, score: S
     off the least count, as `CRL` does.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``; checked and otherwise unused.
         correctness: ``[B]`` in [0, 1], the share of earlier epochs in which each sample was right; `CRL` keeps it.
         score: "confidence" (the released default), "entropy" or "margin".
 
@@ -48,12 +46,10 @@ def crl_penalty(logits: Tensor, labels: Tensor, correctness: Tensor, *, score: S
     where = "crl_penalty"
     scores = checked(logits, labels, where=where)
     check_choice(score, ("confidence", "entropy", "margin"), where=where, name="score")
-    if correctness.shape != labels.shape or not correctness.is_floating_point():
-        what = f"{correctness.dtype} {list(correctness.shape)}"
-        raise ValueError(f"{where}: `correctness` must be floating [B] = {list(labels.shape)}, got {what}.")
     low, high = range_if_free(correctness, 0.0, 1.0)
-    if not (low >= 0 and high <= 1):
-        raise ValueError(f"{where}: `correctness` must lie in [0, 1], got {low if not low >= 0 else high:.4g}.")
+    if correctness.shape != labels.shape or not correctness.is_floating_point() or not (low >= 0 and high <= 1):
+        what = f"{correctness.dtype} {list(correctness.shape)} from {low:.4g} to {high:.4g}"
+        raise ValueError(f"{where}: `correctness` must be floating [B] = {list(labels.shape)} in [0, 1], got {what}.")
     if score == "confidence":
         certainty, _ = confidence_and_correct(scores, labels)
     elif score == "entropy":
@@ -127,13 +123,10 @@ class CRL(Penalty, function=crl_penalty):
         self.epochs.fill_(epoch)
 
     def _check_indices(self, indices: Tensor, labels: Tensor) -> None:
-        if indices.shape != labels.shape or indices.dtype not in (torch.int64, torch.int32):
-            what = f"{indices.dtype} {list(indices.shape)}"
-            raise ValueError(f"CRL: `indices` must be int64 or int32 [B] = {list(labels.shape)}, got {what}.")
         low, high = range_if_free(indices, 0, 0)
-        if low < 0 or high >= self.num_samples:
-            wrong = low if low < 0 else high
-            raise ValueError(f"CRL: `indices` must lie in [0, num_samples) = [0, {self.num_samples}), got {wrong}.")
+        if indices.shape != labels.shape or indices.is_floating_point() or low < 0 or high >= self.num_samples:
+            rule = f"be whole numbers [B] = {list(labels.shape)} in [0, {self.num_samples})"
+            raise ValueError(f"CRL: `indices` must {rule}, got {indices.dtype} {list(indices.shape)} from {low} to {high}.")
 
 
 class ConfidencePruner(nn.Module):

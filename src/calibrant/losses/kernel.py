@@ -46,8 +46,6 @@ def mmce_penalty(logits: Tensor, labels: Tensor, *, scale: float = 0.4, squared:
     slope of :math:`|c_i - c_j|` is taken as 0.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         scale: Width ``s`` of the Laplace kernel, > 0; 0.4 in the paper and its code (written there as 2 * 0.2).
         squared: Return MMCE² instead of MMCE.
 
@@ -92,8 +90,6 @@ def weighted_mmce_penalty(
     published as "MMCE" with it behave nearly like cross-entropy. The weight is 4 to 8 on text there, 2 in the port.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         scale: Width ``s`` of the Laplace kernel, > 0; 0.4 in the paper and its code.
         normalization: "paper" or "official" (as the released code).
         squared: Return the square instead of its root.
@@ -162,8 +158,6 @@ def sece_penalty(
     gap :math:`c_i - s_i` itself. An estimate outside [0, 1] is not clipped: the value may fall below 0 by noise.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         bandwidth: Standard deviation ``h`` of the kernel, > 0. The paper has 0.01 (on batches of 128, with soft accuracy);
             the default 0.05 with hard accuracy has a smaller bias on such batches.
         accuracy: "hard" or "soft".
@@ -201,19 +195,15 @@ def sece_penalty(
         smoothed = smoothed.detach()
     if distance == "absolute":
         return (smoothed - confidence).abs().mean()
-    return _divergence(smoothed, scores, probs.argmax(1)).mean()
+    # From log-odds, however close to 1 the confidence is.
+    against = true_class_log_odds(scores, probs.argmax(1)).clamp(min=_LEAST_LOG_ODDS)
+    possible = smoothed.clamp(_LEAST, 1 - _LEAST)
+    entropy: Tensor = torch.special.entr(possible) + torch.special.entr(1 - possible)
+    return (smoothed * minus_log_p(against) + (1 - smoothed) * minus_log_p(-against) - entropy).mean()
 
 
 class SECE(Penalty, function=sece_penalty):
     """`sece_penalty` as a module."""
-
-
-def _divergence(accuracy: Tensor, scores: Tensor, top: Tensor) -> Tensor:
-    """Binary KL divergence ``[B]`` of accuracies from the confidences in the classes ``top``, however close to 1 these are."""
-    against = true_class_log_odds(scores, top).clamp(min=_LEAST_LOG_ODDS)
-    possible = accuracy.clamp(_LEAST, 1 - _LEAST)
-    entropy: Tensor = torch.special.entr(possible) + torch.special.entr(1 - possible)
-    return accuracy * minus_log_p(against) + (1 - accuracy) * minus_log_p(-against) - entropy
 
 
 def skce_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.1) -> Tensor:
@@ -228,8 +218,6 @@ def skce_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.1) -> T
     top-label form.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         bandwidth: Standard deviation ``h`` of the Gaussian kernel, > 0. 0.1 is our choice, about 1.5 bins of a 15-bin ECE.
 
     Returns:
@@ -270,8 +258,6 @@ def kde_ece_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.01, 
     and held within those of 1e-6 and 1 - 1e-6; the released code is NaN at a confidence of 1.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         bandwidth: ``b`` > 0; the kernel's standard deviation is about :math:`\sqrt{b\,c\,(1 - c)}`. The authors choose it on
             held-out predictions by leave-one-out likelihood; the default 0.01 is our choice, 0.05 wide at c = 1/2.
         p: Exponent of the gap, 1 or 2.
@@ -296,21 +282,16 @@ def kde_ece_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.01, 
     if len(confidence) < 2:
         return confidence[:0].sum()
     correct = (top == labels).to(scores.dtype)
+    edge = math.log((1 - _EDGE) / _EDGE)
+    # ln B(c/b + 1, (1 - c)/b + 1) without its last term, the same for all j.
+    log_beta = torch.lgamma(confidence / bandwidth + 1) + torch.lgamma((1 - confidence) / bandwidth + 1)
+    own = torch.eye(len(confidence), dtype=torch.bool, device=confidence.device)
     with full_precision(scores):
-        smoothed = _beta_weights(confidence, odds, bandwidth=bandwidth) @ correct
+        log_kernel = torch.addr(-log_beta.unsqueeze(0), odds.clamp(-edge, edge) / bandwidth, confidence)
+        smoothed = log_kernel.masked_fill(own, float("-inf")).softmax(1) @ correct
     gap = smoothed - confidence
     return gap.abs().mean() if p == 1 else gap.square().mean()
 
 
 class KDEECE(Penalty, function=kde_ece_penalty):
     """`kde_ece_penalty` as a module."""
-
-
-def _beta_weights(confidence: Tensor, odds: Tensor, *, bandwidth: float) -> Tensor:
-    """Leave-one-out weights ``[B, B]``, rows summing to one."""
-    edge = math.log((1 - _EDGE) / _EDGE)
-    # ln B(c/b + 1, (1 - c)/b + 1) without its last term, the same for all j.
-    log_beta = torch.lgamma(confidence / bandwidth + 1) + torch.lgamma((1 - confidence) / bandwidth + 1)
-    log_kernel = torch.addr(-log_beta.unsqueeze(0), odds.clamp(-edge, edge) / bandwidth, confidence)
-    own = torch.eye(len(confidence), dtype=torch.bool, device=confidence.device)
-    return log_kernel.masked_fill(own, float("-inf")).softmax(1)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrant.core.checks import range_if_free
-from calibrant.losses.base import Loss, Objective, WeightedSum, check_share, checked, widen
+from calibrant.core.checks import check_share, range_if_free
+from calibrant.losses.base import Loss, Objective, WeightedSum, checked, widen
 
 
 def cross_entropy_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
@@ -25,8 +25,6 @@ def cross_entropy_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float
     :math:`\epsilon = \epsilon' C / (C - 1)`.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``, or probabilities ``[B, C]``.
         label_smoothing: Smoothing :math:`\epsilon` in [0, 1). 0 is plain cross-entropy; 0.05 and 0.1 are usual.
 
     Returns:
@@ -64,10 +62,6 @@ def brier_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
     A soft target :math:`s_i` takes the place of :math:`[k = y_i]`. Sources disagree on the scale: this is the sum, neither
     halved nor divided by C, so that the range is 0 to 2.
-
-    Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``, or probabilities ``[B, C]``.
 
     Returns:
         ``[B]`` in [0, 2].
@@ -117,9 +111,9 @@ def mixup_inputs(
     where = "mixup_inputs"
     if not inputs.is_floating_point():
         raise ValueError(f"{where}: `inputs` must be floating point, got {inputs.dtype}. Convert images first.")
-    if inputs.ndim < 1 or labels.ndim < 1 or len(labels) != len(inputs) or len(inputs) == 0:
+    if inputs.shape[:1] != labels.shape[:1]:
         shapes = f"{list(inputs.shape)} and {list(labels.shape)}"
-        raise ValueError(f"{where}: `inputs` and `labels` must have the same batch size B >= 1, got {shapes}.")
+        raise ValueError(f"{where}: `inputs` and `labels` must have the same batch size, got {shapes}.")
     if not 0 <= alpha < float("inf"):
         raise ValueError(f"{where}: `alpha` must be a finite number >= 0, got {alpha!r}.")
     # torch's own Beta sampler takes no generator, so the quantile function is applied to a uniform draw.

@@ -39,8 +39,6 @@ def avuc_penalty(logits: Tensor, labels: Tensor, *, threshold: float | Tensor = 
     sets it after each of the first epochs by `avuc_threshold`. Which samples count as certain carries no gradient.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         threshold: Entropy in nats above which a prediction is uncertain: a number or a tensor ``[]``.
         beta: Weight inside the penalty; 3 in the released CIFAR and ImageNet scripts.
 
@@ -138,8 +136,6 @@ def soft_avuc_penalty(logits: Tensor, labels: Tensor, *, temperature: float = 0.
     The denominator is at least 1e-5, and e is held within 1e-6 of 0 and 1 (the released code divides by zero at e = 1).
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         temperature: Softness ``T`` of the threshold, > 0. The paper tunes it; 0.1 is our choice.
         threshold: Normalised entropy :math:`\kappa` in (0, 1) of a prediction half certain. The paper tunes it; 0.5 is the
             released code's helper's default.
@@ -186,10 +182,6 @@ def confidence_penalty(logits: Tensor, labels: Tensor) -> Tensor:
     The paper's weight is 0.1 for most tasks. The code of MbLS and CALS averages entropy over classes: their weight is C times
     this one's. Labels are not looked at.
 
-    Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``; checked and otherwise unused.
-
     Returns:
         Scalar ``[]`` in ``[-ln C, 0]``; small values are less confident.
 
@@ -218,8 +210,6 @@ def mbls_penalty(logits: Tensor, labels: Tensor, *, margin: float = 10.0) -> Ten
     Labels are not looked at.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``; checked and otherwise unused.
         margin: Distance ``m`` >= 0 left unpunished; 10 in the released configuration (6 for CIFAR-10 in the paper).
 
     Returns:
@@ -263,8 +253,6 @@ def acls_penalty(
     Labels are not looked at.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``; checked and otherwise unused.
         margin: ``m`` >= 0; 10 in the released code (its Tiny-ImageNet setting).
         top_weight: :math:`\lambda_1` >= 0; 1 in the released code.
         rest_weight: :math:`\lambda_2` >= 0; 0.1 in the released code.
@@ -308,8 +296,6 @@ def cpc_penalty(logits: Tensor, labels: Tensor, *, bdc_weight: float = 0.1, bec_
     the terms are many they are computed in blocks, twice, so that memory stays O(B C) plus one block.
 
     Args:
-        logits: Scores ``[B, C]``.
-        labels: Class indices ``[B]``.
         bdc_weight: :math:`\lambda_d` >= 0 of the discrimination constraints; 0.1 in the port in CALS.
         bec_weight: :math:`\lambda_e` >= 0 of the exclusion constraints; 1.0 there. 0 leaves the sum out, and its cost.
 

@@ -28,7 +28,6 @@ from calibrant.calibrators import (
     Calibrator,
     DirichletCalibration,
     HistogramBinning,
-    Identity,
     IsotonicCalibration,
     MatrixScaling,
     PlattScaling,
@@ -36,9 +35,7 @@ from calibrant.calibrators import (
     TemperatureScaling,
     TopLabelBinning,
     VectorScaling,
-    name_of,
 )
-from calibrant.calibrators.base import one_thread
 from calibrant.data.synthetic import synthetic_predictions
 
 VAL, _ = synthetic_predictions(300, 3, temperature=2.0, hardness=0.5, split="val")
@@ -142,17 +139,6 @@ def test_fit_without_a_class_warns_where_classes_are_apart() -> None:
         assert TemperatureScaling().fit(given).temperature_ > 1
 
 
-def test_one_thread_goes_back_to_as_many_as_before() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with one_thread(when=True):
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
 # Files.
 
 
@@ -183,16 +169,6 @@ def test_load_refuses_what_cannot_have_been_learned(
     path.write_text(json.dumps({**data, "learned": {**data["learned"], **learned}}))
     with pytest.raises(ValueError, match=message):
         Calibrator.load(path)
-
-
-class Unlisted(TemperatureScaling):
-    """Not in the table."""
-
-
-def test_name_of_an_unlisted_class_is_refused() -> None:
-    assert name_of(Identity()) == "none"
-    with pytest.raises(ValueError, match="must be of a listed class"):
-        name_of(Unlisted())
 
 
 # In a network.
@@ -244,15 +220,6 @@ def test_wrapped_model_without_logits_or_of_other_classes_is_refused() -> None:
         FOUND.wrap(Returning(lambda logits: {"loss": logits}))(INPUTS)
     with pytest.raises(ValueError, match="`logits` must have C = 3 classes"):
         FOUND.wrap(nn.Linear(4, 2))(INPUTS)
-
-
-def test_wrapped_model_is_given_a_first_argument_that_is_none() -> None:
-    class Masked(nn.Module):
-        def forward(self, mask: Tensor | None, x: Tensor) -> Tensor:
-            return x if mask is None else x * mask
-
-    wrapped, x = FOUND.wrap(Masked()), NEW.logits
-    assert torch.equal(wrapped(None, x), wrapped(torch.ones(3), x))
 
 
 @pytest.mark.parametrize("kind", [TemperatureScaling, IsotonicCalibration, PlattScaling])

@@ -28,13 +28,6 @@ def fit_data(weights: torch.Tensor | None = None, rows: slice = slice(None)) -> 
     return FitData.of(Predictions(logits=LOGITS[rows], labels=LABELS[rows], weights=given))
 
 
-def test_subset_is_the_data_of_its_rows_alone() -> None:
-    part, alone = fit_data(WEIGHTS).subset(torch.arange(50)), fit_data(WEIGHTS, slice(50))
-    torch.testing.assert_close(part.weights, alone.weights, rtol=1e-12, atol=0)
-    assert torch.equal(part.logits, alone.logits)
-    assert torch.equal(part.labels, alone.labels)
-
-
 def test_auto_weighted_folds_are_fits_on_their_rows_alone() -> None:
     auto = AutoCalibrator(methods=("vector",), n_folds=3).fit(LOGITS, LABELS, weights=WEIGHTS)
     scores = torch.empty(300, dtype=torch.float64)
@@ -120,14 +113,6 @@ def test_folds_fit_on_every_class_that_has_two_examples() -> None:
     labels = torch.cat([torch.arange(200), torch.arange(200), torch.tensor([200])])
     for kept, _ in FitData(torch.zeros(401, 201), labels, torch.ones(401).double()).folds(5, seed=0):
         assert set(labels[kept].tolist()) >= set(range(200))
-
-
-def test_row_marks_tell_rows_apart_and_ignore_precision() -> None:
-    logits = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0))
-    marks = row_marks(logits)
-    assert len(marks.unique()) == 1000
-    assert torch.equal(marks, row_marks(logits.double()))
-    assert torch.equal(row_marks(torch.tensor([[0.0, 1.0]])), row_marks(torch.tensor([[-0.0, 1.0]])))
 
 
 def warned(logits: torch.Tensor, fitted: torch.Tensor) -> list[str]:

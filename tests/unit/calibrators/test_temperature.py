@@ -23,7 +23,6 @@ from calibrant.calibrators import (
 from calibrant.calibrators.fit_data import FitData
 from calibrant.calibrators.temperature import (
     attended_nll,
-    least_in_log,
     monte_carlo_log_probs,
     nll_slope,
 )
@@ -43,13 +42,6 @@ def test_temperature_two_classes_has_the_closed_form() -> None:
     logits = torch.tensor([[2.0, 0.0]]).repeat(200, 1)
     labels = torch.tensor([0] * 150 + [1] * 50)
     assert TemperatureScaling().fit(logits, labels).temperature_ == pytest.approx(2 / math.log(3), rel=1e-9)
-
-
-def test_temperature_weights_act_as_repeated_examples() -> None:
-    logits = torch.tensor([[2.0, 0.0]]).repeat(60, 1)
-    labels = torch.tensor([0] * 30 + [1] * 30)
-    weights = torch.tensor([3.0] * 30 + [1.0] * 30)
-    assert TemperatureScaling().fit(logits, labels, weights=weights).temperature_ == pytest.approx(2 / math.log(3), rel=1e-9)
 
 
 def test_temperature_subsample_start_does_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,15 +166,6 @@ def test_attended_nll_is_the_sum_over_labels_and_attended_classes(temperature: f
     assert torch.equal(logits, kept)
 
 
-def test_attended_nll_of_saturated_logits_and_of_probability_zero_keeps_its_digits() -> None:
-    logits = torch.tensor([[900.0, 0.0, 300.0], [2.0, -math.inf, 0.0]], dtype=torch.float64)
-    data = FitData(logits, torch.tensor([2, 2]), torch.ones(2).double())
-    # At T = 2 the first is sure to within e^-300 of class 0, which is attended; of the second both others are 1 / (1 + e).
-    p = 1 / (1 + math.exp(-1.0))
-    expected = (300.0 - 300.0) - (math.log(1 - p) + math.log(p**2 / (1 - p)))
-    assert attended_nll(data, threshold=0.5)(2.0) == pytest.approx(expected, abs=1e-9)
-
-
 def test_attended_temperature_varies_less_between_small_fit_sets() -> None:
     found: dict[type[Calibrator], list[float]] = {TemperatureScaling: [], AttendedTemperatureScaling: []}
     for seed in range(12):
@@ -234,13 +217,3 @@ def test_monte_carlo_wrong_shape_is_named() -> None:
         found.predict_proba(torch.zeros(2, 3, 4))
     with pytest.raises(ValueError, match=r"`weights` must be \[100\]"):
         MonteCarloTemperatureScaling().fit(given.logits, given.labels, weights=[1.0])
-
-
-def test_least_in_log_second_valley_is_found() -> None:
-    def two_valleys(x: float) -> float:
-        return min((math.log(x) + 5) ** 2, (math.log(x) - 4) ** 2 - 1)
-
-    found, at_bound = least_in_log(two_valleys, bounds=(1e-3, 1e3))
-    assert found == pytest.approx(math.exp(4), rel=1e-6)
-    assert not at_bound
-    assert least_in_log(lambda x: x, bounds=(0.5, 2.0)) == (0.5, True)

@@ -18,11 +18,6 @@ def test_crl_of_three_samples_by_hand() -> None:
     assert crl_penalty(logits, labels, correctness).item() == pytest.approx((0.55 + 0.35 + 0) / 3)
 
 
-def test_crl_of_a_batch_ranked_with_its_margins_is_zero() -> None:
-    logits, labels = with_confidence([0.95, 0.6], [1, 1])
-    assert crl_penalty(logits, labels, torch.tensor([0.8, 0.5])).item() == 0
-
-
 def test_crl_agrees_with_the_margin_ranking_loss_of_the_released_code() -> None:
     logits, labels = golden()
     correctness = (torch.arange(24, dtype=torch.float64) * 0.37) % 1

@@ -15,32 +15,9 @@ from calibrant.losses import (
     mmce_penalty,
     sece_penalty,
     skce_penalty,
-    weighted_mmce_penalty,
 )
 from calibrant.losses.kernel import Distance
 from helpers import golden, with_confidence
-
-
-def test_mmce_of_two_samples_by_hand() -> None:
-    logits, labels = with_confidence([0.9, 0.5], [1, 0])
-    kernel = math.exp(-0.4 / 0.4)
-    square = (0.1**2 + 0.5**2 - 2 * 0.1 * 0.5 * kernel) / 4
-    assert mmce_penalty(logits, labels, squared=True).item() == pytest.approx(square)
-    assert mmce_penalty(logits, labels).item() == pytest.approx(math.sqrt(square), rel=1e-7)
-
-
-def test_weighted_mmce_of_three_samples_by_hand() -> None:
-    logits, labels = with_confidence([0.9, 0.5, 0.7], [1, 0, 0])
-
-    def k(a: float, b: float) -> float:
-        return math.exp(-abs(a - b) / 0.4)
-
-    right, wrong = 0.1**2, (0.5**2 + 0.7**2 + 2 * 0.5 * 0.7 * k(0.5, 0.7)) / 4
-    cross = (0.1 * 0.5 * k(0.9, 0.5) + 0.1 * 0.7 * k(0.9, 0.7)) / 2
-    paper = weighted_mmce_penalty(logits, labels, squared=True)
-    assert paper.item() == pytest.approx(right + wrong - 2 * cross)
-    official = weighted_mmce_penalty(logits, labels, normalization="official", squared=True)
-    assert official.item() == pytest.approx(right + wrong / 4 - 2 * cross / 2)
 
 
 def test_mmce_scale_widens_the_kernel_to_the_squared_mean_gap() -> None:
@@ -61,13 +38,6 @@ def test_weighted_mmce_of_one_group_only_is_zero_without_gradient(normalization:
     assert torch.equal(logits.grad, torch.zeros_like(logits))
 
 
-def test_mmce_at_a_sum_of_zero_has_a_finite_slope() -> None:
-    logits = torch.tensor([[60.0, 0.0], [60.0, 0.0]], requires_grad=True)
-    mmce_penalty(logits, torch.tensor([0, 0])).backward()
-    assert logits.grad is not None
-    assert torch.equal(logits.grad, torch.zeros(2, 2))
-
-
 def test_mmce_correctness_carries_no_gradient_and_confidence_does() -> None:
     logits, labels = with_confidence([0.8], [0])
     logits.requires_grad_()
@@ -77,26 +47,12 @@ def test_mmce_correctness_carries_no_gradient_and_confidence_does() -> None:
     torch.testing.assert_close(logits.grad, torch.tensor([[0.16, -0.16]], dtype=torch.float64), rtol=1e-8, atol=0)
 
 
-def test_sece_of_two_samples_by_hand() -> None:
-    logits, labels = with_confidence([0.9, 0.8], [1, 0])
-    k = math.exp(-0.5 * (0.1 / 0.05) ** 2)
-    expected = (abs(1 / (1 + k) - 0.9) + abs(k / (1 + k) - 0.8)) / 2
-    assert sece_penalty(logits, labels, bandwidth=0.05).item() == pytest.approx(expected)
-
-
 def test_sece_leave_one_out_of_two_samples_compares_each_with_the_other() -> None:
     logits, labels = with_confidence([0.9, 0.6], [1, 0])
     # However small the bandwidth: a plain ratio of kernels would be 0/0 here.
     for bandwidth in (0.5, 1e-4):
         value = sece_penalty(logits, labels, bandwidth=bandwidth, leave_one_out=True)
         assert value.item() == pytest.approx((0.9 + 0.4) / 2)
-
-
-def test_sece_soft_accuracy_of_clear_predictions_is_hard() -> None:
-    logits = 30 * torch.eye(4, dtype=torch.float64)[[0, 1, 2, 3, 0, 1]]
-    labels = torch.tensor([0, 1, 2, 3, 1, 2])
-    soft, hard = (sece_penalty(logits, labels, accuracy=kind) for kind in ("soft", "hard"))  # type: ignore[arg-type]
-    torch.testing.assert_close(soft, hard, rtol=1e-9, atol=1e-12)
 
 
 def test_sece_detached_accuracy_keeps_the_value_and_moves_confidence_alone() -> None:
@@ -208,16 +164,6 @@ def test_sece_divergence_of_an_accuracy_near_one_by_hand() -> None:
     assert float(sece_penalty(logits, labels, distance="kl")) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("bandwidth", [0.1, 0.005])
-def test_skce_is_the_mean_over_ordered_pairs(bandwidth: float) -> None:
-    confidence, correct = [0.9, 0.75, 0.6, 0.62], [1, 0, 0, 1]
-    logits, labels = with_confidence(confidence, correct)
-    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
-    gap = [a - c for a, c in zip(correct, confidence, strict=True)]
-    terms = [gap[i] * gap[j] * math.exp(-0.5 * ((confidence[i] - confidence[j]) / bandwidth) ** 2) for i, j in pairs]
-    assert skce_penalty(logits, labels, bandwidth=bandwidth).item() == pytest.approx(sum(terms) / 12)
-
-
 def test_skce_with_a_wide_kernel_is_the_u_statistic_of_the_gap() -> None:
     logits, labels = golden()
     confidence, top = logits.softmax(1).max(1)
@@ -251,12 +197,6 @@ def test_kde_ece_of_three_samples_by_hand(p: int) -> None:
         total += abs(ratio - confidence[i]) ** p / 3
     value = kde_ece_penalty(logits, labels, bandwidth=b, p=p)  # type: ignore[arg-type]
     assert value.item() == pytest.approx(total, rel=1e-9)
-
-
-def test_kde_ece_with_a_single_right_sample_gives_it_no_accuracy() -> None:
-    # The released code treats this batch apart; left out of its own estimate, the right one has only wrong neighbours.
-    logits, labels = with_confidence([0.7, 0.7, 0.7], [1, 0, 0])
-    assert kde_ece_penalty(logits, labels).item() == pytest.approx((0.7 + 0.2 + 0.2) / 3)
 
 
 def test_kde_ece_at_a_confidence_of_one_evaluates_the_kernel_next_to_it() -> None:

@@ -7,7 +7,6 @@ import inspect
 import math
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,16 +16,12 @@ from calibrant.losses import (
     MDCA,
     PENALTIES,
     AdaFocalLoss,
-    AvUC,
     BrierLoss,
     CrossEntropyLoss,
     FocalLoss,
     MixupLoss,
     Objective,
     Penalty,
-    ScheduledFocalLoss,
-    WeightedSum,
-    avuc_threshold,
     brier_loss,
     cross_entropy_loss,
     focal_loss,
@@ -79,19 +74,6 @@ def test_sum_of_several_is_flat_and_scales_as_a_whole() -> None:
     torch.testing.assert_close(sum([CrossEntropyLoss(), MeanTop(), MeanTop()])(LOGITS, LABELS), CE.mean() + 2 * TOP)
 
 
-def test_penalties_alone_are_a_scalar_loss() -> None:
-    assert torch.equal(MeanTop()(LOGITS, LABELS), TOP)
-    total = 0.5 * MeanTop() + MeanTop()
-    assert total.reduction is None
-    torch.testing.assert_close(total(LOGITS, LABELS), 1.5 * TOP)
-
-
-def test_weight_of_numpy_makes_a_sum() -> None:
-    loss = np.float32(0.5) * MeanTop()
-    assert isinstance(loss, WeightedSum)
-    assert (np.float64(0.5) * MeanTop()).weights == (0.5,)
-
-
 def test_further_inputs_reach_the_member_that_needs_them() -> None:
     counting = Counting(size=4)
     counting.seen[2] = 3.0
@@ -99,20 +81,6 @@ def test_further_inputs_reach_the_member_that_needs_them() -> None:
     assert loss.inputs == ("indices",)
     assert repr(loss) == "CrossEntropyLoss(label_smoothing=0) + 2 * Counting(size=4)"
     torch.testing.assert_close(loss(LOGITS, LABELS, indices=torch.tensor([2, 0])), CE.mean() + 3.0)
-
-
-def test_state_of_members_travels_with_the_sum() -> None:
-    first, second = (CrossEntropyLoss() + Counting(size=4) for _ in range(2))
-    first.terms[1].seen.fill_(2.0)
-    assert list(first.state_dict()) == ["terms.1.seen"]
-    second.load_state_dict(first.state_dict())
-    assert torch.equal(second.terms[1].seen, torch.full((4,), 2.0))
-
-
-def test_epoch_reaches_every_member() -> None:
-    loss = CrossEntropyLoss() + ScheduledFocalLoss()
-    loss.set_epoch(120)
-    assert loss.terms[1].epoch == 120
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -220,10 +188,6 @@ def test_batch_with_nothing_but_ignored_labels_gives_zero_and_no_gradient() -> N
         assert not grad.any()
 
 
-def test_classes_without_weight_alone_give_zero_where_torch_divides_by_it() -> None:
-    assert float(CrossEntropyLoss(weight=WEIGHT)(torch.randn(2, 4), torch.tensor([2, 2]))) == 0
-
-
 def test_soft_targets_are_flattened_and_none_is_ignored() -> None:
     logits, target = draw(3)[0], draw(3)[0].exp().softmax(1)
     rows, flat = (value.movedim(1, -1).reshape(-1, 4) for value in (logits, target))
@@ -257,14 +221,6 @@ def test_module_prints_and_keeps_what_it_was_given() -> None:
     assert list(FocalLoss().state_dict()) == []
 
 
-def test_avuc_threshold_follows_labelled_rows_alone() -> None:
-    logits, labels = draw(3)
-    penalty = AvUC(ignore_index=-100)
-    penalty.update_threshold(logits, labels)
-    rows = logits.movedim(1, -1).reshape(-1, 4)[labels.reshape(-1) >= 0]
-    torch.testing.assert_close(penalty.current_threshold.double(), avuc_threshold(rows, labels[labels >= 0]))
-
-
 def test_adafocal_learns_from_labelled_rows_alone() -> None:
     probs, labels = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)).softmax(1), torch.arange(60) % 3
     padded, plain = AdaFocalLoss(ignore_index=-100), AdaFocalLoss()
@@ -285,14 +241,6 @@ def test_mixup_of_dense_logits_takes_a_proportion_for_every_example() -> None:
         lam=lam.repeat_interleave(positions),
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("reduction", "expected"), [("mean", CE.mean() + 0.5 * TOP), ("sum", CE.sum() + TOP), ("none", CE + 0.5 * TOP)]
-)
-def test_weight_of_a_penalty_means_the_same_under_every_reduction(reduction: Reduction, expected: Tensor) -> None:
-    loss = CrossEntropyLoss(reduction=reduction) + 0.5 * MeanTop()
-    torch.testing.assert_close(loss(LOGITS, LABELS), expected)
 
 
 @pytest.mark.parametrize("weight", [-0.5, math.nan, math.inf, "2"])
@@ -342,9 +290,3 @@ def test_module_names_its_arguments_for_help_and_survives_a_copy() -> None:
     loss = FocalLoss(gamma=2, ignore_index=3) + MeanTop()
     assert list(inspect.signature(FocalLoss).parameters) == ["gamma", "reduction", "ignore_index", "weight"]
     assert repr(pickle.loads(pickle.dumps(loss))) == repr(copy.deepcopy(loss)) == repr(loss)
-
-
-def test_module_of_a_function_reads_its_attributes_at_every_call() -> None:
-    loss = FocalLoss(gamma=2)
-    loss.gamma = 0.0
-    torch.testing.assert_close(loss(LOGITS, LABELS), CE.mean())
