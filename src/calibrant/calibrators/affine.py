@@ -28,7 +28,7 @@ _PATH_ENTRIES = 5_000_000
 _ROUND_ENTRIES = 100_000
 # Keeps Newton's equations solvable where features do not vary; far too weak to be seen in the result.
 _FAINT = 1e-9
-_MOST_STEPS, _MOST_HALVINGS = 100, 30
+_MOST_STEPS = 100
 
 
 def affine_log_probs(logits: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -295,15 +295,11 @@ def fit_logistic(features: Tensor, answers: Tensor, weights: Tensor, *, strength
         slope = (across @ ((probs - answers) * weights).unsqueeze(2)).squeeze(2) + ridge * (theta - centre)
         bend = (across * (probs * (1 - probs) * weights).unsqueeze(1)) @ across.transpose(1, 2) + torch.diag_embed(ridge)
         step = torch.linalg.solve(bend, slope)
-        size, slack = torch.ones_like(value), 1e-13 * (1 + value.abs())
-        for halving in range(_MOST_HALVINGS + 1):
-            found, score = loss(theta - size.unsqueeze(1) * step)
-            worse = found > value + slack
-            if not bool(worse.any()):
-                break
-            # Where no downhill step is left, they stay where they are.
-            size = torch.where(worse, size / 2 if halving < _MOST_HALVINGS - 1 else 0 * size, size)
-        theta = theta - size.unsqueeze(1) * step
+        found, score = loss(theta - step)
+        while bool((worse := found > value + 1e-13 * (1 + value.abs())).any()):
+            step = torch.where(worse.unsqueeze(1), step / 2, step)
+            found, score = loss(theta - step)
+        theta = theta - step
         last, value = value, found
         # A second small gain in a row is not awaited: Newton's error is squared by every step.
         if bool((last - value <= 1e-12 * (1 + value.abs())).all()):

@@ -33,7 +33,7 @@ MIXED_IN = 1e-9
 # two probabilities differ by less than 1e-7.
 _JOINT_MIXED_IN = 1e-6
 # A histogram this much less likely than the best adds nothing that can be seen.
-_LEAST_WEIGHT = 1e-3
+_LEAST_LOG_WEIGHT = math.log(1e-3)
 # Log-odds this near are equal: float32 keeps the difference of two logits below 32 to within 2e-6. Beside it, the rounding of a
 # probability in double precision, and the smallest one of float32, up to which zeros are given numbers (`floor_logits`).
 _NEAR_LOG_ODDS, _NEAR, _SMALLEST = 2e-6, 1e-15, 2.0**-149
@@ -89,21 +89,13 @@ def mix_in(values: Tensor, log_probs: Tensor, *, part: float = MIXED_IN) -> Tens
 
 
 def replace_confidence(log_probs: Tensor, confidence: Tensor) -> Tensor:
-    r"""Give the top class a new probability ``[...]``, and scale the others to fill up the rest; ``[..., C]``.
-
-    A confidence below :math:`p_2 / (p_2 + 1 - p_1)`, with the two largest probabilities :math:`p_1 \ge p_2`, would hand the
-    top to the runner-up; it is raised to that, so that the top class stays.
-    """
+    """Give the top class a new probability ``[...]``, and scale the others to fill up the rest; ``[..., C]``."""
     top = log_probs.argmax(-1, keepdim=True)
     others = log_probs.scatter(-1, top, -torch.inf)
     rest = others.logsumexp(-1, keepdim=True)
-    share = (others.amax(-1, keepdim=True) - rest).exp()
-    # A hair above the tie: a new tie would go to the class with the smaller index.
-    least = share / (1 + share) * (1 + 1e-7)
     # The part mixed in keeps both sides away from probability zero.
     mixed_in = max(MIXED_IN, torch.finfo(confidence.dtype).eps)
-    wanted = (1 - 2 * mixed_in) * confidence.unsqueeze(-1) + mixed_in
-    sure = torch.maximum(wanted, least)
+    sure = (1 - 2 * mixed_in) * confidence.unsqueeze(-1) + mixed_in
     return (others - rest + torch.log1p(-sure)).scatter(-1, top, sure.log())
 
 
@@ -208,11 +200,15 @@ def equal_mass_edges(probs: Vector, weights: Vector, n_bins: int) -> Vector:
     """
     probs = merge_ties(probs)
     order = np.argsort(probs, kind="stable")
-    ordered, mass = probs[order], np.cumsum(weights[order])
+    return edges_behind(probs[order], equal_mass_ends(probs[order], np.cumsum(weights[order]), n_bins))
+
+
+def equal_mass_ends(ordered: Vector, mass: Vector, n_bins: int) -> Positions:
+    """Positions in ``[1, N)`` behind which bins of equal weight end, ties together; ``mass`` is the sum of weights so far."""
     cuts = np.searchsorted(mass, mass[-1] * np.arange(1, n_bins) / n_bins * (1 - 1e-12))
-    ends = np.unique(np.searchsorted(ordered, ordered[np.minimum(cuts, len(probs) - 1)], side="right"))
+    ends = np.unique(np.searchsorted(ordered, ordered[np.minimum(cuts, len(ordered) - 1)], side="right"))
     # Nothing lies above an edge at the largest probability.
-    return edges_behind(ordered, ends[ends < len(probs)])
+    return ends[ends < len(ordered)]
 
 
 def bin_values(question: Question, edges: Vector) -> Vector:
@@ -488,54 +484,31 @@ class BayesianBinning(StepsCalibrator):
         self.span = span
 
     def _steps(self, question: Question) -> tuple[Vector, Vector]:
-        n = len(question.probs)
-        root = n ** (1 / 3)
-        least = max(1, math.floor(root / self.span))
-        most = max(least, min(math.ceil(n / 5), math.ceil(self.span * root)))
-        sizes = np.arange(least, most + 1)
-        return average_histograms(*equal_mass_histograms(question, sizes), sizes)
+        probs = merge_ties(question.probs)
+        order = np.argsort(probs, kind="stable")
+        ordered, weights, n = probs[order], question.weights[order], len(probs)
+        hits = weights * question.answers[order]
+        sums = np.concatenate([np.zeros((1, 3)), np.cumsum(np.stack([weights, hits, hits * ordered], 1), 0)])
+        least = max(1, math.floor(n ** (1 / 3) / self.span))
+        most = max(least, min(math.ceil(n / 5), math.ceil(self.span * n ** (1 / 3))))
+        found = [equal_mass_histogram(ordered, sums, size) for size in range(least, most + 1)]
+        best = max(log_evidence for _, _, log_evidence in found)
+        kept = [(edges, values, math.exp(e - best)) for edges, values, e in found if e - best >= _LEAST_LOG_WEIGHT]
+        places = np.unique(np.concatenate([edges for edges, _, _ in kept]))
+        total = sum(weight * values[np.searchsorted(edges, np.append(places, 1.0))] for edges, values, weight in kept)
+        return places, np.asarray(np.clip(total / sum(weight for _, _, weight in kept), 0.0, 1.0))
 
 
-def equal_mass_histograms(question: Question, sizes: Positions) -> tuple[Vector, Vector, Vector]:
-    """Equal-mass histograms with each of ``sizes`` bins; ties may leave bins empty, whose evidence is one.
+def equal_mass_histogram(ordered: Vector, sums: Vector, size: int) -> tuple[Vector, Vector, float]:
+    """Inner edges, values and log-evidence of ``size`` equal-mass bins (fewer where scores tie) of ascending probabilities.
 
-    Returns the upper edges and values of all bins, one histogram after the other, and the log-evidence of each.
+    ``sums [N + 1, 3]`` are those of weights, hits and hits times probabilities, up to each of them.
     """
-    probs = merge_ties(question.probs)
-    order = np.argsort(probs, kind="stable")
-    probs, weights, n = probs[order], question.weights[order], len(probs)
-    hits = weights * question.answers[order]
-    sums = np.concatenate([np.zeros((1, 3)), np.cumsum(np.stack([weights, hits, hits * probs], 1), 0)])
-    # All bins of all histograms lie in one array, so that one class costs a dozen numpy calls and not a dozen for every size.
-    starts = np.cumsum(sizes) - sizes
-    share = (np.arange(sizes.sum()) - np.repeat(starts, sizes) + 1) / np.repeat(sizes, sizes)
-    cuts = np.minimum(np.searchsorted(sums[:, 0], sums[-1, 0] * share * (1 - 1e-12)), n)
-    # A cut inside a run of equal probabilities moves behind the run.
-    cuts = np.where(share == 1, n, np.searchsorted(probs, probs[cuts - 1], side="right"))
-    upper = np.where(cuts == n, 1.0, probs[cuts - 1])
-    edges = np.where(cuts == n, 1.0, edges_behind(probs, np.minimum(cuts, n - 1)))
-    before, lower = np.roll(cuts, 1), np.roll(upper, 1)
-    before[starts], lower[starts] = 0, 0.0
-    mass, hits, hit_probs = (sums[cuts] - sums[before]).T
-    middle = np.clip((upper + lower) / 2, 0.005, 0.995)
+    ends = equal_mass_ends(ordered, sums[1:, 0], size)
+    mass, hits, hit_probs = np.diff(sums[np.concatenate([[0], ends, [len(ordered)]])], axis=0).T
+    borders = np.concatenate([[0.0], ordered[ends - 1], [1.0]])
+    middle = np.clip((borders[1:] + borders[:-1]) / 2, 0.005, 0.995)
     alpha, beta = 2 * middle, 2 * (1 - middle)
     evidence = betaln(hits + alpha, np.maximum(mass - hits, 0) + beta) - betaln(alpha, beta)
     values = np.clip((hits + (hit_probs + middle) / (hits + 1)) / (mass + 1), 0.0, 1.0)
-    return edges, values, np.add.reduceat(evidence, starts)
-
-
-def average_histograms(edges: Vector, values: Vector, log_evidence: Vector, sizes: Positions) -> tuple[Vector, Vector]:
-    """Mean of histograms, weighted by their evidence: inner edges ``[L]`` and values ``[L + 1]``."""
-    weights = np.exp(log_evidence - log_evidence.max())
-    kept = weights >= _LEAST_WEIGHT
-    bins = np.repeat(kept, sizes)
-    edges, values, sizes, weights = edges[bins], values[bins], sizes[kept], weights[kept] / weights[kept].sum()
-    ends = np.cumsum(sizes)
-    # The mean jumps where one of them does: a sum over all edges instead of a look into every histogram at every edge.
-    jumps = np.append(np.diff(values), 0.0)
-    jumps[ends - 1] = 0.0
-    places, which = np.unique(edges, return_inverse=True)
-    steps = np.bincount(which, jumps * np.repeat(weights, sizes), len(places))
-    total = np.cumsum(np.append(weights @ values[ends - sizes], steps))
-    inner = int((places < 1.0).sum())
-    return places[:inner], np.clip(total[: inner + 1], 0.0, 1.0)
+    return edges_behind(ordered, ends), values, float(evidence.sum())

@@ -9,12 +9,12 @@ from scipy.interpolate import CubicSpline
 
 from calibrant import Predictions
 from calibrant.calibrators import CALIBRATORS, BayesianBinning, TopLabelBinning
+from calibrant.calibrators.maps import keep_top
 from calibrant.calibrators.tables import (
     PAD,
-    Question,
     count_below,
     equal_mass_edges,
-    equal_mass_histograms,
+    equal_mass_histogram,
     interpolate,
     lines_log_probs,
     merge_ties,
@@ -41,7 +41,7 @@ def test_mix_in_gives_a_row_of_zeros_its_probabilities_back() -> None:
 
 def test_replace_confidence_scales_the_rest_and_keeps_the_top() -> None:
     log_probs = torch.tensor([[0.6, 0.3, 0.1], [0.6, 0.3, 0.1]], dtype=torch.float64).log()
-    found = replace_confidence(log_probs, torch.tensor([0.8, 0.1]).double()).exp()
+    found = keep_top(replace_confidence(log_probs, torch.tensor([0.8, 0.1]).double()), log_probs).exp()
     # The second is raised to where it ties with the runner-up: 0.75 / 1.75 each.
     expected = torch.tensor([[0.8, 0.15, 0.05], [3 / 7, 3 / 7, 1 / 7]]).double()
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
@@ -111,17 +111,16 @@ def test_equal_mass_edges_weights_move_the_cut() -> None:
 
 
 def test_bbq_one_bin_has_the_beta_binomial_evidence() -> None:
-    question = Question(np.array([0.2, 0.4, 0.6]), np.array([0.0, 1.0, 1.0]), np.ones(3))
-    _, values, log_evidence = equal_mass_histograms(question, np.array([1]))
+    sums = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [2.0, 1.0, 0.4], [3.0, 2.0, 1.0]])
+    _, values, log_evidence = equal_mass_histogram(np.array([0.2, 0.4, 0.6]), sums, 1)
     # The middle is 1/2, so the prior is uniform: B(3, 2) / B(1, 1) = 2! 1! / 4! = 1/12.
-    assert np.exp(log_evidence) == pytest.approx([1 / 12])
+    assert np.exp(log_evidence) == pytest.approx(1 / 12)
     assert values.tolist() == pytest.approx([(2 + (1.0 + 0.5) / 3) / 4])
 
 
 def test_bbq_ties_are_never_split() -> None:
-    question = Question(np.array([0.5] * 6 + [0.9] * 2), np.array([1.0, 0.0] * 4), np.ones(8))
-    edges, _, _ = equal_mass_histograms(question, np.arange(1, 6))
-    assert set(edges.round(4)) <= {0.5, 1.0}
+    for size in range(2, 6):
+        assert equal_mass_edges(np.array([0.5] * 6 + [0.9] * 2), np.ones(8), size).round(4).tolist() == [0.5]
     labels = torch.arange(200) % 4
     logits = 20 * torch.nn.functional.one_hot(labels, 4).double()
     assert float(BayesianBinning().fit(logits, labels).predict_proba(logits).gather(1, labels.unsqueeze(1)).min()) > 0.99
