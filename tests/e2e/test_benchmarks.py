@@ -45,7 +45,7 @@ def test_train_gives_speed_first_step_and_ratio_to_the_plain_loop(program, capsy
 def test_train_names_missed_limits(program):
     line = {"program": "ce", "images_per_second": 44_000, "first_step_seconds": 50.0, "seconds_for_350_epochs": 700}
     assert len(program.missed(line)) == 3
-    assert len(program.missed({"program": "flgamma-sece/128/4", "steps_of_ce": 1.3})) == 1
+    assert len(program.missed({"program": "flgamma-sece", "steps_of_ce": 1.3})) == 1
     assert program.missed({"program": "plain", "images_per_second": 1.0, "first_step_seconds": 99.0}) == []
 
 

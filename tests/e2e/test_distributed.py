@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, str]] = {
     "ce": {},
     "mdca": {},
     "flgamma-sece": {"method.options.every": "2"},
+    "bank": {"method.name": "flgamma-sece", "method.options.every": "2", "method.options.refresh": "64"},
     # At a rate of 0.1 its gamma runs away, and a rounding grows by thirteen orders in twenty steps, in one process too.
     "paper": {"method.name": "flgamma-sece", "method.preset": "paper", "optim.lr": "0.01"},
     "ce-dece": {"train.reduction": "mean"},

@@ -7,6 +7,7 @@ on the device are sent there one batch ahead.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -129,17 +130,27 @@ class TrainBatches(_Batches):
 
 
 class MetaBatches(_Batches):
-    """Meta-validation batches, not augmented, re-drawn without replacement: never a cached cycle, never a small remainder.
+    """Held-out batches, not augmented, re-drawn without replacement: never a cached cycle, never a small remainder.
 
-    At most the whole set is a batch; ``steps_per_epoch`` counts meta steps.
+    At most the whole set is a batch; ``steps_per_epoch`` counts meta steps. With ``in_order`` they go through the set in its
+    own order instead, round and round.
     """
 
     def __init__(
-        self, data: ImageSet, hardware: Hardware, *, batch_size: int, steps_per_epoch: int, seed: int, resident: bool = True
+        self,
+        data: ImageSet,
+        hardware: Hardware,
+        *,
+        batch_size: int,
+        steps_per_epoch: int,
+        seed: int,
+        resident: bool = True,
+        in_order: bool = False,
     ) -> None:
         size = min(batch_size, len(data))
         size -= size % hardware.group.world_size
         super().__init__(data, hardware, batch_size=size, steps_per_epoch=steps_per_epoch, seed=seed, resident=resident)
+        self._in_order = in_order
         self._images = data.images.to(hardware.device) if resident else data.images
         self._order = torch.zeros(steps_per_epoch, size, dtype=torch.int64, device=hardware.device)
         self.begin_epoch(0)
@@ -150,7 +161,11 @@ class MetaBatches(_Batches):
         examples = len(self._images)
         per_pass = examples // self.batch_size
         passes, kept = -(-self.steps_per_epoch // per_pass), per_pass * self.batch_size
-        order = torch.cat([torch.randperm(examples, generator=generator)[:kept] for _ in range(passes)])
+        if self._in_order:
+            length = self.steps_per_epoch * self.batch_size
+            order = torch.arange(epoch * length, (epoch + 1) * length) % kept
+        else:
+            order = torch.cat([torch.randperm(examples, generator=generator)[:kept] for _ in range(passes)])
         order = order[: self.steps_per_epoch * self.batch_size].view(self.steps_per_epoch, self.batch_size)
         self._order.copy_(order)
         self._begin(order)
@@ -163,6 +178,13 @@ class MetaBatches(_Batches):
         self._cursor += 1
         images = self._images[index] if self._feed is None else self._feed.buffer
         return Batch(normalize(images, self._mean, self._std), self._labels[index], index, step)
+
+    def once(self) -> Iterator[Batch]:
+        """Every batch of one pass in order, whatever the cursor says."""
+        for start in range(0, len(self._images) - self.batch_size + 1, self.batch_size):
+            index = start + self._local
+            images = self._images[index.to(self._images.device)].to(index.device)
+            yield Batch(normalize(images, self._mean, self._std), self._labels[index], index, self._cursor)
 
 
 class _HostFeed:

@@ -60,6 +60,7 @@ class Assembly:
         self.forward, self.eval_forward = self.compiled(model), feature_function(model)
         self.optimizer = build_optimizer(model.parameters(), recipe.optim)
         self.averages = build_averages(model, train, steps=self.steps, watched=plan.watched)
+        self._average = torch.compile(self._follow_weights) if hardware.compiled else self._follow_weights
         self.objective: Objective = plan.build(self)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=hardware.device)
@@ -89,9 +90,13 @@ class Assembly:
         if self.recipe.train.clip_norm:
             nn.utils.clip_grad_norm_(self.parameters, self.recipe.train.clip_norm, foreach=True)
         self.optimizer.step()
+        self._average()
+        self.loss_sum += loss.detach()
+
+    def _follow_weights(self) -> None:
+        """Take the weights into every average; compiled, one kernel reads them once for all averages."""
         for average in self.averages.values():
             average.update()
-        self.loss_sum += loss.detach()
 
     def plain(self) -> None:
         """Take a step on the next batch, as captured where the hardware says so."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from calibrant.engine.batches import Batch, MetaBatches, TrainBatches
 from calibrant.engine.hardware import ALONE_GROUP, Group
 from calibrant.engine.network import find_head
-from calibrant.engine.optim import average_memory, cosine_rate, learning_rate
+from calibrant.engine.optim import average_memory, cosine_rate, drops, learning_rate
 from calibrant.engine.result import at_once
 from calibrant.losses import ConfidencePruner
 from calibrant.losses import Objective as LossFunction
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from calibrant.engine.loop import Assembly
 
 MetaSchedule: TypeAlias = Literal["constant", "cosine", "network", "slowing"]
+# Examples of a meta batch, and of a bank: comparing all pairs of 5,120 confidences takes 100 MB.
+_BATCH, _BANK = 1024, 5120
+# A bank is renewed in this part of the steps that averaged weights remember. In a short run on little data, where it took
+# five times as many, features moved by their own size meanwhile and the hypergradient turned round.
+_RENEWAL = 1 / 6
 
 
 class Facts(NamedTuple):
@@ -196,7 +201,10 @@ class MetaPlan:
         regularizer: The loss.
         objective: What is minimised on the meta batches.
         settings: How the hyper-parameters are stepped.
-        meta_batch_size: Examples of a meta batch.
+        meta_batch_size: Held-out examples drawn anew for every meta step; None for a bank of the features of up to 5,120 where
+            averaged weights predict, 1,024 elsewhere.
+        refresh: Examples of the bank that a meta step passes through the averaged weights, the oldest first; None for as many
+            as keep the others recent.
         meta_schedule: Learning rate of the hyper-parameters over the epochs: "constant", "cosine" (to zero), "network": in
             proportion to the network's own, or "slowing": by its root where it is below a tenth of the first.
         pace: How far a meta step moves what the hyper-parameters control, where their learning rate is not given; None for
@@ -207,7 +215,8 @@ class MetaPlan:
     regularizer: Regularizer
     objective: MetaFunction
     settings: MetaSettings
-    meta_batch_size: int
+    meta_batch_size: int | None = None
+    refresh: int | None = None
     meta_schedule: MetaSchedule = "constant"
     pace: float | None = None
     frozen: bool = False
@@ -243,14 +252,6 @@ class MetaObjective(Objective):
         self.head, self._optimizer = find_head(run.model)[1], run.optimizer
         self._leaked: Tensor | None = None
         self._memory = average_memory(recipe.train, run.steps)
-        self.batches = MetaBatches(
-            run.data.val if run.data.meta is None else run.data.meta,
-            run.hardware,
-            batch_size=plan.meta_batch_size,
-            steps_per_epoch=-(-run.batches.steps_per_epoch // self.every),
-            seed=recipe.seed,
-            resident=run.batches.resident,
-        )
         self.network, self.learns_every = run.model, 0
         shown = run.averages.get("watch") or run.averages.get("average")
         if shown is not None and plan.watched:
@@ -259,7 +260,10 @@ class MetaObjective(Objective):
             if "watch" in run.averages and settings.meta_bn == "frozen":
                 self.learns_every = self._learn_statistics()
         self.forward, self._watched_head = run.compiled(self.network), find_head(self.network)[1]
-        pace = plan.pace or plan.regularizer.pace * speed_up(self._memory / self.every)
+        # Features of a network that is not averaged age too fast to keep.
+        banked = plan.meta_batch_size is None and self.network is not run.model and settings.meta_bn == "frozen"
+        self.batches, self.bank = self._held_out_data(run, banked=banked)
+        pace = plan.pace or plan.regularizer.pace * speed_up(self._memory, self.every)
         generator = torch.Generator().manual_seed(recipe.seed)
         self.learned = HyperParameters(plan.regularizer, settings, self.head, pace=pace, generator=generator)
         self.hyper, self._first_rate = self.learned.params, self.learned.lr
@@ -275,8 +279,35 @@ class MetaObjective(Objective):
             "objective": words_of(self.plan.objective),
             "meta_lr": self._first_rate,
             "meta_schedule": self.plan.meta_schedule,
-            "meta_batch_size": self.batches.batch_size,
+            "meta_batch_size": self.batches.batch_size if self.bank is None else len(self.bank.labels) * self.group.world_size,
+            "refresh": None if self.bank is None else self.batches.batch_size,
         }
+
+    def _held_out_data(self, run: Assembly, *, banked: bool) -> tuple[MetaBatches, HeldOut | None]:
+        """Return the held-out batches of a run and, if each refreshes a part of a bank, the empty bank."""
+        data, processes = run.data.val if run.data.meta is None else run.data.meta, self.group.world_size
+        size = self.plan.meta_batch_size or _BATCH
+        if banked:
+            kept = min(_BANK, len(data))
+            recent = math.ceil(kept * self.every / (_RENEWAL * self._memory))
+            size = min(self.plan.refresh or recent, kept)
+            size = max(size - size % processes, processes)
+            data = data.pick(torch.arange(kept - kept % size))
+        batches = MetaBatches(
+            data,
+            run.hardware,
+            batch_size=size,
+            steps_per_epoch=-(-run.batches.steps_per_epoch // self.every),
+            seed=self.recipe.seed,
+            resident=run.batches.resident,
+            in_order=banked,
+        )
+        if not banked:
+            return batches, None
+        own, weight = len(data) // processes, self.head.weight
+        return batches, HeldOut(
+            weight.new_zeros(own, weight.shape[1]), torch.zeros(own, dtype=torch.int64, device=weight.device)
+        )
 
     def _learn_statistics(self) -> int:
         """Let BatchNorm learn from a batch of training images every fourth step, or from as much less of one oftener.
@@ -294,6 +325,9 @@ class MetaObjective(Objective):
         """Draw the epoch's meta batches and set the learning rate of the hyper-parameters."""
         self.learned.lr = self._rate(epoch)
         self.batches.begin_epoch(epoch)
+        if self.bank is not None and (epoch == 0 or drops(self.recipe.optim, epoch, epochs=self.recipe.train.epochs)):
+            for batch in self.batches.once():
+                self._bring(batch)
 
     def _rate(self, epoch: int) -> float:
         rate, optim, epochs = self._first_rate, self.recipe.optim, self.recipe.train.epochs
@@ -315,7 +349,7 @@ class MetaObjective(Objective):
         meta, lr = self.batches.next(), self._optimizer.param_groups[0]["lr"]
         if self.learns_every:
             self.follow(batch.images[:: self.learns_every])
-        seen, held_out = Seen(features, logits, batch.labels), HeldOut(self.features(meta.images), meta.labels)
+        seen, held_out = Seen(features, logits, batch.labels), self._bring(meta)
         if self.plan.settings.leak_meta_grad:
             self._leaked = self._leak(seen, held_out, lr)
         head = dict(self._watched_head.named_parameters())
@@ -323,11 +357,23 @@ class MetaObjective(Objective):
         found = meta_step(self.learned, self.plan.objective, head=head, batch=seen, held_out=held_out, lr=lr, group=group)
         self.value.copy_(found.value)
 
+    def _bring(self, meta: Batch) -> HeldOut:
+        """Features of a batch or, with a bank, of the whole bank after the batch has taken its place there."""
+        fresh = HeldOut(self.features(meta.images), meta.labels)
+        if self.bank is None:
+            return fresh
+        # Each process keeps its own part of every slice, one slice after another.
+        own = len(meta.labels)
+        places = meta.examples // self.batches.batch_size * own + meta.examples % own
+        for kept, values in zip(self.bank, fresh, strict=True):
+            kept.index_copy_(0, places, values)
+        return self.bank
+
     @torch.no_grad()
     def follow(self, images: Tensor) -> None:
         """Let BatchNorm's statistics of the watched network follow its weights."""
         with following(self.network), self.hardware.autocast():
-            self.network(images)
+            self.forward(images)
 
     def features(self, images: Tensor) -> Tensor:
         """Features of meta images ``[B, D]``; in pieces where the network treats each image by itself."""
@@ -353,7 +399,8 @@ class MetaObjective(Objective):
     def state(self) -> dict[str, Tensor]:
         """Return hyper-parameters, their optimizer's state and the meta cursor, by name."""
         batches = {f"batches.{name}": value for name, value in self.batches.state().items()}
-        return self.learned.state() | {"value": self.value} | batches
+        bank = {} if self.bank is None else {f"bank.{name}": value for name, value in self.bank._asdict().items()}
+        return self.learned.state() | {"value": self.value} | batches | bank
 
     def _gamma(self, features: Tensor) -> Tensor:
         rule: Callable[[Mapping[str, Tensor], Tensor], Tensor] = self.plan.regularizer.gamma  # type: ignore[attr-defined]
@@ -369,13 +416,13 @@ class MetaObjective(Objective):
         return leaked_value(self.learned, self.plan.objective, head=head, batch=batch, held_out=others, lr=lr)
 
 
-def speed_up(memory: float) -> float:
-    """How many times faster than usual the hyper-parameters move, where averaged weights remember so many meta steps.
+def speed_up(memory: float, every: int) -> float:
+    """How far a meta step moves the hyper-parameters, as a multiple of the usual, if averaged weights remember so many steps.
 
-    What gamma does to the averaged network shows after about as many, and what moves far before that swings: on CIFAR-100 at
-    the usual pace and 250 meta steps gamma went between 0.3 and 5 every 20 epochs, and ECE between 1.5 and 4.5 %. So gamma may
-    move by about 0.6 in that time: on small images of CIFAR-10 it then rose steadily, where with 1.0 it went to and fro. In a
-    short run it must be able to cross its range at all: on scikit-learn's digits, 60 meta steps in the whole run, four times
-    the usual pace brought ECE from 2.5 to 1.5 %. More was never tried.
+    What gamma does to the averaged network shows after about as many steps, and what moves far before that swings: on CIFAR-100
+    at the usual pace with 1,000 steps of memory gamma went between 0.3 and 5 every 20 epochs, and ECE between 1.5 and 4.5 %. So
+    gamma may move by about 0.6 in that time: on small images of CIFAR-10 it then rose steadily, where with 1.0 it went to and
+    fro. In a short run it must be able to cross its range at all: on scikit-learn's digits, 240 steps in the whole run, the
+    usual pace in every step brought ECE from 2.5 to 1.5 %. More was never tried.
     """
-    return min(4.0, 24 / memory)
+    return every * min(1.0, 24 / memory)

@@ -199,7 +199,9 @@ def _short_recipe(recipe: Recipe, shape: Shape, probe: _Probe, file: Path) -> tu
     batch, meta, options = max(recipe.train.batch_size // probe.share, 2), 0, dict(recipe.method.options)
     plan = make_plan(recipe.method.name, recipe.method.options, facts_of(recipe))
     if isinstance(plan, MetaPlan):
-        meta = options["meta_batch_size"] = max(plan.meta_batch_size // probe.share, 2)
+        # About what a bank renews in a long run on CIFAR.
+        passed = plan.meta_batch_size or options.pop("refresh", None) or 256
+        meta = options["meta_batch_size"] = max(passed // probe.share, 2)
     val, test = (2 * batch, 2 * batch) if not probe.tested else (2, max(probe.tested - 2, 2))
     train = probe.steps * batch + val + 2 * meta
     images = np.random.default_rng(0).integers(0, 256, (train + test, *shape.size, shape.channels), dtype=np.uint8)

@@ -159,9 +159,9 @@ def test_meta_objective_learning_rate_of_the_hyper_parameters_follows_its_schedu
     assert rates == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize(("memory", "haste"), [(250.0, 0.096), (24.0, 1.0), (12.0, 2.0), (6.0, 4.0), (0.3, 4.0)])
-def test_gamma_moves_as_far_as_averaged_weights_can_follow(memory, haste):
-    assert speed_up(memory) == pytest.approx(haste)
+@pytest.mark.parametrize(("memory", "every", "pace"), [(1000.0, 4, 0.096), (1000.0, 8, 0.192), (24.0, 4, 4.0), (0.3, 8, 8.0)])
+def test_gamma_moves_as_far_as_averaged_weights_can_follow(memory, every, pace):
+    assert speed_up(memory, every) == pytest.approx(pace)
 
 
 @pytest.mark.parametrize("decay", ["0.5", "0.99"])
@@ -171,10 +171,55 @@ def test_gamma_moves_by_the_memory_that_the_average_was_given(decay):
         return assemble(recipe).objective.learned.lr
 
     every = assemble(override(Recipe(), TINY)).objective.every
-    expected = speed_up(1 / (1 - float(decay)) / every) / speed_up(1000 / every)
+    expected = speed_up(1 / (1 - float(decay)), every) / speed_up(1000, every)
     assert rate(train__average_decay=decay) == pytest.approx(expected * rate())
     # Where nothing forgets exponentially the decay says nothing.
     assert rate(train__average_decay=decay, train__average="no") == rate(train__average="no") == rate()
+
+
+def test_bank_refreshed_whole_learns_what_fresh_batches_of_everything_do():
+    hyper = []
+    for way in ("meta_batch_size", "refresh"):
+        parts, _ = parts_of(every="2", **{way: "200"})
+        run_epoch(parts, 0, started=0.0)
+        hyper.append(torch.cat([value.detach().flatten() for value in parts.objective.hyper.values()]))
+    # The order of examples differs, and with it the rounding of sums.
+    torch.testing.assert_close(hyper[0], hyper[1], rtol=1e-4, atol=1e-6)
+    assert float((hyper[1] - torch.cat([v.flatten() for v in parts_of()[0].objective.hyper.values()])).abs().max()) > 1e-4
+
+
+def test_bank_replaces_the_oldest_slice_and_is_filled_anew_when_the_learning_rate_drops():
+    parts, _ = parts_of(refresh="64", every="8")
+    objective = parts.objective
+    whole = parts.data.val.pick(torch.arange(192))
+
+    def ages():
+        fresh = torch.cat([objective.features(batch.images) for batch in objective.batches.once()])
+        return [(fresh - objective.bank.features).abs().amax(1).view(3, 64).amax(1)[k].item() < 1e-6 for k in range(3)]
+
+    # Sixteen steps an epoch, two of them meta steps: the first epoch refreshes slices 0 and 1, the next 2 and 0.
+    run_epoch(parts, 0, started=0.0)
+    assert torch.equal(objective.bank.labels, whole.labels)
+    assert ages() == [False, False, False]
+    for _ in range(2):
+        objective._bring(objective.batches.next())
+    assert ages().count(True) == 2
+    objective.begin_epoch(1)
+    assert ages().count(True) == 2
+    objective.begin_epoch(3)
+    assert ages() == [True, True, True]
+
+
+def test_bank_needs_an_average_to_look_through():
+    assert parts_of()[0].objective.bank is not None
+    assert assemble(override(Recipe(), TINY | {"train.average": "no"})).objective.bank is None
+
+
+def test_bank_is_renewed_while_the_average_remembers():
+    for decay, size in ((0.999, 10), (0.9, 200)):
+        batches = assemble(override(Recipe(), TINY | {"train.average_decay": decay})).objective.batches
+        # 200 held-out examples, a meta step every 8 steps, within a sixth of the memory.
+        assert batches.batch_size == size
 
 
 def test_pace_takes_the_place_of_the_presets_learning_rate_and_not_of_ones_own():

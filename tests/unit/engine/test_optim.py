@@ -314,11 +314,11 @@ def test_statistics_are_those_of_the_first_batches_that_the_epoch_trained_on(met
 @pytest.mark.parametrize(
     ("settings", "apart", "momentum"),
     [
-        # A batch every fourth step, at BatchNorm's own momentum where the average remembers long enough.
+        # A batch every eighth step, at BatchNorm's own momentum where the average remembers long enough.
         ({"train.average_decay": "0.999"}, 1, 0.1),
         ({"train.average_decay": "0.999", "method.options.every": "1"}, 4, 0.025),
         # Statistics remember no longer than the weights: 16 steps here.
-        ({"train.average_decay": "0.9375"}, 1, 0.25),
+        ({"train.average_decay": "0.9375"}, 1, 0.5),
         ({"train.average_decay": "0.9375", "method.options.every": "1"}, 4, 0.0625),
         ({"method.options.meta_bn": "batch"}, 0, 0.1),
     ],

@@ -185,7 +185,7 @@ def test_train_alternatives_cannot_begin_in_the_middle_of_a_run(tmp_path):
 
 def test_run_folder_facts_say_how_hyper_parameters_are_learned(finished, tmp_path):
     learning = json.loads((finished[1] / "run.json").read_text())["learning"]
-    assert (learning["every"], learning["meta_batch_size"], learning["meta_schedule"]) == (4, 200, "slowing")
+    assert (learning["every"], learning["meta_batch_size"], learning["meta_schedule"]) == (8, 200, "slowing")
     assert (learning["betas"], learning["meta_bn"]) == ([0.5, 0.9], "frozen")
     assert 0 < learning["meta_lr"] < 0.104
     assert learning["objective"].startswith("sece_penalty(bandwidth=0.05, accuracy='hard'")
