@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from torch import Tensor
+import torch
 
 from calibrant.core.scores import Estimate, Paired, Scores
 from calibrant.metrics.table import METRICS, Metric
@@ -27,11 +27,7 @@ def count_examples(n: int) -> str:
 
 def metric_of(key: str) -> Metric:
     """Return the metric ``key``; one that is no longer known (in an old record) is shown under its own name."""
-    return METRICS[key] if key in METRICS else Metric(_unknown, label=key.replace("_", " "))
-
-
-def _unknown(*_: object) -> Tensor:
-    raise ValueError("this metric is known by its value only")
+    return METRICS[key] if key in METRICS else Metric(lambda *_: torch.tensor(math.nan), label=key.replace("_", " "))
 
 
 def table_rows(keys: Iterable[str]) -> list[tuple[str, Metric, bool]]:

@@ -89,11 +89,6 @@ def test_gaussian_weights_two_points_match_hand_computation():
     torch.testing.assert_close(weights, torch.tensor([[1 - other, other], [other, 1 - other]], dtype=torch.float64))
 
 
-def test_gaussian_weights_tiny_bandwidth_is_the_identity():
-    x = torch.linspace(0.1, 0.9, 9)
-    assert torch.equal(gaussian_weights(x, bandwidth=1e-6), torch.eye(9))
-
-
 def test_gaussian_weights_leave_one_out_gives_self_nothing():
     x = torch.tensor([0.2, 0.3, 0.9], dtype=torch.float64)
     weights = gaussian_weights(x, bandwidth=0.01, leave_one_out=True)
@@ -228,13 +223,6 @@ def test_all_pairs_accuracy_by_hand() -> None:
     probs = torch.tensor([[0.5, 0.45, 0.05]], dtype=torch.float64)
     expected = 1 - 1 / (1 + math.exp(0.5)) - 1 / (1 + math.exp(4.5))
     assert all_pairs_accuracy(probs, torch.tensor([0]), sharpness=10).item() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("top", "expected"), [(0.10, 0.99), (0.07, 0.77), (0.05, 0.0)])
-def test_all_pairs_accuracy_underrates_low_confidence_among_many_classes(top: float, expected: float) -> None:
-    probs = torch.full((1, 100), (1 - top) / 99, dtype=torch.float64)
-    probs[0, 0] = top
-    assert all_pairs_accuracy(probs, torch.tensor([0])).item() == pytest.approx(expected, abs=6e-3)
 
 
 def test_all_pairs_accuracy_gradients_pass_finite_differences() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -86,14 +85,6 @@ def test_ece_confidence_on_an_edge_falls_in_the_bin_below() -> None:
     probs = two_columns([0.6, 0.61])
     assert float(expected_calibration_error(probs, [0, 1], n_bins=5)) == pytest.approx((0.4 + 0.61) / 2)
     assert float(expected_calibration_error(two_columns([0.6, 0.59]), [0, 1], n_bins=5)) == pytest.approx(abs(0.595 - 0.5))
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 6e-3)])
-def test_ece_low_precision_stays_near_the_float64_value(dtype: torch.dtype, tolerance: float) -> None:
-    probs, labels = mixed_gaps(20_000)
-    assert float(expected_calibration_error(probs.to(dtype), labels)) == pytest.approx(
-        float(expected_calibration_error(probs, labels)), abs=tolerance
-    )
 
 
 def test_mce_min_count_leaves_small_bins_out() -> None:
@@ -186,15 +177,6 @@ def test_debiased_weights_enter_by_their_effective_number() -> None:
     assert float(debiased_calibration_error(probs, labels, n_bins=1, weights=weights)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("weight", [0.1, 0.3, 0.7, 1.1, 1e-3])
-def test_debiased_bins_of_two_count_whatever_their_weight(weight: float) -> None:
-    probs, labels = mixed_gaps(30)
-    plain = debiased_calibration_error(probs, labels)
-    weighted = debiased_calibration_error(probs, labels, weights=torch.full((30,), weight, dtype=torch.float64))
-    assert float(weighted) == pytest.approx(float(plain), rel=1e-9)
-    assert float(plain) > 0
-
-
 def test_debiased_calibrated_model_is_nearer_zero_than_the_plain_one() -> None:
     generator = torch.Generator().manual_seed(0)
     plain, debiased = [], []
@@ -247,15 +229,6 @@ def test_sweep_bins_agree_with_the_slow_reference(pairs: list[tuple[int, int]]) 
     correct = torch.tensor([float(b < a) for a, b in pairs], dtype=torch.float64)
     top = TopLabel(confidence, correct)
     assert _monotone_bins(top) == slow_sweep(top)
-
-
-def test_sweep_perfect_predictions_take_no_sweep() -> None:
-    top = 0.5 + 0.5 * torch.rand(50_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    start = time.process_time()
-    value = float(sweep_calibration_error(torch.stack([top, 1 - top], 1), torch.zeros(50_000, dtype=torch.long)))
-    # Checking every number of bins would take a minute of processor time, and this takes milliseconds.
-    assert time.process_time() - start < 10
-    assert value == pytest.approx(float((1 - top).mean()))
 
 
 def test_ks_by_hand() -> None:
@@ -316,13 +289,6 @@ def test_binary_ignored_and_weightless_examples_do_not_count(metric: Metric) -> 
     assert float(metric(probs, marked, ignore_index=-100)) == pytest.approx(expected, rel=1e-12)
     weights = (torch.arange(60) >= 10).double()
     assert float(metric(probs, labels, weights=weights)) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("metric", BINARY)
-def test_binary_half_precision_counts_do_not_saturate(metric: Metric) -> None:
-    probs = torch.full((100_000,), 0.25, dtype=torch.float16)
-    labels = (torch.arange(100_000) % 4 == 0).long()
-    assert float(metric(probs, labels)) == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(

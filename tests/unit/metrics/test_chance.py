@@ -94,16 +94,6 @@ def test_bin_sweep_equals_the_single_metrics_at_every_number(dtype: torch.dtype)
         assert mce == pytest.approx(float(maximum_calibration_error(probs, labels, n_bins=number)), abs=1e-12)
 
 
-def test_bin_sweep_respects_weights() -> None:
-    probs, labels = mixed_gaps(300)
-    weights = torch.linspace(0, 3, 300, dtype=torch.float64)
-    sweep = bin_sweep(Predictions(probs=probs, labels=labels, weights=weights), n_bins=(10, 40))
-    expected = [float(expected_calibration_error(probs, labels, n_bins=m, weights=weights)) for m in (10, 40)]
-    largest = [float(maximum_calibration_error(probs, labels, n_bins=m, weights=weights)) for m in (10, 40)]
-    assert sweep.ece == pytest.approx(expected, abs=1e-12)
-    assert sweep.mce == pytest.approx(largest, abs=1e-12)
-
-
 def test_bin_sweep_if_calibrated_of_two_examples_gives_values_by_hand() -> None:
     # Right with chances 0.9 and 0.8. Apart, the mean gaps are 2 x 0.9 x 0.1 and 2 x 0.8 x 0.2; the larger of both is 0.2 if
     # both are right (0.72), 0.8 if the second alone is wrong (0.18) and else 0.9. Together, 0, 1 or 2 of them are right with

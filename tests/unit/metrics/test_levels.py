@@ -58,18 +58,6 @@ def test_levels_last_cell_finds_the_level_of_every_example() -> None:
     torch.testing.assert_close(mean, levels.confidence, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize(("n_bins", "expected"), [(5, [0, 3, 6, 8, 10, 12]), (100_000, list(range(13)))])
-def test_levels_mass_cuts_follow_array_split_without_empty_bins(n_bins: int, expected: list[int]) -> None:
-    assert [round(12 * float(c)) for c in some_levels(n_bins=n_bins, size=12).mass_cuts] == expected
-
-
-def test_levels_float32_edge_stays_in_the_bin_of_the_metric() -> None:
-    # 0.2 in float32 lies above 3/15 in float64, but on the edge of its own precision, and so in the lower bin.
-    value = torch.tensor([0.2, 0.8], dtype=torch.float32).double()
-    top = TopLabel(value, torch.zeros(2).double(), None, torch.float32)
-    assert levels_of(cells_of(top), size=2, n_bins=15).bin_index[0] == 2
-
-
 @pytest.mark.parametrize("key", OF_LEVELS)
 def test_metric_of_levels_is_near_the_metric_of_the_examples(key: str) -> None:
     probs, labels = mixed_gaps(3000)

@@ -156,19 +156,6 @@ def test_measure_weighted_examples_are_counted_as_rows_beside_their_weight(n_bin
     assert again.classes == scores.classes
 
 
-def test_measure_whole_weights_give_the_values_of_repeated_examples() -> None:
-    probs, labels = mixed_gaps(200, 3)
-    weights = 1 + torch.arange(200) % 3
-    repeat = torch.repeat_interleave(torch.arange(200), weights)
-    one = measure(Predictions(probs=probs, labels=labels, weights=weights.double()), n_resamples=20)
-    two = measure(Predictions(probs=probs[repeat], labels=labels[repeat]), n_resamples=20)
-    # Equal-mass cuts and the risk-coverage curve count examples, of which there are fewer.
-    for key in set(KEYS) - {"ace", "ece_debiased", "aurc"}:
-        assert one[key].value == pytest.approx(two[key].value, rel=1e-6), key
-    # Fewer examples, less certainty: as many as carry the same information.
-    assert one["error"].high - one["error"].low > two["error"].high - two["error"].low
-
-
 def test_measure_summary_is_near_measure() -> None:
     predictions = some_predictions(3000)
     whole = measure(predictions, n_resamples=100, by_class=True)

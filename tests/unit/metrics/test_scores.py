@@ -127,12 +127,6 @@ def test_aurc_ties_are_the_mean_over_their_orders():
     assert value.item() == pytest.approx(expected, rel=1e-13)
 
 
-def test_aurc_all_right_is_zero_and_all_wrong_is_one():
-    probs = _two_columns([0.6, 0.7, 0.7, 0.9])
-    assert area_under_risk_coverage(probs, torch.zeros(4, dtype=torch.long)).item() == 0
-    assert area_under_risk_coverage(probs, torch.ones(4, dtype=torch.long)).item() == pytest.approx(1, rel=1e-13)
-
-
 def test_aurc_many_examples_equal_the_plain_sum():
     # More than a thousand, where harmonic differences are expanded.
     probs, labels = mixed_gaps(5000)
@@ -185,12 +179,6 @@ def test_ranking_metric_confidences_that_differ_by_rounding_are_tied(metric):
     assert abs(float(metric(apart, labels)) - expected) > 0.05
 
 
-def test_auroc_ties_count_half():
-    # Right at 0.9 and 0.7; wrong at 0.7 and 0.6: three wins and one tie of four pairs.
-    value = failure_detection_auroc(_two_columns([0.9, 0.7, 0.7, 0.6]), torch.tensor([0, 0, 1, 1]))
-    assert value.item() == pytest.approx(3.5 / 4, rel=1e-13)
-
-
 @pytest.mark.parametrize("label", [0, 1])
 def test_auroc_nothing_to_separate_is_nan(label):
     assert math.isnan(failure_detection_auroc(_two_columns([0.9, 0.8, 0.8]), torch.full((3,), label)).item())
@@ -218,12 +206,3 @@ def test_brier_parts_constant_confidence_inside_bins_is_murphys():
     assert parts.uncertainty == pytest.approx(0.75 * 0.25)
     assert parts.within_variance == pytest.approx(0, abs=1e-16)
     assert parts.within_covariance == pytest.approx(0, abs=1e-16)
-
-
-def test_brier_parts_one_bin_matches_hand_computation():
-    # Confidences 0.9 (right) and 0.7 (wrong) together: means 0.8 and 1/2.
-    probs = torch.tensor([[0.9, 0.1], [0.7, 0.3]], dtype=torch.float64)
-    parts = brier_decomposition(probs, torch.tensor([0, 1]), n_bins=1)
-    values = (parts.reliability, parts.resolution, parts.uncertainty, parts.within_variance, parts.within_covariance)
-    assert values == pytest.approx((0.09, 0, 0.25, 0.01, 2 * 0.05), abs=1e-15)
-    assert parts.score == pytest.approx((0.01 + 0.49) / 2)
