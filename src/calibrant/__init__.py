@@ -40,20 +40,7 @@ _HOME = {
     "repair": "calibrant.calibrators.repair",
     "train": "calibrant.engine.train",
 }
-_ROOMS = (
-    "backbones",
-    "calibrators",
-    "data",
-    "engine",
-    "grid",
-    "integrations",
-    "io",
-    "losses",
-    "meta",
-    "metrics",
-    "paper",
-    "report",
-)
+_ROOMS = "backbones calibrators data engine grid integrations io losses meta metrics paper report".split()
 
 
 def __getattr__(name: str) -> object:

@@ -116,7 +116,7 @@ def test_reproduce_with_a_network_of_ones_own_finds_it_where_the_command_is_call
         ("reproduce table2 --quick --dry-run --set train.batch_size=1601", "`train.batch_size` must be at most the 1600"),
         ("reproduce table2 --quick --out run/below --dry-run", "`out` must not lie in a run"),
         ("results add empty", "empty: must hold finished runs, got none"),
-        ("results add mine.npz", "mine.npz: must hold finished runs, got a file"),
+        ("results add mine.npz", "mine.npz: must hold finished runs, got none"),
         ("results add nothere", "nothere: must hold finished runs, got nothing there"),
     ],
 )

@@ -43,7 +43,7 @@ def test_cli_train_writes_a_run_and_says_what_came_of_it(tmp_path, capsys):
     code, out, err = call(capsys, *TINY, "--method", "flgamma-sece", "--epochs", 2, "--out", tmp_path / "r")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].startswith("epoch 1/2  loss ")
+    assert lines[0].startswith("epoch 1/2  val error ")
     assert all(word in lines[1] for word in ("epoch 2/2", "val error ", "ECE ", "gamma ", "images/s"))
     run = load_run(tmp_path / "r")
     metrics = json.loads((tmp_path / "r" / "metrics.json").read_text())["metrics"]
@@ -200,23 +200,24 @@ def test_train_frozen_layers_and_their_statistics_stay_as_they_are():
 
 
 @pytest.mark.parametrize("width", [72, 140])
-def test_epoch_display_in_a_terminal_shows_one_live_line_and_cuts_no_number(width):
+def test_epoch_display_in_a_terminal_shows_one_live_line_with_what_matters_first(width):
     stream = io.StringIO()
-    with EpochDisplay(350, console=Console(file=stream, force_terminal=True, width=width, color_system=None)) as display:
+    display = EpochDisplay(350, console=Console(file=stream, force_terminal=True, width=width, color_system=None))
+    with display.bar:
         display.tick(99, 1, 10)
-        display._moved = 0.0
         display.tick(99, 9, 10)
         record = EpochRecord(99, 0.1, 0.5, val_error=0.25, val_ece=0.031, gamma_mean=1.0, gamma_std=0.1, images_per_second=1e4)
         display.report(record)
     last = [line for line in stream.getvalue().splitlines() if "epoch" in line][-1]
     assert "epoch 100/350 " in last
-    assert "val error 25.00%  ECE 3.10%" in last
-    assert "…" not in last
-    assert ("loss 0.5000" in last, "10,000 images/s" in last) == (width > 100, width > 100)
+    assert "left  val error 25.00%  ECE 3.10%" in last
+    assert "━" in last
+    assert ("10,000 images/s" in last) == (width > 100)
 
 
 def test_epoch_display_beside_the_first_process_is_silent(capsys):
-    with EpochDisplay(2, shown=False) as display:
+    display = EpochDisplay(2, shown=False)
+    with display.bar:
         display.tick(0, 1, 2)
         display.report(EpochRecord(0, 0.1, 0.5))
     assert capsys.readouterr().out == ""

@@ -1,16 +1,14 @@
-"""``calibrant compare``: a grid of data, methods and seeds in; a folder of runs, tables, figures and a report out.
+"""``calibrant compare``, ``reproduce`` and ``results``: a grid of runs in; tables, figures, a report and records out.
 
-The grid is shown live while it runs; where nobody watches, in one line for every run that ends.
+A grid is shown live while it runs; where nobody watches, in one line for every run that ends.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import typer
@@ -20,20 +18,29 @@ from rich.table import Table as Shown
 from rich.text import Text
 
 from calibrant.cli.terminal import Row, duration_words, fit_table, fits, says_how_to_go_on, show_heading
-from calibrant.cli.train import merge_settings
+from calibrant.cli.train import find_own_networks, merge_settings
+from calibrant.data import DATASETS
 from calibrant.engine.recipe import load_recipe
+from calibrant.grid.collect import find_runs, load_run_entry
 from calibrant.grid.compare import Comparison, Failure, compare
-from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Line, Table, row_notes, several_best
+from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Column, Line, Table, row_notes, several_best
+from calibrant.grid.layout import Cell as Number
 from calibrant.grid.paper import NOT_IN_PAPER
+from calibrant.grid.plan import Cell, split_names
+from calibrant.grid.preflight import check_data, check_out, check_ready, check_unchanged, load_finished
+from calibrant.grid.records import save_results
 from calibrant.grid.schedule import Board, CellState, Event, Stage
 from calibrant.metrics.verdict import SIGNIFICANT
+from calibrant.paper import estimate
+from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction
+from calibrant.paper.results import write_results_page
 
-# Redrawing more often than this costs more than it shows.
-_PAUSE = 0.2
 _MAKING = "making tables and the report"
 _LEGEND = "done: test error / ECE in %; running: epoch, validation error"
 # In place of bold, where there is none.
 _BEST = "*"
+# Seconds from which on it is said how to make it shorter.
+_LONG = 3600
 # Left out first where a terminal is narrow. Error and ECE stay, and what tells rows of one method apart.
 _DROP = ("p if calibrated", "Classwise ECE", "MCE", "ACE", "NLL", "Seeds")
 
@@ -55,7 +62,7 @@ def compare_methods(
     if not methods.strip() and not add:
         raise ValueError("compare: `--methods` must name methods to train, or `--add` predictions to compare, got neither.")
     display = GridDisplay()
-    with says_how_to_go_on(display.so_far), display:
+    with display.open():
         found = compare(
             data or [common.data.name if common is not None else ""],
             methods=methods,
@@ -98,49 +105,50 @@ def failure_words(failures: Sequence[Failure]) -> list[str]:
     for failure in failures:
         # What has no log never began: the run that it was to be made of failed, each another.
         reasons.setdefault(failure.reason if failure.log else "the run it is made of failed", []).append(failure)
-    said = []
-    for reason, (first, *others) in reasons.items():
-        more = f" and {len(others)} more" if others else ""
-        said.append(f"{first.name}{more} failed: {reason}" + (f" (log: {first.log})" if first.log else ""))
+    said = [
+        f"{first.name}{f' and {len(others)} more' if others else ''} failed: {reason}"
+        + (f" (log: {first.log})" if first.log else "")
+        for reason, (first, *others) in reasons.items()
+    ]
     again = "the same command tries again what failed; if the reason lies in data, network or settings, change that first."
     return [*said, again] if said else []
 
 
-class GridDisplay(AbstractContextManager["GridDisplay"]):
-    """Shows a board as it changes; its `watch` is what a grid is to be run with."""
+class GridDisplay:
+    """Shows a board as it changes; its `watch` is what a grid is to be run with, inside `open`."""
 
     def __init__(self, *, console: Console | None = None) -> None:
         self.console = Console(highlight=False, soft_wrap=True) if console is None else console
-        self._live = Live(console=self.console, transient=True, auto_refresh=False)
-        self._drawn = 0.0
-        self._over = False
         self.board: Board | None = None
+        self._is_over = False
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.console.is_terminal:
-            self._live.stop()
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Draw the board, where that is a terminal, and say how far it was where the block is interrupted."""
+        live = (
+            Live(console=self.console, transient=True, get_renderable=self._draw) if self.console.is_terminal else nullcontext()
+        )
+        with says_how_to_go_on(self._so_far), live:
+            yield
 
     def watch(self, board: Board, event: Event | None) -> None:
         """Show what happened."""
         first, self.board = self.board is None, board
-        ended = event is not None and event.kind != "step"
-        over = event is None and not self._over and is_over(board)
-        self._over |= over
-        if not self.console.is_terminal:
-            if first:
-                left = "; a line for each that ends" if board.count(Stage.WAITING) else ""
-                self.console.print(f"{board.count(Stage.DONE)} of {len(board.states)} runs are finished{left}")
-            if over:
-                self.console.print(_MAKING)
-            if event is not None and ended:
-                self.console.print(ended_words(board, board.states[event.name]))
-        elif ended or over or time.monotonic() - self._drawn >= _PAUSE:
-            self._drawn = time.monotonic()
-            self._live.start()
-            self._live.update(draw_board(board, width=self.console.width), refresh=True)
+        if self.console.is_terminal:
+            return
+        if first:
+            left = "; a line for each that ends" if board.count(Stage.WAITING) else ""
+            self.console.print(f"{board.count(Stage.DONE)} of {len(board.states)} runs are finished{left}")
+        if event is not None and event.kind != "step":
+            self.console.print(ended_words(board, board.states[event.name]))
+        elif is_over(board) and not self._is_over:
+            self._is_over = True
+            self.console.print(_MAKING)
 
-    def so_far(self) -> str:
-        """How many runs are finished, for who interrupts."""
+    def _draw(self) -> RenderableType:
+        return "" if self.board is None else draw_board(self.board, width=self.console.width)
+
+    def _so_far(self) -> str:
         board = self.board
         return "" if board is None else f", {board.count(Stage.DONE)} of {len(board.states)} runs are finished"
 
@@ -254,14 +262,108 @@ def _signs(table: Table, *, plain: bool) -> list[str]:
 
 def _row(table: Table, line: Line, *, plain: bool) -> list[str | Text]:
     style = "dim" if line.kind == "paper" else ""
-    found: list[str | Text] = [Text(text, style=style) for text in (line.label, *(line.info(name) for name in table.info))]
-    for column in table.columns:
-        cell = line.cells.get(column.key)
-        if cell is None:
-            found.append(Text(EMPTY, style="dim"))
-            continue
-        # A digit less than in the files, so that six columns find room.
-        text = " ± ".join(filter(None, cell.shown(column, digits=2 if column.percent else 3)))
-        signs = (_BEST if plain and cell.best else "") + (MARK if cell.differs else "")
-        found.append(Text(text + signs, style="bold" if cell.best else style))
-    return found
+    info = [Text(text, style=style) for text in (line.label, *(line.info(name) for name in table.info))]
+    return [*info, *(_cell(line.cells.get(column.key), column, style, plain=plain) for column in table.columns)]
+
+
+def _cell(cell: Number | None, column: Column, style: str, *, plain: bool) -> Text:
+    if cell is None:
+        return Text(EMPTY, style="dim")
+    # A digit less than in the files, so that six columns find room.
+    text = " ± ".join(filter(None, cell.shown(column, digits=2 if column.percent else 3)))
+    signs = (_BEST if plain and cell.best else "") + (MARK if cell.differs else "")
+    return Text(text + signs, style="bold" if cell.best else style)
+
+
+def reproduce(
+    name: str,
+    *,
+    data: Sequence[str] | None,
+    seeds: str | None,
+    quick: bool,
+    out: Path | None,
+    jobs: int | None,
+    settings: Sequence[str] | None,
+    dry_run: bool,
+    options: Mapping[str, object],
+) -> None:
+    """Say what an experiment takes, then run what is left of it and print its table; arguments as those of the command."""
+    changes = merge_settings(options, settings or [])
+    plan = plan_reproduction(name, data=split_names(data or []), seeds=seeds, quick=quick, settings=changes)
+    folder = Path("reproduce", f"{name}-quick" if quick else name) if out is None else out
+    check_out(folder)
+    load_finished(plan.cells(), folder / "runs")
+    left = plan.left(folder)
+    find_own_networks([cell.recipe for cell in left])
+    check_unchanged(plan.cells(), folder / "runs")
+    # Of published sets the sizes are known, and a dry run does without them; anything else is a path, or misspelt.
+    published = [cell for cell in left if (name := cell.recipe.data.name) in DATASETS and not DATASETS[name].embedded]
+    others = [cell for cell in left if cell not in published]
+    check_data(others)
+    check_ready(others)
+    if not dry_run:
+        check_data(published)
+    _say_plan(plan, folder, len(left))
+    try:
+        check_data(published)
+    except (OSError, ValueError) as error:
+        print(" ".join(str(error).split()))
+    if left:
+        _say_forecast(plan, left, jobs)
+    if not dry_run:
+        display = GridDisplay()
+        with display.open():
+            found = run_reproduction(plan, out=folder, jobs=jobs, watch=display.watch)
+        summarize(found)
+
+
+def _say_plan(plan: Reproduction, folder: Path, left: int) -> None:
+    cells = plan.cells()
+    first = cells[0].recipe
+    networks = ", ".join(dict.fromkeys(cell.recipe.backbone.name for cell in cells))
+    size = f"{len(plan.data)} x {len(plan.methods)} x {len(plan.seeds)} = {sum(cell.shown for cell in cells)}"
+    trained = sum(cell.base is None for cell in cells)
+    print(
+        f"{plan.name}: {plan.title}{' (quick version)' if plan.quick else ''}",
+        f"  data     {', '.join(plan.data)}",
+        f"  methods  {', '.join(plan.methods)}",
+        f"  seeds    {', '.join(map(str, plan.seeds))}",
+        f"  network  {networks}, {first.train.epochs} epochs, preset {first.method.preset}",
+        f"  runs     {size}, of which {trained} are trained; {left} are left in {folder}",
+        sep="\n",
+    )
+
+
+def _say_forecast(plan: Reproduction, left: Sequence[Cell], jobs: int | None) -> None:
+    found = estimate.forecast(
+        left, jobs=jobs, report=lambda kind: print(f"calibrant: timing a few steps: {kind}", file=sys.stderr)
+    )
+    for speed in found.speeds:
+        print(f"  {speed.name}: {speed.train:,.0f} images/s, {duration_words(speed.seconds)} a run, {speed.runs} left")
+    beside = f", {found.at_once} at a time" if found.at_once > 1 else ""
+    print(f"  time     {duration_words(found.low)} to {duration_words(found.high)} on {found.device}{beside}", flush=True)
+    if found.high > _LONG:
+        ways = {
+            "`--quick`": not plan.quick,
+            "`--data NAME`": len(plan.data) > 1,
+            "`--seeds 1`": len(plan.seeds) > 1,
+            "`--set backbone.name=convnet`": not {cell.recipe.backbone.name for cell in plan.cells()} <= {"convnet", "mlp"},
+        }
+        shorter = ", ".join(way for way, helps in ways.items() if helps)
+        print(f"  shorter  with {shorter + ' or ' if shorter else ''}`--set train.epochs=N`", flush=True)
+
+
+def add_results(runs: Sequence[Path], *, to: Path, note: str | None) -> None:
+    """Keep what was measured of finished runs as records in the folder ``to``, and print their names."""
+    found = {path: find_runs(path) for path in runs}
+    for path, there in found.items():
+        if not there.finished:
+            got = f"{len(there.unfinished)} not finished" if there.unfinished else "none" if path.exists() else "nothing there"
+            raise ValueError(f"{path}: must hold finished runs, got {got}. Name a folder that was `--out` of train or compare.")
+    folders = dict.fromkeys(folder for there in found.values() for folder in there.finished)
+    print(*save_results([load_run_entry(folder) for folder in folders], to, note=note), sep="\n")
+
+
+def render_results(folder: Path, *, out: Path, figures: Path | None) -> None:
+    """Make one page of all records in a folder, and print what was written."""
+    print(*write_results_page(folder, out=out, figures=figures), sep="\n")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,10 +17,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from calibrant.cli.measure import Request, measure_file
-from calibrant.cli.scores_view import show_scores
+from calibrant.cli.measure import Request, measure_file, show_scores
 from calibrant.cli.terminal import Row, fit_table, progress_bar, show_prose
-from calibrant.cli.usage import program
 from calibrant.core.records import Predictions
 from calibrant.data import load_mixture
 from calibrant.data.synthetic import synthetic_predictions
@@ -41,6 +41,7 @@ _SHORT = {
 }
 # Confidences are shown by tenths, from the sixth on: below 50 % there are few.
 _TENTHS = range(5, 10)
+_NEXT = ("train --data digits --model convnet --epochs 30 --out runs/first", "measure runs/first/test.npz", "--help")
 # What one run shows: test error, NLL and ECE, and the mean distance of the confidence from the true probability of being right.
 DemoScores = dict[str, float]
 
@@ -48,14 +49,22 @@ DemoScores = dict[str, float]
 def run_demo(*, only_measure: bool, seeds: int | None, epochs: int | None, out: Path | None, seed: int | None) -> None:
     """Run one of the two demos; arguments as those of the command."""
     unread = {"--seeds": seeds, "--epochs": epochs} if only_measure else {"--out": out, "--seed": seed}
-    for option, given in unread.items():
-        if given is not None:
-            got = "with `--measure`" if only_measure else "without `--measure`"
-            raise ValueError(f"demo: `{option}` must be given where it is read, got it {got}.")
+    said = [option for option, given in unread.items() if given is not None]
+    if said:
+        got = "with `--measure`" if only_measure else "without `--measure`"
+        raise ValueError(f"demo: `{said[0]}` must be given where it is read, got it {got}.")
     if only_measure:
-        run_measure_demo(out, seed=seed or 0)
+        run_measure_demo(Path(tempfile.mkdtemp(prefix="calibrant-")) if out is None else out, seed=seed or 0)
     else:
         run_training_demo(seeds=seeds or 3, epochs=epochs or 60)
+
+
+def program() -> str:
+    """How this very ``calibrant`` was called, for lines to copy: with its path where the shell would find another or none."""
+    here, found = Path(sys.argv[0]), shutil.which("calibrant")
+    if here.stem != "calibrant":
+        return "python -m calibrant"
+    return "calibrant" if found and here.exists() and here.samefile(found) else shlex.quote(str(here))
 
 
 def run_training_demo(*, seeds: int, epochs: int) -> None:
@@ -71,7 +80,14 @@ def run_training_demo(*, seeds: int, epochs: int) -> None:
         f"seeds for {epochs} epochs; gamma-Net learns on held-out data how strongly to focus the loss on every example.",
     )
     begun = time.monotonic()
-    tested = _train(seeds, epochs)
+    tested: dict[str, list[Predictions]] = {name: [] for name in _SHORT}
+    with progress_bar("training", float(seeds * len(TRAINED) * epochs)) as advance:
+        for seed in range(seeds):
+            for method, name in TRAINED.items():
+                run = train(demo_recipe(method, seed=seed, epochs=epochs), report=lambda record: advance(1))
+                tested[name].append(run.test)
+                if method == "ce":
+                    tested[_REPAIRED].append(with_temperature(run).test)
     found = {name: [score(run, test.posterior) for run in runs] for name, runs in tested.items()}
     console.print()
     console.print(comparison(found, width=console.width))
@@ -85,23 +101,15 @@ def run_training_demo(*, seeds: int, epochs: int) -> None:
     console.print()
     console.print(right_by_confidence(tested, width=console.width))
     console.print()
-    show_prose(console, conclusion(found), style="bold")
-    console.print("\nNext, on real images and on predictions of your own:\n", soft_wrap=True)
-    for line in ("train --data digits --model convnet --epochs 30 --out runs/first", "measure runs/first/test.npz", "--help"):
-        console.print(f"  {program()} {line}", soft_wrap=True)
-    console.print()
-
-
-def _train(seeds: int, epochs: int) -> dict[str, list[Predictions]]:
-    tested: dict[str, list[Predictions]] = {name: [] for name in _SHORT}
-    with progress_bar("training", float(seeds * len(TRAINED) * epochs)) as advance:
-        for seed in range(seeds):
-            for method, name in TRAINED.items():
-                run = train(demo_recipe(method, seed=seed, epochs=epochs), report=lambda record: advance(1))
-                tested[name].append(run.test)
-                if method == "ce":
-                    tested[_REPAIRED].append(with_temperature(run).test)
-    return tested
+    plain, repaired, _, learned = (statistics.mean(run["ece"] for run in found[name]) for name in _SHORT)
+    show_prose(
+        console,
+        f"Trained with cross-entropy the network misjudges its own certainty by {plain:.1%}; repaired afterwards by one "
+        f"temperature, by {repaired:.1%}; trained with gamma-Net, by {learned:.1%} without any repair.",
+        style="bold",
+    )
+    commands = "\n".join(f"  {program()} {line}" for line in _NEXT)
+    console.print(f"\nNext, on real images and on predictions of your own:\n\n{commands}\n", soft_wrap=True)
 
 
 def demo_recipe(method: str, *, seed: int, epochs: int) -> Recipe:
@@ -133,13 +141,12 @@ def comparison(found: dict[str, list[DemoScores]], *, width: int) -> Table:
     """The methods side by side, mean ± standard deviation over seeds, the best of each column in bold."""
     rows: list[list[str | Text]] = [[name] for name in found]
     for key in ("error", "nll", "ece", "gap"):
-        columns = [[run[key] for run in runs] for runs in found.values()]
-        best = min(map(statistics.mean, columns))
-        for row, values in zip(rows, columns, strict=True):
-            scale, digits, unit = (1, 3, "") if key == "nll" else (100, 1, "%")
-            mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-            text = f"{scale * mean:.{digits}f} ± {scale * spread:.{digits}f}{unit}"
-            row.append(Text(text, style="bold" if mean == best else ""))
+        scale, digits, unit = (1, 3, "") if key == "nll" else (100, 1, "%")
+        means = [scale * statistics.mean(run[key] for run in runs) for runs in found.values()]
+        spreads = [scale * statistics.stdev(run[key] for run in runs) if len(runs) > 1 else 0.0 for runs in found.values()]
+        for row, mean, spread in zip(rows, means, spreads, strict=True):
+            text = f"{mean:.{digits}f} ± {spread:.{digits}f}{unit}"
+            row.append(Text(text, style="bold" if mean == min(means) else ""))
     return fit_table(("Method", "Error", "NLL", "ECE", "True gap"), rows, width=width, drop=(2, 4))
 
 
@@ -156,17 +163,8 @@ def right_by_confidence(tested: dict[str, list[Predictions]], *, width: int) -> 
     return fit_table(("How often right when", *(_SHORT[name] for name in bins)), rows, width=width, drop=(3, 2))
 
 
-def conclusion(found: dict[str, list[DemoScores]]) -> str:
-    """What the comparison says, in words."""
-    plain, repaired, _, learned = (statistics.mean(run["ece"] for run in found[name]) for name in _SHORT)
-    return (
-        f"Trained with cross-entropy the network misjudges its own certainty by {plain:.1%}; repaired afterwards by one "
-        f"temperature, by {repaired:.1%}; trained with gamma-Net, by {learned:.1%} without any repair."
-    )
-
-
-def run_measure_demo(folder: Path | None, *, seed: int) -> None:
-    """Make predictions, write them to a file in ``folder`` or a temporary one, measure it and compare with the truth."""
+def run_measure_demo(folder: Path, *, seed: int) -> None:
+    """Make predictions, write them to a file in ``folder``, measure it and compare with the truth."""
     console = Console(highlight=False)
     day, night = _TEMPERATURES.values()
     show_prose(
@@ -174,8 +172,16 @@ def run_measure_demo(folder: Path | None, *, seed: int) -> None:
         f"A synthetic classifier of 10 classes makes {_EXAMPLES:,} predictions, half by day and half by night. Its logits are "
         f"{day} times too large by day and {night} times by night, so its true calibration error is known.",
     )
-    predictions, truth = _predictions(seed)
-    folder = Path(tempfile.mkdtemp(prefix="calibrant-")) if folder is None else folder
+    half = _EXAMPLES // 2
+    parts = [synthetic_predictions(half, temperature=t, seed=2 * seed + k) for k, t in enumerate((day, night))]
+    predictions = Predictions(
+        logits=torch.cat([part.logits for part, _ in parts]),
+        labels=torch.cat([part.labels for part, _ in parts]),
+        split="test",
+        columns={"light": np.repeat(list(_TEMPERATURES), half)},
+    )
+    # Over-confident by day and by night: errors do not cancel, and the truth of the whole is the mean of the parts'.
+    truth = statistics.mean(truth for _, truth in parts)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "demo.npz"
     save_predictions(predictions, path)
@@ -189,21 +195,5 @@ def run_measure_demo(folder: Path | None, *, seed: int) -> None:
         f"{write_interval(ece, '%')}% {found}.",
         style="bold",
     )
-    console.print(f"\nThe predictions are in {path}. Look at them again, or at your own, with", soft_wrap=True)
-    console.print(f"\n  {program()} measure {shlex.quote(str(path))} --slice light\n", soft_wrap=True)
-
-
-def _predictions(seed: int) -> tuple[Predictions, float]:
-    parts = [
-        synthetic_predictions(_EXAMPLES // len(_TEMPERATURES), temperature=temperature, seed=2 * seed + k)
-        for k, temperature in enumerate(_TEMPERATURES.values())
-    ]
-    light = np.repeat(list(_TEMPERATURES), _EXAMPLES // len(_TEMPERATURES))
-    whole = Predictions(
-        logits=np.concatenate([part.logits.numpy() for part, _ in parts]),
-        labels=np.concatenate([part.labels.numpy() for part, _ in parts]),
-        split="test",
-        columns={"light": light},
-    )
-    # Over-confident by day and by night: errors do not cancel, and the truth of the whole is the mean of the parts'.
-    return whole, sum(truth for _, truth in parts) / len(parts)
+    command = f"{program()} measure {shlex.quote(str(path))} --slice light"
+    console.print(f"\nThe predictions are in {path}. Look at them again, or at your own, with\n\n  {command}\n", soft_wrap=True)

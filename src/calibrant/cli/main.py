@@ -1,17 +1,74 @@
-"""The command `calibrant`: its sub-commands and their options, and how it ends. What they do is loaded when called."""
+"""The command `calibrant`: its sub-commands, their options and help, and how it ends. What they do is loaded when called."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+import textwrap
 import warnings
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from calibrant.cli.usage import Command, Commands, runs
-from calibrant.engine.recipe import KEYS
+from calibrant.engine.recipe import KEYS, Recipe, value_of
+
+EXAMPLES = {
+    "": (
+        "calibrant measure predictions.npz",
+        "calibrant repair val.npz test.npz --out repaired.npz",
+        "calibrant report test.npz --fit val.npz --out report.html",
+    ),
+    "measure": (
+        "calibrant measure test.npz",
+        "calibrant measure test.csv --slice camera --by-class",
+        "calibrant measure before.npz after.npz --json",
+    ),
+    "train": (
+        "calibrant train --data digits --model convnet --epochs 30 --out runs/first",
+        "calibrant train --data cifar10 --method focal+ts --set optim.lr=0.05",
+        "calibrant train --resume --out runs/first",
+    ),
+    "repair": (
+        "calibrant repair val.npz test.npz --out repaired.npz",
+        "calibrant repair val.npz test.npz --method temperature --out repaired.npz",
+    ),
+    "report": (
+        "calibrant report test.npz --fit val.npz --out report.html",
+        "calibrant report --run runs --out runs.html",
+    ),
+    "compare": (
+        "calibrant compare --data digits --methods ce,ce+ts,focal --seeds 3 --out comparison",
+        "calibrant compare --data birds --add ours.npz --add theirs.npz --out comparison",
+    ),
+    "reproduce": (
+        "calibrant reproduce table1 --quick",
+        "calibrant reproduce table1 --data cifar10 --seeds 3 --dry-run",
+    ),
+    "demo": (
+        "calibrant demo",
+        "calibrant demo --measure --out .",
+    ),
+}
+_WIDTH = 76
+# What is said beside the examples; braces stand for the names in a table, whose module is loaded when the help is shown.
+_METHODS = ("Methods: {}; any with +ts for temperature scaling.", "calibrant.engine.methods", "METHODS")
+_CALIBRATORS = ("Calibrators: {}.", "calibrant.calibrators", "CALIBRATORS")
+_WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "": (
+        ("Begin with `calibrant demo`. `calibrant COMMAND --help` says more.",),
+        ("Exit codes: 0 done, 1 something failed, 2 what was given cannot be used, 130 or 143 interrupted.",),
+    ),
+    "train": (_METHODS, ("Networks: {}.", "calibrant.backbones", "BACKBONES")),
+    "repair": (_CALIBRATORS,),
+    "report": (_CALIBRATORS,),
+    "compare": (_METHODS,),
+}
+
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of predictions: .npz, .csv, .parquet or .pt.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")]
@@ -20,11 +77,74 @@ IgnoreIndex = Annotated[int | None, typer.Option(metavar="LABEL", help="Leave ou
 Bins = Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")]
 Resamples = Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")]
-Recipe = Annotated[Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it (defaults in brackets).")]
+RecipeFile = Annotated[
+    Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it (defaults in brackets).")
+]
 Jobs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time (cores, or what fits on GPUs).")]
 Root = Annotated[
     Path | None, typer.Option("--data-root", "--root", metavar="FOLDER", help="Folder of data sets (~/.cache/calibrant/data).")
 ]
+
+
+def runs(place: str, *flags: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of a function that has nothing but a signature and a docstring.
+
+    The arguments go by keyword to the function at ``place``, ``module:name`` in this room, which is loaded when called. Options
+    of a recipe, given by their ``flags``, are added; they arrive as ``options``, dotted key → value, None where not said.
+    """
+    names = {key.flag.removeprefix("--").replace("-", "_"): name for name, key in KEYS.items() if key.flag in flags}
+
+    def decorate(described: Callable[..., None]) -> Callable[..., None]:
+        def command(**given: object) -> None:
+            module, _, function = place.partition(":")
+            if names:
+                said = {name: given.pop(argument) for argument, name in names.items()}
+                given["options"] = {name: None if value is False else value for name, value in said.items()}
+            getattr(import_module(f"calibrant.cli.{module}"), function)(**given)
+
+        own = [*inspect.signature(described, eval_str=True).parameters.values(), *map(_option, names, names.values())]
+        keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+        command.__name__, command.__doc__ = described.__name__, described.__doc__
+        return command
+
+    return decorate
+
+
+def _option(argument: str, name: str) -> inspect.Parameter:
+    """The option of a recipe's key."""
+    key, default = KEYS[name], value_of(Recipe(), name)
+    text, is_switch = f"{key.help[0].upper()}{key.help[1:]}", isinstance(default, bool)
+    usual = "" if is_switch else f" ({key.unset if default is None else default})"
+    kind: Any = bool if is_switch else (int if isinstance(default, int) else str) | None
+    shown = typer.Option(key.flag, metavar=None if is_switch else key.metavar, help=f"{text}{usual}.")
+    unsaid = default if is_switch else None
+    return inspect.Parameter(argument, inspect.Parameter.KEYWORD_ONLY, default=unsaid, annotation=Annotated[kind, shown])
+
+
+class Command(TyperCommand):
+    """A command whose help ends in examples and, where it takes them, the names there are."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write what stands below the options."""
+        write_usage(self.name or "", formatter)
+
+
+class Commands(TyperGroup):
+    """The same for a command that has commands."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write what stands below the commands."""
+        write_usage("", formatter)
+
+
+def write_usage(command: str, formatter: Any) -> None:
+    """Write the examples of a command, and the names that it knows."""
+    formatter.write("\n  ".join(["\nExamples:", *EXAMPLES[command]]) + "\n")
+    for text, *table in _WORDS.get(command, ()):
+        names = ", ".join(getattr(import_module(table[0]), table[1])) if table else ""
+        formatter.write(f"\n{textwrap.fill(text.format(names), _WIDTH, break_on_hyphens=False)}\n")
 
 
 def _show_version(wanted: bool) -> None:
@@ -59,15 +179,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(
-    help="List data sets and download them.", callback=_show_help, invoke_without_command=True, rich_markup_mode=None
-)
-results_app = typer.Typer(
-    help="Keep results of finished runs as small records, and make a page of them.",
-    callback=_show_help,
-    invoke_without_command=True,
-    rich_markup_mode=None,
-)
+_GROUP: dict[str, Any] = {"callback": _show_help, "invoke_without_command": True, "rich_markup_mode": None}
+data_app = typer.Typer(help="List data sets and download them.", **_GROUP)
+results_app = typer.Typer(help="Keep results of finished runs as small records, and make a page of them.", **_GROUP)
 
 
 @app.command(cls=Command)
@@ -94,7 +208,7 @@ def measure(
 @app.command(cls=Command)
 @runs("train:train_model", *(key.flag for key in KEYS.values() if key.flag))
 def train(
-    recipe: Recipe = None,
+    recipe: RecipeFile = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder (runs/DATA-MODEL-METHOD-seedN).")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as optim.lr=0.2.")
@@ -185,7 +299,7 @@ def compare(
 
 
 @app.command(cls=Command, short_help="Reproduce one of the paper's tables, or its figures.")
-@runs("paper:reproduce", "--preset", "--device", "--data-root")
+@runs("compare:reproduce", "--preset", "--device", "--data-root")
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="table1, table2, table3, table4, table5 or figures.")],
     data: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Data sets, in place of the paper's.")] = None,
@@ -259,7 +373,7 @@ def fetch_sets(
 
 
 @results_app.command("add", short_help="Keep what was measured of finished runs.")
-@runs("paper:add_results")
+@runs("compare:add_results")
 def add_results(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of them.")],
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the records go.")] = Path("results"),
@@ -269,7 +383,7 @@ def add_results(
 
 
 @results_app.command("render", short_help="Make one page of all records.")
-@runs("paper:render_results")
+@runs("compare:render_results")
 def render_results(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of records.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the page goes (Markdown).")],

@@ -1,26 +1,42 @@
-"""``calibrant measure``: files in, tables or JSON out. Small files are read whole, large ones streamed."""
+"""``calibrant measure``: files in, a verdict and tables or JSON out. Small files are read whole, large ones streamed."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from calibrant.cli.scores_view import Measured, show_comparison, show_scores
-from calibrant.cli.terminal import progress_bar
-from calibrant.core.records import Predictions
+from calibrant.cli.terminal import Row, fit_table, fits, progress_bar, show_heading, show_prose
+from calibrant.core.records import Bins, Predictions, Split
 from calibrant.core.registry import lookup
-from calibrant.core.scores import Paired, Scores
+from calibrant.core.scores import ClassScore, Paired, Scores
 from calibrant.core.summary import Summary, summarize
 from calibrant.io import Survey, iter_prediction_batches, load_class_names, load_predictions, survey_predictions
 from calibrant.metrics.measure import measure, measure_summary
 from calibrant.metrics.paired import paired_test
+from calibrant.metrics.table import Metric
+from calibrant.metrics.verdict import (
+    count_examples,
+    direction,
+    judge,
+    table_rows,
+    verdict,
+    worst_slice,
+    write_estimate,
+    write_interval,
+    write_p,
+    write_value,
+)
 
 # A file with more rows, or more scores in all, is streamed: 1 M rows of 10 classes take 80 MB, and several times that to work.
 STREAM_ROWS = 1_000_000
@@ -30,6 +46,15 @@ _BATCH_ENTRIES = 4_000_000
 # Rows of a streamed file that are kept for the paired test, about.
 SAMPLE_ROWS = 200_000
 _MAX_GROUPS = 1000
+# Terminals at least this wide get a column that explains every metric.
+_WIDE = 104
+_INTERVAL = "95% interval"
+_COLOURS = {"over-confident": "red", "under-confident": "blue", "both": "magenta", "no clear error": "green"}
+_JUDGED = {"same": "dim", "unclear": "dim", "better": "green", "worse": "red"}
+_LONGEST_BAR = 16
+# Bins that are shown at most; more make a table that nobody reads.
+_MOST_BINS = 50
+_WORST_CLASSES = 5
 
 
 @dataclass(frozen=True)
@@ -37,7 +62,7 @@ class Request:
     """How to read and measure files; see the options of ``calibrant measure``."""
 
     n_bins: int = 15
-    n_resamples: int = 1000
+    resamples: int = 1000
     seed: int = 0
     class_names: Path | None = None
     ignore_index: int | None = None
@@ -49,43 +74,40 @@ class Request:
         """The names of the classes."""
         return None if self.class_names is None else load_class_names(self.class_names)
 
+    @property
+    def bootstrap(self) -> dict[str, Any]:
+        """Bins, resamples and seed, as functions that measure take them."""
+        return {"n_bins": self.n_bins, "n_resamples": self.resamples, "seed": self.seed}
+
     def load(self, path: Path) -> Predictions:
         """Read the predictions in a file."""
         return load_predictions(path, ignore_index=self.ignore_index, class_names=self.names)
 
     def measure(self, predictions: Predictions, *, file: Path | None = None) -> Scores:
         """Measure predictions."""
-        return measure(
-            predictions,
-            n_bins=self.n_bins,
-            by_class=self.by_class,
-            slice_by=self.slice_by,
-            n_resamples=self.n_resamples,
-            seed=self.seed,
-            file=None if file is None else str(file),
-        )
+        name = None if file is None else str(file)
+        return measure(predictions, by_class=self.by_class, slice_by=self.slice_by, file=name, **self.bootstrap)
 
 
-def measure_files(
-    files: Sequence[Path],
-    *,
-    n_bins: int,
-    as_json: bool,
-    by_class: bool,
-    slice_by: str | None,
-    class_names: Path | None,
-    ignore_index: int | None,
-    resamples: int,
-    seed: int,
-) -> None:
-    """Measure every file and write what was found to standard output.
+@dataclass(frozen=True)
+class Measured:
+    """The scores of a file, its split and, if they were asked for, its predictions, or a part of them drawn at ``rate``."""
+
+    scores: Scores
+    split: Split | None
+    predictions: Predictions | None = None
+    rate: float = 1.0
+
+
+def measure_files(files: Sequence[Path], *, as_json: bool, by_class: bool, **how: Any) -> None:
+    """Measure every file and write what was found to standard output; ``how`` are fields of `Request`.
 
     With ``as_json`` one file gives one object; several give a list of them, of which the second and later ones hold, under
     ``paired``, the test against the first: ``{"against": FILE, "metrics": {KEY: {"difference", "low", "high", "p_value"}}}``,
     or null where the files do not hold the same examples.
     """
     # Without `--by-class` tables still name the few worst classes; JSON has exactly what was asked for.
-    request = Request(n_bins, resamples, seed, class_names, ignore_index, by_class or not as_json, slice_by)
+    request = Request(by_class=by_class or not as_json, **how)
     measured = [measure_file(path, request, keep=len(files) > 1) for path in files]
     tests = [_pair(measured[0], other, request) for other in measured[1:]]
     if as_json:
@@ -142,15 +164,14 @@ def measure_stream(path: Path, survey: Survey, request: Request, *, keep: bool =
             advance(len(batch))
     if not sums:
         raise ValueError(f"{path}: must hold at least one example that is not ignored, got none.")
-    score = partial(
-        measure_summary, class_names=request.names or batch.class_names, n_resamples=request.n_resamples, seed=request.seed
-    )
+    names = request.names or batch.class_names
+    score = partial(measure_summary, class_names=names, n_resamples=request.resamples, seed=request.seed)
     scores = score(sums.pop(None), by_class=request.by_class, file=str(path))
     slices = {name: score(sums[name]) for name in sorted(map(str, sums))}
     return Measured(replace(scores, slices=slices), batch.split, _join(kept) if keep else None, rate)
 
 
-def _check_column(path: Path, column: str, columns: Sequence[str] | Mapping[str, object]) -> None:
+def _check_column(path: Path, column: str, columns: Iterable[str]) -> None:
     if not columns:
         raise ValueError(f"{path}: must have a column `{column}` to slice by, got no further columns. Add one to the file.")
     lookup(dict.fromkeys(columns), column, kind=f"column of {path}")
@@ -162,23 +183,16 @@ def _check_groups(path: Path, column: str, groups: Sized) -> None:
 
 
 def _join(parts: Sequence[Predictions]) -> Predictions:
-    has_logits = parts[0].has_logits
-    scores = torch.cat([part.logits if has_logits else part.probs for part in parts])
-    weights = [part.weights for part in parts if part.weights is not None]
-    return Predictions(
-        logits=scores if has_logits else None,
-        probs=None if has_logits else scores,
-        labels=torch.cat([part.labels for part in parts]),
-        weights=torch.cat(weights) if weights else None,
-    )
+    kinds = ("logits" if parts[0].has_logits else "probs", "labels", *(["weights"] if parts[0].weights is not None else []))
+    joined: dict[str, Any] = {kind: torch.cat([getattr(part, kind) for part in parts]) for kind in kinds}
+    return Predictions(**joined)
 
 
 def _pair(first: Measured, second: Measured, request: Request) -> Mapping[str, Paired] | None:
     """Test the second file against the first, if both hold the same examples in the same order."""
     rate = min(first.rate, second.rate)
-    one, two = (_thin(measured, rate, request.seed) for measured in (first, second))
     try:
-        return paired_test(one, two, n_bins=request.n_bins, n_resamples=request.n_resamples, seed=request.seed)
+        return paired_test(*(_thin(measured, rate, request.seed) for measured in (first, second)), **request.bootstrap)
     except ValueError as error:
         print(f"calibrant: no paired test of {second.scores.file} against {first.scores.file}: {error}", file=sys.stderr)
         return None
@@ -206,3 +220,212 @@ def tests_to_dict(tests: Mapping[str, Paired]) -> dict[str, dict[str, float | No
         key: {name: value if abs(value) < float("inf") else None for name, value in test._asdict().items()}
         for key, test in tests.items()
     }
+
+
+def show_scores(measured: Measured, *, all_classes: bool, console: Console | None = None) -> None:
+    """Print everything about one file."""
+    console = console or Console(highlight=False)
+    scores = measured.scores
+    split = f" · {measured.split.value} split" if measured.split else ""
+    name = Path(scores.file).name if scores.file else "predictions"
+    show_heading(console, name, f"{count_examples(scores.n)} · {scores.num_classes} classes{split}")
+    show_prose(console, verdict(scores), style="bold")
+    console.print()
+    console.print(scores_table(scores, width=console.width))
+    show_heading(console, "By confidence", "what each bin adds to the ECE")
+    console.print(bins_table(scores.bins, width=console.width))
+    _show_parts(console, scores, all_classes, at_least=0 if scores.num_classes == 2 else _WORST_CLASSES)
+    console.print()
+
+
+def show_comparison(
+    measured: Sequence[Measured],
+    tests: Sequence[Mapping[str, Paired] | None],
+    *,
+    all_classes: bool,
+    console: Console | None = None,
+) -> None:
+    """Print several files side by side, and the test of each against the first."""
+    console = console or Console(highlight=False)
+    names = short_names([Path(entry.scores.file or "predictions") for entry in measured])
+    show_heading(console, f"{len(names)} files", "best values in bold")
+    found = {name: entry.scores for name, entry in zip(names, measured, strict=True)}
+    console.print(comparison_table(found, width=console.width))
+    console.print()
+    for name, scores in found.items():
+        show_prose(console, f"{name}: {verdict(scores)}")
+    for name, entry, test in zip(names[1:], measured[1:], tests, strict=True):
+        if test is not None:
+            part = f"a random {len(entry.predictions):,} of " if entry.predictions and entry.rate < 1 else ""
+            show_heading(console, f"{name} minus {names[0]}", f"on {part}the same examples, paired bootstrap")
+            console.print(paired_table(test, width=console.width))
+    for name, scores in found.items():
+        if all_classes or scores.slices:
+            show_heading(console, name, "")
+        _show_parts(console, scores, all_classes, at_least=0)
+    console.print()
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return names that tell the files apart: their stems, or their paths; a file that is named twice is numbered."""
+    stems = [path.stem for path in paths]
+    names = stems if len({*stems}) == len(stems) else [str(path) for path in paths]
+    return [f"{name} ({k})" if names.count(name) > 1 else name for k, name in enumerate(names, 1)]
+
+
+def _show_parts(console: Console, scores: Scores, all_classes: bool, *, at_least: int) -> None:
+    shown = scores.classes if all_classes else scores.classes[:at_least]
+    if shown:
+        title = "Classes" if len(shown) == scores.num_classes else "Worst classes"
+        show_heading(console, title, "by the ECE of their own probability")
+        console.print(classes_table(shown, width=console.width, total=scores.weight))
+    if scores.slices:
+        show_heading(console, "Groups", worst_slice(scores))
+        console.print(parts_table("Group", scores.slices, width=console.width, total=scores.weight))
+
+
+def scores_table(scores: Scores, *, width: int) -> Table:
+    """Every metric with its value and interval, and what to compare it with."""
+    rows: list[Row] = []
+    for key, metric, begins in table_rows(scores):
+        rows += [None] if begins else []
+        value, interval = write_estimate(scores[key], metric)
+        shown = Text(value, style="bold" if key == "ece" else "")
+        rows.append([metric.label, shown, _dim(interval), _note(scores, key, metric, width)])
+    return fit_table(("Metric", "Value", _INTERVAL, ""), rows, width=width, drop=(3, 2))
+
+
+def _note(scores: Scores, key: str, metric: Metric, width: int) -> Text:
+    mean, p95 = (write_value(value, "%") for value in scores.ece_if_calibrated[:2])
+    if key == "ece":
+        return _dim(f"a calibrated model would show {mean}, rarely over {p95}" if width >= _WIDE else f"if calibrated {mean}")
+    if key == "signed_gap":
+        return _direction(scores)
+    if scores[key].value == float("inf"):
+        return _dim("a label has p = 0")
+    return _dim(metric.meaning if width >= _WIDE else "")
+
+
+def bins_table(bins: Bins, *, width: int) -> Table:
+    """Confidence and accuracy of bins that hold examples, and what each adds to the ECE; of many bins those that add most."""
+    shares = bins.weight * bins.gap
+    held = (bins.count > 0).nonzero().flatten().tolist()
+    shown = sorted(sorted(held, key=lambda m: -abs(float(shares[m])))[:_MOST_BINS])
+    # As many digits as tell the edges apart.
+    digits = next((n for n in range(3) if len({f"{100 * float(edge):.{n}f}" for edge in bins.edges}) == len(bins.edges)), 3)
+    per_share = _LONGEST_BAR / float(shares.abs().max().clamp(min=1e-12))
+    counts, total = (bins.count, None) if bins.rows is None else (bins.rows, 1.0)
+    rows: list[Row] = [
+        [
+            f"{100 * float(bins.edges[m]):.{digits}f} – {100 * float(bins.edges[m + 1]):.{digits}f}%",
+            _examples(float(counts[m]), float(bins.weight[m]), total),
+            _share(float(bins.confidence[m])),
+            _share(float(bins.accuracy[m])),
+            f"{100 * float(bins.gap[m]):+.1f}%".replace("-", "−"),
+            write_value(abs(float(shares[m])), "%"),
+            Text("█" * round(per_share * abs(float(shares[m]))), style="red" if bins.gap[m] > 0 else "blue"),
+        ]
+        for m in shown
+    ]
+    return fit_table(
+        ("Bin", _examples_head(total), "Confidence", "Accuracy", "Gap", "In ECE", ""), rows, width=width, drop=(6, 1, 5)
+    )
+
+
+def classes_table(classes: Sequence[ClassScore], *, width: int, total: float | None = None) -> Table:
+    """Classes in the order given: how far their probability is off, and in which direction; ``total`` is the weight of all."""
+    rows: list[Row] = [
+        [
+            entry.name,
+            _examples(entry.count, entry.weight, total),
+            _share(entry.error),
+            Text(write_value(entry.ece, "%"), style="bold"),
+            write_value(entry.signed_gap, "%", signed=True),
+            _dim(_bias(entry)),
+        ]
+        for entry in classes
+    ]
+    return fit_table(("Class", _examples_head(total), "Error", "ECE", "Bias", ""), rows, width=width, drop=(5, 2))
+
+
+def _bias(entry: ClassScore) -> str:
+    # A bias that is written as 0.00% has no direction.
+    if abs(entry.signed_gap) < 5e-5:
+        return ""
+    if entry.chance is not None and abs(entry.signed_gap) <= entry.chance:
+        return "within chance"
+    return "predicted too often" if entry.signed_gap > 0 else "predicted too rarely"
+
+
+def parts_table(head: str, parts: Mapping[str, Scores], *, width: int, total: float | None = None) -> Table:
+    """The main numbers of every group of examples, whose weights add up to ``total``, or of every file."""
+    rows: list[Row] = [
+        [
+            name or "(empty)",
+            _examples(part.n, part.weight, total),
+            _share(part["error"].value),
+            Text(write_value(part["ece"].value, "%"), style="bold"),
+            _dim(write_interval(part["ece"], "%")),
+            _dim(write_value(part.ece_if_calibrated.mean, "%")),
+            _direction(part),
+        ]
+        for name, part in parts.items()
+    ]
+    headers = (head, _examples_head(total), "Error", "ECE", _INTERVAL, "If calibrated", "")
+    return fit_table(headers, rows, width=width, drop=(5, 4, 6, 2))
+
+
+def comparison_table(parts: Mapping[str, Scores], *, width: int) -> Table:
+    """The metrics of several files side by side, with intervals if there is room; a line for each file if they are many."""
+    many = list(parts.values())
+    rows: list[Row] = []
+    for key, metric, begins in table_rows(many[0]):
+        rows += [None] if begins else []
+        best = min(abs(scores[key].value) for scores in many)
+        row: list[str | Text] = [metric.label]
+        for scores in many:
+            value, interval = write_estimate(scores[key], metric)
+            row += [Text(value, style="bold" if abs(scores[key].value) == best else ""), _dim(interval)]
+        rows.append(row)
+    chance = [(_dim(write_value(scores.ece_if_calibrated.mean, "%")), _direction(scores)) for scores in many]
+    for label, cells in zip(("ECE if calibrated", "direction"), zip(*chance, strict=True), strict=True):
+        rows += [None] if label == "ECE if calibrated" else []
+        rows.append([label, *(part for cell in cells for part in (cell, ""))])
+    headers = ["Metric", *(head for name in parts for head in (name, _INTERVAL))]
+    whole = fit_table(headers, rows, width=width, drop=(2,))
+    if len(whole.columns) == len(headers):
+        return whole
+    bare = fit_table(["Metric", *parts], [None if row is None else [row[0], *row[1::2]] for row in rows], width=width)
+    return bare if fits(bare, width) else parts_table("File", parts, width=width)
+
+
+def paired_table(tests: Mapping[str, Paired], *, width: int) -> Table:
+    """How the second file differs from the first on the same examples, and whether chance could have done it."""
+    rows: list[Row] = []
+    for key, metric, begins in table_rows(tests):
+        rows += [None] if begins else []
+        difference, interval = write_estimate(tests[key], metric, signed=True)
+        said = Text(judge(key, tests[key]), style=_JUDGED.get(judge(key, tests[key]), ""))
+        rows.append([metric.label, difference, _dim(interval), write_p(tests[key].p_value), said])
+    return fit_table(("Metric", "Difference", _INTERVAL, "", ""), rows, width=width, drop=(2,))
+
+
+def _direction(scores: Scores) -> Text:
+    return Text(direction(scores), style=_COLOURS[direction(scores)])
+
+
+def _examples(rows: float, weight: float | None, total: float | None) -> str:
+    """How many examples there are and, of weighted ones, which share of the total weight is theirs."""
+    return f"{rows:,.0f}" if weight is None or total is None else f"{rows:,.0f} ({_share(weight / total)})"
+
+
+def _examples_head(total: float | None) -> str:
+    return "Examples" if total is None else "Examples (weight)"
+
+
+def _dim(text: str) -> Text:
+    return Text(text, style="dim")
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f}%" if value == value else "n/a"

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,8 +16,7 @@ from rich.text import Text
 from calibrant.calibrators import CALIBRATORS, AutoCalibrator, Identity, Ranked, Repaired
 from calibrant.calibrators.fit_data import refuse_other_names, refuse_test_split
 from calibrant.calibrators.repair import calibrator_of, measure_repair
-from calibrant.cli.measure import Request, tests_to_dict
-from calibrant.cli.scores_view import comparison_table, paired_table
+from calibrant.cli.measure import Request, comparison_table, paired_table, tests_to_dict
 from calibrant.cli.terminal import Row, check_destination, fit_table, progress_bar, show_heading, show_prose
 from calibrant.core.records import Predictions
 from calibrant.io import save_predictions
@@ -24,21 +24,8 @@ from calibrant.io.predictions import FORMATS
 from calibrant.metrics.verdict import tell_effect, verdict
 
 
-def repair_file(
-    fit: Path,
-    file: Path,
-    *,
-    out: Path,
-    method: str,
-    calibrator: Path | None,
-    as_json: bool,
-    class_names: Path | None,
-    ignore_index: int | None,
-    n_bins: int,
-    resamples: int,
-    seed: int,
-) -> None:
-    """Fit on ``fit``, repair ``file``, write the repaired predictions and print what changed.
+def repair_file(fit: Path, file: Path, *, out: Path, method: str, calibrator: Path | None, as_json: bool, **how: Any) -> None:
+    """Fit on ``fit``, repair ``file``, write the repaired predictions and print what changed; ``how`` as in `Request`.
 
     With ``as_json`` one object is printed: ``method``, ``chosen``, ``learned`` (without what is large), ``before`` and
     ``after`` as in ``calibrant measure --json``, ``paired`` (after minus before) and, for several methods, ``ranking``.
@@ -47,10 +34,9 @@ def repair_file(
     check_destination(out, FORMATS)
     if calibrator is not None:
         check_destination(calibrator, (".json",))
-    for path in (out, calibrator):
-        if path is not None and any(path.exists() and given.exists() and path.samefile(given) for given in (fit, file)):
-            raise ValueError(f"{path}: the result must not replace the predictions it is made from. Give it another name.")
-    request = Request(n_bins, resamples, seed, class_names, ignore_index)
+    if out.resolve() in (fit.resolve(), file.resolve()):
+        raise ValueError(f"{out}: the result must not replace the predictions it is made from. Give it another name.")
+    request = Request(**how)
     fit_data, given = load_pair(fit, file, request)
     done = fit_and_measure(method, fit_data, given, request)
     done = replace(done, before=replace(done.before, file=str(file)), after=replace(done.after, file=str(out)))
@@ -82,7 +68,7 @@ def fit_and_measure(method: str, fit_data: Predictions, given: Predictions, requ
             calibrator.on_progress(lambda name, done, total: advance(1))
         calibrator.fit(fit_data)
     with progress_bar("measuring before and after", None):
-        return measure_repair(calibrator, given, n_bins=request.n_bins, n_resamples=request.n_resamples, seed=request.seed)
+        return measure_repair(calibrator, given, **request.bootstrap)
 
 
 def _show(done: Repaired, data: str) -> None:
@@ -110,18 +96,15 @@ def ranking_table(ranking: Sequence[Ranked], chosen: str, *, score: str, width: 
     rows: list[Row] = []
     for entry in ranking:
         name = Identity.label if entry.name == "none" else entry.name
-        style, end = ("bold green", "chosen") if entry.name == chosen else ("", "")
-        gain = [f"{value:+.4f}".replace("-", "−") for value in (entry.gain, entry.gain_low, entry.gain_high)]
-        # Doing nothing gains nothing; and where that has an infinite score, a gain on it says nothing.
-        if entry.name == "none" or not all(map(math.isfinite, (entry.gain, entry.gain_low, entry.gain_high))):
-            gain = []
-        score_text = f"{entry.score:.4f}"
+        found, style, end = f"{entry.score:.4f}", *(("bold green", "chosen") if entry.name == chosen else ("", ""))
         if entry.failure is not None:
-            style, end, score_text = "dim", "not used", "n/a"
-        interval = Text(" – ".join(gain[1:]), style="dim")
-        rows.append(
-            [Text(name, style=style), Text(score_text, style=style), "".join(gain[:1]), interval, Text(end, style=style)]
-        )
+            found, style, end = "n/a", "dim", "not used"
+        gains = (entry.gain, entry.gain_low, entry.gain_high)
+        # Doing nothing gains nothing; and where that has an infinite score, a gain on it says nothing.
+        is_told = entry.name != "none" and all(map(math.isfinite, gains))
+        gain, low, high = (f"{value:+.4f}".replace("-", "−") if is_told else "" for value in gains)
+        interval = Text(f"{low} – {high}" if is_told else "", style="dim")
+        rows.append([Text(name, style=style), Text(found, style=style), gain, interval, Text(end, style=style)])
     return fit_table(("Method", f"Held-out {score}", "Gain", "95% interval", ""), rows, width=width, drop=(3, 4))
 
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -28,20 +29,9 @@ from calibrant.report.page_runs import columns_of
 
 
 def write_report(
-    file: Path | None,
-    *,
-    out: Path,
-    fit: Path | None,
-    runs: Sequence[Path] | None,
-    method: str,
-    class_names: Path | None,
-    ignore_index: int | None,
-    title: str | None,
-    n_bins: int,
-    resamples: int,
-    seed: int,
+    file: Path | None, *, out: Path, fit: Path | None, runs: Sequence[Path] | None, method: str, title: str | None, **how: Any
 ) -> None:
-    """Measure ``file``, repair it if there is something to fit on, read the runs, and write the page.
+    """Measure ``file``, repair it if there is something to fit on, read the runs, and write the page; ``how`` as in `Request`.
 
     The folder of a run may stand for its test predictions; the page is then about the run too.
     """
@@ -59,7 +49,7 @@ def write_report(
     if file is None and fit is not None:
         raise ValueError("report: `--fit` must come with a file of test predictions, got none. Name it before the options.")
     entries = _load_runs(folders)
-    request = Request(n_bins, resamples, seed, class_names, ignore_index)
+    request = Request(**how)
     examined, repaired = None, None
     if file is not None and fit is not None:
         examined, repaired = _repair(fit, file, method, request)
@@ -71,18 +61,10 @@ def write_report(
         rows = PageRows([], [], [])
         if entries:
             rows = page_rows(compare_table(entries, metrics=columns_of(entries), calibrated=True))
-        verdict = verdict_of(examined, repaired=repaired, entries=rows.entries, told=rows.told)
-        page = render_page(
-            examined,
-            repaired=repaired,
-            entries=rows.entries,
-            told=rows.told,
-            title=title,
-            verdict=verdict,
-            notes=rows.notes,
-            n_resamples=resamples,
-            seed=seed,
-        )
+        shown: dict[str, Any] = {"repaired": repaired, "entries": rows.entries, "told": rows.told}
+        verdict = verdict_of(examined, **shown)
+        shown |= {"n_resamples": request.resamples, "seed": request.seed, "notes": rows.notes}
+        page = render_page(examined, **shown, title=title, verdict=verdict)
     with atomic_writer(out) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
         handle.write(page.encode(errors="replace"))
@@ -113,14 +95,8 @@ def _repair(fit: Path, file: Path, method: str, request: Request) -> tuple[Exami
     fit_data, given = load_pair(fit, file, request)
     with warnings.catch_warnings(record=True, action="always", category=CalibrationWarning) as caught:
         done = fit_and_measure(method, fit_data, given, request)
-    doubts = []
-    for warning in caught:
-        if issubclass(warning.category, CalibrationWarning):
-            # The page need not name the function that warned.
-            doubt = str(warning.message).partition(": ")[2]
-            doubts.append(doubt[:1].upper() + doubt[1:])
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    # The page need not name the function that warned.
+    doubts = [str(w.message).partition(": ")[2] for w in caught if issubclass(w.category, CalibrationWarning)]
     auto = done.calibrator if isinstance(done.calibrator, AutoCalibrator) else None
     return Examined(given, replace(done.before, file=str(file))), Repair(
         name=name_of(done.fitted),
@@ -131,7 +107,7 @@ def _repair(fit: Path, file: Path, method: str, request: Request) -> tuple[Exami
         temperature=float(getattr(done.fitted, "temperature_", 1.0)) if done.fitted.learned == ("temperature",) else None,
         advice="" if auto is None else auto.advice_,
         candidates=() if auto is None else _try_all(auto, fit_data, given, done, request),
-        doubts=tuple(doubts),
+        doubts=tuple(doubt[:1].upper() + doubt[1:] for doubt in doubts),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -75,15 +74,17 @@ def show_prose(console: Console, text: str, *, style: str = "") -> None:
 
 
 def duration_words(seconds: float) -> str:
-    """Return a duration as ``1:02:03`` or ``2:03``.
+    """A duration in the unit that suits it.
 
     Example:
-        >>> duration_words(3723.4), duration_words(59.6)
-        ('1:02:03', '1:00')
+        >>> [duration_words(seconds) for seconds in (42, 600, 9000, 400_000, 3e8)]
+        ['42 s', '10 min', '2.5 h', '4.6 days', '9.5 years']
     """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    units = (("years", 31_557_600, 63_115_200, 1), ("days", 86_400, 172_800, 1), ("h", 3600, 5400, 1), ("min", 60, 100, 0))
+    for unit, size, least, digits in units:
+        if seconds >= least:
+            return f"{seconds / size:.{digits}f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 @contextmanager
@@ -100,21 +101,18 @@ def check_destination(out: Path, endings: Collection[str]) -> None:
     """Raise before a long computation if its result could not be written to ``out``, whose name may have these endings."""
     if out.suffix.lower() not in endings:
         raise ValueError(f"{out}: the file name must end in {', '.join(endings)}, got {out.suffix or 'no ending'!r}.")
-    folder = out.resolve().parent
-    if not folder.is_dir():
+    if not out.resolve().parent.is_dir():
         raise FileNotFoundError(f"{out}: the folder {out.parent} must exist before a file is written to it. Create it first.")
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{out}: the folder {out.parent} must be writable, got one that is not. Choose another.")
 
 
 @contextmanager
 def says_how_to_go_on(so_far: Callable[[], str] = lambda: "") -> Iterator[None]:
     """Leave with a sentence, and how far it was, where the block is interrupted (exit code 130) or told to end (143)."""
-    told = False
+    code = 130
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        nonlocal told
-        told = True
+        nonlocal code
+        code = 143
         # Who asks a second time does not want to wait for anything.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise KeyboardInterrupt
@@ -124,6 +122,6 @@ def says_how_to_go_on(so_far: Callable[[], str] = lambda: "") -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         print(f"calibrant: interrupted{so_far()}. The same command goes on.", file=sys.stderr)
-        raise typer.Exit(143 if told else 130) from None
+        raise typer.Exit(code) from None
     finally:
         signal.signal(signal.SIGTERM, before)

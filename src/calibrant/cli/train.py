@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import typer
 from rich.console import Console
@@ -43,11 +42,18 @@ def train_model(
     check_idle([whole], changes)
     folder = default_folder(whole) if out is None else out
     if resume and recipe is None and changes.keys() <= NEUTRAL and not (folder / "recipe.toml").exists():
-        raise _no_run(folder)
+        # A misspelt folder must not train the defaults.
+        near = difflib.get_close_matches(folder.name, [place.parent.name for place in folder.parent.glob("*/recipe.toml")], n=1)
+        hint = f" Did you mean {str(folder.parent / near[0])!r}?" if near else ""
+        raise ValueError(
+            f"train: `--resume` must find a run to go on with, got {str(folder)!r}, which holds none.{hint} To start one "
+            "there, say what to train: a recipe, or options such as `--data` and `--method`."
+        )
     find_own_networks([whole])
     first = is_first_process()
     try:
-        with EpochDisplay(whole.train.epochs, shown=first) as display:
+        display = EpochDisplay(whole.train.epochs, shown=first)
+        with display.bar:
             run = train(whole, out=folder, resume=resume, report=display.report, tick=display.tick)
     except KeyboardInterrupt:
         if first:
@@ -65,17 +71,6 @@ def find_own_networks(recipes: Sequence[Recipe]) -> None:
         sys.path.insert(0, "")
 
 
-def _no_run(folder: Path) -> ValueError:
-    """A misspelt folder must not train the defaults."""
-    runs = [place.parent.name for place in folder.parent.glob("*/recipe.toml")]
-    near = difflib.get_close_matches(folder.name, runs, n=1, cutoff=0.5)
-    hint = f" Did you mean {str(folder.parent / near[0])!r}?" if near else ""
-    return ValueError(
-        f"train: `--resume` must find a run to go on with, got {str(folder)!r}, which holds none.{hint} To start one there, "
-        "say what to train: a recipe, or options such as `--data` and `--method`."
-    )
-
-
 def merge_settings(options: Mapping[str, object], settings: Sequence[str]) -> dict[str, object]:
     """Put ``KEY=VALUE`` texts beside the options that were said, dotted key → value; one that says otherwise is refused.
 
@@ -89,10 +84,10 @@ def merge_settings(options: Mapping[str, object], settings: Sequence[str]) -> di
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise ValueError(f"train: `--set` must be KEY=VALUE, as in `--set optim.lr=0.2`, got {text!r}.")
+        whole = next((name for name in KEYS if name.endswith(f".{key}")), None)
+        if whole is not None:
+            raise ValueError(f"train: `--set` must name a key with its part, got {key!r}. Did you mean {whole!r}?")
         if "." not in key:
-            for name in KEYS:
-                if name.endswith(f".{key}"):
-                    raise ValueError(f"train: `--set` must name a key with its part, got {key!r}. Did you mean {name!r}?")
             lookup(KEYS, key, kind="recipe key")
         if str(said.get(key, value)) != value:
             raise ValueError(
@@ -109,70 +104,48 @@ def default_folder(recipe: Recipe) -> Path:
 
 
 class EpochDisplay:
-    """Shows epochs as they end, unless it is not ``shown``, as in processes beside the first."""
+    """Shows epochs as they end, unless it is not ``shown``, as in processes beside the first; inside its open ``bar``."""
 
     def __init__(self, epochs: int, *, shown: bool = True, console: Console | None = None) -> None:
         self.epochs, self.shown = epochs, shown
         self.console = Console(highlight=False, soft_wrap=True) if console is None else console
-        self._live = shown and self.console.is_terminal
         columns = (TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=_BAR), TextColumn("{task.fields[words]}"))
-        self._bar = Progress(*columns, console=self.console, disable=not self._live)
-        self._task = self._bar.add_task("", total=float(epochs), epoch=f"1/{epochs}", words="preparing")
+        self.bar = Progress(*columns, console=self.console, disable=not (shown and self.console.is_terminal))
+        self._task = self.bar.add_task("", total=float(epochs), epoch=f"1/{epochs}", words="preparing")
         # When the run was first heard of, and how far it was: it may have read data before, or gone on with an older one.
         self._began: tuple[float, float] | None = None
-        self._moved = 0.0
         self._words: list[str] = []
-
-    def __enter__(self) -> EpochDisplay:
-        self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._bar.stop()
 
     def report(self, record: EpochRecord) -> None:
         """Show an epoch that has ended."""
         self._words = epoch_words(record)
-        said = self._move(record.epoch, record.epoch + 1.0)
-        if self.shown and not self._live:
-            self.console.print("  ".join([f"epoch {record.epoch + 1}/{self.epochs}", *said]))
+        left = self._move(record.epoch, record.epoch + 1.0)
+        if self.shown and self.bar.disable:
+            self.console.print("  ".join([f"epoch {record.epoch + 1}/{self.epochs}", *self._words, *left]))
 
     def tick(self, epoch: int, step: int, steps: int) -> None:
-        """Move the bar within an epoch, ten times a second at most."""
-        if self._live and time.monotonic() - self._moved >= 0.1:
+        """Move the bar within an epoch, in fifty moves."""
+        if step % max(1, steps // 50) == 0:
             self._move(epoch, epoch + step / steps)
 
     def _move(self, epoch: int, done: float) -> list[str]:
-        """Move the bar to ``done`` epochs; return what is said beside it."""
-        self._moved = time.monotonic()
-        began, first = self._began = self._began or (self._moved, done)
-        said = [*self._words]
-        if first < done < self.epochs:
-            said.append(f"{duration_words((self._moved - began) / (done - first) * (self.epochs - done))} left")
+        """Move the bar to ``done`` epochs; return how long the rest will take, if that is known."""
+        now = time.monotonic()
+        began, first = self._began = self._began or (now, done)
+        seconds = (now - began) / (done - first) * (self.epochs - done) if first < done < self.epochs else 0
+        left = [f"{duration_words(seconds)} left"] if seconds else []
         place = f"{epoch + 1}/{self.epochs}"
-        words = fit_words(said, width=self.console.width - len(f"epoch {place} ") - _BAR - 1)
-        self._bar.update(self._task, completed=done, epoch=place, words=words)
-        return said
-
-
-def fit_words(words: Sequence[str], *, width: int) -> str:
-    """Join ``words``; where the room is short the loss is left out first, then the speed, then gamma, then what comes last.
-
-    Example:
-        >>> fit_words(["loss 0.5", "error 9%", "ECE 2%", "800 images/s", "0:09 left"], width=30)
-        'error 9%  ECE 2%  0:09 left'
-    """
-    for needless in ("loss ", " images/s", "gamma "):
-        if len("  ".join(words)) > width:
-            words = [word for word in words if needless not in word]
-    return "  ".join(words)[: max(width, 0)]
+        # What has no room is cut off, and that is the least important.
+        room = max(0, self.console.width - len(f"epoch {place} ") - _BAR - 1)
+        self.bar.update(self._task, completed=done, epoch=place, words="  ".join([*left, *self._words])[:room])
+        return left
 
 
 def epoch_words(record: EpochRecord) -> list[str]:
-    """Return what an epoch's line says: loss, validation error and ECE, gamma and speed."""
+    """Return what an epoch's line says: validation error and ECE, loss, gamma and speed."""
     words = [f"loss {record.train_loss:.4f}"]
     if record.val_error is not None and record.val_ece is not None:
-        words += [f"val error {100 * record.val_error:.2f}%", f"ECE {100 * record.val_ece:.2f}%"]
+        words = [f"val error {100 * record.val_error:.2f}%", f"ECE {100 * record.val_ece:.2f}%", *words]
     if record.gamma_mean is not None and record.gamma_std is not None:
         words.append(f"gamma {record.gamma_mean:.2f}±{record.gamma_std:.2f}")
     if record.images_per_second is not None:

@@ -300,7 +300,9 @@ def labels_not_told(rows: Sequence[RunRow], leaders: Mapping[str, RunRow]) -> di
         others = [row for row in rivals if told[id(row)] is None]
         corrected = holm([_p_value(best, row, key) for row in others])
         told |= {id(row): p for row, p in zip(others, corrected, strict=True)}
-        found[key] = [row.label for row in rivals if not _differs(told[id(row)], best, row, key)]
+        found[key] = [
+            row.label for row in rivals if (_meet(best, row, key) if (p := told[id(row)]) is None else not p < SIGNIFICANT)
+        ]
     return found
 
 
@@ -319,10 +321,6 @@ def _p_value(best: RunRow, row: RunRow, key: str) -> float | None:
     found = compare_runs(best.runs, row.runs, [key])
     p_value = found[key].p_value if key in found else None
     return welch_t(best.values(key), row.values(key)) if p_value is None else p_value
-
-
-def _differs(p_value: float | None, best: RunRow, row: RunRow, key: str) -> bool:
-    return p_value < SIGNIFICANT if p_value is not None else not _meet(best, row, key)
 
 
 def _meet(best: RunRow, row: RunRow, key: str) -> bool:

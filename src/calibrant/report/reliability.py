@@ -59,7 +59,10 @@ def prepare_reliability(rows: Sequence[Row], *, n_bins: int = 15, seed: int | No
             kept_bins(run, n_bins) if run.test is None else equal_width_bins(top_label(run.test, where="figure"), n_bins=n_bins)
         )
         if bins is not None:
-            panels.append(ReliabilityPanel(row.label, *error_and_ece(run, bins), bins, _intervals(run, bins)))
+            rates = zip(bins.accuracy.tolist(), bins.count.tolist(), strict=True)
+            ends = tuple(tuple(rate_interval(rate, size=count)) if count else None for rate, count in rates)
+            known = ends if counts_examples(run, bins) else None
+            panels.append(ReliabilityPanel(row.label, *error_and_ece(run, bins), bins, known))  # type: ignore[arg-type]
     return panels
 
 
@@ -86,15 +89,6 @@ def counts_examples(entry: Entry, bins: Bins) -> bool:
     """Whether the counts of a run's bins are numbers of examples, and not sums of their weights, which may be whole, too."""
     weights = entry.scores.weight if entry.test is None else entry.test.weights
     return weights is None and bool((bins.count == bins.count.round()).all())
-
-
-def _intervals(entry: Entry, bins: Bins) -> tuple[tuple[float, float] | None, ...] | None:
-    if not counts_examples(entry, bins):
-        return None
-    return tuple(
-        tuple(rate_interval(rate, size=count)) if count else None  # type: ignore[misc]
-        for rate, count in zip(bins.accuracy.tolist(), bins.count.tolist(), strict=True)
-    )
 
 
 def draw_reliability_grid(

@@ -255,48 +255,36 @@ def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Styl
     given = dict.fromkeys(_base(method) for method, _ in wanted)
     # In the order of the catalogue: of two methods with one colour the first keeps it.
     order = [*(base for base in methods if base in given), *(base for base in given if base not in methods)]
-    looks = {base: methods[base].look if base in methods else None for base in order}
-    colors = _colors_of(looks)
-    others = [color for color in _SPARE if color not in colors.values()]
+    looks = {base: methods[base].look if base in methods and methods[base].look else _free_look(base) for base in order}
+    spare = [color for color in _SPARE if color not in {look[0] for look in looks.values()}]
+    colors: dict[str, str] = {}
+    for base, (color, *_) in looks.items():
+        colors[base] = color if color not in colors.values() or not spare else spare.pop(0)
     chosen: dict[tuple[str, str], Style] = {}
     # Plain rows first: none of them gives way to a variant.
     for key in sorted(wanted, key=lambda key: (not _is_plain(*key), order.index(_base(key[0])))):
         base = _base(key[0])
         taken = {(style.color, style.marker, style.line) for style in chosen.values()}
-        styles = list(_candidates(base, looks[base], colors[base], others, plain=_is_plain(*key)))
+        styles = list(_candidates(looks[base], colors[base], spare, plain=_is_plain(*key)))
         chosen[key] = next((style for style in styles if (style.color, style.marker, style.line) not in taken), styles[0])
     return {key: chosen[key] for key in wanted}
 
 
-def _colors_of(looks: Mapping[str, Look | None]) -> dict[str, str]:
-    """The colour of every method: its own, or a free one where it has none or another method before it has the same."""
-    own = [look[0] for look in looks.values() if look is not None]
-    free = [color for color in _SPARE if color not in own]
-    found: dict[str, str] = {}
-    for base, look in looks.items():
-        home = _SPARE[_number(base) % len(_SPARE)] if look is None else look[0]
-        is_free = look is not None and home not in found.values()
-        found[base] = home if is_free or not free else free.pop(0)
-    return found
+def _free_look(base: str) -> Look:
+    """A look of its own, so that somebody's row keeps its marker and line when other rows come and go."""
+    number = zlib.crc32(base.encode(errors="replace"))
+    return _SPARE[number % len(_SPARE)], _MARKERS[number % len(_MARKERS)], [*_LINES][number % len(_LINES)]
 
 
-def _candidates(base: str, look: Look | None, color: str, others: Sequence[str], *, plain: bool) -> Iterator[Style]:
+def _candidates(look: Look, color: str, spare: Sequence[str], *, plain: bool) -> Iterator[Style]:
     """Looks for a row, the best first: each pair of a marker and dashes once, and neighbours differ in both."""
-    # A number of its own, so that somebody's row keeps its marker and line when other rows come and go.
-    marker, line = _number(base) % len(_MARKERS), _number(base) % len(_LINES)
-    if look is not None:
-        marker, line = _MARKERS.index(look[1]), [*_LINES].index(look[2])
-    lines = [*_LINES.values()]
+    marker, line, lines = _MARKERS.index(look[1]), [*_LINES].index(look[2]), [*_LINES.values()]
     for shift in range(len(lines)):
         for place in range(len(_MARKERS)):
-            own = plain or place < _SAME_COLOR or not others
-            hue = color if own else others[(place - _SAME_COLOR) % len(others)]
+            own = plain or place < _SAME_COLOR or not spare
+            hue = color if own else spare[(place - _SAME_COLOR) % len(spare)]
             dashes = lines[(line + place + shift + (not plain)) % len(lines)]
             yield Style(PALETTE[hue], _MARKERS[(marker + place) % len(_MARKERS)], dashes, filled=plain)
-
-
-def _number(name: str) -> int:
-    return zlib.crc32(name.encode(errors="replace"))
 
 
 def _base(method: str) -> str:

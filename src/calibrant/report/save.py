@@ -144,13 +144,8 @@ def figure_stem(kind: str, data: str, model: str | None) -> str:
         >>> figure_stem("curves", "my data/v2", "own:net"), figure_stem("curves", "digits (quick)", None)
         ('curves-my_data_v2-own_net', 'curves-digits-quick')
     """
-    return "-".join([kind, *(_file_name(part) for part in (data, model) if part)])
-
-
-def _file_name(name: str) -> str:
-    """A name with only characters that every file system takes; what stands in brackets is set off by a hyphen."""
-    parts = (part.strip() for part in re.split(r"[()]", name))
-    return "-".join(re.sub(r"[^\w.+]+", "_", part) for part in parts if part) or "_"
+    names = [[part.strip() for part in re.split(r"[()]", name)] for name in (data, model) if name]
+    return "-".join([kind, *("-".join(re.sub(r"[^\w.+]+", "_", part) for part in parts if part) or "_" for parts in names)])
 
 
 def clear_figures(folder: str | Path, kinds: Iterable[str]) -> list[Path]:
@@ -165,19 +160,13 @@ def clear_figures(folder: str | Path, kinds: Iterable[str]) -> list[Path]:
         calibrant made it.
     """
     place, starts = Path(folder), tuple(f"{kind}-" for kind in kinds)
-    if not place.is_dir():
-        return []
-    removed = [file for file in sorted(place.iterdir()) if file.name.startswith(starts) and _is_own(file)]
+    named = [file for file in sorted(place.glob("*")) if file.name.startswith(starts) and file.suffix in _MARKS]
+    removed = [file for file in named if file.is_file() and _MARKS[file.suffix] in file.read_bytes()]
     for file in removed:
         file.unlink()
     if removed and not any(place.iterdir()):
         place.rmdir()
     return removed
-
-
-def _is_own(file: Path) -> bool:
-    mark = _MARKS.get(file.suffix)
-    return mark is not None and file.is_file() and not file.is_symlink() and mark in file.read_bytes()
 
 
 def render_figure(figure: Figure, *, kind: str) -> bytes:

@@ -25,7 +25,7 @@ def sampled(file: Path, monkeypatch: pytest.MonkeyPatch, *, rows: int, piece: in
     monkeypatch.setattr(measure, "STREAM_ROWS", 100)
     monkeypatch.setattr(measure, "SAMPLE_ROWS", rows)
     monkeypatch.setattr(measure, "_BATCH_ENTRIES", 2 * piece)
-    found = measure_file(file, Request(n_resamples=20, seed=seed), keep=True)
+    found = measure_file(file, Request(resamples=20, seed=seed), keep=True)
     assert found.predictions is not None
     return found.predictions
 
@@ -49,7 +49,7 @@ def test_sample_is_spread_evenly_whatever_the_pieces_and_depends_on_the_seed(
 
 def test_samples_of_different_sizes_are_thinned_to_the_same_rows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many, few = (sampled(file, monkeypatch, rows=rows) for rows in (5000, 1000))
-    scores = measure_file(file, Request(n_resamples=20)).scores
+    scores = measure_file(file, Request(resamples=20)).scores
     for rate, kept in ((0.5, many), (1.0, Predictions.load(file))):
         assert torch.equal(measure._thin(measure.Measured(scores, None, kept, rate), 0.1, 0).logits, few.logits)
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from calibrant.backbones import BACKBONES
 from calibrant.calibrators import ALL_CALIBRATORS
-from calibrant.cli import usage
+from calibrant.cli import demo, main
 from calibrant.cli.main import app
 from calibrant.engine.methods import METHODS
 
@@ -61,9 +61,9 @@ def test_names_in_help_are_those_of_the_tables() -> None:
         assert all(", ".join(table) in shown for table in tables)
 
 
-@pytest.mark.parametrize("command", usage.EXAMPLES)
+@pytest.mark.parametrize("command", main.EXAMPLES)
 def test_examples_in_help_have_options_that_there_are(command: str) -> None:
-    for example in usage.EXAMPLES[command]:
+    for example in main.EXAMPLES[command]:
         assert wrong(example, whole=True) == []
         assert example.startswith(f"calibrant {command}")
 
@@ -101,11 +101,11 @@ def test_program_is_named_so_that_the_shell_finds_it(tmp_path: Path, monkeypatch
     called.touch(mode=0o755)
     monkeypatch.setattr(sys, "argv", [str(called)])
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert usage.program() == shlex.quote(str(called))
+    assert demo.program() == shlex.quote(str(called))
     monkeypatch.setenv("PATH", str(called.parent))
-    assert usage.program() == "calibrant"
+    assert demo.program() == "calibrant"
     monkeypatch.setattr(sys, "argv", ["-m/__main__.py"])
-    assert usage.program() == "python -m calibrant"
+    assert demo.program() == "python -m calibrant"
 
 
 @pytest.mark.parametrize("path", [path for path in commands(WHOLE) if path not in GROUPS and path[0] != "data"], ids=" ".join)
@@ -121,6 +121,6 @@ def test_command_hands_over_what_its_function_takes(path: tuple[str, ...], monke
         binders = {key: lambda sign=sign, **given: taken.append(bool(sign.bind(**given))) for key, sign in kept.items()}
         return SimpleNamespace(**binders)
 
-    monkeypatch.setattr(usage, "import_module", load)
+    monkeypatch.setattr(main, "import_module", load)
     command.callback(**{option.name: None for option in command.params if option.name != "help"})
     assert taken == [True]

@@ -26,8 +26,6 @@ from calibrant.report.curves import (
     prepare_gamma_epochs,
     prepare_robustness,
     prepare_tradeoff,
-    running_mean,
-    stretch,
 )
 from calibrant.report.rows import Style, group_rows
 from figure_data import run_of
@@ -116,13 +114,6 @@ def test_draw_curves_shows_what_is_asked_for_or_the_validation_set() -> None:
     assert not ax.figure.legends
 
 
-def test_draw_lines_marks_where_the_learning_rate_falls_to_half_or_less() -> None:
-    rates, value = (0.4, 0.2, 0.11, 0.11, 0.01), (0.1,) * 5
-    bands = {"test_ece": Band((1, 2, 3, 4, 5), value, None), "lr": Band((1, 2, 3, 4, 5), rates, None)}
-    (ax,) = draw_lines([Line("CE", STYLE, 1, bands)], keys=("test_ece",)).axes
-    assert [line.get_xdata()[0] for line in ax.get_lines() if line.get_linestyle() == ":"] == [1.5, 4.5]
-
-
 @pytest.mark.parametrize("epochs", [1, 2, 4, 5, 8, 350])
 def test_draw_curves_names_whole_epochs_only(epochs: int) -> None:
     ax = draw_lines(prepare_curves(group_rows([run_of(curve=[0.1] * epochs)])[0].rows), keys=CURVES).axes[0]
@@ -130,20 +121,6 @@ def test_draw_curves_names_whole_epochs_only(epochs: int) -> None:
     shown = [tick for tick in ax.get_xticks() if left <= tick <= right]
     assert shown
     assert all(tick == round(tick) and 0 <= tick <= epochs for tick in shown)
-
-
-def test_draw_curves_of_many_long_labels_folds_them_and_leaves_the_axes_their_height() -> None:
-    settings = [f"train.average=phase, train.average_share=0.{k}, optim.weight_decay=0.00{k}" for k in range(1, 8)]
-    rows = group_rows([run_of(curve=[0.2, 0.1], preset=text) for text in ("default", *settings)])[0].rows
-    usual, figure = draw_lines(two_methods(), keys=CURVES), draw_lines(prepare_curves(rows), keys=CURVES, title="digits")
-    for one in (usual, figure):
-        one.draw_without_rendering()
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts[1] == "CE (average=phase, average_share=0.1,\nweight_decay=0.001)"
-    box = figure.legends[0].get_window_extent()
-    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
-    heights = [one.axes[0].get_window_extent().height for one in (usual, figure)]
-    assert heights[1] > 0.85 * heights[0]
 
 
 @pytest.mark.parametrize("least", [0.0, 1e-7])
@@ -308,18 +285,6 @@ def test_gamma_confidence_panels_share_a_range_whose_numbers_do_not_meet(panels:
         assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
 
 
-def test_running_mean_leaves_out_groups_of_less_than_five() -> None:
-    x, y = running_mean(np.array([0.5] * 4 + [0.99] * 5), np.ones(9))
-    assert (x, y) == (pytest.approx([0.99]), pytest.approx([1.0]))
-    assert [len(values) for values in running_mean(np.empty(0), np.empty(0))] == [0, 0]
-
-
-def test_stretch_is_finite_and_rising_up_to_1() -> None:
-    places = stretch(np.array([0.0, 0.5, 0.9, 0.99, 0.999, 1.0]))
-    assert np.all(np.diff(places) > 0)
-    assert places[-1] == pytest.approx(4)
-
-
 # Error and ECE in per cent; the published averages of eleven methods on CIFAR-10: a crowded figure.
 CROWDED = {
     "ce": (4.812, 4.056),
@@ -406,19 +371,6 @@ def test_draw_tradeoff_front_steps_through_the_best_to_the_edges() -> None:
     legend = ax.figure.legends[0]
     assert legend.get_title().get_text() == "cifar10, mean ± std over 2 seeds"
     assert [text.get_text() for text in legend.get_texts()] == [*(point.label for point in points_of(CROWDED)), "Pareto front"]
-
-
-def test_draw_tradeoff_axes_hold_every_point() -> None:
-    ax = draw_tradeoff(points_of(CROWDED)).axes[0]
-    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
-    for error, ece in CROWDED.values():
-        assert left < error < right
-        assert bottom < ece < top
-    assert ax.get_yscale() == "log"
-
-
-def test_draw_tradeoff_of_nothing_but_zeros_is_linear() -> None:
-    assert draw_tradeoff(points_of({"ce": (5.0, 0.0), "focal": (4.0, 0.0)})).axes[0].get_yscale() == "linear"
 
 
 def test_draw_tradeoff_leaves_room_beside_a_method_that_failed() -> None:

@@ -80,27 +80,12 @@ def test_group_rows_names_the_preset_where_a_method_has_two() -> None:
     assert rows[0].style.color == rows[1].style.color
 
 
-def test_group_rows_of_one_preset_each_have_the_plain_look() -> None:
-    # What the label does not tell apart the look must not either.
-    groups = group_rows([run_of("ce"), run_of("ce", data="cifar10", preset="paper"), run_of("focal", data="cifar10", epochs=9)])
-    assert [row.label for group in groups for row in group.rows] == ["CE", "CE (3 epochs)", "Focal (9 epochs)"]
-    assert all(row.style.filled for group in groups for row in group.rows)
-    assert groups[0].rows[0].style == groups[1].rows[0].style
-
-
 def test_group_rows_names_the_epochs_where_rows_differ_in_them() -> None:
     # A shortened schedule must not pass for the full one.
     rows = group_rows([run_of("ce", epochs=350), run_of("focal", epochs=8)])[0].rows
     assert [row.label for row in rows] == ["CE (350 epochs)", "Focal (8 epochs)"]
     rows = group_rows([run_of("ce", epochs=350), run_of("ce", epochs=8)])[0].rows
     assert rows[0].style != rows[1].style
-
-
-def test_row_run_is_that_of_the_seed_or_the_last() -> None:
-    row = group_rows([run_of(seed=1), run_of(seed=4)])[0].rows[0]
-    assert row.run(1).seed == 1
-    assert row.run(7).seed == 4
-    assert row.run().seed == 4
 
 
 def test_group_rows_of_nothing_raises() -> None:

@@ -5,11 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from matplotlib.text import Text
 
-from calibrant import Predictions, measure
-from calibrant.core.entry import Entry
 from calibrant.metrics import reliability_bins
 from calibrant.report.figures import FIGURES, draw_all, page_charts, swatch
 from calibrant.report.rows import group_rows
@@ -61,15 +58,6 @@ def test_draw_all_of_somebodys_predictions_says_what_is_missing(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("empty_files")
-def test_draw_all_of_bare_numbers_draws_the_tradeoff_alone(tmp_path: Path) -> None:
-    # Two equal rows: their place is one, and so are the ends of the axes that hold them.
-    entries = [replace(run_of(method), test=None) for method in ("ce", "focal")]
-    done = draw_all(entries, tmp_path)
-    assert names(done.files) == {"tradeoff-digits-convnet.png"}
-    assert done.skipped["reliability-digits-convnet-15bins"] == "needs test predictions, or as many bins in its record"
-
-
-@pytest.mark.usefixtures("empty_files")
 def test_draw_all_of_a_record_draws_the_bins_that_it_keeps(tmp_path: Path) -> None:
     run = run_of()
     assert run.test is not None
@@ -95,17 +83,6 @@ def test_a_method_has_one_look_in_all_figures() -> None:
     for text, points in zip(ax.texts, ax.containers, strict=True):
         found[text.get_text()].add((points[0].get_color(), points[0].get_marker()))
     assert [len(found[label]) for label in ("CE", "Focal", "mine")] == [1, 1, 1]
-
-
-@pytest.mark.usefixtures("empty_files")
-def test_draw_all_shows_unknown_networks_beside_one_s_own(tmp_path: Path) -> None:
-    theirs = run_of("theirs", model=None, preset=None, epochs=None, seed=None)
-    done = draw_all([run_of("ce"), run_of("ce", model="mlp"), theirs], tmp_path, n_bins=(15,))
-    assert names(done.files) == {
-        f"{kind}-digits-{model}{more}.png"
-        for model in ("convnet", "mlp")
-        for kind, more in (("reliability", "-15bins"), ("robustness", ""), ("tradeoff", ""))
-    }
 
 
 def test_draw_all_of_wrong_arguments_raises(tmp_path: Path) -> None:
@@ -159,16 +136,6 @@ def test_title_of_long_names_stays_in_the_figure_and_axes_have_their_scale(kind:
                 low, high = sorted(axis.get_view_interval())
                 shown = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
                 assert len(shown) >= 2, (kind, axis.get_label_text())
-
-
-def test_figures_keep_no_probabilities_of_all_runs_in_memory(empty_files: None, tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits, labels = torch.randn(300, 5, generator=generator), torch.randint(5, (300,), generator=generator)
-    test = Predictions(logits=logits, labels=labels, columns={"gamma": [1.0] * 300})
-    done = draw_all([Entry("digits", "flgamma", measure(test), test=test)], tmp_path, n_bins=(10,))
-    assert {name.split("-digits")[0] for name in names(done.files)} == {"reliability", "gamma-confidence", "robustness"}
-    # In double precision they are twice as large as the logits, which stay.
-    assert "probs" not in vars(test)
 
 
 def test_page_charts_are_the_figures_that_the_runs_have_with_what_they_say() -> None:

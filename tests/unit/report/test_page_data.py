@@ -26,19 +26,12 @@ from calibrant.report.page import (
     regions_of,
     risk_curve,
     run_diagram,
-    slider_stops,
 )
 from helpers import hard_gaps, mixed_gaps
 
 
 def rows_of(flat: list[float]) -> list[list[float]]:
     return [flat[k : k + 6] for k in range(0, len(flat), 6)]
-
-
-def test_slider_stops_hold_the_bins_asked_for() -> None:
-    assert 15 in slider_stops(15)
-    assert slider_stops(1) == sorted({1, *slider_stops(15)})
-    assert slider_stops(37).count(37) == 1
 
 
 @pytest.mark.parametrize("n_bins", [2, 15, 17, 100])
@@ -65,27 +58,10 @@ def test_stops_say_how_much_of_the_error_and_of_the_examples_is_over_and_under_c
     assert shares == pytest.approx([0.75 * 0.25, 0.25 * 0.4, 0.75, 0.25])
 
 
-def test_stops_with_weights_equal_measure() -> None:
-    probs, labels = mixed_gaps(300)
-    predictions = Predictions(probs=probs, labels=labels, weights=torch.linspace(0, 2, 300, dtype=torch.float64))
-    summary = summarize(predictions, n_bins=15)
-    (found,) = examine_stops(summary, stops=[10], n_resamples=50, seed=0)
-    scores = measure(predictions, n_bins=10, n_resamples=50, seed=0)
-    assert found["ece"] == pytest.approx(scores["ece"].value, abs=1e-12)
-    assert found["null"] == scores.ece_if_calibrated.mean
-
-
 def test_bin_rows_hold_what_the_bins_hold() -> None:
     # Four of five right at a confidence of 0.9: Wilson's interval is 0.3755 to 0.9638.
     top = TopLabel(torch.full((5,), 0.9, dtype=torch.float64), torch.tensor([1.0, 1, 1, 1, 0], dtype=torch.float64))
     assert bin_rows(equal_width_bins(top, n_bins=5)) == [4, 5, 9000, 8000, 3755, 9638]
-
-
-def test_regions_of_float32_end_where_its_numbers_do() -> None:
-    # 0.8 is rounded up to float32, and belongs to the region that ends there all the same.
-    confidence = torch.tensor([0.8], dtype=torch.float32).double()
-    top = TopLabel(confidence, torch.ones(1, dtype=torch.float64), None, torch.float32)
-    assert [row[0] for row in rows_of(regions_of(top))] == [REGION_EDGES.index(0.8) - 1]
 
 
 def test_regions_are_right_closed_and_hold_every_example() -> None:
@@ -100,11 +76,6 @@ def test_risk_curve_gives_values_by_hand() -> None:
     # The most confident is right, the next wrong, the third right, the least confident wrong.
     top = TopLabel(torch.tensor([0.9, 0.8, 0.7, 0.6]).double(), torch.tensor([1.0, 0, 1, 0]).double())
     assert risk_curve(top) == [2500, 0, 5000, 5000, 7500, 3333, 10000, 5000]
-
-
-def test_risk_curve_shares_ties() -> None:
-    top = TopLabel(torch.full((4,), 0.8).double(), torch.tensor([1.0, 0, 0, 1]).double())
-    assert risk_curve(top)[1::2] == [5000] * 4
 
 
 def test_risk_curve_ends_at_the_error_and_has_the_area_of_aurc() -> None:
@@ -156,16 +127,6 @@ def test_class_view_bins_add_up_to_the_error_of_the_class() -> None:
         assert sum(row[1] for row in rows) == 500
         error = sum(row[1] * abs(row[2] - row[3]) for row in rows) / 500 / UNIT
         assert error == pytest.approx(columns(view, "ece")[k], abs=1e-4)
-
-
-def test_class_view_of_a_class_never_seen_and_never_said_is_empty() -> None:
-    predictions = Predictions(probs=[[0.7, 0.3, 0.0], [0.4, 0.6, 0.0]], labels=[0, 0])
-    view = class_view(summarize(predictions), predictions)
-    assert columns(view, "count") == [2, 0, 0]
-    assert columns(view, "error") == pytest.approx([0.5, math.nan, math.nan], nan_ok=True)
-    assert columns(view, "said") == [1, 1, 0]
-    assert columns(view, "sure") == [7000, 6000, 0]
-    assert columns(view, "right") == [10000, 0, 0]
 
 
 def test_class_view_counts_rows_and_weighs_shares() -> None:
@@ -237,3 +198,13 @@ def test_run_diagram_of_a_record_holds_the_bins_that_it_keeps() -> None:
     weighted = Predictions(probs=probs, labels=labels, weights=1 + 2 * (torch.arange(len(labels)) % 2))
     for other in (measure(weighted, n_resamples=20), measure(test, n_resamples=20, n_bins=7)):
         assert run_diagram(dataclasses.replace(run, scores=other, test=None)) == {}
+
+
+def test_class_view_of_a_class_never_seen_and_never_said_is_empty() -> None:
+    predictions = Predictions(probs=[[0.7, 0.3, 0.0], [0.4, 0.6, 0.0]], labels=[0, 0])
+    view = class_view(summarize(predictions), predictions)
+    assert columns(view, "count") == [2, 0, 0]
+    assert columns(view, "error") == pytest.approx([0.5, math.nan, math.nan], nan_ok=True)
+    assert columns(view, "said") == [1, 1, 0]
+    assert columns(view, "sure") == [7000, 6000, 0]
+    assert columns(view, "right") == [10000, 0, 0]

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 
 from calibrant import Predictions, measure
@@ -68,16 +67,6 @@ def test_run_rows_give_mean_and_deviation_or_the_interval_of_one_run() -> None:
     # Two values 2 apart: their sample deviation is the square root of two.
     assert cells[0][0] == {"value": "11.00%", "mark": "", "spread": "± 1.41", "is_best": True}
     assert cells[1][0] == {"value": "30.00%", "mark": "", "spread": "29.00 – 31.00", "is_best": False}
-
-
-def test_run_rows_leave_cells_of_unknown_metrics_empty_and_take_no_best_from_them() -> None:
-    bare = replace(entry("bare"), scores=replace(scores(0.2, 0.1), metrics={"nll": Estimate(0.1, 0, 1)}))
-    wild = entry("wild", error=math.nan)
-    names, rows = run_rows(group_entries([bare, wild, entry("ce"), entry("ce", 1)]))
-    errors = [row["cells"][names.index("Error")] for row in rows if isinstance(row["cells"], list)]
-    assert errors[0] == {"value": "", "mark": "", "spread": "", "is_best": False}
-    # Of one finite value there is no least.
-    assert [cell["is_best"] for cell in errors] == [False, False, False]
 
 
 def test_verdict_of_runs_names_one_where_errors_tie_and_says_when_nothing_is_known() -> None:
@@ -249,32 +238,6 @@ def test_single_runs_are_tested_on_their_examples_as_in_tables() -> None:
     # The same wrong answers with more confidence are worse on every resample, though intervals meet.
     assert near(runs) == ["Brier"]
     assert near(runs, "error") == ["Focal", "Brier", "FLSD"]
-
-
-def test_single_runs_whose_intervals_do_not_meet_are_not_resampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr("calibrant.report.page_runs.compare_runs", lambda first, *_: asked.append(first) or {})
-    groups = group_entries([predicted("ce", 0.91), predicted("flsd", 0.6)])
-    assert labels_not_told(groups, {"ece": groups[0]}) == {"ece": []}
-    assert asked == []
-    assert labels_not_told(groups, {"error": groups[0]}) == {"error": ["FLSD"]}
-    assert len(asked) == 1
-
-
-def test_verdict_says_of_the_error_too_what_is_not_told() -> None:
-    wrong = predicted("brier", 0.6)
-    assert wrong.test is not None
-    # Two more of 400 are wrong.
-    probs = wrong.test.probs.clone()
-    probs[1:3] = probs[1:3].flip(1)
-    test = Predictions(probs=probs, labels=wrong.test.labels)
-    more = replace(wrong, scores=measure(test, n_resamples=100), test=test)
-    runs = [predicted("ce", 0.93), predicted("flsd", 0.6), more]
-    assert verdict_of(entries=runs).sentences == (
-        "On coins · mlp, CE has both the least calibration error (ECE 3.00%) and the least error (10.0%).",
-        "FLSD has the same error.",
-        "One run each is too little to tell the error of Brier from the least.",
-    )
 
 
 def test_verdict_takes_the_p_value_of_a_pair_from_the_table() -> None:

@@ -47,14 +47,6 @@ def test_draw_reliability_bars_are_accuracy_and_signed_gap_of_the_record() -> No
     assert [bar[::3] for bar in bars(lower, "_container0")] == [(0.25, 4.0), (0.5, 10.0), (0.75, 2.0)]
 
 
-def test_draw_reliability_counts_share_one_axis_that_names_a_power_of_ten() -> None:
-    many = PANEL._replace(bins=replace(BINS, count=400 * BINS.count))
-    lowers = draw_reliability_grid([PANEL, many]).axes[1::2]
-    assert [lower.get_ylim() for lower in lowers] == [(0.5, 8000), (0.5, 8000)]
-    ticks = list(zip(lowers[0].get_yticks(), (text.get_text() for text in lowers[0].get_yticklabels()), strict=True))
-    assert ticks == [(1, "1"), (1000, "10³")]
-
-
 def test_draw_reliability_intervals_stand_at_the_mean_confidence() -> None:
     upper = draw_reliability_grid([PANEL]).axes[0]
     lines = upper.collections[0].get_segments()
@@ -141,11 +133,6 @@ def test_prepare_reliability_without_predictions_takes_the_bins_that_were_kept()
     assert torch.equal(panel.bins.count, expected.bins.count)
     assert torch.equal(panel.bins.accuracy, expected.bins.accuracy)
     assert (panel.error, panel.ece, panel.intervals) == (expected.error, expected.ece, expected.intervals)
-
-
-def test_prepare_reliability_without_predictions_draws_no_other_number_of_bins() -> None:
-    rows = group_rows([kept(run_of(), 15)])[0].rows
-    assert prepare_reliability(rows, n_bins=10) == []
 
 
 def test_draw_reliability_captions_letter_the_methods_and_give_the_error() -> None:

@@ -57,24 +57,6 @@ def test_render_figure_twice_gives_the_same_bytes_without_a_date(kind: str) -> N
     assert matplotlib.__version__.encode() not in first
 
 
-def test_save_figure_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "figure.png").write_bytes(b"old")
-    figure = plain_figure()
-
-    def fail(*args: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(figure, "savefig", fail)
-    with pytest.raises(OSError, match="No space left"):
-        save_figure(figure, tmp_path / "figure")
-    assert (tmp_path / "figure.png").read_bytes() == b"old"
-
-
-def test_save_figure_into_no_folder_raises(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="folder must exist"):
-        save_figure(plain_figure(), tmp_path / "missing" / "figure")
-
-
 def test_render_figure_of_letters_that_the_font_lacks_is_silent() -> None:
     figure = plain_figure()
     figure.axes[0].set_title("データ \U0001f600")
@@ -110,16 +92,6 @@ def test_clear_figures_removes_its_own_alone(tmp_path: Path) -> None:
     assert clear_figures(folder, ["curves", "gamma-epochs"]) == sorted(own)
     left = {"mine.png", "mine.pdf", "curves-theirs.png", "curves-theirs.pdf", "curves-notes.txt", "curves-folder.png"}
     assert {file.name for file in folder.iterdir()} == left
-
-
-def test_clear_figures_removes_a_folder_that_held_nothing_else(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "figures")
-    assert clear_figures(folder, ["curves"]) == []
-    assert folder.is_dir()
-    save_figure(plain_figure(), folder / "curves-a")
-    assert len(clear_figures(folder, ["curves"])) == 2
-    assert not folder.exists()
-    assert clear_figures(folder, ["curves"]) == []
 
 
 def folder_of(path: Path) -> Path:

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from calibrant.engine.methods import METHODS
-from calibrant.metrics.diagram import PALETTE
 from calibrant.report.rows import Style, method_name, plain_text, styles_of
 from calibrant.report.save import fold_text
 
@@ -58,12 +55,6 @@ def test_fold_text_breaks_at_spaces_and_only_then_words() -> None:
     assert fold_text("", 1.0) == ""
 
 
-def test_method_names_of_the_catalogue_differ() -> None:
-    labels = [method_name(name) for name in METHODS]
-    assert len(set(labels)) == len(METHODS)
-    assert not set(labels) & set(METHODS)
-
-
 def test_styles_of_methods_of_one_colour_differ_while_a_colour_is_free() -> None:
     few = [("ce", ""), ("dca+ts", ""), ("flgamma-sece", ""), ("mine", "")]
     found = styles_of(few)
@@ -80,14 +71,6 @@ def test_styles_of_methods_of_one_colour_differ_while_a_colour_is_free() -> None
     assert styles_of(paper) == {key: METHOD_STYLES[key[0]] for key in paper}
 
 
-def test_styles_of_many_variants_share_no_colour_marker_and_dashes() -> None:
-    settings = ["", "ema", "phase", "select=last", "lr=0.2", "lr=0.4", "paper", "share=0.5"]
-    wanted = [(method, variant) for method in ("ce", "ce+ts", "flgamma-sece") for variant in settings]
-    found = styles_of(wanted)
-    assert len({(style.color, style.marker, style.line) for style in found.values()}) == len(wanted)
-    assert [found["ce", ""], found["flgamma-sece", ""]] == [METHOD_STYLES["ce"], METHOD_STYLES["flgamma-sece"]]
-
-
 def test_styles_of_variants_are_told_apart_by_their_markers_alone() -> None:
     # For print in grey and for readers who do not see all colours.
     wanted = [("ce", ""), ("ce+ts", ""), *(("ce", f"setting {number}") for number in range(8)), ("focal", "")]
@@ -97,16 +80,6 @@ def test_styles_of_variants_are_told_apart_by_their_markers_alone() -> None:
     # From the fourth on they have colours that no method of the comparison has.
     plain = {METHOD_STYLES["ce"].color, METHOD_STYLES["focal"].color}
     assert [style.color in plain for style in variants] == [True] * 3 + [False] * 6
-
-
-def test_styles_of_a_plain_row_do_not_give_way_to_a_variant_named_before() -> None:
-    found = styles_of([("ce", f"setting {number}") for number in range(50)] + [("ecp", ""), ("ce", "")])
-    # The two would share black, and other colours are free.
-    assert (found["ecp", ""], found["ce", ""]) == (replace(METHOD_STYLES["ecp"], color=PALETTE["purple"]), METHOD_STYLES["ce"])
-    assert len({(style.color, style.marker, style.line) for style in found.values()}) == 52
-    (mine, plain) = styles_of([("mine", "x"), ("mine", "")]).values()
-    assert plain == styles_of([("mine", "")])["mine", ""]
-    assert mine.color == plain.color
 
 
 def test_styles_of_unknown_names_are_free_ones_and_stable() -> None:

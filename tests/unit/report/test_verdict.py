@@ -119,11 +119,6 @@ def test_verdict_says_what_a_repair_brings_and_when_not_to_use_it(
     assert said in give_verdict(before, repair(before, **changes)).sentences[-1]  # type: ignore[arg-type]
 
 
-def test_verdict_says_why_the_repair_may_not_be_trusted() -> None:
-    given = replace(repair(made()), doubts=("2 of 10 classes have no example in the fit data (3, 7).",))
-    assert give_verdict(made(), given).sentences[-1] == given.doubts[0]
-
-
 def test_verdict_of_doing_nothing_counts_what_was_tried() -> None:
     before = made(ece=0.007, gap=0.001, p_value=0.31)
     sentence = give_verdict(before, repair(before, name="none")).sentences[-1]
@@ -188,3 +183,8 @@ def test_judge_calls_differences_clear_only_below_the_limit(
     key: str, difference: float, p_value: float, judgement: str
 ) -> None:
     assert judge(key, Paired(difference, difference - 0.05, difference + 0.05, p_value)) == judgement
+
+
+def test_verdict_says_why_the_repair_may_not_be_trusted() -> None:
+    given = replace(repair(made()), doubts=("2 of 10 classes have no example in the fit data (3, 7).",))
+    assert give_verdict(made(), given).sentences[-1] == given.doubts[0]
