@@ -15,7 +15,7 @@ from torch import Tensor
 from calibrant.calibrators.base import Calibrator, Learned, Rule, check_ascending
 from calibrant.calibrators.fit_data import BoundWarning, FitData, possible_labels, warn
 from calibrant.calibrators.maps import Vector, floor_logits
-from calibrant.core.checks import FitError, check_choice, check_count, check_share
+from calibrant.core.checks import FitError, check_choice, check_count, check_positive, check_share
 from calibrant.metrics import expected_calibration_error
 
 # Smallest and largest temperature, unless told otherwise; also where other fits begin, for which T is only a scale.
@@ -131,6 +131,10 @@ class _TemperatureMethod(Calibrator):
 
     def __init__(self, *, bounds: tuple[float, float] = BOUNDS) -> None:
         self.bounds = bounds
+
+    def _from_plain(self, learned: Mapping[str, object]) -> None:
+        super()._from_plain(learned)
+        check_positive(self.temperature_, where=f"{type(self).__name__}.from_dict", name="temperature")
 
     def _doubt_bound(self, temperature: float, at_bound: bool) -> float:
         """Return the temperature; warn if it ended at a bound."""

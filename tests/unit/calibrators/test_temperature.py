@@ -217,3 +217,11 @@ def test_monte_carlo_wrong_shape_is_named() -> None:
         found.predict_proba(torch.zeros(2, 3, 4))
     with pytest.raises(ValueError, match=r"`weights` must be \[100\]"):
         MonteCarloTemperatureScaling().fit(given.logits, given.labels, weights=[1.0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_temperature_from_a_file_must_be_positive(temperature: float) -> None:
+    given, _ = synthetic_predictions(100, 3, split="val")
+    kept = TemperatureScaling().fit(given).to_dict() | {"learned": {"temperature": temperature}}
+    with pytest.raises(ValueError, match="TemperatureScaling.from_dict"):
+        TemperatureScaling.from_dict(kept)
