@@ -101,10 +101,9 @@ def test_reproduce_with_a_network_of_ones_own_finds_it_where_the_command_is_call
     assert code == 0, err
     assert "own_of_reproduce:small, learning on held-out data (default)" in out
     sys.modules.pop("own_of_reproduce")
-    code, out, err = call("reproduce", "table2", *options, "backbone.name=own_of_reproduce:smal")
-    assert (code, out) == (2, "")
+    code, _, err = call("reproduce", "table2", *options, "backbone.name=own_of_reproduce:smal")
+    assert code == 2
     assert err.endswith("Did you mean 'small'?\n")
-    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

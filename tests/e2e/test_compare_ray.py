@@ -79,6 +79,7 @@ def order(cell: Cell, folder: Path, *, mark: Path) -> dict[str, Any]:
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine whose home is its own; what a task changes of the process is put back."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     return tmp_path / "home" / ".cache" / "calibrant" / "ray"
 

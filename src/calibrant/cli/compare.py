@@ -23,11 +23,11 @@ from calibrant.data import DATASETS
 from calibrant.engine.recipe import load_recipe
 from calibrant.grid.collect import find_runs, load_run_entry
 from calibrant.grid.compare import Comparison, Failure, compare
-from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Column, Line, Table, row_notes, several_best
+from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Column, Line, Table, choice_notes, row_notes
 from calibrant.grid.layout import Cell as Number
 from calibrant.grid.paper import NOT_IN_PAPER
 from calibrant.grid.plan import Cell, split_names
-from calibrant.grid.preflight import check_data, check_out, check_ready, check_unchanged, load_finished
+from calibrant.grid.preflight import check_data, check_out, load_finished
 from calibrant.grid.records import save_results
 from calibrant.grid.schedule import Board, CellState, Event, Stage
 from calibrant.metrics.verdict import SIGNIFICANT
@@ -80,8 +80,8 @@ def summarize(found: Comparison) -> None:
     console = Console(highlight=False)
     if found.table is not None:
         show_table(found.table, console=console)
-    for note in [*found.notes, *(note for note in (found.table.notes if found.table else ()) if note == NOT_IN_PAPER)]:
-        console.print(note, soft_wrap=True)
+    if found.table is not None and NOT_IN_PAPER in found.table.notes:
+        console.print(NOT_IN_PAPER, soft_wrap=True)
     names = ["runs"] if any((found.folder / "runs").glob("*")) else []
     names += dict.fromkeys(file.relative_to(found.folder).parts[0] for file in found.files)
     if names:
@@ -244,7 +244,7 @@ def show_table(table: Table, *, console: Console) -> None:
         dropped |= {name.removesuffix(" %"): None for name in names if name not in shown}
     console.print()
     left_out = [f"not shown for want of room, but in {table.name}.md: {', '.join(dropped)}"] if dropped else []
-    for note in [*_signs(table, plain=plain), *left_out, *row_notes(table)]:
+    for note in [*_signs(table, plain=plain), *left_out, *choice_notes(table.lines), *row_notes(table)]:
         console.print(Text(note, style="dim"))
 
 
@@ -254,8 +254,7 @@ def _signs(table: Table, *, plain: bool) -> list[str]:
     legend = ["mean ± standard deviation over seeds"] if any(cell.std is not None for cell in cells) else []
     if all(line.kind != "ours" for line in table.lines):
         legend.insert(0, f"method minus {table.base}, negative is better")
-    lowest = "the lowest of rows that may be compared" if several_best(table) else "the lowest"
-    legend += [f"{_BEST if plain else 'bold'}: {lowest}"] if any(cell.best for cell in cells) else []
+    legend += [f"{_BEST if plain else 'bold'}: the lowest comparable"] if any(cell.best for cell in cells) else []
     legend += [f"{MARK}: differs from {table.base}, p < {SIGNIFICANT}"] if any(cell.differs for cell in cells) else []
     return ["; ".join(legend)] if legend else []
 
@@ -295,19 +294,17 @@ def reproduce(
     load_finished(plan.cells(), folder / "runs")
     left = plan.left(folder)
     find_own_networks([cell.recipe for cell in left])
-    check_unchanged(plan.cells(), folder / "runs")
-    # Of published sets the sizes are known, and a dry run does without them; anything else is a path, or misspelt.
-    published = [cell for cell in left if (name := cell.recipe.data.name) in DATASETS and not DATASETS[name].embedded]
-    others = [cell for cell in left if cell not in published]
-    check_data(others)
-    check_ready(others)
-    if not dry_run:
-        check_data(published)
-    _say_plan(plan, folder, len(left))
+    missing = ""
     try:
-        check_data(published)
-    except (OSError, ValueError) as error:
-        print(" ".join(str(error).split()))
+        check_data(left, plan.cells(), folder / "runs")
+    except FileNotFoundError as error:
+        # Of published sets the sizes are known, so their runs can be timed without them.
+        if not dry_run or any(cell.recipe.data.name not in DATASETS for cell in left):
+            raise
+        missing = " ".join(str(error).split())
+    _say_plan(plan, folder, len(left))
+    if missing:
+        print(missing)
     if left:
         _say_forecast(plan, left, jobs)
     if not dry_run:

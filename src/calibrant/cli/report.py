@@ -18,9 +18,8 @@ from calibrant.core.checks import FitError
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Estimate
-from calibrant.grid.collect import load_entries, name_apart, seed_notes
+from calibrant.grid.collect import check_same_labels, load_entries, once
 from calibrant.grid.export import PageRows, page_rows
-from calibrant.grid.others import check_same_labels, once_by_path
 from calibrant.grid.rows import catalogue_order
 from calibrant.grid.tables import compare_table
 from calibrant.io.files import atomic_writer
@@ -72,17 +71,15 @@ def write_report(
     show_prose(console, f"{verdict.headline}.", style="bold")
     for sentence in verdict.sentences:
         show_prose(console, sentence)
-    for note in seed_notes(entries):
-        console.print(note, soft_wrap=True)
     console.print(f"The report is in {out} ({out.stat().st_size / 1e6:.2f} MB).", soft_wrap=True)
 
 
 def _load_runs(folders: Sequence[Path]) -> list[Entry]:
     # As in a comparison: folders as they are named, the runs of each as methods are listed.
     found = [entry for folder in folders for entry in sorted(load_entries(folder), key=catalogue_order)]
-    entries = once_by_path(found)
+    entries = once(found)
     check_same_labels(entries, where="report: `--run`")
-    return name_apart(entries)
+    return entries
 
 
 def _repair(fit: Path, file: Path, method: str, request: Request) -> tuple[Examined, Repair]:

@@ -25,15 +25,21 @@ __all__ = [
     "write_table",
 ]
 
-_HOME = {"Entry": "calibrant.core.entry", "load_entries": "calibrant.grid.collect", "compare_table": "calibrant.grid.tables"}
-_HOME |= {"Comparison": "calibrant.grid.compare", "load_paper": "calibrant.grid.paper"}
-_HOME |= dict.fromkeys(("to_csv", "to_json", "to_latex", "to_markdown", "write_table"), "calibrant.grid.export")
+_HOME = {
+    "calibrant.core.entry": ("Entry",),
+    "calibrant.grid.collect": ("load_entries",),
+    "calibrant.grid.compare": ("Comparison",),
+    "calibrant.grid.export": ("to_csv", "to_json", "to_latex", "to_markdown", "write_table"),
+    "calibrant.grid.paper": ("load_paper",),
+    "calibrant.grid.tables": ("compare_table",),
+}
 
 
 def __getattr__(name: str) -> object:
     # Loaded when first used: a worker process needs no tables.
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'calibrant.grid' has no attribute {name!r}")
 
 

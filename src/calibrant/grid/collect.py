@@ -1,48 +1,48 @@
-"""From what lies on disk to the rows of a comparison: run folders, files of predictions, and records of results."""
+"""From files to the rows of a comparison: run folders, predictions, and records of results."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibrant.core.entry import Entry
+import torch
+
+from calibrant.core.entry import Entry, usual_size
 from calibrant.core.records import Predictions, Split
 from calibrant.core.scores import Scores
 from calibrant.core.summary import summarize
 from calibrant.data import is_path
+from calibrant.data.image_set import ImageSet
 from calibrant.engine.folder import is_finished, read_recipe
-from calibrant.engine.methods import METHODS, split_name
 from calibrant.engine.recipe import Recipe
 from calibrant.engine.setup import is_own
 from calibrant.grid.records import load_result
-from calibrant.grid.rows import CHOICES, command_of, flat_recipe
+from calibrant.grid.rows import CHOICES, command_of, flat_recipe, identity
 from calibrant.io.predictions import FORMATS, load_predictions
 from calibrant.metrics.measure import measure, values_of
-from calibrant.report.rows import method_name
 
-# The data set of predictions of which nothing is said.
+# The data set of predictions whose file cannot say it.
 UNKNOWN = "?"
-# How far below a folder its runs are looked for.
+# Folders below a given one that are searched.
 _DEPTH = 3
 _N_BINS = 15
-_SEED = re.compile(r"(?:(?P<name>.+?)[-_.])?seed[-_]?(?P<seed>\d+)")
+_SEED = re.compile(r"(.+)[-_.]seed[-_]?(\d+)")
 
 
 class FoundRuns(NamedTuple):
-    """The run folders below a folder, in the order of their paths: those that can be read, and those not finished."""
+    """The run folders below a folder, sorted by path."""
 
     finished: tuple[Path, ...]
     unfinished: tuple[Path, ...]
 
 
 def find_runs(path: str | Path) -> FoundRuns:
-    """Find the run folders at ``path`` and up to three levels below it; what lies inside a run folder is not looked at."""
-    found = sorted(place for place in _folders(Path(path)) if is_run(place))
+    """Find the run folders at ``path`` and up to three levels below it."""
+    found = [file.parent for file in _below(Path(path), "recipe.toml") if is_run(file.parent)]
     done = tuple(place for place in found if is_finished(place))
     return FoundRuns(done, tuple(place for place in found if place not in done))
 
@@ -52,14 +52,12 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
 
     Args:
         path: A run folder; a folder of run folders, of ``.npz`` predictions or of records, up to three levels deep; a file of
-            predictions (``.npz``, ``.csv``, ``.parquet``, ``.pt``); or the record of a result (``.json``). Runs that are not
-            finished are left out; `find_runs` names them. Predictions are called by their file's name without its ending; where
-            it ends in ``seed3`` they are that seed's, and a file called just ``seed3`` or ``test`` is called by its folder.
-            Those of a folder that share a name and say no seed are told apart by their paths.
+            predictions (``.npz``, ``.csv``, ``.parquet``, ``.pt``); or the record of a result (``.json``). Unfinished runs are
+            left out; `find_runs` names them. Predictions are named after their file; ``mine-seed3.npz`` is seed 3 of ``mine``.
         data: Name of the data set of predictions whose file cannot say it; "?" if not given.
 
     Returns:
-        The entries in the order of their paths. Raises ``ValueError`` or ``OSError`` with one sentence if there are none.
+        The entries, sorted by path. Raises ``ValueError`` or ``OSError`` with one sentence if there are none.
 
     Example:
         >>> import tempfile
@@ -78,21 +76,22 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
         )
     runs = find_runs(given)
     entries = [load_run_entry(folder) for folder in runs.finished]
-    outside = (place for place in _folders(given) if not is_run(place))
     # Only predictions as .npz: a folder may hold tables of its own, written as .csv.
-    for file in sorted(file for place in outside for file in place.iterdir() if file.suffix.lower() in (".npz", ".json")):
-        if file.suffix.lower() == ".json":
-            entries += [load_result(file)] if is_record(file) else []
-        elif _is_test(predictions := load_predictions(file)):
+    for file in sorted([*_below(given, "*.npz"), *_below(given, "*.json")]):
+        if not {*runs.finished, *runs.unfinished}.isdisjoint(file.parents):
+            continue
+        if file.suffix == ".json":
+            entries += [load_result(file)] if _is_record(file) else []
+        elif (predictions := load_predictions(file)).split in (None, Split.TEST):
             entries.append(_predictions_entry(predictions, file, data=data))
     if not entries:
         got = f"{len(runs.unfinished)} that are not finished" if runs.unfinished else "none"
         raise ValueError(f"{path}: must hold finished runs, predictions (.npz) or records of results (.json), got {got}.")
-    return name_apart(entries)
+    return entries
 
 
 def load_run_entry(folder: str | Path) -> Entry:
-    """Read a finished run as a row: its ``metrics.json`` where that is what ``test.npz`` measures, else measured anew."""
+    """Read a finished run as a row."""
     path = Path(folder)
     if not is_finished(path):
         raise ValueError(f"{path}: must be the folder of a finished run, got none. Go on with it with `--resume`.")
@@ -119,7 +118,7 @@ def load_run_entry(folder: str | Path) -> Entry:
 
 
 def numbers_of_run(folder: str | Path) -> dict[str, float | None]:
-    """Return test error and ECE of a finished run, as its ``metrics.json`` says; empty where it does not."""
+    """Return test error and ECE of a finished run from its ``metrics.json``; empty if they are not there."""
     try:
         found = json.loads((Path(folder) / "metrics.json").read_text(encoding="utf-8"))["metrics"]
         return {key: found[key]["value"] for key in ("error", "ece")}
@@ -127,22 +126,13 @@ def numbers_of_run(folder: str | Path) -> dict[str, float | None]:
         return {}
 
 
-def is_record(path: str | Path) -> bool:
-    """Whether a JSON file is the record of a result, as those in ``results/``."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and {"data", "method", "metrics"} <= set(found)
-
-
 def is_run(place: Path) -> bool:
-    """Whether a folder is that of a run, finished or not; one's own recipe may lie anywhere."""
+    """Whether a folder is that of a run, finished or not; a recipe of one's own may lie anywhere."""
     return (place / "recipe.toml").is_file() and (place / "run.json").is_file()
 
 
 def data_label(name: str) -> str:
-    """What a data set is called in a table: its name, or that of its folder or file.
+    """Return the name of a data set in tables: its own, or that of its folder or file.
 
     Example:
         >>> data_label("cifar10"), data_label("photos/birds.npz")
@@ -154,97 +144,62 @@ def data_label(name: str) -> str:
     return given.stem if given.suffix.lower() == ".npz" else given.resolve().name
 
 
-def name_apart(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries with names by which predictions from different files are told apart.
-
-    Files that share a name and say different seeds are the seeds of one row. Where two say the same seed, or one says none,
-    their folders become part of the name, and where they lie in one folder the ending of the one without a seed.
-
-    Example:
-        >>> from calibrant import measure
-        >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20)
-        >>> files = {"o1/m.npz": None, "o2/m.npz": None, "o1/x-seed0.npz": 0, "o1/x-seed1.npz": 1}
-        >>> entries = [Entry("coins", "?", measure(test), seed=seed, test=test, folder=file) for file, seed in files.items()]
-        >>> [entry.method for entry in name_apart(entries)]
-        ['o1/m', 'o2/m', 'x', 'x']
-    """
-    named: dict[tuple[str, str], dict[int, Path]] = {}
-    for number, entry in enumerate(entries):
-        if is_predictions(entry):
-            place = place_of(str(entry.folder))[0]
-            named.setdefault((entry.data, place.name), {})[number] = place
-    found = list(entries)
-    for places in named.values():
-        seeds = [entries[number].seed for number in places]
-        apart = None in seeds or len(set(seeds)) < len(seeds)
-        short = _shortest(set(places.values())) if apart else {place: place.name for place in places.values()}
-        for number, place in places.items():
-            file = Path(str(entries[number].folder))
-            name = short[place]
-            if apart and entries[number].seed is None and [*places.values()].count(place) > 1:
-                # Beside others of its place, a file without a seed is called as it is.
-                name += file.suffix if file.stem == place.name else f"/{file.name}"
-            found[number] = replace(found[number], method=_unlike_methods(name, file))
-    return found
-
-
-def seed_notes(entries: Sequence[Entry]) -> list[str]:
-    """Say which files of different folders are taken for the seeds of one row; whoever gave them may mean different models."""
-    rows: dict[tuple[str, str], dict[Path, str]] = {}
+def once(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries without those that repeat a run with the same numbers."""
+    kept: dict[object, Entry] = {}
     for entry in entries:
-        if is_predictions(entry):
-            file = str(entry.folder)
-            rows.setdefault((entry.data, entry.method), {}).setdefault(place_of(file)[0], file)
-    return [
-        f"{' and '.join(files.values())} are taken for seeds of one row, {method}. Rename one if they are different models."
-        for (_, method), files in rows.items()
-        if len(files) > 1
-    ]
+        numbers = [round(entry.scores[key].value, 9) for key in ("error", "nll", "ece") if key in entry.scores]
+        kept.setdefault((identity(entry), *numbers), entry)
+    return list(kept.values())
 
 
-def place_of(path: str | Path) -> tuple[Path, int | None]:
-    """Return the path of a file of predictions without its ending and seed, so that it ends in their name; and the seed.
+def check_same_labels(
+    entries: Sequence[Entry], *, where: str, tests: Mapping[str, Predictions | ImageSet] | None = None
+) -> None:
+    """Refuse rows of another test set, or with its examples in another order.
 
-    A file called just ``test`` or ``seed3`` is called by its folder.
+    Fewer examples may be a part of the test set: such a row is shown, but not compared.
 
-    Example:
-        >>> [(place.name, seed) for place, seed in map(place_of, ("mine.npz", "a/mine-seed3.npz", "mine/seed_3.npz"))]
-        [('mine', None), ('mine', 3), ('mine', 3)]
-        >>> place_of("mine-seed3/test.npz")[1], place_of("mine/seed3/test.npz")[0].name
-        (3, 'mine')
+    Args:
+        entries: The rows; of records only the number of classes is known.
+        where: Command and option that the rows were given with.
+        tests: Data set → its test set; by default that of its first row with predictions and the usual number of them.
+
+    Returns:
+        Nothing. Raises ``ValueError`` naming the file.
     """
-    file = Path(path)
-    folder, (name, seed) = file.parent.resolve(), _split(file.stem)
-    while name in ("", "test") and folder.name:
-        name, seed = _split(folder.name) if seed is None else (folder.name, seed)
-        folder = folder.parent
-    return folder / (name or file.stem), seed
+    for data in dict.fromkeys(entry.data for entry in entries):
+        here = [entry for entry in entries if entry.data == data]
+        whole = [entry for entry in here if entry.test is not None and entry.scores.n == usual_size(here)]
+        test = (tests or {}).get(data, whole[0].test if whole else None)
+        owner = "the grid" if data in (tests or {}) else whole[0].folder if whole else ""
+        for entry in here if test is not None else ():
+            assert test is not None
+            if differ := _difference(entry, test):
+                raise ValueError(
+                    f"{where} must have the {differ[0]} of the test set of {data} as in {owner}, got {differ[1]} in "
+                    f"{entry.folder or entry.method}. Write the file anew with these, or measure it alone."
+                )
 
 
-def is_predictions(entry: Entry) -> bool:
-    """Whether an entry is a file of predictions: neither a run nor a record."""
-    return entry.is_foreign and entry.test is not None and entry.folder is not None
+def _difference(entry: Entry, test: Predictions | ImageSet) -> tuple[str, str] | None:
+    """What must agree, and what was found instead; None if all does."""
+    if entry.scores.num_classes != test.num_classes:
+        return f"{test.num_classes} classes", str(entry.scores.num_classes)
+    if entry.test is None or len(entry.test) < len(test.labels):
+        return None
+    labels = entry.test.labels
+    if len(labels) > len(test.labels):
+        return f"{len(test.labels):,} examples", f"{len(labels):,}"
+    if not torch.equal(labels, test.labels):
+        return "examples in the order", f"other labels for {int((labels != test.labels).sum()):,} of {len(labels):,}"
+    return None if torch.allclose(_weights(entry.test), _weights(test)) else ("`weights`", "others")
 
 
-def _split(text: str) -> tuple[str, int | None]:
-    found = _SEED.fullmatch(text)
-    return (found["name"] or "", int(found["seed"])) if found else (text, None)
-
-
-def _shortest(places: set[Path]) -> dict[Path, str]:
-    """The fewest last parts of paths by which they differ."""
-    length = 1
-    while len({place.parts[-length:] for place in places}) < len(places):
-        length += 1
-    return {place: "/".join(place.parts[-length:]) for place in places}
-
-
-def _unlike_methods(name: str, file: Path) -> str:
-    """A file's name, with its ending where it would be taken for a method's, typed or as figures call it."""
-    # Bytes that are no UTF-8 are spelt out, as nothing could be written or printed with them.
-    name = name.encode(errors="backslashreplace").decode()
-    base = split_name(name)[0]
-    return f"{name}{file.suffix}" if base in METHODS or base in map(method_name, METHODS) else name
+def _weights(test: Predictions | ImageSet) -> torch.Tensor:
+    """Weights with mean one; ones if there are none."""
+    weights = getattr(test, "weights", None)
+    return torch.ones(len(test.labels), dtype=torch.float64) if weights is None else weights.double() / weights.double().mean()
 
 
 def _load_file(file: Path, *, data: str | None) -> Entry:
@@ -254,39 +209,40 @@ def _load_file(file: Path, *, data: str | None) -> Entry:
         wanted = ", ".join(FORMATS)
         raise ValueError(f"{file}: must be predictions ({wanted}) or the record of a result (.json), got neither.")
     predictions = load_predictions(file)
-    if not _is_test(predictions):
-        assert predictions.split is not None
-        got = predictions.split.value
-        raise ValueError(f"{file}: must hold predictions on test data to be compared, got those of the {got} split.")
+    if predictions.split not in (None, Split.TEST):
+        raise ValueError(f"{file}: must hold predictions on test data, got those of the {predictions.split.value} split.")
     return _predictions_entry(predictions, file, data=data)
 
 
-def _predictions_entry(predictions: Predictions, path: Path, *, data: str | None) -> Entry:
-    place, seed = place_of(path)
-    scores = measure(predictions, n_bins=_N_BINS, file=path.name)
-    name = _unlike_methods(place.name, path)
-    return Entry(data=data or UNKNOWN, method=name, scores=scores, seed=seed, test=predictions, folder=str(path))
+def _predictions_entry(predictions: Predictions, file: Path, *, data: str | None) -> Entry:
+    found = _SEED.fullmatch(file.stem)
+    name, seed = (found[1], int(found[2])) if found else (file.stem, None)
+    scores = measure(predictions, n_bins=_N_BINS, file=file.name)
+    return Entry(data or UNKNOWN, name, scores, seed=seed, test=predictions, folder=str(file))
+
+
+def _is_record(file: Path) -> bool:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"data", "method", "metrics"} <= set(found)
 
 
 def _scores(test: Predictions, file: Path) -> Scores:
-    """What ``file`` says of ``test``, if it does: it may have been written by another version, or for other predictions."""
+    """What ``file`` says, if it is what ``test`` measures: another version, or other predictions, may have left it."""
     summary = summarize(test, n_bins=_N_BINS, keep=None)
     values = values_of(summary, test)
     try:
         found = Scores.from_dict(json.loads(file.read_text(encoding="utf-8")), bins=summary.bins)
-        same = found.n == len(test) and found.num_classes == test.num_classes and set(found.metrics) == set(values)
-        if same and all(_agree(found.metrics[key].value, value) for key, value in values.items()):
-            return found
     except (OSError, ValueError):
-        pass
+        found = None
+    if found is not None and (found.n, found.num_classes, set(found.metrics)) == (len(test), test.num_classes, set(values)):
+        pairs = [(found.metrics[key].value, value) for key, value in values.items()]
+        # A file keeps what is infinite as null.
+        if all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) or not (math.isfinite(a) or math.isfinite(b)) for a, b in pairs):
+            return found
     return measure(test, n_bins=_N_BINS, file="test.npz")
-
-
-def _agree(first: float, second: float) -> bool:
-    # A file keeps all digits of a float64; another order of adding up changes the last few. What is not finite is null.
-    if not (math.isfinite(first) and math.isfinite(second)):
-        return math.isfinite(first) == math.isfinite(second)
-    return math.isclose(first, second, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def _run_facts(recipe: Recipe, facts: Mapping[str, Any]) -> dict[str, object]:
@@ -298,19 +254,11 @@ def _run_facts(recipe: Recipe, facts: Mapping[str, Any]) -> dict[str, object]:
         "machine": device if device.startswith("cpu") else f"{processes}x {device}",
         "versions": {name: facts[name] for name in ("calibrant", "torch", "python") if name in facts},
     }
-    # Published sets are what they are, while others may come to lie under a path.
+    # Published sets never change, but other images may come to lie under a path.
     kept = ("seconds", "examples", "commit", *(["data"] if is_own(recipe.data) else []))
     return known | {name: facts[name] for name in kept if facts.get(name) is not None}
 
 
-def _is_test(predictions: Predictions) -> bool:
-    return predictions.split in (None, Split.TEST)
-
-
-def _folders(top: Path) -> Iterator[Path]:
-    """``top`` and the folders below it, as deep as is looked; those inside a run are not entered, nor hidden ones."""
-    level = [top] if top.is_dir() else []
-    for _ in range(_DEPTH + 1):
-        yield from level
-        inside = [below for place in level if not is_run(place) for below in sorted(place.iterdir())]
-        level = [below for below in inside if below.is_dir() and not below.name.startswith(".")]
+def _below(top: Path, name: str) -> list[Path]:
+    """Files by their name or pattern, in ``top`` and the folders below it."""
+    return sorted(file for depth in range(_DEPTH + 1) for file in top.glob("*/" * depth + name))

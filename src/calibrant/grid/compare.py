@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from calibrant.core.entry import Entry
 from calibrant.data import data_name
-from calibrant.engine.folder import is_finished, lock_folder
+from calibrant.engine.folder import lock_folder
 from calibrant.engine.recipe import Recipe
-from calibrant.engine.setup import load_data
-from calibrant.grid.collect import data_label, load_run_entry, numbers_of_run
+from calibrant.grid.collect import data_label, load_run_entry
 from calibrant.grid.export import write_outputs
 from calibrant.grid.layout import Table
 from calibrant.grid.local import LocalExecutor, visible_gpus
-from calibrant.grid.others import load_added
 from calibrant.grid.plan import Cell, parse_seeds, plan_cells, split_names
-from calibrant.grid.preflight import check_alike, check_data, check_out, check_ready, check_unchanged, load_finished, make_out
+from calibrant.grid.preflight import check_data, check_out, load_added, load_finished
+from calibrant.grid.records import make_folder
 from calibrant.grid.schedule import Board, CellState, Executor, Stage, Watch, run_cells
 from calibrant.metrics.verdict import join_words
 
@@ -46,7 +45,6 @@ class Comparison:
         failures: What could not be run.
         table: The comparison; None where nothing was finished.
         files: What was written besides the runs.
-        notes: What is to be said of what was added.
     """
 
     folder: Path
@@ -54,7 +52,6 @@ class Comparison:
     failures: tuple[Failure, ...]
     table: Table | None = field(repr=False)
     files: tuple[Path, ...] = field(repr=False)
-    notes: tuple[str, ...] = ()
 
 
 def compare(
@@ -104,8 +101,8 @@ def compare(
 
     Returns:
         The comparison. Raises ``ValueError`` or ``OSError`` with one sentence, before anything is run, if a name is unknown,
-        data are missing or cannot be used, a network cannot be built, a batch cannot be filled, or a folder holds a run by
-        another recipe, of other data under the same path, or one that was finished and can no longer be read.
+        data are missing or too few for a batch, or a folder holds a run by another recipe, of other data under the same path,
+        or one that was finished and can no longer be read.
 
     Example:
         >>> from tempfile import mkdtemp
@@ -123,22 +120,16 @@ def compare(
     if parts or not others:
         cells = plan_cells(names, parts, parse_seeds(seeds), recipe=recipe, settings=settings)
     elif recipe is not None or settings:
-        raise ValueError(
-            "compare: `methods` must be named where a recipe or settings are given, as nothing is trained without."
-        )
+        raise ValueError("compare: `methods` must be named if a recipe or settings are given, as nothing is trained without.")
     check_out(folder)
     found = load_finished(cells, runs)
-    # What two checks look at is read once, and let go before the first run.
-    read = cache(load_data)
-    check_unchanged(cells, runs, read=read)
-    added = load_added(others, cells, runs=runs, sets=[data_label(name) for name in names])
-    board = _board(cells, runs)
+    added = load_added(others, cells, finished=found, sets=[data_label(name) for name in names])
+    board = Board(cells)
+    board.note_finished(runs)
     left = [state.cell for state in board.states.values() if state.stage is Stage.WAITING]
-    check_data(left)
     start = _executor(cells, on=on, jobs=jobs, threads=threads, address=ray_address)
-    check_ready(left, on=on, read=read)
-    read.cache_clear()
-    make_out(runs if cells else folder)
+    check_data(left, cells, runs)
+    make_folder(runs if cells else folder)
     tell = watch or (lambda board, event: None)
     tell(board, None)
     with closing(lock_folder(folder, where="compare")):
@@ -147,31 +138,13 @@ def compare(
         tell(board, None)
         states = board.states.values()
         done = [state.cell for state in states if state.stage is Stage.DONE and state.cell.shown]
-        # Runs go seed by seed, rows as the methods were named: the first is what the others are tested against.
-        done.sort(key=lambda cell: parts.index(cell.method))
-        done.sort(key=lambda cell: [*dict.fromkeys(state.cell.data for state in states)].index(cell.data))
-        entries = [found.get(cell.name) or load_run_entry(runs / cell.name) for cell in done]
-        check_alike(entries)
-        entries += added.entries
+        # Runs go seed by seed, rows as data and methods were named: the first is what the others are tested against.
+        done.sort(key=lambda cell: (names.index(cell.recipe.data.name), parts.index(cell.method)))
+        entries = [*(found.get(cell.name) or load_run_entry(runs / cell.name) for cell in done), *added]
         failures = tuple(Failure(s.cell.name, s.text, s.log) for s in states if s.stage is Stage.FAILED)
         make = write or partial(write_outputs, paper=paper, figures=figures)
         table, files = make(entries, folder, _missing(states)) if entries else (None, ())
-    return Comparison(folder, tuple(entries), failures, table, tuple(files), added.notes)
-
-
-def _board(cells: Sequence[Cell], runs: Path) -> Board:
-    board = Board(cells)
-    states = board.states.values()
-    for name, state in board.states.items():
-        if is_finished(runs / name):
-            state.stage, state.epochs, state.found = Stage.DONE, float(state.total), True
-            state.numbers = numbers_of_run(runs / name)
-    for state in states:
-        # A base run that nobody asked for, and nothing waits for, need not be there.
-        needed = any(other.cell.base == state.cell.name and other.stage is Stage.WAITING for other in states)
-        if state.stage is Stage.WAITING and not state.cell.shown and not needed:
-            state.stage, state.found = Stage.DONE, True
-    return board
+    return Comparison(folder, tuple(entries), failures, table, tuple(files))
 
 
 def _executor(cells: Sequence[Cell], *, on: str, jobs: int | None, threads: int, address: str | None) -> Callable[[], Executor]:

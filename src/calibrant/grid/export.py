@@ -7,7 +7,6 @@ import io
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from calibrant.core.entry import Entry
-from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Column, Line, Section, Table, notes_of, size_notes
+from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Column, Line, Section, Table, notes_of
 from calibrant.grid.tables import compare_table, name_methods
 from calibrant.io.files import atomic_writer
 
@@ -33,22 +32,13 @@ _NOT_IN_JSON = ("row", "shown", "cells")
 
 # Six metrics with their spread are wider than many a page; what fits keeps its size.
 _FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
-# Letters that a column of a page has at this size, and that the room between two columns of a table takes.
-_COLUMN, _BETWEEN = 57, 3
-# Signs that LaTeX reads otherwise, or pdflatex has no letter for.
-_SIGNS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", '"': "''", "`": "{}`"}
+# Columns of a table that a column of a page has room for.
+_NARROW = 4
+# Signs that LaTeX reads otherwise, and those of our own captions that pdflatex has no letter for.
+_SIGNS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _SIGNS |= {sign: f"\\{sign}" for sign in "{}&%$#_"} | {sign: f"${sign}$" for sign in "<>|"}
-_SIGNS |= {"−": "$-$", "–": "--", "—": "---", "“": "``", "”": "''", "‘": "`", "’": "'", "…": r"\dots{}", "\u200b": ""}
-_SIGNS |= {MARK: r"$^{\dagger}$", "‡": r"$^{\ddagger}$"}
-_MATHS = "± pm × times ÷ div · cdot √ surd ∞ infty ≤ le ≥ ge ≠ ne ≈ approx ∼ sim → rightarrow ← leftarrow ↑ uparrow ↓ downarrow"
-_MATHS += " • bullet ∘ circ ∆ Delta ∇ nabla ∑ sum ∏ prod ∈ in ℓ ell ★ star ✓ surd"
-_SIGNS |= {sign: rf"$\{name}$" for sign, name in zip(_MATHS.split()[::2], _MATHS.split()[1::2], strict=True)}
-_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa mu nu xi pi rho sigma tau upsilon phi chi psi omega".split()
-_CAPITALS = ("gamma", "delta", "theta", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega")
-_SIGNS |= {unicodedata.lookup(f"GREEK SMALL LETTER {name}"): rf"$\{name}$" for name in _GREEK} | {"λ": r"$\lambda$"}
-_SIGNS |= {unicodedata.lookup(f"GREEK CAPITAL LETTER {n}"): rf"$\{n.capitalize()}$" for n in _CAPITALS} | {"Λ": r"$\Lambda$"}
-# Of these letters LaTeX's first encoding of fonts has not all.
-_MISSING = "«»ÐÞðþĄąĐđĘęĦħĮįĸĿŀŉŊŋŦŧŲų"
+_SIGNS |= {"−": "$-$", "–": "--", MARK: r"$^{\dagger}$", "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$"}
+_SIGNS |= {"α": r"$\alpha$", "γ": r"$\gamma$", "λ": r"$\lambda$", "Δ": r"$\Delta$", "\0": "{}"}
 
 
 def to_markdown(table: Table, *, heading: str | None = "###") -> str:
@@ -75,7 +65,7 @@ def to_markdown(table: Table, *, heading: str | None = "###") -> str:
         rows = [table.heads]
         for line in section.lines:
             label = f"*{escape_markdown(line.label)}*" if line.kind == "paper" else escape_markdown(line.label)
-            rows.append([label, *_describe(table, line), *(_marked(line, column, "**{}**") for column in table.columns)])
+            rows.append([label, *_describe(table, line), *(_number(line, column, best="**{}**") for column in table.columns)])
         parts.append(_grid(rows))
     if table.notes:
         parts.append("\n".join(table.notes) + "\n")
@@ -115,8 +105,8 @@ def to_latex(table: Table) -> str:
         \end{table}
         <BLANKLINE>
     """
-    kind, place = ("table*", "tb") if _is_wide(table) else ("table", "htb")
     width = len(table.heads)
+    kind, place = ("table", "htb") if width <= _NARROW else ("table*", "tb")
     lines = [
         r"% needs \usepackage{booktabs,graphicx}",
         rf"\begin{{{kind}}}[{place}]",
@@ -135,7 +125,7 @@ def to_latex(table: Table) -> str:
         for line in section.lines:
             label = rf"\quad \textit{{{escape_latex(line.label)}}}" if line.kind == "paper" else escape_latex(line.label)
             info = [escape_latex(text) for text in _describe(table, line)]
-            lines.append(_latex_row([label, *info, *(_latex_cell(line, column) for column in table.columns)]))
+            lines.append(_latex_row([label, *info, *(_number(line, column, latex=True) for column in table.columns)]))
     below = [r"\par\smallskip", r"\begin{minipage}{\linewidth}\footnotesize"]
     below += [*map(escape_latex, table.notes[1:]), r"\end{minipage}"]
     lines += [r"\bottomrule", r"\end{tabular}}", *(below if table.notes[1:] else ()), rf"\end{{{kind}}}"]
@@ -175,9 +165,14 @@ def to_json(table: Table) -> str:
         >>> json.loads(to_json(table))["sections"][0]["lines"][0]["cells"]["ece"]["mean"]
         0.0418
     """
+
+    def plain(line: Line) -> dict[str, object]:
+        found = {key: value for key, value in vars(line).items() if key not in _NOT_IN_JSON}
+        return found | {"cells": {key: vars(cell) for key, cell in line.cells.items()}}
+
     columns = [{key: value for key, value in vars(column).items() if key != "data"} for column in table.columns]
     sections = [
-        {"title": part.title, "data": part.data, "model": part.model, "lines": [_plain_line(line) for line in part.lines]}
+        {"title": part.title, "data": part.data, "model": part.model, "lines": [plain(line) for line in part.lines]}
         for part in table.sections
     ]
     data = {"name": table.name, "title": table.title, "notes": table.notes, "columns": columns, "sections": sections}
@@ -199,7 +194,7 @@ def to_page_table(table: Table) -> FinishedTable:
 
     def row(line: Line) -> TableRow:
         info = [(text, False) for text in _describe(table, line)]
-        cells = [(_marked(line, c), c.key in line.cells and line.cells[c.key].best) for c in table.columns]
+        cells = [(_number(line, c), c.key in line.cells and line.cells[c.key].best) for c in table.columns]
         return TableRow(line.label, (*info, *cells), line.kind == "paper")
 
     parts = tuple((section.title, tuple(map(row, section.lines))) for section in table.sections)
@@ -214,14 +209,13 @@ def write_table(table: Table, folder: str | Path) -> list[Path]:
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    forms = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json}
-    files = {ending: place / f"{table.name}.{ending}" for ending in forms}
-    # JSON comes first: by it a folder is known as that of a comparison, also where writing was cut off.
-    for ending, form in reversed(forms.items()):
-        with atomic_writer(files[ending]) as handle:
+    files = []
+    for ending, form in {"md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json}.items():
+        files.append(place / f"{table.name}.{ending}")
+        with atomic_writer(files[-1]) as handle:
             # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
             handle.write(form(table).encode(errors="replace"))
-    return list(files.values())
+    return files
 
 
 class PageRows(NamedTuple):
@@ -237,19 +231,19 @@ def page_rows(table: Table) -> PageRows:
     from calibrant.report.page_runs import InTable
 
     found = PageRows([], [], [])
-    variants = _variants([line for line in table.lines if line.row is not None])
     for number, section in enumerate(table.sections):
-        for place, line in enumerate(line for line in section.lines if line.row is not None):
+        rows = [(line, line.row) for line in section.lines if line.row is not None]
+        for line, row in rows:
             tested = {key: cell.p_value for key, cell in line.cells.items() if cell.p_value is not None}
             info = {INFO_NAMES[name]: line.info(name) for name in table.info if name != "seeds"}
-            variant = next(variants)
-            for entry in line.row.runs if line.row is not None else ():
-                found.entries.append(replace(entry, preset=variant))
-                best = frozenset(key for key, cell in line.cells.items() if cell.best)
-                found.told.append(InTable(number, place == 0, tested, info, best))
-    named = name_methods(table)
+            # Figures tell rows of one method apart by the preset and the settings that the table names.
+            preset = [line.preset] if line.preset not in (None, "default") else []
+            variant = ", ".join([*preset, *line.shown]) if line.shown else line.preset
+            best = frozenset(key for key, cell in line.cells.items() if cell.best)
+            found.entries.extend(replace(entry, preset=variant) for entry in row.runs)
+            found.told.extend([InTable(number, row is rows[0][1], tested, info, best)] * len(row.runs))
     # The page says itself of how many examples its rows are.
-    found.notes.extend(note for note in notes_of(named, tested=True) if note not in size_notes(named))
+    found.notes.extend(notes_of(name_methods(table), tested=True, sizes=False))
     return found
 
 
@@ -270,15 +264,17 @@ def write_outputs(
     """
     from calibrant.report.page_runs import columns_of
 
+    # The page shows the Brier score, too.
     wide = compare_table(entries, metrics=columns_of(entries), paper=paper, calibrated=True, name="table")
-    table = add_notes(narrow_table(wide, paper=paper), missing)
-    files = write_table(table, folder)
-    rows = page_rows(wide)
+    narrow = replace(wide, columns=tuple(column for column in wide.columns if column.metric != "brier"))
+    table = replace(narrow, notes=(*missing, *notes_of(narrow, tested=True, paper=paper)))
+    files, rows = write_table(table, folder), page_rows(wide)
     # The page has a table of its own, without the paper's numbers.
-    named = name_methods(narrow_table(wide, paper=paper))
-    named = add_notes(replace(named, notes=notes_of(named, tested=True, paper=True)), missing)
-    shown, notes = ([to_page_table(named)], []) if paper else ([], [*missing, *rows.notes])
-    return table, (*files, *write_page(rows, folder, tables=shown, notes=notes, bins=(10, 15, 20, 50, 100) if figures else ()))
+    named = name_methods(narrow)
+    quoted = [to_page_table(replace(named, notes=(*missing, *notes_of(named, tested=True, paper=True))))] if paper else []
+    notes = [] if paper else [*missing, *rows.notes]
+    bins = (10, 15, 20, 50, 100) if figures else ()
+    return table, (*files, *write_page(rows, folder, tables=quoted, notes=notes, bins=bins))
 
 
 def write_page(
@@ -310,105 +306,44 @@ def write_page(
     return [page, *(draw_all(entries, folder / "figures", n_bins=tuple(bins)).files if bins else ())]
 
 
-def add_notes(table: Table, first: Sequence[str]) -> Table:
-    """Return the table with further notes, before its own."""
-    return replace(table, notes=(*first, *table.notes))
-
-
-def narrow_table(table: Table, *, paper: bool = False) -> Table:
-    """Return a comparison without the Brier score, which a page shows: the paper's Table 1 and scores of other packages."""
-    columns = tuple(column for column in table.columns if column.metric != "brier")
-    kept = {column.key for column in columns}
-    found = replace(table, columns=columns).each_line(
-        lambda line: replace(line, cells={key: cell for key, cell in line.cells.items() if key in kept})
-    )
-    return replace(found, notes=notes_of(found, tested=True, paper=paper))
-
-
 def escape_markdown(text: str) -> str:
     """Text that Markdown shows as it is, also within a table."""
     return "".join(f"\\{sign}" if sign in "|*_`\\<[]" else sign for sign in text)
 
 
 def escape_latex(text: str) -> str:
-    r"""Text that pdflatex prints as it is, or the nearest to it; an FL with its gamma is set as the paper does.
-
-    Signs that stand for nothing in LaTeX's own fonts lose their accents, or become a question mark.
+    r"""Text that LaTeX prints as it is; an FL with its gamma is set as the paper does.
 
     Example:
-        >>> escape_latex("50% of_it & FLγ")
-        '50\\% of\\_it \\& FL$_{\\gamma}$'
-        >>> escape_latex("∆ ≤ 1, naïve, --set, 中")
-        '$\\Delta$ $\\le$ 1, naïve, -{}-set, ?'
+        >>> escape_latex("50% of_it & FLγ, --set")
+        '50\\% of\\_it \\& FL$_{\\gamma}$, -{}-set'
     """
-    words = re.sub(r"\s", " ", text).split("FLγ")
     # Hyphens that LaTeX would join to a dash are held apart.
-    written = ("{}".join("".join(map(_sign, part)) for part in re.split("(?<=-)(?=-)", word)) for word in words)
-    return r"FL$_{\gamma}$".join(written)
-
-
-def _sign(sign: str) -> str:
-    if sign in _SIGNS:
-        return _SIGNS[sign]
-    if sign.isascii():
-        return sign if sign.isprintable() else "?"
-    if "¡" <= sign <= "ž" and sign not in _MISSING:
-        return sign
-    parts = unicodedata.normalize("NFKD", sign)
-    plain = "".join(_SIGNS.get(part, part if part.isascii() and part.isprintable() else "") for part in parts)
-    return plain or ("" if unicodedata.combining(sign) else "?")
-
-
-def _variants(lines: Sequence[Line]) -> Iterator[str | None]:
-    """What tells rows of one method apart in figures: the preset and the settings that the table names."""
-
-    def say(line: Line, settings: Sequence[str], *, usual: tuple[str | None, ...]) -> str | None:
-        return ", ".join([*([] if line.preset in usual else [str(line.preset)]), *settings]) if settings else line.preset
-
-    rows = [line.row for line in lines if line.row is not None]
-    said = [say(line, line.shown, usual=(None, "default")) for line in lines]
-    places = [(row.data, row.model, row.method, row.epochs, text) for row, text in zip(rows, said, strict=True)]
-    for line, row, place in zip(lines, rows, places, strict=True):
-        # A row that was told what another one of its method chooses by itself has the same settings in a table.
-        own = [f"{key}={value}" for key, value in row.settings.items()]
-        yield place[-1] if places.count(place) == 1 else say(line, own, usual=(None,))
+    held = re.sub("-(?=-)", "-\0", text)
+    return "".join(_SIGNS.get(sign, sign) for sign in held).replace(r"FL$\gamma$", r"FL$_{\gamma}$")
 
 
 def _describe(table: Table, line: Line) -> list[str]:
     return [line.info(name) for name in table.info]
 
 
-def _marked(line: Line, column: Column, best: str = "{}") -> str:
-    """A number as text: mean ± standard deviation, marked where it differs."""
+def _number(line: Line, column: Column, *, best: str = "{}", latex: bool = False) -> str:
+    """A number as text: mean ± standard deviation, marked if it differs."""
     cell = line.cells.get(column.key)
     if cell is None:
-        return EMPTY
+        return escape_latex(EMPTY) if latex else EMPTY
     text = " ± ".join(filter(None, cell.shown(column)))
-    return (best.format(text) if cell.best else text) + (MARK if cell.differs else "")
+    if latex:
+        text, best = escape_latex(text.replace("-", "−")), r"\textbf{{{}}}"
+    return (best.format(text) if cell.best else text) + ((_SIGNS[MARK] if latex else MARK) if cell.differs else "")
 
 
 def _grid(rows: list[list[str]]) -> str:
-    widths = [max(_width(row[k]) for row in rows) for k in range(len(rows[0]))] if len(rows) > 2 else [0] * len(rows[0])
-
-    def write(row: list[str]) -> str:
-        cells = [row[0] + " " * (widths[0] - _width(row[0]))]
-        cells += [" " * (width - _width(cell)) + cell for width, cell in zip(widths[1:], row[1:], strict=True)]
-        return f"| {' | '.join(cells)} |"
-
+    widths = [max(map(len, column)) if len(rows) > 2 else 0 for column in zip(*rows, strict=True)]
+    lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
     rule = [":" + "-" * max(widths[0] + 1, 2), *("-" * max(width + 1, 2) + ":" for width in widths[1:])]
-    return "\n".join([write(rows[0]), f"|{'|'.join(rule)}|", *(write(row) for row in rows[1:])]) + "\n"
-
-
-def _width(text: str) -> int:
-    """Columns that a text takes in a terminal."""
-    return sum(0 if unicodedata.combining(s) else 2 if unicodedata.east_asian_width(s) in "WF" else 1 for s in text)
-
-
-def _is_wide(table: Table) -> bool:
-    """Whether a column of a page is too narrow for a table, by the number of its letters."""
-    rows = [[line.label, *_describe(table, line), *(_marked(line, column) for column in table.columns)] for line in table.lines]
-    rows.append(["Method", *(INFO_NAMES[name] for name in table.info), *(column.heading for column in table.columns)])
-    return sum(max(map(len, column)) + _BETWEEN for column in zip(*rows, strict=True)) > _COLUMN
+    head, *body = (f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join([head, f"|{'|'.join(rule)}|", *body]) + "\n"
 
 
 def _latex_heads(table: Table) -> list[str]:
@@ -425,18 +360,8 @@ def _latex_heads(table: Table) -> list[str]:
     return [*lines, _latex_row([escape_latex(name) for name in names])]
 
 
-def _latex_cell(line: Line, column: Column) -> str:
-    if column.key not in line.cells:
-        return "--"
-    cell = line.cells[column.key]
-    text = escape_latex(" ± ".join(filter(None, cell.shown(column))).replace("-", "−"))
-    return (rf"\textbf{{{text}}}" if cell.best else text) + (_SIGNS[MARK] if cell.differs else "")
-
-
 def _latex_row(cells: list[str]) -> str:
-    # At the beginning of a row, LaTeX takes these for a length or a star that belongs to the end of the one before.
-    start = "{}" if cells[0].startswith(("[", "*")) else ""
-    return start + " & ".join(cells) + r" \\"
+    return " & ".join(cells) + r" \\"
 
 
 def _label(table: Table) -> str:
@@ -457,19 +382,10 @@ def _tidy(table: Table, section: Section, line: Line) -> Iterator[dict[str, obje
         yield common | {"metric": CALIBRATED, "values": line.calibrated_p}
 
 
-def _plain_line(line: Line) -> dict[str, object]:
-    found = {key: value for key, value in vars(line).items() if key not in _NOT_IN_JSON}
-    return found | {"cells": {key: vars(cell) for key, cell in line.cells.items()}}
-
-
-def _written(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
+def _written(value: object) -> object:
     if isinstance(value, tuple):
-        return " ".join(_written(item) for item in value)
-    return repr(value) if isinstance(value, float) else str(value)
+        return " ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _finite(value: object) -> object:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from calibrant.calibrators.temperature import TemperatureScaling
@@ -112,11 +112,6 @@ class Line:
     row: Row | None = None
     shown: tuple[str, ...] = ()
 
-    @property
-    def is_foreign(self) -> bool:
-        """Whether it is somebody's predictions, of which nothing but the data is known."""
-        return self.kind == "ours" and self.epochs is None and self.model is None
-
     def info(self, name: Info) -> str:
         """What stands in one of the columns that describe the line."""
         if name == "calibrated":
@@ -169,10 +164,6 @@ class Table:
         columns = [f"{column.group} {column.heading}".strip() for column in self.columns]
         return ["Method", *(INFO_NAMES[name] for name in self.info), *columns]
 
-    def each_line(self, change: Callable[[Line], Line]) -> Table:
-        """The table with every line changed."""
-        return replace(self, sections=tuple(replace(s, lines=tuple(map(change, s.lines))) for s in self.sections))
-
 
 def _calibrated(p_values: tuple[float, ...]) -> str:
     if not p_values:
@@ -195,6 +186,11 @@ _CALIBRATED = (
     "p if calibrated: how probable an ECE as large would be for a perfectly calibrated model with these confidences; "
     "above 0.05 the two cannot be told apart (of several seeds: how many are above, and the least)."
 )
+_BOLD = (
+    "Bold: the lowest of a column among rows of the same data, network, epochs and given settings (--set), "
+    "a method's own aside."
+)
+_FILES = "Predictions from files, of which only the data are known, compete with all rows beside them."
 _EPOCHS = {
     "error": "of the epoch of least validation error",
     "nll": "of the epoch of least validation NLL",
@@ -204,7 +200,9 @@ _EPOCHS = {
 }
 
 
-def notes_of(table: Table, *, tested: bool, paper: bool = False, beside: Sequence[Line] = ()) -> tuple[str, ...]:
+def notes_of(
+    table: Table, *, tested: bool, paper: bool = False, beside: Sequence[Line] = (), sizes: bool = True
+) -> tuple[str, ...]:
     """Say what a reader must know of a table: what was averaged, what bold and marks mean, what the lines have in common.
 
     Args:
@@ -212,6 +210,7 @@ def notes_of(table: Table, *, tested: bool, paper: bool = False, beside: Sequenc
         tested: Whether differences were tested, where they could be.
         paper: Whether the paper's numbers were asked for.
         beside: Lines that are not shown, which the others are held against.
+        sizes: Whether to say which rows are of another number of test examples.
     """
     lines = [line for line in table.lines if line.kind != "paper"]
     one = {line.runs for line in lines} == {1}
@@ -219,7 +218,10 @@ def notes_of(table: Table, *, tested: bool, paper: bool = False, beside: Sequenc
         "One run each." if one else "Mean ± standard deviation over runs of different seeds (n − 1); Seeds is their number."
     ]
     notes += [*_binned(table, lines), *_common(table, lines), *choice_notes([*beside, *lines])]
-    notes += [*_bold(table), *size_notes(table), *doubt_notes(table)]
+    if any(cell.best for line in lines for cell in line.cells.values()):
+        notes.append(_BOLD)
+        notes += [_FILES] if any(line.row is not None and line.row.is_foreign for line in lines) else []
+    notes += row_notes(table, sizes=sizes)
     notes += _tests(lines, sections=len(table.sections), base=table.base) if tested else []
     notes += [_CALIBRATED] if "calibrated" in table.info else []
     if len(lines) < len(table.lines):
@@ -243,29 +245,15 @@ def paper_notes(table: Table) -> list[str]:
     return notes_about(shown, table=table.name)
 
 
-def row_notes(table: Table) -> list[str]:
-    """Say what is special about some rows: how they average and select, of how many examples they are, what is doubtful."""
-    return [*choice_notes([line for line in table.lines if line.kind != "paper"]), *size_notes(table), *doubt_notes(table)]
-
-
-def size_notes(table: Table) -> list[str]:
-    """Say of which lines the numbers are of another number of test examples than those of the runs around them."""
-    return [
-        f"{line.label} on {section.data}: {note}"
-        for section in table.sections
-        for line in section.lines
-        if line.kind == "ours" and (note := size_note(line.examples, section.examples))
-    ]
-
-
-def doubt_notes(table: Table) -> list[str]:
-    """Say which lines of a table hold doubtful numbers, and why."""
-    return [
-        f"{line.label}{f' on {section.data}' if section.data else ''}: {doubt}."
-        for section in table.sections
-        for line in section.lines
-        for doubt in line.doubts
-    ]
+def row_notes(table: Table, *, sizes: bool = True) -> list[str]:
+    """Say of which rows numbers are doubtful and, with ``sizes``, which are of another number of test examples."""
+    notes = []
+    for section in table.sections:
+        on = f" on {section.data}" if section.data else ""
+        for line in section.lines:
+            size = size_note(line.examples, section.examples) if sizes and line.kind == "ours" else ""
+            notes += [f"{line.label}{on}: {note}" for note in (size, *(f"{doubt}." for doubt in line.doubts)) if note]
+    return notes
 
 
 def doubts_of(runs: Sequence[Entry]) -> tuple[str, ...]:
@@ -278,22 +266,15 @@ def doubts_of(runs: Sequence[Entry]) -> tuple[str, ...]:
         >>> from calibrant import Predictions, measure
         >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
         >>> doubts_of([Entry("coins", "ce+ts", scores, temperature=t, seed=s) for s, t in enumerate((1e5, 1.4))])
-        ('the temperature of seed 0 ended at its bound 100000; do not trust it',)
+        ('a temperature ended at its bound 100000; do not trust it',)
     """
-    usual, found, few = TemperatureScaling(), [], set()
-    for bound in usual.bounds:
-        held = [e for e in runs if e.temperature is not None and math.isclose(e.temperature, bound, rel_tol=1e-6)]
-        if held:
-            seeds = [str(entry.seed) for entry in held if entry.seed is not None]
-            whose = f" of seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)}" if seeds and len(runs) > 1 else ""
-            found.append(f"the temperature{whose} ended at its bound {bound:g}; do not trust it")
-    for entry in runs:
-        examples = entry.facts.get("examples")
-        fitted_on = examples.get("val") if isinstance(examples, Mapping) and entry.temperature is not None else None
-        if isinstance(fitted_on, int) and fitted_on < usual.few_samples:
-            few.add(fitted_on)
-    if few:
-        found.append(f"its temperature was fitted on {' or '.join(map(str, sorted(few)))} validation examples, which are few")
+    scaling, scaled = TemperatureScaling(), [entry for entry in runs if entry.temperature is not None]
+    reached = [b for b in scaling.bounds if any(math.isclose(e.temperature or 0.0, b, rel_tol=1e-6) for e in scaled)]
+    found = [f"a temperature ended at its bound {bound:g}; do not trust it" for bound in reached]
+    for entry in scaled[:1]:
+        examples: Mapping[str, int] = entry.facts.get("examples") or {}  # type: ignore[assignment]
+        if examples.get("val", math.inf) < scaling.few_samples:
+            found.append(f"temperatures were fitted on {examples['val']} validation examples, which are few")
     return tuple(found)
 
 
@@ -307,7 +288,8 @@ def choice_notes(lines: Sequence[Line]) -> list[str]:
         >>> choice_notes([Line("CE", "ce", {}, choices=usual), Line("FLγ", "flgamma", {}, choices=own)])
         ['By preset, FLγ predicts with averaged weights (train.average=phase); all others with weights as they are.']
     """
-    known = [line for line in lines if line.choices]
+    ours = [line for line in lines if line.kind != "paper"]
+    known = [line for line in ours if line.choices]
     keys = [
         place
         for place, key in enumerate(CHOICES)
@@ -328,7 +310,7 @@ def choice_notes(lines: Sequence[Line]) -> list[str]:
         if choices != usual
     ]
     # Of somebody's predictions nothing is known.
-    rest = "all others" if len(known) == len(lines) else "all other runs"
+    rest = "all others" if len(known) == len(ours) else "all other runs"
     return [f"By preset, {'; '.join(told)}; {rest} {_way(usual)}."]
 
 
@@ -341,34 +323,6 @@ def _way(choices: Sequence[str]) -> str:
         told = "" if select == "error" else f" ({CHOICES[1]}={select})"
         words.append(_EPOCHS.get(select, "of an epoch chosen in another way") + told)
     return (", " if len(found) > 1 else " ").join(words)
-
-
-def several_best(table: Table) -> bool:
-    """Whether a column of a section has several best values, or one that is not the lowest, as not all rows are comparable."""
-    for section in table.sections:
-        for column in table.columns:
-            cells = [line.cells[column.key] for line in section.lines if line.kind == "ours" and column.key in line.cells]
-            best = [cell for cell in cells if cell.best]
-            several = len({cell.shown(column)[0] for cell in best}) > 1
-            if several or any(cell.mean < min(other.mean for other in best) for cell in cells if best):
-                return True
-    return False
-
-
-def _bold(table: Table) -> list[str]:
-    if not any(cell.best for line in table.lines for cell in line.cells.values()):
-        return []
-    notes = [
-        "Bold: the lowest of a column among rows of the same data, network, epochs and given settings (--set), "
-        "a method's own aside."
-    ]
-    if several_best(table):
-        notes.append(
-            "Several values of a column are bold, or not its lowest, where only some rows may be compared with each other."
-        )
-    if any(line.is_foreign for line in table.lines):
-        notes.append("Predictions from files, of which only the data are known, compete with all rows beside them.")
-    return notes
 
 
 def _binned(table: Table, lines: Sequence[Line]) -> list[str]:

@@ -1,19 +1,19 @@
-"""Running cells on this machine: processes over its cores, or over its GPUs, several on one where they fit.
+"""Running cells on this machine: processes over its cores, or over its GPUs, several on one if they fit.
 
 A process runs cells one after the other, as loading torch takes longer than training on little data. Tasks come to it as JSON
-lines on standard input, what happens goes back as JSON lines; what a run itself prints goes to the cell's log. The process ends
-when its input does: nothing is left behind by a parent that died. A pool of the standard library would load the caller's script
-again in every process, and be lost with the first of them that dies.
+lines on standard input and answers go back as JSON lines; what a run prints goes to the cell's log. The process ends when its
+input does, so a parent that died leaves nothing behind. A pool of the standard library would load the caller's script again in
+every process, and be lost with the first of them that dies.
 """
 
 from __future__ import annotations
 
-import errno
 import faulthandler
 import gc
 import json
 import os
 import queue
+import selectors
 import shlex
 import signal
 import subprocess
@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from calibrant.engine.hardware import choose_hardware
 from calibrant.grid.schedule import Event, Task
@@ -37,15 +37,13 @@ _MOST_ON_A_GPU = 4
 _MARGIN = 1.25
 # Bytes that a CUDA context takes besides what torch has reserved.
 _CONTEXT = 600 * 2**20
-# Seconds that a process is given to end.
-_PATIENCE = 5.0
 _START = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.append({place!r}); "
     "from calibrant.grid.local import serve; serve()"
 )
-# A run that these stop would be stopped again.
+# Errors that another try would meet again.
 _FINAL = (ValueError, FloatingPointError, ImportError)
-# What the driver, its libraries and the CPU's allocator say where memory is short.
+# What the driver, its libraries and the CPU's allocator say if memory is short.
 _NO_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED", "can't allocate memory")
 
 Send = Callable[[dict[str, Any]], None]
@@ -61,11 +59,11 @@ def visible_gpus(device: str) -> list[str]:
     import torch
 
     if not torch.cuda.is_available() or not (device == "auto" or device.startswith("cuda")):
-        # Raises for what is no device, or not there; where CUDA is, asking so would take memory of a GPU.
+        # Raises if there is no such device; with CUDA, asking so would take memory of a GPU.
         choose_hardware(device=device)
         return []
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    # Names from the first on that is no GPU of this machine count for nothing; a run sent there would be on the CPU.
+    # The variable may name more GPUs than this machine has.
     every = (named or [str(k) for k in range(torch.cuda.device_count())])[: torch.cuda.device_count()]
     index = device.partition(":")[2]
     if index and (not index.isdigit() or int(index) >= len(every)):
@@ -120,61 +118,18 @@ def make_places(*, device: str, jobs: int | None, threads: int) -> list[Place]:
 
 
 class _Worker:
-    """A process, its place, and the task that it is at."""
+    """A process, its place, and its task."""
 
-    def __init__(self, place: Place, log: Path, answers: queue.SimpleQueue[Any], threads: int) -> None:
-        self.place, self.leaves = place, False
+    def __init__(self, place: Place, log: Path, threads: int) -> None:
+        self.place = place
         self.task: Task | None = None
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         environment = os.environ | limits | {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": place.gpu or ""}
+        command = [sys.executable, "-P", "-c", _START.format(place=str(Path(__file__).parents[2]))]
+        pipe = subprocess.PIPE
         with log.open("ab") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START.format(place=str(Path(__file__).parents[2]))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-                text=True,
-                encoding="utf-8",
-            )
-        self._answers = answers
-        self.thread = threading.Thread(target=self._listen, daemon=True)
-        self.thread.start()
-
-    def give(self, task: Task) -> None:
-        """Hand a task over; a process that is dying says so by ending."""
-        self.task = task
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.write(json.dumps(task.order()) + "\n")
-            self.process.stdin.flush()
-
-    def dismiss(self) -> None:
-        """Let the process end, which it does at once, whatever it is at."""
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.close()
-
-    def release(self) -> int:
-        """Wait for the end of a dismissed process, for some seconds, and give back what it held; return its code."""
-        # An interrupt can leave the lock taken under which `Popen` looks after its process: it would wait for ever.
-        code = -signal.SIGKILL
-        for _ in range(2):
-            with suppress(subprocess.TimeoutExpired):
-                code = self.process.wait(timeout=_PATIENCE)
-                break
-            self.process.kill()
-        self.thread.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        with suppress(ValueError):  # a line that was cut off in its midst
-            for line in self.process.stdout:
-                self._answers.put((self, json.loads(line)))
-        self._answers.put((self, None))
+            # Without buffers: lines that wait in one would not show up in `select`.
+            self.process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment)
 
 
 class LocalExecutor:
@@ -193,8 +148,7 @@ class LocalExecutor:
         self.places = make_places(device=device, jobs=jobs, threads=threads)
         self._threads = threads
         self._workers: list[_Worker] = []
-        # What processes say; None when one has ended.
-        self._answers: queue.SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = queue.SimpleQueue()
+        self._answers = selectors.DefaultSelector()
 
     def free(self) -> int:
         """How many more cells it would take now."""
@@ -204,81 +158,66 @@ class LocalExecutor:
         """Start a cell where most room is, in a process that waits there or a new one."""
         task.log.parent.mkdir(parents=True, exist_ok=True)
         place = max(self.places, key=lambda place: place.limit - len(self._running(place)))
-        idle = [w for w in self._workers if w.place is place and w.task is None and not w.leaves and w.thread.is_alive()]
-        if not idle:
-            idle = [_Worker(place, task.log, self._answers, self._threads)]
-            self._workers += idle
-        idle[0].give(task)
+        worker = next((worker for worker in self._workers if worker.place is place and worker.task is None), None)
+        if worker is None:
+            worker = _Worker(place, task.log, self._threads)
+            self._workers.append(worker)
+            self._answers.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+        worker.task = task
+        assert worker.process.stdin is not None
+        with suppress(OSError):  # a process that has died says so by the end of its answers
+            worker.process.stdin.write(json.dumps(task.order()).encode() + b"\n")
 
     def poll(self, seconds: float) -> list[Event]:
         """What happened since the last call."""
-        events = []
-        with suppress(queue.Empty):
-            found = self._answers.get(timeout=seconds)
-            while True:
-                event = self._take(*found)
-                events += [] if event is None else [event]
-                found = self._answers.get_nowait()
-        return events
+        events = [self._take(key.data) for key, _ in self._answers.select(seconds)]
+        return [event for event in events if event is not None]
 
     def close(self) -> None:
         """Stop everything that runs, at once."""
-        for worker in self._workers:
-            worker.dismiss()
-        for worker in self._workers:
-            worker.release()
-        self._workers = []
+        for worker in [*self._workers]:
+            worker.process.kill()
+            self._remove(worker)
 
     def _running(self, place: Place) -> list[str]:
         return [worker.task.cell.name for worker in self._workers if worker.place is place and worker.task is not None]
 
-    def _take(self, worker: _Worker, message: dict[str, Any] | None) -> Event | None:
+    def _remove(self, worker: _Worker) -> int:
+        """Forget a process that has ended; return its code."""
+        self._answers.unregister(worker.process.stdout)  # type: ignore[arg-type]
+        self._workers.remove(worker)
+        with worker.process:
+            return worker.process.wait()
+
+    def _take(self, worker: _Worker) -> Event | None:
         task, place = worker.task, worker.place
-        if message is None:
-            # The process has ended: what it was at has failed.
-            worker.dismiss()
-            code = worker.release()
-            self._workers.remove(worker)
-            if task is None:
-                return None
-            how = f"its process ended with code {code}" if code >= 0 else f"its process was killed ({_signal_name(-code)})"
-            return Event(task.cell.name, "failed", text=": ".join(filter(None, (how, last_line(task.log)))))
-        if task is None:
-            return None
+        assert worker.process.stdout is not None
+        line = worker.process.stdout.readline()
+        if not line.endswith(b"\n"):
+            # The process has ended, and with it the run.
+            code = self._remove(worker)
+            how = f"ended with code {code}" if code >= 0 else f"was killed ({signal.Signals(-code).name})"
+            return None if task is None else Event(task.cell.name, "failed", text=f"its process {how}")
+        assert task is not None
+        message = json.loads(line)
         if message["kind"] == "step":
             if message["gpu"] is not None:
                 place.measured(task.cell.name, *message["gpu"], running=self._running(place))
             return Event(task.cell.name, "step", epochs=message["epochs"], numbers=message["numbers"])
-        worker.task, worker.leaves = None, message["leaves"]
+        worker.task = None
         if message["kind"] == "done":
             return Event(task.cell.name, "done", numbers=message["numbers"])
+        # A failed run may have left its memory in pieces: its process takes no other.
+        worker.process.kill()
+        self._remove(worker)
         beside = len(self._running(place)) if message["memory"] else 0
         if message["memory"]:
             place.overflowed(running=beside)
         return Event(task.cell.name, "failed", text=message["text"], again=message["again"], crowded=beside > 0)
 
 
-def last_line(log: Path) -> str:
-    """Return the last line of a log that says something.
-
-    The one that names the run does not; a crash of the interpreter is told by the line above its list of frames.
-    """
-    try:
-        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    except OSError:
-        return ""
-    begun = max((k + 1 for k, line in enumerate(lines) if line.startswith(f"{log.stem}, ")), default=0)
-    crashes = [line for line in lines[begun:] if line.startswith("Fatal Python error")]
-    said = crashes or lines[begun:]
-    return said[-1] if said else ""
-
-
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-
-
 def run_task(task: Mapping[str, Any], *, send: Send) -> None:
-    """Run one cell, or make it of its base, in its folder; an older run there goes on, a finished one is left alone.
+    """Run one cell, or make it from its base, in its folder; an unfinished run there goes on, a finished one is left alone.
 
     Args:
         task: ``recipe`` as plain data, ``folder``, and ``base``, the folder of the run that it is made of, or None.
@@ -293,7 +232,7 @@ def run_task(task: Mapping[str, Any], *, send: Send) -> None:
     try:
         recipe = recipe_of(task["recipe"])
         if recipe.train.device.startswith("cuda:"):
-            # The process sees the one GPU that it was given.
+            # The process sees only the GPU that it was given.
             recipe = override(recipe, {"train.device": "cuda"})
         sys.argv = shlex.split(command_of(recipe))
         if ":" in recipe.backbone.name and "" not in sys.path:
@@ -305,24 +244,21 @@ def run_task(task: Mapping[str, Any], *, send: Send) -> None:
             train(recipe, out=task["folder"], resume=True, report=told.report, tick=told.tick)
         numbers = numbers_of_run(task["folder"])
         said = "".join(f", {key} {100 * value:.2f}%" for key, value in numbers.items() if value is not None)
-        sys.stderr.write(f"finished after {time.monotonic() - began:.1f} s{said.replace('ece', 'ECE')}\n")
+        sys.stderr.write(f"finished after {time.monotonic() - began:.1f} s{said}\n")
         send({"kind": "done", "numbers": numbers})
     except Exception as error:
-        expected = isinstance(error, (*_FINAL, OSError))
-        text = str(error).strip() if expected else f"{type(error).__name__}: {error}"
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            text = f"{error.filename or task['folder']}: cannot be written ({error.strerror}). Make room."
-        if not expected:
+        text = str(error).strip()
+        if not isinstance(error, (*_FINAL, OSError)):
+            text = f"{type(error).__name__}: {text}"
             traceback.print_exc()
         sys.stderr.write(f"{text}\n")
         first = (text or type(error).__name__).splitlines()[0]
-        send({"kind": "failed", "text": first, "again": not isinstance(error, _FINAL), "memory": is_out_of_memory(error)})
+        send({"kind": "failed", "text": first, "again": not isinstance(error, _FINAL), "memory": _is_out_of_memory(error)})
     finally:
         gc.collect()
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory, on the GPU or elsewhere."""
+def _is_out_of_memory(error: BaseException) -> bool:
     import torch
 
     said = isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
@@ -336,24 +272,21 @@ class _Progress:
         self.send, self.said = send, 0.0
 
     def report(self, record: Any) -> None:
+        import torch
+
+        gpu = None
+        if torch.cuda.is_initialized():
+            # Bytes that this process needs, and that are free.
+            gpu = [torch.cuda.max_memory_reserved() + _CONTEXT, torch.cuda.mem_get_info()[0]]
         numbers = {"val_error": record.val_error, "val_ece": record.val_ece}
         known = {key: value for key, value in numbers.items() if value is not None}
-        self.send({"kind": "step", "epochs": record.epoch + 1.0, "numbers": known, "gpu": _gpu_memory()})
+        self.send({"kind": "step", "epochs": record.epoch + 1.0, "numbers": known, "gpu": gpu})
 
     def tick(self, epoch: int, step: int, steps: int) -> None:
         now = time.monotonic()
         if now - self.said >= 1:
             self.said = now
             self.send({"kind": "step", "epochs": epoch + step / steps, "numbers": {}, "gpu": None})
-
-
-def _gpu_memory() -> list[int] | None:
-    """Bytes that this process needs on its GPU, and that are free there; None on the CPU."""
-    import torch
-
-    if not torch.cuda.is_initialized():
-        return None
-    return [torch.cuda.max_memory_reserved() + _CONTEXT, torch.cuda.mem_get_info()[0]]
 
 
 def serve() -> None:
@@ -368,35 +301,23 @@ def serve() -> None:
     def listen() -> None:
         for line in sys.stdin:
             tasks.put(json.loads(line))
-        # The parent is gone or wants no more. A run in its midst goes on from its last checkpoint another time.
+        # The parent is gone or wants no more. An unfinished run goes on from its last checkpoint another time.
         os._exit(0)
+
+    def send(message: dict[str, Any]) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
 
     threading.Thread(target=listen, daemon=True).start()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     while True:
-        _serve_one(tasks.get(), answers)
-
-
-def _serve_one(task: dict[str, Any], answers: TextIO) -> None:
-    import torch
-
-    with Path(task["log"]).open("a", encoding="utf-8") as log:
-        log.write(f"{task['name']}, {datetime.now().astimezone().isoformat(timespec='seconds')}\n")
-        log.flush()
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-
-    def send(message: dict[str, Any]) -> None:
-        # What failed on a GPU may have left its memory in pieces: such a process takes no other cell.
-        leaves = message["kind"] == "failed" and torch.cuda.is_initialized()
-        answers.write(json.dumps({**message, "leaves": leaves}) + "\n")
-        answers.flush()
-        if leaves:
-            os._exit(0)
-
-    run_task(task, send=send)
-    # What is left now, modules above all, stays: looking through it after each run took longer than repairing one.
-    gc.freeze()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        task = tasks.get()
+        with Path(task["log"]).open("a", encoding="utf-8") as log:
+            log.write(f"{task['name']}, {datetime.now().astimezone().isoformat(timespec='seconds')}\n")
+            log.flush()
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        run_task(task, send=send)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()

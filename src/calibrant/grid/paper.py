@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -53,7 +53,7 @@ class PaperTable:
     model: str | None = None
     epochs: int | None = None
     seeds: int | None = None
-    bold: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    bold: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -90,17 +90,18 @@ def load_paper() -> Paper:
         Wang and Golebiowski, TMLR 2024, tables 1 to 5.
     """
     found = json.loads(files("calibrant.grid").joinpath("paper.json").read_text(encoding="utf-8"))
-    labels: dict[str, str] = found["labels"]
-    notes = (
-        PaperNote(n["note"], n["table"], n.get("data"), tuple(n.get("methods", ())), n.get("metric")) for n in found["notes"]
-    )
+    tables = {}
+    for name, table in found["tables"].items():
+        model, facts = table.get("model"), {key: table.get(key) for key in ("epochs", "seeds")}
+        rows = {data: tuple(_rows(rows, found["labels"], model)) for data, rows in table["values"].items()}
+        tables[name] = PaperTable(name, table["title"], rows, model, **facts, bold=table.get("bold", {}))
     return Paper(
         reference=f"{found['authors']}: {found['title']}. {found['venue']}.",
         url=found["url"],
-        labels=labels,
-        tables={name: _table(name, table, labels) for name, table in found["tables"].items()},
+        labels=found["labels"],
+        tables=tables,
         claims=tuple(found["claims"]),
-        notes=tuple(notes),
+        notes=tuple(PaperNote(**note | {"methods": tuple(note.get("methods", ()))}) for note in found["notes"]),
     )
 
 
@@ -110,7 +111,7 @@ def paper_table(name: str) -> PaperTable:
 
 
 def paper_row(data: str, method: str, *, model: str | None) -> PaperRow | None:
-    """Return what the paper found for a method on a data set with a network, or None where it has nothing.
+    """Return what the paper found for a method on a data set with a network, or None if it has nothing.
 
     Example:
         >>> paper_row("cifar10", "ce", model="densenet100").values["error"].mean
@@ -126,7 +127,7 @@ def notes_about(shown: Iterable[tuple[str, str, str | None, str]], *, table: str
 
     Args:
         shown: Data set, method, network and metric of every number.
-        table: Name of the table they stand in; where it is none of the paper's, they are found by data, network and method.
+        table: Name of the table they stand in; if it is none of the paper's, they are found by data, network and method.
     """
     found: dict[PaperNote, None] = {}
     for data, method, model, metric in shown:
@@ -155,34 +156,16 @@ def say_note(note: PaperNote) -> str:
 
 def _source_of(data: str, method: str, model: str | None) -> str | None:
     """Name of the table with the paper's numbers for a run, or None."""
-    for name in ("table1", "table2", "table4"):
-        table = load_paper().tables[name]
-        if table.model == model and table.row(data, method) is not None:
-            return name
-    return None
+    tables = [load_paper().tables[name] for name in ("table1", "table2", "table4")]
+    return next((table.name for table in tables if table.model == model and table.row(data, method) is not None), None)
 
 
-def _table(name: str, found: Mapping[str, Any], labels: Mapping[str, str]) -> PaperTable:
-    model = found.get("model")
-    return PaperTable(
-        name=name,
-        title=found["title"],
-        rows={data: tuple(_rows(rows, labels, model)) for data, rows in found["values"].items()},
-        model=model,
-        epochs=found.get("epochs"),
-        seeds=found.get("seeds"),
-        bold={d: {k: tuple(v) for k, v in marks.items()} for d, marks in found.get("bold", {}).items()},
-    )
-
-
-def _rows(found: Mapping[str, Any] | list[Any], labels: Mapping[str, str], model: str | None) -> list[PaperRow]:
+def _rows(found: Mapping[str, Any] | list[Any], labels: Mapping[str, str], model: str | None) -> Iterator[PaperRow]:
     # The table of other papers' networks has several rows of a method, and so is a list.
     listed = [{"method": m, "model": model, **v} for m, v in found.items()] if isinstance(found, Mapping) else found
-    rows = []
     for row in listed:
         values = {key: _value(key, value) for key, value in row.items() if key not in ("method", "model")}
-        rows.append(PaperRow(row["method"], labels[row["method"]], row["model"], values))
-    return rows
+        yield PaperRow(row["method"], labels[row["method"]], row["model"], values)
 
 
 def _value(metric: str, printed: float | list[float]) -> PaperValue:

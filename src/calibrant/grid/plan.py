@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from calibrant.backbones import BACKBONES
 from calibrant.core.registry import lookup
-from calibrant.data import DATASETS
+from calibrant.data import DATASETS, is_path
 from calibrant.engine.methods import check_idle, facts_of, find_method, make_plan, resolved, split_name
 from calibrant.engine.recipe import Recipe, check_recipe, override
 from calibrant.grid.collect import data_label
@@ -85,7 +85,7 @@ def plan_cells(
         for seed in seeds:
             for method in methods:
                 base, scaled = split_name(method)
-                changed = resolved(override(start, {"seed": seed, "method.name": base} | own.get(base, {})))
+                changed = resolved(override(start, {"seed": seed, "method.name": base} | own[base]))
                 _check(changed)
                 trained = Cell(cell_name(changed), changed, shown=base in methods)
                 cells.setdefault(trained.name, trained)
@@ -143,17 +143,15 @@ def _check_axes(data: Sequence[str], methods: Sequence[str], seeds: Sequence[int
     for what, values in (("data", data), ("methods", methods), ("seeds", seeds)):
         if not values:
             raise ValueError(f"compare: `{what}` must hold at least one, got none.")
+    for name in data:
+        if not is_path(name):
+            DATASETS[name]  # an unknown name is answered with the nearest
     for method in methods:
         find_method(method)
-    labels: dict[str, str] = {}
-    for name in data:
-        # Run folders that only an odd sign tells apart would be one.
-        other = labels.setdefault(_in_names(data_label(name)), name)
-        if other != name:
-            raise ValueError(
-                f"compare: the last part of paths must differ, by which data and runs are called, got {other} and {name}. "
-                "Rename one; in a name of a run, signs and spaces are dashes."
-            )
+    if len({_in_names(data_label(name)) for name in data}) < len(data):
+        raise ValueError(
+            f"compare: `data` must have different last parts of paths, which name the runs, got {', '.join(data)}."
+        )
 
 
 def _split_settings(
@@ -161,22 +159,15 @@ def _split_settings(
 ) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
     """Part the settings of all runs from those of one method."""
     common: dict[str, object] = {}
-    own: dict[str, dict[str, object]] = {}
-    bases = dict.fromkeys(split_name(method)[0] for method in methods)
+    own: dict[str, dict[str, object]] = {split_name(method)[0]: {} for method in methods}
     for key, value in settings.items():
         method, colon, rest = key.rpartition(":")
         if key in ("seed", "data.name", "method.name"):
             raise ValueError(f"compare: `{key}` is what the grid varies. Use `--seeds`, `--data` and `--methods`.")
-        if not colon:
+        if colon:
+            lookup(own, method, kind="method of this grid")[rest] = value
+        else:
             common[key] = value
-            continue
-        base = split_name(method)[0]
-        if method != base and base in bases:
-            raise ValueError(
-                f"compare: `{method}` is made from the runs of {base} and has none of its own. Set `{base}:{rest}`."
-            )
-        lookup(bases, method, kind="method of this grid")
-        own.setdefault(method, {})[rest] = value
     return common, own
 
 

@@ -1,73 +1,34 @@
-"""What can be known of a grid before its first run: its folder, its data, its batches, its networks, and the runs it has."""
+"""What can be known of a grid before its first run: its folder, its finished runs, its data, and the rows added to it."""
 
 from __future__ import annotations
 
-import json
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from calibrant.core.entry import Entry
-from calibrant.data import DATASETS
-from calibrant.data.image_set import DataSet, difference, fingerprint
+from calibrant.core.registry import lookup
+from calibrant.data.image_set import fingerprint
 from calibrant.engine.batches import check_batch_size
 from calibrant.engine.folder import check_same_run, is_finished, read_facts, read_recipe
-from calibrant.engine.hardware import choose_hardware
-from calibrant.engine.methods import facts_of, learns, make_plan
-from calibrant.engine.network import build_network
-from calibrant.engine.recipe import DataPart, Recipe
-from calibrant.engine.setup import Reader, augmented, divide_rows, is_own, load_data
-from calibrant.grid.collect import data_label, is_run, load_run_entry
-from calibrant.grid.local import visible_gpus
+from calibrant.engine.setup import check_same_data, divide_rows, is_own, load_data
+from calibrant.grid.collect import UNKNOWN, check_same_labels, is_run, load_entries, load_run_entry, once
 from calibrant.grid.plan import Cell
-
-# What a comparison writes beside its runs.
-_WRITTEN = ("table.md", "table.tex", "table.csv", "table.json", "report.html")
+from calibrant.grid.rows import catalogue_order, flat_recipe, group_rows, identity
 
 
 def check_out(folder: Path) -> None:
-    """Raise ``ValueError`` unless a folder is a place for a comparison.
-
-    A run, what lies in one, and a folder of runs are none: the comparison would be lost among them. Nor is a folder with files
-    of somebody else's under the names that it will write.
-    """
+    """Raise ``ValueError`` if a folder is, lies in, or holds a run: a comparison would be lost there."""
     place = folder.expanduser().resolve()
-    run = next((above for above in (place, *place.parents) if is_run(above)), None)
-    if run is not None:
-        raise ValueError(
-            f"compare: `out` must not lie in a run, got {folder} and the run folder {run}. Choose another with `--out`."
-        )
-    if (place / "runs").exists() or _is_table(place / "table.json"):
-        return
-    if any(is_run(below.parent) for below in place.glob("*/recipe.toml")):
-        raise ValueError(
-            f"compare: `out` must not be a folder of runs, got {folder}. Choose the folder above, {folder.parent}, or another."
-        )
-    for name in _WRITTEN:
-        if (place / name).exists():
+    for other in (place, *place.parents, *(file.parent for file in place.glob("*/recipe.toml"))):
+        if is_run(other):
             raise ValueError(
-                f"compare: `out` must be new, or hold a comparison, got {folder} with a {name} of another origin, "
-                "which would be lost. Choose another with `--out`."
+                f"compare: `out` must not lie in a run or be a folder of runs, got {folder} and the run {other}. "
+                "Choose another with `--out`."
             )
 
 
-def make_out(folder: Path) -> None:
-    """Make the folder of a comparison; raises ``OSError`` with one sentence where that, or writing into it, cannot be done."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise type(error)(
-            f"compare: the folder {folder} cannot be written to ({error.strerror}). Choose another with `--out`."
-        ) from None
-
-
 def load_finished(cells: Sequence[Cell], runs: Path) -> dict[str, Entry]:
-    """Read the runs of a grid that are finished and shown, by name: what is damaged is said now, not after hours of training.
+    """Read the finished runs of a grid that its table shows, by name, so that damage is found before hours of training.
 
     Raises ``ValueError`` if one cannot be read, or if a folder holds a run by another recipe than its cell's.
     """
@@ -87,143 +48,80 @@ def load_finished(cells: Sequence[Cell], runs: Path) -> dict[str, Entry]:
     return found
 
 
-def check_data(cells: Sequence[Cell]) -> None:
-    """Raise with one sentence if a data set of the grid is not there."""
-    for part in {cell.recipe.data.name: cell.recipe.data for cell in cells}.values():
-        there = part.name in DATASETS and DATASETS[part.name].is_there(part.root)
-        if not there and not Path(part.name).expanduser().exists():
-            # Nothing is there to be read: what is left is the loader's own sentence.
-            load_data(part)
-
-
-def check_unchanged(cells: Sequence[Cell], runs: Path, *, read: Reader = load_data) -> None:
-    """Raise if a grid's data are others than those that runs in its folder were trained on: they would become one table.
-
-    Published sets are taken to be what they are. Runs that have not come to a checkpoint begin anew, and are not looked at.
-    Data that can no longer be read are not compared, as a finished grid needs none.
+def check_data(left: Sequence[Cell], cells: Sequence[Cell], runs: Path) -> None:
+    """Raise if data are missing, too few for a batch, or have changed since a run of the grid was trained on them.
 
     Args:
-        cells: The grid.
-        runs: Folder of its runs; also those of other methods and seeds count.
-        read: Reads data; one that remembers them spares the next check a second time.
-
-    Returns:
-        Nothing. Raises ``ValueError`` that names a run and what differs.
-    """
-    own = {_key(cell.recipe.data): cell.recipe.data for cell in cells if is_own(cell.recipe.data)}
-    fingerprint_of = cache(lambda part: fingerprint(read(part)))
-    for folder in sorted(runs.iterdir()) if own and runs.is_dir() else ():
-        differ = ""
-        # What cannot be read is no cell of this grid, or was refused for it; a finished grid may outlive its data.
-        with suppress(OSError, ValueError):
-            facts = read_facts(folder)
-            counts = is_run(folder) and (facts.get("finished") is not None or (folder / "state.pt").exists())
-            part = own.get(_key(read_recipe(folder).data)) if counts else None
-            differ = "" if part is None else difference(facts.get("data") or {}, fingerprint_of(part))
-        if differ:
-            raise ValueError(
-                f"compare: `data` must be what the runs in {runs} were trained on, got other data than {folder.name} had: "
-                f"{differ}. Put the old data back, or choose another folder with `--out`."
-            )
-
-
-def check_alike(entries: Sequence[Entry]) -> None:
-    """Raise ``ValueError`` if finished runs had different data of one name, as when these changed while a grid went on."""
-    first: dict[str, Entry] = {}
-    for entry in entries:
-        data = entry.facts.get("data")
-        if isinstance(data, dict):
-            other = first.setdefault(entry.data, entry)
-            if differ := difference(other.facts["data"], data, when=("in the first", "in the second")):  # type: ignore[arg-type]
-                raise ValueError(
-                    f"compare: runs of one table must have the same data, got {differ} ({other.folder} and {entry.folder}). "
-                    "Delete those of the data that you do not mean; the same command then makes them anew."
-                )
-
-
-def check_ready(cells: Sequence[Cell], *, on: str = "local", read: Reader = load_data) -> None:
-    """Raise ``ValueError`` or ``OSError`` with one sentence if a run of a grid could not begin, which no other seed would help.
-
-    Every data set is read once; every network is built for it once and tried with two images on the CPU. A network of one's own
-    that is to run on a GPU is not tried, as it may need one.
-
-    Args:
-        cells: The runs that are left; those made of others without training need nothing.
-        on: Where they are to run. On a Ray cluster a network of one's own may be found that is not here: it is not built.
-        read: Reads data; one that remembers them has perhaps done so for another check.
+        left: The runs that are to be made.
+        cells: The whole grid. Data that only its finished runs need may be gone.
+        runs: Folder of its runs.
 
     Example:
         >>> from calibrant.grid.plan import plan_cells
-        >>> check_ready(plan_cells(["mixture"], ["ce"], [0], settings={"train.batch_size": 5000}))
+        >>> cells = plan_cells(["mixture"], ["ce"], [0], settings={"train.batch_size": 5000})
+        >>> check_data(cells, cells, Path("runs"))
         Traceback (most recent call last):
         ...
-        ValueError: compare, ce on mixture: ... `train.batch_size` must be at most the 1800 training examples, ...
+        ValueError: train: `train.batch_size` must be at most the 1800 training examples, ...
     """
-    # Of a grid's runs by one method on one set only the seeds differ.
-    kinds = {(cell.recipe.data, cell.method): cell for cell in reversed(cells) if cell.base is None}
-    built: set[tuple[object, ...]] = set()
-    read = cache(read)
-    for cell in reversed(kinds.values()):
-        data = read(cell.recipe.data)
+    for part in dict.fromkeys(cell.recipe.data for cell in cells):
+        here = [cell for cell in left if cell.base is None and cell.recipe.data == part]
+        done = [runs / cell.name for cell in cells if cell.recipe.data == part and is_finished(runs / cell.name)]
+        if not here and not (done and is_own(part)):
+            continue
         try:
-            uses_head = _check_batches(cell.recipe, data)
-            kind = (cell.recipe.data, cell.recipe.backbone, cell.recipe.train.precision, uses_head)
-            if kind not in built:
-                _check_network(cell.recipe, data, uses_head=uses_head, on=on)
-            built.add(kind)
-        except ValueError as error:
-            raise ValueError(f"compare, {cell.method} on {cell.data}: {error}") from error
+            data = load_data(part)
+        except (OSError, ValueError):
+            if here:
+                raise
+            continue
+        now = fingerprint(data) if done and is_own(part) else {}
+        for folder in done:
+            check_same_data(read_facts(folder), part, where=str(folder), now=now)
+        for cell in here:
+            parts = divide_rows(len(data.train), cell.recipe)
+            check_batch_size(cell.recipe.train.batch_size, examples=len(parts.train))
 
 
-def _check_batches(recipe: Recipe, data: DataSet) -> bool:
-    """Raise if the images are too few for the run's parts and batches; return whether its method learns on held-out data."""
-    method = recipe.method
-    parts = divide_rows(len(data.train), recipe)
-    check_batch_size(recipe.train.batch_size, examples=len(parts.train))
-    augmented(data.train, recipe.data)
-    make_plan(method.name, method.options, facts_of(recipe, num_train=len(parts.train)))
-    return learns(recipe)
+def load_added(
+    add: Sequence[str | Path], cells: Sequence[Cell], *, finished: Mapping[str, Entry], sets: Sequence[str]
+) -> list[Entry]:
+    """Read the rows to put below those of a grid; what is given twice with the same numbers is taken once.
+
+    Args:
+        add: Paths, or ``DATA=PATH`` with one of the grid's data sets.
+        cells: The grid; none if only added rows are compared.
+        finished: Its finished runs by name.
+        sets: Names of its data sets.
+
+    Returns:
+        The rows. Raises ``ValueError`` if one is of another test set, or a run that the grid has with other numbers.
+    """
+    given = [entry for path in add for entry in _load(path, sets)]
+    found = once([*finished.values(), *given])[len(finished) :]
+    tests = {entry.data: entry.test for entry in finished.values() if entry.test is not None}
+    for cell in cells:
+        if cell.data not in tests and any(entry.data == cell.data for entry in found):
+            tests[cell.data] = load_data(cell.recipe.data).test  # type: ignore[assignment]
+    check_same_labels(found, where="compare: `add`", tests=tests)
+    for cell in cells:
+        if found and cell.shown and cell.name not in finished:
+            recipe = cell.recipe
+            what = (recipe.method.preset, recipe.backbone.name, recipe.train.epochs, recipe.seed)
+            planned = Entry(cell.data, cell.method, found[0].scores, *what, recipe=flat_recipe(recipe))
+            if twice := [entry.folder for entry in found if identity(entry) == identity(planned)]:
+                raise ValueError(f"compare: `add` must not hold a run that the grid makes, {cell.name}, got {twice[0]}.")
+    group_rows([*finished.values(), *found])
+    return found
 
 
-def _check_network(recipe: Recipe, data: DataSet, *, uses_head: bool, on: str) -> None:
-    name, train = recipe.backbone.name, recipe.train
-    own = ":" in name
-    if own and on != "local":
-        return
-    on_gpu = bool(visible_gpus(train.device)) if on == "local" else train.device != "cpu"
-    usual = choose_hardware(device="cpu", precision="float32")
-    hardware = usual if on_gpu else choose_hardware(device="cpu", precision=train.precision, graph=train.graph)
-    # What there is to be warned of is said by the run itself.
-    with warnings.catch_warnings(action="ignore"), _own_modules(name):
-        build_network(recipe, data.train, hardware, uses_head=uses_head, tried=not (own and on_gpu))
-
-
-@contextmanager
-def _own_modules(name: str) -> Iterator[None]:
-    """Look for a user's module where runs will, and forget it: it may have changed before the next grid of this process."""
-    module = name.partition(":")[0]
-    loaded = module in sys.modules
-    sys.path.insert(0, "")
-    try:
-        yield
-    except ValueError:
-        # What was loaded earlier may be older than the file that runs will load.
-        if not loaded:
-            raise
-    finally:
-        sys.path.remove("")
-        if ":" in name and not loaded:
-            sys.modules.pop(module, None)
-
-
-def _is_table(file: Path) -> bool:
-    """Whether a file is a table that a comparison wrote."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and {"name", "title", "notes"} <= set(found)
-
-
-def _key(part: DataPart) -> tuple[str, int | None]:
-    return data_label(part.name), part.size
+def _load(given: str | Path, sets: Sequence[str]) -> list[Entry]:
+    name, equals, path = str(given).partition("=")
+    if not equals or Path(given).exists():
+        name, path = sets[0] if len(sets) == 1 else "", str(given)
+    else:
+        lookup(dict.fromkeys(sets), name, kind="data set of the grid")
+    entries = load_entries(path, data=name or None)
+    if any(entry.data == UNKNOWN for entry in entries):
+        raise ValueError(f"compare: `add` must say of which data set {path} is, got no name. Write `{sets[0]}={path}`.")
+    return sorted(entries, key=catalogue_order)

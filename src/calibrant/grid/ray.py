@@ -1,4 +1,4 @@
-"""Running cells on a Ray cluster, or on Ray started on this machine. Ray is loaded only where this module is used."""
+"""Running cells on a Ray cluster, or on Ray started on this machine. Ray is loaded only if this module is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from zlib import crc32
 
 from calibrant.grid.local import run_task, usable_cores
 from calibrant.grid.schedule import Event, Task
+from calibrant.io.files import atomic_writer
 
 # What need not travel: the checkpoint of a run that goes on, and files half written.
 _LEFT = (".tmp", "state.pt")
@@ -40,7 +40,7 @@ class RayExecutor:
 
     Args:
         device: As in a recipe.
-        jobs: Cells at a time; by default what Ray has room for. Where there are GPUs and more jobs than those, they are shared.
+        jobs: Cells at a time; by default what Ray has room for. If there are more jobs than GPUs, they share these.
         threads: Threads of a cell, and the cores that Ray reserves for it.
         address: Of a running cluster; None starts Ray on this machine, or uses the one that this program is connected to.
     """
@@ -59,7 +59,7 @@ class RayExecutor:
         # A cluster that grows on demand must see the demand.
         self._room = jobs or (10_000 if address is not None else max(1, int(fitting)))
         self._run = self._ray.remote(num_cpus=threads, num_gpus=self._share, max_retries=0)(run_remotely)
-        # Should the node be lost that it lives on, another one takes it over.
+        # If the node that it lives on is lost, another one takes it over.
         self._mail = self._ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Mail).remote()
         self._tasks: dict[Any, Task] = {}
         self._mark: Path | None = None
@@ -91,7 +91,7 @@ class RayExecutor:
         ready, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=seconds)
         running = {task.cell.name for task in self._tasks.values()}
         said: list[dict[str, Any]] = []
-        with contextlib.suppress(Exception):  # what is on its way may be lost with a node; it stops no run
+        with contextlib.suppress(Exception):  # progress may be lost with a node, which stops no run
             said = self._ray.get(self._mail.take.remote())
         steps = [Event(m["name"], "step", epochs=m["epochs"], numbers=m["numbers"]) for m in said if m["name"] in running]
         return steps + [self._collect(reference) for reference in ready]
@@ -112,42 +112,31 @@ class RayExecutor:
         if address is None:
             cores = max(usable_cores(), self._threads) if jobs is None else jobs * self._threads
             options = {"num_cpus": cores, "include_dashboard": False}
-        # Ray tells its users about its own settings; a grid's display is no place for that.
-        logger = logging.getLogger("ray")
-        level = logger.level
-        logger.setLevel(logging.ERROR)
+        # Ray tells its users about its own settings, which would tear the display of a grid.
+        logging.getLogger("ray").setLevel(logging.ERROR)
         try:
             self._ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            said = str(error).strip().splitlines()[0]
             raise ValueError(
-                f"compare: `ray_address` must be where a Ray cluster answers, got {address or 'this machine'}: {said} "
-                "Start one with `ray start --head`, or leave `--ray-address` out to start Ray on this machine."
+                f"compare: `ray_address` must be where a Ray cluster answers, got {address or 'this machine'}: "
+                f"{_first_line(error)} Start one with `ray start --head`, or leave `--ray-address` out to start Ray here."
             ) from None
-        finally:
-            logger.setLevel(level)
 
     def _collect(self, reference: Any) -> Event:
         """Write what a task sent back, and say what became of it."""
         task = self._tasks.pop(reference)
-        name = task.cell.name
         try:
             found = self._ray.get(reference)
-        except Exception as error:  # Ray wraps whatever happened to the process, and its own troubles
-            said = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return Event(name, "failed", text=f"Ray: {said[0] if said else type(error).__name__}")
-        message = found["message"]
-        try:
             task.log.parent.mkdir(parents=True, exist_ok=True)
             with task.log.open("a", encoding="utf-8") as log:
-                log.write(f"{name}, on {found['node']}\n{found['log']}")
+                log.write(f"{task.cell.name}, on {found['node']}\n{found['log']}")
             unpack(found["files"], task.folder)
-        except OSError as error:
-            where = error.filename or task.folder
-            return Event(name, "failed", text=f"{where}: cannot be written ({error.strerror}). Make room.")
+        except Exception as error:  # Ray wraps whatever happened to the process, and its own troubles
+            return Event(task.cell.name, "failed", text=f"Ray: {_first_line(error)}")
+        message = found["message"]
         if message["kind"] == "failed":
-            return Event(name, "failed", text=message["text"], again=message["again"])
-        return Event(name, "done", numbers=message["numbers"])
+            return Event(task.cell.name, "failed", text=message["text"], again=message["again"])
+        return Event(task.cell.name, "done", numbers=message["numbers"])
 
 
 class Mail:
@@ -184,8 +173,8 @@ def run_remotely(order: Mapping[str, Any], base: Mapping[str, bytes], mail: Any)
 
     torch.set_num_threads(order["threads"])
     folder, source, shared = Path(order["folder"]), order["base"], Path(order["mark"]).exists()
+    own = Path("~/.cache/calibrant/ray").expanduser() / f"{crc32(order['origin'].encode()):08x}"
     if not shared:
-        own = Path("~/.cache/calibrant/ray").expanduser() / f"{crc32(order['origin'].encode()):08x}"
         folder = own / order["name"]
         source = None if source is None else str(own / Path(source).name)
         if source is not None:
@@ -198,16 +187,11 @@ def run_remotely(order: Mapping[str, Any], base: Mapping[str, bytes], mail: Any)
         else:
             last.update(message)
 
-    said, before, arguments = io.StringIO(), os.getcwd(), sys.argv
+    said = io.StringIO()
     # Data may be named by a path relative to where the driver works.
-    if Path(order["where"]).is_dir():
-        os.chdir(order["where"])
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            run_task({"recipe": order["recipe"], "folder": str(folder), "base": source}, send=send)
-    finally:
-        os.chdir(before)
-        sys.argv = arguments
+    where = order["where"] if Path(order["where"]).is_dir() else "."
+    with contextlib.chdir(where), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        run_task({"recipe": order["recipe"], "folder": str(folder), "base": source}, send=send)
     files: dict[str, bytes] = {}
     if last["kind"] == "done" and not shared:
         files = pack(folder)
@@ -227,5 +211,9 @@ def unpack(files: Mapping[str, bytes], folder: Path) -> None:
     """Write files into a folder, the one that says that a run is finished last."""
     for name in sorted(files, key=lambda name: name == "run.json"):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f".{name}.tmp").write_bytes(files[name])
-        (folder / f".{name}.tmp").replace(folder / name)
+        with atomic_writer(folder / name) as handle:
+            handle.write(files[name])
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

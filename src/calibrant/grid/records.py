@@ -34,8 +34,6 @@ _CURVES = ("train_loss", "val_error", "val_ece", "test_error", "test_ece", "gamm
 # A schedule in steps has a few rates, a smooth one has as many as epochs and is not worth keeping.
 _MOST_RATES = 20
 _BIN_PARTS = ("edges", "count", "confidence", "accuracy")
-# Of a sweep. Older records do not say what a calibrated model would show.
-_ERRORS, _CHANCE = ("ece", "mce"), ("ece_if_calibrated", "mce_if_calibrated")
 # Characters that settings may take in the name of a file.
 _LONGEST = 100
 
@@ -61,6 +59,7 @@ def result_from_entry(entry: Entry) -> dict[str, Any]:
         (0.5, [10, 15, 20])
     """
     every = entry.recipe.get("train.eval_every_epochs", 1)
+    sweep = entry.sweep or (None if entry.test is None else bin_sweep(entry.test))
     record: dict[str, Any] = {name: getattr(entry, name) for name in _WHAT}
     optional = {
         "metrics": json.loads(entry.scores.to_json()) | {"file": None},
@@ -70,7 +69,7 @@ def result_from_entry(entry: Entry) -> dict[str, Any]:
         "best_epoch": entry.best_epoch,
         "temperature": entry.temperature,
         "bins": {name: _short(getattr(entry.scores.bins, name).tolist(), digits=10) for name in _BIN_PARTS},
-        "sweep": _plain_sweep(entry),
+        "sweep": {key: _short(values) for key, values in vars(sweep).items() if values} if sweep is not None else None,
         # The history of a run that was repaired afterwards is that of its base.
         "history": None if entry.temperature is not None else _columns(entry.history),
     }
@@ -99,14 +98,15 @@ def entry_from_result(record: Mapping[str, Any], *, where: str = "result") -> En
     try:
         for key in record:
             lookup(dict.fromkeys(_KEYS), key, kind="key of a result")
-        bins, sweep = record.get("bins"), record.get("sweep")
+        kept, sweep = record.get("bins"), record.get("sweep")
+        bins = None if kept is None else Bins(*(torch.tensor(kept[name], dtype=torch.float64) for name in _BIN_PARTS))
         return Entry(
             **{name: record[name] if name in ("data", "method") else record.get(name) for name in _WHAT},  # type: ignore[arg-type]
-            scores=Scores.from_dict(record["metrics"], bins=None if bins is None else _bins(bins)),
+            scores=Scores.from_dict(record["metrics"], bins=bins),
             history=_epochs(record.get("history") or {}, total=record.get("epochs")),
             best_epoch=record.get("best_epoch"),
             temperature=record.get("temperature"),
-            sweep=None if sweep is None else _sweep(sweep),
+            sweep=None if sweep is None else BinSweep(**{key: tuple(values) for key, values in sweep.items()}),
             recipe=dict(record["recipe"]) if "recipe" in record else _told_by_command(record),
             facts={name: record[name] for name in _FACTS if name in record},
         )
@@ -129,17 +129,17 @@ def save_results(entries: Sequence[Entry], folder: str | Path, *, note: str | No
         The files. Raises ``ValueError`` if the place of one is taken or wanted by two, ``OSError`` if it cannot be written.
     """
     place = Path(folder)
-    kept: dict[Path, tuple[Entry, dict[str, Any]]] = {}
+    kept: dict[Path, Entry] = {}
     for entry in entries:
-        file, record = place / result_name(entry), result_from_entry(entry)
-        other = kept[file][0] if file in kept else load_result(file) if file.exists() else entry
-        differ = (other.epochs, settings_of(other)) != (entry.epochs, settings_of(entry))
-        if differ or (file in kept and kept[file][1]["metrics"] != record["metrics"]):
+        file = place / result_name(entry)
+        other = kept.get(file) or (load_result(file) if file.exists() else entry)
+        if other.epochs != entry.epochs or (file in kept and other.scores.metrics != entry.scores.metrics):
             runs = " and ".join(f"{e.folder or e.method} of {e.epochs} epochs" for e in (other, entry))
             raise ValueError(f"{file}: must be the record of one run, got two: {runs}. Leave one out, or use another folder.")
-        kept[file] = entry, record | ({} if note is None else {"note": note})
+        kept[file] = entry
     make_folder(place)
-    for file, (_, record) in kept.items():
+    for file, entry in kept.items():
+        record = result_from_entry(entry) | ({} if note is None else {"note": note})
         with atomic_writer(file) as handle:
             handle.write(f"{_dump(record)}\n".encode())
     return list(kept)
@@ -198,25 +198,6 @@ def _told_by_command(record: Mapping[str, Any]) -> dict[str, object]:
     told = {"--set": "{}", "--init": "backbone.init={}"}
     pairs = [told[flag].format(value).partition("=") for flag, value in zip(words, words[1:], strict=False) if flag in told]
     return {**{key: value for key, _, value in pairs if key != "data.root"}, **(record.get("effective") or {})}
-
-
-def _bins(found: Mapping[str, Sequence[float]]) -> Bins:
-    return Bins(*(torch.tensor(found[name], dtype=torch.float64) for name in _BIN_PARTS))
-
-
-def _plain_sweep(entry: Entry) -> dict[str, list[Any]] | None:
-    sweep = entry.sweep or (None if entry.test is None else bin_sweep(entry.test))
-    if sweep is None:
-        return None
-    errors = {key: _short(getattr(sweep, key)) for key in (*_ERRORS, *_CHANCE)}
-    return {"n_bins": list(sweep.n_bins)} | {key: values for key, values in errors.items() if values}
-
-
-def _sweep(found: Mapping[str, Sequence[Any]]) -> BinSweep:
-    sweep = BinSweep(**{key: tuple(found[key]) for key in ("n_bins", *_ERRORS, *(key for key in _CHANCE if key in found))})
-    if len({len(values) for values in vars(sweep).values() if values}) > 1:
-        raise ValueError("`sweep` must have a value for each number of bins, got fewer or more")
-    return sweep
 
 
 def _columns(history: Sequence[Mapping[str, float | int | None]]) -> dict[str, list[Any]]:

@@ -90,16 +90,15 @@ def group_rows(entries: Iterable[Entry]) -> list[Row]:
             seed = "no seed" if None in (first.seed, second.seed) else f"seed {first.seed}"
             raise ValueError(
                 f"tables: runs of one row must have different seeds, got {seed} of {first.method} on {first.data} "
-                f"twice ({first.folder or 'a record'} and {second.folder or 'a record'}). Leave one out."
+                f"twice ({first.folder or 'a record'} and {second.folder or 'a record'}). Leave one out, or rename it."
             )
         _check_same_data(runs)
-    return [_row(runs, preset=key[3]) for key, runs in groups.items()]
-
-
-def _row(runs: Sequence[Entry], *, preset: str | None) -> Row:
-    first, (recipe, settings) = runs[0], _decided(runs[0])
-    by_seed = tuple(sorted(runs, key=lambda entry: (entry.seed is None, entry.seed or 0)))
-    return Row(first.data, first.model, first.method, preset, first.epochs, settings, recipe, by_seed)
+    rows = []
+    for (data, model, method, preset, epochs, _), runs in groups.items():
+        recipe, settings = _decided(runs[0])
+        by_seed = tuple(sorted(runs, key=lambda entry: entry.seed or 0))
+        rows.append(Row(data, model, method, preset, epochs, settings, recipe, by_seed))
+    return rows
 
 
 def flat_recipe(recipe: Recipe) -> dict[str, object]:
@@ -161,9 +160,9 @@ def comparable(first: Row, second: Row) -> bool:
     return all(first.recipe[key] == second.recipe[key] for key in told & first.recipe.keys() & second.recipe.keys())
 
 
-def is_same_run(first: Entry, second: Entry) -> bool:
-    """Whether two entries have everything in common that decides a row, and the seed."""
-    return first.seed == second.seed and _key(first, first.preset) == _key(second, second.preset)
+def identity(entry: Entry) -> tuple[object, ...]:
+    """Return all that tells a run from others: what decides its row, and its seed."""
+    return (*_key(entry, entry.preset), entry.seed)
 
 
 def catalogue_order(entry: Entry) -> tuple[object, ...]:
@@ -187,12 +186,6 @@ def catalogue_order(entry: Entry) -> tuple[object, ...]:
     return False, entry.data, entry.model or "", known, variant, scaled, entry.seed is None, entry.seed or 0
 
 
-def preset_matters(method: str) -> bool:
-    """Whether a method trains differently under the presets; a name that is no method's may."""
-    name = split_name(method)[0]
-    return name not in METHODS or METHODS[name].learns
-
-
 _Key = tuple[str, str | None, str, str | None, int | None, tuple[tuple[str, str], ...]]
 
 
@@ -203,7 +196,9 @@ def _key(entry: Entry, preset: str | None) -> _Key:
 def _group(entries: Sequence[Entry], *, merge: bool) -> dict[_Key, list[Entry]]:
     groups: dict[_Key, list[Entry]] = {}
     for entry in entries:
-        preset = None if merge and not preset_matters(entry.method) else entry.preset
+        name = split_name(entry.method)[0]
+        # Methods that learn nothing on held-out data train the same under every preset.
+        preset = None if merge and name in METHODS and not METHODS[name].learns else entry.preset
         groups.setdefault(_key(entry, preset), []).append(entry)
     return groups
 
@@ -219,22 +214,20 @@ def _repeated(runs: Sequence[Entry]) -> tuple[Entry, Entry] | None:
 
 
 def _check_same_data(runs: Sequence[Entry]) -> None:
-    """Refuse to average runs on different data: those under one path may have changed between two of them."""
-    known = [(e, _sizes(e)) for e in runs if not e.is_foreign]
-    for place, (entry, data) in enumerate(known):
-        for other, before in known[:place]:
+    """Refuse to average runs on different data: images under one path may have changed between two of them."""
+    known: list[tuple[Entry, dict[str, object]]] = []
+    for entry in runs:
+        # Earlier releases held out more for some methods.
+        facts: Mapping[str, Any] = entry.facts
+        used = {"train_examples": facts["examples"]["train"]} if "train" in facts.get("examples", ()) else {}
+        data = {**(facts.get("data") or {}), **used, "test_examples": entry.scores.n}
+        for other, before in known:
             if differ := difference(before, data, when=("in the first", "in the second")):
                 raise ValueError(
                     f"tables: runs of one row must have the same data, got {other.folder or 'a record'} and "
                     f"{entry.folder or 'a record'} of {entry.method} on {entry.data}: {differ}. Leave one out."
                 )
-
-
-def _sizes(entry: Entry) -> dict[str, Any]:
-    """What is known of a run's data, and how many examples it trained on: earlier releases held out more for some methods."""
-    facts: Mapping[str, Any] = entry.facts
-    used = {"train_examples": facts["examples"]["train"]} if "examples" in facts else {}
-    return {**(facts.get("data") or {}), **used, "test_examples": entry.scores.n}
+        known += [] if entry.is_foreign else [(entry, data)]
 
 
 def _decided(entry: Entry) -> tuple[dict[str, str], dict[str, str]]:

@@ -12,8 +12,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from calibrant.engine.folder import is_finished
 from calibrant.engine.recipe import to_dict
+from calibrant.grid.collect import numbers_of_run
 from calibrant.grid.plan import Cell
+
+# Seconds between looks at the executor.
+_PAUSE = 0.25
 
 
 class Stage(StrEnum):
@@ -91,8 +96,7 @@ class CellState:
         cell: The cell; stage, epochs, numbers and text are as in `Event`.
         log: Where its run says more.
         tries: How often it was started, not counting where it found no room beside others.
-        began: When it was first heard of since, and the epochs that it had then.
-        seconds: How long an epoch of it takes, where known.
+        first: Epochs that it had when it was first heard of; a resumed run has some behind it.
         found: Whether it was finished before.
     """
 
@@ -103,8 +107,7 @@ class CellState:
     text: str = ""
     log: Path | None = None
     tries: int = 0
-    began: tuple[float, float] | None = None
-    seconds: float | None = None
+    first: float | None = None
     found: bool = False
 
     @property
@@ -120,12 +123,23 @@ class Board:
         self.states = {cell.name: CellState(cell) for cell in cells}
         self.clock = clock
         self.started = clock()
-        # Cells that are worked at together: a cluster that was handed all of them works at as many as it has room for.
-        self._most = 1
+        # When the first run was heard of: what comes before is loading.
+        self._moving: float | None = None
 
     def count(self, *stages: Stage) -> int:
         """How many cells are in some stages."""
         return sum(state.stage in stages for state in self.states.values())
+
+    def note_finished(self, runs: Path) -> None:
+        """Take in which runs are finished in a folder; a base that nobody asked for and nothing waits for is not needed."""
+        for name, state in self.states.items():
+            if is_finished(runs / name):
+                state.stage, state.epochs, state.found = Stage.DONE, float(state.total), True
+                state.numbers = numbers_of_run(runs / name)
+        needed = {state.cell.base for state in self.states.values() if state.stage is Stage.WAITING}
+        for name, state in self.states.items():
+            if state.stage is Stage.WAITING and not state.cell.shown and name not in needed:
+                state.stage, state.found = Stage.DONE, True
 
     def next_ready(self) -> CellState | None:
         """The first waiting cell whose base, if it has one, is done."""
@@ -137,13 +151,14 @@ class Board:
 
     def start(self, state: CellState) -> None:
         """Note that a cell is being run."""
-        state.stage, state.tries, state.began, state.text = Stage.RUNNING, state.tries + 1, None, ""
+        state.stage, state.tries, state.text = Stage.RUNNING, state.tries + 1, ""
 
     def note(self, event: Event, *, retries: int) -> None:
         """Take in what happened; a cell that failed waits while it has another try, else takes those made of it along."""
         state = self.states[event.name]
         if event.kind == "step":
-            self._time(state, event.epochs)
+            self._moving = self.clock() if self._moving is None else self._moving
+            state.first = event.epochs if state.first is None else state.first
             state.epochs, state.numbers = event.epochs, {**state.numbers, **event.numbers}
         elif event.kind == "done":
             state.stage, state.epochs, state.numbers = Stage.DONE, float(state.total), event.numbers
@@ -155,25 +170,11 @@ class Board:
                     other.stage, other.text = Stage.FAILED, f"{event.name}, which it is made of, failed"
 
     def seconds_left(self) -> float | None:
-        """How long the rest will take, by the epochs seen so far; None before the first."""
-        known = [(state.cell, state.seconds) for state in self.states.values() if state.seconds is not None]
-        if not known:
-            return None
-        total = 0.0
-        for state in self.states.values():
-            if state.stage in (Stage.WAITING, Stage.RUNNING):
-                like = [s for cell, s in known if (cell.data, cell.method) == (state.cell.data, state.cell.method)]
-                pace = like or [seconds for _, seconds in known]
-                total += max(0.0, state.total - state.epochs) * sum(pace) / len(pace)
-        return total / max(1, min(self._most, self.count(Stage.WAITING, Stage.RUNNING)))
-
-    def _time(self, state: CellState, epochs: float) -> None:
-        if state.began is None:
-            # A run's first sign of life says nothing of when it began: it may have read data, or gone on with an older one.
-            state.began = (self.clock(), epochs)
-            self._most = max(self._most, sum(s.stage is Stage.RUNNING and s.began is not None for s in self.states.values()))
-        elif epochs > state.began[1]:
-            state.seconds = (self.clock() - state.began[0]) / (epochs - state.began[1])
+        """How long the rest will take at the pace of all runs so far; None before the first epochs."""
+        states = self.states.values()
+        trained = sum(max(0.0, state.epochs - state.first) for state in states if state.first is not None)
+        left = sum(max(0.0, s.total - s.epochs) for s in states if s.stage in (Stage.WAITING, Stage.RUNNING))
+        return left * (self.clock() - self._moving) / trained if trained and self._moving is not None else None
 
 
 # Called with the board and what has just changed on it; with None when only time has passed.
@@ -188,7 +189,6 @@ def run_cells(
     logs: Path,
     retries: int = 1,
     watch: Watch | None = None,
-    patience: float = 0.25,
 ) -> None:
     """Run what is waiting on a board until nothing is left that can be.
 
@@ -198,8 +198,7 @@ def run_cells(
         runs: Folder of the run folders.
         logs: Folder of the logs.
         retries: How often a cell that failed is tried again.
-        watch: Called after every change, and every ``patience`` seconds.
-        patience: Seconds between looks at the executor.
+        watch: Called after every change, and now and then.
     """
     tell = watch or (lambda board, event: None)
     try:
@@ -213,7 +212,7 @@ def run_cells(
                 room -= 1
             if board.count(Stage.RUNNING) == 0:
                 return
-            events = executor.poll(patience)
+            events = executor.poll(_PAUSE)
             for event in events:
                 board.note(event, retries=retries)
                 tell(board, event)

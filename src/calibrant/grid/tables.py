@@ -86,12 +86,13 @@ def build_table(rows: Sequence[Row], metrics: Sequence[str], style: Style, *, na
     columns, told = tuple(metric_column(key) for key in metrics), told_keys(rows)
     sections = []
     for (data, model), part in by_section(rows).items():
+        usual = usual_size(entry for row in part for entry in row.runs)
         common = [text for text in common_settings(part) if text.partition("=")[0] not in told]
         lines = [line_of(row, columns, style, common=common, told=told) for row in part]
-        lines = [_mark_best(line, lines, columns, usual=_usual(part)) for line in lines]
+        lines = [_mark_best(line, lines, columns, usual=usual) for line in lines]
         lines = _mark_tests(lines, columns) if style.test else lines
         title_of = data_name(data) if model is None else f"{data_name(data)}, {model}"
-        sections.append(Section(title_of, with_paper(lines, data, model, style), data, model, _usual(part)))
+        sections.append(Section(title_of, with_paper(lines, data, model, style), data, model, usual))
     return finish_table(Table(name, title, columns, tuple(sections)), style)
 
 
@@ -111,7 +112,11 @@ def finish_table(table: Table, style: Style, *, beside: Sequence[Line] = ()) -> 
 
 def name_methods(table: Table) -> Table:
     """Return a comparison with its methods named as figures and pages do; its notes are as they were."""
-    return table.each_line(lambda line: replace(line, label=_label(line.row, line.shown, "name")) if line.row else line)
+    sections = []
+    for section in table.sections:
+        named = (replace(line, label=_label(line.row, line.shown, "name")) if line.row else line for line in section.lines)
+        sections.append(replace(section, lines=tuple(named)))
+    return replace(table, sections=tuple(sections))
 
 
 def metric_column(key: str) -> Column:
@@ -215,7 +220,7 @@ def _mark_best(line: Line, lines: Sequence[Line], columns: Sequence[Column], *, 
     rows = [(other, other.row) for other in lines if other is not line and other.row is not None]
     assert line.row is not None
     others = [(other, row) for other, row in rows if comparable(line.row, row)]
-    several = sum(not other.is_foreign for other in lines) > 1
+    several = sum(other.row is not None and not other.row.is_foreign for other in lines) > 1
     if line.examples != usual or (several and all(row.is_foreign for _, row in others)):
         return line
     cells = dict(line.cells)
@@ -242,7 +247,3 @@ def _mark_tests(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
             if difference is not None and p_value is not None:
                 own[column.key] = replace(own[column.key], p_value=p_value, over=difference.over)
     return [replace(line, cells=own) for line, own in zip(lines, cells, strict=True)]
-
-
-def _usual(rows: Sequence[Row]) -> int | None:
-    return usual_size(entry for row in rows for entry in row.runs)

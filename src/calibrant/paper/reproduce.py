@@ -13,7 +13,7 @@ from calibrant.data import DATASETS
 from calibrant.engine.folder import is_finished
 from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.compare import Comparison, compare
-from calibrant.grid.export import add_notes, page_rows, to_page_table, write_page, write_table
+from calibrant.grid.export import page_rows, to_page_table, write_page, write_table
 from calibrant.grid.layout import Table
 from calibrant.grid.paper import load_paper, paper_table
 from calibrant.grid.plan import Cell, parse_seeds, plan_cells
@@ -166,7 +166,8 @@ def write_report(
     from calibrant.report.page_runs import columns_of
 
     shown = [replace(entry, data=f"{entry.data} (quick)") for entry in entries] if plan.quick else list(entries)
-    table = add_notes(_table(plan, shown), missing)
+    table = _table(plan, shown)
+    table = replace(table, notes=(*missing, *table.notes))
     files = write_table(table, folder)
     rows = page_rows(compare_table(shown, metrics=columns_of(shown), calibrated=True))
     heading = plan.title if plan.name == "figures" else f"Table {plan.name.removeprefix('table')}: {plan.title}"

@@ -214,9 +214,7 @@ def _draw(entries: Sequence[Entry], folder: Path) -> list[Path]:
 
 
 def _portable(paths: Sequence[Path]) -> list[str]:
-    """The paths as they are to be named on any machine: as they are, or from here or from the folder that holds them all."""
-    if not any(path.is_absolute() for path in paths):
-        return [path.as_posix() for path in paths]
+    """The paths as they are named on any machine: from here, or from the folder that holds them all."""
     here, full = Path.cwd(), [Path(os.path.abspath(path)) for path in paths]
     start = here if all(path.is_relative_to(here) for path in full) else Path(os.path.commonpath([p.parent for p in full]))
     return [path.relative_to(start).as_posix() for path in full]

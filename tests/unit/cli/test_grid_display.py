@@ -59,11 +59,10 @@ def test_draw_board_without_room_for_seeds_counts_them(board: Board) -> None:
 
 
 def test_total_words_say_what_is_left(board: Board) -> None:
-    # 17.5 epochs of a running cell and 30 of another, and as many of one that is tried again: 60 / 10.5 s each, two at a time.
-    board._most = 2
+    # 17.5 epochs of a running cell and 30 of another, and as many of one that is tried again: at 60 / 10.5 s.
     left = board.seconds_left()
-    assert left == pytest.approx((17.5 + 30 + 30) * 60 / 10.5 / 2)
-    assert total_words(board).startswith("2/9 runs done, 2 running, 2 failed, 60 s passed, about 4 min left")
+    assert left == pytest.approx((17.5 + 30 + 30) * 60 / 10.5)
+    assert total_words(board).startswith("2/9 runs done, 2 running, 2 failed, 60 s passed, about 7 min left")
 
 
 @pytest.mark.parametrize(
@@ -131,10 +130,10 @@ def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
     # Nothing is bold in a file.
     assert ["focal", "3", "4.00", "±", "1.00*", "1.00", "±", "0.10*†"] in said
     assert ["paper", "–", "–", "2.00"] in said
-    assert "; *: the lowest; †: differs from the first row, p < 0.05" in " ".join(stream.getvalue().split())
+    assert "; *: the lowest comparable; †: differs from the first row, p < 0.05" in " ".join(stream.getvalue().split())
     terminal = io.StringIO()
     show_table(table, console=Console(file=terminal, width=60, force_terminal=True, color_system="standard"))
-    assert "bold: the lowest; †" in terminal.getvalue()
+    assert "bold: the lowest" in terminal.getvalue()
     assert "*" not in terminal.getvalue()
     narrow = io.StringIO()
     show_table(table, console=Console(file=narrow, width=36))

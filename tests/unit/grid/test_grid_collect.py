@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,9 @@ from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Scores
 from calibrant.engine.train import scale_run, train
-from calibrant.grid.collect import data_label, find_runs, load_entries, load_run_entry, name_apart, place_of
+from calibrant.grid.collect import check_same_labels, data_label, find_runs, load_entries, load_run_entry
 from calibrant.metrics.measure import measure
 from helpers import golden
-from made_up_runs import run_of, scores_of
 
 TINY = {
     "seed": 4,
@@ -130,19 +130,18 @@ def test_load_entries_of_predictions_are_called_by_their_file(tmp_path: Path) ->
 
 
 def test_load_entries_of_a_folder_of_predictions_are_its_seeds(tmp_path: Path) -> None:
-    folder = tmp_path / "theirs"
-    folder.mkdir()
-    for name in ("seed0.npz", "seed_1.npz", "other-seed7.npz", "test.npz"):
-        golden_predictions().save(folder / name)
-    golden_predictions("val").save(folder / "val.npz")
-    (folder / "table.json").write_text("[1]")
-    found = [(entry.method, entry.seed) for entry in load_entries(folder)]
-    assert found == [("other", 7), ("theirs", 0), ("theirs", 1), ("theirs/test.npz", None)]
+    for name in ("theirs-seed0.npz", "theirs_seed_1.npz", "below/other-seed7.npz", "test.npz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        golden_predictions().save(tmp_path / name)
+    golden_predictions("val").save(tmp_path / "val.npz")
+    (tmp_path / "table.json").write_text("[1]")
+    found = [(entry.method, entry.seed) for entry in load_entries(tmp_path)]
+    assert found == [("other", 7), ("test", None), ("theirs", 0), ("theirs", 1)]
 
 
 def test_load_entries_of_validation_predictions_is_refused(tmp_path: Path) -> None:
     golden_predictions("val").save(tmp_path / "mine.npz")
-    with pytest.raises(ValueError, match="must hold predictions on test data to be compared, got those of the val split"):
+    with pytest.raises(ValueError, match="must hold predictions on test data, got those of the val split"):
         load_entries(tmp_path / "mine.npz")
 
 
@@ -173,65 +172,43 @@ def test_data_label_of_a_path_is_its_last_part(tmp_path: Path) -> None:
     assert data_label("birds.v2.npz") == "birds.v2"
 
 
-TEST = Predictions(probs=[[0.9, 0.1]], labels=[0])
+def entry(method: str, labels: list[int], *, classes: int = 2, weights: list[float] | None = None, **other: object) -> Entry:
+    probs = [[0.9, *([0.1 / (classes - 1)] * (classes - 1))]] * len(labels)
+    test = Predictions(probs=probs, labels=labels, weights=weights)
+    return replace(Entry("coins", method, measure(test, n_resamples=2), test=test, folder=f"{method}.npz"), **other)  # type: ignore[arg-type]
 
 
-def theirs(path: Path, data: str = "coins") -> Entry:
-    return Entry(data, "?", scores_of({"ece": 0.1}), seed=place_of(path)[1], test=TEST, folder=str(path))
-
-
-def names(folder: Path, *files: str) -> list[str]:
-    return [entry.method for entry in name_apart([theirs(folder / file) for file in files])]
-
-
-@pytest.mark.parametrize(
-    ("file", "place", "seed"),
-    [
-        ("a/mine.npz", "a/mine", None),
-        ("a/mine-seed3.npz", "a/mine", 3),
-        ("a/test.npz", "a", None),
-        ("a-seed3/test.npz", "a", 3),
-        ("a-seed3/seed4.npz", "a-seed3", 4),
-        ("a/seed3/test.npz", "a", 3),
-    ],
-)
-def test_place_of_a_file_ends_in_its_name(tmp_path: Path, file: str, place: str, seed: int | None) -> None:
-    assert place_of(tmp_path / file) == (tmp_path.resolve() / place, seed)
+MINE = entry("mine", [0, 1, 1])
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    "rows",
     [
-        (["o1/m.npz"], ["m"]),
-        (["o1/m.npz", "o1/k.npz"], ["m", "k"]),
-        (["o1/m.npz", "o2/m.npz"], ["o1/m", "o2/m"]),
-        (["a/o/m.npz", "b/o/m.npz"], ["a/o/m", "b/o/m"]),
-        (["o1/m-seed0.npz", "o1/m-seed1.npz"], ["m", "m"]),
-        (["o1/m-seed0.npz", "o2/m-seed0.npz", "o1/m-seed1.npz"], ["o1/m", "o2/m", "o1/m"]),
-        (["o1/m.npz", "o2/m-seed0.npz"], ["o1/m", "o2/m"]),
-        (["o1/m.npz", "o1/m.csv"], ["m.npz", "m.csv"]),
-        (["o1/m-seed0.npz", "o1/m.npz"], ["m", "m.npz"]),
-        (["m/seed0.npz", "m/test.npz"], ["m", "m/test.npz"]),
+        # Parts may come first; other data are another matter.
+        [entry("part", [1, 1]), MINE, entry("b", [0, 1, 1]), entry("c", [1, 1, 1, 0], classes=6, data="dice"), entry("d", [0])],
+        [entry("old", [0, 0, 0], test=None, folder=None), MINE],
+        [entry("even", [0, 1, 1], weights=[2.0, 2.0, 2.0]), MINE],
     ],
 )
-def test_name_apart_adds_folders_and_endings_only_where_they_are_needed(
-    tmp_path: Path, files: list[str], expected: list[str]
-) -> None:
-    assert names(tmp_path, *files) == expected
+def test_rows_of_one_test_set_or_a_part_of_it_are_taken(rows: list[Entry]) -> None:
+    assert check_same_labels(rows, where="page") is None
 
 
-def test_name_apart_leaves_runs_other_data_and_named_entries_alone(tmp_path: Path) -> None:
-    entries = [run_of("ce"), run_of("ce"), theirs(tmp_path / "m.npz"), theirs(tmp_path / "o" / "m.npz", data="dice")]
-    once = name_apart(entries)
-    assert [entry.method for entry in once] == ["ce", "ce", "m", "m"]
-    assert name_apart(once) == once
-
-
-def test_name_apart_files_called_like_a_method_keep_their_ending(tmp_path: Path) -> None:
-    files = ("ce.npz", "CE.npz", "focal-seed0.npz", "focal-seed1.npz", "mine.npz")
-    assert names(tmp_path, *files) == ["ce.npz", "CE.npz", "focal.npz", "focal.npz", "mine"]
-    assert names(tmp_path, "a/ce+ts.csv", "b/ce+ts.csv") == ["a/ce+ts", "b/ce+ts"]
-
-
-def test_name_apart_of_a_file_whose_name_is_no_utf8_can_be_written() -> None:
-    assert names(Path(), "m\udc80.npz", "m\udc81.npz", "模型.npz") == ["m\\udc80", "m\\udc81", "模型"]
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([entry("part", [1, 1]), MINE, entry("b", [1, 1, 0])], "in the order .* as in mine.npz, got other labels for 2 of 3"),
+        # A run knows its test set, so it decides, not what is longest.
+        ([entry("b", [1, 1, 0]), entry("ce", [0, 0], epochs=1)], "the 2 examples of .* as in ce.npz, got 3 in b.npz"),
+        ([MINE, entry("b", [0, 1, 2], classes=3)], "the 2 classes of the test set of coins as in mine.npz, got 3 in b.npz"),
+        ([MINE, entry("b", [0, 1, 2], classes=3, test=None, folder=None)], "the 2 classes .* got 3 in b"),
+        ([MINE, entry("b", [0, 1, 1], weights=[1.0, 2.0, 1.0])], "the `weights` of .* got others in b.npz"),
+        (
+            [entry("mine", [0, 1], weights=[1.0, 2.0]), entry("b", [0, 1])],
+            "the `weights` of .* as in mine.npz, got others",
+        ),
+    ],
+)
+def test_rows_of_other_test_sets_are_refused(rows: list[Entry], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^page must have .*{message}"):
+        check_same_labels(rows, where="page")

@@ -12,7 +12,6 @@ from calibrant.grid.rows import (
     comparable,
     flat_recipe,
     group_rows,
-    preset_matters,
     settings_of,
 )
 from made_up_runs import run_of
@@ -112,11 +111,6 @@ def test_catalogue_order_puts_plain_long_runs_first_scaled_ones_after_their_base
         ("theirs", {}, None, None),
         ("a", {}, None, None),
     ]
-
-
-def test_preset_matters_only_where_something_is_learned_on_held_out_data() -> None:
-    names = ("ce", "ce+ts", "mixup", "crl", "ce-dece", "flgamma", "somebody's own")
-    assert [name for name in names if preset_matters(name)] == ["ce-dece", "flgamma", "somebody's own"]
 
 
 def test_settings_of_leaves_out_where_and_how_often_and_what_the_method_does_by_itself() -> None:

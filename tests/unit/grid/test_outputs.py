@@ -11,7 +11,7 @@ import pytest
 
 from calibrant.core.entry import Entry
 from calibrant.grid.export import PageRows, page_rows, write_outputs
-from calibrant.grid.layout import size_notes
+from calibrant.grid.layout import row_notes
 from calibrant.grid.tables import compare_table
 from calibrant.paper.reproduce import plan_reproduction, write_report
 from calibrant.report.curves import prepare_tradeoff
@@ -100,7 +100,7 @@ def test_outputs_begin_with_what_is_missing(tmp_path: Path, paper: bool) -> None
     table, _ = write_outputs(made_entries(), tmp_path, ["Missing: mmce."], figures=False, paper=paper)
     assert table.notes[0] == "Missing: mmce."
     assert (tmp_path / "report.html").read_text().count("Missing: mmce.") == 1
-    plan = plan_reproduction("table1", data="digits", quick=True)
+    plan = plan_reproduction("table1", data=["digits"], quick=True)
     table, _ = write_report(plan, made_entries(), tmp_path / "paper", ["Missing: mmce."])
     assert table.notes[0] == "Missing: mmce."
     assert (tmp_path / "paper" / "report.html").read_text().count("Missing: mmce.") == 1
@@ -173,7 +173,7 @@ def test_tables_figures_and_page_agree_on_which_rows_are_parts_of_the_test_set(t
     mixed = [folds[0], sized(folds[1], 50)]
     for entries in ([*parts, *whole], [*parts, *trained], [*mixed, *parts, run_of("ce"), run_of("focal", ece=0.5)]):
         table, _ = write_outputs(entries, tmp_path, figures=False)
-        in_table = [note.partition(" on ")[0] for note in size_notes(table)]
+        in_table = [note.partition(" on ")[0] for note in row_notes(table)]
         assert in_table == [entry.method for entry in entries if entry in parts or entry is mixed[0]]
         page = (tmp_path / "report.html").read_text()
         assert re.findall(r'<th scope="row">([^<]*)<small class="note">', page) == [method_name(name) for name in in_table]
@@ -204,4 +204,4 @@ def test_page_says_once_which_rows_average_and_what_is_doubtful(paper: bool, tmp
     write_outputs(runs, tmp_path, figures=False, paper=paper)
     page = (tmp_path / "report.html").read_text()
     assert page.count("By preset, FLγ-SECE predicts with averaged weights (train.average=phase)") == 1
-    assert page.count("CE (TS) on digits: the temperature ended at its bound 100000; do not trust it.") == 1
+    assert page.count("CE (TS) on digits: a temperature ended at its bound 100000; do not trust it.") == 1

@@ -148,8 +148,3 @@ def test_claims_of_the_text_follow_from_table1_but_for_ece() -> None:
             assert claim["points"][data] == pytest.approx(gains[data], abs=0.0051)
         means[key] = (claim["points"]["mean"], round(sum(gains.values()) / 3, 3), "note" in claim)
     assert means == {"mce": (14.37, 14.372, False), "ace": (3.917, 3.917, False), "ece": (4.198, 4.079, True)}
-
-
-def test_paper_table_unknown_name_lists_them() -> None:
-    with pytest.raises(ValueError, match="unknown table of the paper 'table6'"):
-        paper_table("table6")

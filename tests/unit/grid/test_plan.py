@@ -88,12 +88,16 @@ def test_cell_name_tells_preset_and_own_network_and_has_no_odd_characters(tmp_pa
         (
             (["digits"], ["ce+ts"], [0]),
             {"settings": {"ce+ts:optim.lr": 3}},
-            r"`ce\+ts` is made from the runs of ce .* Set `ce:",
+            r"unknown method of this grid 'ce\+ts'. Did you mean 'ce'",
         ),
         ((["digits"], ["ce"], [10**20]), {}, "`seed` must be a whole number from 0"),
         ((["digits"], ["ce"], [0]), {"settings": {"method.options.gamma": 3}}, "method 'ce' has no options"),
-        ((["a/birds", "b/birds"], ["ce"], [0]), {}, "the last part of paths must differ, .* got a/birds and b/birds"),
-        ((["a/birds 1", "a/birds-1"], ["ce"], [0]), {}, "the last part of paths must differ, .* got a/birds 1 and a/birds-1"),
+        ((["a/birds", "b/birds"], ["ce"], [0]), {}, "`data` must have different last parts of paths, .* got a/birds, b/birds"),
+        (
+            (["a/birds 1", "a/birds-1"], ["ce"], [0]),
+            {},
+            "`data` must have different last parts of paths",
+        ),
     ],
 )
 def test_plan_cells_of_what_cannot_be_run_say_so(arguments, options, message) -> None:

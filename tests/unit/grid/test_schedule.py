@@ -65,14 +65,6 @@ def test_run_cells_starts_a_scaled_run_only_after_its_base(room: int) -> None:
     assert scaled.folder == Path("runs", "digits-convnet-ce+ts-seed0")
 
 
-def test_run_cells_leaves_what_is_done_alone() -> None:
-    board, executor = Board(GRID), Fake(2)
-    for name in ("digits-convnet-ce-seed0", "digits-convnet-focal-seed1"):
-        board.states[name].stage = Stage.DONE
-    run(board, executor)
-    assert order(executor) == ["ce+ts-seed0", "focal-seed0", "ce-seed1", "ce+ts-seed1"]
-
-
 def test_run_cells_tries_again_and_goes_on() -> None:
     board = Board(GRID)
     executor = Fake(1, lambda name, tries: fail(name) if "focal-seed0" in name and tries == 1 else None)
@@ -119,59 +111,32 @@ def test_run_cells_closes_the_executor_when_interrupted() -> None:
     assert executor.closed == 1
 
 
-def test_board_estimates_the_rest_from_epochs_of_the_same_method() -> None:
+def test_board_estimates_the_rest_from_the_pace_of_all_runs() -> None:
     now = [0.0]
     board = Board(GRID, clock=lambda: now[0])
-    assert board.seconds_left() is None
     ce, focal = (board.states[f"digits-convnet-{method}-seed0"] for method in ("ce", "focal"))
-    for state in (ce, focal):
+    now[0] = 50.0  # loading says nothing about the pace
+    for state, epochs in ((ce, 1.0), (focal, 7.0)):  # the second is a run that was resumed
         board.start(state)
-        board.note(Event(state.cell.name, "step", epochs=1.0), retries=0)
+        board.note(Event(state.cell.name, "step", epochs=epochs), retries=0)
     assert board.seconds_left() is None
-    now[0] = 6.0
-    board.note(Event(ce.cell.name, "step", epochs=4.0), retries=0)  # 2 s an epoch
-    board.note(Event(focal.cell.name, "step", epochs=7.0), retries=0)  # 1 s an epoch
-    # 6 and 3 epochs of the running ones, 10 of each of the second seed; what is only scaled takes no time.
-    assert board.seconds_left() == (6 * 2 + 3 * 1 + 10 * 2 + 10 * 1) / 2
+    now[0] = 56.0
+    board.note(Event(ce.cell.name, "step", epochs=4.0, numbers={"val_error": 0.2}), retries=0)
+    # Three epochs in 6 s; 6 and 3 of the running ones are left, and 10 of each of the second seed.
+    assert board.seconds_left() == (6 + 3 + 10 + 10) * 2
+    board.note(Event(ce.cell.name, "step", epochs=4.5), retries=0)
+    assert (ce.numbers, ce.epochs) == ({"val_error": 0.2}, 4.5)
     for name in list(board.states):
         board.note(Event(name, "done"), retries=0)
     assert board.seconds_left() == 0
 
 
-def test_board_of_a_cluster_that_was_handed_all_runs_counts_those_that_it_works_at() -> None:
-    now = [0.0]
-    board = Board(plan_cells(["digits"], ["ce"], list(range(20)), settings={"train.epochs": 10}), clock=lambda: now[0])
-    names = list(board.states)
-    for state in board.states.values():
-        board.start(state)
-
-    def go_on(epochs: float, *places: int) -> None:
-        for place in places:
-            board.note(Event(names[place], "step", epochs=epochs), retries=0)
-
-    go_on(1.0, 0, 1)
-    now[0] = 8.0
-    go_on(9.0, 0, 1)  # 1 s an epoch
-    assert board.seconds_left() == (2 * 1 + 18 * 10) / 2
-    for name in names[:2]:
-        board.note(Event(name, "done"), retries=0)
-    go_on(1.0, 2)
-    assert board.seconds_left() == (9 + 17 * 10) / 2
-    for name in names[2:19]:
-        board.note(Event(name, "done"), retries=0)
-    go_on(1.0, 19)
-    assert board.seconds_left() == 9
-
-
-def test_board_times_a_resumed_run_by_what_it_has_done_since() -> None:
-    now = [100.0]
-    board = Board(GRID[:1], clock=lambda: now[0])
-    (state,) = board.states.values()
-    board.start(state)
-    board.note(Event(state.cell.name, "step", epochs=8.0), retries=0)
-    now[0] = 103.0
-    board.note(Event(state.cell.name, "step", epochs=9.0, numbers={"val_error": 0.2}), retries=0)
-    assert state.seconds == 3.0
-    assert board.seconds_left() == 3.0
-    board.note(Event(state.cell.name, "step", epochs=9.5), retries=0)
-    assert (state.numbers, state.epochs) == ({"val_error": 0.2}, 9.5)
+def test_board_needs_no_base_that_only_finished_runs_were_made_of(tmp_path: Path) -> None:
+    base, scaled = plan_cells(["digits"], ["ce+ts"], [0])
+    board = Board([base, scaled])
+    board.note_finished(tmp_path)
+    assert board.count(Stage.WAITING) == 2
+    (tmp_path / scaled.name).mkdir()
+    (tmp_path / scaled.name / "run.json").write_text('{"finished": "yes"}')
+    board.note_finished(tmp_path)
+    assert board.count(Stage.DONE) == 2

@@ -12,7 +12,7 @@ import torch
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
 from calibrant.grid.export import to_csv, to_json, to_markdown
-from calibrant.grid.layout import Cell, Column, Line, Table, several_best
+from calibrant.grid.layout import Cell, Column, Line, Table
 from calibrant.grid.tables import compare_table, metric_column
 from made_up_runs import run_of, seeds
 
@@ -48,7 +48,6 @@ def test_compare_table_best_is_marked_wherever_a_row_has_no_number(place: int) -
     runs.insert(place, run_of("mmce", math.nan))
     table = compare_table(runs, metrics=("error",), test=False)
     assert bold(table, "error") == ["focal"]
-    assert not several_best(table)
 
 
 def test_compare_table_bold_only_among_equal_epochs() -> None:
@@ -150,22 +149,18 @@ def test_compare_table_where_one_row_names_its_averaging_all_rows_do() -> None:
     assert [found.label for found in plain.lines] == ["ce", "flgamma-sece"]
 
 
-def test_compare_table_says_why_several_values_are_bold_and_whom_predictions_compete_with() -> None:
+def test_compare_table_several_values_are_bold_if_only_some_rows_may_be_compared() -> None:
     told = "train.average=phase"
     runs = [run_of("ce", 0.05), run_of("ce", 0.04, told=told), run_of("focal", 0.06), run_of("focal", 0.03, told=told)]
-    several = "Several values of a column are bold, or not its lowest, where only some rows may be compared with each other."
     files = "Predictions from files, of which only the data are known, compete with all rows beside them."
     table = compare_table(runs)
     assert bold(table, "error") == ["ce (train.average=no)", "focal (train.average=phase)"]
-    assert (several in table.notes, files in table.notes) == (True, False)
+    assert files not in table.notes
     theirs = run_of("theirs", 0.01, 0.01, model=None, epochs=None, seed=None, preset=None)
-    both = compare_table([*runs[::2], theirs])
-    assert (several in both.notes, files in both.notes) == (False, True)
+    assert files in compare_table([*runs[::2], theirs]).notes
     # One alone has nothing to be compared with, and is not marked though it is the lowest.
     short = compare_table([run_of("ce", 0.05), run_of("focal", 0.06), run_of("flsd", 0.01, 0.01, epochs=20)])
     assert bold(short, "error") == ["ce"]
-    assert several in short.notes
-    assert several not in compare_table([run_of("ce", 0.05), run_of("focal", 0.06)]).notes
 
 
 def test_compare_table_says_where_the_paper_has_no_number_of_any_row() -> None:
@@ -251,11 +246,6 @@ def test_compare_table_without_entries_is_refused() -> None:
 def test_cell_that_rounds_to_zero_has_no_sign() -> None:
     assert Cell(-0.000001).shown(Column("e", "E", "e")) == ("0.000", None)
     assert Cell(-0.0123, 0.004).shown(Column("e", "E", "e", percent=False)) == ("-0.012", "0.004")
-
-
-@pytest.mark.parametrize(("p_value", "differs"), [(0.0499, True), (0.05, False), (None, False)])
-def test_cell_differs_below_the_level_that_the_note_names(p_value: float | None, differs: bool) -> None:
-    assert Cell(0.1, p_value=p_value).differs is differs
 
 
 def test_compare_table_tests_no_row_that_may_not_be_compared_with_the_first() -> None:

@@ -6,14 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
 from calibrant.metrics.measure import measure
 from calibrant.paper.reproduce import plan_reproduction, write_report
 from calibrant.report.figures import Drawing
-from calibrant.report.save import save_figure
 from helpers import mixed_gaps
 
 
@@ -74,11 +72,6 @@ def test_quick_plan_on_named_data_has_a_small_network_and_few_epochs(name, data,
     assert plan.seeds == (0, 1, 2)
     for cell in plan.cells():
         assert (cell.recipe.backbone.name, cell.recipe.train.epochs, cell.recipe.train.batch_size) == found
-
-
-def test_plan_of_an_unknown_experiment_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match="unknown experiment of the paper 'table11'. Did you mean 'table1'"):
-        plan_reproduction("table11")
 
 
 def test_plan_left_is_what_is_not_finished(tmp_path: Path) -> None:
@@ -162,17 +155,6 @@ def test_report_of_figures_has_the_bins_of_the_paper(tmp_path: Path, monkeypatch
     assert drawn == [(10, 20, 50, 100)]
     assert table.name == "figures"
     assert (tmp_path / "report.html") in files
-
-
-def test_report_removes_figures_of_an_older_one_and_marks_as_tables_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "figures").mkdir()
-    old = save_figure(Figure(), tmp_path / "figures" / "tradeoff-old")
-    given: dict[str, object] = {}
-    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
-    monkeypatch.setattr("calibrant.report.page.render_page", lambda **options: given.update(options) or "")
-    write_report(plan_reproduction("table1", data=["cifar10"], seeds=1), entries(("ce",), data="cifar10"), tmp_path)
-    assert not any(file.exists() for file in old)
-    assert given["best"] == [frozenset()]
 
 
 @pytest.mark.parametrize(
