@@ -157,7 +157,7 @@ def test_report_of_runs_tells_settings_of_one_method_apart_and_says_which_averag
 ) -> None:
     made = ("--data", "mixture", "--model", "mlp", "--epochs", 1, "--device", "cpu", "--set", "train.batch_size=400")
     runs, steered, page = tmp_path / "runs", tmp_path / "steered", tmp_path / "runs.html"
-    settings = {runs / "plain": ("ce",), runs / "mean": ("ce", "--set", "train.average=uniform"), steered: ("flgamma-sece",)}
+    settings = {runs / "plain": ("ce",), runs / "mean": ("ce", "--set", "train.average=ema"), steered: ("flgamma-sece",)}
     for seed, (out, words) in enumerate(settings.items()):
         code, _, err = run(capsys, "train", *made, "--seed", seed, "--method", *words, "--out", out)
         assert code == 0, err
@@ -166,7 +166,7 @@ def test_report_of_runs_tells_settings_of_one_method_apart_and_says_which_averag
     assert code == 0, err
     assert "2 rows of 1 method" in text
     assert '<th scope="row">CE (average=no)</th><td>1</td>' in page.read_text()
-    assert '<th scope="row">CE (average=uniform)</th><td>1</td>' in page.read_text()
+    assert '<th scope="row">CE (average=ema)</th><td>1</td>' in page.read_text()
     code, _, err = run(capsys, "report", "--run", runs / "plain", "--run", steered, "--out", page)
     assert code == 0, err
     assert "FLγ-SECE predicts with averaged weights (train.average=phase)" in page.read_text()

@@ -60,10 +60,10 @@ APART = {
 }
 LEARNERS: dict[str, dict[str, Any]] = {
     "head": {"lookahead": "head"},
-    "head-sum-clip": {"lookahead": "head", "lookahead_reduction": "sum", "lookahead_clip": 0.5, "objective": "dece"},
+    "head-sum": {"lookahead": "head", "lookahead_reduction": "sum", "objective": "dece"},
     "head-l2": {"lookahead": "head", "regularizer": "unitwise-l2", "objective": "nll"},
     "full": {"lookahead": "full"},
-    "full-clip": {"lookahead": "full", "lookahead_clip": 0.05, "lookahead_reduction": "sum"},
+    "full-sum": {"lookahead": "full", "lookahead_reduction": "sum"},
 }
 # (examples of the first process, of the second): all kept, more than are kept, and one process without any.
 SHARES = {"few": (700, 1300), "many": (30_000, 41_000), "lopsided": (1500, 0)}

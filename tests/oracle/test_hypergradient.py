@@ -17,7 +17,7 @@ from calibrant.meta.network import meta_mode, untracked
 DOUBLE = torch.float64
 # The table's own entries, so that a new one is tested before its author thinks of it, and variants of some.
 KINDS = {name: make() for name, make in REGULARIZERS.items()} | {
-    "gamma-focal-softplus": GammaFocal(positive="softplus", num_heads=9),
+    "gamma-focal-wide": GammaFocal(num_heads=9),
     "unitwise-l2-batch": UnitwiseL2(share="batch", init=0.01),
 }
 
@@ -76,15 +76,14 @@ def assert_same(found, expected, tolerance):
         torch.testing.assert_close(found.grads[name], grad, rtol=0, atol=tolerance * float(grad.abs().max()))
 
 
-@pytest.mark.parametrize("clip", [None, 0.1, 1e3])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", KINDS)
-def test_head_hypergradient_equals_double_backward(name, reduction, clip):
+def test_head_hypergradient_equals_double_backward(name, reduction):
     numbers, regularizer = Numbers(), KINDS[name]
     hyper = numbers.hyper(regularizer)
-    found = numbers.closed(regularizer, sece_penalty, hyper, VirtualStep(lr=0.3, reduction=reduction, clip=clip))
+    found = numbers.closed(regularizer, sece_penalty, hyper, VirtualStep(lr=0.3, reduction=reduction))
     inner, outer = numbers.inner(regularizer, reduction), numbers.outer(sece_penalty)
-    assert_same(found, hypergradient(inner, outer, numbers.head, hyper, lr=0.3, clip=clip), 1e-10)
+    assert_same(found, hypergradient(inner, outer, numbers.head, hyper, lr=0.3), 1e-10)
 
 
 def test_head_hypergradient_general_gradients_equal_the_closed_forms():
@@ -99,18 +98,17 @@ def test_head_hypergradient_general_gradients_equal_the_closed_forms():
             torch.testing.assert_close(value, general_direct[name], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("clip", [None, 0.1])
-@pytest.mark.parametrize("name", ["gamma-focal", "unitwise-l2", "label-smoothing-non-uniform"])
-def test_head_hypergradient_equals_central_differences(name, clip):
+@pytest.mark.parametrize("name", ["gamma-focal", "unitwise-l2", "label-smoothing-per-class"])
+def test_head_hypergradient_equals_central_differences(name):
     numbers, regularizer = Numbers(seed=1), KINDS[name]
     hyper = numbers.hyper(regularizer)
     # DECE is smooth; SECE's absolute value would put a kink between the two points now and then.
-    found = numbers.closed(regularizer, dece_penalty, hyper, VirtualStep(lr=0.3, clip=clip))
+    found = numbers.closed(regularizer, dece_penalty, hyper, VirtualStep(lr=0.3))
     inner, outer = numbers.inner(regularizer, "mean"), numbers.outer(dece_penalty)
     for entry, value in hyper.items():
         way = torch.randn(value.shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(3))
         ends = [
-            hypergradient(inner, outer, numbers.head, hyper | {entry: value + sign * 1e-5 * way}, lr=0.3, clip=clip).value
+            hypergradient(inner, outer, numbers.head, hyper | {entry: value + sign * 1e-5 * way}, lr=0.3).value
             for sign in (1, -1)
         ]
         difference = float(ends[0] - ends[1]) / 2e-5
@@ -171,7 +169,7 @@ class NetworkCase:
     def reference(self, hyper=None):
         settings, hyper = self.settings, self.hyper if hyper is None else hyper
         params = {name: value.detach() for name, value in self.network.parameters().items()}
-        return hypergradient(self.inner, self.outer, params, hyper, lr=settings.lookahead_lr, clip=settings.lookahead_clip)
+        return hypergradient(self.inner, self.outer, params, hyper, lr=settings.lookahead_lr)
 
     def found(self):
         with untracked(self.model):
@@ -184,10 +182,9 @@ def small_resnet():
     return ResNet(BasicBlock, (1, 1), (4, 8), 4)
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("name", ["gamma-focal", "unitwise-l2", "label-smoothing"])
-def test_full_hypergradient_resnet_with_batchnorm_equals_double_backward(name, clip):
-    case = NetworkCase(small_resnet(), (3, 8, 8), regularizer=KINDS[name], lookahead_clip=clip)
+def test_full_hypergradient_resnet_with_batchnorm_equals_double_backward(name):
+    case = NetworkCase(small_resnet(), (3, 8, 8), regularizer=KINDS[name])
     before = {k: v.clone() for k, v in case.model.state_dict().items()}
     assert_same(case.found(), case.reference(), 1e-8)
     assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())

@@ -16,7 +16,6 @@ from calibrant.cli.terminal import duration_words
 from calibrant.core.registry import lookup
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES
 from calibrant.engine.hardware import is_first_process
-from calibrant.engine.methods import check_idle
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, load_recipe, override
 from calibrant.engine.result import EpochRecord, Run, epoch_scores
 from calibrant.engine.train import train
@@ -39,7 +38,6 @@ def train_model(
         recipe = out / "recipe.toml"
     changes = merge_settings(options, settings or [])
     whole = override(Recipe() if recipe is None else load_recipe(recipe), changes)
-    check_idle([whole], changes)
     folder = default_folder(whole) if out is None else out
     if resume and recipe is None and changes.keys() <= NEUTRAL and not (folder / "recipe.toml").exists():
         # A misspelt folder must not train the defaults.

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Scores
 from calibrant.engine.loop import Assembly
-from calibrant.engine.methods import idle_keys, resolved
+from calibrant.engine.methods import resolved
 from calibrant.engine.network import Shape, build_backbone, load_weights, save_weights
 from calibrant.engine.recipe import KEYS, NEUTRAL, BackbonePart, Recipe, read_toml, recipe_of, to_toml, value_of
 from calibrant.engine.result import Alternative, EpochRecord, Run
@@ -187,7 +187,7 @@ def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
 
 def _what_counts(recipe: Recipe) -> dict[str, object]:
     """Dotted key → value of all that decides what is trained, with what the method decides."""
-    full, left_out = resolved(recipe), {*NEUTRAL, *idle_keys(recipe), "method.options"}
+    full, left_out = resolved(recipe), {*NEUTRAL, "method.options"}
     found = {key: value_of(full, key) for key in KEYS if key not in left_out}
     return {key: value for key, value in found.items() if value is not None} | {
         f"method.options.{name}": value for name, value in recipe.method.options.items()
@@ -244,6 +244,8 @@ def read_recipe(folder: Path) -> Recipe:
     so: ``run.json`` knows how many examples were held out besides the validation part, which is `data.meta` now.
     """
     values = read_toml(folder / "recipe.toml")
+    if is_finished(folder):
+        values.get("train", {}).pop("average_from_epoch", None)
     part, preset = values.get("data", {}), values.get("method", {}).get("preset")
     if part.pop("same_data", None) is not None:
         facts = read_facts(folder)

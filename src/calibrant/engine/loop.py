@@ -167,7 +167,8 @@ def run_epoch(assembly: Assembly, epoch: int, *, started: float, tick: Tick | No
     set_learning_rate(assembly.optimizer, lr)
     objective.begin_epoch(epoch)
     for average in averages:
-        average.begin_epoch(epoch, anew=average.by_phase and drops(recipe.optim, epoch, epochs=train.epochs))
+        if average.by_phase and drops(recipe.optim, epoch, epochs=train.epochs):
+            average.forget()
     steps = batches.begin_epoch(epoch, kept=objective.kept())
     assembly.loss_sum.zero_()
     begun = time.monotonic()

@@ -6,7 +6,7 @@ A method's hyper-parameters are the keyword arguments of the function that build
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_type_hints
@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, get_type_hints
 from calibrant.core.checks import check_count, check_positive
 from calibrant.core.registry import Registry, lookup
 from calibrant.engine.objective import Facts, LossPlan, MetaPlan, MetaSchedule
-from calibrant.engine.recipe import KEYS, Recipe, read_value, value_of
+from calibrant.engine.recipe import Recipe, read_value
 from calibrant.losses import (
     ACLS,
     CPC,
@@ -66,14 +66,19 @@ class Method:
     build: Callable[..., Plan]
     look: Look | None = None
     learns: bool = False
-    average: Literal["no", "ema", "uniform", "phase"] = "no"
+    average: Literal["no", "ema", "phase"] = "no"
     select: Literal["error", "nll", "error+nll", "error+ece", "last"] = "error"
 
 
 # Of a run's own: the rest are options of the settings, of the regularizer and of the objective.
 _OWN = {"meta_batch_size": int | None, "refresh": int | None, "meta_schedule": MetaSchedule, "pace": float | None}
 # What earlier releases had, and why it is gone; their recipes are read, but not trained again.
-REMOVED_OPTIONS = {"watch_share": "looking through a second average did not help"}
+REMOVED_OPTIONS = {
+    "watch_share": "looking through a second average did not help",
+    "positive": "the modulus of the score serves as well as any other map",
+    "meta_clip": "Adam is indifferent to the size of the hypergradient",
+    "lookahead_clip": "no preset clips the look-ahead step",
+}
 # Training images are cropped with a margin of zeros and meta images are not, so the running statistics, with which predictions
 # are made, differ from those of a meta batch. Normalised by its own, a small ResNet that overstated its accuracy by 7.3 %
 # seemed to by 6.0 %: what was steered was not the confidence that users see.
@@ -381,56 +386,3 @@ def resolved(recipe: Recipe) -> Recipe:
     average = own.average if train.average == "auto" else train.average
     select = own.select if train.select == "auto" else train.select
     return replace(recipe, train=replace(train, average=average, select=select))
-
-
-def idle_keys(recipe: Recipe) -> tuple[str, ...]:
-    """Return the dotted keys that nothing reads in a run, because of how it averages, chooses its epoch or steps.
-
-    Example:
-        >>> from calibrant.engine.recipe import override
-        >>> idle_keys(Recipe()), idle_keys(override(Recipe(), {"train.average": "ema", "train.select": "nll"}))
-        ((), ('train.select_within', 'train.average_share'))
-    """
-    full = resolved(recipe)
-    idle = [name for name, key in KEYS.items() if key.read_with and value_of(full, key.read_with[0]) not in key.read_with[1]]
-    # Under "phase" only methods that learn look through the average of "ema".
-    unseen = full.train.average == "phase" and not learns(recipe)
-    return tuple(idle + ["train.average_decay"] * unseen)
-
-
-def check_idle(recipes: Iterable[Recipe], keys: Iterable[str]) -> None:
-    """Raise ``ValueError`` with one sentence if one of the dotted keys, set by hand, is read by none of the runs.
-
-    Example:
-        >>> from calibrant.engine.recipe import override
-        >>> check_idle([override(Recipe(), {"method.name": "ce"})], ["train.average_share"])
-        Traceback (most recent call last):
-        ...
-        ValueError: train: `train.average_share` must come with train.average=phase, got train.average=no, ...
-    """
-    runs = list(recipes)
-    for key in keys if runs else ():
-        need = KEYS[key].read_with if key in KEYS else None
-        if need and all(key in idle_keys(recipe) and value_of(recipe, key) not in (None, False, ()) for recipe in runs):
-            ways = dict.fromkeys(str(value_of(resolved(recipe), need[0])) for recipe in runs)
-            other = [str(way) for way in need[1] if str(way) not in ways]
-            raise ValueError(
-                f"train: `{key}` must come with {need[0]}={' or '.join(other)}, got {need[0]}={' and '.join(ways)}, "
-                f"under which nothing reads it. Add `--set {need[0]}={other[0]}`, or leave it out."
-            )
-        _check_reached(runs, key)
-
-
-def _check_reached(runs: Sequence[Recipe], key: str) -> None:
-    """Raise if a change of the learning rate that was asked for would come after the end of every run."""
-    epochs = max(recipe.train.epochs for recipe in runs)
-    milestones = [place for recipe in runs for place in recipe.optim.milestones_epochs or ()]
-    too_late = {
-        "optim.milestones_epochs": min(milestones, default=0) >= epochs,
-        "optim.warmup_epochs": min(recipe.optim.warmup_epochs for recipe in runs) > epochs,
-    }
-    if too_late.get(key):
-        raise ValueError(
-            f"train: `{key}` must lie before the end of training, train.epochs={epochs}, got {value_of(runs[0], key)}. "
-            "Lower it, or leave it out."
-        )

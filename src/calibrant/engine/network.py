@@ -22,7 +22,7 @@ from calibrant.data.image_set import ImageSet
 from calibrant.engine.hardware import Hardware
 from calibrant.engine.recipe import BackbonePart, Recipe
 from calibrant.io.files import atomic_writer
-from calibrant.meta.network import lazy_parameters, meta_mode, own_randomness
+from calibrant.meta.network import find_head, lazy_parameters, meta_mode, own_randomness
 
 FeatureFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
 # Under this prefix a file of weights holds the hyper-parameters that a method has learned.
@@ -35,15 +35,6 @@ class Shape(NamedTuple):
     num_classes: int
     channels: int
     size: tuple[int, int]
-
-
-def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
-    """Return name and module of the classifier: ``head`` if there is one, else the last linear layer that is registered."""
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if not linear:
-        raise ValueError("find_head: the model must end in an `nn.Linear`, got none.")
-    name = "head" if "head" in linear else next(reversed(linear))
-    return name, linear[name]
 
 
 def feature_function(model: nn.Module) -> FeatureFunction:

@@ -17,22 +17,21 @@ from torch import Tensor, nn
 
 from calibrant.engine.batches import Batch, MetaBatches, TrainBatches
 from calibrant.engine.hardware import ALONE_GROUP, Group
-from calibrant.engine.network import find_head
-from calibrant.engine.optim import average_memory, cosine_rate, drops, learning_rate
+from calibrant.engine.optim import average_memory, drops, learning_rate
 from calibrant.engine.result import at_once
 from calibrant.losses import ConfidencePruner
 from calibrant.losses import Objective as LossFunction
 from calibrant.meta.lookahead import Batch as Seen
 from calibrant.meta.lookahead import MetaObjective as MetaFunction
-from calibrant.meta.network import following, gathering_norms, meta_mode
+from calibrant.meta.network import find_head, following, gathering_norms, meta_mode
 from calibrant.meta.regularizers import Regularizer
-from calibrant.meta.settings import MetaSettings, words_of
+from calibrant.meta.settings import MetaSettings
 from calibrant.meta.step import HeldOut, HyperParameters, leaked_value, meta_step
 
 if TYPE_CHECKING:
     from calibrant.engine.loop import Assembly
 
-MetaSchedule: TypeAlias = Literal["constant", "cosine", "network", "slowing"]
+MetaSchedule: TypeAlias = Literal["constant", "slowing"]
 # Examples of a meta batch, and of a bank: comparing all pairs of 5,120 confidences takes 100 MB.
 _BATCH, _BANK = 1024, 5120
 # A bank is renewed in this part of the steps that averaged weights remember. In a short run on little data, where it took
@@ -205,8 +204,8 @@ class MetaPlan:
             averaged weights predict, 1,024 elsewhere.
         refresh: Examples of the bank that a meta step passes through the averaged weights, the oldest first; None for as many
             as keep the others recent.
-        meta_schedule: Learning rate of the hyper-parameters over the epochs: "constant", "cosine" (to zero), "network": in
-            proportion to the network's own, or "slowing": by its root where it is below a tenth of the first.
+        meta_schedule: Learning rate of the hyper-parameters over the epochs: "constant", or "slowing" by the root of the
+            network's own where that is below a tenth of the first.
         pace: How far a meta step moves what the hyper-parameters control, where their learning rate is not given; None for
             the regularizer's own, less in a long run and up to four times that in a short one.
         frozen: Never move the hyper-parameters.
@@ -276,7 +275,6 @@ class MetaObjective(Objective):
         settings = {name: value for name, value in asdict(self.plan.settings).items() if name not in ("reduction", "clip")}
         return settings | {
             "betas": list(self.plan.settings.betas),
-            "objective": words_of(self.plan.objective),
             "meta_lr": self._first_rate,
             "meta_schedule": self.plan.meta_schedule,
             "meta_batch_size": self.batches.batch_size if self.bank is None else len(self.bank.labels) * self.group.world_size,
@@ -323,22 +321,15 @@ class MetaObjective(Objective):
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the epoch's meta batches and set the learning rate of the hyper-parameters."""
-        self.learned.lr = self._rate(epoch)
+        optim, epochs = self.recipe.optim, self.recipe.train.epochs
+        if self.plan.meta_schedule == "slowing":
+            # Averaged weights follow gamma within their memory down to a tenth of the first rate; below it the network slows.
+            slower = math.sqrt(10 * learning_rate(optim, epoch, epochs=epochs) / optim.lr)
+            self.learned.lr = self._first_rate * min(1.0, slower)
         self.batches.begin_epoch(epoch)
-        if self.bank is not None and (epoch == 0 or drops(self.recipe.optim, epoch, epochs=self.recipe.train.epochs)):
+        if self.bank is not None and (epoch == 0 or drops(optim, epoch, epochs=epochs)):
             for batch in self.batches.once():
                 self._bring(batch)
-
-    def _rate(self, epoch: int) -> float:
-        rate, optim, epochs = self._first_rate, self.recipe.optim, self.recipe.train.epochs
-        own = learning_rate(optim, epoch, epochs=epochs)
-        return {
-            "constant": rate,
-            "cosine": cosine_rate(epoch, lr=rate, epochs=epochs),
-            "network": rate * own / optim.lr,
-            # Averaged weights follow gamma within their memory down to a tenth of the first rate; below it the network slows.
-            "slowing": rate * min(1.0, math.sqrt(10 * own / optim.lr)),
-        }[self.plan.meta_schedule]
 
     def feed(self) -> None:
         """Bring the next meta batch to the device, where its images do not lie there."""

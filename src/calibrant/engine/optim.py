@@ -50,16 +50,6 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
-def cosine_rate(epoch: float, *, lr: float, epochs: int) -> float:
-    """Learning rate ``lr (1 + cos(pi t)) / 2`` at the fraction ``t`` of all epochs.
-
-    Example:
-        >>> [round(cosine_rate(e, lr=0.1, epochs=10), 4) for e in (0, 5, 10)]
-        [0.1, 0.05, 0.0]
-    """
-    return lr * (1 + math.cos(math.pi * min(epoch / epochs, 1.0))) / 2
-
-
 def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
     """Learning rate of an epoch under a recipe.
 
@@ -71,7 +61,7 @@ def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
     """
     rate = part.lr
     if part.schedule == "cosine":
-        rate = cosine_rate(epoch, lr=part.lr, epochs=epochs)
+        rate = part.lr * (1 + math.cos(math.pi * (epoch / epochs))) / 2
     elif part.schedule == "multistep":
         rate = part.lr * part.decay ** sum(epoch >= milestone for milestone in _milestones(part, epochs))
     return rate * min(1.0, (epoch + 1) / part.warmup_epochs) if part.warmup_epochs > 0 else rate
@@ -101,15 +91,12 @@ class WeightAverage:
 
     After the t-th step the average becomes :math:`\theta + k\,(\bar\theta - \theta)` with :math:`k = 1 - c/(t + c - 1)`, where
     1/c is the ``share`` of the steps that it remembers: for 1 it is uniform, below it later steps weigh more. For an
-    exponential one k is at most the ``decay``, so that the weights which training began with are never in it. Before
-    ``first_epoch`` it is the network itself. All of it happens in tensors of fixed address without a look at the host, so a
-    captured step can hold it.
+    exponential one k is at most the ``decay``, so that the weights which training began with are never in it.
 
     Args:
         model: The network, its parameters and buffers where they will stay.
         decay: Most that k can be, in [0, 1), for an exponential average; None for others.
         share: Part of the steps so far that is remembered, in (0, 1].
-        first_epoch: Epoch from whose beginning on steps count.
         by_phase: Whether it begins anew with every drop of the learning rate, and needs new statistics of BatchNorm before
             predictions are made (`applied` with ``keep``).
         own_statistics: Whether those that BatchNorm learns are left out, to be learned from what passes through its network.
@@ -126,11 +113,10 @@ class WeightAverage:
         *,
         decay: float | None = None,
         share: float = 1.0,
-        first_epoch: int = 0,
         by_phase: bool = False,
         own_statistics: bool = False,
     ) -> None:
-        self._decay, self._ahead, self._first, self.by_phase = 1.0 if decay is None else decay, 1 / share, first_epoch, by_phase
+        self._decay, self._ahead, self.by_phase = 1.0 if decay is None else decay, 1 / share, by_phase
         state = model.state_dict()
         self._values = {name: value.detach() for name, value in state.items() if value.is_floating_point()}
         self.means = {name: value.clone(memory_format=torch.preserve_format) for name, value in self._values.items()}
@@ -139,8 +125,7 @@ class WeightAverage:
         apart = {value.data_ptr() for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None}
         followed = [name for name, value in self._values.items() if value.data_ptr() not in apart]
         self._followed = [self.means[name] for name in followed], [self._values[name] for name in followed]
-        some = next(iter(self._values.values()))
-        self._count, self._active = some.new_zeros(()), some.new_zeros(())
+        self._count = next(iter(self._values.values())).new_zeros(())
 
     def network(self, model: nn.Module) -> nn.Module:
         """Return a copy of the network that has the averaged weights at any step, so that what steers training can look."""
@@ -150,18 +135,15 @@ class WeightAverage:
                 value.data = self.means[name]
         return found
 
-    def begin_epoch(self, epoch: int, *, anew: bool = False) -> None:
-        """Count the steps of this epoch or not, and forget those before it if asked."""
-        self._active.fill_(float(epoch >= self._first))
-        if anew:
-            self._count.zero_()
+    def forget(self) -> None:
+        """Begin anew with the next step."""
+        self._count.zero_()
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights after a step."""
-        self._count += self._active
-        count = self._count.clamp(min=1)
-        kept = ((count - 1) / (count + (self._ahead - 1))).clamp(max=self._decay)
+        self._count += 1
+        kept = ((self._count - 1) / (self._count + (self._ahead - 1))).clamp(max=self._decay)
         means, values = self._followed
         torch._foreach_sub_(means, values)
         torch._foreach_mul_(means, kept)
@@ -198,25 +180,20 @@ def build_averages(model: nn.Module, train: TrainPart, *, steps: int, watched: b
     """
     if train.average == "no":
         return {}
-    # The paper's last drop of the learning rate is at 250 of 350 epochs; what comes before it is too far from the end.
-    usual = train.epochs * 5 // 7 if train.average == "uniform" else 0
-    first = usual if train.average_from_epoch is None else train.average_from_epoch
-    if train.average == "uniform":
-        return {"average": WeightAverage(model, first_epoch=first)}
     decay = 1 - 1 / average_memory(train, steps)
     if train.average == "ema":
-        return {"average": WeightAverage(model, decay=decay, first_epoch=first)}
-    found = {"average": WeightAverage(model, share=train.average_share, first_epoch=first, by_phase=True)}
+        return {"average": WeightAverage(model, decay=decay)}
+    found = {"average": WeightAverage(model, share=train.average_share, by_phase=True)}
     if watched:
-        found["watch"] = WeightAverage(model, decay=decay, first_epoch=first, own_statistics=True)
+        found["watch"] = WeightAverage(model, decay=decay, own_statistics=True)
     return found
 
 
 def average_memory(train: TrainPart, steps: int) -> float:
-    """Steps that an exponential average remembers in a run of so many; also where there is none, or a uniform one.
+    """Steps that an exponential average remembers in a run of so many; also where there is none.
 
     Three epochs of CIFAR-10 are long enough to even the steps out; in a short run that would reach back to its beginning.
     """
-    if train.average in ("ema", "phase") and train.average_decay is not None:
+    if train.average != "no" and train.average_decay is not None:
         return 1 / (1 - train.average_decay)
     return min(max(steps / 50, 1.0), 1000.0)

@@ -32,7 +32,6 @@ class Key:
         help: What it decides, in a few words.
         unset: What happens where it is None.
         rule: What its value must be.
-        read_with: The other key, and its values, under which this one is read, the most usual first; None for always.
         flag: Its option on the command line, if it has one of its own.
         metavar: What that option calls its value.
         neutral: Whether it says where and how fast a run is computed, or what is looked at besides, but not what is trained.
@@ -42,7 +41,6 @@ class Key:
     help: str
     unset: str = ""
     rule: Rule | None = None
-    read_with: tuple[str, tuple[Any, ...]] | None = None
     flag: str = ""
     metavar: str = "NAME"
     neutral: bool = False
@@ -59,9 +57,6 @@ _NOT_NEGATIVE: Rule = ("a finite number >= 0", lambda value: 0 <= value < math.i
 _POSITIVE: Rule = ("a finite number > 0", lambda value: 0 < value < math.inf)
 _BELOW_ONE: Rule = ("in [0, 1)", lambda value: 0 <= value < 1)
 _SHARE: Rule = ("in (0, 1]", lambda value: 0 < value <= 1)
-_MULTISTEP = ("optim.schedule", ("multistep",))
-_SGD = ("optim.name", ("sgd",))
-_AUGMENTED = ("data.augment", (True,))
 
 
 @dataclass(frozen=True)
@@ -85,10 +80,8 @@ class DataPart:
         rule=_NOT_NEGATIVE,
     )
     augment: bool = _key(True, "whether to crop and mirror")
-    pad: int | None = _key(
-        None, "pixels of padding for random crops", unset="what suits the set", rule=_NOT_NEGATIVE, read_with=_AUGMENTED
-    )
-    flip: bool | None = _key(None, "whether to mirror half of the images", unset="what suits the set", read_with=_AUGMENTED)
+    pad: int | None = _key(None, "pixels of padding for random crops", unset="what suits the set", rule=_NOT_NEGATIVE)
+    flip: bool | None = _key(None, "whether to mirror half of the images", unset="what suits the set")
     place: Literal["auto", "device", "host"] = _key(
         "auto",
         "where images are kept; auto sends them in batches from the host if they do not fit",
@@ -140,33 +133,16 @@ class TrainPart:
         "auto", "validation score that picks the best epoch; auto leaves it to the method"
     )
     select_within: float = _key(
-        2.0,
-        "how close an error must be to the lowest, in standard errors",
-        rule=_NOT_NEGATIVE,
-        read_with=("train.select", ("error+nll", "error+ece")),
+        2.0, "how close an error must be to the lowest, in standard errors, for `error+nll` and `error+ece`", rule=_NOT_NEGATIVE
     )
-    average: Literal["auto", "no", "ema", "uniform", "phase"] = _key(
+    average: Literal["auto", "no", "ema", "phase"] = _key(
         "auto", "whether and how to predict with averaged weights; auto leaves it to the method"
     )
     average_decay: float | None = _key(
-        None,
-        "share of the average that a step keeps",
-        unset="by the length of the run",
-        rule=_BELOW_ONE,
-        read_with=("train.average", ("ema", "phase")),
+        None, "share of the average that a step keeps under `ema`", unset="by the length of the run", rule=_BELOW_ONE
     )
     average_share: float = _key(
-        0.5,
-        "share of the steps since the learning rate last dropped that is remembered",
-        rule=_SHARE,
-        read_with=("train.average", ("phase",)),
-    )
-    average_from_epoch: int | None = _key(
-        None,
-        "first epoch whose weights are averaged",
-        unset="by the length of the run",
-        rule=_NOT_NEGATIVE,
-        read_with=("train.average", ("uniform", "ema", "phase")),
+        0.5, "share of the steps since the learning rate last dropped that `phase` remembers", rule=_SHARE
     )
     alternatives: bool = _key(
         False,
@@ -192,17 +168,14 @@ class OptimPart:
 
     name: Literal["sgd", "adamw"] = _key("sgd", "optimizer; AdamW needs another learning rate, such as 0.001")
     lr: float = _key(0.1, "learning rate at this batch size", rule=_POSITIVE)
-    momentum: float = _key(0.9, "momentum of SGD", rule=_NOT_NEGATIVE, read_with=_SGD)
+    momentum: float = _key(0.9, "momentum of SGD", rule=_NOT_NEGATIVE)
     weight_decay: float = _key(5e-4, "L2 coefficient; decoupled in AdamW", rule=_NOT_NEGATIVE)
-    nesterov: bool = _key(False, "Nesterov's form of momentum", read_with=_SGD)
+    nesterov: bool = _key(False, "Nesterov's form of momentum")
     schedule: Literal["multistep", "cosine", "constant"] = _key("multistep", "how the learning rate falls; cosine goes to zero")
     milestones_epochs: tuple[float, ...] | None = _key(
-        None,
-        "where multistep drops, such as `150,250`; an empty list means never",
-        unset="3/7 and 5/7 of all",
-        read_with=_MULTISTEP,
+        None, "where multistep drops, such as `150,250`; an empty list means never", unset="3/7 and 5/7 of all"
     )
-    decay: float = _key(0.1, "factor of each drop", rule=_POSITIVE, read_with=_MULTISTEP)
+    decay: float = _key(0.1, "factor of each drop", rule=_POSITIVE)
     warmup_epochs: float = _key(0.0, "epochs over which the learning rate rises linearly", rule=_NOT_NEGATIVE)
 
 
@@ -226,8 +199,9 @@ KEYS: dict[str, Key] = {"seed": Recipe.__dataclass_fields__["seed"].metadata["ke
 }
 NEUTRAL = frozenset(name for name, key in KEYS.items() if key.neutral)
 # Keys of earlier releases, and what to do without them.
-_REMOVED = {
-    "data.same_data": "All methods train on the same examples; `data.meta` says how many to hold out besides `data.val`."
+REMOVED_KEYS = {
+    "data.same_data": "All methods train on the same examples; `data.meta` says how many to hold out besides `data.val`.",
+    "train.average_from_epoch": "Averages begin with the first step.",
 }
 
 
@@ -243,12 +217,8 @@ def check_recipe(recipe: Recipe) -> None:
         value = value_of(recipe, name)
         if key.rule is not None and value is not None and not key.rule[1](value):
             raise ValueError(f"recipe: `{name}` must be {key.rule[0]}, got {value}.")
-    first, epochs = recipe.train.average_from_epoch or 0, recipe.train.epochs
-    if recipe.train.average != "no" and first >= epochs:
-        raise ValueError(
-            f"recipe: `train.average_from_epoch` must be below `train.epochs`, got {first} with {epochs} epochs: nothing would "
-            "be averaged."
-        )
+    if recipe.train.average == "uniform":  # type: ignore[comparison-overlap]
+        raise ValueError("recipe: `train.average` must be 'no', 'ema' or 'phase', got 'uniform', which is gone.")
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -340,8 +310,10 @@ def toml_value(value: object) -> str:
 def _read(kind: type, part: str, key: str, value: object) -> object:
     """Read the value of a key of one of the recipe's parts."""
     name = f"{part}.{key}" if part else key
-    if name in _REMOVED:
-        raise ValueError(f"recipe: `{name}` must be left out, got {value!r}: it is gone. {_REMOVED[name]}")
+    if name in REMOVED_KEYS:
+        raise ValueError(f"recipe: `{name}` must be left out, got {value!r}: it is gone. {REMOVED_KEYS[name]}")
+    if (name, value) == ("train.average", "uniform"):
+        return value  # of earlier releases: read, but not trained
     hint = lookup(get_type_hints(kind), key, kind=f"key of {part}")
     off = KEYS[name].off
     return off if off is not None and value in ("none", "None") else read_value(hint, value, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -258,20 +257,3 @@ class BestEpoch:
 def copy_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies on the CPU."""
     return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
-
-
-class TrainWarning(UserWarning):
-    """A run ends, but its network is of no use."""
-
-
-def warn_if_useless(history: Sequence[EpochRecord], *, num_classes: int, n_val: int) -> None:
-    r"""Warn if, of three epochs or more, none has a validation error two standard errors below a guess, :math:`1 - 1/C`."""
-    guess = 1 - 1 / num_classes
-    least = min((record.val_error for record in history if record.val_error is not None), default=0.0)
-    if len(history) >= 3 and least > guess - 2 * math.sqrt(guess * (1 - guess) / n_val):
-        warnings.warn(
-            f"train: the network is no better than a guess: its lowest validation error is {100 * least:.1f} %, a guess's "
-            f"{100 * guess:.1f} %. Lower `optim.lr`, train for longer, or look at data and labels.",
-            TrainWarning,
-            stacklevel=3,
-        )

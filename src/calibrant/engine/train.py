@@ -31,7 +31,6 @@ from calibrant.engine.result import (
     Run,
     copy_state,
     epoch_scores,
-    warn_if_useless,
 )
 from calibrant.engine.setup import assemble, check_same_data, load_data
 from calibrant.meta.network import own_randomness
@@ -139,8 +138,8 @@ def scale_run(base: str | Path, *, out: str | Path, resume: bool = False) -> Run
 
 def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Report | None, tick: Tick | None) -> Run:
     assembly = assemble(recipe, group=group)
-    val, hardware, epochs = assembly.data.val, assembly.hardware, recipe.train.epochs
-    choices = _choices(recipe, n_val=len(val))
+    hardware, epochs = assembly.hardware, recipe.train.epochs
+    choices = _choices(recipe, n_val=len(assembly.data.val))
     history: list[EpochRecord] = []
     found = group.by_first(lambda: None if folder is None else folder.load_checkpoint(assembly))
     if found is not None:
@@ -174,8 +173,6 @@ def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Re
                 folder.epoch(record)
             if report is not None and group.rank == 0:
                 report(record)
-        if group.rank == 0:
-            warn_if_useless(history, num_classes=val.num_classes, n_val=len(val))
         return _finish(assembly, choices, tuple(history))
 
 

@@ -6,63 +6,23 @@ The loss that uses it is `calibrant.meta.GammaFocal`; how it learns is in `calib
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calibrant.core.checks import check_count, check_positive
-from calibrant.core.registry import lookup
 
 Params: TypeAlias = "dict[str, Tensor]"
 Values: TypeAlias = "Mapping[str, Tensor]"
 
-# Top of the sigmoid map where no `gamma_max` is given: a plain sigmoid could not start at gamma = 1.
-SIGMOID_TOP = 20.0
 # Singular values below this share of the largest do not carry the least-norm start: for 512 features it is exact up to about
 # 400 heads; beyond, W would grow without bound as A becomes square, and the rank-one correction of A takes over.
 _RANK_TOLERANCE = 0.05
 
 
-class PositiveMap(NamedTuple):
-    """How a score becomes a gamma >= 0, and which score gives a wanted gamma; both are told ``gamma_max``."""
-
-    apply: Callable[[Tensor, float | None], Tensor]
-    inverse: Callable[[float, float | None], float] = lambda gamma, top: gamma
-
-
-def _minmax(score: Tensor, gamma_max: float | None) -> Tensor:
-    # The range [min(u, 0), max(u)] of the batch is stretched onto [0, max(u)]: the identity while no score is negative.
-    low, high = score.amin().clamp(max=0.0), score.amax().clamp(min=0.0)
-    return (score - low) * (high / (high - low).clamp(min=torch.finfo(score.dtype).tiny))
-
-
-POSITIVE_MAPS: dict[str, PositiveMap] = {
-    "abs": PositiveMap(lambda u, top: u.abs()),
-    "relu": PositiveMap(lambda u, top: F.relu(u)),
-    "softplus": PositiveMap(lambda u, top: F.softplus(u), lambda g, top: g + math.log(-math.expm1(-g))),
-    "sigmoid": PositiveMap(
-        lambda u, top: (top or SIGMOID_TOP) * torch.sigmoid(u), lambda g, top: math.log(g / ((top or SIGMOID_TOP) - g))
-    ),
-    "minmax": PositiveMap(_minmax),
-}
-
-
-def positive_map(name: str) -> PositiveMap:
-    """Return the map of that name."""
-    return lookup(POSITIVE_MAPS, name, kind="positive map")
-
-
-def gamma_of(
-    params: Values,
-    features: Tensor,
-    *,
-    temperature: float = 0.01,
-    positive: str = "abs",
-    gamma_max: float | None = None,
-) -> Tensor:
+def gamma_of(params: Values, features: Tensor, *, temperature: float = 0.01, gamma_max: float | None = None) -> Tensor:
     r"""Focal gamma of every sample, from the network's penultimate features.
 
     With features :math:`x_i`, ``attention`` :math:`A` (``[d, k]``) and ``readout`` :math:`W` (``[d]``),
@@ -76,8 +36,6 @@ def gamma_of(
         params: ``attention [d, k]`` and ``readout [d]``.
         features: ``[B, d]``; half precision is computed in float32.
         temperature: Divisor :math:`\tau` of the score.
-        positive: What makes the score positive: "abs" as above, "relu", "softplus", "sigmoid" (times ``gamma_max``, 20 if none
-            is given) or "minmax" (a batch's scores are stretched onto ``[0, max]`` where one is negative).
         gamma_max: Upper bound. Its gradient passes (straight through), so that a gamma at the bound can come back.
 
     Returns:
@@ -94,7 +52,7 @@ def gamma_of(
     # Autocast would do the products in half precision, whose rounding a temperature of 0.01 magnifies a hundredfold.
     with torch.autocast(features.device.type, enabled=False):
         score = attention_of(params, features) @ (params["attention"].T @ params["readout"]) / temperature
-    gamma = positive_map(positive).apply(score, gamma_max)
+    gamma = score.abs()
     return gamma if gamma_max is None else gamma - (gamma.detach() - gamma_max).clamp(min=0.0)
 
 
@@ -104,11 +62,9 @@ def attention_of(params: Values, features: Tensor) -> Tensor:
     return torch.softmax(features.to(attention.dtype) @ attention, 1)
 
 
-def head_gammas_of(
-    params: Values, *, temperature: float = 0.01, positive: str = "abs", gamma_max: float | None = None
-) -> Tensor:
-    """Gamma ``[k]`` of a sample that attends to one head alone; every gamma is a mixture of these (before the map)."""
-    return positive_map(positive).apply(params["attention"].T @ params["readout"] / temperature, gamma_max)
+def head_gammas_of(params: Values, *, temperature: float = 0.01) -> Tensor:
+    """Gamma ``[k]`` of a sample that attends to one head alone; every gamma is a mixture of these (before the modulus)."""
+    return (params["attention"].T @ params["readout"] / temperature).abs()
 
 
 def with_head_scores(params: Values, scores: Tensor) -> Params:
@@ -127,7 +83,6 @@ def init_gamma_net(
     num_heads: int,
     *,
     temperature: float = 0.01,
-    positive: str = "abs",
     gamma_max: float | None = None,
     gamma_init: float = 1.0,
     generator: torch.Generator | None = None,
@@ -135,9 +90,9 @@ def init_gamma_net(
     r"""Draw parameters for which every sample, whatever its features, starts at ``gamma_init``.
 
     A is drawn as PyTorch draws a linear layer (uniform within :math:`\pm 1/\sqrt d`). All k head-gammas are then made equal, so
-    that their mixture does not depend on the attention: W is the least-norm solution of :math:`A^\top W = \tau u_0 1`, where
-    :math:`u_0` is the score of ``gamma_init``; where none exists (more heads than features) or it is badly conditioned,
-    A is corrected by a rank-one term, which is exact for every k. The arguments are those of `GammaNet`.
+    that their mixture does not depend on the attention: W is the least-norm solution of :math:`A^\top W = \tau \gamma_0 1`;
+    where none exists (more heads than features) or it is badly conditioned, A is corrected by a rank-one term, which is exact
+    for every k. The arguments are those of `GammaNet`.
 
     Returns:
         ``attention [d, k]`` and ``readout [d]``, float32.
@@ -152,28 +107,24 @@ def init_gamma_net(
     check_count(num_heads, where=where, name="num_heads")
     check_positive(temperature, where=where, name="temperature")
     check_positive(gamma_init, where=where, name="gamma_init")
-    bound = gamma_max or (SIGMOID_TOP if positive == "sigmoid" else math.inf)
-    if not gamma_init < bound:
-        raise ValueError(f"{where}: `gamma_init` must be below the bound {bound:g}, got {gamma_init:g}. Raise `gamma_max`.")
-    score = temperature * positive_map(positive).inverse(gamma_init, gamma_max)
+    if not gamma_init < (gamma_max or math.inf):
+        raise ValueError(f"{where}: `gamma_init` must be below `gamma_max`, {gamma_max:g}, got {gamma_init:g}.")
+    score = temperature * gamma_init
     attention = (2 * torch.rand(num_features, num_heads, generator=generator).double() - 1) * num_features**-0.5
-    # A score of exactly zero (softplus at ln 2, sigmoid at half its top) would make W zero, where both gradients vanish.
-    start = score if abs(score) > 1e-3 * temperature else temperature
-    readout = torch.linalg.pinv(attention.T, rtol=_RANK_TOLERANCE) @ torch.full((num_heads,), start, dtype=torch.float64)
+    readout = torch.linalg.pinv(attention.T, rtol=_RANK_TOLERANCE) @ torch.full((num_heads,), score, dtype=torch.float64)
     exact = with_head_scores({"attention": attention, "readout": readout}, torch.full((num_heads,), score).double())
     return {name: value.float() for name, value in exact.items()}
 
 
-def bound_heads(params: Values, *, temperature: float, positive: str = "abs", gamma_max: float | None = None) -> Params:
+def bound_heads(params: Values, *, temperature: float, gamma_max: float | None = None) -> Params:
     """Pull head-gammas above ``gamma_max`` back to it (and with them every sample's), by the rank-one change of A."""
-    if gamma_max is None or positive == "sigmoid":
+    if gamma_max is None:
         return dict(params)
-    top = temperature * positive_map(positive).inverse(gamma_max, gamma_max)
-    scores = params["attention"].T @ params["readout"]
-    return with_head_scores(params, scores.clamp(-top if positive == "abs" else -math.inf, top))
+    top = temperature * gamma_max
+    return with_head_scores(params, (params["attention"].T @ params["readout"]).clamp(-top, top))
 
 
-def gamma_speed(params: Values, *, temperature: float, slope: float = 1.0) -> Tensor:
+def gamma_speed(params: Values, *, temperature: float) -> Tensor:
     r"""How far gamma moves if every parameter takes a unit step in the direction that raises it.
 
     Adam moves each parameter by about its learning rate, whatever the gradient's size. At the start, with attention close to
@@ -184,13 +135,13 @@ def gamma_speed(params: Values, *, temperature: float, slope: float = 1.0) -> Te
 
     For A drawn as a linear layer this is about :math:`\sqrt d\,(0.46 / (\tau \sqrt k) + 1.4 \sqrt k)`: it depends on the widths
     and on the temperature, so a learning rate that suits one network does not suit another. A wanted speed divided by this
-    number does. ``slope`` is that of the positive map at the start.
+    number does.
 
     Returns:
         Scalar ``[]``: gamma per unit of learning rate.
     """
     reach = params["attention"].mean(1).abs().sum() + params["readout"].abs().sum()
-    return reach * (slope / temperature)
+    return reach * (1 / temperature)
 
 
 class HeadUse(NamedTuple):
@@ -214,7 +165,6 @@ class GammaNet(nn.Module):
         num_features: Width d of the features.
         num_heads: Number k of heads; the paper takes the number of classes.
         temperature: Divisor of the score.
-        positive: ``"abs"`` (the paper's), ``"sigmoid"``, ``"relu"``, ``"softplus"`` or ``"minmax"``.
         gamma_max: Upper bound, or None.
         gamma_init: Gamma of every sample at the start.
         generator: Source of the draw.
@@ -236,22 +186,14 @@ class GammaNet(nn.Module):
         num_heads: int,
         *,
         temperature: float = 0.01,
-        positive: str = "abs",
         gamma_max: float | None = None,
         gamma_init: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.temperature, self.positive, self.gamma_max = temperature, positive, gamma_max
-        start = init_gamma_net(
-            num_features,
-            num_heads,
-            temperature=temperature,
-            positive=positive,
-            gamma_max=gamma_max,
-            gamma_init=gamma_init,
-            generator=generator,
-        )
+        self.temperature, self.gamma_max = temperature, gamma_max
+        options = {"temperature": temperature, "gamma_init": gamma_init}
+        start = init_gamma_net(num_features, num_heads, gamma_max=gamma_max, generator=generator, **options)
         self.attention = nn.Parameter(start["attention"])
         self.readout = nn.Parameter(start["readout"])
 
@@ -261,12 +203,12 @@ class GammaNet(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the gamma of every sample, ``[B]``."""
-        return gamma_of(self.params(), features, temperature=self.temperature, positive=self.positive, gamma_max=self.gamma_max)
+        return gamma_of(self.params(), features, temperature=self.temperature, gamma_max=self.gamma_max)
 
     @torch.no_grad()
     def head_gammas(self) -> Tensor:
         """Return the gamma of each head, ``[k]``."""
-        return head_gammas_of(self.params(), temperature=self.temperature, positive=self.positive, gamma_max=self.gamma_max)
+        return head_gammas_of(self.params(), temperature=self.temperature)
 
     @torch.no_grad()
     def head_use(self, features: Tensor) -> HeadUse:

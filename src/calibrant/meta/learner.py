@@ -41,7 +41,7 @@ FROZEN = 0.01
 
 
 class MetaWarning(RuntimeWarning):
-    """The hyper-parameters ran away, froze or missed updates; training goes on."""
+    """The hyper-parameters ran away or froze; training goes on."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,7 @@ class MetaLearner:
     Args:
         model: Any module that ends in an ``nn.Linear``; also wrapped in ``DistributedDataParallel``.
         optimizer: Any optimizer of its parameters, or of those that are to be trained.
-        regularizer: "gamma-focal", "unitwise-l2", "label-smoothing", "label-smoothing-per-class",
-            "label-smoothing-non-uniform", or a `Regularizer`.
+        regularizer: "gamma-focal", "unitwise-l2", "label-smoothing", "label-smoothing-per-class", or a `Regularizer`.
         objective: What meta updates minimise: "sece", "dece", "skce", "nll", any other loss or penalty by name, a mapping of
             names to weights, or a function ``(logits, labels) -> []``.
         preset: "default" or "paper"; see `calibrant.meta.PRESETS`.
@@ -162,8 +161,8 @@ class MetaLearner:
         self._random: Tensor | None = None
         self._leaked: Tensor | None = None
         self._values: Mapping[str, Tensor] = {}
-        # Meta updates, and those that Adam took, when the monitor last looked; what it warned of and is not over.
-        self._looked, self._warned = (0, 0), frozenset[str]()
+        # What the monitor warned of and is not over.
+        self._warned = frozenset[str]()
 
     @property
     def meta_lr(self) -> float:
@@ -317,7 +316,7 @@ class MetaLearner:
             adam["exp_avg_sq"].copy_(state["second"][name])
             adam["step"].copy_(state["adam_steps"])
         self.steps, self.meta_updates, self._part = int(state["steps"]), int(state["meta_updates"]), int(state["part"])
-        self.meta_lr, self._looked = float(state["meta_lr"]), (self.meta_updates, self._learned.taken)
+        self.meta_lr = float(state["meta_lr"])
         for name, value in self.network.parameters().items() if self._part else ():
             value.grad = state["grads"][name].to(value, copy=True) if name in state["grads"] else None
         source: Any = self.meta_batches
@@ -417,20 +416,14 @@ class MetaLearner:
             )
         if self.meta_updates % self.monitor_every:
             return
-        updates, taken = self.meta_updates - self._looked[0], self._learned.taken - self._looked[1]
         pace, trouble = self._learned.relative_step(), {}
-        if taken < updates and (self.scaler is None or 2 * taken < updates):
-            trouble["missed"] = (
-                f"{updates - taken} of the last {updates} meta updates changed nothing, as their hypergradient was not finite. "
-                "Look for NaN or inf in the held-out data."
-            )
         if said := self.regularizer.alarm({name: float(number) for name, number in self._values.items()}):
             trouble["runaway"] = said
-        if taken and pace < FROZEN:
+        if pace < FROZEN:
             trouble["frozen"] = (
-                f"the hyper-parameters are frozen: Adam moves them by {pace:.2g} of its learning rate in a meta update. Use "
-                "betas (0.5, 0.9), a smaller `eps`, or a constant `lookahead_lr`."
+                f"the hyper-parameters are frozen: Adam moves them by {pace:.2g} of its learning rate in a meta update. Look "
+                "for NaN or inf in the held-out data; else use betas (0.5, 0.9), a smaller `eps`, or a constant `lookahead_lr`."
             )
         for kind in trouble.keys() - self._warned:
             warnings.warn(f"MetaLearner: {trouble[kind]}", MetaWarning, stacklevel=4)
-        self._looked, self._warned = (self.meta_updates, self._looked[1] + taken), frozenset(trouble)
+        self._warned = frozenset(trouble)

@@ -31,12 +31,10 @@ class VirtualStep:
     Attributes:
         lr: Its size, a number or a scalar tensor.
         reduction: Whether the training loss of the step is the "mean" or the "sum" over the batch.
-        clip: Largest norm of the gradient over the parameters that take the step, or None.
     """
 
     lr: float | Tensor = 0.1
     reduction: Literal["mean", "sum"] = "mean"
-    clip: float | None = None
 
     def factor(self, count: int) -> float:
         """What the gradient of a summed loss over ``count`` samples is multiplied by."""
@@ -104,42 +102,24 @@ def total_norm(values: Values) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(value) for value in values.values()]).square().sum().sqrt()
 
 
-def clip_factor(norm: Tensor, clip: float) -> Tensor:
-    """Factor that brings a gradient of this ``norm`` to at most ``clip``."""
-    return (clip / (norm + 1e-6)).clamp(max=1.0)
-
-
-def virtual_sgd(params: Values, grads: Values, *, lr: float | Tensor, clip: float | None = None) -> Params:
+def virtual_sgd(params: Values, grads: Values, *, lr: float | Tensor) -> Params:
     """Return the parameters after one plain gradient step; the arguments stay as they are, and the graph is kept.
 
     Args:
         params: Name → tensor.
         grads: Name → gradient, for some of them.
         lr: Step size.
-        clip: Largest norm of all gradients together, as in ``torch.nn.utils.clip_grad_norm_``.
 
     Returns:
         Name → new tensor.
 
     Example:
-        >>> virtual_sgd({"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}, lr=0.25, clip=2.0)
+        >>> virtual_sgd({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, lr=0.25)
         {'w': tensor([0.5000])}
     """
-    scale = lr if clip is None else lr * clip_factor(total_norm(grads), clip)
-    if isinstance(scale, Tensor):
-        return {name: value - scale * grads[name] if name in grads else value for name, value in params.items()}
-    return {name: value.sub(grads[name], alpha=scale) if name in grads else value for name, value in params.items()}
-
-
-def through_clip(pull: Params, grads: Params, clip: float | None) -> Params:
-    """Pull the gradient by the clipped step back to the unclipped one: the factor depends on the norm, which depends on phi."""
-    if clip is None:
-        return pull
-    norm = total_norm(grads)
-    factor = clip_factor(norm, clip)
-    inside = torch.stack([(pull[name] * grad).sum() for name, grad in grads.items()]).sum()
-    bend = torch.where(factor < 1, -clip / (norm + 1e-6).square() * inside / norm, torch.zeros_like(norm))
-    return {name: factor * pull[name] + bend * grad for name, grad in grads.items()}
+    if isinstance(lr, Tensor):
+        return {name: value - lr * grads[name] if name in grads else value for name, value in params.items()}
+    return {name: value.sub(grads[name], alpha=lr) if name in grads else value for name, value in params.items()}
 
 
 def hypergradient(
@@ -149,7 +129,6 @@ def hypergradient(
     hyper: Values,
     *,
     lr: float | Tensor,
-    clip: float | None = None,
 ) -> Hypergradient:
     """Hypergradient of any two losses by double backward: general and slow, the reference for the other two.
 
@@ -159,7 +138,6 @@ def hypergradient(
         params: Parameters that take the virtual step.
         hyper: Hyper-parameters.
         lr: Size of the virtual step.
-        clip: Largest norm of the virtual step's gradient, or None.
 
     Returns:
         Value and gradients. Raises ``ValueError`` if a hyper-parameter receives no gradient.
@@ -174,7 +152,7 @@ def hypergradient(
     with torch.enable_grad():
         found = torch.autograd.grad(inner(start, leaves), list(start.values()), create_graph=True, allow_unused=True)
         grads = {name: grad for name, grad in zip(start, found, strict=True) if grad is not None}
-        value = outer(virtual_sgd(start, grads, lr=lr, clip=clip))
+        value = outer(virtual_sgd(start, grads, lr=lr))
         return Hypergradient(value.detach(), _gradients_by(value, leaves))
 
 
@@ -279,13 +257,12 @@ def full_hypergradient(
         slopes, direct = regularizer.gradients(leaves, features, logits, batch.labels, entries)
         with torch.no_grad():
             grads = combine((backward or network_backward)(slopes, direct, factor), step.reduction, group)
-            points = _leaves(virtual_sgd(fixed, grads, lr=step.lr, clip=step.clip))
+            points = _leaves(virtual_sgd(fixed, grads, lr=step.lr))
         value = objective(gather(_wide(meta_logits_of(points)), group), gather(meta_labels, group))
         _check_scalar(value)
         pulls = torch.autograd.grad(value * loss_scale, list(points.values()), allow_unused=True)
         with torch.no_grad():
             pull = combine(_unscaled(params, pulls, loss_scale), "sum", group)
-            pull = through_clip(pull, grads, step.clip)
             tangent = _wide(tangent_of(pull))
         total = (slopes * tangent).sum()
         for entry, grad in direct.items():

@@ -66,12 +66,25 @@ def lazy_parameters(model: nn.Module) -> list[str]:
     return [name for name, value in [*model.named_parameters(), *model.named_buffers()] if is_lazy(value)]
 
 
-def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Network:
-    """Find the linear layer that ends ``model``, inside wrappers of distributed training and of ``torch.compile``.
+def find_head(model: nn.Module, head: str | nn.Module | None = None) -> tuple[str, nn.Linear]:
+    """Return name and module of the linear layer that ends ``model``.
 
     ``head`` is its name, the layer itself, or None: then the usual names are tried ("head", "fc", "classifier", ...), and last
     the final ``nn.Linear`` in the order of definition. The first batch tells whether the guess was right.
     """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if head is None:
+        found = [name for name in _USUAL_NAMES if name in layers] or list(layers)[-1:]
+    else:
+        found = [name for name, module in layers.items() if head == name or head is module]
+    if not found:
+        known = ", ".join(layers) or "none"
+        raise ValueError(f"model: `head` must name an `nn.Linear` of the model, got {head!r}. Linear layers: {known}.")
+    return found[0], layers[found[0]]
+
+
+def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Network:
+    """Find the `find_head` of ``model`` inside wrappers of distributed training and of ``torch.compile``."""
     inner: Any = model
     group: dist.ProcessGroup | None = None
     while isinstance(inner, nn.parallel.DistributedDataParallel) or hasattr(inner, "_orig_mod"):
@@ -81,15 +94,8 @@ def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Netwo
         raise ValueError(
             f"MetaLearner: `model` must have parameters of known size, got lazy ones ({lazy[0]}). Run a batch through it first."
         )
-    layers = {name: module for name, module in inner.named_modules() if isinstance(module, nn.Linear)}
-    if head is None:
-        found = [name for name in _USUAL_NAMES if name in layers] or list(layers)[-1:]
-    else:
-        found = [name for name, module in layers.items() if head == name or head is module]
-    if not found:
-        known = ", ".join(layers) or "none"
-        raise ValueError(f"MetaLearner: `head` must name an `nn.Linear` of the model, got {head!r}. Linear layers: {known}.")
-    return Network(model, inner, layers[found[0]], found[0], group)
+    name, layer = find_head(inner, head)
+    return Network(model, inner, layer, name, group)
 
 
 def labelled_rows(labels: Tensor, ignore_index: int | None, *values: Tensor) -> tuple[Tensor, ...]:

@@ -23,7 +23,6 @@ from calibrant.meta.gamma_net import (
     gamma_speed,
     head_gammas_of,
     init_gamma_net,
-    positive_map,
 )
 
 Generator: TypeAlias = "torch.Generator | None"
@@ -101,7 +100,6 @@ class GammaFocal(Regularizer):
     Args:
         num_heads: Heads k of the gamma-Net; the number of classes if None.
         temperature: Divisor of its score.
-        positive: How its score becomes positive: "abs", "sigmoid", "relu", "softplus" or "minmax".
         gamma_max: Upper bound, kept by projecting the head-gammas after every meta step; None for no bound.
         gamma_init: Gamma of every sample at the start.
 
@@ -122,17 +120,14 @@ class GammaFocal(Regularizer):
         *,
         num_heads: int | None = None,
         temperature: float = 0.01,
-        positive: str = "abs",
         gamma_max: float | None = 20.0,
         gamma_init: float = 1.0,
     ) -> None:
-        positive_map(positive)
-        self.num_heads, self.temperature, self.positive = num_heads, temperature, positive
-        self.gamma_max, self.gamma_init = gamma_max, gamma_init
+        self.num_heads, self.temperature, self.gamma_max, self.gamma_init = num_heads, temperature, gamma_max, gamma_init
 
     @property
     def _gate(self) -> dict[str, Any]:
-        return {"temperature": self.temperature, "positive": self.positive, "gamma_max": self.gamma_max}
+        return {"temperature": self.temperature, "gamma_max": self.gamma_max}
 
     def init(self, num_features: int, num_classes: int, *, bias: bool = True, generator: Generator = None) -> Params:
         """Return ``attention [d, k]`` and ``readout [d]`` that give ``gamma_init`` to every sample."""
@@ -165,15 +160,12 @@ class GammaFocal(Regularizer):
 
     def speed(self, hyper: Values) -> Tensor:
         """Return the change of gamma per unit of learning rate."""
-        apply, inverse = positive_map(self.positive)
-        start = torch.tensor(inverse(self.gamma_init, self.gamma_max), dtype=torch.float64)
-        slope = torch.func.grad(lambda score: apply(score, self.gamma_max))(start)
-        return gamma_speed(hyper, temperature=self.temperature, slope=float(slope))
+        return gamma_speed(hyper, temperature=self.temperature)
 
     def summary(self, hyper: Values, *, features: Tensor | None = None, head: Values | None = None) -> Params:
         """Return gamma's mean, spread and extremes over the batch (over the heads without one) and the share at the bound."""
         values = {name: value.detach() for name, value in hyper.items()}
-        gamma = head_gammas_of(values, **self._gate) if features is None else self.gamma(values, features)
+        gamma = head_gammas_of(values, temperature=self.temperature) if features is None else self.gamma(values, features)
         found = {f"gamma_{key}": value for key, value in spread_of(gamma).items()}
         if self.gamma_max is not None:
             found["gamma_at_bound"] = (gamma >= self.gamma_max * (1 - 1e-4)).to(gamma.dtype).mean()
@@ -256,13 +248,10 @@ class LabelSmoothing(Regularizer):
     r"""Cross-entropy with a target that keeps :math:`1 - s` for the true class and spreads :math:`s`, learnably.
 
     With :math:`s_y` the ``amount`` of class y (one number for all in the "scalar" form), the target of a sample is
-    :math:`(1 - s_y)\,\mathrm{onehot}(y) + s_y / C` ("scalar", "per-class"), or :math:`1 - s_y` on y and
-    :math:`s_y U_{yk} / (\sum_{l \ne y} U_{yl} + 10^{-6})` on every other class k ("non-uniform").
+    :math:`(1 - s_y)\,\mathrm{onehot}(y) + s_y / C`.
 
     Args:
-        form: "scalar", "per-class" (one amount for each true class) or "non-uniform" (also a matrix ``share [C, C]``).
-        flat_start: Start the matrix at ones, so that the first amount taken is spread evenly. The published code starts it at
-            zeros, where mass taken from the true class is lost and the matrix receives no gradient until the amounts move.
+        form: "scalar", or "per-class" for an amount of each true class.
 
     Example:
         >>> smoothing = LabelSmoothing()
@@ -273,35 +262,29 @@ class LabelSmoothing(Regularizer):
         Bohdal, Yang and Hospedales, "Meta-Calibration", TMLR 2023.
     """
 
-    def __init__(self, *, form: Literal["scalar", "per-class", "non-uniform"] = "scalar", flat_start: bool = True) -> None:
-        if form not in ("scalar", "per-class", "non-uniform"):
-            raise ValueError(f"LabelSmoothing: `form` must be 'scalar', 'per-class' or 'non-uniform', got {form!r}.")
-        self.form, self.flat_start = form, flat_start
+    def __init__(self, *, form: Literal["scalar", "per-class"] = "scalar") -> None:
+        if form not in ("scalar", "per-class"):
+            raise ValueError(f"LabelSmoothing: `form` must be 'scalar' or 'per-class', got {form!r}.")
+        self.form = form
 
     def init(self, num_features: int, num_classes: int, *, bias: bool = True, generator: Generator = None) -> Params:
-        """Return ``amount`` (``[]`` or ``[C]``) of zero and, for the non-uniform form, ``share [C, C]``."""
-        hyper = {"amount": torch.zeros(() if self.form == "scalar" else num_classes)}
-        if self.form == "non-uniform":
-            hyper["share"] = torch.full((num_classes, num_classes), 1.0 if self.flat_start else 0.0)
-        return hyper
+        """Return an ``amount`` (``[]`` or ``[C]``) of zero."""
+        return {"amount": torch.zeros(() if self.form == "scalar" else num_classes)}
 
     def target(self, hyper: Values, labels: Tensor, *, num_classes: int) -> Tensor:
         """Return the target ``[B, C]`` of every sample, differentiable in ``hyper``."""
         amount = hyper["amount"]
         taken = (amount.expand(len(labels)) if amount.ndim == 0 else amount[labels]).unsqueeze(1)
         truth = torch.nn.functional.one_hot(labels.long(), num_classes).to(amount.dtype)
-        if "share" not in hyper:
-            return (1 - taken) * truth + taken / num_classes
-        others = hyper["share"][labels] * (1 - truth)
-        return (1 - taken) * truth + taken * others / (others.sum(1, keepdim=True) + 1e-6)
+        return (1 - taken) * truth + taken / num_classes
 
     def loss(self, hyper: Values, features: Tensor, logits: Tensor, labels: Tensor, head: Values) -> Tensor:
         """Return cross-entropy against the smoothed target, ``[B]``."""
         return cross_entropy_loss(logits, self.target(hyper, labels, num_classes=logits.shape[1]))
 
     def project(self, hyper: Values) -> Params:
-        """Return amounts within [0, 0.5] and a matrix without negative entries."""
-        return {name: value.clamp(0.0, MOST_SMOOTHING if name == "amount" else None) for name, value in hyper.items()}
+        """Return amounts within [0, 0.5]."""
+        return {"amount": hyper["amount"].clamp(0.0, MOST_SMOOTHING)}
 
 
 REGULARIZERS: dict[str, Callable[..., Regularizer]] = {
@@ -309,7 +292,6 @@ REGULARIZERS: dict[str, Callable[..., Regularizer]] = {
     "unitwise-l2": UnitwiseL2,
     "label-smoothing": LabelSmoothing,
     "label-smoothing-per-class": partial(LabelSmoothing, form="per-class"),
-    "label-smoothing-non-uniform": partial(LabelSmoothing, form="non-uniform"),
 }
 
 

@@ -15,7 +15,7 @@ from calibrant.core.registry import lookup
 from calibrant.losses import LOSSES, PENALTIES, sece_penalty
 from calibrant.meta.lookahead import MetaObjective, VirtualStep
 from calibrant.meta.network import MetaBN
-from calibrant.meta.regularizers import REGULARIZERS, GammaFocal, LabelSmoothing, Regularizer, UnitwiseL2
+from calibrant.meta.regularizers import REGULARIZERS, GammaFocal, Regularizer, UnitwiseL2
 
 Reduction: TypeAlias = Literal["mean", "sum"]
 
@@ -28,14 +28,12 @@ class MetaSettings:
         lookahead: Whether the virtual step moves the "head" alone or the "full" network.
         lookahead_lr: Size of the virtual step: a number, or "current" for the optimizer's learning rate of the moment.
         lookahead_reduction: Whether the virtual step's loss is the "mean" or the "sum" over the training batch.
-        lookahead_clip: Largest norm of the virtual step's gradient, or None.
         every: Optimizer steps from one meta update to the next.
         meta_lr: Learning rate of Adam on the hyper-parameters; None takes the regularizer's own pace, which does not depend on
             feature width, number of classes or temperature.
         betas: Memory of Adam's two means.
         eps: What Adam adds to the root of the second mean. Hypergradients shrink by orders of magnitude as training proceeds:
             with the usual 1e-8 they would fall below it and freeze.
-        meta_clip: Largest norm of the hypergradient, or None. Adam is indifferent to its size, not to single outbursts.
         meta_bn: BatchNorm on meta batches: "batch", "update" or "frozen" (see `calibrant.meta.network.meta_mode`).
         leak_meta_grad: Add the gradient of the meta objective to the network's own, as the published code does by omission.
         reduction: Whether the network's own step minimises the "mean" or the "sum" of the loss over the batch.
@@ -45,12 +43,10 @@ class MetaSettings:
     lookahead: Literal["head", "full"] = "head"
     lookahead_lr: float | Literal["current"] = 0.1
     lookahead_reduction: Reduction = "mean"
-    lookahead_clip: float | None = None
     every: int = 4
     meta_lr: float | None = None
     betas: tuple[float, float] = (0.5, 0.9)
     eps: float = 1e-12
-    meta_clip: float | None = None
     meta_bn: MetaBN = "batch"
     leak_meta_grad: bool = False
     reduction: Reduction = "mean"
@@ -63,7 +59,7 @@ class MetaSettings:
                 options = ", ".join(map(repr, get_args(hints[name])))
                 raise ValueError(f"MetaLearner: `{name}` must be one of {options}, got {getattr(self, name)!r}.")
         check_count(self.every, where="MetaLearner", name="every")
-        for name in ("lookahead_lr", "lookahead_clip", "meta_lr", "eps", "meta_clip", "clip"):
+        for name in ("lookahead_lr", "meta_lr", "eps", "clip"):
             value = getattr(self, name)
             if value is not None and value != "current":
                 check_positive(value, where="MetaLearner", name=name)
@@ -72,8 +68,7 @@ class MetaSettings:
 
     def virtual_step(self, lr: float | Tensor) -> VirtualStep:
         """The virtual step while the optimizer's learning rate is ``lr``."""
-        size = lr if isinstance(self.lookahead_lr, str) else self.lookahead_lr
-        return VirtualStep(size, self.lookahead_reduction, self.lookahead_clip)
+        return VirtualStep(lr if isinstance(self.lookahead_lr, str) else self.lookahead_lr, self.lookahead_reduction)
 
 
 def make_objective(
@@ -103,23 +98,6 @@ def make_objective(
     if not callable(objective):
         raise ValueError(f"MetaLearner: `objective` must be a name, names with weights, or a function, got {objective!r}.")
     return objective
-
-
-def words_of(objective: MetaObjective) -> str:
-    """Return an objective as a call with every option it has, given or by default, for the records of a run.
-
-    Example:
-        >>> words_of(make_objective("skce"))
-        'skce_penalty(bandwidth=0.1)'
-    """
-    whole = objective if isinstance(objective, partial) else partial(objective)
-    plain: Any = whole.func
-    found = [getattr(value, "__name__", repr(value)) for value in whole.args]
-    for parameter in inspect.signature(plain).parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            found.append(f"{parameter.name}={whole.keywords.get(parameter.name, parameter.default)!r}")
-    name = getattr(plain, "__name__", type(plain).__name__).strip("_")
-    return f"{name}({', '.join(found)})"
 
 
 def objective_table() -> dict[str, MetaObjective]:
@@ -187,12 +165,10 @@ PRESETS: dict[str, Preset] = {
             reduction="sum",
             clip=2.0,
         ),
-        {
+        REGULARIZERS
+        | {
             "gamma-focal": partial(GammaFocal, gamma_max=None),
             "unitwise-l2": partial(UnitwiseL2, nonnegative=False, share="batch"),
-            "label-smoothing": partial(LabelSmoothing, flat_start=False),
-            "label-smoothing-per-class": partial(LabelSmoothing, form="per-class", flat_start=False),
-            "label-smoothing-non-uniform": partial(LabelSmoothing, form="non-uniform", flat_start=False),
         },
         {"sece": PAPER_SECE},
     ),

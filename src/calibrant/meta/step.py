@@ -13,15 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calibrant.meta.gamma_net import Values
-from calibrant.meta.lookahead import (
-    Batch,
-    Hypergradient,
-    MetaObjective,
-    clip_factor,
-    head_hypergradient,
-    total_norm,
-    virtual_sgd,
-)
+from calibrant.meta.lookahead import Batch, Hypergradient, MetaObjective, head_hypergradient, total_norm, virtual_sgd
 from calibrant.meta.regularizers import Regularizer
 from calibrant.meta.settings import MetaSettings
 
@@ -102,10 +94,9 @@ class HyperParameters:
     @torch.no_grad()
     def step(self, grads: Values) -> None:
         """Take one step down ``grads`` and project; where they are not finite (an overflow, a bad batch) nothing changes."""
-        norm, clip = total_norm(grads), self.settings.meta_clip
-        finite = torch.isfinite(norm)
+        finite = torch.isfinite(total_norm(grads))
         for name, value in self.params.items():
-            value.grad = grads[name] if clip is None else clip_factor(norm, clip) * grads[name]
+            value.grad = grads[name]
         state = list(self.state().values())
         before = [value.clone() for value in state]
         self.adam.step()
@@ -144,7 +135,7 @@ def meta_step(
         group: Processes that share the step, or None for one.
 
     Returns:
-        The objective's value after the virtual step, and the hypergradient before clipping.
+        The objective's value after the virtual step, and the hypergradient.
     """
     found = head_hypergradient(
         hyper.regularizer,
@@ -181,7 +172,7 @@ def leaked_value(
     logits = F.linear(features, own["weight"], own.get("bias"))
     total = loss(fixed, batch.features.detach(), logits, batch.labels, own).sum() * step.factor(len(batch.labels))
     found = torch.autograd.grad(total, list(own.values()), create_graph=True)
-    virtual = virtual_sgd(own, dict(zip(own, found, strict=True)), lr=step.lr, clip=step.clip)
+    virtual = virtual_sgd(own, dict(zip(own, found, strict=True)), lr=step.lr)
     return objective(F.linear(meta_features, virtual["weight"], virtual.get("bias")), held_out.labels)
 
 

@@ -123,7 +123,6 @@ def assert_same(first, second):
         {"method.name": "avuc"},
         PATRA,
         {"method.name": "adafocal", "train.average": "ema"},
-        {"method.name": "avuc", "train.average": "uniform", "train.average_from_epoch": "1"},
         {"method.name": "adafocal", "train.average": "phase", "optim.milestones_epochs": "2"} | BN,
         PATRA | {"train.average": "phase"} | BN,
         {"method.name": "flgamma-sece", "train.average": "phase"} | BN | {"data.meta": "200"},

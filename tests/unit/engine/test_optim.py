@@ -6,8 +6,8 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from calibrant.engine.loop import run_epoch
-from calibrant.engine.optim import WeightAverage, build_averages, build_optimizer, set_learning_rate
-from calibrant.engine.recipe import OptimPart, Recipe, TrainPart, override
+from calibrant.engine.optim import WeightAverage, build_optimizer, set_learning_rate
+from calibrant.engine.recipe import OptimPart, Recipe, override
 from calibrant.engine.setup import assemble
 from calibrant.engine.train import train
 from calibrant.meta.lookahead import head_hypergradient
@@ -38,8 +38,7 @@ def set_to(model, value):
 
 def averaged(model, values, **options):
     average = WeightAverage(model, **options)
-    for epoch, value in enumerate(values):
-        average.begin_epoch(epoch)
+    for value in values:
         set_to(model, value)
         average.update()
     return average
@@ -53,10 +52,6 @@ def averaged(model, values, **options):
         ({"decay": 0.6}, 0.6 * 3 + 0.4 * 9),
         ({"decay": 0.9}, 5.0),
         ({"decay": None}, 5.0),
-        ({"decay": None, "first_epoch": 1}, 6.5),
-        ({"decay": 0.3, "first_epoch": 1}, 0.3 * 4 + 0.7 * 9),
-        ({"decay": None, "first_epoch": 9}, 9.0),
-        ({"decay": 0.9, "first_epoch": 9}, 9.0),
     ],
 )
 def test_weight_average_by_hand(options, expected):
@@ -92,7 +87,7 @@ def test_weight_average_network_follows_every_update_and_is_apart_from_the_train
 def test_meta_batches_go_through_the_averaged_network(monkeypatch):
     settings = {"method.name": "flgamma-sece", "method.options.every": "1", "train.average": "ema", "backbone.name": "convnet"}
     parts = assemble(override(Recipe(), TINY | settings))
-    average, network, calls = parts.averages["average"], parts.objective.network, []
+    network, calls = parts.objective.network, []
 
     def look(*args, head, meta_features, **rest):
         given = {name: value.clone() for name, value in head.items()}
@@ -104,7 +99,6 @@ def test_meta_batches_go_through_the_averaged_network(monkeypatch):
     drawn = []
     monkeypatch.setattr(meta, "next", lambda original=meta.next: drawn.append(original()) or drawn[-1])
     parts.objective.begin_epoch(0)
-    average.begin_epoch(0)
     for _ in range(4):
         parts.meta()
     head, features, weights = calls[-1]
@@ -118,16 +112,9 @@ def test_meta_batches_go_through_the_averaged_network(monkeypatch):
     torch.testing.assert_close(features, expected)
 
 
-@pytest.mark.parametrize(("kind", "backbone"), [("ema", "mlp"), ("uniform", "convnet")])
-def test_train_average_is_that_of_the_weights_after_each_step(kind, backbone):
-    settings = TINY | {
-        "train.average": kind,
-        "backbone.name": backbone,
-        "train.average_decay": "0.9",
-        "train.average_from_epoch": "1",
-    }
-    settings |= {"data.val": "100", "data.meta": "1500"}
-    recipe = override(Recipe(), settings)
+def test_train_average_is_that_of_the_weights_after_each_step():
+    settings = {"train.average": "ema", "backbone.name": "convnet", "train.average_decay": "0.9"}
+    recipe = override(Recipe(), TINY | settings | {"data.val": "100", "data.meta": "1500"})
     parts = assemble(recipe)
     seen, original = [], parts.averages["average"].update
 
@@ -137,16 +124,12 @@ def test_train_average_is_that_of_the_weights_after_each_step(kind, backbone):
 
     parts.averages["average"].update = watch
     records = [run_epoch(parts, epoch, started=0.0) for epoch in range(3)]
-    steps = len(seen) // 3
     for name, mean in parts.averages["average"].means.items():
-        values = torch.stack([state[name] for state in seen[steps:]]).double()
-        if kind == "uniform":
-            expected = values.mean(0)
-        else:
-            expected = values[0]
-            for t, value in enumerate(values[1:], 2):
-                kept = min(0.9, 1 - 1 / t)
-                expected = kept * expected + (1 - kept) * value
+        values = torch.stack([state[name] for state in seen]).double()
+        expected = values[0]
+        for t, value in enumerate(values[1:], 2):
+            kept = min(0.9, 1 - 1 / t)
+            expected = kept * expected + (1 - kept) * value
         torch.testing.assert_close(mean.double(), expected, rtol=1e-5, atol=1e-6)
     run = train(recipe)
     assert [r.train_loss for r in run.history] == [r.train_loss for r in records]
@@ -158,22 +141,10 @@ def test_train_average_is_that_of_the_weights_after_each_step(kind, backbone):
 def test_weight_average_begun_anew_forgets_what_was_before():
     model = network()
     average = averaged(model, [2.0, 4.0], decay=None, share=0.25)
-    average.begin_epoch(2, anew=True)
+    average.forget()
     set_to(model, 9.0)
     average.update()
     assert float(average.means["0.weight"]) == 9.0
-
-
-@pytest.mark.parametrize(("given", "first"), [(None, 5), (2, 2)])
-def test_uniform_average_begins_with_the_papers_last_drop_unless_told(given, first):
-    part = TrainPart(average="uniform", epochs=7, average_from_epoch=given)
-    average = build_averages(network(), part, steps=14, watched=False)["average"]
-    counted = []
-    for epoch in range(7):
-        average.begin_epoch(epoch)
-        average.update()
-        counted.append(float(average.state()["count"]) > 0)
-    assert counted == [epoch >= first for epoch in range(7)]
 
 
 PHASE = TINY | {
@@ -264,8 +235,6 @@ def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_im
 
     objective.follow, parts.batches.next = watch, record
     objective.begin_epoch(0)
-    for average in parts.averages.values():
-        average.begin_epoch(0)
     for _ in range(3):
         before = {name: parts.averages["watch"].means[name].clone() for name in norms}
         parts.meta()

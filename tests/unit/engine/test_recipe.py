@@ -5,13 +5,11 @@ import tomllib
 
 import pytest
 
-from calibrant.engine.folder import check_same_run
-from calibrant.engine.methods import check_idle, idle_keys, resolved
+from calibrant.engine.methods import resolved
 from calibrant.engine.optim import drops, learning_rate
 from calibrant.engine.recipe import OptimPart, Recipe, check_recipe, load_recipe, override, recipe_of, to_toml
 from calibrant.engine.setup import assemble
 from calibrant.engine.train import train
-from calibrant.grid.collect import command_of
 
 TINY = {"data.name": "mixture", "backbone.name": "mlp", "train.batch_size": "100", "train.epochs": "1", "train.device": "cpu"}
 
@@ -56,6 +54,7 @@ def test_recipe_toml_round_trip_keeps_text_of_any_characters():
         ({"optim": {"name": "sdg"}}, "`optim.name` must be one of 'sgd', 'adamw', got 'sdg'"),
         ({"data": {"augment": "maybe"}}, "`data.augment` must be true or false, got 'maybe'"),
         ({"data": {"same_data": True}}, "`data.same_data` must be left out, got True: it is gone"),
+        ({"train": {"average_from_epoch": 3}}, "`train.average_from_epoch` must be left out, got 3: it is gone"),
         ({"train": 3}, "`train` must be a table of keys, got 3"),
         ({"backbone": {"name": 5}}, "`backbone.name` must be text, got 5"),
         ({"optim": {"milestones_epochs": 0}}, "`optim.milestones_epochs` must be a list, got 0"),
@@ -155,67 +154,3 @@ def test_train_writes_the_resolved_recipe_and_resumes_under_either_form(tmp_path
     assert again.recipe == run.recipe
     with pytest.raises(ValueError, match=r"`train.average` is 'phase' there and 'no' here"):
         train(tiny(train__average="no"), out=tmp_path / "run", resume=True)
-
-
-@pytest.mark.parametrize(
-    ("method", "average", "idle"),
-    [
-        ("ce", "auto", {"train.average_decay", "train.average_share", "train.average_from_epoch"}),
-        ("ce", "ema", {"train.average_share"}),
-        ("ce", "uniform", {"train.average_decay", "train.average_share"}),
-        ("ce", "phase", {"train.average_decay"}),
-        ("ce+ts", "phase", {"train.average_decay"}),
-        # They look through the average of "ema", whose decay it is.
-        ("flgamma-sece", "auto", set()),
-    ],
-)
-def test_idle_keys_are_those_that_nothing_reads(method, average, idle):
-    recipe = tiny(method__name=method, train__average=average, train__select="error+ece")
-    assert set(idle_keys(recipe)) == idle
-    other = override(recipe, {"train.select": "nll", "optim.schedule": "cosine", "optim.name": "adamw"})
-    more = {"train.select_within", "optim.milestones_epochs", "optim.decay", "optim.momentum", "optim.nesterov"}
-    assert set(idle_keys(other)) == idle | more
-
-
-def test_selection_within_other_errors_is_another_run_where_it_is_read():
-    first, second = (tiny(train__select_within=value) for value in ("1", "2"))
-    with pytest.raises(ValueError, match=r"`train.select_within` is 1.0 there and 2.0 here"):
-        check_same_run(first, second, where="there")
-    check_same_run(*(override(recipe, {"train.select": "error"}) for recipe in (first, second)), where="there")
-    assert "--set train.select_within=1.0" in command_of(first)
-
-
-@pytest.mark.parametrize(
-    ("settings", "key", "message"),
-    [
-        ({}, "train.average_share", "train.average=phase, got train.average=no"),
-        ({}, "train.average_from_epoch", "train.average=uniform or ema or phase, got train.average=no.*=uniform`"),
-        ({"train.average": "phase"}, "train.average_decay", "train.average=ema, got train.average=phase"),
-        ({}, "train.select_within", r"train.select=error\+nll or error\+ece, got train.select=error.*=error\+nll`"),
-        ({"optim.schedule": "cosine", "optim.milestones_epochs": "1,2"}, "optim.milestones_epochs", "schedule=multistep"),
-        ({"optim.name": "adamw", "optim.momentum": "0.5"}, "optim.momentum", "optim.name=sgd, got optim.name=adamw"),
-        ({"optim.warmup_epochs": "3", "train.epochs": "2"}, "optim.warmup_epochs", "before the end .* train.epochs=2"),
-        ({"optim.milestones_epochs": "50,60", "train.epochs": "10"}, "optim.milestones_epochs", "before the end"),
-    ],
-)
-def test_check_idle_names_what_a_key_that_nothing_reads_must_come_with(settings, key, message):
-    recipe = override(tiny(method__name="ce", train__average_decay="0.9", train__average_from_epoch="1"), settings)
-    with pytest.raises(ValueError, match=f"`{key}` must.*{message}"):
-        check_idle([recipe], ["optim.lr", key])
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"optim.schedule": "cosine", "optim.milestones_epochs": "none"},
-        {"optim.schedule": "cosine", "optim.milestones_epochs": ""},
-        {"optim.milestones_epochs": "", "train.epochs": "2"},
-        {"optim.name": "adamw", "optim.nesterov": "false", "optim.weight_decay": "0.1"},
-        {"optim.milestones_epochs": "1,50", "optim.decay": "0.5", "optim.warmup_epochs": "2", "train.epochs": "2"},
-        {"optim.momentum": "0.5", "optim.nesterov": "true"},
-        # Defaults that nothing reads are nobody's mistake.
-        {"optim.schedule": "cosine", "optim.name": "adamw"},
-    ],
-)
-def test_check_idle_takes_settings_that_are_read_or_off(settings):
-    assert check_idle([override(tiny(), settings)], settings) is None

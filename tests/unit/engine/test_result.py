@@ -1,37 +1,15 @@
 import math
-import warnings
 from functools import partial
 
 import pytest
 import torch
 
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.result import BestEpoch, EpochRecord, Run, TrainWarning, copy_state, warn_if_useless
+from calibrant.engine.result import BestEpoch, EpochRecord, Run, copy_state
 from calibrant.engine.train import train
 from calibrant.io import load_predictions
 
 TINY = {"data.name": "mixture", "backbone.name": "mlp", "method.name": "ce", "train.batch_size": "100", "train.device": "cpu"}
-
-
-def test_warn_if_useless_allows_for_two_standard_errors_and_asks_for_three_epochs():
-    def history(*errors):
-        return [EpochRecord(0, 0.1, 1.0, val_error=error) for error in errors]
-
-    # Of 100 examples of ten classes a guess errs on 90 ± 3.
-    with pytest.warns(TrainWarning, match="no better than a guess.* 85.0 %, a guess's 90.0 %.*Lower `optim.lr`"):
-        warn_if_useless(history(0.95, 0.85, 0.9), num_classes=10, n_val=100)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for errors in ((0.95, 0.83, 0.9), (0.95, 0.95), (None, None, None)):
-            warn_if_useless(history(*errors), num_classes=10, n_val=100)
-
-
-def test_run_with_a_wild_learning_rate_ends_with_a_warning_and_an_honest_one_without():
-    with pytest.warns(TrainWarning, match="Lower `optim.lr`"):
-        train(override(Recipe(), TINY | {"train.epochs": "3", "optim.lr": "1e4"}))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(override(Recipe(), TINY | {"train.epochs": "3"}))
 
 
 def weights(epoch):

@@ -109,7 +109,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("users_nets:wrong_classes", r"one logit for each of 10 classes, got shape \[2, 7\]"),
         ("users_nets:Two", "one logit for each of 10 classes, got tuple"),
         ("users_nets:soft", "scores before softmax, got probabilities"),
-        ("users_nets:headless", "must end in an `nn.Linear`"),
+        ("users_nets:headless", "`head` must name an `nn.Linear` of the model.*Linear layers: none"),
         ("users_nets:Idle", "last linear layer must be used in its forward pass, got 'unused'"),
         ("users_nets:number", "function or class of users_nets 'number'"),
         ("users_nets:goood", "Did you mean 'good'"),

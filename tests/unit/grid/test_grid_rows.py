@@ -123,9 +123,9 @@ def test_settings_of_leaves_out_where_and_how_often_and_what_the_method_does_by_
 
 def test_command_of_a_recipe_makes_it_again() -> None:
     changes = {"method.name": "flgamma", "train.average": "no", "backbone.init": "w x.safetensors", "data.root": "/x"}
-    command = command_of(override(Recipe(), changes | {"optim.milestones_epochs": "1,2", "train.average_share": 0.3}))
+    command = command_of(override(Recipe(), changes | {"optim.milestones_epochs": "1,2"}))
     assert command.startswith("calibrant train --data cifar10 --model resnet18 --method flgamma --preset default --epochs 350")
-    # What says nothing under its averaging is left out, as is where data lie.
+    # Where data lie is left out.
     assert command.endswith(
         "--set 'backbone.init=w x.safetensors' --set train.average=no --set optim.milestones_epochs=1.0,2.0"
     )
@@ -160,11 +160,9 @@ LEARNS = {"method": "flgamma-sece"}
         ({"told": "train.reduction=mean"}, LEARNS, False),
         # What one was told decides no more than it says.
         ({"told": AVERAGED}, LEARNS | {"told": "method.options.every=8"}, True),
-        ({"told": "train.average=uniform"}, LEARNS | {"told": "train.average=uniform"}, True),
-        ({"told": "train.average=uniform"}, LEARNS, False),
+        ({"told": "train.average=ema"}, LEARNS | {"told": "train.average=ema"}, True),
+        ({"told": "train.average=ema"}, LEARNS, False),
         ({"told": "train.select=last"}, LEARNS, False),
-        # What says nothing about one of the two does not part them.
-        ({}, LEARNS | {"told": "train.average_share=0.3 train.select_within=1.0"}, True),
         ({"told": AVERAGED}, LEARNS | {"told": "train.average_share=0.3"}, False),
         ({"told": "train.average=half"}, {"method": "focal"}, False),
         ({"told": "train.average=half"}, {"method": "focal", "told": "train.average=half"}, True),

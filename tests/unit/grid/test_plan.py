@@ -54,20 +54,6 @@ def test_plan_cells_with_a_setting_of_one_method_leave_others_alone() -> None:
     assert {cell.recipe.optim.lr for cell in found} == {0.2}
 
 
-def test_plan_cells_take_a_setting_that_says_something_about_one_method() -> None:
-    cells = plan_cells(["mixture"], ["ce", "flgamma-sece"], [0], settings={"train.average_share": 0.3})
-    assert {cell.recipe.train.average_share for cell in cells} == {0.3}
-
-
-@pytest.mark.parametrize("key", ["train.average_share", "ce:train.average_share"])
-def test_plan_cells_with_a_setting_that_says_nothing_about_its_runs_say_so(key: str) -> None:
-    methods = ["ce", "focal"] if ":" not in key else ["ce+ts", "flgamma-sece"]
-    with pytest.raises(ValueError, match="`train.average_share` must come with train.average=phase, got train.average=no"):
-        plan_cells(["mixture"], methods, [0], settings={key: 0.3})
-    told = {key: 0.3, key.replace("average_share", "average"): "phase"}
-    assert plan_cells(["mixture"], methods, [0], settings=told)[0].recipe.train.average_share == 0.3
-
-
 def test_cell_name_tells_preset_and_own_network_and_has_no_odd_characters(tmp_path: Path) -> None:
     settings = {"method.preset": "paper", "backbone.name": "my.networks:small"}
     assert names([str(tmp_path / "my birds.npz")], ["ce"], [2], settings=settings) == ["my-birds-small-ce-paper-seed2"]

@@ -1,11 +1,8 @@
-import math
-
 import pytest
 import torch
 
 from calibrant.meta import GammaFocal
 from calibrant.meta.gamma_net import (
-    POSITIVE_MAPS,
     GammaNet,
     attention_of,
     bound_heads,
@@ -31,13 +28,12 @@ def test_gamma_of_golden_input_gives_published_values():
     torch.testing.assert_close(gamma_of(params, features), expected, rtol=0, atol=5e-7)
 
 
-@pytest.mark.parametrize("positive", POSITIVE_MAPS)
 @pytest.mark.parametrize(("d", "k"), [(512, 10), (64, 64), (64, 200), (3, 1), (1, 5)])
-def test_gamma_net_start_is_gamma_init_for_every_sample(positive, d, k):
+def test_gamma_net_start_is_gamma_init_for_every_sample(d, k):
     generator = torch.Generator().manual_seed(d + k)
     features = 3 * torch.randn(50, d, generator=generator)
     for start in (1.0, 2.5):
-        net = GammaNet(d, k, positive=positive, gamma_init=start, generator=generator)
+        net = GammaNet(d, k, gamma_init=start, generator=generator)
         torch.testing.assert_close(net(features).detach(), torch.full((50,), start), rtol=1e-5, atol=0)
 
 
@@ -46,28 +42,6 @@ def test_with_head_scores_hits_every_score_also_where_attention_has_a_low_rank()
     assert torch.linalg.matrix_rank(params["attention"]) == 2
     fixed = with_head_scores(params, torch.full((5,), 0.01, dtype=torch.float64))
     torch.testing.assert_close(gamma_of(fixed, features), torch.ones(4, dtype=torch.float64))
-
-
-def test_gamma_of_maps_of_known_scores():
-    params = {"attention": torch.zeros(1, 2, dtype=torch.float64), "readout": torch.ones(1, dtype=torch.float64)}
-    features = torch.zeros(3, 1, dtype=torch.float64)
-
-    def value(positive, score, **kwargs):
-        given = with_head_scores(params, torch.full((2,), 0.01 * score, dtype=torch.float64))
-        return float(gamma_of(given, features, positive=positive, **kwargs)[0])
-
-    assert value("abs", -2.0) == pytest.approx(2.0)
-    assert value("relu", -2.0) == 0.0
-    assert value("softplus", 0.5) == pytest.approx(math.log1p(math.exp(0.5)))
-    assert value("sigmoid", 0.0, gamma_max=4.0) == pytest.approx(2.0)
-    assert value("sigmoid", 0.0) == pytest.approx(10.0)
-    assert value("minmax", 2.0) == pytest.approx(2.0)
-    assert value("minmax", -2.0) == 0.0
-
-
-def test_minmax_map_negative_score_stretches_the_batch_onto_zero_to_max():
-    scores = torch.tensor([-1.0, 1.0, 3.0])
-    torch.testing.assert_close(POSITIVE_MAPS["minmax"].apply(scores, None), torch.tensor([0.0, 1.5, 3.0]))
 
 
 def test_gamma_of_at_the_bound_is_clamped_and_passes_a_gradient():
@@ -123,9 +97,7 @@ def test_gamma_of_half_precision_features_are_computed_in_float32():
 def test_gamma_net_wrong_arguments_raise():
     with pytest.raises(ValueError, match="`num_heads` must be a whole number >= 1"):
         GammaNet(4, 0)
-    with pytest.raises(ValueError, match="unknown positive map 'sigmod'"):
-        GammaNet(4, 2, positive="sigmod")
-    with pytest.raises(ValueError, match="`gamma_init` must be below the bound 2"):
+    with pytest.raises(ValueError, match="`gamma_init` must be below `gamma_max`, 2"):
         GammaNet(4, 2, gamma_max=2.0, gamma_init=3.0)
     with pytest.raises(ValueError, match="`temperature` must be"):
         GammaNet(4, 2, temperature=0)
@@ -147,13 +119,3 @@ def test_gamma_of_default_pace_moves_alike_at_every_width(num_features, num_head
     # An Adam step of 6e-5 moves gamma by 0.008 to 0.096 over these widths; divided by the speed, always by about 0.026.
     assert 0.024 < means[1] - means[0] < 0.028
     assert 2.3 < means[-1] < 3.3
-
-
-@pytest.mark.parametrize(
-    ("name", "slope"), [("abs", 1.0), ("relu", 1.0), ("minmax", 1.0), ("softplus", 1 - math.exp(-2)), ("sigmoid", 1.5)]
-)
-def test_gamma_focal_speed_has_the_slope_of_the_positive_map(name, slope):
-    # A sigmoid times 8 that gives 2 has the slope 2 (1 - 2/8).
-    focal = GammaFocal(positive=name, gamma_max=8.0, gamma_init=2.0)
-    hyper = focal.init(6, 4)
-    assert float(focal.speed(hyper)) == pytest.approx(slope * float(gamma_speed(hyper, temperature=0.01)), rel=1e-5)

@@ -111,27 +111,7 @@ def test_label_smoothing_per_class_uses_the_true_class_amount():
     torch.testing.assert_close(rows, torch.tensor([[1.0, 0.0, 0.0], [0.1, 0.8, 0.1]]))
 
 
-def test_label_smoothing_non_uniform_shares_by_its_matrix():
-    smoothing = LabelSmoothing(form="non-uniform")
-    hyper = {
-        "amount": torch.tensor([0.4, 0.0, 0.0]),
-        "share": torch.tensor([[5.0, 1.0, 3.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]),
-    }
-    rows = smoothing.target(hyper, torch.tensor([0]), num_classes=3)
-    torch.testing.assert_close(rows, torch.tensor([[0.6, 0.1, 0.3]]), rtol=1e-5, atol=1e-6)
-
-
-def test_label_smoothing_zero_matrix_start_loses_mass_as_the_published_code_does():
-    smoothing = LabelSmoothing(form="non-uniform", flat_start=False)
-    hyper = smoothing.init(2, 3) | {"amount": torch.full((3,), 0.4)}
-    rows = smoothing.target(hyper, torch.tensor([0]), num_classes=3)
-    torch.testing.assert_close(rows, torch.tensor([[0.6, 0.0, 0.0]]))
-
-
 def test_label_smoothing_project():
-    smoothing = LabelSmoothing(form="non-uniform")
-    hyper = smoothing.project({"amount": torch.tensor([-0.1, 0.9]), "share": torch.tensor([[-1.0, 2.0], [0.0, 1.0]])})
-    assert hyper["amount"].tolist() == [0.0, 0.5]
-    assert hyper["share"].tolist() == [[0.0, 2.0], [0.0, 1.0]]
+    assert LabelSmoothing(form="per-class").project({"amount": torch.tensor([-0.1, 0.9])})["amount"].tolist() == [0.0, 0.5]
     with pytest.raises(ValueError, match="`form` must be"):
         LabelSmoothing(form="matrix")

@@ -73,6 +73,6 @@ def test_settings_of_an_unknown_option_names_the_nearest():
 
 def test_virtual_step_follows_the_learning_rate_where_asked_to():
     assert MetaSettings().virtual_step(0.7).lr == 0.1
-    step = MetaSettings(lookahead_lr="current", lookahead_reduction="sum", lookahead_clip=2.0).virtual_step(0.7)
-    assert (step.lr, step.factor(8), step.clip) == (0.7, 1.0, 2.0)
+    step = MetaSettings(lookahead_lr="current", lookahead_reduction="sum").virtual_step(0.7)
+    assert (step.lr, step.factor(8)) == (0.7, 1.0)
     assert MetaSettings().virtual_step(0.7).factor(8) == 0.125
