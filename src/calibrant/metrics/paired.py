@@ -163,8 +163,9 @@ class Sample:
             "brier": brier,
             "classwise_ece": residual.abs().sum((0, 1)) / len(totals),
         }
-        by_width = right + mass * (self.shift_by_width + self.lacking * normal[:, self.levels.bin_index])
-        rights = {None: right, "width": by_width, "mass": right + mass * self.shift_by_mass}
+        by_width, by_mass = (right + mass * shift for shift in (self.shift_by_width, self.shift_by_mass))
+        worst = by_width + mass * self.lacking * normal[:, self.levels.bin_index]
+        rights = {None: right, "width": by_width, "mass": by_mass, "worst": worst}
         for key, metric in score_metrics().items():
             if metric.of_levels is not None:
                 found[key] = metric.of_levels(self.levels, mass, rights[metric.shrinks])

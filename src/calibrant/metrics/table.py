@@ -79,7 +79,8 @@ class Metric:
             function is called with all examples.
         interval: How its 95 % interval is computed from those sums; default: a bootstrap of the function.
         of_levels: Its value on many resamples at once, for the paired test; default: the function on each of them.
-        shrinks: Bins whose gaps the paired test shrinks by what chance added to them; default: none.
+        shrinks: Bins whose gaps the paired test shrinks by what chance added to them: of equal "width" or "mass", or of equal
+            width where the "worst" one decides; default: none.
 
     Example:
         >>> import torch
@@ -101,7 +102,7 @@ class Metric:
     read: Callable[[Summary], Tensor] | None = None
     interval: Interval | None = None
     of_levels: of.OfLevels | None = None
-    shrinks: Literal["width", "mass"] | None = None
+    shrinks: Literal["width", "mass", "worst"] | None = None
 
     def __call__(self, probs: object, labels: object = None, **options: object) -> Tensor:
         """Return what the function returns."""
@@ -199,7 +200,7 @@ _SCORES = {
         read=lambda summary: summary.bins.gap.abs().amax(),
         interval=mce_interval,
         of_levels=of.mce_of_levels,
-        shrinks="width",
+        shrinks="worst",
     ),
     "sece": Metric(
         smooth_expected_calibration_error,
