@@ -47,17 +47,17 @@ def look(assembly: Assembly, held_out: HeldOut) -> tuple[float, Tensor]:
 def compare(assembly: Assembly) -> dict[str, Any]:
     """One line: the bank after a slice was brought, and a batch of 1,024, beside all fresh features."""
     objective = assembly.objective
-    objective._bring(objective.batches.next())
+    bank = objective._bring(objective.batches.next())
     fresh = HeldOut(*(torch.cat(parts) for parts in zip(*_fresh(assembly), strict=True)))
     some = torch.randperm(len(fresh.labels), device=fresh.labels.device)[:1024]
-    ways = {"bank": objective.bank, "fresh_1024": HeldOut(fresh.features[some], fresh.labels[some])}
+    ways = {"bank": bank, "fresh_1024": HeldOut(fresh.features[some], fresh.labels[some])}
     value, grad = look(assembly, fresh)
     line: dict[str, Any] = {"value": value, "hypergradient_norm": float(grad.norm())}
     for name, held_out in ways.items():
         other, its_grad = look(assembly, held_out)
         cosine = float(grad @ its_grad / (grad.norm() * its_grad.norm()))
         line |= {f"{name}_value_off": (other - value) / abs(value), f"{name}_cosine": cosine}
-    moved = (objective.bank.features - fresh.features).norm(dim=1) / fresh.features.norm(dim=1)
+    moved = (bank.features - fresh.features).norm(dim=1) / fresh.features.norm(dim=1)
     return line | {"features_moved": float(moved.mean()), "features_moved_most": float(moved.max())}
 
 

@@ -137,7 +137,7 @@ def test_measure_by_class_and_slice_agrees_streamed_and_in_memory(capsys, folder
     pairs = [(kept, streamed), *((kept["slices"][name], streamed["slices"][name]) for name in ("a", "b"))]
     for first, second in pairs:
         assert first["n"] == second["n"]
-        for key in KEYS:
+        for key in (key for key in KEYS if METRICS[key].read):
             tolerance = 1e-9 if key in exact else 1e-3
             assert second["metrics"][key]["value"] == pytest.approx(first["metrics"][key]["value"], abs=tolerance), key
     assert [entry["name"] for entry in kept["classes"]] == [entry["name"] for entry in streamed["classes"]]

@@ -150,7 +150,7 @@ class MetaBatches(_Batches):
         size = min(batch_size, len(data))
         size -= size % hardware.group.world_size
         super().__init__(data, hardware, batch_size=size, steps_per_epoch=steps_per_epoch, seed=seed, resident=resident)
-        self._in_order = in_order
+        self._in_order, self.examples = in_order, len(data)
         self._images = data.images.to(hardware.device) if resident else data.images
         self._order = torch.zeros(steps_per_epoch, size, dtype=torch.int64, device=hardware.device)
         self.begin_epoch(0)

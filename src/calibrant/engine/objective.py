@@ -52,7 +52,7 @@ class LossPlan:
     """Train with a loss.
 
     Attributes:
-        loss: The loss, reduced.
+        loss: The loss; `train.reduction` says how it is reduced.
         mixup_alpha: Parameter of mixup's Beta distribution, or None.
         pruner: Drops training examples between epochs, or None.
     """
@@ -66,6 +66,9 @@ class LossPlan:
         """Return the objective of a run."""
         device, group = run.hardware.device, run.hardware.group
         loss = self.loss.to(device)
+        for part in loss.modules():
+            if getattr(part, "reduction", None) is not None:
+                setattr(part, "reduction", run.recipe.train.reduction)  # noqa: B010
         if self.mixup_alpha is not None:
             return MixupObjective(loss, run.batches, alpha=self.mixup_alpha, device=device, group=group)
         return Objective(loss, pruner=None if self.pruner is None else self.pruner.to(device), group=group)
@@ -277,7 +280,7 @@ class MetaObjective(Objective):
             "betas": list(self.plan.settings.betas),
             "meta_lr": self._first_rate,
             "meta_schedule": self.plan.meta_schedule,
-            "meta_batch_size": self.batches.batch_size if self.bank is None else len(self.bank.labels) * self.group.world_size,
+            "meta_batch_size": self.batches.batch_size if self.bank is None else self.batches.examples,
             "refresh": None if self.bank is None else self.batches.batch_size,
         }
 
@@ -302,10 +305,9 @@ class MetaObjective(Objective):
         )
         if not banked:
             return batches, None
-        own, weight = len(data) // processes, self.head.weight
-        return batches, HeldOut(
-            weight.new_zeros(own, weight.shape[1]), torch.zeros(own, dtype=torch.int64, device=weight.device)
-        )
+        # Every process keeps the whole bank, so that any number of them can go on with a run.
+        labels = torch.zeros(kept, dtype=torch.int64, device=self.head.weight.device)
+        return batches, HeldOut(self.head.weight.new_zeros(kept, self.head.in_features), labels)
 
     def _learn_statistics(self) -> int:
         """Let BatchNorm learn from a batch of training images every fourth step, or from as much less of one oftener.
@@ -349,16 +351,15 @@ class MetaObjective(Objective):
         self.value.copy_(found.value)
 
     def _bring(self, meta: Batch) -> HeldOut:
-        """Features of a batch or, with a bank, of the whole bank after the batch has taken its place there."""
+        """Features of a batch or, with a bank, of this process's part of the bank after the batch has taken its place there."""
         fresh = HeldOut(self.features(meta.images), meta.labels)
         if self.bank is None:
             return fresh
-        # Each process keeps its own part of every slice, one slice after another.
-        own = len(meta.labels)
-        places = meta.examples // self.batches.batch_size * own + meta.examples % own
+        places = self.group.gather(meta.examples)
         for kept, values in zip(self.bank, fresh, strict=True):
-            kept.index_copy_(0, places, values)
-        return self.bank
+            kept.index_copy_(0, places, self.group.gather(values))
+        size, processes = self.batches.examples, self.group.world_size
+        return HeldOut(*(kept[:size].chunk(processes)[self.group.rank] for kept in self.bank))
 
     @torch.no_grad()
     def follow(self, images: Tensor) -> None:

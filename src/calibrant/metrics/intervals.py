@@ -24,6 +24,7 @@ Reference: Chuang and Lai, Statistica Sinica 10, 2000.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -119,13 +120,17 @@ def bias_corrected(drawn: Tensor, observed: float) -> Range:
     return Range(low, high)
 
 
-def value_of(function: Callable[..., Tensor], predictions: Predictions) -> Tensor:
-    """Value of a metric that knows nothing but its function: probabilities, labels and, where there are any, weights."""
-    weights = {} if predictions.weights is None else {"weights": predictions.weights}
-    return torch.as_tensor(function(predictions.probs, predictions.labels, **weights), dtype=torch.float64)
+def value_of(function: Callable[..., Tensor], predictions: Predictions, *, n_bins: int) -> Tensor:
+    """Value of a metric that is only a function of probabilities, labels, weights and, if it takes them, bins."""
+    options: dict[str, object] = {} if predictions.weights is None else {"weights": predictions.weights}
+    if "n_bins" in inspect.signature(getattr(function, "function", function)).parameters:
+        options["n_bins"] = n_bins
+    return torch.as_tensor(function(predictions.probs, predictions.labels, **options), dtype=torch.float64)
 
 
-def resampled_values(function: Callable[..., Tensor], predictions: Predictions, n_resamples: int, *, seed: int) -> Tensor:
+def resampled_values(
+    function: Callable[..., Tensor], predictions: Predictions, n_resamples: int, *, seed: int, n_bins: int
+) -> Tensor:
     """Value of such a metric on resamples of the examples ``[R]``; at most 200, since each takes as long as the value itself.
 
     The same seed draws the same examples, so that two models can be compared.
@@ -134,7 +139,7 @@ def resampled_values(function: Callable[..., Tensor], predictions: Predictions, 
     # Examples of weight zero are none: a resample of nothing else would have no value.
     kept = np.arange(len(predictions)) if predictions.weights is None else predictions.weights.nonzero()[:, 0].cpu().numpy()
     draws = (kept[rng.integers(0, len(kept), len(kept))] for _ in range(min(n_resamples, 200)))
-    return torch.stack([value_of(function, predictions.subset(rows)) for rows in draws])
+    return torch.stack([value_of(function, predictions.subset(rows), n_bins=n_bins) for rows in draws])
 
 
 class Evidence:

@@ -115,7 +115,7 @@ def values_of(summary: Summary, predictions: Predictions | None = None) -> dict[
         if metric.read is not None and not (metric.classwise and summary.class_bins is None):
             values[key] = float(metric.read(summary))
         elif metric.read is None and predictions is not None:
-            values[key] = float(value_of(metric, predictions))
+            values[key] = float(value_of(metric, predictions, n_bins=summary.n_bins))
     return values
 
 
@@ -141,7 +141,7 @@ def _score(
             low, high = metric.interval(evidence, value)
         else:
             assert predictions is not None
-            drawn = resampled_values(metric, predictions, n_resamples, seed=seed)
+            drawn = resampled_values(metric, predictions, n_resamples, seed=seed, n_bins=summary.n_bins)
             low, high = bias_corrected(drawn, value) if bool(drawn.isfinite().all()) else (value, value)
         # The usual value is reported whatever its bias; where that carries it past the interval, the interval reaches to it.
         metrics[key] = Estimate(value, min(low, value), max(high, value))

@@ -102,7 +102,8 @@ def paired_test(
     found = {}
     for key, metric in score_metrics().items():
         if key not in drawn:
-            drawn[key] = torch.sub(*(resampled_values(metric, given, n_resamples, seed=seed) for given in (second, first)))
+            both = (resampled_values(metric, given, n_resamples, seed=seed, n_bins=n_bins) for given in (second, first))
+            drawn[key] = torch.sub(*both)
         found[key] = _compare(two.values[key] - one.values[key], drawn[key], most=metric.largest, wider=wider)
     return found
 

@@ -73,7 +73,8 @@ class Metric:
         better: Which direction is better; None if 0 is best and the sign matters.
         largest: Largest absolute value it can take.
         group: Part of the table it is listed in.
-        is_score: Whether `calibrant.measure`, tables and reports show it.
+        is_score: Whether `calibrant.measure` and reports show it.
+        compared: Whether the page of a comparison has a column for it.
         classwise: Whether it needs sums for every class, which a stream can leave out.
         read: How it is read from the sums that all scores share (which makes it a streaming metric, too); without it the
             function is called with all examples.
@@ -98,11 +99,18 @@ class Metric:
     largest: float = 1.0
     group: Literal["score", "top label", "other"] = "other"
     is_score: bool = True
+    compared: bool = True
     classwise: bool = False
     read: Callable[[Summary], Tensor] | None = None
     interval: Interval | None = None
     of_levels: of.OfLevels | None = None
     shrinks: Literal["width", "mass", "worst"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.read is not None and self.interval is None:
+            raise ValueError(
+                f"Metric: `interval` must be given with `read`, got none for {self.label!r}. A stream has no examples."
+            )
 
     def __call__(self, probs: object, labels: object = None, **options: object) -> Tensor:
         """Return what the function returns."""
@@ -154,6 +162,7 @@ _SCORES = {
         read=lambda summary: risk_coverage_area(summary.examples),
         interval=aurc_interval,
         of_levels=of.aurc_of_levels,
+        compared=False,
     ),
     "ece": Metric(
         expected_calibration_error,
@@ -177,6 +186,7 @@ _SCORES = {
         read=lambda summary: debiased_error(summary.examples, n_bins=summary.n_bins),
         interval=Inversion(of.debiased_of_levels, truly=partial(of.debiased_of_levels, noise=0.0)),
         of_levels=of.debiased_of_levels,
+        compared=False,
     ),
     "ace": Metric(
         adaptive_calibration_error,
@@ -211,6 +221,7 @@ _SCORES = {
         read=lambda summary: smoothed_accuracy_gap(summary.examples, bandwidth=0.05),
         interval=Inversion(of.sece_of_levels),
         of_levels=of.sece_of_levels,
+        compared=False,
     ),
     "smece": Metric(
         smooth_calibration_error,
@@ -221,6 +232,7 @@ _SCORES = {
         read=lambda summary: smoothed_residual(summary.examples),
         interval=Inversion(of.smece_of_levels),
         of_levels=of.smece_of_levels,
+        compared=False,
     ),
     "mmce": Metric(
         maximum_mean_calibration_error,
@@ -231,6 +243,7 @@ _SCORES = {
         read=lambda summary: mean_embedding_norm(summary.examples),
         interval=Inversion(of.mmce_of_levels),
         of_levels=of.mmce_of_levels,
+        compared=False,
     ),
     "classwise_ece": Metric(
         classwise_calibration_error,
@@ -253,6 +266,7 @@ _SCORES = {
         read=lambda summary: (summary.cells[1].sum() - summary.cells[2].sum()) / summary.cells[0].sum(),
         interval=signed_gap_interval,
         of_levels=lambda levels, mass, right: mass @ levels.confidence - right.sum(-1),
+        compared=False,
     ),
 }
 _OTHERS = {
@@ -273,8 +287,3 @@ METRICS = Registry("metric", "calibrant.metrics", {**_SCORES, **_OTHERS}, of=Met
 def score_metrics() -> dict[str, Metric]:
     """The metrics that `calibrant.measure`, tables and reports show, including those of installed packages."""
     return {key: metric for key, metric in METRICS.available().items() if metric.is_score}
-
-
-def added_scores() -> tuple[str, ...]:
-    """The scores that installed packages add, which comparisons show beside their own columns."""
-    return tuple(key for key in score_metrics() if key not in METRICS.builtin)

@@ -12,12 +12,11 @@ from calibrant.core.entry import Entry, common_size, size_note, usual_size
 from calibrant.data import data_name
 from calibrant.metrics import METRICS
 from calibrant.metrics.differences import compare_runs, holm, welch_t
-from calibrant.metrics.table import added_scores
+from calibrant.metrics.table import score_metrics
 from calibrant.metrics.verdict import SIGNIFICANT, join_words, write_interval, write_percent, write_value
 from calibrant.report.rows import Group, Row, group_rows
 
 # Metrics of the comparison table.
-_COLUMNS = ("error", "nll", "brier", "ece", "mce", "ace", "classwise_ece")
 # Behind a value that differs from that of the first row, as in tables.
 _MARK = "†"
 # Data set of predictions whose file cannot say it; see `calibrant.grid.collect`.
@@ -132,9 +131,9 @@ def _best(row: RunRow, rows: Sequence[RunRow]) -> frozenset[str]:
 
 
 def columns_of(entries: Iterable[Entry]) -> tuple[str, ...]:
-    """Return the metrics to compare entries by: the usual ones, and those of other packages that some of them have."""
+    """Return the metrics to compare entries by, of those that some of them have."""
     known = {key for entry in entries for key in entry.scores}
-    return (*_COLUMNS, *(key for key in added_scores() if key in known))
+    return tuple(key for key, metric in score_metrics().items() if metric.compared and key in known)
 
 
 def table_view(rows: Sequence[RunRow], tables: Sequence[FinishedTable]) -> dict[str, object]:

@@ -172,11 +172,11 @@ def test_bank_replaces_the_oldest_slice_and_is_filled_anew_when_the_learning_rat
 
     def ages():
         fresh = torch.cat([objective.features(batch.images) for batch in objective.batches.once()])
-        return [(fresh - objective.bank.features).abs().amax(1).view(3, 64).amax(1)[k].item() < 1e-6 for k in range(3)]
+        return [(fresh - objective.bank.features[:192]).abs().amax(1).view(3, 64).amax(1)[k].item() < 1e-6 for k in range(3)]
 
     # Sixteen steps an epoch, two of them meta steps: the first epoch refreshes slices 0 and 1, the next 2 and 0.
     run_epoch(parts, 0, started=0.0)
-    assert torch.equal(objective.bank.labels, whole.labels)
+    assert torch.equal(objective.bank.labels[:192], whole.labels)
     assert ages() == [False, False, False]
     for _ in range(2):
         objective._bring(objective.batches.next())
