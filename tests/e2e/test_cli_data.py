@@ -199,7 +199,3 @@ def test_commands_notice_pictures_that_changed_and_go_on_with_the_old_ones(place
     code, out, _ = run(capsys, *GRID, "--methods", "ce,focal")
     assert code == 0
     assert {"ce", "focal"} <= {line.split()[0] for line in out.splitlines() if line.strip()}
-    shutil.rmtree(place / "pictures")
-    assert run(capsys, *GRID, "--methods", "ce,focal")[0] == 0
-    code, _, err = run(capsys, *GRID, "--methods", "ce,focal", "--seeds", "2")
-    assert (code, "pictures" in err) == (2, True)
