@@ -32,10 +32,9 @@ from torch.utils.data import DataLoader, Dataset
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.folder import device_name
 from calibrant.engine.hardware import choose_hardware
-from calibrant.engine.loop import Assembly, run_epoch
+from calibrant.engine.loop import Assembly, assemble, divide, load_data, run_epoch
 from calibrant.engine.network import build_backbone, feature_function, find_head
 from calibrant.engine.recipe import BackbonePart, DataPart, Recipe, override
-from calibrant.engine.setup import assemble, divide, load_data
 from calibrant.losses import sece_penalty
 from calibrant.meta import GammaFocal
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from calibrant.engine.loop import assemble
 from calibrant.engine.methods import METHODS
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.setup import assemble
 from tracing import trace_step
 
 TINY = {

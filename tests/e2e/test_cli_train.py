@@ -12,11 +12,11 @@ from calibrant.cli.train import EpochDisplay
 from calibrant.core.records import Split
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt
 from calibrant.engine.folder import is_finished, load_run
+from calibrant.engine.loop import assemble, load_data
 from calibrant.engine.methods import METHODS
 from calibrant.engine.network import save_weights
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.result import EpochRecord
-from calibrant.engine.setup import assemble, load_data
 from calibrant.engine.train import evaluate_shift, scale_run, train, with_temperature
 from helpers import run_command
 

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from calibrant.backbones.resnet import BasicBlock, ResNet
 from calibrant.engine.folder import load_run
 from calibrant.engine.hardware import Group
-from calibrant.engine.loop import run_epoch
+from calibrant.engine.loop import assemble, run_epoch
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.setup import assemble
 from calibrant.engine.train import evaluate_shift, train
 from calibrant.meta import MetaLearner
 from calibrant.meta.lookahead import gather

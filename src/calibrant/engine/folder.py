@@ -29,12 +29,11 @@ from torch import Tensor, nn
 
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Scores
-from calibrant.engine.loop import Assembly
+from calibrant.engine.loop import Assembly, check_same_data
 from calibrant.engine.methods import resolved
 from calibrant.engine.network import Shape, build_backbone, load_weights, save_weights
 from calibrant.engine.recipe import KEYS, NEUTRAL, BackbonePart, Recipe, read_toml, recipe_of, to_toml, value_of
 from calibrant.engine.result import Alternative, EpochRecord, Run
-from calibrant.engine.setup import check_same_data
 from calibrant.io.files import atomic_writer
 from calibrant.io.predictions import load_predictions, save_predictions
 
@@ -240,8 +239,8 @@ def _load_parts(folder: Path) -> tuple[Predictions, Predictions]:
 def read_recipe(folder: Path) -> Recipe:
     """Read the recipe of a run.
 
-    Those of earlier releases have `data.same_data`, and left a tenth out for methods that learn on held-out data without saying
-    so: ``run.json`` knows how many examples were held out besides the validation part, which is `data.meta` now.
+    Those of earlier releases have `data.same_data`; ``run.json`` then knows how many examples were held out besides the
+    validation part, which is `data.meta` now.
     """
     values = read_toml(folder / "recipe.toml")
     if is_finished(folder):

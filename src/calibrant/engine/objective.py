@@ -211,7 +211,6 @@ class MetaPlan:
             network's own where that is below a tenth of the first.
         pace: How far a meta step moves what the hyper-parameters control, where their learning rate is not given; None for
             the regularizer's own, less in a long run and up to four times that in a short one.
-        frozen: Never move the hyper-parameters.
     """
 
     regularizer: Regularizer
@@ -221,12 +220,11 @@ class MetaPlan:
     refresh: int | None = None
     meta_schedule: MetaSchedule = "constant"
     pace: float | None = None
-    frozen: bool = False
 
     @property
     def watched(self) -> bool:
         """Whether meta batches go through averaged weights, where there are any; a gradient that leaks needs the network."""
-        return not (self.frozen or self.settings.leak_meta_grad)
+        return not self.settings.leak_meta_grad
 
     def build(self, run: Assembly) -> MetaObjective:
         """Return the objective of a run."""
@@ -244,13 +242,14 @@ class MetaObjective(Objective):
             has them already.
     """
 
+    has_meta = True
     is_part = True
 
     def __init__(self, plan: MetaPlan, run: Assembly) -> None:
         recipe, settings = run.recipe, plan.settings
         super().__init__(nn.Module(), group=run.hardware.group)
         self.plan, self.recipe, self.hardware = plan, recipe, run.hardware
-        self.has_meta, self.every, self.reduction = not plan.frozen, settings.every, recipe.train.reduction
+        self.every, self.reduction = settings.every, recipe.train.reduction
         self.head, self._optimizer = find_head(run.model)[1], run.optimizer
         self._leaked: Tensor | None = None
         self._memory = average_memory(recipe.train, run.steps)
@@ -271,7 +270,7 @@ class MetaObjective(Objective):
         self.hyper, self._first_rate = self.learned.params, self.learned.lr
         self.gamma = self._gamma if hasattr(plan.regularizer, "gamma") else None
         self.value = torch.zeros((), device=self.head.weight.device)
-        self.learning = {} if plan.frozen else self._learning()
+        self.learning = self._learning()
 
     def _learning(self) -> dict[str, object]:
         """What the recipe says of it, its preset and its length."""
@@ -411,10 +410,7 @@ class MetaObjective(Objective):
 def speed_up(memory: float, every: int) -> float:
     """How far a meta step moves the hyper-parameters, as a multiple of the usual, if averaged weights remember so many steps.
 
-    What gamma does to the averaged network shows after about as many steps, and what moves far before that swings: on CIFAR-100
-    at the usual pace with 1,000 steps of memory gamma went between 0.3 and 5 every 20 epochs, and ECE between 1.5 and 4.5 %. So
-    gamma may move by about 0.6 in that time: on small images of CIFAR-10 it then rose steadily, where with 1.0 it went to and
-    fro. In a short run it must be able to cross its range at all: on scikit-learn's digits, 240 steps in the whole run, the
-    usual pace in every step brought ECE from 2.5 to 1.5 %. More was never tried.
+    Averaged weights show what gamma did only after about that many steps, and what moves far before that swings:
+    gamma may move by about 0.6 in that time. In a short run it must still be able to cross its range.
     """
     return every * min(1.0, 24 / memory)

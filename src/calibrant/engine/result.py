@@ -78,10 +78,8 @@ class EvalSet:
 def at_once(image: Tensor, device: torch.device) -> int:
     """How many images like ``image`` a forward pass in evaluation mode should take.
 
-    On a GPU 2,000 of CIFAR-10's size or less, and as many fewer of larger ones, so that activations take no more memory: 40 of
-    224 x 224 pixels, where input and output of ResNet-18's largest layer then take 0.5 GB in bf16 instead of 26. On a CPU, so
-    few that they stay in its caches: ResNet-18 takes 1,024 images of CIFAR-10 in 5.6 s by 32 and in 7.3 s at once (two cores).
-    Of small images as many more, for what a pass costs besides arithmetic.
+    On a GPU 2,000 of CIFAR-10's size, and as many fewer of larger ones, so that activations take no more memory. On a CPU so
+    few that they stay in its caches: ResNet-18 takes 1,024 images of CIFAR-10 in 5.6 s by 32 and in 7.3 s at once.
     """
     if device.type == "cuda":
         return min(_AT_ONCE, max(32, _AT_ONCE * 3 * 32**2 // image.numel()))
@@ -211,11 +209,8 @@ class BestEpoch:
 
     "error" and "nll" take the first epoch with the lowest validation error or NLL, "last" the last. "error+nll" and "error+ece"
     take the lowest NLL or ECE among the epochs whose error is at most :math:`e + w \sqrt{e (1 - e) / n}`, with e the lowest
-    error of all epochs, n the number of validation examples and w standard errors, within which errors do not tell epochs
-    apart, the less so as the lowest of many is the luckiest, too.
-
-    The bound can only fall. So an epoch beyond it never comes back, and neither does one that another equals or beats in both
-    numbers: only the others' weights are kept. ``n_val`` and ``within`` are n and w.
+    error, n validation examples (``n_val``) and w standard errors (``within``). The bound can only fall, so an epoch beyond it,
+    or beaten in both numbers, never comes back: only the others' weights are kept.
     """
 
     def __init__(self, select: str, *, n_val: int, within: float = 2.0) -> None:

@@ -18,7 +18,7 @@ from calibrant.core.scores import Scores
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt
 from calibrant.engine.folder import RunFolder, is_finished, load_run, read_facts, restore_state, save_checkpoint, save_shift
 from calibrant.engine.hardware import ALONE_GROUP, Group, choose_hardware, joined_group
-from calibrant.engine.loop import Assembly, Tick, run_epoch, validate
+from calibrant.engine.loop import Assembly, Tick, assemble, check_same_data, load_data, run_epoch, validate
 from calibrant.engine.methods import resolved, split_name
 from calibrant.engine.network import feature_function
 from calibrant.engine.recipe import Recipe, load_recipe, recipe_of
@@ -32,7 +32,6 @@ from calibrant.engine.result import (
     copy_state,
     epoch_scores,
 )
-from calibrant.engine.setup import assemble, check_same_data, load_data
 from calibrant.meta.network import own_randomness
 
 Report = Callable[[EpochRecord], None]

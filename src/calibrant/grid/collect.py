@@ -18,8 +18,8 @@ from calibrant.core.summary import summarize
 from calibrant.data import is_path
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.folder import is_finished, read_recipe
+from calibrant.engine.loop import is_own
 from calibrant.engine.recipe import Recipe
-from calibrant.engine.setup import is_own
 from calibrant.grid.records import load_result
 from calibrant.grid.rows import CHOICES, command_of, flat_recipe, identity
 from calibrant.io.predictions import FORMATS, load_predictions

@@ -10,7 +10,7 @@ from calibrant.core.registry import lookup
 from calibrant.data.image_set import fingerprint
 from calibrant.engine.batches import check_batch_size
 from calibrant.engine.folder import check_same_run, is_finished, read_facts, read_recipe
-from calibrant.engine.setup import check_same_data, divide_rows, is_own, load_data
+from calibrant.engine.loop import check_same_data, divide_rows, is_own, load_data
 from calibrant.grid.collect import UNKNOWN, check_same_labels, is_run, load_entries, load_run_entry, once
 from calibrant.grid.plan import Cell
 from calibrant.grid.rows import catalogue_order, flat_recipe, group_rows, identity

@@ -127,15 +127,12 @@ def bound_heads(params: Values, *, temperature: float, gamma_max: float | None =
 def gamma_speed(params: Values, *, temperature: float) -> Tensor:
     r"""How far gamma moves if every parameter takes a unit step in the direction that raises it.
 
-    Adam moves each parameter by about its learning rate, whatever the gradient's size. At the start, with attention close to
-    uniform, the score u has :math:`\partial u / \partial W = A \bar p / \tau` and
-    :math:`\partial u / \partial A_j = \bar p_j W / \tau`, so that a step of lr in every parameter moves it by lr times
+    Adam moves each parameter by about its learning rate lr, whatever the gradient's size. At the start, with attention close to
+    uniform, that moves gamma by lr times
 
-    .. math:: ( \lVert A \bar p \rVert_1 + \lVert W \rVert_1 ) / \tau , \qquad \bar p = 1/k .
+    .. math:: ( \lVert A \bar p \rVert_1 + \lVert W \rVert_1 ) / \tau , \qquad \bar p = 1/k ,
 
-    For A drawn as a linear layer this is about :math:`\sqrt d\,(0.46 / (\tau \sqrt k) + 1.4 \sqrt k)`: it depends on the widths
-    and on the temperature, so a learning rate that suits one network does not suit another. A wanted speed divided by this
-    number does.
+    which depends on the widths and on the temperature. A wanted speed divided by this number suits every network.
 
     Returns:
         Scalar ``[]``: gamma per unit of learning rate.

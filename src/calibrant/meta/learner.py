@@ -22,7 +22,6 @@ from calibrant.meta.gamma_net import GammaNet, Params
 from calibrant.meta.lookahead import Batch, Hypergradient, MetaObjective, full_hypergradient
 from calibrant.meta.network import (
     Inputs,
-    capturing,
     find_network,
     labelled_rows,
     logits_tangent,
@@ -35,8 +34,8 @@ from calibrant.meta.regularizers import GammaFocal, Regularizer
 from calibrant.meta.settings import PRESETS, make_objective, settings_of
 from calibrant.meta.step import HeldOut, HyperParameters, leaked_value, meta_step
 
-# Mean |step| / lr of Adam below which hyper-parameters count as frozen. Pure noise gives 0.2 with betas (0.9, 0.999) and 0.6
-# with (0.5, 0.9); a gradient that fell a hundredfold within Adam's memory gives less than 0.01.
+# Mean |step| / lr of Adam below which hyper-parameters count as frozen: noise gives 0.2 with betas (0.9, 0.999) and 0.6 with
+# (0.5, 0.9), a gradient that fell a hundredfold within Adam's memory less than 0.01.
 FROZEN = 0.01
 
 
@@ -157,7 +156,7 @@ class MetaLearner:
         self.hyper: Params = self._learned.params
         self.steps, self.meta_updates, self._part = 0, 0, 0
         self._verified = False
-        # State of the random numbers before the last forward pass, so that a full look-ahead repeats its dropout.
+        # Before the last forward pass, so that a full look-ahead repeats its dropout.
         self._random: Tensor | None = None
         self._leaked: Tensor | None = None
         self._values: Mapping[str, Tensor] = {}
@@ -406,7 +405,7 @@ class MetaLearner:
 
     def _monitor(self, value: Tensor) -> None:
         """Refuse a first held-out value that is not finite; later look, now and then, for trouble and warn of it."""
-        if not self.monitor_every or capturing(value.device):
+        if not self.monitor_every:
             return
         # With a scaler, steps overflow until the scale is found.
         if self.meta_updates == 1 and self.scaler is None and not math.isfinite(value):

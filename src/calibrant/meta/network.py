@@ -62,7 +62,7 @@ class Network:
 
 
 def lazy_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters and buffers that get their size, and their values, only from the first batch."""
+    """Names of the parameters and buffers that have no size before the first batch."""
     return [name for name, value in [*model.named_parameters(), *model.named_buffers()] if is_lazy(value)]
 
 
@@ -117,8 +117,8 @@ def read_features(
 ) -> tuple[Tensor, Tensor]:
     """Run the model and return the input of its head, ``[B, d]``, and its logits, ``[B, C]``; of tokens one row each.
 
-    ``params`` take the place of the model's own. ``inner`` calls the module inside the wrappers, which are for training passes
-    only. ``verify`` compares the head's output with the model's (and waits for the device), and raises if they differ.
+    ``params`` replace the model's own; ``inner`` calls the module inside the wrappers, which are for training passes only;
+    ``verify`` raises if the head's output is not the model's (and waits for the device).
     """
     seen: list[tuple[Tensor, Tensor]] = []
     hook = network.head.register_forward_hook(lambda module, given, made: seen.append((given[0], made)))
@@ -174,16 +174,11 @@ def logits_tangent(network: Network, x: Inputs, params: Values, along: Values) -
         return torch.zeros_like(logits) if tangent is None else tangent
 
 
-def capturing(device: torch.device) -> bool:
-    """Whether what runs on ``device`` is being captured as a CUDA graph, so that nothing can be read from it."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def random_state(device: torch.device) -> Tensor | None:
     """State of the random numbers of ``device``; None while a CUDA graph is captured, where it cannot be read."""
     if device.type != "cuda":
         return torch.get_rng_state()
-    return None if capturing(device) else torch.cuda.get_rng_state(device)
+    return None if torch.cuda.is_current_stream_capturing() else torch.cuda.get_rng_state(device)
 
 
 def own_randomness(device: torch.device) -> AbstractContextManager[None]:

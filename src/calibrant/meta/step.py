@@ -158,10 +158,9 @@ def leaked_value(
     """Meta objective after a virtual step of the head, as a function ``[]`` of the network itself.
 
     The published code adds its gradient to the network's own, by not clearing it after the meta step. It reaches the network
-    through the features of both batches (which come with their graph), by second order through those of the training batch,
-    and through the head. Late in training, when the training loss is nearly zero, it can be as large as the training
-    gradient: part of the calibration then comes from training on the held-out data directly. Hyper-parameters are held
-    constant, and may change before the gradient is asked for.
+    through the head and the features of both batches (which come with their graph). Late in training it can be as large as the
+    training gradient: part of the calibration then comes from training on the held-out data directly. Hyper-parameters are
+    held constant, and may change before the gradient is asked for.
     """
     step, loss = hyper.settings.virtual_step(lr), hyper.regularizer.loss
     fixed = {name: value.detach().clone() for name, value in hyper.params.items()}

@@ -17,10 +17,10 @@ import torch
 from calibrant.data import DATASETS, Shape
 from calibrant.engine.folder import device_name
 from calibrant.engine.hardware import choose_hardware
+from calibrant.engine.loop import held_out, load_data
 from calibrant.engine.methods import MetaPlan, facts_of, learns, make_plan
 from calibrant.engine.recipe import DataPart, Recipe
 from calibrant.engine.result import EpochRecord
-from calibrant.engine.setup import held_out, load_data
 from calibrant.engine.train import train
 from calibrant.grid.local import make_places
 from calibrant.grid.plan import Cell

@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from calibrant.engine.batches import Batch
 from calibrant.engine.folder import load_checkpoint, save_checkpoint
 from calibrant.engine.hardware import Group
-from calibrant.engine.loop import run_epoch
+from calibrant.engine.loop import assemble, run_epoch
 from calibrant.engine.methods import resolved
 from calibrant.engine.objective import MixupObjective
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.setup import assemble
 from calibrant.engine.train import _seed_epoch, train
 from calibrant.losses import CrossEntropyLoss
 

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from calibrant.engine.loop import run_epoch
+from calibrant.engine.loop import assemble, run_epoch
 from calibrant.engine.optim import WeightAverage, build_optimizer, set_learning_rate
 from calibrant.engine.recipe import OptimPart, Recipe, override
-from calibrant.engine.setup import assemble
 from calibrant.engine.train import train
 from calibrant.meta.lookahead import head_hypergradient
 from calibrant.meta.network import gathering_norms
@@ -136,15 +135,6 @@ def test_train_average_is_that_of_the_weights_after_each_step():
     assert run.history[-1].test_nll == pytest.approx(records[-1].test_nll)
     for name, mean in parts.averages["average"].means.items():
         assert run.model.state_dict()[name].equal(mean)
-
-
-def test_weight_average_begun_anew_forgets_what_was_before():
-    model = network()
-    average = averaged(model, [2.0, 4.0], decay=None, share=0.25)
-    average.forget()
-    set_to(model, 9.0)
-    average.update()
-    assert float(average.means["0.weight"]) == 9.0
 
 
 PHASE = TINY | {

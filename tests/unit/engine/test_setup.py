@@ -11,8 +11,8 @@ from PIL import Image
 
 from calibrant.data import load_mixture
 from calibrant.data.image_set import DataSet, ImageSet
+from calibrant.engine.loop import augmented, check_same_data, divide, fits_on_device, load_data
 from calibrant.engine.recipe import DataPart, Recipe, override
-from calibrant.engine.setup import augmented, check_same_data, divide, fits_on_device, load_data
 from calibrant.engine.train import evaluate_shift, scale_run, train
 
 

@@ -270,7 +270,7 @@ def test_gamma_net_of_a_learner():
     [
         ({"preset": "papers"}, "unknown preset 'papers'. Did you mean 'paper'"),
         ({"regularizer": "gama-focal"}, "unknown regularizer 'gama-focal'. Did you mean 'gamma-focal'"),
-        ({"gamma_max": 3.0}, "unknown option of MetaLearner 'gamma_max'"),
+        ({"lookahed": "head"}, "unknown option of MetaLearner 'lookahed'. Did you mean 'lookahead'"),
         ({"leak_meta_grad": True, "lookahead": "full"}, "`leak_meta_grad` must go with"),
         ({"accumulate": 0}, "`accumulate` must be"),
     ],

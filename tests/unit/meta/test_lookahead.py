@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from calibrant.losses import cross_entropy_loss
-from calibrant.meta import Batch, Regularizer, VirtualStep, head_hypergradient, hypergradient, virtual_sgd
+from calibrant.meta import Batch, Regularizer, VirtualStep, head_hypergradient, virtual_sgd
 
 
 class Stuck(Regularizer):
@@ -52,12 +52,6 @@ def test_head_hypergradient_weighted_cross_entropy_by_hand():
 def test_head_hypergradient_hyper_parameter_without_gradient_raises(regularizer, name):
     with pytest.raises(ValueError, match=f"`{name}` receives no gradient"):
         head_step(regularizer, regularizer.init(3, 3))
-
-
-def test_hypergradient_hyper_parameter_without_gradient_raises():
-    hyper = {"a": torch.tensor(1.0), "b": torch.tensor(1.0)}
-    with pytest.raises(ValueError, match="`b` receives no gradient"):
-        hypergradient(lambda p, h: h["a"] * p["w"] ** 2, lambda p: p["w"], {"w": torch.tensor(1.0)}, hyper, lr=0.1)
 
 
 @pytest.mark.parametrize(

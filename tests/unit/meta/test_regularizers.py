@@ -84,12 +84,6 @@ def test_unitwise_l2_loss_by_hand_per_example_and_per_batch():
     assert float(shared.sum()) == pytest.approx(4 * math.log(2) + 2.25)
 
 
-def test_unitwise_l2_project_clamps_only_when_nonnegative():
-    hyper = {"weight": torch.tensor([[-1.0, 2.0]])}
-    assert UnitwiseL2(nonnegative=False).project(hyper)["weight"].tolist() == [[-1.0, 2.0]]
-    assert UnitwiseL2().project(hyper)["weight"].tolist() == [[0.0, 2.0]]
-
-
 def test_unitwise_l2_without_bias():
     hyper = UnitwiseL2(init=-1.0).init(3, 2, bias=False)
     assert list(hyper) == ["weight"]

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from calibrant.losses import LOSSES, PENALTIES, SECE, dece_penalty, sece_penalty, skce_penalty
 from calibrant.meta import PRESETS, MetaSettings, make_objective
-from calibrant.meta.settings import objective_table, settings_of
+from calibrant.meta.settings import objective_table
 from helpers import golden
 
 
@@ -64,11 +64,6 @@ def test_make_objective_wrong_ones_raise():
 def test_settings_out_of_range_raise(option, value):
     with pytest.raises(ValueError, match=f"MetaLearner: `{option}` must be"):
         MetaSettings(**{option: value})
-
-
-def test_settings_of_an_unknown_option_names_the_nearest():
-    with pytest.raises(ValueError, match="unknown option of MetaLearner 'lookahed'. Did you mean 'lookahead'"):
-        settings_of(PRESETS["default"], {"lookahed": "head"})
 
 
 def test_virtual_step_follows_the_learning_rate_where_asked_to():

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from calibrant.data import DATASETS
+from calibrant.engine.loop import load_data
 from calibrant.engine.recipe import DataPart, Recipe, override
 from calibrant.engine.result import EpochRecord
-from calibrant.engine.setup import load_data
 from calibrant.engine.train import train
 from calibrant.grid.local import Place
 from calibrant.grid.plan import plan_cells
