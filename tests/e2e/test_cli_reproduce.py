@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from calibrant.cli.main import run
-from calibrant.paper.estimate import Forecast
+from calibrant.paper.reproduce import Forecast
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -145,14 +145,14 @@ def test_reproduce_dry_run_says_how_to_make_long_ones_shorter(
     quick: tuple[str, ...], network: str, hours: float, said: str | None, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Forecast(1800 * hours, 3600 * hours, "cpu", 1, ())
-    monkeypatch.setattr("calibrant.paper.estimate.forecast", lambda *_, **__: found)
+    monkeypatch.setattr("calibrant.paper.reproduce.forecast", lambda *_, **__: found)
     code, out, _ = call("reproduce", "table2", *quick, "--set", f"backbone.name={network}", "--dry-run")
     assert code == 0
     assert (said in out) if said else ("shorter" not in out)
 
 
 def test_reproduce_of_data_named_twice_counts_them_once(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.paper.estimate.forecast", lambda *_, **__: Forecast(1.0, 2.0, "cpu", 1, ()))
+    monkeypatch.setattr("calibrant.paper.reproduce.forecast", lambda *_, **__: Forecast(1.0, 2.0, "cpu", 1, ()))
     code, out, _ = call("reproduce", "table2", "--quick", "--data", "mixture,mixture", "--data", "mixture", "--dry-run")
     assert code == 0
     assert "  data     mixture\n" in out

@@ -21,19 +21,16 @@ from calibrant.cli.terminal import Row, duration_words, fit_table, fits, says_ho
 from calibrant.cli.train import find_own_networks, merge_settings
 from calibrant.data import DATASETS
 from calibrant.engine.recipe import load_recipe
-from calibrant.grid.collect import find_runs, load_run_entry
-from calibrant.grid.compare import Comparison, Failure, compare
-from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Column, Line, Table, choice_notes, row_notes
-from calibrant.grid.layout import Cell as Number
+from calibrant.grid.collect import find_runs, load_run_entry, save_results
+from calibrant.grid.compare import Comparison, Failure, check_data, check_out, compare, load_finished
+from calibrant.grid.export import write_number
 from calibrant.grid.paper import NOT_IN_PAPER
 from calibrant.grid.plan import Cell, split_names
-from calibrant.grid.preflight import check_data, check_out, load_finished
-from calibrant.grid.records import save_results
 from calibrant.grid.schedule import Board, CellState, Event, Stage
+from calibrant.grid.tables import INFO_NAMES, MARK, Line, Table, choice_notes, row_notes
 from calibrant.metrics.verdict import SIGNIFICANT
-from calibrant.paper import estimate
-from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction
-from calibrant.paper.results import write_results_page
+from calibrant.paper.reproduce import Reproduction, forecast, plan_reproduction, run_reproduction
+from calibrant.paper.tables import write_results_page
 
 _MAKING = "making tables and the report"
 _LEGEND = "done: test error / ECE in %; running: epoch, validation error"
@@ -261,17 +258,13 @@ def _signs(table: Table, *, plain: bool) -> list[str]:
 
 def _row(table: Table, line: Line, *, plain: bool) -> list[str | Text]:
     style = "dim" if line.kind == "paper" else ""
-    info = [Text(text, style=style) for text in (line.label, *(line.info(name) for name in table.info))]
-    return [*info, *(_cell(line.cells.get(column.key), column, style, plain=plain) for column in table.columns)]
-
-
-def _cell(cell: Number | None, column: Column, style: str, *, plain: bool) -> Text:
-    if cell is None:
-        return Text(EMPTY, style="dim")
-    # A digit less than in the files, so that six columns find room.
-    text = " ± ".join(filter(None, cell.shown(column, digits=2 if column.percent else 3)))
-    signs = (_BEST if plain and cell.best else "") + (MARK if cell.differs else "")
-    return Text(text + signs, style="bold" if cell.best else style)
+    row: list[str | Text] = [Text(text, style=style) for text in (line.label, *(line.info(name) for name in table.info))]
+    for column in table.columns:
+        # A digit less than in the files, so that six columns find room.
+        text = write_number(line, column, digits=2 if column.percent else 3, best=f"{{}}{_BEST}" if plain else "{}")
+        is_best = column.key in line.cells and line.cells[column.key].best
+        row.append(Text(text, style="bold" if is_best else style))
+    return row
 
 
 def reproduce(
@@ -332,9 +325,7 @@ def _say_plan(plan: Reproduction, folder: Path, left: int) -> None:
 
 
 def _say_forecast(plan: Reproduction, left: Sequence[Cell], jobs: int | None) -> None:
-    found = estimate.forecast(
-        left, jobs=jobs, report=lambda kind: print(f"calibrant: timing a few steps: {kind}", file=sys.stderr)
-    )
+    found = forecast(left, jobs=jobs, report=lambda kind: print(f"calibrant: timing a few steps: {kind}", file=sys.stderr))
     for speed in found.speeds:
         print(f"  {speed.name}: {speed.train:,.0f} images/s, {duration_words(speed.seconds)} a run, {speed.runs} left")
     beside = f", {found.at_once} at a time" if found.at_once > 1 else ""

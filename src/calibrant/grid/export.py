@@ -5,17 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from calibrant.core.entry import Entry
-from calibrant.grid.layout import EMPTY, INFO_NAMES, MARK, Column, Line, Section, Table, notes_of
-from calibrant.grid.tables import compare_table, name_methods
+from calibrant.grid.tables import EMPTY, INFO_NAMES, MARK, Column, Line, Section, Table, compare_table, name_methods, notes_of
 from calibrant.io.files import atomic_writer
 
 if TYPE_CHECKING:
@@ -41,18 +38,19 @@ _SIGNS |= {"−": "$-$", "–": "--", MARK: r"$^{\dagger}$", "±": r"$\pm$", "�
 _SIGNS |= {"α": r"$\alpha$", "γ": r"$\gamma$", "λ": r"$\lambda$", "Δ": r"$\Delta$", "\0": "{}"}
 
 
-def to_markdown(table: Table, *, heading: str | None = "###") -> str:
+def to_markdown(table: Table, *, heading: str | None = "###", notes: Sequence[str] | None = None) -> str:
     """Write a table as Markdown: a heading, a table for every section, padded to read well in a terminal, then its notes.
 
     Args:
         table: The table.
         heading: What stands before the title and, with one more ``#``, before those of the sections; None leaves both out.
+        notes: Sentences below; by default those of the table.
 
     Example:
-        >>> from calibrant.grid.layout import Cell
+        >>> from calibrant.grid.tables import Cell
         >>> line = Line("CE", "ce", {"ece": Cell(0.0418, best=True)}, runs=1)
         >>> table = Table("t", "One row", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,)),))
-        >>> print(to_markdown(table, heading=None))
+        >>> print(to_markdown(table, heading=None, notes=()))
         | Method | Seeds | ECE (%) |
         |:--|--:|--:|
         | CE | 1 | **4.180** |
@@ -65,10 +63,13 @@ def to_markdown(table: Table, *, heading: str | None = "###") -> str:
         rows = [table.heads]
         for line in section.lines:
             label = f"*{escape_markdown(line.label)}*" if line.kind == "paper" else escape_markdown(line.label)
-            rows.append([label, *_describe(table, line), *(_number(line, column, best="**{}**") for column in table.columns)])
+            rows.append(
+                [label, *_describe(table, line), *(write_number(line, column, best="**{}**") for column in table.columns)]
+            )
         parts.append(_grid(rows))
-    if table.notes:
-        parts.append("\n".join(table.notes) + "\n")
+    below = table.notes if notes is None else notes
+    if below:
+        parts.append("\n".join(below) + "\n")
     return "\n".join(parts)
 
 
@@ -83,15 +84,15 @@ def to_latex(table: Table) -> str:
             What is wider than the page shrinks.
 
     Example:
-        >>> from calibrant.grid.layout import Cell
-        >>> line = Line("FLγ-SECE", "flgamma-sece", {"ece": Cell(0.0214, 0.0082, best=True)}, runs=5)
+        >>> from calibrant.grid.tables import Cell
+        >>> line = Line("FLγ-SECE", "flgamma-sece", {"ece": Cell(0.0214, 0.0082)}, runs=5)
         >>> table = Table("t", "A 100% test", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,), "cifar10"),))
         >>> print(to_latex(table))
         % needs \usepackage{booktabs,graphicx}
         \begin{table}[htb]
         \centering
         \footnotesize
-        \caption{A 100\% test.}
+        \caption{A 100\% test. Mean $\pm$ standard deviation over runs of different seeds (n $-$ 1); Seeds is their number.}
         \label{tab:t-cifar10}
         \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%
         \begin{tabular}{lrr}
@@ -99,25 +100,25 @@ def to_latex(table: Table) -> str:
         Method & Seeds & ECE (\%) \\
         \midrule
         \multicolumn{3}{c}{CIFAR-10} \\
-        FL$_{\gamma}$-SECE & 5 & \textbf{2.140 $\pm$ 0.820} \\
+        FL$_{\gamma}$-SECE & 5 & 2.140 $\pm$ 0.820 \\
         \bottomrule
         \end{tabular}}
         \end{table}
         <BLANKLINE>
     """
-    width = len(table.heads)
+    width, (first, *others) = len(table.heads), table.notes
     kind, place = ("table", "htb") if width <= _NARROW else ("table*", "tb")
     lines = [
         r"% needs \usepackage{booktabs,graphicx}",
         rf"\begin{{{kind}}}[{place}]",
         r"\centering",
         r"\footnotesize",
-        rf"\caption{{{escape_latex(' '.join([f'{table.title}.', *table.notes[:1]]))}}}",
+        rf"\caption{{{escape_latex(f'{table.title}. {first}')}}}",
         rf"\label{{tab:{_label(table)}}}",
         _FIT,
         rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
         r"\toprule",
-        *_latex_heads(table),
+        _latex_row([escape_latex(name) for name in table.heads]),
     ]
     for section in table.sections:
         lines.append(r"\midrule")
@@ -125,10 +126,10 @@ def to_latex(table: Table) -> str:
         for line in section.lines:
             label = rf"\quad \textit{{{escape_latex(line.label)}}}" if line.kind == "paper" else escape_latex(line.label)
             info = [escape_latex(text) for text in _describe(table, line)]
-            lines.append(_latex_row([label, *info, *(_number(line, column, latex=True) for column in table.columns)]))
+            lines.append(_latex_row([label, *info, *(write_number(line, column, latex=True) for column in table.columns)]))
     below = [r"\par\smallskip", r"\begin{minipage}{\linewidth}\footnotesize"]
-    below += [*map(escape_latex, table.notes[1:]), r"\end{minipage}"]
-    lines += [r"\bottomrule", r"\end{tabular}}", *(below if table.notes[1:] else ()), rf"\end{{{kind}}}"]
+    below += [*map(escape_latex, others), r"\end{minipage}"]
+    lines += [r"\bottomrule", r"\end{tabular}}", *(below if others else ()), rf"\end{{{kind}}}"]
     return "\n".join(lines) + "\n"
 
 
@@ -140,7 +141,7 @@ def to_csv(table: Table) -> str:
     there were. What is unknown is empty.
 
     Example:
-        >>> from calibrant.grid.layout import Cell
+        >>> from calibrant.grid.tables import Cell
         >>> line = Line("CE", "ce", {"ece": Cell(0.0418, values=(0.0418,))}, runs=1, seeds=(0,))
         >>> table = Table("t", "One row", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,), "cifar10"),))
         >>> to_csv(table).splitlines()[1]
@@ -159,7 +160,7 @@ def to_json(table: Table) -> str:
     """Write a table as strict JSON: its columns, sections, lines and cells as they are, rates as fractions.
 
     Example:
-        >>> from calibrant.grid.layout import Cell
+        >>> from calibrant.grid.tables import Cell
         >>> line = Line("CE", "ce", {"ece": Cell(0.0418)}, runs=1)
         >>> table = Table("t", "One row", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,)),))
         >>> json.loads(to_json(table))["sections"][0]["lines"][0]["cells"]["ece"]["mean"]
@@ -176,14 +177,16 @@ def to_json(table: Table) -> str:
         for part in table.sections
     ]
     data = {"name": table.name, "title": table.title, "notes": table.notes, "columns": columns, "sections": sections}
-    return json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # What is not finite becomes null.
+    finite = json.loads(json.dumps(data), parse_constant=lambda _: None)
+    return json.dumps(finite, indent=1, ensure_ascii=False) + "\n"
 
 
 def to_page_table(table: Table) -> FinishedTable:
     """Write the numbers of a table as text for the page of a report.
 
     Example:
-        >>> from calibrant.grid.layout import Cell
+        >>> from calibrant.grid.tables import Cell
         >>> line = Line("CE", "ce", {"ece": Cell(0.0418, best=True)}, runs=1)
         >>> table = Table("t", "One row", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,)),))
         >>> found = to_page_table(table)
@@ -194,7 +197,7 @@ def to_page_table(table: Table) -> FinishedTable:
 
     def row(line: Line) -> TableRow:
         info = [(text, False) for text in _describe(table, line)]
-        cells = [(_number(line, c), c.key in line.cells and line.cells[c.key].best) for c in table.columns]
+        cells = [(write_number(line, c), c.key in line.cells and line.cells[c.key].best) for c in table.columns]
         return TableRow(line.label, (*info, *cells), line.kind == "paper")
 
     parts = tuple((section.title, tuple(map(row, section.lines))) for section in table.sections)
@@ -243,7 +246,7 @@ def page_rows(table: Table) -> PageRows:
             found.entries.extend(replace(entry, preset=variant) for entry in row.runs)
             found.told.extend([InTable(number, row is rows[0][1], tested, info, best)] * len(row.runs))
     # The page says itself of how many examples its rows are.
-    found.notes.extend(notes_of(name_methods(table), tested=True, sizes=False))
+    found.notes.extend(notes_of(name_methods(table), sizes=False))
     return found
 
 
@@ -266,15 +269,13 @@ def write_outputs(
 
     # The page shows the Brier score, too.
     wide = compare_table(entries, metrics=columns_of(entries), paper=paper, calibrated=True, name="table")
-    narrow = replace(wide, columns=tuple(column for column in wide.columns if column.metric != "brier"))
-    table = replace(narrow, notes=(*missing, *notes_of(narrow, tested=True, paper=paper)))
+    wide = replace(wide, remarks=tuple(missing))
+    table = replace(wide, columns=tuple(column for column in wide.columns if column.metric != "brier"))
     files, rows = write_table(table, folder), page_rows(wide)
     # The page has a table of its own, without the paper's numbers.
-    named = name_methods(narrow)
-    quoted = [to_page_table(replace(named, notes=(*missing, *notes_of(named, tested=True, paper=True))))] if paper else []
-    notes = [] if paper else [*missing, *rows.notes]
+    quoted = [to_page_table(name_methods(table))] if paper else []
     bins = (10, 15, 20, 50, 100) if figures else ()
-    return table, (*files, *write_page(rows, folder, tables=quoted, notes=notes, bins=bins))
+    return table, (*files, *write_page(rows, folder, tables=quoted, notes=[] if paper else rows.notes, bins=bins))
 
 
 def write_page(
@@ -327,12 +328,12 @@ def _describe(table: Table, line: Line) -> list[str]:
     return [line.info(name) for name in table.info]
 
 
-def _number(line: Line, column: Column, *, best: str = "{}", latex: bool = False) -> str:
+def write_number(line: Line, column: Column, *, digits: int = 3, best: str = "{}", latex: bool = False) -> str:
     """A number as text: mean ± standard deviation, marked if it differs."""
     cell = line.cells.get(column.key)
     if cell is None:
         return escape_latex(EMPTY) if latex else EMPTY
-    text = " ± ".join(filter(None, cell.shown(column)))
+    text = " ± ".join(filter(None, cell.shown(column, digits=digits)))
     if latex:
         text, best = escape_latex(text.replace("-", "−")), r"\textbf{{{}}}"
     return (best.format(text) if cell.best else text) + ((_SIGNS[MARK] if latex else MARK) if cell.differs else "")
@@ -344,20 +345,6 @@ def _grid(rows: list[list[str]]) -> str:
     rule = [":" + "-" * max(widths[0] + 1, 2), *("-" * max(width + 1, 2) + ":" for width in widths[1:])]
     head, *body = (f"| {' | '.join(cells)} |" for cells in lines)
     return "\n".join([head, f"|{'|'.join(rule)}|", *body]) + "\n"
-
-
-def _latex_heads(table: Table) -> list[str]:
-    first, lines = 2 + len(table.info), []
-    if any(column.group for column in table.columns):
-        cells, rules, place = [""] * (first - 1), [], first
-        for group, columns in groupby(table.columns, key=lambda column: column.group):
-            size = len(list(columns))
-            cells.append(rf"\multicolumn{{{size}}}{{c}}{{{escape_latex(group)}}}")
-            rules.append(rf"\cmidrule(lr){{{place}-{place + size - 1}}}")
-            place += size
-        lines += [_latex_row(cells), " ".join(rules)]
-    names = ["Method", *(INFO_NAMES[name] for name in table.info), *(column.heading for column in table.columns)]
-    return [*lines, _latex_row([escape_latex(name) for name in names])]
 
 
 def _latex_row(cells: list[str]) -> str:
@@ -386,11 +373,3 @@ def _written(value: object) -> object:
     if isinstance(value, tuple):
         return " ".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else value
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value

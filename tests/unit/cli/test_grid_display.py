@@ -8,9 +8,9 @@ from rich.console import Console
 
 from calibrant.cli.compare import GridDisplay, draw_board, ended_words, failure_words, show_table, total_words
 from calibrant.grid.compare import Failure
-from calibrant.grid.layout import Cell, Column, Line, Section, Table
 from calibrant.grid.plan import plan_cells
 from calibrant.grid.schedule import Board, Event, Stage
+from calibrant.grid.tables import Cell, Column, Line, Section, Table
 
 ERROR, ECE = Column("error", "Error", "error"), Column("ece", "ECE", "ece")
 

@@ -140,7 +140,7 @@ def test_compare_with_a_damaged_run_is_refused_before_others_are_trained(tmp_pat
 
 def test_compare_of_finished_runs_alone_reads_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path)
-    monkeypatch.setattr("calibrant.grid.preflight.load_data", lambda part: pytest.fail("read"))
+    monkeypatch.setattr("calibrant.grid.compare.load_data", lambda part: pytest.fail("read"))
     assert len(run(tmp_path).entries) == 1
 
 

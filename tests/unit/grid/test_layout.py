@@ -11,8 +11,7 @@ from rich.console import Console
 from calibrant.cli.compare import show_table
 from calibrant.core.entry import Entry
 from calibrant.grid.export import to_json, to_latex, to_markdown
-from calibrant.grid.layout import Line, choice_notes, row_notes
-from calibrant.grid.tables import compare_table
+from calibrant.grid.tables import Line, choice_notes, compare_table, row_notes
 from made_up_runs import run_of, seeds
 
 _AVERAGED = "averaged weights (train.average=phase), of an epoch chosen by validation error and NLL (train.select=error+nll)"

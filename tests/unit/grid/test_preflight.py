@@ -15,11 +15,9 @@ from calibrant.cli.main import app
 from calibrant.core.entry import Entry
 from calibrant.engine.recipe import to_toml
 from calibrant.engine.train import scale_run, train
-from calibrant.grid.collect import load_run_entry
-from calibrant.grid.compare import compare
+from calibrant.grid.collect import load_run_entry, save_results
+from calibrant.grid.compare import check_data, check_out, compare, load_added, load_finished
 from calibrant.grid.plan import Cell, cell_name, plan_cells
-from calibrant.grid.preflight import check_data, check_out, load_added, load_finished
-from calibrant.grid.records import save_results
 
 SHORT = {"backbone.name": "mlp", "train.epochs": 1, "train.batch_size": 16, "train.device": "cpu"}
 
@@ -62,7 +60,7 @@ def test_check_data_that_changed_are_refused_whatever_is_to_be_run(grid, change,
 def test_check_data_of_finished_runs_on_published_data_reads_nothing(tmp_path, monkeypatch):
     (cell,) = plan_cells(["mixture"], ["ce"], [0], settings=SHORT)
     train(cell.recipe, out=tmp_path / cell.name)
-    monkeypatch.setattr("calibrant.grid.preflight.load_data", lambda part: pytest.fail("read"))
+    monkeypatch.setattr("calibrant.grid.compare.load_data", lambda part: pytest.fail("read"))
     assert check_data((), [cell], tmp_path) is None
 
 

@@ -11,9 +11,9 @@ import torch
 
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
-from calibrant.grid.collect import load_entries
-from calibrant.grid.records import (
+from calibrant.grid.collect import (
     entry_from_result,
+    load_entries,
     load_result,
     load_results,
     result_from_entry,

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from dataclasses import replace
 
@@ -11,9 +10,8 @@ import torch
 
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
-from calibrant.grid.export import to_csv, to_json, to_markdown
-from calibrant.grid.layout import Cell, Column, Line, Table
-from calibrant.grid.tables import compare_table, metric_column
+from calibrant.grid.export import to_csv, to_markdown
+from calibrant.grid.tables import Cell, Column, Line, Table, compare_table, metric_column
 from made_up_runs import run_of, seeds
 
 
@@ -128,33 +126,12 @@ def test_compare_table_of_one_run_here_and_seeds_there_says_how_each_was_tested(
     assert "by a paired t-test over seeds, where two rows have 3 or more in common, or by a paired bootstrap of one" in note
 
 
-def test_compare_table_where_one_row_names_its_averaging_all_rows_do() -> None:
-    told = "train.average=phase"
-    theirs = run_of("theirs", 0.07, model=None, epochs=None, seed=None, preset=None)
-    runs = [run_of("ce", 0.05), run_of("ce", 0.04, told=told), run_of("flgamma-sece", 0.06), theirs]
-    table = compare_table(runs)
-    assert [found.label for found in table.lines] == [
-        "ce (train.average=no, train.select=error)",
-        "ce (train.average=phase, train.select=error)",
-        "flgamma-sece (train.average=phase, train.select=error+nll)",
-        "theirs",
-    ]
-    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
-    assert rows[0]["settings"] == "train.average=no train.select=error"
-    assert json.loads(to_json(table))["sections"][0]["lines"][2]["settings"] == [
-        "train.average=phase",
-        "train.select=error+nll",
-    ]
-    plain = compare_table([runs[0], runs[2]])
-    assert [found.label for found in plain.lines] == ["ce", "flgamma-sece"]
-
-
 def test_compare_table_several_values_are_bold_if_only_some_rows_may_be_compared() -> None:
     told = "train.average=phase"
     runs = [run_of("ce", 0.05), run_of("ce", 0.04, told=told), run_of("focal", 0.06), run_of("focal", 0.03, told=told)]
     files = "Predictions from files, of which only the data are known, compete with all rows beside them."
     table = compare_table(runs)
-    assert bold(table, "error") == ["ce (train.average=no)", "focal (train.average=phase)"]
+    assert bold(table, "error") == ["ce", "focal (train.average=phase)"]
     assert files not in table.notes
     theirs = run_of("theirs", 0.01, 0.01, model=None, epochs=None, seed=None, preset=None)
     assert files in compare_table([*runs[::2], theirs]).notes

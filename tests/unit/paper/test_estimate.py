@@ -14,7 +14,7 @@ from calibrant.engine.result import EpochRecord
 from calibrant.engine.train import train
 from calibrant.grid.local import Place
 from calibrant.grid.plan import plan_cells
-from calibrant.paper.estimate import forecast, kind_of, shape_of, time_run
+from calibrant.paper.reproduce import forecast, kind_of, shape_of, time_run
 
 SMALL = {"train.device": "cpu", "train.batch_size": 100, "train.epochs": 4}
 
@@ -42,7 +42,7 @@ def test_shape_of_a_path_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["ce", "flgamma-sece"])
 @pytest.mark.parametrize("name", DATASETS)
 def test_time_run_of_every_named_set_times_its_steps(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.paper.estimate._SMALL", 0)
+    monkeypatch.setattr("calibrant.paper.reproduce._SMALL", 0)
     settings = {"train.device": "cpu", "backbone.name": "mlp", "method.name": method}
     rate, seconds = time_run(override(Recipe(), {"data.name": name} | settings))
     assert rate > 0
@@ -54,7 +54,7 @@ def test_time_run_leaves_out_the_epoch_that_warms_up(monkeypatch: pytest.MonkeyP
         for epoch, (seconds, speed) in enumerate(((50.0, 2.0), (54.0, 100.0))):
             report(EpochRecord(epoch, lr=0.1, train_loss=1.0, images_per_second=speed, seconds=seconds))
 
-    monkeypatch.setattr("calibrant.paper.estimate.train", run)
+    monkeypatch.setattr("calibrant.paper.reproduce.train", run)
     rate, seconds = time_run(override(Recipe(), {"method.name": "ce", "backbone.name": "mlp"} | SMALL))
     assert rate == pytest.approx(100)
     # Four steps of an eighth of a batch of 100 at that speed; the rest of four seconds is for two batches twice, of 12 each.
@@ -76,7 +76,7 @@ def test_time_run_of_ones_own_images_takes_any_number_of_classes(
         steps.append((short.train.batch_size, len(data.test)))
         return train(short, report=report)
 
-    monkeypatch.setattr("calibrant.paper.estimate.train", noting)
+    monkeypatch.setattr("calibrant.paper.reproduce.train", noting)
     settings = {"data.name": str(tmp_path / "x.npz"), "backbone.name": "mlp", "method.name": "ce", "train.batch_size": 64}
     assert time_run(override(Recipe(), settings | {"train.device": "cpu"}))[0] > 0
     # Few images are timed in whole batches with all that is evaluated, many in parts of batches.
@@ -101,7 +101,7 @@ def test_forecast_adds_up_kinds_and_leaves_out_repaired_runs() -> None:
 @pytest.fixture
 def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step is timed: a run takes 100 seconds."""
-    monkeypatch.setattr("calibrant.paper.estimate.time_run", lambda recipe, *, threads: (1.0, 100.0))
+    monkeypatch.setattr("calibrant.paper.reproduce.time_run", lambda recipe, *, threads: (1.0, 100.0))
 
 
 @pytest.mark.usefixtures("known_speed")
@@ -113,7 +113,7 @@ def test_forecast_of_jobs_side_by_side_is_shorter_but_no_shorter_than_one_run() 
 
 @pytest.mark.usefixtures("known_speed")
 def test_forecast_on_gpus_lets_runs_that_share_one_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.paper.estimate.make_places", lambda **_: [Place("0", 1, 4), Place("1", 1, 4)])
+    monkeypatch.setattr("calibrant.paper.reproduce.make_places", lambda **_: [Place("0", 1, 4), Place("1", 1, 4)])
     found = forecast(plan_cells(["mixture"], ["ce"], list(range(8)), settings=SMALL))
     assert found.at_once == 8
     assert found.low == pytest.approx(0.75 * 4 * 100 + 15)

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from calibrant.core.entry import Entry
-from calibrant.grid.records import load_results, save_results
-from calibrant.paper.results import render_results, write_results_page
+from calibrant.grid.collect import load_results, save_results
+from calibrant.paper.tables import render_results, write_results_page
 from calibrant.report.figures import Drawing
 from calibrant.report.save import save_figure
 from made_up_runs import run_of
@@ -141,7 +141,7 @@ def test_page_names_the_command_that_made_it(
     absolute: bool, figures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("calibrant.paper.results._draw", lambda entries, folder: [])
+    monkeypatch.setattr("calibrant.paper.tables._draw", lambda entries, folder: [])
     save_results([run_of("ce")], "my runs")
     start = tmp_path if absolute else Path()
     write_results_page(start / "my runs", out=start / "page" / "all.md", figures=start / "page" / "figs" if figures else None)
@@ -164,7 +164,7 @@ def test_page_made_from_elsewhere_names_no_place_of_this_machine(tmp_path: Path,
 
 def test_page_below_a_file_is_refused_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[object] = []
-    monkeypatch.setattr("calibrant.paper.results._draw", lambda *given: drawn.append(given) or [])
+    monkeypatch.setattr("calibrant.paper.tables._draw", lambda *given: drawn.append(given) or [])
     save_results([run_of("ce")], tmp_path / "kept")
     (tmp_path / "taken").write_text("")
     with pytest.raises(OSError, match="must be a folder that can be made"):
