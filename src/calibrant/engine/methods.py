@@ -155,78 +155,70 @@ def _take(options: dict[str, Any], known: Mapping[str, object]) -> dict[str, Any
     return {name: options.pop(name) for name in list(options) if name in known}
 
 
-def _ce(facts: Facts, *, label_smoothing: float = 0.0) -> CrossEntropyLoss:
-    return CrossEntropyLoss(label_smoothing=label_smoothing, reduction=facts.reduction)
-
-
-def _focal_loss(facts: Facts, gamma: float) -> FocalLoss:
-    return FocalLoss(gamma=gamma, reduction=facts.reduction)
-
-
 def _alone(loss: Callable[..., Any]) -> Callable[..., Plan]:
     """A loss without options."""
-    return lambda facts: LossPlan(loss(reduction=facts.reduction))
+    return lambda facts: LossPlan(loss())
 
 
 def _with_ce(penalty: Callable[[], Any], weight: float) -> Callable[..., Plan]:
     def build(facts: Facts, *, weight: float = weight) -> Plan:
-        return LossPlan(_ce(facts) + weight * penalty())
+        return LossPlan(CrossEntropyLoss() + weight * penalty())
 
     return build
 
 
 def _with_focal(penalty: Callable[[], Any]) -> Callable[..., Plan]:
     def build(facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> Plan:
-        return LossPlan(_focal_loss(facts, gamma) + weight * penalty())
+        return LossPlan(FocalLoss(gamma=gamma) + weight * penalty())
 
     return build
 
 
 def _smoothed(share: float) -> Callable[..., Plan]:
     def build(facts: Facts, *, label_smoothing: float = share) -> Plan:
-        return LossPlan(_ce(facts, label_smoothing=label_smoothing))
+        return LossPlan(CrossEntropyLoss(label_smoothing=label_smoothing))
 
     return build
 
 
 def _focal(facts: Facts, *, gamma: float = 1.0) -> Plan:
     # The paper's "Focal" has gamma 1.
-    return LossPlan(_focal_loss(facts, gamma))
+    return LossPlan(FocalLoss(gamma=gamma))
 
 
 def _mixup(facts: Facts, *, alpha: float = 1.0) -> Plan:
-    return LossPlan(_ce(facts), mixup_alpha=alpha)
+    return LossPlan(CrossEntropyLoss(), mixup_alpha=alpha)
 
 
 def _mmce(facts: Facts, *, weight: float = 2.0, normalization: Literal["official", "paper"] = "official") -> Plan:
     # Weight and normalisation of the code that the paper's row was made with.
-    return LossPlan(_ce(facts) + weight * WeightedMMCE(normalization=normalization))
+    return LossPlan(CrossEntropyLoss() + weight * WeightedMMCE(normalization=normalization))
 
 
 def _dual_focal(facts: Facts, *, gamma: float = 5.0) -> Plan:
-    return LossPlan(DualFocalLoss(gamma=gamma, reduction=facts.reduction))
+    return LossPlan(DualFocalLoss(gamma=gamma))
 
 
 def _mbls(facts: Facts, *, weight: float = 0.1, margin: float = 10.0) -> Plan:
-    return LossPlan(_ce(facts) + weight * MbLS(margin=margin))
+    return LossPlan(CrossEntropyLoss() + weight * MbLS(margin=margin))
 
 
 def _avuc(facts: Facts, *, beta: float = 3.0) -> Plan:
-    return LossPlan(_ce(facts) + AvUC(beta=beta))
+    return LossPlan(CrossEntropyLoss() + AvUC(beta=beta))
 
 
 def _patra(facts: Facts, *, gamma: float = 1.0, weight: float = 200.0, fraction: float = 0.1, every: int = 20) -> Plan:
     # No value is published; at 200 the Huber penalty's slope, at most 0.005, is that of DCA with weight 1.
     pruner = ConfidencePruner(num_samples=facts.num_train, fraction=fraction, every=every)
-    return LossPlan(_focal_loss(facts, gamma) + weight * HuberDCA(), pruner=pruner)
+    return LossPlan(FocalLoss(gamma=gamma) + weight * HuberDCA(), pruner=pruner)
 
 
 def _cpc(facts: Facts) -> Plan:
-    return LossPlan(_ce(facts) + CPC())
+    return LossPlan(CrossEntropyLoss() + CPC())
 
 
 def _crl(facts: Facts, *, weight: float = 1.0) -> Plan:
-    return LossPlan(_ce(facts) + weight * CRL(num_samples=facts.num_train))
+    return LossPlan(CrossEntropyLoss() + weight * CRL(num_samples=facts.num_train))
 
 
 def _learned(label: str, regularizer: str, objective: str, look: Look) -> Method:
