@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from calibrant import losses, meta, metrics
-    from calibrant.calibrators.repair import repair
+    from calibrant.calibrators.auto import repair
     from calibrant.core.records import Predictions, Split
     from calibrant.engine.train import train
     from calibrant.grid.compare import compare
@@ -37,7 +37,7 @@ _HOME = {
     "Split": "calibrant.core.records",
     "compare": "calibrant.grid.compare",
     "measure": "calibrant.metrics.measure",
-    "repair": "calibrant.calibrators.repair",
+    "repair": "calibrant.calibrators.auto",
     "train": "calibrant.engine.train",
 }
 _ROOMS = "backbones calibrators data engine grid integrations io losses meta metrics paper report".split()

@@ -165,9 +165,9 @@ def test_repair_of_files_that_do_not_fit_together_is_refused(
     for words, message in (
         (("repair", val, test, "--out", test), "must not replace the predictions it is made from"),
         (("repair", test, val, "--out", tmp_path / "r.npz"), "test.npz: the data must not be marked as test data"),
-        (("repair", val, three, "--out", tmp_path / "r.npz"), "val.npz: must have the 3 classes of"),
-        (("repair", tmp_path / "named.npz", other, "--out", tmp_path / "r.npz"), "in their order, got"),
-        (("report", other, "--fit", tmp_path / "named.npz", "--out", tmp_path / "r.html"), "in their order, got"),
+        (("repair", val, three, "--out", tmp_path / "r.npz"), "val.npz: must have the same classes"),
+        (("repair", tmp_path / "named.npz", other, "--out", tmp_path / "r.npz"), "in the same order as"),
+        (("report", other, "--fit", tmp_path / "named.npz", "--out", tmp_path / "r.html"), "in the same order as"),
     ):
         code, _, err = run(capsys, *words)
         assert (code, err.count("\n")) == (2, 1)

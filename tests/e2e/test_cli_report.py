@@ -184,7 +184,7 @@ def test_report_of_runs_tells_settings_of_one_method_apart_and_says_which_averag
         (("test.npz", "--out", "r.txt"), "must end in .html, .htm, got '.txt'"),
         (("test.npz", "--fit", "test.npz", "--out", "r.html"), "the file to fit on must not be the test file"),
         (("val.npz", "--fit", "test.npz", "--out", "r.html"), "must not be marked as test data"),
-        (("test.npz", "--fit", "three.npz", "--out", "r.html"), "three.npz: must have the 4 classes of test.npz, got 3"),
+        (("test.npz", "--fit", "three.npz", "--out", "r.html"), "as test.npz, got 3 classes, not 4 classes"),
         (("test.npz", "--method", "temprature", "--out", "r.html"), "Did you mean 'temperature'"),
         (("test.npz", "--class-names", "few.txt", "--out", "r.html"), "`class_names` must hold C = 4 names, got 2"),
         (("test.npz", "--run", "nothing", "--out", "r.html"), "nothing: must be a run folder"),

@@ -16,7 +16,7 @@ from calibrant.calibrators import (
     TemperatureScaling,
     TopLabelBinning,
 )
-from calibrant.calibrators.maps import log_odds
+from calibrant.calibrators.fit_data import log_odds
 from helpers import mixed_gaps
 
 N, C = 3000, 4

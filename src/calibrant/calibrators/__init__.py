@@ -10,10 +10,9 @@ from calibrant.calibrators.affine import (
     PlattScaling,
     VectorScaling,
 )
-from calibrant.calibrators.auto import AutoCalibrator, Ranked
+from calibrant.calibrators.auto import AutoCalibrator, Ranked, Repaired
 from calibrant.calibrators.base import Calibrator, Identity
 from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, FitData
-from calibrant.calibrators.repair import Repaired
 from calibrant.calibrators.tables import (
     BayesianBinning,
     HistogramBinning,

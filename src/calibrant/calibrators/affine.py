@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from calibrant.calibrators.base import Calibrator, Learned, check_ascending
-from calibrant.calibrators.fit_data import FitData
-from calibrant.calibrators.maps import Vector, asked, floor_logits, log_complements, log_odds
+from calibrant.calibrators.fit_data import FitData, Vector, asked, floor_logits, log_complements, log_odds
 from calibrant.calibrators.temperature import find_temperature
 from calibrant.core.checks import check_count, check_positive
 

@@ -14,8 +14,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from calibrant.calibrators.fit_data import FitData, chunk_rows, refuse_test_split, row_marks, warn, warn_if_seen
-from calibrant.calibrators.maps import keep_top
+from calibrant.calibrators.fit_data import FitData, chunk_rows, keep_top, refuse_test_split, row_marks, warn, warn_if_seen
 from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, check_positive, to_tensor
 from calibrant.core.collect import find_logits
 from calibrant.core.records import Predictions

@@ -1,4 +1,4 @@
-"""What a fit is given: checked logits, labels and weights, folds of them, and warnings where the result would be doubtful."""
+"""What calibrators share: checked data to fit on, warnings where the result would be doubtful, and maths in log space."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.maps import floor_logits
 from calibrant.core.records import Predictions, Split
 
+Vector: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
+# A logit of -inf is probability zero. Where a finite number is needed it counts as the logarithm of float32's smallest
+# probability, 2^-149, below the top class, or as the smallest finite logit of its row if that is lower still.
+_LOG_SMALLEST = -103.2789
+# Two log-probabilities this far apart differ in float32 too: its numbers near ln 1/C lie 1e-6 apart for C = 100,000 classes.
+_MARGIN = 2e-6
 # Entries of [N, C] that are widened to float64 at once. 256 rows of 1,000 classes stay in the cache: a pass over 50,000 x
 # 1,000 takes 0.18 s of processor time, and 0.43 s with four times as many.
 CHUNK_ENTRIES = 256_000
@@ -155,13 +162,12 @@ def refuse_test_split(predictions: Predictions, *, where: str) -> None:
         )
 
 
-def refuse_other_names(given: Predictions, other: Predictions, *, what: str, of: str) -> None:
-    """Raise if both records name their classes and the names differ: a map for every class would go to the wrong ones."""
-    names, expected = given.class_names, other.class_names
-    if names is not None and expected is not None and names != expected:
-        k = next(k for k, pair in enumerate(zip(names, expected, strict=True)) if pair[0] != pair[1])
-        got = f"got {names[k]!r} for {expected[k]!r} as class {k}"
-        raise ValueError(f"{what} must have the classes of {of} in their order, {got}. Bring both into one order and spelling.")
+def check_same_classes(fit: Predictions, given: Predictions, *, what: str, of: str) -> None:
+    """Raise unless both records have as many classes and, where both name them, the same names in the same order."""
+    got = [(record.num_classes, record.class_names) for record in (fit, given)]
+    if got[0][0] != got[1][0] or (got[0] != got[1] and all(names is not None for _, names in got)):
+        first, second = (f"{n} classes" if names is None else ", ".join(names) for n, names in got)
+        raise ValueError(f"{what} must have the same classes in the same order as {of}, got {first}, not {second}.")
 
 
 def row_marks(logits: Tensor) -> Tensor:
@@ -188,3 +194,47 @@ def warn_if_seen(logits: Tensor, seen: Tensor | None, *, where: str) -> None:
             f"{where}: {100 * shared:.0f} % of these examples were used to fit the calibrator. What is measured on them is "
             "too good; use data that the fit has not seen."
         )
+
+
+def floor_logits(logits: Tensor) -> Tensor:
+    """Replace ``-inf`` in ``logits [..., C]`` by a finite number at most as large as the rest of its row."""
+    absent = torch.isneginf(logits)
+    lowest = torch.where(absent, torch.inf, logits).amin(-1, keepdim=True)
+    floor = torch.minimum(lowest, logits.amax(-1, keepdim=True) + _LOG_SMALLEST)
+    return torch.where(absent, floor, logits)
+
+
+def log_complements(log_probs: Tensor) -> Tensor:
+    r"""Return :math:`\log(1 - p_k)` for every class of ``log_probs [..., C]``.
+
+    For the top class it is the log-sum of all others, since 1 - p cancels where p is near one.
+    """
+    top = log_probs.argmax(-1, keepdim=True)
+    rest = log_probs.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
+    # A class that is not on top has at most probability one half, where log1p is exact.
+    return torch.log1p(-log_probs.exp().clamp(max=0.75)).scatter(-1, top, rest)
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    r"""Return :math:`\log p_k / (1 - p_k)` for every class of finite ``logits [..., C]``."""
+    log_probs = logits.log_softmax(-1)
+    return log_probs - log_complements(log_probs)
+
+
+def keep_top(log_probs: Tensor, logits: Tensor) -> Tensor:
+    """Make sure that the top class of ``logits [..., C]`` is that of ``log_probs [..., C]`` even after rounding to float32.
+
+    Where a repair brings classes so near to one another that rounding could swap them, the top one is raised above its rival
+    by `_MARGIN` and the row scaled to sum to one again. Classes that tie in the logits may tie.
+    """
+    top = logits.argmax(-1, keepdim=True)
+    leads = logits.gather(-1, top) > logits.scatter(-1, top, -torch.inf).amax(-1, keepdim=True)
+    own = log_probs.gather(-1, top)
+    rival = log_probs.scatter(-1, top, -torch.inf).amax(-1, keepdim=True)
+    raised = torch.where(leads, torch.maximum(own, rival + _MARGIN), own)
+    return log_probs.scatter(-1, top, raised) - torch.log1p((raised.exp() - own.exp()).clamp(min=0))
+
+
+def asked(values: Tensor, rows: int) -> Tensor:
+    """The columns of ``values [..., C]`` that have a question: all, or the second of two if there is one row."""
+    return values[..., 1:] if rows == 1 else values

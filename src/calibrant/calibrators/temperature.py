@@ -13,8 +13,7 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from calibrant.calibrators.base import Calibrator, Learned, Rule, check_ascending
-from calibrant.calibrators.fit_data import BoundWarning, FitData, possible_labels, warn
-from calibrant.calibrators.maps import Vector, floor_logits
+from calibrant.calibrators.fit_data import BoundWarning, FitData, Vector, floor_logits, possible_labels, warn
 from calibrant.core.checks import FitError, check_choice, check_count, check_positive, check_share
 from calibrant.metrics import expected_calibration_error
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from calibrant.core.records import Bins, Predictions, Split
 from calibrant.core.registry import lookup
 from calibrant.core.scores import ClassScore, Paired, Scores
 from calibrant.core.summary import Summary, summarize
-from calibrant.io import Survey, iter_prediction_batches, load_class_names, load_predictions, survey_predictions
+from calibrant.io import iter_prediction_batches, load_class_names, load_predictions, survey_predictions
 from calibrant.metrics.measure import measure, measure_summary
 from calibrant.metrics.paired import paired_test
 from calibrant.metrics.table import Metric
@@ -37,6 +37,9 @@ from calibrant.metrics.verdict import (
     write_p,
     write_value,
 )
+
+if TYPE_CHECKING:
+    from calibrant.io.table import TableFile
 
 # A file with more rows, or more scores in all, is streamed: 1 M rows of 10 classes take 80 MB, and several times that to work.
 STREAM_ROWS = 1_000_000
@@ -132,7 +135,7 @@ def measure_file(path: Path, request: Request, *, keep: bool = False) -> Measure
     return Measured(scores, predictions.split, predictions if keep else None)
 
 
-def measure_stream(path: Path, survey: Survey, request: Request, *, keep: bool = False) -> Measured:
+def measure_stream(path: Path, survey: TableFile, request: Request, *, keep: bool = False) -> Measured:
     """Measure a file of any size: it is read once, piece by piece, into sums of constant size."""
     columns = [] if request.slice_by is None else [request.slice_by]
     for column in columns:

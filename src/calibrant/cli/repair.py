@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from calibrant.calibrators import CALIBRATORS, AutoCalibrator, Identity, Ranked, Repaired
-from calibrant.calibrators.fit_data import refuse_other_names, refuse_test_split
-from calibrant.calibrators.repair import calibrator_of, measure_repair
+from calibrant.calibrators.auto import calibrator_of, measure_repair
+from calibrant.calibrators.fit_data import check_same_classes, refuse_test_split
 from calibrant.cli.measure import Request, comparison_table, paired_table, tests_to_dict
 from calibrant.cli.terminal import Row, check_destination, fit_table, progress_bar, show_heading, show_prose
 from calibrant.core.records import Predictions
@@ -53,9 +53,7 @@ def load_pair(fit: Path, file: Path, request: Request) -> tuple[Predictions, Pre
     """Read predictions to fit on and to repair; raise with one sentence if they do not go together."""
     fit_data, given = request.load(fit), request.load(file)
     refuse_test_split(fit_data, where=str(fit))
-    if fit_data.num_classes != given.num_classes:
-        raise ValueError(f"{fit}: must have the {given.num_classes} classes of {file}, got {fit_data.num_classes}.")
-    refuse_other_names(fit_data, given, what=f"{fit}:", of=str(file))
+    check_same_classes(fit_data, given, what=f"{fit}:", of=str(file))
     return fit_data, given
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -61,12 +61,18 @@ class Predictions:
         where: Where the examples come from (a file), for messages.
         first_row: Number of the first example there, for messages.
 
+    Attributes:
+        scores: The logits or probabilities ``[N, C]`` as given.
+        has_logits: Whether these are logits.
+
     Example:
         >>> predictions = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0], split="test")
         >>> len(predictions), predictions.num_classes, predictions.confidence.tolist(), predictions.correct.tolist()
         (2, 2, [0.9, 0.8], [True, False])
     """
 
+    scores: Tensor
+    has_logits: bool
     num_classes: int
     labels: Tensor
     split: Split | None
@@ -104,8 +110,8 @@ class Predictions:
             if len(values) not in (len(kept), len(target)):
                 raise ValueError(f"{where}: column `{name}` must have N = {len(kept)} values, got {len(values)}.")
         fields = {
-            "_logits": scores if kind == "logits" else None,
-            "_probs": scores if kind == "probs" else None,
+            "scores": scores,
+            "has_logits": kind == "logits",
             "num_classes": int(scores.shape[1]),
             "labels": target,
             "split": None if split is None else parse_split(split, where=where),
@@ -116,9 +122,6 @@ class Predictions:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
-    _logits: Tensor | None
-    _probs: Tensor | None
-
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"Predictions are frozen: `{name}` cannot be set. Make a new record with `replace`.")
 
@@ -126,30 +129,19 @@ class Predictions:
         return len(self.labels)
 
     def __repr__(self) -> str:
-        kind = "logits" if self._logits is not None else "probs"
+        kind = "logits" if self.has_logits else "probs"
         split = f", split={self.split.value}" if self.split else ""
         return f"Predictions(N={len(self)}, C={self.num_classes}, from {kind}{split})"
-
-    @property
-    def has_logits(self) -> bool:
-        """Whether the record was made from logits (else from probabilities)."""
-        return self._logits is not None
 
     @cached_property
     def probs(self) -> Tensor:
         """Probabilities ``[N, C]``: as given, or the softmax of the logits in float64."""
-        if self._probs is not None:
-            return self._probs
-        assert self._logits is not None
-        return torch.softmax(self._logits.double(), dim=1)
+        return self.scores.double().softmax(1) if self.has_logits else self.scores
 
     @cached_property
     def logits(self) -> Tensor:
         """Logits ``[N, C]``: as given, or the logarithm of the probabilities in float64 (zero becomes ``-inf``)."""
-        if self._logits is not None:
-            return self._logits
-        assert self._probs is not None
-        return self._probs.double().log()
+        return self.scores if self.has_logits else self.scores.double().log()
 
     @property
     def confidence(self) -> Tensor:
@@ -159,7 +151,7 @@ class Predictions:
     @property
     def predicted(self) -> Tensor:
         """Index of the top class of each example (the first one where several tie), ``[N]``."""
-        return self.probs.argmax(1) if self._logits is None else self._logits.argmax(1)
+        return self.scores.argmax(1)
 
     @property
     def correct(self) -> Tensor:
@@ -176,11 +168,11 @@ class Predictions:
         class_names: Sequence[str] | None = None,
     ) -> Predictions:
         """Return a copy with other scores, split, weights or class names and everything else kept."""
+        given: dict[str, Any] = {"logits": logits, "probs": probs}
         if logits is None and probs is None:
-            logits, probs = self._logits, self._probs
+            given = {"logits" if self.has_logits else "probs": self.scores}
         return Predictions(
-            logits=logits,
-            probs=probs,
+            **given,
             labels=self.labels,
             split=split or self.split,
             weights=self.weights if weights is None else weights,
@@ -194,9 +186,9 @@ class Predictions:
         rows = picked.nonzero().squeeze(1) if picked.dtype == torch.bool else picked.long()
         if rows.numel() == 0:
             raise ValueError("Predictions.subset: `index` must pick at least one example, got none.")
+        given: dict[str, Any] = {"logits" if self.has_logits else "probs": self.scores[rows]}
         return Predictions(
-            logits=None if self._logits is None else self._logits[rows],
-            probs=None if self._probs is None else self._probs[rows],
+            **given,
             labels=self.labels[rows],
             split=self.split,
             weights=None if self.weights is None else self.weights[rows],
@@ -239,10 +231,9 @@ class Predictions:
             hint = " Use `Predictions(...)` for the scores of both classes."
             raise ValueError(f"{where}: `{kind}` must be floating [N], got {got}.{hint}")
         target = read_labels(labels, score.shape, where=where, names=class_names)
-        both = both_classes(score, kind)
+        both: dict[str, Any] = {kind: both_classes(score, kind)}
         return cls(
-            logits=both if kind == "logits" else None,
-            probs=both if kind == "probs" else None,
+            **both,
             labels=target.reshape(-1) if target.shape == (len(score), 1) else target,
             split=split,
             weights=weights,

@@ -125,8 +125,7 @@ class Scores:
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Return `to_dict` as strict JSON text: a value that is not a number is written as null."""
-        data = json.loads(json.dumps(self.to_dict()), parse_constant=lambda _: None)
-        return json.dumps(data, indent=indent, allow_nan=False)
+        return json.dumps(without_nan(self.to_dict()), indent=indent)
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], *, bins: Bins | None = None, n_bins: int = 15) -> Scores:
@@ -176,6 +175,11 @@ class Scores:
             error, ece = part["error"].value, part["ece"]
             lines.append(f"    {name:<{longest}}  {part.n}  {error:.4f}  {ece.value:.4f}  [{ece.low:.4f}, {ece.high:.4f}]")
         return "\n".join(lines)
+
+
+def without_nan(data: object) -> Any:
+    """Return plain data as JSON can hold it: a number that is not finite becomes None."""
+    return json.loads(json.dumps(data), parse_constant=lambda _: None)
 
 
 def _with_nan(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,9 +153,8 @@ def summarize(predictions: Predictions, *, n_bins: int = 15, keep: int | None = 
     for at in range(0, len(predictions), size):
         rows = slice(at, at + size)
         weights = None if predictions.weights is None else predictions.weights[rows]
-        logits = predictions.has_logits
-        scores = (predictions.logits if logits else predictions.probs)[rows]
-        part = summarize_rows(scores, predictions.labels[rows], weights, are_logits=logits, n_bins=n_bins)
+        scores, are_logits = predictions.scores[rows], predictions.has_logits
+        part = summarize_rows(scores, predictions.labels[rows], weights, are_logits=are_logits, n_bins=n_bins)
         assert part.top is not None
         tops.append(part.top)
         total = part if total is None else total + part

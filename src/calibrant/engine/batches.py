@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from calibrant.data.augment import crop_batch, draw_epoch, normalize, pad_images
-from calibrant.data.image_set import ImageSet
+from calibrant.data.image_set import ImageSet, crop_batch, draw_epoch, normalize, pad_images
 from calibrant.engine.hardware import Hardware
 
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from calibrant.core.records import Predictions, Split
 from calibrant.core.scores import Scores
-from calibrant.data.augment import normalize
-from calibrant.data.image_set import ImageSet
+from calibrant.data.image_set import ImageSet, normalize
 from calibrant.engine.hardware import Hardware
 from calibrant.engine.network import FeatureFunction
 from calibrant.engine.recipe import Recipe

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from calibrant.core.entry import Entry
+from calibrant.core.scores import without_nan
 from calibrant.grid.tables import EMPTY, INFO_NAMES, MARK, Column, Line, Section, Table, compare_table, name_methods, notes_of
 from calibrant.io.files import atomic_writer
 
@@ -177,9 +178,7 @@ def to_json(table: Table) -> str:
         for part in table.sections
     ]
     data = {"name": table.name, "title": table.title, "notes": table.notes, "columns": columns, "sections": sections}
-    # What is not finite becomes null.
-    finite = json.loads(json.dumps(data), parse_constant=lambda _: None)
-    return json.dumps(finite, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(without_nan(data), indent=1, ensure_ascii=False) + "\n"
 
 
 def to_page_table(table: Table) -> FinishedTable:

@@ -16,7 +16,7 @@ from calibrant.data import data_name
 from calibrant.grid.paper import NOT_IN_PAPER, PaperRow, load_paper, notes_about, paper_row, paper_table
 from calibrant.grid.rows import CHOICES, Row, comparable, group_rows
 from calibrant.metrics import METRICS
-from calibrant.metrics.differences import LEAST_SEEDS, compare_runs, holm, mean_and_std
+from calibrant.metrics.paired import LEAST_SEEDS, compare_runs, holm, mean_and_std
 from calibrant.metrics.verdict import SIGNIFICANT, join_words
 from calibrant.report.rows import method_name
 
@@ -431,7 +431,7 @@ def compare_table(
     """Make the table of any runs: a section for every data set and network, a line for every method.
 
     The best value of a column is marked among the rows that may be compared: same data, network and epochs (ties as printed are
-    all marked). Every row is tested against the first of its section; see `calibrant.metrics.differences.compare_runs`.
+    all marked). Every row is tested against the first of its section; see `calibrant.metrics.paired.compare_runs`.
 
     Args:
         entries: Runs and somebody's predictions; their order is that of the rows.

@@ -2,7 +2,6 @@
 
 from calibrant.io.files import load_class_names
 from calibrant.io.predictions import (
-    Survey,
     iter_prediction_batches,
     load_predictions,
     save_predictions,
@@ -10,7 +9,6 @@ from calibrant.io.predictions import (
 )
 
 __all__ = [
-    "Survey",
     "iter_prediction_batches",
     "load_class_names",
     "load_predictions",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ def load_predictions(
         >>> predictions, predictions.columns["city"].tolist()
         (Predictions(N=2, C=2, from probs), ['Oslo', 'Bern'])
     """
-    file, table = Path(path), _open_table(path)
+    file, table = Path(path), survey_predictions(path)
     if table is not None:
         fields, extras = next(table.stream()), table.extras
     elif file.suffix.lower() == ".npz":
@@ -86,8 +86,8 @@ def load_predictions(
     return _to_predictions(fields, extras, path=path, ignore_index=ignore_index, class_names=class_names)
 
 
-def _open_table(path: str | Path) -> TableFile | None:
-    """The table in a file, of which only the head is read; None for formats that are read whole."""
+def survey_predictions(path: str | Path) -> TableFile | None:
+    """Return rows, classes and columns of a ``.parquet`` or ``.csv`` file by its head alone; None for formats read whole."""
     check_readable(path)
     if _ending_of(path) in (".npz", ".pt"):
         return None
@@ -107,7 +107,7 @@ def save_predictions(predictions: Predictions, path: str | Path) -> None:
         path: The file; its ending says the format.
     """
     ending, kind = _ending_of(path), "logits" if predictions.has_logits else "probs"
-    scores = predictions.logits if predictions.has_logits else predictions.probs
+    scores = predictions.scores
     # numpy has no bfloat16.
     fields: Fields = {
         kind: (scores.float() if scores.dtype == torch.bfloat16 else scores).numpy(),
@@ -164,7 +164,7 @@ def iter_prediction_batches(
         Records of up to ``batch_rows`` examples. Raises as `load_predictions` does, once it comes to what is wrong.
     """
     check_count(batch_rows, where="iter_prediction_batches", name="batch_rows")
-    table = _open_table(path)
+    table = survey_predictions(path)
     if table is None:
         whole = load_predictions(path, ignore_index=ignore_index, class_names=class_names)
         for start in range(0, len(whole), batch_rows):
@@ -188,27 +188,6 @@ def _is_left_out(fields: Fields, ignore_index: int | None) -> bool:
     labels, weights = fields["labels"], fields.get("weights")
     ignored = labels == ignore_index if labels.dtype.kind in "fiub" else np.char.strip(labels.astype(str)) == str(ignore_index)
     return bool(np.all(ignored)) or (weights is not None and not weights.any())
-
-
-class Survey(NamedTuple):
-    """Rows (an estimate for text), classes, and the names of the columns that can be sliced by."""
-
-    rows: int
-    num_classes: int
-    columns: tuple[str, ...]
-
-
-def survey_predictions(path: str | Path) -> Survey | None:
-    """Return the size of a ``.parquet`` or ``.csv`` file, of which only the head is read; None for formats read whole."""
-    table = _open_table(path)
-    if table is None:
-        return None
-    num_classes = len(table.scores)
-    if num_classes == 1:
-        # Of a binary problem, unless it is a column of lists, which does not say how long they are; the first row does.
-        first = next(table.stream(1, []))[table.kind]
-        num_classes = first.shape[1] if first.ndim == 2 else 2
-    return Survey(table.rows, num_classes, table.others)
 
 
 def _ending_of(path: str | Path) -> str:

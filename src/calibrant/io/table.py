@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -78,14 +79,22 @@ class TableFile:
     delimiter: str = ""
 
     @property
-    def others(self) -> tuple[str, ...]:
+    def columns(self) -> tuple[str, ...]:
         """The columns to slice by."""
         taken = {*self.scores, *_NOT_SLICED}
         return tuple(name for name in self.names if name not in taken)
 
+    @cached_property
+    def num_classes(self) -> int:
+        """Number of classes; of one column it is two, unless that holds lists, of which the first row tells the length."""
+        if len(self.scores) != 1:
+            return len(self.scores)
+        first = next(self.stream(1, []))[self.kind]
+        return first.shape[1] if first.ndim == 2 else 2
+
     def stream(self, batch_rows: int | None = None, columns: Sequence[str] | None = None) -> Iterator[Fields]:
         """Read pieces of up to ``batch_rows`` rows, or all at once; of the columns to slice by those named, or all."""
-        unwanted = {EXTRAS_KEY} if columns is None else {*self.others, EXTRAS_KEY} - set(columns)
+        unwanted = {EXTRAS_KEY} if columns is None else {*self.columns, EXTRAS_KEY} - set(columns)
         wanted = [name for name in self.names if name not in unwanted]
         numbers = {*self.scores, *_WEIGHTS}
         rows = 0
@@ -114,7 +123,7 @@ class TableFile:
     def _csv_tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
         narrow = self.extras.dtype in ("float16", "bfloat16", "float32")
         # A type that is inferred may change from piece to piece.
-        text = (*_LABELS, "split", *self.extras.columns, *(self.others if batch_rows else ()))
+        text = (*_LABELS, "split", *self.extras.columns, *(self.columns if batch_rows else ()))
         types = dict.fromkeys(text, "string") | dict.fromkeys(_WEIGHTS, "double")
         types |= dict.fromkeys(self.scores, "float" if narrow else "double")
         # Dates stay text.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrant.core.binning import equal_mass_bins, top_label
 from calibrant.core.checks import ArrayLike, check_count, check_positive, range_if_free
-from calibrant.core.records import Bins, Predictions, Split
+from calibrant.core.records import Bins, Predictions, Split, as_predictions
 from calibrant.losses.base import Loss, checked, log_sum_others, minus_log_p, true_class_log_odds
 from calibrant.losses.proper import cross_entropy_loss
 
@@ -447,11 +447,8 @@ class AdaFocalLoss(Loss, function=adafocal_loss):
             labels: Class indices ``[N]``.
         """
         where = "AdaFocalLoss.update"
-        if isinstance(probs, Predictions) == (labels is not None):
-            raise ValueError(f"{where}: `labels` must be given beside probabilities, and not beside `Predictions`.")
-        given = probs
-        if not isinstance(given, Predictions):
-            given = Predictions(probs=given, labels=labels, ignore_index=self.ignore_index)  # type: ignore[arg-type]
+        ignored = None if isinstance(probs, Predictions) else self.ignore_index
+        given = as_predictions(probs, labels, where=where, ignore_index=ignored)
         if given.split is Split.TEST:
             raise ValueError(f"{where}: predictions must not be of the test split, got split=test. Pass validation data.")
         bins = equal_mass_bins(top_label(given.probs, given.labels, where=where, weights=given.weights), n_bins=self.n_bins)

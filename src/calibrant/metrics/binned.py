@@ -22,7 +22,7 @@ from calibrant.core.binning import (
     norm_of_bins,
     top_label,
 )
-from calibrant.core.checks import ArrayLike, check_count, read_labels, to_tensor
+from calibrant.core.checks import ArrayLike, check_count, to_tensor
 from calibrant.core.records import Bins, Predictions, both_classes
 from calibrant.metrics.conventions import bin_rule, binned_error
 
@@ -68,9 +68,9 @@ def expected_calibration_error(
     Reference:
         Naeini, Cooper and Hauskrecht, AAAI 2015; edges as in Guo et al., ICML 2017.
     """
-    where = "expected_calibration_error"
-    given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
-    return binned_error(given, "expected", n_bins=n_bins, p=p, convention=convention)
+    return binned_error(
+        probs, labels, "expected", n_bins=n_bins, p=p, convention=convention, weights=weights, ignore_index=ignore_index
+    )
 
 
 def maximum_calibration_error(
@@ -90,14 +90,8 @@ def maximum_calibration_error(
     with the bins of `expected_calibration_error` and :math:`n_m` the number of examples in bin m, whatever their weights. A
     bin of a single example often decides it: ``min_count`` leaves small bins out.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        n_bins: Number of bins ``M``.
-        min_count: Examples that a bin must hold to be considered.
-        convention: Name of a source whose number to reproduce (see `calibrant.metrics.conventions`), or None for ours.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `expected_calibration_error`, and ``min_count``, the examples that a bin must hold to be
+    considered.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best. Raises ``ValueError`` if no bin holds ``min_count`` examples.
@@ -116,7 +110,7 @@ def maximum_calibration_error(
         return _largest_gap(top_label(given, where=where), n_bins=n_bins, min_count=min_count, where=where)
     if min_count != 1:
         raise ValueError(f"{where}: `min_count` must be 1 with a `convention`, got {min_count!r}.")
-    return binned_error(given, "maximum", n_bins=n_bins, convention=convention)
+    return binned_error(given, None, "maximum", n_bins=n_bins, convention=convention)
 
 
 def average_calibration_error(
@@ -135,13 +129,7 @@ def average_calibration_error(
     with the bins of `expected_calibration_error`. Every bin counts the same, however few examples it holds. Some libraries
     call this "ACE", a name also used for `adaptive_calibration_error` and for `nixon_adaptive_calibration_error`.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        n_bins: Number of bins ``M``.
-        convention: Name of a source whose number to reproduce (see `calibrant.metrics.conventions`), or None for ours.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `expected_calibration_error`.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
@@ -154,9 +142,9 @@ def average_calibration_error(
     Reference:
         Neumann, Zisserman and Vedaldi, NeurIPS MLITS workshop 2018.
     """
-    where = "average_calibration_error"
-    given = examples_of(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
-    return binned_error(given, "average", n_bins=n_bins, convention=convention)
+    return binned_error(
+        probs, labels, "average", n_bins=n_bins, convention=convention, weights=weights, ignore_index=ignore_index
+    )
 
 
 def adaptive_calibration_error(
@@ -179,14 +167,7 @@ def adaptive_calibration_error(
     samples; sources that cut at interpolated confidences instead are available as ``convention``. This is the top-label
     quantity that papers after Mukhoti et al. report as "ACE" or "AdaECE"; Nixon's is `nixon_adaptive_calibration_error`.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        n_bins: Number of bins ``M``.
-        p: Order of the norm, from 1 to ``math.inf``.
-        convention: Name of a source whose number to reproduce (see `calibrant.metrics.conventions`), or None for ours.
-        weights: Sample weights, shaped as the labels; bins then hold equal weight.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `expected_calibration_error`; with weights, bins hold equal weight.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
@@ -199,9 +180,9 @@ def adaptive_calibration_error(
     Reference:
         Mukhoti et al., NeurIPS 2020; equal-mass bins as in Nguyen and O'Connor, EMNLP 2015.
     """
-    where = "adaptive_calibration_error"
-    given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
-    return binned_error(given, "adaptive", n_bins=n_bins, p=p, convention=convention)
+    return binned_error(
+        probs, labels, "adaptive", n_bins=n_bins, p=p, convention=convention, weights=weights, ignore_index=ignore_index
+    )
 
 
 def debiased_calibration_error(
@@ -222,12 +203,7 @@ def debiased_calibration_error(
     before it is clipped. With weights :math:`v_i`, :math:`n_m` is the effective number
     :math:`(\sum_i v_i)^2 / \sum_i v_i^2` of the bin. A bin of fewer than two examples counts zero.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        n_bins: Number of bins ``M``.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `expected_calibration_error`.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
@@ -259,12 +235,7 @@ def sweep_calibration_error(
     M' \le M\}`: bins are added as long as their accuracies rise with confidence. The value is
     `adaptive_calibration_error` with :math:`M^*` bins.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        p: Order of the norm, from 1 to ``math.inf``; the paper's experiments use 2.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `expected_calibration_error`; the paper's experiments use ``p=2``.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
@@ -323,13 +294,8 @@ def reliability_bins(
 ) -> Bins:
     r"""Group examples by confidence: the content of a reliability diagram.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        n_bins: Number of bins ``M``.
-        binning: "width" for the bins ``(k/M, (k+1)/M]``, "mass" for bins of equal size with tied confidences shared.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `expected_calibration_error`, and ``binning``: "width" for the bins ``(k/M, (k+1)/M]``, "mass"
+    for bins of equal size with tied confidences shared.
 
     Returns:
         Count, mean confidence and accuracy of every bin, and the edges. Raises ``ValueError`` on an unknown ``binning``.
@@ -400,15 +366,8 @@ def binary_maximum_calibration_error(
 ) -> Tensor:
     r"""Largest gap between the probability of the positive class and its frequency over equal-width bins.
 
-    The bins are those of `binary_expected_calibration_error`.
-
-    Args:
-        probs: Probability of the positive class ``[N]`` (or any shape), in ``[0, 1]``.
-        labels: 0 or 1 (or booleans), shaped as ``probs``.
-        n_bins: Number of bins ``M``.
-        min_count: Examples that a bin must hold to be considered.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    Bins and arguments are those of `binary_expected_calibration_error`; ``min_count`` are the examples that a bin must hold to
+    be considered.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best. Raises ``ValueError`` if no bin holds ``min_count`` examples.
@@ -438,13 +397,7 @@ def binary_adaptive_calibration_error(
 
     Examples are sorted by the probability of the positive class and divided as in `adaptive_calibration_error`, ties shared.
 
-    Args:
-        probs: Probability of the positive class ``[N]`` (or any shape), in ``[0, 1]``.
-        labels: 0 or 1 (or booleans), shaped as ``probs``.
-        n_bins: Number of bins ``M``.
-        p: Order of the norm, from 1 to ``math.inf``.
-        weights: Sample weights, shaped as the labels; bins then hold equal weight.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `binary_expected_calibration_error`; with weights, bins hold equal weight.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
@@ -476,15 +429,9 @@ def _positive_class(
     if bool(((score < 0) | (score > 1)).any()):
         found = f"got values from {float(score.min()):.4g} to {float(score.max()):.4g}"
         raise ValueError(f"{where}: `probs` must lie in [0, 1], {found}. If they are logits, pass `torch.sigmoid(logits)`.")
-    target = read_labels(labels, score.shape, where=where, ignore_index=ignore_index)
-    if target.shape != score.shape:
-        hint = " Pass `probs[:, 1]` of two columns, or use the metrics without `binary_`." if score.ndim > target.ndim else ""
-        raise ValueError(f"{where}: `labels` must be {list(score.shape)} as the probs, got {list(target.shape)}.{hint}")
-    target = target.long() if target.dtype == torch.bool else target
-    given = examples_of(
-        both_classes(score, "probs"), target, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index
-    )
-    return TopLabel(given.probs[:, 1].double().contiguous(), given.labels.double(), given.weights, score.dtype)
+    both = both_classes(score, "probs")
+    given = examples_of(both, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    return TopLabel(given.probs[:, 1].double().contiguous(), given.labels.double(), given.weights, given.probs.dtype)
 
 
 def _largest_gap(top: TopLabel, *, n_bins: int, min_count: int, where: str) -> Tensor:

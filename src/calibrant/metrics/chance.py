@@ -27,6 +27,7 @@ from calibrant.core.checks import ArrayLike, check_count
 from calibrant.core.entry import BinSweep
 from calibrant.core.records import Predictions
 from calibrant.core.scores import IfCalibrated
+from calibrant.metrics.conventions import binned_error
 from calibrant.metrics.levels import Levels, draw_rows, ece_of_levels, levels_of
 
 # 10, 20, 50, 100, 200, 500 and 1000 are those of published figures; the others fill the gaps on a logarithmic axis.
@@ -92,13 +93,7 @@ def if_calibrated(
     The p-value :math:`(1 + \#\{r : \mathrm{ECE}^*_r \ge \mathrm{ECE}\}) / (R + 1)` is the chance of an ECE at least as large
     under perfect calibration; it is never zero and never too small on average.
 
-    Args:
-        probs: Probabilities ``[N, C]``, rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` in ``[0, C)``.
-        n_bins: Number of bins ``M``.
-        n_resamples: Number of resamples R.
-        seed: Of the random draws; the same seed gives the same numbers.
-        weights: Sample weights ``[N]``.
+    The arguments are those of `null_distribution`.
 
     Returns:
         ``IfCalibrated(mean, p95, p_value)``.
@@ -111,11 +106,9 @@ def if_calibrated(
     Reference:
         Bröcker and Smith, Weather and Forecasting 22, 2007; Vaicenavicius et al., AISTATS 2019.
     """
-    where = "if_calibrated"
-    check_draws(n_bins, n_resamples, seed, where=where)
-    given = examples_of(probs, labels, where=where, weights=weights)
+    given = examples_of(probs, labels, where="if_calibrated", n_bins=n_bins, weights=weights)
     drawn = null_distribution(given, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
-    return compare_with_null(float(norm_of_bins(equal_width_bins(top_label(given, where=where), n_bins=n_bins))), drawn)
+    return compare_with_null(float(binned_error(given, None, "expected", n_bins=n_bins)), drawn)
 
 
 def bin_sweep(

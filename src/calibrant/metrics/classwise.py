@@ -55,7 +55,7 @@ def classwise_calibration_error(
     where = "classwise_calibration_error"
     given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if convention is not None:
-        return binned_error(given, "classwise", n_bins=n_bins, p=p, convention=convention)
+        return binned_error(given, None, "classwise", n_bins=n_bins, p=p, convention=convention)
     errors = class_calibration_errors(given, n_bins=n_bins, p=p)
     if math.isinf(p):
         return errors.amax()
@@ -73,13 +73,7 @@ def class_calibration_errors(
 ) -> Tensor:
     r"""Calibration error of each class's probability: the terms that `classwise_calibration_error` averages.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        n_bins: Number of bins ``M`` per class.
-        p: Order of the norm, from 1 to ``math.inf``.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `classwise_calibration_error`.
 
     Returns:
         ``[C]`` in ``[0, 1]``, float64; 0 is best.
@@ -118,12 +112,7 @@ def nixon_adaptive_calibration_error(
     mean of their :math:`p_{ik}` and :math:`\bar y_{kr}` the share of them labelled k. Every range counts the same; ranges
     left empty (N < R) are not averaged over. Tied probabilities are shared as in `adaptive_calibration_error`.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        n_bins: Number of ranges ``R`` per class.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `classwise_calibration_error`; ``n_bins`` is the number of ranges R per class.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
@@ -155,13 +144,7 @@ def thresholded_adaptive_calibration_error(
     With many classes most probabilities are tiny and would fill most ranges. Here the entries :math:`p_{ik} \le \epsilon`
     are dropped before each class is divided into R ranges. Every non-empty range counts the same.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        n_bins: Number of ranges ``R`` per class.
-        threshold: Probability :math:`\epsilon` that an entry must exceed, in ``[0, 1)``.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The other arguments are those of `nixon_adaptive_calibration_error`; ``threshold`` is :math:`\epsilon`, in ``[0, 1)``.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best, and the value where nothing exceeds the threshold.

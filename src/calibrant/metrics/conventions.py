@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -75,14 +75,24 @@ class Convention:
         return {"expected": self.width, "adaptive": self.mass, "classwise": self.column}[kind]
 
 
-def binned_error(given: Predictions, kind: Kind, *, n_bins: int, p: float = 1, convention: str | None = None) -> Tensor:
-    """Calibration error over our own bins, or over those of the named source.
+def binned_error(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None,
+    kind: Kind,
+    *,
+    n_bins: int,
+    p: float = 1,
+    convention: str | None = None,
+    **more: Any,
+) -> Tensor:
+    """Calibration error over our own bins, or over those of the named source; ``more`` as `examples_of` takes it.
 
     Returns:
         Scalar ``[]``. Raises ``ValueError`` if there is no such convention, if its source has no such metric, fails on
         this input, or if weights are given, which no source takes.
     """
     where, chosen = f"{kind}_calibration_error", _OWN
+    given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, **more)
     if convention is not None:
         chosen = lookup(CONVENTIONS, convention, kind="convention")
         if given.weights is not None:
@@ -222,7 +232,7 @@ def explain(
     others: dict[str, float | None] = {}
     for name in (name for name, entry in CONVENTIONS.items() if entry.rule_of(kind)):
         try:
-            others[name] = float(binned_error(given, kind, n_bins=n_bins, p=p, convention=name))
+            others[name] = float(binned_error(given, None, kind, n_bins=n_bins, p=p, convention=name))
         except ValueError:
             others[name] = None
     edges = f"edges k/{n_bins} in {str(top.dtype).removeprefix('torch.')}"
@@ -294,10 +304,6 @@ def _netcal_reduce(given: Predictions) -> TopLabel:
         top = reduce_top_label(probs, labels)
     eps = torch.finfo(probs.dtype).eps
     return TopLabel(top.confidence.clamp(eps, 1 - eps), top.correct, None, top.dtype)
-
-
-def _netcal_width(top: TopLabel, n_bins: int) -> Bins:
-    return _netcal_bins(top, _linspace(1.0, n_bins + 1))
 
 
 def _netcal_mass(top: TopLabel, n_bins: int) -> Bins:
@@ -405,7 +411,7 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
         "netcal": Convention(
             "netcal 1.4",
             "[lo, hi), confidences clipped away from 0 and 1; of two columns only the second counts",
-            _netcal_width,
+            lambda top, n_bins: _netcal_bins(top, _linspace(1.0, n_bins + 1)),
             mass=_netcal_mass,
             mass_description="[lo, hi), edges are quantiles; fails where two coincide",
             reduce=_netcal_reduce,

@@ -212,12 +212,7 @@ def maximum_mean_calibration_error(
     :math:`1/\sqrt N`. Some published code returns the square, without the root. With weights :math:`w` a pair counts
     :math:`w_i w_j / (\sum_k w_k)^2` instead of :math:`1/N^2`. The kernel factorises after a sort: O(N log N) time.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        scale: Width s of the Laplace kernel.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The other arguments are those of `smooth_expected_calibration_error`.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
@@ -253,12 +248,7 @@ def squared_kernel_calibration_error(
     around zero there and can be negative. With weights :math:`w` a pair counts
     :math:`w_i w_j / \sum_{k \ne l} w_k w_l` instead of :math:`1 / N(N-1)`.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        bandwidth: Standard deviation h of the kernel.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The other arguments are those of `smooth_expected_calibration_error`.
 
     Returns:
         Scalar ``[]`` in ``[-1, 1]``, float64; nearest 0 is best. Raises ``ValueError`` if fewer than two examples count.

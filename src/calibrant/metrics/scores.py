@@ -306,10 +306,9 @@ def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
 def nll_and_brier(given: Predictions) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood and Brier score of every example ``[N]``, some rows at a time."""
     size = max(CHUNK_ENTRIES // given.num_classes, 1)
-    scores = given.logits if given.has_logits else given.probs
     parts = [
         score_rows(rows, labels, are_logits=given.has_logits)[2:]
-        for rows, labels in zip(scores.split(size), given.labels.split(size), strict=True)
+        for rows, labels in zip(given.scores.split(size), given.labels.split(size), strict=True)
     ]
     nll, brier = (torch.cat(values) for values in zip(*parts, strict=True))
     return nll, brier

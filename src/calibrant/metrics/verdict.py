@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -128,19 +129,20 @@ def tell_effect(before: Scores, after: Scores, paired: Mapping[str, Paired], *, 
     """Say what a repair did to the calibration error: what follows its name, with a full stop, and perhaps a sentence more."""
     test = paired["ece"]
     was, to = (write_percent(scores["ece"].value) for scores in (before, after))
-    worse = [key for key in _PRICES if key in paired and _clear_change(paired[key]) > 0]
-    change, p = 0 if was == to else _clear_change(test), write_p(test.p_value)
-    if change > 0:
+    worse = [key for key in _PRICES if key in paired and paired[key].difference > 0 and paired[key].p_value < SIGNIFICANT]
+    clear, p = was != to and test.p_value < SIGNIFICANT, write_p(test.p_value)
+    if clear and test.difference > 0:
         return f"makes {it} worse here: {to} ({p}). The examples it was fitted on seem to differ from these; do not use it."
-    if change:
+    if clear:
         told = f"brings {it} to {to}" + ("" if is_miscalibrated(after) else ", which can no longer be told from calibrated")
-        told += f", but {_tell_rises(worse, before, after)}" if worse else f"; {_tell_error(before, after)}"
+        told += ", but " if worse else "; "
     else:
         told = f"leaves {it} at {to}" if was == to else f"changes {it} to {to}, a difference that chance explains ({p})"
-        told += f", and {_tell_rises(worse, before, after)}" if worse else ""
+        told += ", and " if worse else ""
+    told += _tell_changes(worse or (["error"] if clear else []), before, after)
     if len(worse) > 1:
         return f"{told}: this repair does harm. {_UNLIKE}; do not use it."
-    if change:
+    if clear:
         return f"{told}."
     if not is_miscalibrated(before):
         return f"{told}: no repair is needed."
@@ -167,24 +169,12 @@ def join_words(words: Sequence[str]) -> str:
     return ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else words[0]
 
 
-def _clear_change(test: Paired) -> int:
-    """1 for a clear rise, -1 for a clear fall, 0 for what chance explains."""
-    return (test.difference > 0) - (test.difference < 0) if test.p_value < SIGNIFICANT else 0
-
-
-def _tell_rises(keys: Sequence[str], before: Scores, after: Scores) -> str:
-    """Say by how much these metrics rise; the first has the verb."""
-    told: list[str] = []
-    for key in keys:
-        metric = metric_of(key)
-        write = write_percent if metric.unit == "%" else lambda value, unit=metric.unit: write_value(value, unit)
-        ends = f"from {write(before[key].value)} to {write(after[key].value)}"
-        told.append(f"the {metric.label} {'' if told else 'rises '}{ends}")
-    return join_words(told)
-
-
-def _tell_error(before: Scores, after: Scores) -> str:
-    old, new = before["error"].value, after["error"].value
-    if old == new:
-        return f"the error rate stays at {write_percent(old)}"
-    return f"the error rate goes from {write_percent(old)} to {write_percent(new)}"
+def _tell_changes(keys: Sequence[str], before: Scores, after: Scores) -> str:
+    """Say what becomes of these metrics."""
+    told = []
+    for metric, old, new in ((metric_of(key), before[key].value, after[key].value) for key in keys):
+        write = write_percent if metric.unit == "%" else partial(write_value, unit=metric.unit)
+        told.append(
+            f"the {metric.label} " + (f"stays at {write(old)}" if old == new else f"goes from {write(old)} to {write(new)}")
+        )
+    return join_words(told or [""])

@@ -36,7 +36,7 @@ from calibrant.grid.tables import (
     paper_notes,
 )
 from calibrant.io.files import atomic_writer
-from calibrant.metrics.differences import Difference, compare_runs, holm
+from calibrant.metrics.paired import Difference, compare_runs, holm
 from calibrant.metrics.verdict import join_words
 from calibrant.report.save import figure_stem
 

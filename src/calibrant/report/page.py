@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from calibrant.core.binning import (
 )
 from calibrant.core.entry import Entry
 from calibrant.core.records import Bins, Predictions
-from calibrant.core.scores import Estimate, Paired, Scores
+from calibrant.core.scores import Estimate, Paired, Scores, without_nan
 from calibrant.core.summary import Summary, summarize
 from calibrant.metrics import METRICS
 from calibrant.metrics.chance import compare_with_null, null_of_levels
@@ -274,7 +273,7 @@ def _fill(view: dict[str, object], data: dict[str, object]) -> str:
         policy=f"'{script_hash(theme)}' '{script_hash(script)}'",
         style_policy=f"'{script_hash(style)}'",
         # Numbers that are not finite become null.
-        data=json.loads(json.dumps(data), parse_constant=lambda _: None),
+        data=without_nan(data),
         **view,
     )
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from calibrant.core.entry import Entry, common_size, size_note, usual_size
 from calibrant.data import data_name
 from calibrant.metrics import METRICS
-from calibrant.metrics.differences import compare_runs, holm, welch_t
+from calibrant.metrics.paired import compare_runs, holm, welch_t
 from calibrant.metrics.table import score_metrics
 from calibrant.metrics.verdict import SIGNIFICANT, join_words, write_interval, write_percent, write_value
 from calibrant.report.rows import Group, Row, group_rows
@@ -284,7 +284,7 @@ def labels_not_told(rows: Sequence[RunRow], leaders: Mapping[str, RunRow]) -> di
     """Find the rows that these runs do not tell from the best one of a metric.
 
     A pair that a table of these rows tests has the table's p-value, so that the two never contradict each other. Others are
-    told apart by `calibrant.metrics.differences.compare_runs`, over seeds or over test examples; where that tests nothing, by
+    told apart by `calibrant.metrics.paired.compare_runs`, over seeds or over test examples; where that tests nothing, by
     Welch's t over their seeds; and a single run beside several, or without its predictions, by 95 % intervals that do not meet.
     The tests that are not the table's are corrected after Holm, those of a metric together.
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from calibrant.calibrators.maps import floor_logits, keep_top, log_complements, log_odds
+from calibrant.calibrators.fit_data import floor_logits, keep_top, log_complements, log_odds
 from helpers import golden
 
 

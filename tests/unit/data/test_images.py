@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from calibrant.data import published
-from calibrant.data.augment import crop_batch, draw_epoch, normalize, pad_images
-from calibrant.data.image_set import ImageSet, split_indices
+from calibrant.data.image_set import ImageSet, crop_batch, draw_epoch, normalize, pad_images, split_indices
 from calibrant.data.synthetic import load_mixture
 
 

@@ -19,6 +19,12 @@ ENDINGS = ("npz", "csv", "parquet", "pt")
 TABLES = ("csv", "parquet")
 
 
+def surveyed(path: Path) -> tuple[int, int, tuple[str, ...]]:
+    found = survey_predictions(path)
+    assert found is not None
+    return found.rows, found.num_classes, found.columns
+
+
 def scores_of(predictions: Predictions) -> Tensor:
     return predictions.logits if predictions.has_logits else predictions.probs
 
@@ -171,7 +177,7 @@ def test_parquet_with_list_category_decimal_and_missing_cells(tmp_path: Path) ->
     assert list(predictions.columns) == ["site", "age"]
     assert predictions.columns["site"].tolist() == ["x", ""]
     assert np.isnan(predictions.columns["age"][1])
-    assert survey_predictions(tmp_path / "x.parquet") == (2, 2, ("site", "age", "blob"))
+    assert surveyed(tmp_path / "x.parquet") == (2, 2, ("site", "age", "blob"))
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -228,7 +234,7 @@ def test_iter_batches_zero_rows_raises(tmp_path: Path) -> None:
 def test_survey_counts_rows_classes_and_columns(tmp_path: Path, ending: str) -> None:
     rich = rich_predictions("probs", torch.float32)
     Predictions(probs=rich.probs, labels=rich.labels, columns={"age": rich.columns["age"]}).save(tmp_path / f"x.{ending}")
-    assert survey_predictions(tmp_path / f"x.{ending}") == (40, 4, ("age",))
+    assert surveyed(tmp_path / f"x.{ending}") == (40, 4, ("age",))
     rich.save(tmp_path / "x.npz")
     assert survey_predictions(tmp_path / "x.npz") is None
 
@@ -263,4 +269,4 @@ def test_one_score_column_is_the_positive_class_of_a_binary_problem(tmp_path: Pa
     pieces = list(iter_prediction_batches(path, batch_rows=2))
     for found in (load_predictions(path).probs, torch.cat([piece.probs for piece in pieces])):
         torch.testing.assert_close(found, expected.probs.double(), rtol=0, atol=1e-12)
-    assert survey_predictions(path) == (3, 2, ("age",))
+    assert surveyed(path) == (3, 2, ("age",))

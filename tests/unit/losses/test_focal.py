@@ -336,6 +336,6 @@ def test_adafocal_module_update_refuses_test_data_and_missing_labels() -> None:
         loss.update(test)
     with pytest.raises(ValueError, match="`labels` must be given"):
         loss.update([[0.9, 0.1]])
-    with pytest.raises(ValueError, match="not beside `Predictions`"):
+    with pytest.raises(ValueError, match="must not be given with a `Predictions`"):
         loss.update(test.replace(split="val"), [0])
     assert torch.equal(loss.gammas, torch.ones(15))

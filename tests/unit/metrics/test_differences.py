@@ -9,9 +9,8 @@ from scipy import stats
 
 from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
-from calibrant.metrics.differences import compare_runs, holm, mean_and_std, paired_t, welch_t
 from calibrant.metrics.measure import measure
-from calibrant.metrics.paired import paired_test
+from calibrant.metrics.paired import compare_runs, holm, mean_and_std, paired_t, paired_test, welch_t
 from made_up_runs import run_of
 
 

@@ -98,13 +98,13 @@ def test_verdict_says_what_was_found_and_what_not_to_conclude(
         (
             made(),
             {"ece": 0.02, "name": "vector", "worse": ("error", "nll"), "error": 0.3, "after_p": 0.001},
-            "brings the ECE to 2.00%, but the error rate rises from 20.0% to 30.0% and the negative log-likelihood from 0.3000 "
-            "to 0.4000: this repair does harm. The examples it was fitted on seem to be unlike these, or too few; do not use",
+            "brings the ECE to 2.00%, but the error rate goes from 20.0% to 30.0% and the negative log-likelihood goes "
+            "from 0.3000 to 0.4000: this repair does harm. The examples it was fitted on seem to be unlike these, or too few;",
         ),
         (
             made(),
             {"ece": 0.039, "p_value": 0.4, "name": "vector", "worse": ("nll", "brier"), "after_p": 0.001},
-            "(p = 0.40), and the negative log-likelihood rises from 0.3000 to 0.4000 and the Brier score",
+            "(p = 0.40), and the negative log-likelihood goes from 0.3000 to 0.4000 and the Brier score",
         ),
         (
             made(),
