@@ -83,7 +83,7 @@ class LoaderBatches(Iterator[tuple[Any, Tensor]]):
             raise ValueError(
                 "LoaderBatches: `loader` must shuffle, got a sequential one. Pass `DataLoader(..., shuffle=True)`."
             )
-        self.loader, self.passes = loader, 0
+        self.loader, self.passes, self._taken = loader, 0, 0
         self._current: Iterator[Any] = iter(())
 
     def __next__(self) -> tuple[Any, Tensor]:
@@ -91,6 +91,7 @@ class LoaderBatches(Iterator[tuple[Any, Tensor]]):
             if begin:
                 self._begin()
             for batch in self._current:
+                self._taken += 1
                 x, labels = split_batch(batch, where="LoaderBatches")
                 if self.loader.batch_size is None or len(labels) >= self.loader.batch_size:
                     return x, labels
@@ -103,13 +104,21 @@ class LoaderBatches(Iterator[tuple[Any, Tensor]]):
         sampler: Any = self.loader.sampler
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.passes)
-        self.passes += 1
+        self.passes, self._taken = self.passes + 1, 0
         self._current = iter(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of passes begun."""
-        return {"passes": self.passes}
+        """Return the number of passes begun, and of batches taken in the last."""
+        return {"passes": self.passes, "taken": self._taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the pass after that in which ``state`` was taken."""
-        self.passes, self._current = int(state["passes"]), iter(())
+        """Go on where ``state`` was taken if the sampler repeats the order of a pass (`set_epoch`), else with the next pass."""
+        self.passes, self._current, self._taken = int(state["passes"]), iter(()), 0
+        if state["taken"] and hasattr(self.loader.sampler, "set_epoch"):
+            # What the samples of the batches passed over draw was drawn before.
+            with torch.random.fork_rng(devices=[]):
+                self.passes -= 1
+                self._begin()
+                for _ in range(int(state["taken"])):
+                    next(self._current, None)
+            self._taken = int(state["taken"])

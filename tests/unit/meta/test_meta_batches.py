@@ -62,6 +62,22 @@ def test_loader_batches_tell_a_distributed_sampler_of_every_pass():
     assert sampler.epoch == 3
 
 
+@pytest.mark.parametrize("taken", [2, 3, 4])
+def test_loader_batches_go_on_within_a_pass_whose_order_can_be_repeated(taken):
+    x = TensorDataset(torch.arange(12), torch.arange(12))
+
+    def batches():
+        sampler = DistributedSampler(x, num_replicas=1, rank=0, shuffle=True)
+        return LoaderBatches(DataLoader(x, batch_size=4, sampler=sampler))
+
+    first, second = batches(), batches()
+    take(first, taken)
+    random = torch.get_rng_state()
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(random, torch.get_rng_state())
+    assert take(second, 6) == take(first, 6)
+
+
 def test_loader_batches_wrong_loaders_raise():
     data = TensorDataset(torch.arange(3), torch.arange(3))
     with pytest.raises(ValueError, match="`loader` must shuffle, got a sequential one"):
