@@ -86,19 +86,22 @@ def choose(held: Mapping[str, Tensor], weights: Tensor) -> str:
     """Return the simplest name that nothing is clearly better than, from the held-out scores ``[N]`` of each.
 
     Names are in order, "none" and then the simplest first. Only what is clearly better than doing nothing can be chosen: a gain
-    whose 95 % interval includes zero may be chance. Of these it is the first that is worse than the best by at most one
-    standard error of their difference.
+    whose 95 % interval includes zero may be chance. Of these it is the first that no simpler one beats and that is worse than
+    the best by at most one standard error of their difference. (A method that varies much from example to example is not
+    clearly worse than the best either, though a simpler and better one may be.)
     """
     able = ["none"]
     for name, scores in held.items():
         gain, low, _ = mean_interval(held["none"] - scores, weights)
         # An infinite gain has no interval.
         able += [name] if low > 0 or gain == math.inf else []
-    best = min(able, key=lambda name: float(weights @ held[name]))
+    score = {name: float(weights @ held[name]) for name in able}
+    best = min(able, key=score.__getitem__)
 
     def as_good(name: str) -> bool:
         worse, low, _ = mean_interval(held[name] - held[best], weights)
-        return name == best or worse <= (worse - low) / _NORMAL_95
+        beaten = any(score[simpler] < score[name] for simpler in able[: able.index(name)])
+        return name == best or (not beaten and worse <= (worse - low) / _NORMAL_95)
 
     return next(filter(as_good, able))
 

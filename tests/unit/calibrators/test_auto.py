@@ -119,6 +119,14 @@ def test_choose_simpler_within_one_standard_error_wins() -> None:
     assert choose(held, weights) == "vector"
 
 
+def test_choice_takes_no_noisy_method_that_a_simpler_one_beats() -> None:
+    # A temperature is clearly worse than a matrix; a spline is worse than both, but too noisy to be clearly so.
+    noise = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(500)
+    held = {"none": 0.5, "temperature": 0.103, "spline": 0.105 + 2 * noise, "matrix": 0.1 + 0.01 * noise}
+    scores = {name: torch.as_tensor(value, dtype=torch.float64).expand(1000) for name, value in held.items()}
+    assert choose(scores, torch.ones(1000, dtype=torch.float64)) == "matrix"
+
+
 def test_auto_of_less_than_100_examples_does_not_choose_what_learns_something_of_every_class() -> None:
     given, _ = synthetic_predictions(99, 3, temperature=1.0, hardness=0.5, split="val")
     # One class is favoured, which no temperature undoes.
