@@ -15,11 +15,11 @@ from calibrant.metrics.binned import (
     average_calibration_error,
     binary_expected_calibration_error,
     binary_maximum_calibration_error,
+    classwise_calibration_error,
     debiased_calibration_error,
     expected_calibration_error,
     maximum_calibration_error,
 )
-from calibrant.metrics.classwise import classwise_calibration_error
 from helpers import hard_gaps, mixed_gaps
 
 with warnings.catch_warnings():

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from calibrant.core.checks import check_label_values
 from calibrant.io.files import download
 
 # Where `calibrant data fetch` puts sets, and where they are looked for.
@@ -33,6 +34,13 @@ _DIFFERENCES = {
     "test": "test images or labels",
     "train": "images or labels to train on",
 }
+
+
+def check_images(images: Tensor, *, where: str) -> None:
+    """Raise unless ``images`` are bytes ``[N, H, W, channels]``."""
+    if images.ndim != 4 or images.dtype != torch.uint8:
+        got = f"{images.dtype} {list(images.shape)}"
+        raise ValueError(f"{where}: `images` must be uint8 [N, H, W, channels], got {got}.")
 
 
 @dataclass(frozen=True)
@@ -63,15 +71,12 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         where = "ImageSet"
-        if self.images.ndim != 4 or self.images.dtype != torch.uint8:
-            got = f"{self.images.dtype} {list(self.images.shape)}"
-            raise ValueError(f"{where}: `images` must be uint8 [N, H, W, channels], got {got}.")
+        check_images(self.images, where=where)
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
             got = f"{self.labels.dtype} {list(self.labels.shape)}"
             raise ValueError(f"{where}: `labels` must be int64 [N] = [{len(self.images)}], got {got}.")
-        if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < self.num_classes:
-            got = f"{int(self.labels.min())} to {int(self.labels.max())}"
-            raise ValueError(f"{where}: `labels` must lie in [0, {self.num_classes - 1}], got {got}.")
+        if len(self.labels):
+            check_label_values(self.labels, self.num_classes, where=where)
         if not len(self.mean) == len(self.std) == self.channels:
             raise ValueError(f"{where}: `mean` and `std` must have {self.channels} entries, one a channel.")
 

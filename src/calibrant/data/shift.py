@@ -9,8 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from calibrant.core.checks import check_choice
 from calibrant.core.registry import lookup
-from calibrant.data.image_set import ImageSet
+from calibrant.data.image_set import ImageSet, check_images
 
 SEVERITIES = (1, 2, 3, 4, 5)
 # Images are corrupted so many at a time: floats of all of them at once would take twelve times the memory of the set. The
@@ -84,11 +85,8 @@ def corrupt(images: Tensor, *, kind: str, severity: int, seed: int = 0) -> Tenso
     Reference:
         Hendrycks and Dietterich, Benchmarking neural network robustness to common corruptions and perturbations, ICLR 2019.
     """
-    if images.ndim != 4 or images.dtype != torch.uint8:
-        got = f"{images.dtype} {list(images.shape)}"
-        raise ValueError(f"corrupt: `images` must be uint8 [N, H, W, channels], got {got}.")
-    if severity not in SEVERITIES:
-        raise ValueError(f"corrupt: `severity` must be one of 1, 2, 3, 4, 5, got {severity!r}.")
+    check_images(images, where="corrupt")
+    check_choice(severity, SEVERITIES, where="corrupt", name="severity")
     change = lookup(CORRUPTIONS, kind, kind="corruption")
     place = list(CORRUPTIONS).index(kind) * len(SEVERITIES) + severity
     generator = torch.Generator().manual_seed((seed * 1_000_003 + place) % 2**63)

@@ -13,20 +13,18 @@ from calibrant.metrics.binned import (
     binary_adaptive_calibration_error,
     binary_expected_calibration_error,
     binary_maximum_calibration_error,
+    class_calibration_errors,
+    classwise_calibration_error,
     debiased_calibration_error,
     expected_calibration_error,
     kolmogorov_smirnov_error,
     maximum_calibration_error,
+    nixon_adaptive_calibration_error,
     reliability_bins,
     sweep_calibration_error,
-)
-from calibrant.metrics.chance import bin_sweep, if_calibrated, null_distribution
-from calibrant.metrics.classwise import (
-    class_calibration_errors,
-    classwise_calibration_error,
-    nixon_adaptive_calibration_error,
     thresholded_adaptive_calibration_error,
 )
+from calibrant.metrics.chance import bin_sweep, if_calibrated, null_distribution
 from calibrant.metrics.conventions import CONVENTIONS, Explanation, explain
 from calibrant.metrics.kernel import (
     kde_calibration_error,

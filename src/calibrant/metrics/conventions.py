@@ -116,6 +116,11 @@ def _classwise(given: Predictions, convention: Convention, rule: Rule, n_bins: i
     classes = int(labels.max()) + 1 if convention.labels_name_classes else probs.shape[1]
     columns = [TopLabel(probs[:, k].double().contiguous(), (labels == k).double(), None, probs.dtype) for k in range(classes)]
     errors = torch.stack([norm_of_bins(rule(column, n_bins), p=p, total=len(labels)) for column in columns])
+    return mean_over_classes(errors, p)
+
+
+def mean_over_classes(errors: Tensor, p: float) -> Tensor:
+    """Mean of order p of the errors of every class ``[C]``; the largest for ``p=inf``."""
     return errors.amax() if math.isinf(p) else (errors**p).mean() ** (1 / p)
 
 
@@ -200,17 +205,8 @@ def explain(
 ) -> Explanation:
     """Say what a top-label calibration error rests on, and what it would be under every other convention.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        n_bins: Number of bins ``M``.
-        p: Order of the norm, from 1 to ``math.inf``.
-        binning: "width" to explain `expected_calibration_error`, "mass" for `adaptive_calibration_error`.
-        weights: Sample weights, shaped as the labels; no other source takes them.
-        ignore_index: Label of examples to leave out.
-
-    Returns:
-        The record.
+    The arguments are those of `expected_calibration_error`, and ``binning``: "width" to explain that, "mass" for
+    `adaptive_calibration_error`. No other source takes weights.
 
     Example:
         >>> told = explain([[0.95, 0.05, 0.0], [1.0, 0.0, 0.0], [0.2, 0.2, 0.6]], [0, 1, 2])

@@ -86,13 +86,7 @@ def measure_summary(
 ) -> Scores:
     """Measure predictions of which only a summary of constant size was kept; see `measure`.
 
-    Args:
-        summary: The summary; its ``n_bins`` is that of the binned metrics.
-        by_class: Whether to add a table of the classes, worst calibrated first.
-        class_names: C names for that table.
-        n_resamples: Number of resamples behind the intervals and the p-value.
-        seed: Of the random draws; the same seed gives the same numbers.
-        file: Where the predictions came from, for the record.
+    The arguments are those of `measure`, and ``class_names``, C names for the table of classes.
 
     Returns:
         The scores: exact up to 65,536 examples; beyond, means, binned and classwise errors are (for a number of bins that

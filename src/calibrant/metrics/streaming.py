@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 
+_CLASS_SUMS = ("class_bins", "class_correct", "class_rows")
+
+
 class Stream(Metric):
     """Sums over all examples seen, in float64: the base of every streaming metric.
 
@@ -48,9 +51,6 @@ class Stream(Metric):
     totals: Tensor
     cells: Tensor
     kept: Tensor
-    class_bins: Tensor
-    class_correct: Tensor
-    class_rows: Tensor
 
     def __init__(
         self,
@@ -72,8 +72,7 @@ class Stream(Metric):
         self.ignore_index = ignore_index
         shapes: dict[str, tuple[int, ...]] = {"totals": (8,), "cells": (4, NUM_CELLS)}
         if classwise:
-            by_class = {"class_bins": (3, num_classes, n_bins), "class_correct": (num_classes,), "class_rows": (num_classes,)}
-            shapes |= by_class
+            shapes |= dict(zip(_CLASS_SUMS, ((3, num_classes, n_bins), (num_classes,), (num_classes,)), strict=True))
         states = {name: torch.zeros(shape, dtype=torch.float64, device="cpu") for name, shape in shapes.items()}
         states["count"] = torch.zeros(2, dtype=torch.int64, device="cpu")
         if ignore_index is not None:
@@ -142,7 +141,7 @@ class Stream(Metric):
         self.totals += found.totals
         self.cells += found.cells
         if self.classwise:
-            for name in ("class_bins", "class_correct", "class_rows"):
+            for name in _CLASS_SUMS:
                 getattr(self, name).add_(getattr(found, name))
 
     def merge(self, *others: Self) -> Self:
@@ -193,9 +192,7 @@ class Stream(Metric):
             totals=self.totals.cpu().clone(),
             cells=self.cells.cpu().clone(),
             top=TopLabel(signed.abs(), (signed > 0).double(), weights if is_weighted else None) if n <= KEPT_EXAMPLES else None,
-            class_bins=self.class_bins.cpu().clone() if self.classwise else None,
-            class_correct=self.class_correct.cpu().clone() if self.classwise else None,
-            class_rows=self.class_rows.cpu().clone() if self.classwise else None,
+            **({name: getattr(self, name).cpu().clone() for name in _CLASS_SUMS} if self.classwise else {}),
         )
 
     def set_dtype(self, dst_type: str | torch.dtype) -> Self:
@@ -286,14 +283,8 @@ class CalibrationSuite(Stream):
     ) -> Scores:
         """Return the values of ``compute()`` with their 95 % intervals, and the ECE that a calibrated model would show.
 
-        Args:
-            by_class: Whether to add a table of the classes, worst calibrated first.
-            class_names: C names for that table.
-            n_resamples: Number of resamples behind the intervals and the p-value.
-            seed: Of the random draws.
-
-        Returns:
-            The record that `calibrant.measure` gives of predictions in memory.
+        It is the record that `calibrant.measure` gives of predictions in memory, and takes the arguments of that, and
+        ``class_names``, C names for the table of classes.
         """
         summary = self.summary()
         return measure_summary(summary, by_class=by_class, class_names=class_names, n_resamples=n_resamples, seed=seed)

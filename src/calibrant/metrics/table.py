@@ -16,16 +16,14 @@ from calibrant.metrics import levels as of
 from calibrant.metrics.binned import (
     adaptive_calibration_error,
     average_calibration_error,
+    classwise_calibration_error,
     debiased_calibration_error,
     debiased_error,
     expected_calibration_error,
     kolmogorov_smirnov_error,
     maximum_calibration_error,
-    sweep_calibration_error,
-)
-from calibrant.metrics.classwise import (
-    classwise_calibration_error,
     nixon_adaptive_calibration_error,
+    sweep_calibration_error,
     thresholded_adaptive_calibration_error,
 )
 from calibrant.metrics.intervals import (

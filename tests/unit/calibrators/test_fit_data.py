@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 
 import numpy as np
 import pytest
@@ -11,9 +11,10 @@ import torch
 from calibrant import Predictions
 from calibrant.calibrators import AutoCalibrator, MatrixScaling, MonteCarloTemperatureScaling, TemperatureScaling, VectorScaling
 from calibrant.calibrators.auto import nll_scores
-from calibrant.calibrators.fit_data import CalibrationWarning, FitData, row_marks, warn_if_seen
+from calibrant.calibrators.fit_data import FitData, floor_logits, keep_top, log_complements, log_odds
 from calibrant.core.checks import ArrayLike
 from calibrant.data.synthetic import synthetic_predictions
+from helpers import golden
 
 Kind = type[TemperatureScaling | MonteCarloTemperatureScaling]
 
@@ -115,22 +116,37 @@ def test_folds_fit_on_every_class_that_has_two_examples() -> None:
         assert set(labels[kept].tolist()) >= set(range(200))
 
 
-def warned(logits: torch.Tensor, fitted: torch.Tensor) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warn_if_seen(logits, row_marks(fitted), where="here")
-    return [str(entry.message) for entry in caught if entry.category is CalibrationWarning]
+def test_floor_logits_replaces_only_minus_infinity_below_the_rest() -> None:
+    floored = floor_logits(torch.tensor([[1.0, -math.inf, 0.0], [0.0, -500.0, -math.inf]]))
+    torch.testing.assert_close(floored, torch.tensor([[1.0, -102.2789, 0.0], [0.0, -500.0, -500.0]]))
 
 
-def test_warning_of_seen_rows_begins_where_they_matter() -> None:
-    rows = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
-    assert not warned(torch.cat([rows[:4], rows[100:196]]), rows[:100])
-    (said,) = warned(torch.cat([rows[:5], rows[100:195]]), rows[:100])
-    assert said.startswith("here: 5 % of these examples were used to fit")
+def test_log_complements_of_a_saturated_class_keep_their_digits() -> None:
+    log_probs = torch.tensor([[1000.0, 0.0, 0.0]], dtype=torch.float64).log_softmax(1)
+    expected = torch.tensor([[math.log(2) - 1000, 0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(log_complements(log_probs), expected)
+    logits, _ = golden()
+    torch.testing.assert_close(log_complements(logits.log_softmax(1)).exp(), 1 - logits.softmax(1))
 
 
-def test_rows_that_repeat_themselves_in_the_fit_warn_only_where_all_are_the_same() -> None:
-    rows = torch.randn(90, 3, generator=torch.Generator().manual_seed(0))
-    coarse = torch.cat([rows[:80], rows[:20]])
-    assert not warned(rows[:50], coarse)
-    assert "100 %" in warned(coarse.flip(0), coarse)[0]
+def test_log_odds_of_two_classes_are_the_logit_difference() -> None:
+    logits = torch.tensor([[3.0, 1.0], [-800.0, 900.0]], dtype=torch.float64)
+    torch.testing.assert_close(log_odds(logits)[:, 1], torch.tensor([-2.0, 1700.0], dtype=torch.float64))
+
+
+def test_keep_top_changes_only_rows_whose_top_class_would_be_lost() -> None:
+    logits = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [2.0, 2.0, 0.0]], dtype=torch.float64)
+    log_probs = torch.tensor([[0.2, 0.5, 0.3], [0.4, 0.4, 0.2], [0.4, 0.4, 0.2]], dtype=torch.float64).log()
+    found = keep_top(log_probs, logits)
+    assert torch.equal(found[[0, 2]], log_probs[[0, 2]])
+    # ln p_1 - ln p_0 is 2e-6, and the row sums to one.
+    assert float(found[1, 1] - found[1, 0]) == pytest.approx(2e-6, abs=1e-12)
+    assert float(found[1].exp().sum()) == pytest.approx(1, abs=1e-12)
+
+
+def test_keep_top_survives_single_precision_with_many_classes() -> None:
+    logits = torch.zeros(1, 50_000, dtype=torch.float64)
+    logits[0, -1] = 1e-9
+    flat = torch.full_like(logits, 1 / 50_000).log()
+    assert int(keep_top(flat, logits).float().argmax()) == 49_999
+    assert int(keep_top(flat, logits).exp().float().argmax()) == 49_999

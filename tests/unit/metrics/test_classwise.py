@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrant.metrics.classwise import (
+from calibrant.metrics.binned import (
     class_calibration_errors,
     classwise_calibration_error,
     nixon_adaptive_calibration_error,

@@ -12,10 +12,10 @@ from calibrant.metrics.binned import (
     average_calibration_error,
     binary_adaptive_calibration_error,
     binary_expected_calibration_error,
+    classwise_calibration_error,
     expected_calibration_error,
     maximum_calibration_error,
 )
-from calibrant.metrics.classwise import classwise_calibration_error
 from calibrant.metrics.conventions import CONVENTIONS, explain
 from helpers import golden, hard_gaps, mixed_gaps
 

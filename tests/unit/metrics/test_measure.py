@@ -11,8 +11,8 @@ import torch
 from calibrant import Predictions
 from calibrant.core.scores import Scores
 from calibrant.core.summary import summarize
+from calibrant.metrics.binned import class_calibration_errors
 from calibrant.metrics.chance import if_calibrated
-from calibrant.metrics.classwise import class_calibration_errors
 from calibrant.metrics.measure import class_scores, measure, measure_summary, values_of
 from calibrant.metrics.paired import paired_test
 from calibrant.metrics.table import METRICS, Metric, score_metrics
