@@ -165,7 +165,8 @@ def test_report_of_runs_tells_settings_of_one_method_apart_and_says_which_averag
     code, text, err = run(capsys, "report", "--run", runs, *2 * ("--run", runs / "mean"), "--out", page)
     assert code == 0, err
     assert "2 rows of 1 method" in text
-    assert '<th scope="row">CE (average=no)</th><td>1</td>' in page.read_text()
+    assert '<th scope="row">CE</th><td>1</td>' in page.read_text()
+    assert " CE (train.average=ema) predicts with averaged weights (train.average=ema); all others with" in page.read_text()
     assert '<th scope="row">CE (average=ema)</th><td>1</td>' in page.read_text()
     code, _, err = run(capsys, "report", "--run", runs / "plain", "--run", steered, "--out", page)
     assert code == 0, err

@@ -13,8 +13,8 @@ import pytest
 from calibrant.engine.recipe import to_dict
 from calibrant.grid.collect import load_run_entry
 from calibrant.grid.local import run_task
-from calibrant.grid.plan import Cell, plan_cells
 from calibrant.grid.ray import Mail, pack, require_ray, run_remotely, unpack
+from calibrant.grid.schedule import Cell, plan_cells
 
 TINY = {"train.epochs": "2", "train.batch_size": "400"}
 CELLS = plan_cells(["mixture"], ["ce", "ce+ts"], [0], settings=TINY)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -59,14 +57,6 @@ def run_demo(*, only_measure: bool, seeds: int | None, epochs: int | None, out: 
         run_training_demo(seeds=seeds or 3, epochs=epochs or 60)
 
 
-def program() -> str:
-    """How this very ``calibrant`` was called, for lines to copy: with its path where the shell would find another or none."""
-    here, found = Path(sys.argv[0]), shutil.which("calibrant")
-    if here.stem != "calibrant":
-        return "python -m calibrant"
-    return "calibrant" if found and here.exists() and here.samefile(found) else shlex.quote(str(here))
-
-
 def run_training_demo(*, seeds: int, epochs: int) -> None:
     """Train every method from ``seeds`` seeds for ``epochs`` epochs, repair one of them, and compare."""
     console = Console(highlight=False)
@@ -108,7 +98,7 @@ def run_training_demo(*, seeds: int, epochs: int) -> None:
         f"temperature, by {repaired:.1%}; trained with gamma-Net, by {learned:.1%} without any repair.",
         style="bold",
     )
-    commands = "\n".join(f"  {program()} {line}" for line in _NEXT)
+    commands = "\n".join(f"  calibrant {line}" for line in _NEXT)
     console.print(f"\nNext, on real images and on predictions of your own:\n\n{commands}\n", soft_wrap=True)
 
 
@@ -195,5 +185,5 @@ def run_measure_demo(folder: Path, *, seed: int) -> None:
         f"{write_interval(ece, '%')}% {found}.",
         style="bold",
     )
-    command = f"{program()} measure {shlex.quote(str(path))} --slice light"
+    command = f"calibrant measure {shlex.quote(str(path))} --slice light"
     console.print(f"\nThe predictions are in {path}. Look at them again, or at your own, with\n\n  {command}\n", soft_wrap=True)

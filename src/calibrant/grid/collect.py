@@ -1,4 +1,8 @@
-"""From files to the rows of a comparison: run folders, predictions, and records of results."""
+"""From files to the rows of a comparison: run folders, predictions, and records of results.
+
+A record is a small JSON file, what is kept of a run once its folder is gone: what was run, where and how, what was measured of
+its test predictions, and enough to draw its figures. Predictions are not in it.
+"""
 
 from __future__ import annotations
 

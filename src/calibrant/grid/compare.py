@@ -1,4 +1,7 @@
-"""`compare`: a grid of data, methods and seeds in; run folders, tables, figures and a report out."""
+"""`compare`: a grid of data, methods and seeds in; run folders, tables, figures and a report out.
+
+What can be known before the first run is checked before it: folders, finished runs, data, and the rows added.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,19 @@ from calibrant.grid.collect import (
 )
 from calibrant.grid.export import write_outputs
 from calibrant.grid.local import LocalExecutor, visible_gpus
-from calibrant.grid.plan import Cell, parse_seeds, plan_cells, split_names
 from calibrant.grid.rows import catalogue_order, flat_recipe, group_rows, identity
-from calibrant.grid.schedule import Board, CellState, Executor, Stage, Watch, run_cells
+from calibrant.grid.schedule import (
+    Board,
+    Cell,
+    CellState,
+    Executor,
+    Stage,
+    Watch,
+    parse_seeds,
+    plan_cells,
+    run_cells,
+    split_names,
+)
 from calibrant.grid.tables import Table
 from calibrant.metrics.verdict import join_words
 
@@ -229,7 +242,7 @@ def check_data(left: Sequence[Cell], cells: Sequence[Cell], runs: Path) -> None:
         runs: Folder of its runs.
 
     Example:
-        >>> from calibrant.grid.plan import plan_cells
+        >>> from calibrant.grid.schedule import plan_cells
         >>> cells = plan_cells(["mixture"], ["ce"], [0], settings={"train.batch_size": 5000})
         >>> check_data(cells, cells, Path("runs"))
         Traceback (most recent call last):

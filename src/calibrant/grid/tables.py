@@ -128,13 +128,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Section:
-    """Lines about one data set and network; those of another number of ``examples`` are not compared with the others."""
+    """Lines about one data set and network, and the settings that all have in ``common``.
+
+    Lines of another number of ``examples`` are not compared with the others.
+    """
 
     title: str
     lines: tuple[Line, ...]
     data: str | None = None
     model: str | None = None
     examples: int | None = None
+    common: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -333,7 +337,8 @@ def choice_notes(lines: Sequence[Line]) -> list[str]:
     ]
     # Of somebody's predictions nothing is known.
     rest = "all others" if len(known) == len(ours) else "all other runs"
-    return [f"By preset, {'; '.join(told)}; {rest} {_way(usual)}."]
+    by = "" if any({*line.choices} & {*line.shown} for line in known) else "By preset, "
+    return [f"{by}{'; '.join(told)}; {rest} {_way(usual)}."]
 
 
 def _way(choices: Sequence[str]) -> str:
@@ -367,21 +372,11 @@ def _common(table: Table, lines: Sequence[Line]) -> list[str]:
         notes.append(f"{epochs.pop()} epochs.")
     if "preset" not in table.info and len(presets) == 1:
         notes.append(f"Preset {presets.pop()}.")
-    shared = _shared(lines)
-    if shared:
-        notes.append(f"Settings: {', '.join(shared)}.")
-    for section in table.sections if len(table.sections) > 1 else ():
-        own = [text for text in _shared([line for line in section.lines if line.kind != "paper"]) if text not in shared]
-        if own:
-            notes.append(f"Settings on {section.title}: {', '.join(own)}.")
+    alike = len({section.common for section in table.sections}) == 1
+    for section in table.sections[:1] if alike else table.sections:
+        on = "" if alike else f" on {section.title}"
+        notes += [f"Settings{on}: {', '.join(section.common)}."] if section.common else []
     return notes
-
-
-def _shared(lines: Sequence[Line]) -> list[str]:
-    """Settings of all lines of which something is known; labels do not say them."""
-    ours = [line for line in lines if line.kind == "ours"]
-    known = [line.settings for line in ours or lines if line.epochs is not None]
-    return [text for text in known[0] if all(text in other for other in known)] if known else []
 
 
 def _tests(table: Table, lines: Sequence[Line]) -> list[str]:
@@ -465,11 +460,12 @@ def build_table(rows: Sequence[Row], metrics: Sequence[str], style: Style, *, na
     columns, sections = tuple(metric_column(key) for key in metrics), []
     for (data, model), part in by_section(rows).items():
         usual = usual_size(entry for row in part for entry in row.runs)
-        lines = [line_of(row, columns, style, common=common_settings(part)) for row in part]
+        common = common_settings(part)
+        lines = [line_of(row, columns, style, common=common) for row in part]
         lines = [_mark_best(line, lines, columns, usual=usual) for line in lines]
         lines = _mark_tests(lines, columns) if style.test else lines
         title_of = data_name(data) if model is None else f"{data_name(data)}, {model}"
-        sections.append(Section(title_of, with_paper(lines, data, model, style), data, model, usual))
+        sections.append(Section(title_of, with_paper(lines, data, model, style), data, model, usual, tuple(common)))
     always: tuple[Info, ...] = (*style.info, "calibrated") if style.calibrated else style.info
     return Table(name, title, columns, tuple(sections), always, tested=style.test, paper=style.paper)
 

@@ -1,4 +1,7 @@
-"""The paper's experiments by name: which grid each table takes, and the report that comes of it. Running is `compare`'s."""
+"""The paper's experiments by name: which grid each table takes, its report, and how long it will take on this machine.
+
+For the time a few real steps of each kind of run are timed on made-up images, so the data need not be there.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,7 @@ from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import page_rows, to_page_table, write_page, write_table
 from calibrant.grid.local import make_places
 from calibrant.grid.paper import load_paper, paper_table
-from calibrant.grid.plan import Cell, parse_seeds, plan_cells
-from calibrant.grid.schedule import Watch
+from calibrant.grid.schedule import Cell, Watch, parse_seeds, plan_cells
 from calibrant.grid.tables import Table, compare_table
 from calibrant.paper.tables import has_differences, make_paper_table
 

@@ -1,4 +1,7 @@
-"""The paper's five tables, made of one's own runs. The paper's numbers are in `calibrant.grid.paper`."""
+"""The paper's five tables, made of one's own runs, and all results as one page of Markdown.
+
+The paper's numbers are in `calibrant.grid.paper`.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +201,8 @@ def _differences(name: str, rows: Sequence[Row], style: Style) -> Table:
         for d in data
         for key, label in (("error", "error"), ("ece", "ECE"))
     )
-    sections = (Section("", _difference_lines(rows, columns, style)),)
+    common = tuple(common_settings(rows))
+    sections = (Section("", _difference_lines(rows, columns, style, common), common=common),)
     # Cross-entropy has no line here; how it was trained matters to all that have.
     beside = tuple(line_of(row, (), style) for row in rows if row.method == "ce")
     found = Table(name, paper_table(name).title, columns, sections, style.info, base="CE", tested=style.test)
@@ -208,7 +212,7 @@ def _differences(name: str, rows: Sequence[Row], style: Style) -> Table:
     return table
 
 
-def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], style: Style) -> tuple[Line, ...]:
+def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], style: Style, common: Sequence[str]) -> tuple[Line, ...]:
     # One line over several data sets: method, preset, epochs, network and settings.
     pairs: dict[tuple[object, ...], list[tuple[Row, Row]]] = {}
     for row in rows:
@@ -221,7 +225,7 @@ def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], style: Sty
         tested = [(row.data, compare_runs(base.runs, row.runs, ["error", "ece"], test=style.test)) for base, row in alike]
         found.append({f"{data}:{metric}": difference for data, by in tested for metric, difference in by.items()})
     corrected = {c.key: holm([own[c.key].p_value if c.key in own else None for own in found]) for c in columns}
-    common, shown = common_settings(rows), []
+    shown = []
     for place, (alike, own) in enumerate(zip(lines, found, strict=True)):
         cells = {c: Cell(d.mean, d.std, d.values, p_value=corrected[c][place], over=d.over) for c, d in own.items()}
         line = line_of(alike[0][1], (), style, common=common)

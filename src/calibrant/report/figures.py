@@ -1,33 +1,486 @@
-"""The table of all figures of a comparison: each as files for print, and most as pictures in a page."""
+"""All figures of a comparison, as files for print and as pictures in a page: curves, gamma, errors by bins, error against ECE.
+
+Reliability diagrams are in `reliability`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from calibrant.core.binning import top_label
 from calibrant.core.checks import check_count
-from calibrant.core.entry import Entry
-from calibrant.report.curves import (
-    CURVES,
-    PANELS,
-    draw_gamma_confidence,
-    draw_lines,
-    draw_tradeoff,
-    prepare_curves,
-    prepare_gamma_confidence,
-    prepare_gamma_epochs,
-    prepare_robustness,
-    prepare_tradeoff,
-)
+from calibrant.core.entry import BinSweep, Entry, common_size, usual_size
+from calibrant.metrics.chance import BIN_COUNTS, bin_sweep
+from calibrant.metrics.diagram import PALETTE
 from calibrant.report.reliability import draw_reliability_grid, prepare_reliability
-from calibrant.report.rows import Group, Row, group_rows
-from calibrant.report.save import figure_stem, print_style, save_figure, svg_element
+from calibrant.report.rows import Group, Row, Style, group_rows
+from calibrant.report.save import (
+    COLUMN_WIDTH,
+    TEXT_WIDTH,
+    add_legend,
+    figure_stem,
+    fold_text,
+    print_style,
+    save_figure,
+    svg_element,
+    tell,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Curve = tuple[Sequence[float], Sequence[float]]
+
+# What a panel can show: how its axis is named, and what values are multiplied by.
+PANELS = {
+    "test_ece": ("test ECE (%)", 100),
+    "test_error": ("test error (%)", 100),
+    "test_nll": ("test NLL", 1),
+    "val_ece": ("validation ECE (%)", 100),
+    "val_error": ("validation error (%)", 100),
+    "val_nll": ("validation NLL", 1),
+    "train_loss": ("training loss", 1),
+    "gamma": ("γ on test examples", 1),
+    "ece": ("test ECE (%)", 100),
+    "mce": ("test MCE (%)", 100),
+}
+# Those that are learning curves.
+CURVES = tuple(PANELS)[:7]
+# The number of bins by whose ECE rows are ranked.
+_USUAL_BINS = 15
+# Values below this part of the largest do not stretch a logarithmic axis.
+_LOG_SPAN = 1e-3
+# Gammas and errors that differ by more than this factor are seen on a logarithmic axis only.
+_GAMMAS_APART, _ERRORS_APART = 20.0, 2.5
+# Most confidences of a good classifier lie within a hundredth of 1, so that the axis is stretched there; 1 itself lies where
+# 1 - 0.0001 would lie on a logarithmic axis of the missing part.
+_SMALLEST = 1e-4
+_CONFIDENCE_TICKS = (0.5, 0.9, 0.99, 0.999, 1.0)
+# Length on that axis, and least number of examples, of one point of a running mean.
+_STEP, _LEAST_GROUP = 0.2, 5
+
+
+class Band(NamedTuple):
+    """A line with its spread: places, mean over the seeds, and standard deviation over them (n - 1), None for a single seed."""
+
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...] | None
+
+
+class Line(NamedTuple):
+    """What is drawn of one row: its label, its look, the number of its runs, and name → line."""
+
+    label: str
+    style: Style
+    seeds: int
+    bands: Mapping[str, Band]
+
+
+def band_of(curves: Sequence[Curve]) -> Band | None:
+    """Take the mean and spread of one curve a run, at the points where all have a finite value; None where there is none."""
+    tables = [{x: y for x, y in zip(*curve, strict=True) if math.isfinite(y)} for curve in curves]
+    tables = [table for table in tables if table]
+    shared = sorted(set.intersection(*map(set, tables))) if tables else []
+    if not shared:
+        return None
+    values = np.array([[table[x] for x in shared] for table in tables])
+    std = tuple(values.std(0, ddof=1).tolist()) if len(tables) > 1 else None
+    return Band(tuple(shared), tuple(values.mean(0).tolist()), std)
+
+
+def _lines(rows: Sequence[Row], curves_of: Callable[[Entry], Mapping[str, Curve]], *, needs: Sequence[str]) -> list[Line]:
+    """The bands of all rows that have any of those that the figure ``needs``."""
+    lines = []
+    for row in rows:
+        runs = [curves_of(run) for run in row.runs]
+        bands = {key: band for key in runs[0] if (band := band_of([run[key] for run in runs if key in run])) is not None}
+        if any(key in bands for key in needs):
+            lines.append(Line(row.label, row.style, len(row.runs), bands))
+    return lines
+
+
+def prepare_curves(rows: Sequence[Row]) -> list[Line]:
+    """Read the learning curves (`CURVES`, and the learning rate as ``lr``) of all rows that have a history.
+
+    The history of a run that was repaired afterwards (``+ts``) is that of its network before; it is left out.
+    """
+    trained = [row for row in rows if not row.is_repaired]
+    return _lines(trained, lambda run: {key: run.curve(key) for key in (*CURVES, "lr")}, needs=CURVES)
+
+
+def prepare_robustness(rows: Sequence[Row], *, n_bins: Sequence[int] = BIN_COUNTS) -> list[Line]:
+    """Take the binned errors of every run from its record, or else from its test predictions.
+
+    Args:
+        rows: Rows of one data set.
+        n_bins: Numbers of bins, for runs whose record has none.
+
+    Returns:
+        Lines of all rows that have any: ``ece`` and ``mce``, and ``ece_if_calibrated`` and ``mce_if_calibrated``, which a
+        calibrated model with the same confidences would show on average. Records of older versions lack the last two.
+    """
+
+    def curves_of(run: Entry) -> Mapping[str, Curve]:
+        sweep = run.sweep or (BinSweep((), (), ()) if run.test is None else bin_sweep(run.test, n_bins=n_bins))
+        values = {key: getattr(sweep, key) for key in ("ece", "mce", "ece_if_calibrated", "mce_if_calibrated")}
+        return {key: (sweep.n_bins if value else (), value) for key, value in values.items()}
+
+    return _lines(rows, curves_of, needs=["ece"])
+
+
+def prepare_gamma_epochs(rows: Sequence[Row]) -> list[Line]:
+    """Read the mean of gamma over the test examples, and its spread over them, of all rows that have a history of it.
+
+    Both are means over the seeds. Rows that were repaired afterwards (``+ts``) are left out, as in `prepare_curves`.
+    """
+    keys = ("gamma_mean", "gamma_std")
+    trained = [row for row in rows if not row.is_repaired]
+    lines = _lines(trained, lambda run: {key: run.curve(key) for key in keys}, needs=["gamma_std"])
+    # Both bands are drawn as one: the spread is that over examples.
+    return [
+        line._replace(bands={"gamma": Band(mean.x, mean.mean, std.mean)})
+        for line in lines
+        if (std := line.bands["gamma_std"]).x == (mean := line.bands.get("gamma_mean", Band((), (), None))).x
+    ]
+
+
+def draw_lines(lines: Sequence[Line], *, keys: Sequence[str], title: str | None = None, legend: bool = True) -> Figure:
+    """Draw panels of lines side by side, means over seeds with bands of one standard deviation.
+
+    Axes are logarithmic but for those of MCE and, unless one method's grows twenty times as large as another's, gamma. Over
+    epochs dotted lines show where the learning rate halves or drops further. Over numbers of bins, of which more hold fewer
+    examples each, chance alone makes the errors of any model grow: the thin grey line is what it makes of a calibrated model
+    with the confidences of the row of least ECE over 15 bins, which the legend names. If that row runs along the line, its rise
+    is due to chance. The band of gamma is its spread over examples: narrow where all share one gamma.
+
+    Args:
+        lines: What to draw; see `prepare_curves`, `prepare_robustness` and `prepare_gamma_epochs`.
+        keys: Which of `PANELS`; where no row has it on the test set, that on the validation set.
+        title: Text above the figure.
+        legend: Whether to name the rows.
+
+    Returns:
+        A figure, half as wide as a page's text for each panel.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> from calibrant.report.rows import group_rows
+        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]))
+        >>> history = [{"test_ece": 0.02, "test_error": 0.3}, {"test_ece": 0.01, "test_error": 0.2}]
+        >>> rows = group_rows([Entry("coins", "ce", scores, history=tuple(history))])[0].rows
+        >>> figure = draw_lines(prepare_curves(rows), keys=("test_ece", "test_error"))
+        >>> figure.axes[0].get_lines()[0].get_ydata().tolist()
+        [2.0, 1.0]
+
+    Reference:
+        Wang and Golebiowski, TMLR 2024, figures 3 and 5.
+    """
+    from matplotlib.figure import Figure
+
+    known = {key for line in lines for key in line.bands}
+    shown = [found for key in keys if (found := key if key in known else key.replace("test", "val")) in known]
+    with print_style():
+        figure = Figure(figsize=(TEXT_WIDTH * len(shown) / 2, 2.45), layout="constrained")
+        for ax, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+            _draw_panel(ax, [line for line in lines if key in line.bands], key)
+        over = [text for text in ("examples" if "gamma" in shown else "", count_seeds([line.seeds for line in lines])) if text]
+        add_legend(figure, title, f"mean ± std over {', '.join(over)}" if over else "", rows=legend)
+    return figure
+
+
+def _draw_panel(ax: Axes, lines: Sequence[Line], key: str) -> None:
+    name, factor = PANELS[key]
+    is_over_bins = key in ("ece", "mce")
+    # Many bands over one another would hide the lines.
+    alpha = 0.15 if len(lines) <= 5 else 0.08
+    for number, line in enumerate(lines):
+        band = line.bands[key]
+        x, mean = np.array(band.x, dtype=float), factor * np.array(band.mean)
+        # About eight markers a line, of which those of different lines do not coincide.
+        every = max(1, math.ceil(len(x) / 8))
+        start = number * every // len(lines) if len(x) > 16 else 0
+        drawn: list[Artist] = [*ax.plot(x, mean, markevery=(start, every), label=line.label, zorder=3, **line.style.options())]
+        if band.std is not None:
+            low, high = (mean + sign * factor * np.array(band.std) for sign in (-1, 1))
+            drawn.append(ax.fill_between(x, low, high, color=line.style.color, alpha=alpha, linewidth=0, zorder=2))
+        place = f"{x[mean.argmin()]:g} bins" if is_over_bins else f"epoch {x[mean.argmin()]:g}"
+        for artist in drawn:
+            tell(artist, line.label, f"least {mean.min():.4g} ({place}), last {mean[-1]:.4g}")
+    ax.set_ylabel(name)
+    ax.grid(axis="y")
+    (_bins_axis if is_over_bins else _epochs_axis)(ax, lines, key)
+    peaks = [max(line.bands[key].mean) for line in lines]
+    if key == "mce":
+        ax.set_ylim(0, 100)
+    elif key != "gamma" or max(peaks) > _GAMMAS_APART * min(peaks):
+        _log_axis(ax)
+
+
+def _epochs_axis(ax: Axes, lines: Sequence[Line], key: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    ax.set_xlabel("epoch")
+    ax.margins(x=0.02)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    rate = next((line.bands["lr"] for line in lines if "lr" in line.bands and key != "gamma"), Band((), (), None))
+    for epoch, before, now in zip(rate.x[1:], rate.mean, rate.mean[1:], strict=False):
+        if now <= before / 2:
+            ax.axvline(epoch - 0.5, color="0.6", linestyle=":", linewidth=0.7, zorder=1)
+
+
+def _bins_axis(ax: Axes, lines: Sequence[Line], key: str) -> None:
+    known = [line for line in lines if f"{key}_if_calibrated" in line.bands]
+    if known:
+        # Where it is the largest part of the error.
+        best = min(known, key=_usual_ece)
+        chance = best.bands[f"{key}_if_calibrated"]
+        mean = [100 * value for value in chance.mean]
+        ax.plot(chance.x, mean, color="0.4", linewidth=0.8, zorder=2.5, label=f"{best.label} if calibrated")
+    ax.set(xlabel="number of bins", xscale="log")
+    plain_ticks(ax.xaxis)
+
+
+def _usual_ece(line: Line) -> float:
+    """ECE of a row over 15 bins, or the nearest number of bins that it has."""
+    band = line.bands["ece"]
+    return min(zip(band.x, band.mean, strict=True), key=lambda point: abs(point[0] - _USUAL_BINS))[1]
+
+
+def _log_axis(ax: Axes) -> None:
+    """Make the vertical axis logarithmic around its lines; not where no value is above zero."""
+    lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in lines])
+    held = values[values > _LOG_SPAN * values.max()]
+    if len(held):
+        ax.set_yscale("log")
+        # What is nearly zero runs out of the axis and does not stretch it; a band that comes close to zero is cut off.
+        ax.set_ylim(bottom=max(ax.get_ylim()[0], held.min() / 2))
+        plain_ticks(ax.yaxis)
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Put 1, 2, 5, 10 and so on at a logarithmic axis, written as plain numbers; matplotlib adds some where these are few."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
+
+
+def count_seeds(counts: Sequence[int]) -> str:
+    """Say how many seeds the rows of a figure have; nothing where none has several.
+
+    Example:
+        >>> count_seeds([3, 3]), count_seeds([1, 2]), count_seeds([1, 1])
+        ('3 seeds', '1 to 2 seeds', '')
+    """
+    least, most = min(counts), max(counts)
+    return "" if most < 2 else f"{most} seeds" if least == most else f"{least} to {most} seeds"
+
+
+class TradeoffPoint(NamedTuple):
+    """A row's place: mean error and ECE over its seeds, their standard deviations (n - 1; None for a single seed).
+
+    ``best`` says whether it is on the Pareto front: no other row of as many test examples is as good in both and better in one.
+    A part of a test set may be an easy one, so a row of another number than the usual one is not on it.
+    """
+
+    label: str
+    style: Style
+    error: float
+    ece: float
+    error_std: float | None
+    ece_std: float | None
+    seeds: int
+    best: bool
+
+
+def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
+    """Take error and ECE of all rows that have both from their scores, and find the Pareto front."""
+    placed = [(row, values) for row in rows if len(values := _error_and_ece(row))]
+    usual = usual_size(run for row in rows for run in row.runs)
+    # Where no row is of the usual number, as where its runs have no ECE, the others have only each other.
+    sizes = [common_size(row.runs) for row, _ in placed]
+    held = [size == usual or usual not in sizes for size in sizes]
+    rivals = [values.mean(0) for is_held, (_, values) in zip(held, placed, strict=True) if is_held]
+    points = []
+    for is_held, (row, values) in zip(held, placed, strict=True):
+        mean = values.mean(0)
+        beaten = not is_held or any((other <= mean).all() and (other < mean).any() for other in rivals)
+        error_std, ece_std = values.std(0, ddof=1).tolist() if len(values) > 1 else (None, None)
+        points.append(TradeoffPoint(row.label, row.style, mean[0], mean[1], error_std, ece_std, len(values), not beaten))
+    return points
+
+
+def _error_and_ece(row: Row) -> Array:
+    """Error and ECE of every run that has both ``[runs, 2]``."""
+    found = [[run.scores[key].value for key in ("error", "ece")] for run in row.runs if {"error", "ece"} <= set(run.scores)]
+    values: Array = np.array(found, dtype=np.float64).reshape(-1, 2)
+    return values[np.isfinite(values).all(1)]
+
+
+def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None, legend: bool = True) -> Figure:
+    """Draw ECE against error in per cent, a point a row, with the Pareto front.
+
+    Better is further left and further down. The stepped line joins the rows that no other row beats in both; what lies above
+    and to the right of it is beaten by one of them. Bars are standard deviations over seeds. The axis of ECE is logarithmic,
+    that of the error where one is more than two and a half times another.
+
+    Reference:
+        Wang and Golebiowski, TMLR 2024, appendix (predictive-calibration trade-off).
+    """
+    from matplotlib.figure import Figure
+
+    errors = [point.error for point in points]
+    with print_style():
+        size = (COLUMN_WIDTH, 2.7) if len(points) <= 6 else (0.75 * TEXT_WIDTH, 3.4)
+        figure = Figure(figsize=size, layout="constrained")
+        ax = figure.subplots()
+        for point in points:
+            _draw_point(ax, point)
+        ax.set(xlabel="test error (%)", ylabel="test ECE (%)")
+        ax.margins(0.08)
+        if 0 < _ERRORS_APART * min(errors) < max(errors):
+            # A method that failed leaves the others room.
+            ax.set_xscale("log")
+            plain_ticks(ax.xaxis)
+        _log_axis(ax)
+        _draw_front(ax, points)
+        ax.grid()
+        seeds = count_seeds([point.seeds for point in points])
+        add_legend(figure, title, f"mean ± std over {seeds}" if seeds else "", rows=legend)
+    return figure
+
+
+def _draw_point(ax: Axes, point: TradeoffPoint) -> None:
+    x, y = 100 * point.error, 100 * point.ece
+    look = point.style.options() | {"linestyle": "none", "markersize": 6.5 if point.best else 5}
+    drawn: list[Artist] = [*ax.plot(x, y, label=point.label, zorder=4, **look)]
+    if point.error_std is not None and point.ece_std is not None:
+        spread: dict[str, Any] = {"xerr": 100 * point.error_std, "yerr": 100 * point.ece_std}
+        _, caps, bars = ax.errorbar(x, y, **spread, fmt="none", color=point.style.color, elinewidth=0.7, capsize=1.5)
+        drawn += [*caps, *bars]
+    runs = f"mean of {point.seeds} seeds" if point.seeds > 1 else "one run"
+    rank = "no method beats it in both" if point.best else "another method beats it"
+    for artist in drawn:
+        tell(artist, point.label, f"error {x:.2f}%, ECE {y:.2f}%, {runs}; {rank}")
+
+
+def _draw_front(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
+    front = sorted((100 * point.error, 100 * point.ece) for point in points if point.best)
+    limits = ax.get_xlim(), ax.get_ylim()
+    # To the edges of the figure and beyond: what is as bad as that in one is beaten by the ends of the front.
+    corners = [(front[0][0], 10 * limits[1][1]), *front, (10 * limits[0][1], front[-1][1])]
+    x, y = zip(*corners, strict=True)
+    ax.step(x, y, where="post", color="0.35", linewidth=0.9, linestyle="--", zorder=2, label="Pareto front")
+    ax.set(xlim=limits[0], ylim=limits[1])
+
+
+class GammaPanel(NamedTuple):
+    """Confidence, gamma and correctness of every test example of one run, and its `running_mean` of right and of wrong ones."""
+
+    label: str
+    confidence: Array
+    gamma: Array
+    correct: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    means: Mapping[bool, tuple[Array, Array]]
+
+
+def prepare_gamma_confidence(rows: Sequence[Row], *, seed: int | None = None) -> list[GammaPanel]:
+    """Read gamma and confidence of one run of each row that has a column ``gamma``: that of ``seed``, or else the last."""
+    panels = []
+    for row in rows:
+        test = row.run(seed).test
+        if test is None or "gamma" not in test.columns:
+            continue
+        gamma = np.asarray(test.columns["gamma"], dtype=np.float64)
+        top = top_label(test, where="figure")
+        confidence, correct = top.confidence.numpy(), top.correct.numpy() == 1
+        means = {right: running_mean(confidence[correct == right], gamma[correct == right]) for right in (True, False)}
+        panels.append(GammaPanel(row.label, confidence, gamma, correct, means))
+    return panels
+
+
+def running_mean(confidence: Array, gamma: Array) -> tuple[Array, Array]:
+    """Mean confidence and mean gamma of the examples in each interval of the figure's axis that holds at least five."""
+    index = np.floor(stretch(confidence) / _STEP).astype(int)
+    groups = [group for place in np.unique(index) if (group := index == place).sum() >= _LEAST_GROUP]
+    return np.array([confidence[group].mean() for group in groups]), np.array([gamma[group].mean() for group in groups])
+
+
+def stretch(confidence: Array) -> Array:
+    """Where a confidence lies on the figure's axis: as many digits of 9 as it has, up to four."""
+    # The axis goes on a little beyond 1, so that points at 1 are not cut in half.
+    return -np.log10(1 - np.clip(confidence, 0, 1 + 0.5 * _SMALLEST) + _SMALLEST)
+
+
+def _unstretch(place: Array) -> Array:
+    return 1 + _SMALLEST - 10 ** -np.asarray(place)
+
+
+def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = None, columns: int = 3) -> Figure:
+    """Draw gamma against confidence, a point an example, and the running means of right and wrong predictions.
+
+    The axis of confidence is stretched towards 1, where most examples of a good classifier lie.
+    """
+    from matplotlib.figure import Figure
+
+    wide = min(columns, len(panels))
+    deep = -(-len(panels) // wide)
+    width = COLUMN_WIDTH if wide == 1 else TEXT_WIDTH
+    start = float(_unstretch(stretch(min(panel.confidence.min() for panel in panels)) - 0.1))
+    with print_style():
+        figure = Figure(figsize=(width, 0.35 + deep * (2.2 if wide < 3 else 1.9)), layout="constrained")
+        axes = figure.subplots(deep, wide, squeeze=False).flatten()
+        for place, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
+            _draw_points(ax, panel)
+            ax.set(xlabel="confidence", ylabel="γ" if place % wide == 0 else "")
+            ax.set_xscale("function", functions=(stretch, _unstretch))
+            ax.set_xlim(start, 1 + 0.2 * _SMALLEST)
+            shown = [tick for tick in _CONFIDENCE_TICKS if tick > start]
+            ax.set_xticks(shown, [f"{tick:g}" for tick in shown])
+            ax.set_title(fold_text(panel.label, width / wide - 0.4))
+        for ax in axes[len(panels) :]:
+            ax.remove()
+        add_legend(figure, title)
+        for handle in figure.legends[0].legend_handles:
+            # Ten thousand faint points make a cloud; one of them alone would not be seen.
+            handle.set(alpha=1.0, markersize=4)  # type: ignore[union-attr]
+    return figure
+
+
+def _draw_points(ax: Axes, panel: GammaPanel) -> None:
+    # Wrong predictions are few, so that they are drawn over the right ones, and larger.
+    faint = float(np.clip(1500 / len(panel.gamma), 0.15, 0.7))
+    looks = ((True, "right", PALETTE["sky"], ".", 1.5, faint), (False, "wrong", PALETTE["vermillion"], "x", 2.5, 0.6))
+    for right, name, color, marker, size, alpha in looks:
+        chosen = panel.correct == right
+        points: dict[str, Any] = {"linestyle": "none", "marker": marker, "markersize": size, "markeredgewidth": 0.5}
+        # As dots: ten thousand vectors would make a slow page.
+        ax.plot(panel.confidence[chosen], panel.gamma[chosen], color=color, alpha=alpha, label=name, rasterized=True, **points)
+    for right, name, color, line in ((True, "right", PALETTE["blue"], "-"), (False, "wrong", "black", (0, (3, 1)))):
+        x, y = panel.means.get(right, ((), ()))
+        if len(x):
+            ax.plot(x, y, color="white", linewidth=2.6, zorder=3)
+            ax.plot(
+                x, y, color=color, linestyle=line, linewidth=1.4, marker="o", markersize=2.5, zorder=4, label=f"{name}, mean"
+            )
+    ax.grid()
 
 
 @dataclass(frozen=True)

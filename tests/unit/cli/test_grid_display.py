@@ -8,8 +8,7 @@ from rich.console import Console
 
 from calibrant.cli.compare import GridDisplay, draw_board, ended_words, failure_words, show_table, total_words
 from calibrant.grid.compare import Failure
-from calibrant.grid.plan import plan_cells
-from calibrant.grid.schedule import Board, Event, Stage
+from calibrant.grid.schedule import Board, Event, Stage, plan_cells
 from calibrant.grid.tables import Cell, Column, Line, Section, Table
 
 ERROR, ECE = Column("error", "Error", "error"), Column("ece", "ECE", "ece")
@@ -56,13 +55,6 @@ def test_draw_board_without_room_for_seeds_counts_them(board: Board) -> None:
     assert ["digits", "running", "done", "failed"] in lines
     assert ["ce", "1", "1"] in lines
     assert max(sum(len(word) + 1 for word in line) for line in lines) <= 37
-
-
-def test_total_words_say_what_is_left(board: Board) -> None:
-    # 17.5 epochs of a running cell and 30 of another, and as many of one that is tried again: at 60 / 10.5 s.
-    left = board.seconds_left()
-    assert left == pytest.approx((17.5 + 30 + 30) * 60 / 10.5)
-    assert total_words(board).startswith("2/9 runs done, 2 running, 2 failed, 60 s passed, about 7 min left")
 
 
 @pytest.mark.parametrize(

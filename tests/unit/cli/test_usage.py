@@ -6,7 +6,6 @@ import importlib
 import inspect
 import re
 import shlex
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from typer.testing import CliRunner
 
 from calibrant.backbones import BACKBONES
 from calibrant.calibrators import ALL_CALIBRATORS
-from calibrant.cli import demo, main
+from calibrant.cli import main
 from calibrant.cli.main import app
 from calibrant.engine.methods import METHODS
 
@@ -93,19 +92,6 @@ def test_help_of_a_command_breaks_off_no_sentence(path: tuple[str, ...]) -> None
     if path not in GROUPS - {()}:
         assert not re.search(r"\w\.\.\.", long.output)
     assert "Examples:" in long.output or path[:1] in {("data",), ("results",)}
-
-
-def test_program_is_named_so_that_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    called = tmp_path / "my venv" / "calibrant"
-    called.parent.mkdir()
-    called.touch(mode=0o755)
-    monkeypatch.setattr(sys, "argv", [str(called)])
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert demo.program() == shlex.quote(str(called))
-    monkeypatch.setenv("PATH", str(called.parent))
-    assert demo.program() == "calibrant"
-    monkeypatch.setattr(sys, "argv", ["-m/__main__.py"])
-    assert demo.program() == "python -m calibrant"
 
 
 @pytest.mark.parametrize("path", [path for path in commands(WHOLE) if path not in GROUPS and path[0] != "data"], ids=" ".join)

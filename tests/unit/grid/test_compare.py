@@ -10,8 +10,7 @@ from calibrant.engine.folder import lock_folder
 from calibrant.grid import compare as module
 from calibrant.grid.compare import Failure, compare
 from calibrant.grid.local import run_task
-from calibrant.grid.plan import plan_cells
-from calibrant.grid.schedule import Board, Event, Stage, Task
+from calibrant.grid.schedule import Board, Event, Stage, Task, plan_cells
 
 SHORT = {"train.epochs": 1, "train.batch_size": 800, "train.device": "cpu"}
 
@@ -136,12 +135,6 @@ def test_compare_with_a_damaged_run_is_refused_before_others_are_trained(tmp_pat
     file.unlink()
     assert not run(tmp_path, "ce,focal").failures
     assert Here.given == ["mixture-mlp-ce-seed0", "mixture-mlp-focal-seed0"]
-
-
-def test_compare_of_finished_runs_alone_reads_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(tmp_path)
-    monkeypatch.setattr("calibrant.grid.compare.load_data", lambda part: pytest.fail("read"))
-    assert len(run(tmp_path).entries) == 1
 
 
 def test_compare_of_nothing_but_failures_has_no_table(tmp_path: Path) -> None:

@@ -145,15 +145,6 @@ def test_load_entries_of_validation_predictions_is_refused(tmp_path: Path) -> No
         load_entries(tmp_path / "mine.npz")
 
 
-def test_load_entries_of_a_record_reads_its_numbers() -> None:
-    (entry,) = load_entries(RECORD)
-    told = (entry.data, entry.method, entry.preset, entry.model, entry.epochs, entry.seed)
-    assert told == ("cifar10", "ce", "paper", "resnet18", 350, 0)
-    assert entry.scores["error"].value == 0.0494
-    assert entry.facts["machine"] == "1x NVIDIA H200"
-    assert load_entries(RECORD.parent)
-
-
 def test_load_entries_of_nothing_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"must be a run folder, .* predictions or a record \(.json\), got nothing"):
         load_entries(tmp_path / "none")

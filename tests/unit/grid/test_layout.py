@@ -44,8 +44,8 @@ def test_caption_says_settings_that_the_runs_on_one_data_set_have_in_common() ->
         *(run_of(m, data="digits", told=told) for m in ("ce", "focal")),
     ]
     notes = compare_table(runs).notes
-    assert "Settings: optim.lr=0.2." in notes
-    assert "Settings on digits, resnet18: data.val=300." in notes
+    assert "Settings on CIFAR-10, resnet18: optim.lr=0.2." in notes
+    assert "Settings on digits, resnet18: data.val=300, optim.lr=0.2." in notes
 
 
 def test_caption_is_silent_where_all_rows_average_and_select_alike() -> None:
@@ -62,7 +62,7 @@ def test_caption_names_rows_whose_labels_do_not_say_how_they_average() -> None:
     gammas = [Line("FL", "flgamma", {}, choices=own, preset="paper"), Line("FL", "flgamma", {}, choices=own)]
     told = Line("CE, train.average=phase", "ce", {}, choices=own, shown=own[:1])
     assert choice_notes([ce, told, *gammas]) == [
-        "By preset, CE predicts with weights as they are; all others with averaged weights (train.average=phase)."
+        "CE predicts with weights as they are; all others with averaged weights (train.average=phase)."
     ]
     said = "By preset, FL (paper) and FL predict with averaged weights (train.average=phase)"
     assert choice_notes([ce, *gammas, *(replace(ce, label=name) for name in ("a", "b"))])[0].startswith(said)

@@ -16,8 +16,7 @@ from calibrant.engine.recipe import Recipe, recipe_of, to_dict
 from calibrant.engine.result import EpochRecord
 from calibrant.grid import local
 from calibrant.grid.local import LocalExecutor, Place, make_places, run_task, visible_gpus
-from calibrant.grid.plan import Cell, plan_cells
-from calibrant.grid.schedule import Event, Task
+from calibrant.grid.schedule import Cell, Event, Task, plan_cells
 
 CELLS = {cell.method: cell for cell in plan_cells(["mixture"], ["ce", "focal", "brier", "mixup", "crl", "ecp", "flsd"], [0])}
 # What a process does with a task goes by its method; `number` tells how many it was given before.

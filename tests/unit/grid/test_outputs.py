@@ -13,8 +13,7 @@ from calibrant.core.entry import Entry
 from calibrant.grid.export import PageRows, page_rows, write_outputs
 from calibrant.grid.tables import compare_table, row_notes
 from calibrant.paper.reproduce import plan_reproduction, write_report
-from calibrant.report.curves import prepare_tradeoff
-from calibrant.report.figures import Drawing
+from calibrant.report.figures import Drawing, prepare_tradeoff
 from calibrant.report.rows import group_rows as rows_of_figures
 from calibrant.report.rows import method_name
 from figure_data import run_of
@@ -61,7 +60,7 @@ def bold_on_page(text: str) -> list[list[bool]]:
 
 def test_errors_against_the_number_of_bins_are_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Entry] = []
-    monkeypatch.setattr("calibrant.report.curves.bin_sweep", lambda test, **_: seen.append(test))
+    monkeypatch.setattr("calibrant.report.figures.bin_sweep", lambda test, **_: seen.append(test))
     monkeypatch.setattr("calibrant.report.figures.save_figure", lambda figure, path: [])
     write_outputs([run_of("ce"), run_of("focal")], tmp_path)
     assert seen == []
@@ -82,15 +81,6 @@ def test_page_and_table_mark_the_same_values(tmp_path: Path) -> None:
 
 def rows_of(entries: list[Entry], *metrics: str) -> PageRows:
     return page_rows(compare_table(entries, metrics=metrics or ("error", "ece")))
-
-
-def test_page_rows_mark_the_best_of_each_row_and_section() -> None:
-    found = rows_of(made_entries())
-    marks = {(run.method, run.preset, run.epochs, run.seed): told.best for run, told in zip(*found[:2], strict=True)}
-    assert marks["ce", None, 3, 0] == marks["ce", None, 3, 1] == {"error"}
-    assert marks["focal", None, 3, 0] == {"ece"}
-    assert [keys for keys in marks.values() if keys] == [{"error"}, {"error"}, {"ece"}]
-    assert [told.best for told in rows_of(made_entries()[2:3]).told] == [frozenset()]
 
 
 @pytest.mark.usefixtures("quick_figures")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from calibrant.engine.recipe import Recipe
-from calibrant.grid.plan import parse_seeds, plan_cells, split_names
+from calibrant.grid.schedule import parse_seeds, plan_cells, split_names
 
 
 def names(*arguments, **options) -> list[str]:

@@ -17,7 +17,7 @@ from calibrant.engine.recipe import to_toml
 from calibrant.engine.train import scale_run, train
 from calibrant.grid.collect import load_run_entry, save_results
 from calibrant.grid.compare import check_data, check_out, compare, load_added, load_finished
-from calibrant.grid.plan import Cell, cell_name, plan_cells
+from calibrant.grid.schedule import Cell, cell_name, plan_cells
 
 SHORT = {"backbone.name": "mlp", "train.epochs": 1, "train.batch_size": 16, "train.device": "cpu"}
 
@@ -102,17 +102,6 @@ def test_compare_finished_grid_outlives_its_data_but_not_other_ones(grid):
 
 
 REMEDY = "Put it back, or remove the folder of the run, which is then run again."
-
-
-def test_damaged_run_of_a_base_that_nobody_asked_for_gets_a_remedy(tmp_path: Path) -> None:
-    base, scaled = plan_cells(["mixture"], ["ce+ts"], [0])
-    assert not base.shown
-    (tmp_path / base.name).mkdir()
-    (tmp_path / base.name / "run.json").write_text('{"finished": "x"}')
-    load_finished([base, scaled], tmp_path)  # what it predicts is in no table, and may be gone
-    (tmp_path / base.name / "run.json").write_text('{"finished"')
-    with pytest.raises(ValueError, match=rf"compare: .* must hold what a run wrote, got: .*run.json.* {REMEDY}"):
-        load_finished([base, scaled], tmp_path)
 
 
 def test_reproduce_names_a_damaged_run_before_it_times_anything(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from calibrant.grid import ray as module
-from calibrant.grid.plan import plan_cells
 from calibrant.grid.ray import RayExecutor, pack, unpack
-from calibrant.grid.schedule import Event, Task
+from calibrant.grid.schedule import Event, Task, plan_cells
 
 (CELL,) = plan_cells(["mixture"], ["ce"], [0])
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.grid.plan import plan_cells
-from calibrant.grid.schedule import Board, Event, Stage, Task, run_cells
+from calibrant.grid.schedule import Board, Event, Stage, Task, plan_cells, run_cells
 
 GRID = plan_cells(["digits"], ["ce", "ce+ts", "focal"], [0, 1], settings={"train.epochs": 10})
 

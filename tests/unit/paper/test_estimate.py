@@ -13,7 +13,7 @@ from calibrant.engine.recipe import DataPart, Recipe, override
 from calibrant.engine.result import EpochRecord
 from calibrant.engine.train import train
 from calibrant.grid.local import Place
-from calibrant.grid.plan import plan_cells
+from calibrant.grid.schedule import plan_cells
 from calibrant.paper.reproduce import forecast, kind_of, shape_of, time_run
 
 SMALL = {"train.device": "cpu", "train.batch_size": 100, "train.epochs": 4}

@@ -60,13 +60,6 @@ def test_page_shows_every_run_with_command_machine_epochs_and_seed() -> None:
     assert "4.812 ± 0.122" in page
 
 
-def test_page_keeps_short_runs_apart_from_full_ones() -> None:
-    page = render_results([run_of("ce", 0.05), run_of("focal", 0.01, epochs=20)], source="results", link="x")
-    row = next(line for line in page.splitlines() if line.startswith("| Focal"))
-    assert "|     20 |" in row
-    assert "**" not in row
-
-
 def test_page_shows_methods_that_the_paper_has_not() -> None:
     page = render_results([run_of("ce"), run_of("brier"), run_of("ce", model="wrn28-10")], source="results", link="x")
     assert "## Other runs" in page

@@ -12,7 +12,7 @@ from calibrant import Predictions
 from calibrant.core.entry import BinSweep, Entry
 from calibrant.metrics import expected_calibration_error, maximum_calibration_error
 from calibrant.metrics.chance import bin_sweep
-from calibrant.report.curves import (
+from calibrant.report.figures import (
     Band,
     GammaPanel,
     Line,

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from calibrant.report.rows import group_rows, short_settings
 from figure_data import run_of
 
@@ -86,8 +84,3 @@ def test_group_rows_names_the_epochs_where_rows_differ_in_them() -> None:
     assert [row.label for row in rows] == ["CE (350 epochs)", "Focal (8 epochs)"]
     rows = group_rows([run_of("ce", epochs=350), run_of("ce", epochs=8)])[0].rows
     assert rows[0].style != rows[1].style
-
-
-def test_group_rows_of_nothing_raises() -> None:
-    with pytest.raises(ValueError, match="group_rows: `entries` must hold at least one run, got none"):
-        group_rows([])

@@ -84,27 +84,6 @@ def test_verdict_of_runs_names_one_where_errors_tie_and_says_when_nothing_is_kno
 THEIRS = {"preset": None, "epochs": None, "model": None}
 
 
-def test_group_entries_puts_unknown_networks_beside_every_network_of_their_data() -> None:
-    many = [entry("ce", model="convnet"), entry("ce", model="mlp"), entry("theirs", **THEIRS), entry("ce", data="?")]
-    groups = group_entries(many)
-    assert [(group.label, group.data, group.place) for group in groups] == [
-        ("CE", "digits", "digits · convnet"),
-        ("theirs", "digits", "digits · convnet"),
-        ("CE", "digits", "digits · mlp"),
-        ("theirs", "digits", "digits · mlp"),
-        ("CE", "", ""),
-    ]
-    # The table has the row once, and says that its network is not known.
-    assert [(row["label"], row["place"], row["note"]) for row in run_rows(groups)[1]] == [
-        ("CE", "digits · convnet", ""),
-        ("theirs", "digits · convnet", "Network unknown."),
-        ("CE", "digits · mlp", ""),
-        ("CE", "", ""),
-    ]
-    titles = re.findall(r'scope="rowgroup" colspan="5"><b>([^<]*)<', render_page(entries=many))
-    assert titles == ["digits · convnet", "digits · mlp", "Data without a name"]
-
-
 def test_run_rows_show_what_a_table_says_of_them() -> None:
     info = {"Epochs": "6", "p if calibrated": "0.020"}
     told = [InTable(0, True, info=info), InTable(0, False, {"ece": 0.03, "error": 0.2}, info)]
