@@ -475,9 +475,12 @@ def _scores(test: Predictions, file: Path) -> Scores:
 def _run_facts(recipe: Recipe, facts: Mapping[str, Any]) -> dict[str, object]:
     device, processes = str(facts.get("device", "?")), facts.get("processes", 1)
     chosen = {key: value for key, value in sorted(flat_recipe(recipe).items()) if key.startswith(tuple(CHOICES))}
+    # These say nothing under other ways to average and to choose.
+    idle = {"train.average_share": chosen["train.average"] != "phase"}
+    idle["train.select_within"] = "+" not in str(chosen["train.select"])
     known: dict[str, object] = {
         "command": command_of(recipe),
-        "effective": {key: value for key, value in chosen.items() if value is not None},
+        "effective": {key: value for key, value in chosen.items() if not idle.get(key)},
         "machine": device if device.startswith("cpu") else f"{processes}x {device}",
         "versions": {name: facts[name] for name in ("calibrant", "torch", "python") if name in facts},
     }
