@@ -480,7 +480,7 @@ def _run_facts(recipe: Recipe, facts: Mapping[str, Any]) -> dict[str, object]:
     idle["train.select_within"] = "+" not in str(chosen["train.select"])
     known: dict[str, object] = {
         "command": command_of(recipe),
-        "effective": {key: value for key, value in chosen.items() if not idle.get(key)},
+        "effective": {key: value for key, value in chosen.items() if value is not None and not idle.get(key)},
         "machine": device if device.startswith("cpu") else f"{processes}x {device}",
         "versions": {name: facts[name] for name in ("calibrant", "torch", "python") if name in facts},
     }
