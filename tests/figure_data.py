@@ -6,9 +6,8 @@ import numpy as np
 import torch
 
 from calibrant import Predictions
-from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
-from calibrant.core.scores import Estimate, IfCalibrated, Scores
+from calibrant.core.scores import Entry, Estimate, IfCalibrated, Scores
 from helpers import mixed_gaps
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from calibrant import Predictions, measure
-from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
+from calibrant.core.scores import Entry
 from calibrant.data.synthetic import synthetic_predictions
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from calibrant.core.entry import Entry
 from calibrant.core.records import Bins, Predictions
-from calibrant.core.scores import Estimate, IfCalibrated, Scores
+from calibrant.core.scores import Entry, Estimate, IfCalibrated, Scores
 
 NONE = torch.empty(0, dtype=torch.float64)
 

@@ -15,9 +15,8 @@ from calibrant.cli.measure import Request
 from calibrant.cli.repair import fit_and_measure, load_pair
 from calibrant.cli.terminal import check_destination, progress_bar, show_prose
 from calibrant.core.checks import FitError
-from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
-from calibrant.core.scores import Estimate
+from calibrant.core.scores import Entry, Estimate
 from calibrant.grid.collect import check_same_labels, load_entries, once
 from calibrant.grid.export import PageRows, page_rows
 from calibrant.grid.rows import catalogue_order

@@ -7,7 +7,6 @@ whole data sets, are not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -21,9 +20,9 @@ from calibrant.core.checks import check_positive
 _SMALLEST_FACTORED = {torch.float32: 0.5 / 40, torch.float64: 0.5 / 300}
 # Smallest bandwidth for which squares of differences may be expanded: (1 / 0.01)² roundings are 6e-4 in float32.
 _SMALLEST_EXPANDED = 0.01
-# Distinct points up to which all pairs are summed directly; kernel values computed at once, which stay in a core's cache;
-# Chebyshev nodes of a box, and the bandwidth below which rounding their places would show.
-_EXACT_POINTS, _BLOCK, _NODES, _LEAST_BOXED = 1024, 32_000, 16, 1e-3
+# Kernel values computed at once, which stay in a core's cache; and the bandwidths within which a Gaussian, and its spectrum,
+# fall to 1e-17 of their top.
+_BLOCK, _REACH = 32_000, 9
 
 
 def laplace_pair_sum(x: Tensor, values: Tensor, *, scale: float) -> Tensor:
@@ -125,31 +124,24 @@ def gaussian_sums(x: Tensor, values: Tensor, *, bandwidth: float, at: Tensor | N
     .. math:: g_k(t) = \sum_{j=1}^{N} v_{kj} \, e^{-(t - x_j)^2 / 2h^2}
 
     with points :math:`x` ``[N]``, ``values`` :math:`v` ``[K, N]`` and ``bandwidth`` :math:`h`; ``[K, T]`` at T points ``at``,
-    or at ``x``. Where points crowd, those of boxes of a quarter of h are replaced by Chebyshev nodes, and only pairs closer
-    than about ten bandwidths are summed. The error is below 1e-12 of
-    :math:`\sum_j |v_{kj}| e^{-(t - x_j)^2 / 2h^2} + 10^{-14} \max_j |v_{kj}|`, also at isolated points. Computed in float64 on
-    the CPU; a million points take about half a second at h = 0.05. Below h = 1/1000 all pairs within reach are summed.
+    or at ``x``. A wide Gaussian has few frequencies, so the sum is a short Fourier series; narrow ones are summed over the
+    pairs within reach. The error is below 1e-15 of :math:`\sum_j |v_{kj}|`. Computed in float64 on the CPU; a million points
+    take about a second at h = 0.05.
 
     Example:
         >>> x = torch.tensor([0.5, 0.6], dtype=torch.float64)
         >>> gaussian_sums(x, torch.ones(1, 2), bandwidth=0.1)  # 1 + exp(-1/2)
         tensor([[1.6065, 1.6065]], dtype=torch.float64)
-
-    Reference:
-        Greengard and Strain, SIAM J. Sci. Stat. Comput. 1991 (the idea); Fong and Darve, J. Comput. Phys. 2009 (the nodes).
     """
     check_positive(bandwidth, where="gaussian_sums", name="bandwidth")
-    # Equal points are joined. Below the least bandwidth everything that is not equal is far apart, and squares would overflow.
-    bandwidth = max(bandwidth, 1e-100)
-    points, group = torch.unique(x.detach().double().cpu(), return_inverse=True)
-    rows = values.detach().double().cpu()
-    weights = rows.new_zeros(len(rows), len(points)).index_add_(1, group, rows)
-    targets, place = (points, group) if at is None else torch.unique(at.detach().double().cpu(), return_inverse=True)
-    sources, sinks = _Boxes(points, bandwidth), _Boxes(targets, bandwidth)
-    # What lies beyond adds up to less than 1e-14 of one point at distance zero.
-    cutoff = math.sqrt(2 * math.log(1e14 * len(points)))
-    sums = _banded_sums(sinks.nodes, sources.nodes, sources.to_nodes(weights), bandwidth=bandwidth, cutoff=cutoff)
-    return sinks.from_nodes(sums).index_select(1, place)
+    points, rows = x.detach().double().cpu(), values.detach().double().cpu()
+    targets = points if at is None else at.detach().double().cpu()
+    # Where the two ways take equally long.
+    if bandwidth**2 * len(points) > 0.5:
+        return _fourier_sums(targets, points, rows, bandwidth=bandwidth)
+    order, (near, place) = torch.argsort(points), torch.unique(targets, return_inverse=True)
+    # Below the least bandwidth everything that is not equal is far apart, and squares would overflow.
+    return _banded_sums(near, points[order], rows[:, order], bandwidth=max(bandwidth, 1e-100)).index_select(1, place)
 
 
 def gaussian_means(
@@ -176,7 +168,8 @@ def gaussian_means(
     rows = torch.cat([weight.unsqueeze(0), weight * values.detach().double().cpu()])
     sums = gaussian_sums(x, rows, bandwidth=bandwidth)
     if not leave_one_out:
-        return sums[1:] / sums[0]
+        # A point counts fully for itself, whatever rounding says beside much heavier ones.
+        return sums[1:] / torch.maximum(sums[0], weight)
     sums -= rows
     # Where nearly nothing but the point itself was summed, subtracting it leaves rounding errors.
     lonely = (sums[0] <= 1e-3 * weight).nonzero().squeeze(1)
@@ -192,65 +185,36 @@ def gaussian_means(
     return means
 
 
-class _Boxes:
-    """Sorted points, replaced by the Chebyshev nodes of boxes of a quarter of the bandwidth where that makes them fewer.
+def _fourier_sums(targets: Tensor, points: Tensor, values: Tensor, *, bandwidth: float) -> Tensor:
+    """Sum over all pairs by the Fourier series of a Gaussian whose period is out of its own reach ``[K, T]``."""
+    start = min(points.min(), targets.min())
+    period = float(max(points.max(), targets.max()) - start) + _REACH * bandwidth
+    number = torch.arange(math.ceil(_REACH * period / (2 * math.pi * bandwidth)) + 1, dtype=torch.float64)
+    frequency = number * (2 * math.pi / period)
+    share = torch.exp(-0.5 * (bandwidth * frequency) ** 2) * (math.sqrt(8 * math.pi) * bandwidth / period)
+    share[0] /= 2
 
-    A point at distance d bandwidths sees a box as exp(-d s) with |s| <= 1/8; sixteen nodes carry that to 1e-14 of its
-    *smallest* value for all d below the cutoff (< 10), so an isolated point is as accurate as a crowded one.
-    """
+    def waves(some: Tensor) -> Tensor:
+        angle = (some - start).unsqueeze(1) * frequency
+        return torch.cat([angle.cos(), angle.sin()], 1)
 
-    def __init__(self, points: Tensor, bandwidth: float) -> None:
-        self.nodes, self._box = points, None
-        half = bandwidth / 8
-        if bandwidth < _LEAST_BOXED or len(points) <= _EXACT_POINTS:
-            return
-        number, box = torch.unique_consecutive(((points - points[0]) / (2 * half)).floor_(), return_inverse=True)
-        angle = (torch.arange(_NODES, dtype=torch.float64) + 0.5) * (math.pi / _NODES)
-        if len(number) * _NODES >= len(points):
-            return
-        centre = points[0] + (number + 0.5) * (2 * half)
-        self._box, self._local = box, (points - centre[box]) / half
-        self.nodes = (centre.unsqueeze(1) - half * torch.cos(angle)).flatten()
-        degree = torch.arange(_NODES).unsqueeze(1)
-        # From values at the nodes, which rise, to coefficients of the Chebyshev polynomials.
-        self._transform = torch.cos(degree * (math.pi - angle)) * (2 / _NODES)
-        self._transform[0] /= 2
-
-    def to_nodes(self, values: Tensor) -> Tensor:
-        """Move ``values [K, U]`` of the points to the nodes such that sums of smooth functions stay, ``[K, R]``."""
-        if self._box is None:
-            return values
-        boxes = values.new_zeros(len(values), len(self.nodes) // _NODES)
-        moments = [boxes.index_add(1, self._box, values * basis) for basis in self._polynomials()]
-        return (torch.stack(moments, -1) @ self._transform).flatten(1)
-
-    def from_nodes(self, sums: Tensor) -> Tensor:
-        """Interpolate ``sums [K, R]`` from the nodes to the points, ``[K, U]``."""
-        if self._box is None:
-            return sums
-        coefficients = sums.unflatten(1, (-1, _NODES)) @ self._transform.T
-        total = sums.new_zeros(len(sums), len(self._box))
-        for degree, basis in enumerate(self._polynomials()):
-            total += coefficients[:, :, degree].index_select(1, self._box) * basis
-        return total
-
-    def _polynomials(self) -> Iterator[Tensor]:
-        """Chebyshev polynomials at the points, by rising degree."""
-        before, now = self._local, torch.ones_like(self._local)
-        for _ in range(_NODES):
-            yield now
-            before, now = now, 2 * self._local * now - before
+    step = max(_BLOCK // len(frequency), 1)
+    found = torch.zeros(len(values), 2 * len(frequency), dtype=torch.float64)
+    for at in range(0, len(points), step):
+        found += values[:, at : at + step] @ waves(points[at : at + step])
+    found *= share.repeat(2)
+    return torch.cat([found @ waves(part).T for part in targets.split(step)], 1)
 
 
-def _banded_sums(targets: Tensor, sources: Tensor, weights: Tensor, *, bandwidth: float, cutoff: float) -> Tensor:
-    """Sum over all pairs closer than ``cutoff`` bandwidths, block by block ``[K, T]``; both sides sorted."""
-    reach, rows = cutoff * bandwidth, 64
+def _banded_sums(targets: Tensor, sources: Tensor, weights: Tensor, *, bandwidth: float) -> Tensor:
+    """Sum over all pairs within reach, block by block ``[K, T]``; both sides sorted."""
+    rows = 64
     begin = torch.arange(0, len(targets), rows)
     last = (begin + rows).clamp_max(len(targets)) - 1
-    first = torch.searchsorted(sources, targets[begin] - reach).tolist()
-    end = torch.searchsorted(sources, targets[last] + reach, right=True).tolist()
-    # The loops are in numpy: PyTorch divides even small blocks among threads, and waiting for them on a busy machine made
-    # everything 40 times slower. Some versions of BLAS report invalid values in small products where there are none.
+    first = torch.searchsorted(sources, targets[begin] - _REACH * bandwidth).tolist()
+    end = torch.searchsorted(sources, targets[last] + _REACH * bandwidth, right=True).tolist()
+    # In numpy: PyTorch divides even small blocks among threads, and waiting for them on a busy machine made everything 40 times
+    # slower. Some versions of BLAS report invalid values in small products where there are none.
     points, weight, out = sources.numpy(), weights.numpy(), np.zeros((len(weights), len(targets)))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         for low, left, right in zip(begin.tolist(), first, end, strict=True):

@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from calibrant.core.entry import Entry
+    from calibrant.core.scores import Entry
     from calibrant.grid.collect import load_entries
     from calibrant.grid.compare import Comparison
     from calibrant.grid.export import to_csv, to_json, to_latex, to_markdown, write_table
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "calibrant.core.entry": ("Entry",),
+    "calibrant.core.scores": ("Entry",),
     "calibrant.grid.collect": ("load_entries",),
     "calibrant.grid.compare": ("Comparison",),
     "calibrant.grid.export": ("to_csv", "to_json", "to_latex", "to_markdown", "write_table"),

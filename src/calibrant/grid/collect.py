@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from calibrant.core.entry import BinSweep, Entry, usual_size
 from calibrant.core.records import Bins, Predictions, Split
 from calibrant.core.registry import lookup
-from calibrant.core.scores import Scores
+from calibrant.core.scores import BinSweep, Entry, Scores, usual_size
 from calibrant.core.summary import summarize
 from calibrant.data import is_path
 from calibrant.data.image_set import ImageSet

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from calibrant.core.entry import Entry
 from calibrant.core.registry import lookup
+from calibrant.core.scores import Entry
 from calibrant.data import data_name
 from calibrant.data.image_set import fingerprint
 from calibrant.engine.batches import check_batch_size

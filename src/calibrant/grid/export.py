@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from calibrant.core.entry import Entry
-from calibrant.core.scores import without_nan
+from calibrant.core.scores import Entry, without_nan
 from calibrant.grid.tables import EMPTY, INFO_NAMES, MARK, Column, Line, Section, Table, compare_table, name_methods, notes_of
 from calibrant.io.files import atomic_writer
 

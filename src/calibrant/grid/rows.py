@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from calibrant.core.entry import Entry
+from calibrant.core.scores import Entry
 from calibrant.data.image_set import difference
 from calibrant.engine.methods import METHODS, resolved, split_name
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, override

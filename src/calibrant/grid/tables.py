@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from calibrant.calibrators.temperature import TemperatureScaling
-from calibrant.core.entry import Entry, common_size, size_note, usual_size
+from calibrant.core.scores import Entry, common_size, size_note, usual_size
 from calibrant.data import data_name
 from calibrant.grid.paper import NOT_IN_PAPER, PaperRow, load_paper, notes_about, paper_row, paper_table
 from calibrant.grid.rows import CHOICES, Row, comparable, group_rows

@@ -615,15 +615,8 @@ def _monotone_bins(top: TopLabel) -> int:
     # Means over consecutive ranges of what never falls never fall either, whatever the cuts.
     if bool((np.diff(accuracy) >= 0).all()):
         return size
-    # Before the first right prediction and after the last wrong one bins have accuracy 0 and 1: only those between can fall.
-    first = mass[np.flatnonzero(accuracy > 0)[0]]
-    last = mass[np.flatnonzero(accuracy < 1)[-1] + 1]
-    scale = mass[-1] / size
     for n_bins in range(2, size + 1):
-        part, more = divmod(size, n_bins)
-        low, high = max(int(first / scale) // (part + 1) - 1, 0), min(int(last / scale) // part + 2, n_bins)
-        k = np.arange(low, high + 1)
-        cuts = (k * part + np.minimum(k, more)) * scale
+        cuts = mass_cuts(size, n_bins, total=float(mass[-1])).numpy()
         rates = np.diff(np.interp(cuts, mass, correct)) / np.diff(cuts)
         if bool((np.diff(rates) < -1e-12).any()):
             return n_bins - 1

@@ -24,9 +24,8 @@ from calibrant.core.binning import (
     top_label,
 )
 from calibrant.core.checks import ArrayLike, check_count
-from calibrant.core.entry import BinSweep
 from calibrant.core.records import Predictions
-from calibrant.core.scores import IfCalibrated
+from calibrant.core.scores import BinSweep, IfCalibrated
 from calibrant.metrics.conventions import binned_error
 from calibrant.metrics.levels import Levels, draw_rows, ece_of_levels, levels_of
 

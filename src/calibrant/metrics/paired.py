@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from calibrant.core.binning import cell_index, equal_width_edges, equal_width_index
-from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
-from calibrant.core.scores import Paired
+from calibrant.core.scores import Entry, Paired
 from calibrant.core.summary import summarize
 from calibrant.metrics.chance import check_draws
 from calibrant.metrics.intervals import NORMAL_95, resampled_values

@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from calibrant.core.entry import Entry
 from calibrant.core.registry import lookup
+from calibrant.core.scores import Entry
 from calibrant.data import DATASETS, Shape
 from calibrant.engine.folder import device_name, is_finished
 from calibrant.engine.hardware import choose_hardware

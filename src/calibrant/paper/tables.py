@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
-from calibrant.core.entry import Entry
 from calibrant.core.registry import lookup
+from calibrant.core.scores import Entry
 from calibrant.data import data_name
 from calibrant.grid.collect import load_results, make_folder, result_name
 from calibrant.grid.export import escape_markdown, page_rows, to_markdown

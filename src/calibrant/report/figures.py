@@ -16,7 +16,7 @@ import numpy as np
 
 from calibrant.core.binning import top_label
 from calibrant.core.checks import check_count
-from calibrant.core.entry import BinSweep, Entry, common_size, usual_size
+from calibrant.core.scores import BinSweep, Entry, common_size, usual_size
 from calibrant.metrics.chance import BIN_COUNTS, bin_sweep
 from calibrant.metrics.diagram import PALETTE
 from calibrant.report.reliability import draw_reliability_grid, prepare_reliability

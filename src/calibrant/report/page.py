@@ -27,9 +27,8 @@ from calibrant.core.binning import (
     norm_of_bins,
     top_label,
 )
-from calibrant.core.entry import Entry
 from calibrant.core.records import Bins, Predictions
-from calibrant.core.scores import Estimate, Paired, Scores, without_nan
+from calibrant.core.scores import Entry, Estimate, Paired, Scores, without_nan
 from calibrant.core.summary import Summary, summarize
 from calibrant.metrics import METRICS
 from calibrant.metrics.chance import compare_with_null, null_of_levels

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
-from calibrant.core.entry import Entry, common_size, size_note, usual_size
+from calibrant.core.scores import Entry, common_size, size_note, usual_size
 from calibrant.data import data_name
 from calibrant.metrics import METRICS
 from calibrant.metrics.paired import compare_runs, holm, welch_t

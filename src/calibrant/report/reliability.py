@@ -11,8 +11,8 @@ import numpy as np
 
 from calibrant.core.binning import equal_width_bins, top_label
 from calibrant.core.checks import check_count
-from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
+from calibrant.core.scores import Entry
 from calibrant.metrics.diagram import draw_gap_bars
 from calibrant.metrics.intervals import rate_interval
 from calibrant.report.rows import Row
@@ -112,7 +112,7 @@ def draw_reliability_grid(
 
     Example:
         >>> from calibrant import Predictions, measure
-        >>> from calibrant.core.entry import Entry
+        >>> from calibrant.core.scores import Entry
         >>> from calibrant.report.rows import group_rows
         >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]] * 40, labels=[0, 1, 1] * 40)
         >>> rows = group_rows([Entry("coins", "ce", measure(test), test=test)])[0].rows

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from calibrant.core.entry import Entry
+from calibrant.core.scores import Entry
 from calibrant.data import data_name
 from calibrant.metrics.diagram import PALETTE
 

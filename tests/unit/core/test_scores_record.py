@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from calibrant.core.entry import Entry, common_size, usual_size
 from calibrant.core.records import Bins, Predictions
-from calibrant.core.scores import ClassScore, Estimate, IfCalibrated, Scores
+from calibrant.core.scores import ClassScore, Entry, Estimate, IfCalibrated, Scores, common_size, usual_size
 from calibrant.metrics.measure import measure
 from figure_data import run_of
 

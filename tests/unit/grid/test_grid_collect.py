@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
-from calibrant.core.scores import Scores
+from calibrant.core.scores import Entry, Scores
 from calibrant.engine.train import scale_run, train
 from calibrant.grid.collect import check_same_labels, data_label, find_runs, load_entries, load_run_entry
 from calibrant.metrics.measure import measure

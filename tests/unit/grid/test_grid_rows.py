@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from calibrant.core.entry import Entry
+from calibrant.core.scores import Entry
 from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.rows import (
     catalogue_order,

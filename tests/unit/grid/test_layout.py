@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from calibrant.cli.compare import show_table
-from calibrant.core.entry import Entry
+from calibrant.core.scores import Entry
 from calibrant.grid.export import to_json, to_latex, to_markdown
 from calibrant.grid.tables import Line, choice_notes, compare_table, row_notes
 from made_up_runs import run_of, seeds

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.core.entry import Entry
+from calibrant.core.scores import Entry
 from calibrant.grid.export import PageRows, page_rows, write_outputs
 from calibrant.grid.tables import compare_table, row_notes
 from calibrant.paper.reproduce import plan_reproduction, write_report

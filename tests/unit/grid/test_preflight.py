@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from calibrant import Predictions
 from calibrant.cli.main import app
-from calibrant.core.entry import Entry
+from calibrant.core.scores import Entry
 from calibrant.engine.recipe import to_toml
 from calibrant.engine.train import scale_run, train
 from calibrant.grid.collect import load_run_entry, save_results

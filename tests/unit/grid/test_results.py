@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
+from calibrant.core.scores import Entry
 from calibrant.grid.collect import (
     entry_from_result,
     load_entries,

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
+from calibrant.core.scores import Entry
 from calibrant.grid.export import to_csv, to_markdown
 from calibrant.grid.tables import Cell, Column, Line, Table, compare_table
 from made_up_runs import run_of, seeds

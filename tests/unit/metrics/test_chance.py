@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.core.entry import BinSweep
+from calibrant.core.scores import BinSweep
 from calibrant.metrics import maximum_calibration_error
 from calibrant.metrics.binned import expected_calibration_error
 from calibrant.metrics.chance import BIN_COUNTS, bin_sweep, compare_with_null, if_calibrated, null_distribution

@@ -8,9 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
-from calibrant.core.scores import Paired
+from calibrant.core.scores import Entry, Paired
 from calibrant.core.summary import summarize
 from calibrant.metrics.measure import measure, values_of
 from calibrant.metrics.paired import (

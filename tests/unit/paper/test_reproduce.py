@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.core.entry import Entry
 from calibrant.core.records import Predictions
+from calibrant.core.scores import Entry
 from calibrant.metrics.measure import measure
 from calibrant.paper.reproduce import plan_reproduction, write_report
 from calibrant.report.figures import Drawing

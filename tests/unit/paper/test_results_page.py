@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 from matplotlib.figure import Figure
 
-from calibrant.core.entry import Entry
+from calibrant.core.scores import Entry
 from calibrant.grid.collect import load_results, save_results
 from calibrant.paper.tables import render_results, write_results_page
 from calibrant.report.figures import Drawing

@@ -10,7 +10,7 @@ import torch
 
 from calibrant import Predictions, measure
 from calibrant.core.binning import TopLabel, equal_width_bins
-from calibrant.core.entry import Entry
+from calibrant.core.scores import Entry
 from calibrant.core.summary import summarize
 from calibrant.metrics import area_under_risk_coverage, expected_calibration_error
 from calibrant.metrics.intervals import rate_interval

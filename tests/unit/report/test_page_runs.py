@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from calibrant import Predictions, measure
-from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
-from calibrant.core.scores import Estimate, IfCalibrated, Scores
+from calibrant.core.scores import Entry, Estimate, IfCalibrated, Scores
 from calibrant.report.page import render_page, verdict_of
 from calibrant.report.page_runs import FinishedTable, InTable, RunRow, group_entries, labels_not_told, table_view
 from figure_data import run_of

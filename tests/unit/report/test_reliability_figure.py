@@ -10,8 +10,8 @@ from matplotlib.container import BarContainer
 
 from calibrant import Predictions, measure
 from calibrant.core.checks import ArrayLike
-from calibrant.core.entry import Entry
 from calibrant.core.records import Bins
+from calibrant.core.scores import Entry
 from calibrant.metrics import expected_calibration_error, reliability_bins
 from calibrant.metrics.intervals import rate_interval
 from calibrant.report.reliability import ReliabilityPanel, draw_reliability_grid, prepare_reliability
