@@ -6,6 +6,7 @@ import shlex
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,28 +30,24 @@ from calibrant.metrics.verdict import write_interval, write_value
 _EXAMPLES = 10_000
 _TEMPERATURES = {"day": 1.6, "night": 3.2}
 TRAINED = {"ce": "cross-entropy", "focal": "focal loss, gamma 1", "flgamma-sece": "gamma-Net + SECE"}
-_REPAIRED = "cross-entropy + temperature"
 # In the order of the tables, with names for narrow columns.
 _SHORT = {
     "cross-entropy": "cross-entropy",
-    _REPAIRED: "+ temperature",
+    "cross-entropy + temperature": "+ temperature",
     "focal loss, gamma 1": "focal loss",
     "gamma-Net + SECE": "gamma-Net",
 }
-# Confidences are shown by tenths, from the sixth on: below 50 % there are few.
-_TENTHS = range(5, 10)
 _NEXT = ("train --data digits --model convnet --epochs 30 --out runs/first", "measure runs/first/test.npz", "--help")
-# What one run shows: test error, NLL and ECE, and the mean distance of the confidence from the true probability of being right.
-DemoScores = dict[str, float]
 
 
 def run_demo(*, only_measure: bool, seeds: int | None, epochs: int | None, out: Path | None, seed: int | None) -> None:
     """Run one of the two demos; arguments as those of the command."""
     unread = {"--seeds": seeds, "--epochs": epochs} if only_measure else {"--out": out, "--seed": seed}
-    said = [option for option, given in unread.items() if given is not None]
-    if said:
-        got = "with `--measure`" if only_measure else "without `--measure`"
-        raise ValueError(f"demo: `{said[0]}` must be given where it is read, got it {got}.")
+    given = next((option for option, value in unread.items() if value is not None), None)
+    if given:
+        raise ValueError(
+            f"demo: `{given}` must be given {'without' if only_measure else 'with'} `--measure`, got the opposite."
+        )
     if only_measure:
         run_measure_demo(Path(tempfile.mkdtemp(prefix="calibrant-")) if out is None else out, seed=seed or 0)
     else:
@@ -77,7 +74,7 @@ def run_training_demo(*, seeds: int, epochs: int) -> None:
                 run = train(demo_recipe(method, seed=seed, epochs=epochs), report=lambda record: advance(1))
                 tested[name].append(run.test)
                 if method == "ce":
-                    tested[_REPAIRED].append(with_temperature(run).test)
+                    tested["cross-entropy + temperature"].append(with_temperature(run).test)
     found = {name: [score(run, test.posterior) for run in runs] for name, runs in tested.items()}
     console.print()
     console.print(comparison(found, width=console.width))
@@ -118,38 +115,42 @@ def demo_recipe(method: str, *, seed: int, epochs: int) -> Recipe:
     )
 
 
-def score(predictions: Predictions, posterior: Tensor) -> DemoScores:
-    """Measure test predictions, and compare their confidence with the true probability of being right."""
+def score(predictions: Predictions, posterior: Tensor) -> dict[str, float]:
+    """Test error, NLL and ECE, and the mean distance of the confidence from the true probability of being right."""
     probs, labels = predictions.probs, predictions.labels
     confidence, predicted = probs.double().max(1)
     truth = posterior.gather(1, predicted.unsqueeze(1)).squeeze(1)
     found = {key: float(METRICS[key](probs, labels)) for key in ("error", "nll", "ece")}
-    return found | {"gap": float(torch.abs(confidence - truth).mean())}
+    return found | {"gap": float((confidence - truth).abs().mean())}
 
 
-def comparison(found: dict[str, list[DemoScores]], *, width: int) -> Table:
+def comparison(found: Mapping[str, Sequence[Mapping[str, float]]], *, width: int) -> Table:
     """The methods side by side, mean ± standard deviation over seeds, the best of each column in bold."""
     rows: list[list[str | Text]] = [[name] for name in found]
     for key in ("error", "nll", "ece", "gap"):
         scale, digits, unit = (1, 3, "") if key == "nll" else (100, 1, "%")
-        means = [scale * statistics.mean(run[key] for run in runs) for runs in found.values()]
-        spreads = [scale * statistics.stdev(run[key] for run in runs) if len(runs) > 1 else 0.0 for runs in found.values()]
-        for row, mean, spread in zip(rows, means, spreads, strict=True):
-            text = f"{mean:.{digits}f} ± {spread:.{digits}f}{unit}"
-            row.append(Text(text, style="bold" if mean == min(means) else ""))
+        values = [[scale * run[key] for run in runs] for runs in found.values()]
+        best = min(map(statistics.mean, values))
+        for row, runs in zip(rows, values, strict=True):
+            mean, spread = statistics.mean(runs), statistics.stdev(runs) if len(runs) > 1 else 0.0
+            row.append(Text(f"{mean:.{digits}f} ± {spread:.{digits}f}{unit}", style="bold" if mean == best else ""))
     return fit_table(("Method", "Error", "NLL", "ECE", "True gap"), rows, width=width, drop=(2, 4))
 
 
 def right_by_confidence(tested: dict[str, list[Predictions]], *, width: int) -> Table:
     """How often predictions of a confidence are right, for every method; those of all seeds together."""
-    bins = {}
-    for name, runs in tested.items():
-        probs, labels = torch.cat([run.probs for run in runs]), torch.cat([run.labels for run in runs])
-        bins[name] = reliability_bins(probs, labels, n_bins=10)
-    rows: list[Row] = []
-    for k in _TENTHS:
-        cells = [f"{100 * float(part.accuracy[k]):.0f}%" if part.count[k] else "–" for part in bins.values()]
-        rows.append([f"{10 * k} – {10 * k + 10}% sure", *cells])
+    joined = {
+        name: [torch.cat([getattr(run, kind) for run in runs]) for kind in ("probs", "labels")] for name, runs in tested.items()
+    }
+    bins = {name: reliability_bins(probs, labels, n_bins=10) for name, (probs, labels) in joined.items()}
+    # Below 50 % there are few.
+    rows: list[Row] = [
+        [
+            f"{10 * k} – {10 * k + 10}% sure",
+            *(f"{100 * float(part.accuracy[k]):.0f}%" if part.count[k] else "–" for part in bins.values()),
+        ]
+        for k in range(5, 10)
+    ]
     return fit_table(("How often right when", *(_SHORT[name] for name in bins)), rows, width=width, drop=(3, 2))
 
 

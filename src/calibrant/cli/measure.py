@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from rich.text import Text
 from calibrant.cli.terminal import Row, fit_table, fits, progress_bar, show_heading, show_prose
 from calibrant.core.records import Bins, Predictions, Split
 from calibrant.core.registry import lookup
-from calibrant.core.scores import ClassScore, Paired, Scores
+from calibrant.core.scores import ClassScore, Paired, Scores, without_nan
 from calibrant.core.summary import Summary, summarize
 from calibrant.io import iter_prediction_batches, load_class_names, load_predictions, survey_predictions
 from calibrant.metrics.measure import measure, measure_summary
@@ -92,14 +93,12 @@ class Request:
         return measure(predictions, by_class=self.by_class, slice_by=self.slice_by, file=name, **self.bootstrap)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The scores of a file, its split and, if they were asked for, its predictions, or a part of them drawn at ``rate``."""
+class Measured(NamedTuple):
+    """The scores of a file, its split and, for the paired test, those of its rows that were picked."""
 
     scores: Scores
     split: Split | None
-    predictions: Predictions | None = None
-    rate: float = 1.0
+    picked: Predictions | None = None
 
 
 def measure_files(files: Sequence[Path], *, as_json: bool, by_class: bool, **how: Any) -> None:
@@ -111,7 +110,9 @@ def measure_files(files: Sequence[Path], *, as_json: bool, by_class: bool, **how
     """
     # Without `--by-class` tables still name the few worst classes; JSON has exactly what was asked for.
     request = Request(by_class=by_class or not as_json, **how)
-    measured = [measure_file(path, request, keep=len(files) > 1) for path in files]
+    rows = [table.rows for table in map(survey_predictions, files) if table and is_large(table)]
+    share = 0.0 if len(files) == 1 else min(1.0, SAMPLE_ROWS / max(rows, default=1))
+    measured = [measure_file(path, request, share=share) for path in files]
     tests = [_pair(measured[0], other, request) for other in measured[1:]]
     if as_json:
         print(_to_json(measured, tests))
@@ -121,36 +122,40 @@ def measure_files(files: Sequence[Path], *, as_json: bool, by_class: bool, **how
         show_comparison(measured, tests, all_classes=by_class)
 
 
-def measure_file(path: Path, request: Request, *, keep: bool = False) -> Measured:
-    """Measure the predictions in a file, and ``keep`` them. Raises ``ValueError`` or ``OSError`` with one sentence."""
-    survey = survey_predictions(path)
-    if survey and (survey.rows > STREAM_ROWS or survey.rows * survey.num_classes > STREAM_ENTRIES):
-        return measure_stream(path, survey, request, keep=keep)
+def is_large(table: TableFile) -> bool:
+    """Whether a table is streamed."""
+    return table.rows > STREAM_ROWS or table.rows * table.num_classes > STREAM_ENTRIES
+
+
+def measure_file(path: Path, request: Request, *, share: float = 0.0) -> Measured:
+    """Measure the predictions in a file, and pick this share of its rows: the same of all files with as many rows."""
+    table = survey_predictions(path)
+    if table and is_large(table):
+        return measure_stream(path, table, request, share=share)
     predictions = request.load(path)
     if request.slice_by is not None:
         _check_column(path, request.slice_by, predictions.columns)
         _check_groups(path, request.slice_by, np.unique(predictions.columns[request.slice_by].astype(str)))
     with progress_bar(f"measuring {path.name}", None):
         scores = request.measure(predictions, file=path)
-    return Measured(scores, predictions.split, predictions if keep else None)
+    return Measured(scores, predictions.split, _pick(predictions, share, np.random.default_rng(request.seed)))
 
 
-def measure_stream(path: Path, survey: TableFile, request: Request, *, keep: bool = False) -> Measured:
+def measure_stream(path: Path, table: TableFile, request: Request, *, share: float = 0.0) -> Measured:
     """Measure a file of any size: it is read once, piece by piece, into sums of constant size."""
     columns = [] if request.slice_by is None else [request.slice_by]
     for column in columns:
-        _check_column(path, column, survey.columns)
+        _check_column(path, column, table.columns)
     batches = iter_prediction_batches(
         path,
-        batch_rows=min(max(_BATCH_ENTRIES // max(survey.num_classes, 1), 1), 65536),
+        batch_rows=min(max(_BATCH_ENTRIES // max(table.num_classes, 1), 1), 65536),
         columns=columns,
         ignore_index=request.ignore_index,
         class_names=request.names,
     )
     sums: dict[str | None, Summary] = {}
-    random, kept = np.random.default_rng(request.seed), []
-    rate = min(1.0, SAMPLE_ROWS / max(survey.rows, 1))
-    with progress_bar(f"reading {path.name}", survey.rows) as advance:
+    random, picked = np.random.default_rng(request.seed), []
+    with progress_bar(f"reading {path.name}", table.rows) as advance:
         for batch in batches:
             parts: dict[str | None, Predictions] = {None: batch}
             for column in columns:
@@ -161,9 +166,7 @@ def measure_stream(path: Path, survey: TableFile, request: Request, *, keep: boo
                 sums[name] = sums[name] + found if name in sums else found
             for column in columns:
                 _check_groups(path, column, sums.keys() - {None})
-            picked = random.random(len(batch)) < rate
-            if keep and picked.any():
-                kept.append(batch.subset(picked))
+            picked.append(_pick(batch, share, random))
             advance(len(batch))
     if not sums:
         raise ValueError(f"{path}: must hold at least one example that is not ignored, got none.")
@@ -171,7 +174,19 @@ def measure_stream(path: Path, survey: TableFile, request: Request, *, keep: boo
     score = partial(measure_summary, class_names=names, n_resamples=request.resamples, seed=request.seed)
     scores = score(sums.pop(None), by_class=request.by_class, file=str(path))
     slices = {name: score(sums[name]) for name in sorted(map(str, sums))}
-    return Measured(replace(scores, slices=slices), batch.split, _join(kept) if keep else None, rate)
+    return Measured(replace(scores, slices=slices), batch.split, _join([part for part in picked if part is not None]))
+
+
+def _pick(predictions: Predictions, share: float, random: np.random.Generator) -> Predictions | None:
+    chosen = random.random(len(predictions)) < share
+    return predictions.subset(chosen) if chosen.any() else None
+
+
+def _join(parts: Sequence[Predictions]) -> Predictions | None:
+    if not parts:
+        return None
+    kinds = ("logits" if parts[0].has_logits else "probs", "labels", *(["weights"] if parts[0].weights is not None else []))
+    return Predictions(**{kind: torch.cat([getattr(part, kind) for part in parts]) for kind in kinds})
 
 
 def _check_column(path: Path, column: str, columns: Iterable[str]) -> None:
@@ -185,33 +200,19 @@ def _check_groups(path: Path, column: str, groups: Sized) -> None:
         raise ValueError(f"{path}: a column to slice by must have at most {_MAX_GROUPS} groups, got more in `{column}`.")
 
 
-def _join(parts: Sequence[Predictions]) -> Predictions:
-    kinds = ("logits" if parts[0].has_logits else "probs", "labels", *(["weights"] if parts[0].weights is not None else []))
-    joined: dict[str, Any] = {kind: torch.cat([getattr(part, kind) for part in parts]) for kind in kinds}
-    return Predictions(**joined)
-
-
 def _pair(first: Measured, second: Measured, request: Request) -> Mapping[str, Paired] | None:
     """Test the second file against the first, if both hold the same examples in the same order."""
-    rate = min(first.rate, second.rate)
     try:
-        return paired_test(*(_thin(measured, rate, request.seed) for measured in (first, second)), **request.bootstrap)
+        if first.picked is None or second.picked is None or first.scores.n != second.scores.n:
+            raise ValueError(f"they hold {first.scores.n:,} and {second.scores.n:,} examples.")
+        return paired_test(first.picked, second.picked, **request.bootstrap)
     except ValueError as error:
         print(f"calibrant: no paired test of {second.scores.file} against {first.scores.file}: {error}", file=sys.stderr)
         return None
 
 
-def _thin(measured: Measured, rate: float, seed: int) -> Predictions:
-    """The rows of a file that are kept at ``rate``: those whose random number, which the seed alone decides, is below it."""
-    assert measured.predictions is not None
-    if rate == measured.rate:
-        return measured.predictions
-    numbers = np.random.default_rng(seed).random(measured.scores.n)
-    return measured.predictions.subset(numbers[numbers < measured.rate] < rate)
-
-
 def _to_json(measured: Sequence[Measured], tests: Sequence[Mapping[str, Paired] | None]) -> str:
-    objects = [json.loads(entry.scores.to_json()) for entry in measured]
+    objects = [without_nan(entry.scores.to_dict()) for entry in measured]
     for entry, test in zip(objects[1:], tests, strict=True):
         entry["paired"] = None if test is None else {"against": objects[0]["file"], "metrics": tests_to_dict(test)}
     return json.dumps(objects if len(objects) > 1 else objects[0], indent=2, allow_nan=False)
@@ -219,10 +220,7 @@ def _to_json(measured: Sequence[Measured], tests: Sequence[Mapping[str, Paired] 
 
 def tests_to_dict(tests: Mapping[str, Paired]) -> dict[str, dict[str, float | None]]:
     """Paired tests as JSON has them: what is not finite is null."""
-    return {
-        key: {name: value if abs(value) < float("inf") else None for name, value in test._asdict().items()}
-        for key, test in tests.items()
-    }
+    return dict(without_nan({key: test._asdict() for key, test in tests.items()}))
 
 
 def show_scores(measured: Measured, *, all_classes: bool, console: Console | None = None) -> None:
@@ -259,7 +257,8 @@ def show_comparison(
         show_prose(console, f"{name}: {verdict(scores)}")
     for name, entry, test in zip(names[1:], measured[1:], tests, strict=True):
         if test is not None:
-            part = f"a random {len(entry.predictions):,} of " if entry.predictions and entry.rate < 1 else ""
+            kept = 0 if entry.picked is None else len(entry.picked)
+            part = f"a random {kept:,} of " if kept < entry.scores.n else ""
             show_heading(console, f"{name} minus {names[0]}", f"on {part}the same examples, paired bootstrap")
             console.print(paired_table(test, width=console.width))
     for name, scores in found.items():
@@ -315,7 +314,7 @@ def bins_table(bins: Bins, *, width: int) -> Table:
     held = (bins.count > 0).nonzero().flatten().tolist()
     shown = sorted(sorted(held, key=lambda m: -abs(float(shares[m])))[:_MOST_BINS])
     # As many digits as tell the edges apart.
-    digits = next((n for n in range(3) if len({f"{100 * float(edge):.{n}f}" for edge in bins.edges}) == len(bins.edges)), 3)
+    digits = max(0, math.ceil(math.log10(len(bins.count))) - 2)
     per_share = _LONGEST_BAR / float(shares.abs().max().clamp(min=1e-12))
     counts, total = (bins.count, None) if bins.rows is None else (bins.rows, 1.0)
     rows: list[Row] = [
@@ -408,7 +407,8 @@ def paired_table(tests: Mapping[str, Paired], *, width: int) -> Table:
     for key, metric, begins in table_rows(tests):
         rows += [None] if begins else []
         difference, interval = write_estimate(tests[key], metric, signed=True)
-        said = Text(judge(key, tests[key]), style=_JUDGED.get(judge(key, tests[key]), ""))
+        judged = judge(key, tests[key])
+        said = Text(judged, style=_JUDGED.get(judged, ""))
         rows.append([metric.label, difference, _dim(interval), write_p(tests[key].p_value), said])
     return fit_table(("Metric", "Difference", _INTERVAL, "", ""), rows, width=width, drop=(2,))
 

@@ -56,8 +56,8 @@ def test_run_version_says_it(capsys: pytest.CaptureFixture[str]) -> None:
         (("measure", "nowhere.npz"), "nowhere.npz: there is no such file"),
         (("measure", "x.xyz"), "x.xyz: there is no such file"),
         (("measure", "."), ".: must be a file, got a folder"),
-        (("demo", "--out", "x"), "demo: `--out` must be given where it is read, got it without `--measure`."),
-        (("demo", "--measure", "--seeds", "2"), "demo: `--seeds` must be given where it is read, got it with `--measure`"),
+        (("demo", "--out", "x"), "demo: `--out` must be given with `--measure`"),
+        (("demo", "--measure", "--seeds", "2"), "demo: `--seeds` must be given without `--measure`"),
     ],
 )
 def test_run_bad_input_ends_with_2_and_one_sentence(

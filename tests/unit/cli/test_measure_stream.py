@@ -21,21 +21,23 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "x.parquet"
 
 
-def sampled(file: Path, monkeypatch: pytest.MonkeyPatch, *, rows: int, piece: int = 10_000, seed: int = 0) -> Predictions:
+def sampled(file: Path, monkeypatch: pytest.MonkeyPatch, *, piece: int = 10_000, seed: int = 0) -> Predictions:
     monkeypatch.setattr(measure, "STREAM_ROWS", 100)
-    monkeypatch.setattr(measure, "SAMPLE_ROWS", rows)
     monkeypatch.setattr(measure, "_BATCH_ENTRIES", 2 * piece)
-    found = measure_file(file, Request(resamples=20, seed=seed), keep=True)
-    assert found.predictions is not None
-    return found.predictions
+    found = measure_file(file, Request(resamples=20, seed=seed), share=0.1)
+    assert found.picked is not None
+    return found.picked
 
 
-def test_sample_is_spread_evenly_whatever_the_pieces_and_depends_on_the_seed(
+def test_sample_is_spread_evenly_and_the_same_whole_or_in_pieces_and_depends_on_the_seed(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    whole = measure_file(file, Request(resamples=20), share=0.1).picked
     first, second, other = (
-        sampled(file, monkeypatch, rows=1000, piece=piece, seed=seed) for piece, seed in ((10_000, 0), (999, 0), (999, 1))
+        sampled(file, monkeypatch, piece=piece, seed=seed) for piece, seed in ((10_000, 0), (999, 0), (999, 1))
     )
+    assert whole is not None
+    assert torch.equal(first.logits, whole.logits)
     assert torch.equal(first.logits, second.logits)
     rows = first.logits[:, 0]
     assert torch.equal(rows.long() % 2, first.labels)
@@ -45,13 +47,6 @@ def test_sample_is_spread_evenly_whatever_the_pieces_and_depends_on_the_seed(
     assert abs(len(rows) - 1000) < 120
     assert abs(float(rows.mean()) - 5000) < 350
     assert not torch.equal(rows, other.logits[:, 0])
-
-
-def test_samples_of_different_sizes_are_thinned_to_the_same_rows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    many, few = (sampled(file, monkeypatch, rows=rows) for rows in (5000, 1000))
-    scores = measure_file(file, Request(resamples=20)).scores
-    for rate, kept in ((0.5, many), (1.0, Predictions.load(file))):
-        assert torch.equal(measure._thin(measure.Measured(scores, None, kept, rate), 0.1, 0).logits, few.logits)
 
 
 def test_wrong_class_names_stop_a_stream_at_its_first_rows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,11 +26,9 @@ def write_set(folder, monkeypatch, *, table="MNIST_FILES", packed=True):
     files = {}
     for name, array in arrays.items():
         content = idx(array)
-        files[name] = published.IdxFile(len(content), hashlib.md5(content).hexdigest())
-        if packed:
-            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
-        else:
-            (folder / name).write_bytes(content)
+        gz = gzip.compress(content)
+        files[name] = published.IdxFile(hashlib.md5(content).hexdigest(), len(gz), hashlib.md5(gz).hexdigest())
+        (folder / (f"{name}.gz" if packed else name)).write_bytes(gz if packed else content)
     monkeypatch.setattr(published, table, files)
     return arrays
 
@@ -56,7 +54,7 @@ def test_load_fashion_mnist_has_names_and_mirrors(tmp_path, monkeypatch):
     assert data.test.mean == (0.2860,)
 
 
-@pytest.mark.parametrize("wrong", ["changed", "cut", "not packed", "a bomb"])
+@pytest.mark.parametrize("wrong", ["changed", "cut", "not packed"])
 def test_load_mnist_other_content_is_refused(tmp_path, monkeypatch, wrong):
     write_set(tmp_path / "mnist", monkeypatch)
     file = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
@@ -66,7 +64,6 @@ def test_load_mnist_other_content_is_refused(tmp_path, monkeypatch, wrong):
             "changed": gzip.compress(content[:-1] + b"\7"),
             "cut": file.read_bytes()[:-10],
             "not packed": content,
-            "a bomb": gzip.compress(content + bytes(50_000_000)),
         }[wrong]
     )
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte.gz: must be the published file"):
