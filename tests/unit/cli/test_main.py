@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from calibrant import __version__
 from calibrant.cli import main
 
 # What starts a new interpreter counts; everything else runs in this one.
@@ -35,12 +36,6 @@ def test_run_without_command_shows_help(capsys: pytest.CaptureFixture[str], argu
     assert (code, err) == (0, "")
     assert "measure" in out
     assert "demo" in out
-
-
-def test_run_version_says_it(capsys: pytest.CaptureFixture[str]) -> None:
-    from calibrant import __version__
-
-    assert run(capsys, "--version") == (0, f"calibrant {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -123,15 +118,12 @@ def test_run_warnings_go_to_standard_error_in_one_line(
     assert run(capsys) == (0, "", "calibrant: warning: few examples\n")
 
 
-def test_help_loads_neither_torch_nor_pyarrow() -> None:
-    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=600)
+def test_command_is_a_module_whose_help_loads_neither_torch_nor_pyarrow() -> None:
+    python = {"capture_output": True, "text": True, "timeout": 600}
+    done = subprocess.run([sys.executable, "-m", "calibrant", "--version"], **python)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"calibrant {__version__}\n", "")
+    done = subprocess.run([sys.executable, "-c", QUICK], **python)
     assert done.returncode == 0
     loaded = set(done.stderr.split())
     assert "typer" in loaded
     assert not loaded & {"torch", "numpy", "pyarrow", "scipy", "matplotlib"}
-
-
-def test_python_m_calibrant_is_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "calibrant", "--version"], capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("calibrant ")

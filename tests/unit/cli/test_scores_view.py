@@ -84,16 +84,6 @@ def test_tables_fit_every_terminal_and_keep_their_numbers(width: int) -> None:
         assert not any("…%" in line or "0.…" in line for line in lines)
 
 
-def test_scores_table_shows_every_metric_and_explains_where_there_is_room() -> None:
-    wide = "\n".join(lines_of(scores_table(made_scores(), width=120), width=120))
-    assert all(metric.label in wide for metric in METRICS.values())
-    assert "a calibrated model would show 0.71%, rarely over 1.03%" in wide
-    assert "surprise at the true class" in wide
-    narrow = "\n".join(lines_of(scores_table(made_scores(), width=80), width=80))
-    assert "if calibrated 0.71%" in narrow
-    assert "over-confident" in narrow
-
-
 def test_bins_table_leaves_out_empty_bins_and_shows_what_each_adds() -> None:
     lines = lines_of(bins_table(made_scores().bins, width=80), width=80)
     assert len(lines) == 4
@@ -102,21 +92,12 @@ def test_bins_table_leaves_out_empty_bins_and_shows_what_each_adds() -> None:
     assert lines[3].split() == ["67", "–", "100%", "600", "90.0%", "80.0%", "+10.0%", "6.00%", "█" * 16]
 
 
-def many_bins(n_bins: int) -> Bins:
-    edges = torch.arange(n_bins + 1, dtype=torch.float64) / n_bins
-    confidence = (edges[:-1] + edges[1:]) / 2
-    gap = torch.linspace(-0.01, 0.01, n_bins, dtype=torch.float64)
-    return Bins(
-        edges=edges,
-        count=torch.full((n_bins,), 10.0, dtype=torch.float64),
-        confidence=confidence,
-        accuracy=confidence - gap,
-    )
-
-
 @pytest.mark.parametrize(("n_bins", "label"), [(15, "0 – 7%"), (100, "0 – 1%"), (250, "0.0 – 0.4%"), (2000, "0.00 – 0.05%")])
 def test_bins_table_edges_have_the_digits_that_tell_them_apart(n_bins: int, label: str) -> None:
-    assert lines_of(bins_table(many_bins(n_bins), width=80), width=80)[2].startswith(label)
+    edges = torch.arange(n_bins + 1, dtype=torch.float64) / n_bins
+    middle = (edges[:-1] + edges[1:]) / 2
+    bins = Bins(edges=edges, count=torch.ones_like(middle), confidence=middle, accuracy=1 - edges[1:])
+    assert lines_of(bins_table(bins, width=80), width=80)[2].startswith(label)
 
 
 def test_classes_table_says_in_which_direction() -> None:
@@ -165,30 +146,18 @@ def test_short_names_tell_files_apart() -> None:
     assert short_names([Path("a.npz"), Path("a.npz")]) == ["a.npz (1)", "a.npz (2)"]
 
 
-def page(*, width: int, **kwargs: object) -> str:
+def test_pages_have_verdicts_bins_classes_groups_and_tests() -> None:
     stream = io.StringIO()
-    show_scores(console=Console(file=stream, width=width, highlight=False), **kwargs)
-    return stream.getvalue()
-
-
-def test_page_of_one_file_has_verdict_bins_classes_and_groups() -> None:
+    console = Console(file=stream, width=100, highlight=False)
     scores = made_scores()
     scores = replace(scores, slices={"day": scores}, classes=scores.classes * 3, num_classes=9)
-    text = page(width=80, measured=Measured(scores, Split.TEST), all_classes=False)
-    assert text.splitlines()[1] == "test.npz  1,000 examples · 9 classes · test split"
+    show_scores(Measured(scores, Split.TEST), all_classes=False, console=console)
+    one = stream.getvalue()
+    assert one.splitlines()[1] == "test.npz  1,000 examples · 9 classes · test split"
     for said in ("Over-confident: 84.0% sure", "By confidence", "Worst classes", "Groups", "day"):
-        assert said in text
-    assert text.count("predicted too") == 5
-    assert page(width=80, measured=Measured(scores, None), all_classes=True).count("predicted too") == 9
-
-
-def test_page_of_several_files_shows_each_verdict_and_test() -> None:
-    stream = io.StringIO()
-    scores = made_scores()
-    other = replace(scores, file="folder/other.npz", slices={"day": scores})
-    tests = [{"ece": Paired(-0.02, -0.03, -0.01, 0.001)}]
-    console = Console(file=stream, width=100, highlight=False)
+        assert said in one
+    assert one.count("predicted too") == 5
+    other, tests = replace(scores, file="folder/other.npz"), [{"ece": Paired(-0.02, -0.03, -0.01, 0.001)}]
     show_comparison([Measured(scores, None), Measured(other, None)], tests, all_classes=True, console=console)
-    text = stream.getvalue()
     for said in ("test: Over-confident", "other: Over-confident", "other minus test", "better", "Classes", "Groups"):
-        assert said in text
+        assert said in stream.getvalue()

@@ -13,23 +13,19 @@ from calibrant.cli.terminal import fit_table, says_how_to_go_on
 
 def test_says_how_to_go_on_when_told_to_terminate(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(typer.Exit) as ended, says_how_to_go_on(lambda: ", 1 of 2 runs are finished"):
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert ended.value.exit_code == 143
-    assert capsys.readouterr().err == "calibrant: interrupted, 1 of 2 runs are finished. The same command goes on.\n"
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_says_how_to_go_on_does_not_hold_up_who_asks_a_second_time() -> None:
     then: list[object] = []
 
     def so_far() -> str:
         then.append(signal.getsignal(signal.SIGTERM))
-        return ""
+        return ", 1 of 2 runs are finished"
 
-    with pytest.raises(typer.Exit), says_how_to_go_on(so_far):
+    with pytest.raises(typer.Exit) as ended, says_how_to_go_on(so_far):
         os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.value.exit_code == 143
+    # Who asks a second time is not held up.
     assert then == [signal.SIG_DFL]
+    assert capsys.readouterr().err == "calibrant: interrupted, 1 of 2 runs are finished. The same command goes on.\n"
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_says_how_to_go_on_when_interrupted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,10 +204,8 @@ def test_fingerprint_counts_and_hashes_are_those_of_the_bytes_on_any_machine():
     ("changed", "words"),
     [
         (replace(DATA, test=images(5, first=7)), "4 test images then and 5 now"),
-        (replace(DATA, train=images(12)), "10 images to train on then and 12 now"),
         (replace(DATA, test=replace(DATA.test, num_classes=3)), "2 classes then and 3 now"),
         (replace(DATA, test=replace(DATA.test, class_names=("ant", "wasp"))), "other names of classes"),
-        (replace(DATA, test=images(4, first=8)), "other test images or labels"),
         (replace(DATA, test=replace(DATA.test, labels=1 - DATA.test.labels)), "other test images or labels"),
         (replace(DATA, train=images(10, first=1)), "other images or labels to train on"),
         (replace(DATA, train=DATA.train.pick([1, 0, *range(2, 10)])), "other images or labels to train on"),
@@ -224,9 +222,9 @@ def test_difference_passes_over_what_was_not_kept():
     assert difference(fingerprint(DATA), {"test_examples": 9}, when=("in a", "in b")) == "4 test images in a and 9 in b"
 
 
-@pytest.mark.parametrize("place", [0, 15, 16, -1])
-def test_fingerprint_of_several_blocks_sees_a_change_at_either_end_of_one(place, monkeypatch):
+def test_fingerprint_of_several_blocks_sees_a_change_at_either_end_of_one(monkeypatch):
     monkeypatch.setattr(module, "_BLOCK", 16)
-    changed = images(10)
-    changed.images.view(-1)[place] += 1
-    assert difference(fingerprint(DATA), fingerprint(replace(DATA, train=changed))) == "other images or labels to train on"
+    for place in (0, 15, 16, -1):
+        changed = images(10)
+        changed.images.view(-1)[place] += 1
+        assert difference(fingerprint(DATA), fingerprint(replace(DATA, train=changed))) == "other images or labels to train on"

@@ -29,19 +29,14 @@ def test_load_npz_with_test_part_reads_both(tmp_path):
     [
         (LABELS, [0, 1, 2, 1], r"`labels` must lie in \[0, 1\], got 2"),
         (2 * LABELS, [0, 2, 2, 0], "must have images to train on, got none of class 1"),
-        (1 + LABELS, [1, 2, 2, 1], "got none of class 0"),
     ],
 )
-def test_load_npz_classes_without_an_image_to_train_on_are_refused(tmp_path, labels, tested, message):
+def test_load_npz_classes_without_an_image_to_train_on_are_refused_unless_named(tmp_path, labels, tested, message):
     arrays = {"images": COLOUR, "labels": labels, "test_images": COLOUR[:4], "test_labels": tested}
     with pytest.raises(ValueError, match=message):
         load_npz(save(tmp_path / "a.npz", **arrays))
-
-
-def test_load_npz_a_named_class_may_have_no_image(tmp_path):
-    names = ["a", "b", "c"]
-    arrays = {"images": COLOUR, "labels": 2 * LABELS, "test_images": COLOUR[:2], "test_labels": [0, 2], "class_names": names}
-    assert load_npz(save(tmp_path / "a.npz", **arrays)).train.num_classes == 3
+    arrays |= {"test_labels": [0, 0, 0, 0], "class_names": ["a", "b", "c"]}
+    assert load_npz(save(tmp_path / "b.npz", **arrays)).train.num_classes == 3
 
 
 @pytest.mark.parametrize(
@@ -80,21 +75,15 @@ def test_load_npz_grey_images_without_test_part_are_split_by_seed(tmp_path):
             "must be whole numbers 0 to 255, got int64 from 0 to 510",
         ),
         ({"images": COLOUR.reshape(20, -1), "labels": LABELS}, r"must be \[N, H, W\], .* got \[20, 90\]"),
-        ({"x": COLOUR.reshape(20, -1) / 7, "y": LABELS}, "a table of features"),
-        ({"images": COLOUR[..., None], "labels": LABELS}, r"must be \[N, H, W\], .* got \[20, "),
         ({"images": np.zeros((4, 5, 6, 7), np.uint8), "labels": LABELS[:4]}, r"got \[4, 5, 6, 7\]"),
         ({"images": COLOUR, "labels": LABELS[:3]}, r"`labels` must be class indices \[N\] = \[20\], got \[3\]"),
-        ({"images": COLOUR, "labels": np.eye(20)}, r"must be class indices \[N\] = \[20\], got \[20, 20\]"),
-        ({"images": COLOUR, "labels": np.array(["a", "b"] * 10)}, "must be class indices 0, 1, 2, …, got 'a' in row 0"),
         ({"images": COLOUR, "labels": LABELS - 1}, r"`labels` must lie in \[0, 1\], got -1"),
-        ({"images": COLOUR, "labels": LABELS * 0}, "two or more .* got none of class 1"),
         ({"images": COLOUR, "labels": LABELS, "class_names": ["a"]}, r"must lie in \[0, 0\], got 1"),
         ({"images": COLOUR, "labels": LABELS, "test_images": COLOUR}, r"must hold `test_labels` \(or y_test\)"),
         (
             {"images": COLOUR, "labels": LABELS, "test_images": COLOUR[:, :3], "test_labels": LABELS},
             r"of one size, got \[20, 6, 5, 3\] and \[20, 3, 5, 3\]",
         ),
-        ({"images": COLOUR[:2], "labels": [0, 1]}, r"of one size, got \[2, 6, 5, 3\] and \[0, 6, 5, 3\]"),
     ],
 )
 def test_load_npz_wrong_content_is_one_sentence_with_the_file(tmp_path, arrays, sentence):
@@ -114,16 +103,4 @@ def test_load_npz_objects_are_never_unpickled(tmp_path):
     objects[0] = Evil()
     np.savez(path, images=objects, labels=LABELS)
     with pytest.raises(ValueError, match="`images` must be a plain array, got an array of Python objects"):
-        load_npz(path)
-
-
-def test_load_npz_missing_or_damaged_file_is_one_sentence(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no such file"):
-        load_npz(tmp_path / "a.npz")
-    path = save(tmp_path / "a.npz", images=COLOUR, labels=LABELS)
-    path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(ValueError, match="must be a .npz file, got one that is damaged"):
-        load_npz(path)
-    path.write_bytes(b"")
-    with pytest.raises(ValueError, match="must hold images and labels, got an empty file"):
         load_npz(path)

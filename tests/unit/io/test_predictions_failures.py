@@ -95,7 +95,7 @@ def test_load_half_a_file_says_so(tmp_path: Path, good: Predictions, ending: str
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_load_other_bytes_and_none_say_so(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"x.{ending}"
-    path.write_bytes(np.random.default_rng(0).bytes(3000))
+    path.write_bytes("p0,p1,label,city\n1,0,0,Zürich\n".encode("latin-1") if ending == "csv" else bytes(range(256)))
     assert any(said in message_of(path) for said in ("damaged", "UTF-8", "could run code"))
     path.write_bytes(b"")
     assert "got an empty file" in message_of(path)
@@ -127,33 +127,13 @@ def test_load_another_ending_lists_those_there_are(tmp_path: Path, name: str) ->
         ({"probs": EYE, "logits": EYE, "labels": [0, 1]}, "either `logits` or `probs` once, got probs, logits"),
         ({"probs": EYE, "labels": [0, 1], "label": [0, 1]}, "must hold labels, .* once, got probs, labels, label"),
         ({"probs": EYE, "labels": ["cat", "dog"]}, "class indices 0, 1, 2, …, got 'cat'"),
-        ({"probs": EYE, "labels": EYE}, "if they are one-hot"),
-        ({"probs": EYE, "labels": np.ones((2, 2), int)}, "measured class by class"),
-        ({"probs": EYE * 0.9 + 0.1, "labels": [0, 1]}, "measured class by class"),
-        ({"probs": 100 * EYE, "labels": [0, 1]}, "Divide percentages by 100."),
-        ({"probs": [-2.0, 3.0], "labels": [0, 1]}, "got values from -2 to 3. They look like logits: give them as `logits`"),
         ({"probs": EYE, "labels": [0, 0.5]}, "got 0.5 in row 1"),
-        ({"probs": EYE, "labels": [0, np.nan]}, "got no label in row 1"),
-        ({"probs": [0, 1], "labels": EYE}, "look swapped"),
         ({"probs": EYE, "labels": [0, -1]}, r"\[0, 1\], got -1. Pass `ignore_index=-1` .* \(`--ignore-index -1`\)"),
-        ({"probs": EYE, "labels": [0, 2]}, r"`labels` must lie in \[0, 1\], got 2"),
-        ({"probs": EYE, "labels": [1, 2]}, "one-based"),
-        ({"probs": EYE, "labels": [0, 1, 1]}, r"`labels` must be \[N\] = \[2\], got \[3\]"),
-        ({"probs": EYE * 1.1, "labels": [0, 1]}, r"They look like logits: give them as `logits`"),
         ({"probs": EYE * 0.9, "labels": [0, 1]}, "must sum to 1 .* Normalise"),
         ({"probs": [[np.nan, 1], [0, 1]], "labels": [0, 1]}, "`probs` must be finite, got NaN in row 0"),
-        ({"logits": [[0, 1], [0, np.inf]], "labels": [0, 1]}, "must not hold NaN or .inf .* got inf in row 1"),
-        ({"logits": np.tile(EYE, (5, 1)), "labels": [0, 1] * 5}, "look like probabilities: give them as `probs`"),
         ({"logits": [["a", "b"]], "labels": [0]}, "`logits` must hold numbers"),
-        ({"logits": EYE.astype(int), "labels": [0, 1]}, "floating point, got torch.int64"),
-        ({"logits": np.ones(2, dtype=int), "labels": [0, 1]}, r"must be \[N, C\]"),
         ({"logits": np.ones((0, 2)), "labels": np.zeros(0)}, "at least one example"),
-        (
-            {"logits": EYE, "labels": [0, 1], "split": "tset"},
-            "`split` must be one of 'train', 'val', 'meta', 'test', got 'tset'",
-        ),
         ({"logits": EYE, "labels": [0, 1], "split": ["val", "test"]}, "the same in every row, got 'test', 'val'"),
-        ({"logits": EYE, "labels": [0, 1], "weights": [-1, 1]}, "`weights` must be finite and >= 0, got -1"),
         ({"logits": EYE, "labels": [0, 1], "weights": ["a", "b"]}, "`weights` must hold numbers"),
         ({"logits": EYE, "labels": [0, 1], "class_names": ["a"]}, "`class_names` must hold C = 2 names, got 1"),
     ],
@@ -165,28 +145,19 @@ def test_npz_bad_content_says_what_and_where(tmp_path: Path, content: dict[str, 
 
 CSV_CASES = [
     ("p0,p1,label\n", "at least one row"),
-    ("p0,p1,label", "too short"),
     ("0.1,0.9,1\n0.2,0.8,1\n", "the first line must name the columns"),
     ("p0,p1,city\n1,0,x\n", "must hold `labels` (column `label` in a table)"),
     ("a,b,label\n1,0,0\n", "must hold `logits` or `probs`"),
     ("p0,p2,p4,label\n1,0,0,0\n", "without a gap, got none named p1"),
-    ("p1,p2,label\n1,0,0\n", "without a gap, got none named p0"),
     ("p0,label\n1,0\n", "must be two or more"),
     ("score,prob,label\n1,0,0\n", "must hold scores of one kind, got `prob` and `score`"),
-    ("score,label\n-2,1\n", "They look like logits"),
     ("p0,p1,p99999999999,label\n1,0,0,0\n", "got none named p2"),
-    ("p0,p1,logit0,logit1,label\n1,0,0,0,0\n", "must hold scores of one kind, got `p0` and `logit0`"),
     ("p0,p0,label\n1,0,0\n", "got `p0` twice"),
     ("p0,p1,label\n0.5,0.5,0\n1,x,0\n", "column #1: Row #3: CSV conversion error to double: invalid value 'x'"),
     ("p0;p1;label\n0,9;0,1;0\n", "numbers such as 0.25 for scores and weights, got: In CSV column #0: Row #2"),
-    ("p0,p1,label\n1,,0\n", "got NaN in row 0"),
-    ("p0,p1,label\n1,0,\n", "got no label in row 0"),
     ("p0,p1,label\n1,0,cat\n", "class indices 0, 1, 2, …, got 'cat' in row 0. Give indices"),
-    ("p0,p1,label\n1,0,0\n1,0,cat\n", "got 'cat' in row"),
     ("p0,p1,label,weight,sample_weight\n1,0,0,1,1\n", "must hold labels, weights and either `logits` or `probs` once"),
-    ("p0,p1,label\n1,0,0.5\n", "got 0.5 in row 0"),
     ("p0,p1,label\n1,0\n", "Row #2: Expected 3 columns, got 2"),
-    ("p0,p1,label,weight\n1,0,0,heavy\n", "invalid value 'heavy'"),
     ("p0,p1,label,split\n1,0,0,val\n0,1,1,test\n", "`split` must be the same in every row"),
     ("p0,p1,label,calibrant\n1,0,0,{\n", "`calibrant` must hold what `save_predictions` wrote"),
     ('p0,p1,label,calibrant\n1,0,0,"{""dtype"": ""int8""}"\n', "`calibrant` must hold what"),
@@ -201,22 +172,13 @@ def test_csv_bad_content_says_what_and_where(tmp_path: Path, text: str, said: st
     assert said in message_of(tmp_path / "x.csv", load)
 
 
-def test_csv_in_another_encoding_says_so(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_bytes("p0,p1,label,city\n1,0,0,Zürich\n".encode("latin-1"))
-    assert "UTF-8 text" in message_of(tmp_path / "x.csv")
-
-
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
         ({"p0": [0.5], "p1": ["x"], "label": [0]}, "`p1` must hold numbers, got string"),
         ({"p0": [[0.5]], "p1": [0.5], "label": [0]}, "`p0` must hold numbers, got list"),
-        ({"p0": [None], "p1": [0.5], "label": [0]}, "got NaN in row 0"),
-        ({"p0": [0.5], "p1": [0.5], "label": ["a"]}, "class indices 0, 1, 2, …, got 'a' in row 0"),
         ({"probs": [[0.5, 0.5], [1.0]], "label": [0, 1]}, "got rows of 2, 1 scores"),
-        ({"probs": [[0.5, 0.5], None], "label": [0, 1]}, "got rows of 2, no scores"),
         ({"p0": [0.5], "p1": [0.5], "probs": [[0.5, 0.5]], "label": [0]}, "must hold scores of one kind, got `probs` and `p0`"),
-        ({"p0": [0.5], "p1": [0.5]}, "must hold `labels`"),
         ({"p0": pa.array([], "float64"), "p1": pa.array([], "float64")}, "at least one row"),
     ],
 )
@@ -232,13 +194,13 @@ def test_pt_that_is_no_dict_says_so(tmp_path: Path) -> None:
     assert "must be a dense tensor" in message_of(tmp_path / "x.pt")
 
 
-def test_pt_with_a_flipped_bit_is_refused(tmp_path: Path, good: Predictions) -> None:
-    content = bytearray((tmp_path / "good.pt").read_bytes())
-    rng = np.random.default_rng(0)
-    for place in rng.integers(1000, len(content) - 3000, 20):
+@pytest.mark.parametrize("ending", ["npz", "pt"])
+def test_file_with_a_flipped_bit_is_refused(tmp_path: Path, good: Predictions, ending: str) -> None:
+    content = bytearray((tmp_path / f"good.{ending}").read_bytes())
+    for place in np.random.default_rng(0).integers(1000, len(content) - 3000, 10):
         content[place] ^= 1
-        (tmp_path / "x.pt").write_bytes(content)
-        assert "damaged" in message_of(tmp_path / "x.pt")
+        (tmp_path / f"x.{ending}").write_bytes(content)
+        assert "damaged" in message_of(tmp_path / f"x.{ending}")
         content[place] ^= 1
 
 
@@ -255,13 +217,6 @@ def test_npz_that_claims_more_than_it_holds_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("logits.npy", header.getvalue())
     assert "damaged" in message_of(path)
-
-
-def test_npz_with_a_flipped_bit_is_refused(tmp_path: Path, good: Predictions) -> None:
-    content = bytearray((tmp_path / "good.npz").read_bytes())
-    content[20_000] ^= 1
-    (tmp_path / "x.npz").write_bytes(content)
-    assert "damaged" in message_of(tmp_path / "x.npz")
 
 
 def test_npz_unused_key_is_not_inflated(tmp_path: Path) -> None:
@@ -288,18 +243,15 @@ def test_class_names_that_repeat_are_refused_where_labels_are_names(tmp_path: Pa
     assert "`class_names` must differ" in message_of(tmp_path / "x.npz")
 
 
-@pytest.mark.parametrize("name", ["label", "p0", "logit12", "weights", "class_names", "calibrant"])
-def test_save_column_named_as_something_else_raises(tmp_path: Path, name: str) -> None:
-    predictions = Predictions(probs=EYE, labels=[0, 1], columns={name: np.array([1, 2])})
-    with pytest.raises(ValueError, match=f"a column must not be named `{name}`"):
+@pytest.mark.parametrize(
+    ("name", "values", "rule"),
+    [("label", [1, 2], "must not be named `label`"), ("logit12", [1, 2], "must not be named"), ("z", [1j, 2], "`z` must hold")],
+)
+def test_save_column_that_could_not_be_read_back_raises(tmp_path: Path, name: str, values: list[complex], rule: str) -> None:
+    predictions = Predictions(probs=EYE, labels=[0, 1], columns={name: np.array(values)})
+    with pytest.raises(ValueError, match=rule):
         save_predictions(predictions, tmp_path / "x.npz")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_save_column_of_another_kind_raises(tmp_path: Path) -> None:
-    predictions = Predictions(probs=EYE, labels=[0, 1], columns={"z": np.array([1j, 2])})
-    with pytest.raises(ValueError, match="column `z` must hold numbers, text or dates, got complex128"):
-        save_predictions(predictions, tmp_path / "x.npz")
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
