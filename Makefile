@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Idle OpenMP threads that spin instead of sleeping make a busy machine several times slower.
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: demo test browser lint types unit format clean
+.PHONY: demo test docs browser lint types unit format clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -20,12 +20,21 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/.base
 
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt -e '.[docs]'
+	touch $@ $(VENV)/.base
+
 demo: $(VENV)/.base
 	$(BIN)/calibrant demo
 
 # The type checker has one process, so it runs beside the suite.
 test: lint
 	+$(MAKE) --no-print-directory -j 2 types unit
+
+# The site, in site/. A warning, such as a link that leads nowhere, is an error.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d $(VENV)/doctrees docs site
+	@echo "Open site/index.html."
 
 # A browser for the tests of the report, where the system has none. Needs root or sudo for that; without, the tests that need it
 # are skipped and say so.
@@ -38,8 +47,8 @@ browser:
 	else echo "No browser can be installed here: the tests that need one will be skipped."; fi
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs/conf.py
+	$(BIN)/ruff format --check src tests benchmarks examples docs/conf.py
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -48,8 +57,8 @@ unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 format: $(VENV)/.dev
-	$(BIN)/ruff check --fix src tests benchmarks examples
-	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples docs/conf.py
+	$(BIN)/ruff format src tests benchmarks examples docs/conf.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) site docs/examples docs/reference .mypy_cache .ruff_cache .pytest_cache

@@ -144,9 +144,9 @@ class CalibratedMixin(pl.LightningModule):
 class CalibrationCallback(Recorder, pl.Callback):
     """Logs the calibration error of every validation (and test) with its 95 % interval, and draws reliability diagrams.
 
-    Logged are ``ece``, ``ece_low`` and ``ece_high`` (and likewise every other of ``metrics``), after "test_" in a test, before
-    "/dataloader_1" where there are several loaders. The state is of constant size; under DDP it is that of all processes.
-    Figures go to every `TensorBoardLogger`.
+    It logs ``ece``, ``ece_low`` and ``ece_high``, and the same of every other entry of ``metrics``. Names begin with ``test_``
+    in a test, and end in "/dataloader_1" where there are several loaders. The state is of constant size; under DDP it is that
+    of all processes. Figures go to every `TensorBoardLogger`.
 
     Args:
         num_classes: Number of classes C.
