@@ -1,6 +1,7 @@
 """Networks for small images, each a feature extractor and a linear classifier named ``head``.
 
-ResNet-18/34/50, the thin ResNet-110, Wide-ResNet and DenseNet with a 3x3 stem, and two small ones for a CPU.
+ResNet-18/34/50, the thin ResNet-110, Wide-ResNet and DenseNet with a 3x3 stem, and two small ones for a CPU. All take the
+number of classes C as ``num_classes`` and the number of channels of the images as ``in_channels``.
 """
 
 from __future__ import annotations
@@ -47,13 +48,7 @@ class Classifier(nn.Module):
 
 
 class ConvNet(Classifier):
-    """Two 3x3 convolutions with BatchNorm, a 2x2 maximum after each, and one hidden layer of 128 features.
-
-    Args:
-        num_classes: Number of classes C.
-        in_channels: Channels of the images.
-        width: Channels of the first convolution; the second has twice as many.
-    """
+    """Two 3x3 convolutions of ``width`` and twice ``width`` channels with BatchNorm, pooling, and a hidden layer."""
 
     def __init__(self, num_classes: int, *, in_channels: int = 3, width: int = 32) -> None:
         super().__init__(128, num_classes)
@@ -71,13 +66,7 @@ class ConvNet(Classifier):
 
 
 class MLP(Classifier):
-    """Two hidden layers over flattened inputs of a known size.
-
-    Args:
-        num_classes: Number of classes C.
-        num_inputs: Numbers in one example (channels x height x width).
-        num_features: Width of both hidden layers.
-    """
+    """Two hidden layers of ``num_features`` over flattened inputs of ``num_inputs`` numbers (channels x height x width)."""
 
     def __init__(self, num_classes: int, *, num_inputs: int, num_features: int = 128) -> None:
         super().__init__(num_features, num_classes)
@@ -166,7 +155,7 @@ class ResNet(Classifier):
         block: Kind of block.
         depths: Blocks of each stage.
         widths: Planes of each stage.
-        num_classes: Number of classes C.
+        num_classes: Number of classes.
         in_channels: Channels of the images.
         expansion: Channels that a block gives for each of its planes.
     """
@@ -242,14 +231,7 @@ class WideBlock(nn.Module):
 
 
 class WideResNet(Classifier):
-    """Three stages of wide blocks and a global mean (Zagoruyko and Komodakis, BMVC 2016).
-
-    Args:
-        depth: Total depth, 6n + 4.
-        widen: Width factor.
-        num_classes: Number of classes C.
-        in_channels: Channels of the images.
-    """
+    """Three stages of blocks, ``widen`` times as wide and 6n + 4 layers deep (Zagoruyko and Komodakis, BMVC 2016)."""
 
     def __init__(self, depth: int, widen: int, num_classes: int, *, in_channels: int = 3) -> None:
         super().__init__(64 * widen, num_classes)
@@ -298,14 +280,7 @@ class Transition(nn.Module):
 
 
 class DenseNet(Classifier):
-    """DenseNet-BC for small images: three dense blocks (Huang et al., CVPR 2017).
-
-    Args:
-        depth: Total depth, 6n + 4.
-        growth: Channels that each layer adds.
-        num_classes: Number of classes C.
-        in_channels: Channels of the images.
-    """
+    """DenseNet-BC for small images: three blocks, 6n + 4 layers that add ``growth`` channels each (Huang et al., CVPR 2017)."""
 
     def __init__(self, depth: int, growth: int, num_classes: int, *, in_channels: int = 3) -> None:
         channels = 2 * growth

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ try:
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{__name__} needs lightning ({error}). Run `pip install lightning`.", name=error.name) from error
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["CalibratedMixin", "CalibrationCallback", "meta_learner"]
 
@@ -150,17 +147,11 @@ class CalibrationCallback(Recorder, pl.Callback):
 
     Args:
         num_classes: Number of classes C.
-        n_bins: Bins of the ECE and of the diagram.
-        metrics: Keys of what to log; any of `calibrant.metrics.streaming.CalibrationSuite`.
         extract: ``(outputs, batch) -> (logits, labels)`` of a validation step, where ``outputs`` is what it returned. By
             default the step returns logits, or a mapping with "logits" and perhaps "labels"; labels are otherwise the batch's.
         prefix: Put before every name that is logged.
-        n_resamples: Resamples behind the intervals.
-        log_figure: ``(figure, step)``, called with every diagram in the first process, for other loggers.
-
-    Attributes:
-        history: One row (a dictionary) for every evaluation: stage, epoch, step, loader, n and the numbers logged.
-        scores: Everything measured in the last evaluation; None before the first.
+        options: ``n_bins=15``, ``metrics=("ece",)``, ``n_resamples=1000`` and ``log_figure=None`` of `Recorder`, which also
+            says what ``history`` and ``scores`` hold.
 
     Example:
         >>> callback = CalibrationCallback(num_classes=10, metrics=("ece", "nll"))
@@ -173,16 +164,11 @@ class CalibrationCallback(Recorder, pl.Callback):
         self,
         *,
         num_classes: int,
-        n_bins: int = 15,
-        metrics: Sequence[str] = ("ece",),
         extract: Callable[[Any, Any], tuple[Tensor, Tensor]] | None = None,
         prefix: str = "",
-        n_resamples: int = 1000,
-        log_figure: Callable[[Figure, int], object] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            num_classes=num_classes, n_bins=n_bins, metrics=metrics, n_resamples=n_resamples, log_figure=log_figure
-        )
+        super().__init__(num_classes=num_classes, **options)
         self.extract, self.prefix = extract if extract is not None else logits_and_labels, prefix
         self._suites: list[CalibrationSuite] = []
 

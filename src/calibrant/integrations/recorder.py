@@ -30,11 +30,11 @@ class Recorder:
         n_bins: Bins of the binned metrics and of the diagram.
         metrics: Keys of the metrics to log, of those that `CalibrationSuite` gives.
         n_resamples: Resamples behind the intervals.
-        log_figure: ``(figure, step)``, called with every diagram.
+        log_figure: ``(figure, step)``, called with every diagram in the first process, for other loggers.
         kwargs: Options of `torchmetrics.Metric`.
 
     Attributes:
-        history: One row (a dictionary) for every evaluation.
+        history: One row (a dictionary) for every evaluation: where it was, n, and the numbers logged.
         scores: Everything measured in the last evaluation; None before the first.
     """
 

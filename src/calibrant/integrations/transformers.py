@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,6 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"{__name__} needs transformers ({error}). Run `pip install transformers accelerate`.", name=error.name
     ) from error
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["CalibratedTrainer", "CalibrationCallback"]
 
@@ -153,15 +150,9 @@ class CalibrationCallback(Recorder, TrainerCallback):
 
     Args:
         num_classes: Number of classes C.
-        n_bins: Bins of the ECE and of the diagram.
-        metrics: Keys of what to log; any of `calibrant.metrics.streaming.CalibrationSuite`.
         also: Another ``compute_metrics`` function, whose numbers are added; not with ``batch_eval_metrics``.
-        n_resamples: Resamples behind the intervals.
-        log_figure: ``(figure, step)``, called with every diagram in the first process, for other loggers.
-
-    Attributes:
-        history: One row (a dictionary) for every evaluation: name, epoch, step, n and the numbers logged.
-        scores: Everything measured in the last evaluation; None before the first.
+        options: ``n_bins=15``, ``metrics=("ece",)``, ``n_resamples=1000`` and ``log_figure=None`` of `Recorder`, which also
+            says what ``history`` and ``scores`` hold.
 
     Example:
         >>> callback = CalibrationCallback(num_classes=2)
@@ -175,22 +166,12 @@ class CalibrationCallback(Recorder, TrainerCallback):
         self,
         *,
         num_classes: int,
-        n_bins: int = 15,
-        metrics: Sequence[str] = ("ece",),
         also: Callable[[EvalPrediction], Mapping[str, float]] | None = None,
-        n_resamples: int = 1000,
-        log_figure: Callable[[Figure, int], object] | None = None,
+        **options: Any,
     ) -> None:
         # The Trainer gathers the predictions of all processes (without the copies that fill up the last batch) before it shows
         # them, so every process has seen every example, and adding them up again would count them twice.
-        super().__init__(
-            num_classes=num_classes,
-            n_bins=n_bins,
-            metrics=metrics,
-            n_resamples=n_resamples,
-            log_figure=log_figure,
-            sync_on_compute=False,
-        )
+        super().__init__(num_classes=num_classes, sync_on_compute=False, **options)
         self._suite, self.also = self.suite(), also
         self._values: dict[str, float] = {}
 

@@ -1,10 +1,14 @@
-"""Train-time calibration objectives: per-sample losses, batch penalties, and their sums.
+r"""Train-time calibration objectives: per-sample losses, batch penalties, and their sums.
 
 A loss is a function ``(logits, labels, *, ...) -> [B]`` with a module of the same name that reduces; a penalty a function
 ``(logits, labels, *, ...) -> []`` of the whole batch. ``logits`` are scores ``[B, C]``, ``labels`` class indices ``[B]`` (for
-cross-entropy, Brier and mixup also probabilities ``[B, C]``). Modules add up: ``FocalLoss(gamma=3) + 0.5 * MDCA()``. The two
-tables are the registry and the source of ``docs/losses.md``; installed packages add to them through the entry points
-``calibrant.losses`` and ``calibrant.penalties``.
+cross-entropy, Brier and mixup also probabilities ``[B, C]``). Where a docstring says nothing else, the value is at least 0 and
+best at 0. Modules add up: ``FocalLoss(gamma=3) + 0.5 * MDCA()``. The two tables are the registry and the source of
+``docs/losses.md``; installed packages add to them through the entry points ``calibrant.losses`` and ``calibrant.penalties``.
+
+In all formulas :math:`z_i` are the logits of example i, :math:`q_i = \mathrm{softmax}(z_i)`, :math:`y_i` is its label and
+:math:`p_i = q_{iy_i}` the probability of its true class; :math:`c_i = \max_k q_{ik}` is the top probability and :math:`a_i` the
+correctness of the top class, 0 or 1, without gradient. A batch has B examples, and there are C classes.
 """
 
 import torch

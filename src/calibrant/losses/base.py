@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from calibrant.core.checks import check_choice, check_logits, check_positive, ch
 from calibrant.core.registry import lookup
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
-T = TypeVar("T")
 # Arguments that every `Loss` takes besides its own.
 _SHARED = ("reduction", "ignore_index", "weight")
 # Stands for a logit that is not there. Finite, and with a finite square in float32, so that a row whose other logits are all
@@ -212,8 +211,12 @@ class WeightedSum(Objective):
                 raise ValueError(f"{type(term).__name__}: its weight in a sum must be a finite number >= 0, got {weight!r}.")
             inner = zip(term.weights, term.objectives, strict=True) if isinstance(term, WeightedSum) else [(1.0, term)]
             pairs += [(float(weight) * own, objective) for own, objective in inner]
-        super().__init__(ignore_index=_shared_by("ignore_index", [term.ignore_index for _, term in pairs]))
-        self.reduction = _shared_by("reduction", [term.reduction for _, term in pairs])
+        super().__init__()
+        for name in ("ignore_index", "reduction"):
+            found = dict.fromkeys(getattr(term, name) for _, term in pairs if getattr(term, name) is not None)
+            if len(found) > 1:
+                raise ValueError(f"WeightedSum: terms must share one `{name}`, got {', '.join(map(str, found))}.")
+            setattr(self, name, next(iter(found), None))
         self.weights = tuple(weight for weight, _ in pairs)
         self.terms = nn.ModuleList(term for _, term in pairs)
 
@@ -247,7 +250,7 @@ class WeightedSum(Objective):
 
 
 class Rows(NamedTuple):
-    """The K labelled samples of a batch, with the shape of the labels as they came and where among these the K are."""
+    """The K labelled samples of a batch, the shape of its labels, and which of these the K are (None: all)."""
 
     logits: Tensor
     labels: Tensor
@@ -268,11 +271,6 @@ def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ign
     shape = logits.shape[:1] + logits.shape[2:]
     soft = labels.is_floating_point() and labels.shape == logits.shape
     if not soft:
-        if logits.ndim > 2 and labels.shape == logits.shape[:-1] != shape:
-            raise ValueError(
-                f"{where}: `logits` must be [B, C, ...] and labels [B, ...], got {list(logits.shape)}, {list(labels.shape)}. "
-                "The classes come last: pass `logits.movedim(-1, 1)`."
-            )
         check_shapes(logits, labels, where=where, kind="logits")
 
     def flat(value: Tensor) -> Tensor:
@@ -315,14 +313,6 @@ class Entry:
     def function(self) -> Callable[..., Tensor]:
         """``(logits, labels, *, ...) -> [B]`` (loss) or ``[]`` (penalty)."""
         return self.module.function
-
-
-def _shared_by(name: str, values: Iterable[T | None]) -> T | None:
-    """The one value that the terms of a sum have, of those that have any."""
-    found = list(dict.fromkeys(value for value in values if value is not None))
-    if len(found) > 1:
-        raise ValueError(f"WeightedSum: terms must share one `{name}`, got {', '.join(map(str, found))}.")
-    return found[0] if found else None
 
 
 def _keywords(made: Callable[..., object]) -> list[inspect.Parameter]:

@@ -23,8 +23,6 @@ Schedule: TypeAlias = Sequence[tuple[int, float]]
 def focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0) -> Tensor:
     r"""Cross-entropy scaled down where the true class is already probable.
 
-    With :math:`p_i = \mathrm{softmax}(z_i)_{y_i}` the probability of the true class,
-
     .. math:: L_i = -(1 - p_i)^{\gamma_i} \log p_i .
 
     Computed from the log-odds of the true class: exact and twice differentiable in logits and gamma, also at gamma = 0 and at
@@ -33,9 +31,6 @@ def focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0) -> Tensor:
     Args:
         gamma: Focusing strength, at least 0: a number, or a tensor ``[]`` or ``[B]`` (which receives a gradient). 0 is
             cross-entropy. The default 3 is the "FL-3" of Mukhoti et al.; their code defaults to 1.
-
-    Returns:
-        ``[B]``, at least 0.
 
     Example:
         >>> focal_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), gamma=2)
@@ -56,7 +51,6 @@ class FocalLoss(Loss, function=focal_loss):
 def focal_gradient_weight(logits: Tensor, labels: Tensor, *, gamma: Gamma = 3.0) -> Tensor:
     r"""Factor ``[B]`` by which focal loss scales cross-entropy's gradient of each sample.
 
-    With :math:`p_i` the probability of the true class and :math:`q_i` the softmax,
     :math:`\partial L_i / \partial z_i = g(p_i, \gamma_i)\,(q_i - \mathrm{onehot}(y_i))` where
 
     .. math:: g(p, \gamma) = (1-p)^\gamma \Bigl(1 + \gamma\,\frac{-p \log p}{1 - p}\Bigr) \ge 0 .
@@ -83,7 +77,7 @@ def flsd_loss(
 ) -> Tensor:
     r"""Focal loss with a larger gamma where the true class is improbable: 5 below 0.2, else 3.
 
-    With :math:`p_i` the probability of the true class, `focal_loss` with
+    This is `focal_loss` with
 
     .. math:: \gamma_i = \gamma_{\mathrm{below}} \text{ if } p_i < \theta, \text{ else } \gamma_{\mathrm{above}},
 
@@ -92,11 +86,8 @@ def flsd_loss(
 
     Args:
         threshold: Probability :math:`\theta` in (0, 1) at which gamma changes; p equal to it counts as above.
-        gamma_below: Gamma for p below it.
-        gamma_above: Gamma for the others.
-
-    Returns:
-        ``[B]``, at least 0.
+        gamma_below: Gamma below it.
+        gamma_above: Gamma above it.
 
     Example:
         >>> flsd_loss(torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([1, 1]))
@@ -178,9 +169,6 @@ def scheduled_focal_loss(
         epoch: Epoch e, counted from 0.
         schedule: Pairs (first epoch, gamma). The default is made for 350 epochs, as in the source.
 
-    Returns:
-        ``[B]``, at least 0.
-
     Example:
         >>> scheduled_focal_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), epoch=300)
         tensor([0.3466])
@@ -193,19 +181,7 @@ def scheduled_focal_loss(
 
 
 class ScheduledFocalLoss(Loss, function=scheduled_focal_loss):
-    """`scheduled_focal_loss` as a module that is told the epoch by ``set_epoch`` and keeps it in its ``state_dict``.
-
-    Args:
-        epoch: Epoch to begin with.
-        schedule: Pairs (first epoch, gamma).
-        shared: ``reduction``, ``ignore_index`` and ``weight``, as in `Loss`.
-
-    Example:
-        >>> loss = ScheduledFocalLoss()
-        >>> loss.set_epoch(300)
-        >>> loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
-        tensor(0.3466)
-    """
+    """`scheduled_focal_loss` as a module that is told the epoch by ``set_epoch`` and keeps it in its ``state_dict``."""
 
     epoch_now: Tensor
     first_epochs: Tensor
@@ -239,17 +215,12 @@ class ScheduledFocalLoss(Loss, function=scheduled_focal_loss):
 def inverse_focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma) -> Tensor:
     r"""Cross-entropy scaled up where the true class is already probable.
 
-    With :math:`p_i = \mathrm{softmax}(z_i)_{y_i}` the probability of the true class,
-
     .. math:: L_i = -(1 + p_i)^{\gamma_i} \log p_i .
 
     It makes a network *more* confident, for use with a post-hoc calibrator, and is the branch of negative gamma in AdaFocal.
 
     Args:
         gamma: Strength, at least 0: a number, or a tensor ``[]`` or ``[B]``. 0 is cross-entropy. The source names no default.
-
-    Returns:
-        ``[B]``, at least 0.
 
     Example:
         >>> inverse_focal_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), gamma=2)
@@ -272,8 +243,8 @@ class InverseFocalLoss(Loss, function=inverse_focal_loss):
 def dual_focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma) -> Tensor:
     r"""Focal loss that relents while a rival class lies close behind the true one.
 
-    With :math:`q_i = \mathrm{softmax}(z_i)`, :math:`p_i = q_{iy_i}` the probability of the true class and
-    :math:`r_i = \max \{ q_{ik} : q_{ik} < p_i \}` the largest one strictly below it (0 if there is none),
+    With :math:`r_i = \max \{ q_{ik} : q_{ik} < p_i \}` the largest probability strictly below the true class's (0 if there is
+    none),
 
     .. math:: L_i = -(1 - p_i + r_i)^{\gamma_i} \log p_i .
 
@@ -282,9 +253,6 @@ def dual_focal_loss(logits: Tensor, labels: Tensor, *, gamma: Gamma) -> Tensor:
     Args:
         gamma: Strength, at least 0: a number, or a tensor ``[]`` or ``[B]``. The authors choose it per data set by validation;
             their class defaults to 0, which is plain cross-entropy.
-
-    Returns:
-        ``[B]``, at least 0.
 
     Example:
         >>> dual_focal_loss(torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([0]), gamma=2)
@@ -315,17 +283,14 @@ class DualFocalLoss(Loss, function=dual_focal_loss):
 def adafocal_loss(logits: Tensor, labels: Tensor, *, gammas: Tensor, edges: Tensor) -> Tensor:
     r"""Focal loss, or inverse focal loss, with the gamma of the bin that holds the true-class probability.
 
-    With :math:`p_i` the probability of the true class and :math:`\gamma_i` the gamma of the bin :math:`(e_{m-1}, e_m]` that
-    holds it (the first and last bins reach to 0 and 1): `focal_loss` where :math:`\gamma_i \ge 0`, else `inverse_focal_loss`
-    with :math:`|\gamma_i|`. The choice of bin is held constant in the gradient. Bins come from the top-label confidence of
-    validation data, yet are looked up by the *true-class* probability of training data, as in the paper.
+    With :math:`\gamma_i` the gamma of the bin :math:`(e_{m-1}, e_m]` that holds :math:`p_i` (the first and last bins reach to 0
+    and 1): `focal_loss` where :math:`\gamma_i \ge 0`, else `inverse_focal_loss` with :math:`|\gamma_i|`. The choice of bin is
+    held constant in the gradient. Bins come from the top-label confidence of validation data, yet are looked up by the
+    *true-class* probability of training data, as in the paper.
 
     Args:
         gammas: Gamma of each bin ``[M]``, of either sign.
         edges: Edges of the bins ``[M + 1]``, not falling.
-
-    Returns:
-        ``[B]``, at least 0.
 
     Example:
         >>> gammas, edges = torch.tensor([2.0, -1.0]), torch.tensor([0.0, 0.5, 1.0])
@@ -365,18 +330,8 @@ def adafocal_gammas(
     .. math:: \gamma_m \leftarrow \gamma_m e^{\lambda E_m} \text{ if } \gamma_m > 0, \text{ else } \gamma_m e^{-\lambda E_m};
 
     if then :math:`|\gamma_m| < S` the bin changes over, to :math:`-S` from a positive and to :math:`+S` from a negative gamma.
-    Switch and defaults are those of the released code.
-
-    Args:
-        gammas: Gammas ``[M]``.
-        gaps: Gaps ``[M]``, 0 for an empty bin.
-        rate: :math:`\lambda`, above 0.
-        switch: :math:`S`, above 0.
-        gamma_min: Least gamma.
-        gamma_max: Largest gamma.
-
-    Returns:
-        New gammas ``[M]``, clipped to ``[gamma_min, gamma_max]``.
+    Switch and defaults are those of the released code. ``gammas`` and ``gaps``, 0 for an empty bin, are ``[M]``; so are the new
+    gammas, which stay between ``gamma_min`` and ``gamma_max``.
 
     Example:
         >>> adafocal_gammas(torch.tensor([1.0, 0.21, -0.21]), torch.tensor([0.5, -0.1, 0.1]))
@@ -396,12 +351,8 @@ class AdaFocalLoss(Loss, function=adafocal_loss):
     Args:
         n_bins: Number of bins.
         gamma_init: Gamma of every bin at the start.
-        rate: Step of `adafocal_gammas`.
-        switch: Size of gamma below which a bin changes between focal and inverse focal loss.
-        gamma_min: Least gamma, negative.
-        gamma_max: Largest gamma.
-        shared: ``reduction`` ("sum" is how the authors train, with gradients clipped to norm 2), ``ignore_index`` and
-            ``weight``, as in `Loss`.
+        rate: As ``switch``, ``gamma_min`` and ``gamma_max`` in `adafocal_gammas`.
+        shared: As in `Loss`. The authors train with ``reduction="sum"`` and gradients clipped to norm 2.
 
     Example:
         >>> loss = AdaFocalLoss(n_bins=2)

@@ -25,14 +25,9 @@ _ROOT_EPS = 1e-12
 def mdca_penalty(logits: Tensor, labels: Tensor) -> Tensor:
     r"""Mean gap, over classes, between the mean probability of a class in the batch and its frequency there.
 
-    With :math:`q_i = \mathrm{softmax}(z_i)` over C classes, labels :math:`y_i` and batch size B,
-
     .. math:: \mathrm{MDCA} = \frac{1}{C} \sum_{k=1}^{C} \Bigl| \frac{1}{B} \sum_{i=1}^{B} (q_{ik} - [y_i = k]) \Bigr| .
 
     The authors' scripts add it with weight 1 to focal loss with gamma 1 (their argument parser's defaults are others).
-
-    Returns:
-        Scalar ``[]`` in ``[0, 2/C]``; 0 is best.
 
     Example:
         >>> mdca_penalty(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]))
@@ -55,14 +50,9 @@ class MDCA(Penalty, function=mdca_penalty):
 def dca_penalty(logits: Tensor, labels: Tensor) -> Tensor:
     r"""Gap between mean confidence and accuracy of the batch.
 
-    With top probability :math:`c_i`, correctness :math:`a_i` of the top class (no gradient) and batch size B,
-
     .. math:: \mathrm{DCA} = \Bigl| \frac{1}{B} \sum_{i=1}^{B} (c_i - a_i) \Bigr| .
 
     The authors' function adds it to cross-entropy with weight 10 by default; the comparison by Hebbalaguppe et al. has 1.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``; 0 is best.
 
     Example:
         >>> dca_penalty(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]))
@@ -94,9 +84,6 @@ def huber_dca_penalty(logits: Tensor, labels: Tensor, *, alpha: float = 0.005) -
     Args:
         alpha: Gap > 0 from which the penalty grows linearly. 0.005 is our choice: well below the sampling noise of a batch.
 
-    Returns:
-        Scalar ``[]``, at least 0; 0 is best.
-
     Example:
         >>> huber_dca_penalty(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]), alpha=0.1)  # 0.1 (0.25 - 0.05)
         tensor(0.0200)
@@ -124,7 +111,7 @@ def dece_penalty(
 ) -> Tensor:
     r"""Expected calibration error made differentiable: soft bin membership and soft accuracy.
 
-    With top probability :math:`c_i`, soft accuracy :math:`\pi_i` (`all_pairs_accuracy`), batch size B, M bins and memberships
+    With soft accuracy :math:`\pi_i` (`all_pairs_accuracy`), M bins and memberships
 
     .. math:: u_{im} = \mathrm{softmax}_m \frac{m\,c_i - \sum_{l=0}^{m-1} l/M}{t}, \quad m = 1 \dots M, \qquad
         \mathrm{DECE} = \frac{1}{B} \sum_{m=1}^{M} \Bigl| \sum_{i=1}^{B} u_{im} (\pi_i - c_i) \Bigr|
@@ -138,9 +125,6 @@ def dece_penalty(
         n_bins: Number of bins ``M``; 15 in the released code.
         bin_temperature: Softness ``t`` of the bins, > 0; 0.01 in the released code.
         sharpness: Slope of the soft accuracy, > 0; 100 in the released code.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``; 0 is best.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])  # both with confidence 0.8808, one of them right
@@ -169,8 +153,7 @@ class DECE(Penalty, function=dece_penalty):
 def sb_ece_penalty(logits: Tensor, labels: Tensor, *, n_bins: int = 15, bin_temperature: float = 0.01, p: Order = 2) -> Tensor:
     r"""Expected calibration error with a soft membership of every sample in every bin.
 
-    With top probability :math:`c_i`, correctness :math:`a_i` of the top class (no gradient), batch size B, bin centres
-    :math:`\xi_m = (m - 1/2)/M` and memberships
+    With bin centres :math:`\xi_m = (m - 1/2)/M` and memberships
 
     .. math:: u_{im} = \mathrm{softmax}_m \bigl( -(c_i - \xi_m)^2 / T \bigr), \qquad
         \mathrm{SB\text{-}ECE}_p = \Bigl( \sum_{m=1}^{M} \frac{S_m}{B} \bigl| A_m - C_m \bigr|^p \Bigr)^{1/p}
@@ -183,9 +166,6 @@ def sb_ece_penalty(logits: Tensor, labels: Tensor, *, n_bins: int = 15, bin_temp
         n_bins: Number of bins ``M``; 15, as usual for ECE.
         bin_temperature: Softness ``T`` of the bins, > 0. The paper tunes it; 0.01 lets about two bins share a sample.
         p: Order of the norm: 1, or 2 as in the paper and the released code.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``; 0 is best.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])  # both with confidence 0.8808, one of them right
@@ -227,9 +207,6 @@ def label_binned_sb_ece_penalty(logits: Tensor, labels: Tensor, *, n_bins: int =
     Args:
         n_bins: Number of bins ``M``.
         bin_temperature: Softness ``T`` of the bins, > 0; as in `sb_ece_penalty`.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``; 0 is best.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])  # both with confidence 0.8808, one of them right

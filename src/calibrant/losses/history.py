@@ -31,9 +31,6 @@ def crl_penalty(logits: Tensor, labels: Tensor, correctness: Tensor, *, score: S
         correctness: ``[B]`` in [0, 1], the share of earlier epochs in which each sample was right; `CRL` keeps it.
         score: "confidence" (the released default), "entropy" or "margin".
 
-    Returns:
-        Scalar ``[]`` in ``[0, 2]``; 0 is best.
-
     Example:
         >>> logits = torch.zeros(2, 2)  # equally confident, though the first was right twice as often
         >>> crl_penalty(logits, torch.tensor([0, 1]), torch.tensor([1.0, 0.5]))
@@ -69,12 +66,7 @@ class CRL(Penalty, function=crl_penalty):
 
     Args:
         num_samples: Size of the training set.
-        score: "confidence", "entropy" or "margin".
-        ignore_index: Label of the samples to leave out, or None.
-
-    Attributes:
-        times_right: Buffer ``[num_samples]``, the counts r.
-        epochs: Buffer ``[]``, the number E of epochs ended.
+        score: As in `crl_penalty`.
 
     Example:
         >>> crl = CRL(num_samples=100)
@@ -141,11 +133,6 @@ class ConfidencePruner(nn.Module):
         ema: Share in [0, 1) of the old average kept at an update.
         fraction: Share in [0, 1) of the kept samples dropped at each pruning.
         every: Epochs between prunings.
-
-    Attributes:
-        confidence: Buffer ``[num_samples]``, the moving averages; NaN where never seen.
-        kept: Buffer ``[num_samples]``, True for samples still in training.
-        epoch: Buffer ``[]``, epochs ended so far.
 
     Example:
         >>> pruner = ConfidencePruner(num_samples=4, fraction=0.25, every=1)

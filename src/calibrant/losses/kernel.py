@@ -37,7 +37,7 @@ _EDGE = 1e-6
 def mmce_penalty(logits: Tensor, labels: Tensor, *, scale: float = 0.4, squared: bool = False) -> Tensor:
     r"""Kernel mean of the gap between correctness and confidence; for a calibrated model it falls to 0 as the batch grows.
 
-    With top probability :math:`c_i`, correctness :math:`a_i` of the top class (no gradient), batch size B and ``scale`` s,
+    With ``scale`` s,
 
     .. math:: \mathrm{MMCE}^2 = \frac{1}{B^2} \sum_{i=1}^{B} \sum_{j=1}^{B} (a_i - c_i)(a_j - c_j)\, e^{-|c_i - c_j| / s} .
 
@@ -48,9 +48,6 @@ def mmce_penalty(logits: Tensor, labels: Tensor, *, scale: float = 0.4, squared:
     Args:
         scale: Width ``s`` of the Laplace kernel, > 0; 0.4 in the paper and its code (written there as 2 * 0.2).
         squared: Return MMCE² instead of MMCE.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``; 0 is best.
 
     Example:
         >>> mmce_penalty(torch.zeros(1, 2), torch.tensor([1]))  # one example, confidence 1/2, wrong
@@ -78,8 +75,7 @@ def weighted_mmce_penalty(
 ) -> Tensor:
     r"""MMCE with right and wrong predictions weighted equally, however many there are of each.
 
-    With top probability :math:`c`, the set R of m right and the set W of n wrong predictions, and kernel
-    :math:`k_{ij} = e^{-|c_i - c_j| / s}`,
+    With the set R of m right and the set W of n wrong predictions, and kernel :math:`k_{ij} = e^{-|c_i - c_j| / s}`,
 
     .. math:: \mathrm{MMCE}_w^2 = \sum_{i,j \in R} \frac{(1 - c_i)(1 - c_j)\,k_{ij}}{m^2}
         + \sum_{i,j \in W} \frac{c_i c_j\,k_{ij}}{n^2}
@@ -93,9 +89,6 @@ def weighted_mmce_penalty(
         scale: Width ``s`` of the Laplace kernel, > 0; 0.4 in the paper and its code.
         normalization: "paper" or "official" (as the released code).
         squared: Return the square instead of its root.
-
-    Returns:
-        Scalar ``[]``, at least 0; 0 is best.
 
     Example:
         >>> logits = torch.zeros(2, 2)  # one right and one wrong prediction, both with confidence 1/2
@@ -142,7 +135,7 @@ def sece_penalty(
 ) -> Tensor:
     r"""Mean gap between each confidence and the accuracy of the samples around it.
 
-    With top probability :math:`c_i`, accuracies :math:`\pi_j`, batch size B and ``bandwidth`` h,
+    With accuracies :math:`\pi_j` and ``bandwidth`` h,
 
     .. math:: \mathrm{SECE} = \frac{1}{B} \sum_{i=1}^{B} \Bigl| \frac{\sum_j \pi_j K_{ij}}{\sum_j K_{ij}} - c_i \Bigr|,
         \qquad K_{ij} = e^{-(c_i - c_j)^2 / 2h^2}
@@ -209,7 +202,7 @@ class SECE(Penalty, function=sece_penalty):
 def skce_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.1) -> Tensor:
     r"""Mean product of the gaps of two different samples, weighted by how close their confidences are.
 
-    With top probability :math:`c_i`, correctness :math:`a_i` of the top class (no gradient), batch size B and ``bandwidth`` h,
+    With ``bandwidth`` h,
 
     .. math:: \mathrm{SKCE} = \frac{1}{B (B - 1)} \sum_{i \ne j} (a_i - c_i)(a_j - c_j)\, e^{-(c_i - c_j)^2 / 2h^2} .
 
@@ -248,7 +241,7 @@ class SKCE(Penalty, function=skce_penalty):
 def kde_ece_penalty(logits: Tensor, labels: Tensor, *, bandwidth: float = 0.01, p: Order = 1) -> Tensor:
     r"""Mean gap between each confidence and a Beta-kernel estimate of accuracy there, from the other samples.
 
-    With top probability :math:`c_i`, correctness :math:`a_i` of the top class (no gradient), batch size B and ``bandwidth`` b,
+    With ``bandwidth`` b,
 
     .. math:: \mathrm{ECE}^{\mathrm{KDE}}_p = \frac{1}{B} \sum_{i=1}^{B} \Bigl|
         \frac{\sum_{j \ne i} k_{ij}\, a_j}{\sum_{j \ne i} k_{ij}} - c_i \Bigr|^p, \qquad

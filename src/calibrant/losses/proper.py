@@ -16,7 +16,7 @@ from calibrant.losses.base import Loss, Objective, WeightedSum, checked, widen
 def cross_entropy_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
     r"""Negative log-likelihood of the label, or of a target distribution, optionally smoothed.
 
-    With :math:`q_i = \mathrm{softmax}(z_i)` over C classes, label :math:`y_i` and smoothing :math:`\epsilon`,
+    With smoothing :math:`\epsilon`,
 
     .. math:: L_i = -\sum_{k=1}^{C} t_{ik} \log q_{ik}, \qquad t_{ik} = (1 - \epsilon)\,[k = y_i] + \epsilon / C .
 
@@ -26,9 +26,6 @@ def cross_entropy_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float
 
     Args:
         label_smoothing: Smoothing :math:`\epsilon` in [0, 1). 0 is plain cross-entropy; 0.05 and 0.1 are usual.
-
-    Returns:
-        ``[B]``, at least 0.
 
     Example:
         >>> cross_entropy_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
@@ -55,8 +52,6 @@ class CrossEntropyLoss(Loss, function=cross_entropy_loss):
 
 def brier_loss(logits: Tensor, labels: Tensor) -> Tensor:
     r"""Squared distance between predicted probabilities and the target, summed over classes.
-
-    With :math:`q_i = \mathrm{softmax}(z_i)` over C classes and label :math:`y_i`,
 
     .. math:: L_i = \sum_{k=1}^{C} (q_{ik} - [k = y_i])^2 .
 
@@ -146,9 +141,6 @@ def mixup_loss(
         labels_b: Class indices ``[B]`` of those mixed into them.
         lam: Proportion :math:`\lambda` in [0, 1] of the first ones: a number, or a tensor ``[]`` or ``[B]``.
         base: Per-sample loss.
-
-    Returns:
-        ``[B]``.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0]])

@@ -25,7 +25,7 @@ _BLOCK = 2**22
 def avuc_penalty(logits: Tensor, labels: Tensor, *, threshold: float | Tensor = 1.0, beta: float = 3.0) -> Tensor:
     r"""Penalty for being uncertain where right or certain where wrong, certain meaning an entropy below a threshold.
 
-    With top probability :math:`c_i`, entropy :math:`u_i` of the softmax, threshold :math:`u_{th}` and the soft counts
+    With entropy :math:`u_i` of the softmax, threshold :math:`u_{th}` and the soft counts
 
     .. math::
         n_{AC} &= \sum_{\text{right},\, u_i \le u_{th}} c_i (1 - \tanh u_i), &
@@ -41,9 +41,6 @@ def avuc_penalty(logits: Tensor, labels: Tensor, *, threshold: float | Tensor = 
     Args:
         threshold: Entropy in nats above which a prediction is uncertain: a number or a tensor ``[]``.
         beta: Weight inside the penalty; 3 in the released CIFAR and ImageNet scripts.
-
-    Returns:
-        Scalar ``[]``, at least 0; 0 is best.
 
     Example:
         >>> logits = torch.tensor([[4.0, 0.0], [4.0, 0.0]])  # two certain predictions, the second is wrong
@@ -84,16 +81,7 @@ def avuc_threshold(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class AvUC(Penalty, function=avuc_penalty):
-    """`avuc_penalty` as a module whose threshold can follow the training.
-
-    Args:
-        threshold: Entropy in nats to start with.
-        beta: Weight inside the penalty.
-        ignore_index: Label of the samples to leave out, or None.
-
-    Attributes:
-        current_threshold: Buffer ``[]``, the threshold in use; saved with the module's state.
-    """
+    """`avuc_penalty` as a module whose threshold can follow the training: the buffer ``current_threshold``."""
 
     current_threshold: Tensor
 
@@ -140,9 +128,6 @@ def soft_avuc_penalty(logits: Tensor, labels: Tensor, *, temperature: float = 0.
         threshold: Normalised entropy :math:`\kappa` in (0, 1) of a prediction half certain. The paper tunes it; 0.5 is the
             released code's helper's default.
 
-    Returns:
-        Scalar ``[]``, at least 0; 0 is best.
-
     Example:
         >>> logits = torch.tensor([[4.0, 0.0], [4.0, 0.0]])  # two certain predictions, the second is wrong
         >>> soft_avuc_penalty(logits, torch.tensor([0, 1]))  # ln 2: as much wrong as right
@@ -175,8 +160,6 @@ class SoftAvUC(Penalty, function=soft_avuc_penalty):
 def confidence_penalty(logits: Tensor, labels: Tensor) -> Tensor:
     r"""Negative mean entropy of the predictions.
 
-    With :math:`q_i = \mathrm{softmax}(z_i)` over C classes and batch size B,
-
     .. math:: P = -\frac{1}{B} \sum_{i=1}^{B} H(q_i), \qquad H(q) = -\sum_{k=1}^{C} q_k \log q_k .
 
     The paper's weight is 0.1 for most tasks. The code of MbLS and CALS averages entropy over classes: their weight is C times
@@ -202,7 +185,7 @@ class ConfidencePenalty(Penalty, function=confidence_penalty):
 def mbls_penalty(logits: Tensor, labels: Tensor, *, margin: float = 10.0) -> Tensor:
     r"""Mean amount by which logits fall behind the largest one by more than a margin.
 
-    With logits :math:`z_{ik}` of a batch of B with C classes and m the ``margin``,
+    With m the ``margin``,
 
     .. math:: P = \frac{1}{B C} \sum_{i=1}^{B} \sum_{k=1}^{C} \bigl[ \max_j z_{ij} - z_{ik} - m \bigr]_+ .
 
@@ -211,9 +194,6 @@ def mbls_penalty(logits: Tensor, labels: Tensor, *, margin: float = 10.0) -> Ten
 
     Args:
         margin: Distance ``m`` >= 0 left unpunished; 10 in the released configuration (6 for CIFAR-10 in the paper).
-
-    Returns:
-        Scalar ``[]``, at least 0; 0 where all logits are within the margin.
 
     Example:
         >>> mbls_penalty(torch.tensor([[9.0, 3.0, 0.0]]), torch.tensor([0]), margin=5)  # (0 + 1 + 4) / 3
@@ -242,8 +222,7 @@ def acls_penalty(
 ) -> Tensor:
     r"""Squared hinge on a large top logit, and on the logits that fall far behind it.
 
-    With logits :math:`z_{ik}` of a batch of B with C classes, :math:`\hat z_i = \max_k z_{ik}`, sg a stop of the gradient
-    and m the ``margin``,
+    With :math:`\hat z_i = \max_k z_{ik}`, sg a stop of the gradient and m the ``margin``,
 
     .. math:: R = \frac{\lambda_1}{B} \sum_{i=1}^{B} \bigl[ \hat z_i - m \bigr]_+^2
         + \frac{\lambda_2}{B (C - 1)} \sum_{i=1}^{B} \sum_{k:\, z_{ik} < \hat z_i}
@@ -256,9 +235,6 @@ def acls_penalty(
         margin: ``m`` >= 0; 10 in the released code (its Tiny-ImageNet setting).
         top_weight: :math:`\lambda_1` >= 0; 1 in the released code.
         rest_weight: :math:`\lambda_2` >= 0; 0.1 in the released code.
-
-    Returns:
-        Scalar ``[]``, at least 0.
 
     Example:
         >>> acls_penalty(torch.tensor([[4.0, 1.0, -2.0]]), torch.tensor([0]), margin=2)  # 2² + 0.1 (1² + 4²) / 2
@@ -286,7 +262,7 @@ class ACLS(Penalty, function=acls_penalty):
 def cpc_penalty(logits: Tensor, labels: Tensor, *, bdc_weight: float = 0.1, bec_weight: float = 1.0) -> Tensor:
     r"""Binary constraints between classes: the true one above every other, the others level with each other.
 
-    With logits :math:`z`, labels :math:`y`, a batch of B and C classes, :math:`\mathrm{CPC}` is
+    :math:`\mathrm{CPC}` is
 
     .. math:: -\frac{\lambda_d}{B (C - 1)} \sum_{i=1}^{B} \sum_{k \ne y_i} \log \sigma(z_{iy_i} - z_{ik})
         - \frac{\lambda_e}{2 B (C - 1)(C - 2)} \sum_{i=1}^{B} \sum_{j \ne y_i} \sum_{k \ne y_i} \log \sigma(z_{ij} - z_{ik}) .
@@ -298,9 +274,6 @@ def cpc_penalty(logits: Tensor, labels: Tensor, *, bdc_weight: float = 0.1, bec_
     Args:
         bdc_weight: :math:`\lambda_d` >= 0 of the discrimination constraints; 0.1 in the port in CALS.
         bec_weight: :math:`\lambda_e` >= 0 of the exclusion constraints; 1.0 there. 0 leaves the sum out, and its cost.
-
-    Returns:
-        Scalar ``[]``, at least 0.
 
     Example:
         >>> cpc_penalty(torch.zeros(1, 4), torch.tensor([0]))  # 0.1 ln 2 + 9 ln 2 / 12

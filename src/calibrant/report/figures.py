@@ -6,7 +6,7 @@ Reliability diagrams are in `reliability`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,6 @@ from calibrant.report.save import (
     tell,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
@@ -467,19 +465,18 @@ def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = N
 def _draw_points(ax: Axes, panel: GammaPanel) -> None:
     # Wrong predictions are few, so that they are drawn over the right ones, and larger.
     faint = float(np.clip(1500 / len(panel.gamma), 0.15, 0.7))
-    looks = ((True, "right", PALETTE["sky"], ".", 1.5, faint), (False, "wrong", PALETTE["vermillion"], "x", 2.5, 0.6))
-    for right, name, color, marker, size, alpha in looks:
+    clouds = {True: ("right", PALETTE["sky"], ".", 1.5, faint), False: ("wrong", PALETTE["vermillion"], "x", 2.5, 0.6)}
+    for right, (name, color, marker, size, alpha) in clouds.items():
         chosen = panel.correct == right
-        points: dict[str, Any] = {"linestyle": "none", "marker": marker, "markersize": size, "markeredgewidth": 0.5}
+        look = {"marker": marker, "markersize": size, "markeredgewidth": 0.5, "color": color, "alpha": alpha, "label": name}
         # As dots: ten thousand vectors would make a slow page.
-        ax.plot(panel.confidence[chosen], panel.gamma[chosen], color=color, alpha=alpha, label=name, rasterized=True, **points)
-    for right, name, color, line in ((True, "right", PALETTE["blue"], "-"), (False, "wrong", "black", (0, (3, 1)))):
+        ax.plot(panel.confidence[chosen], panel.gamma[chosen], linestyle="none", rasterized=True, **look)  # type: ignore[arg-type]
+    for right, color, line in ((True, PALETTE["blue"], "-"), (False, "black", (0, (3, 1)))):
         x, y = panel.means.get(right, ((), ()))
         if len(x):
             ax.plot(x, y, color="white", linewidth=2.6, zorder=3)
-            ax.plot(
-                x, y, color=color, linestyle=line, linewidth=1.4, marker="o", markersize=2.5, zorder=4, label=f"{name}, mean"
-            )
+            name = f"{clouds[right][0]}, mean"
+            ax.plot(x, y, color=color, linestyle=line, linewidth=1.4, marker="o", markersize=2.5, zorder=4, label=name)
     ax.grid()
 
 
@@ -594,8 +591,6 @@ def draw_all(
 ) -> Drawing:
     """Write every figure that the runs allow, as PNG and PDF: one set for each data set and network.
 
-    Rows of unknown network are in the set of every network of their data, and have one of their own where there is none.
-
     Args:
         entries: Runs and predictions of any number of data sets.
         out_folder: Where the files go; made if it is not there.
@@ -657,26 +652,19 @@ def page_charts(groups: Sequence[Group]) -> list[dict[str, object]]:
     """
     view: list[dict[str, object]] = []
     for name, kind in FIGURES.items():
-        pictures = [
-            {"place": place, "choice": choice, "svg": svg}
-            for place, group in enumerate(groups)
-            for choice, svg in _pictures(f"{name}-{place}", kind, group)
-        ]
-        choices = [choice for choice in kind.choices if any(choice == picture["choice"] for picture in pictures)]
-        if choices:
+        pictures = []
+        for place, group in enumerate(groups if kind.choices else ()):
+            records = _records(kind, group, seed=group.common_seed)
+            for number, (choice, options) in enumerate(kind.choices.items()):
+                shown = [record for record in records if all(key in record.bands for key in options.get("keys", ()))]
+                if len(shown) >= kind.least:
+                    label = f"{kind.title}{f': {choice}' if choice else ''}, {group.title}."
+                    svg = svg_element(kind.draw(shown, **options), name=f"{name}-{place}-{number}", label=label)
+                    pictures.append({"place": place, "choice": choice, "svg": svg})
+        if pictures:
+            choices = [choice for choice in kind.choices if choice in {picture["choice"] for picture in pictures}]
             view.append({"name": name, "title": kind.title, "about": kind.about, "choices": choices, "pictures": pictures})
     return view
-
-
-def _pictures(name: str, kind: FigureKind, group: Group) -> Iterator[tuple[str, str]]:
-    if not kind.choices:
-        return
-    records = _records(kind, group, seed=group.common_seed)
-    for number, (choice, options) in enumerate(kind.choices.items()):
-        shown = [record for record in records if all(key in record.bands for key in options.get("keys", ()))]
-        if len(shown) >= kind.least:
-            label = f"{kind.title}{f': {choice}' if choice else ''}, {group.title}."
-            yield choice, svg_element(kind.draw(shown, **options), name=f"{name}-{number}", label=label)
 
 
 def swatch(row: Row, name: str) -> str:

@@ -175,10 +175,10 @@ def render_page(
     view: dict[str, object] = {"verdict": verdict, "title": title or ", ".join(filter(None, names)) or "Runs compared"}
     view |= {"examined": examined, "repaired": repaired, "runs": None, "tables": tables, "version": __version__}
     data: dict[str, object] = {"runs": [], "predictions": None, "gridStops": GRID_STOPS}
+    view["after"] = after = None if repaired is None or repaired.name == "none" else repaired.after
     if examined is not None:
-        after = None if repaired is None or repaired.name == "none" else repaired.after
         data["predictions"] = _predictions_data(examined, after, repaired, n_resamples=n_resamples, seed=seed)
-        view |= _predictions_view(examined, after, repaired)
+        view["mistakes"] = confident_mistakes(examined.predictions, None if after is None else after.predictions)
     if entries:
         charts, data["runs"] = _run_charts(entries)
         view["runs"] = charts | table_view(rows, tables) | {"notes": notes, "is_told_best": told is not None}
@@ -263,6 +263,8 @@ def _fill(view: dict[str, object], data: dict[str, object]) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    writers = (direction, judge, table_rows, write_estimate, write_interval, write_p, write_value)
+    environment.globals |= {"METRICS": METRICS, "name_of": _label, **{writer.__name__: writer for writer in writers}}
     style, theme, *parts = (environment.loader.get_source(environment, n)[0] for n in ("style.css", "theme.js", *_SCRIPTS))  # type: ignore[union-attr]
     script = '"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n"
     return environment.get_template("page.html").render(
@@ -280,63 +282,6 @@ def _fill(view: dict[str, object], data: dict[str, object]) -> str:
 def script_hash(script: str) -> str:
     """Return what a content security policy calls a script: only the scripts it names may run."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _predictions_view(examined: Examined, after: Examined | None, repaired: Repair | None) -> dict[str, object]:
-    """What the template writes."""
-    return {
-        "has_after": after is not None,
-        "repair_label": "" if repaired is None else _label(repaired.name),
-        "figures": key_figures(examined.scores, after),
-        "metrics": metric_rows(examined.scores, None if after is None else repaired),
-        "calibrators": [] if repaired is None else [calibrator_row(entry, repaired.name) for entry in repaired.candidates],
-        "mistakes": confident_mistakes(examined.predictions, None if after is None else after.predictions),
-    }
-
-
-def metric_rows(scores: Scores, repaired: Repair | None) -> list[dict[str, object]]:
-    """Every metric, values and intervals as ``calibrant measure`` writes them, and the paired test of the difference."""
-    rows = []
-    for key, metric, begins in table_rows(scores):
-        row: dict[str, object] = {"key": key, "name": metric.label, "meaning": metric.meaning, "starts_group": begins}
-        row["before"] = write_estimate(scores[key], metric)
-        if repaired is not None:
-            test = repaired.paired[key]
-            row |= {"after": write_estimate(repaired.after.scores[key], metric), "p_value": write_p(test.p_value)}
-            row |= {"change": write_estimate(test, metric, signed=True), "judgement": judge(key, test)}
-        rows.append(row)
-    return rows
-
-
-def calibrator_row(candidate: Candidate, chosen: str) -> dict[str, object]:
-    """How a calibrator did in the cross-validation and on the test data, as text."""
-    gain = None if candidate.name == "none" else candidate.gain
-    keys = ("error", "nll", "ece")
-    return {
-        "name": _label(candidate.name),
-        "chosen": candidate.name == chosen,
-        "failure": candidate.failure,
-        "kept": candidate.preserves_accuracy,
-        "held_out": write_value(candidate.held_out, "nats"),
-        "gain": write_estimate(gain, METRICS["nll"], signed=True) if gain else ("", ""),
-        **{key: write_estimate(candidate.scores[key], METRICS[key]) for key in keys if candidate.scores is not None},
-    }
-
-
-def key_figures(scores: Scores, after: Examined | None) -> list[dict[str, str]]:
-    """The few numbers that stand large under the verdict: name, value, value after a repair, and a note."""
-    cards = (
-        ("ece", "Calibration error (ECE)", f"{write_value(scores.ece_if_calibrated.mean, '%')} if calibrated"),
-        ("signed_gap", "Confidence − accuracy", direction(scores)),
-        ("error", "Error rate", f"95% interval {write_interval(scores['error'], '%')}"),
-        ("nll", "Negative log-likelihood", "nats an example"),
-    )
-    figures = []
-    for key, name, note in cards:
-        value = write_estimate(scores[key], METRICS[key])[0]
-        later = value if after is None else write_estimate(after.scores[key], METRICS[key])[0]
-        figures.append({"key": key, "name": name, "value": value, "after": "" if later == value else later, "note": note})
-    return figures
 
 
 def _predictions_data(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -16,7 +17,6 @@ from calibrant.metrics.table import score_metrics
 from calibrant.metrics.verdict import SIGNIFICANT, join_words, write_interval, write_percent, write_value
 from calibrant.report.rows import Group, Row, group_rows
 
-# Metrics of the comparison table.
 # Behind a value that differs from that of the first row, as in tables.
 _MARK = "†"
 # Data set of predictions whose file cannot say it; see `calibrant.grid.collect`.
@@ -24,12 +24,9 @@ _UNKNOWN = "?"
 
 
 class Verdict(NamedTuple):
-    """What stands at the top of a page.
+    """What stands at the top of a page: a few words, paragraphs, and the tone that decides the colour.
 
-    Attributes:
-        headline: A few words.
-        sentences: What stands behind them, a paragraph each.
-        tone: "over", "under", "both", "good" or "unsure", and "runs" for a comparison: decides the colour.
+    The tone is "over", "under", "both", "good" or "unsure", and "runs" for a comparison.
     """
 
     headline: str
@@ -95,6 +92,21 @@ class RunRow(Row):
         values = self.values(key)
         return math.fsum(values) / len(values) if values else math.nan
 
+    def cell(self, key: str) -> dict[str, object]:
+        """Mean and standard deviation over seeds as text; a single run has its own interval instead."""
+        values, unit = self.values(key), METRICS[key].unit
+        if not values:
+            return {"value": "", "mark": "", "spread": "", "is_best": False}
+        spread = f"± {write_value(statistics.stdev(values), unit).removesuffix('%')}" if len(values) > 1 else ""
+        mark = _MARK if self.told.p_values.get(key, 1.0) < SIGNIFICANT else ""
+        interval = write_interval(next(entry.scores[key] for entry in self.runs if key in entry.scores), unit)
+        return {
+            "value": write_value(self.mean(key), unit),
+            "mark": mark,
+            "spread": spread or interval,
+            "is_best": key in self.told.best,
+        }
+
 
 def place_of(group: Group) -> str:
     """Return what a page calls a data set and network."""
@@ -106,7 +118,7 @@ def _data_of(group: Group) -> str:
 
 
 def group_entries(entries: Sequence[Entry], *, told: Sequence[InTable] | None = None) -> list[RunRow]:
-    """Put the seeds of each row together; a row of unknown network is there once for every network of its data set.
+    """Put the seeds of each row together.
 
     Args:
         entries: Runs, in any order.
@@ -141,22 +153,13 @@ def table_view(rows: Sequence[RunRow], tables: Sequence[FinishedTable]) -> dict[
 
     Where one of them shows every metric of this table but the Brier score, this one is closed until a reader opens it.
     """
-    keys = [key for key in columns_of(entry for row in rows for entry in row.runs) if any(row.values(key) for row in rows)]
-    heads = list(dict.fromkeys(head for row in rows for head in row.told.info))
-    several = len({row.place for row in rows}) > 1
+    keys = columns_of(entry for row in rows for entry in row.runs)
     tested = {key for row in rows for key in row.told.p_values}
-    found: dict[int, dict[str, object]] = {}
-    for row in rows:
-        # Under the heading of one network among several, it would be taken for a run of that.
-        stranger = "Network unknown." if several and row.runs[0].model is None and row.place != row.data else ""
-        view = {"label": row.label, "place": row.place, "seeds": len(row.runs)}
-        view |= {"info": [row.told.info.get(head, "") for head in heads], "cells": [_cell(row, key) for key in keys]}
-        # A row of unknown network is in several places, and once in the table.
-        found.setdefault(id(row.runs[0]), view | {"note": " ".join(filter(None, (stranger, row.size_note)))})
     shown = {short_name(key) for key in keys if key != "brier"}
     return {
-        "heads": [*heads, *(short_name(key) for key in keys)],
-        "parts": [(place, list(part)) for place, part in groupby(found.values(), key=lambda row: row["place"])],
+        "info": list(dict.fromkeys(head for row in rows for head in row.told.info)),
+        "columns": {key: short_name(key) for key in keys},
+        "parts": [(place, list(part)) for place, part in groupby(rows, key=lambda row: row.place)],
         "untested": join_words([short_name(key) for key in keys if key not in tested] or [""]) if tested else "",
         "is_repeated": any(shown <= {head.removesuffix(" (%)") for head in table.heads} for table in tables),
         "has_seeds": any(len(row.runs) > 1 for row in rows),
@@ -170,20 +173,6 @@ def short_name(key: str) -> str:
     return name[0].upper() + name[1:]
 
 
-def _cell(row: RunRow, key: str) -> dict[str, object]:
-    """Mean and standard deviation over seeds; a single run has its own interval instead."""
-    values, unit = row.values(key), METRICS[key].unit
-    if not values:
-        return {"value": "", "mark": "", "spread": "", "is_best": False}
-    if len(values) > 1:
-        deviation = math.sqrt(math.fsum((value - row.mean(key)) ** 2 for value in values) / (len(values) - 1))
-        spread = f"± {write_value(deviation, unit).removesuffix('%')}"
-    else:
-        spread = write_interval(next(entry.scores[key] for entry in row.runs if key in entry.scores), unit)
-    mark = _MARK if row.told.p_values.get(key, 1.0) < SIGNIFICANT else ""
-    return {"value": write_value(row.mean(key), unit), "mark": mark, "spread": spread, "is_best": key in row.told.best}
-
-
 def give_runs_verdict(rows: Sequence[RunRow], *, n_runs: int) -> Verdict:
     """Say what comparing ``n_runs`` runs found, with a paragraph for each data set and network.
 
@@ -194,18 +183,17 @@ def give_runs_verdict(rows: Sequence[RunRow], *, n_runs: int) -> Verdict:
     found = [_tell_place(here, rows) for here in places]
     sentences = found[0] if len(found) == 1 else [" ".join(told) for told in found]
     runs = "1 run" if n_runs == 1 else f"{n_runs} runs"
-    return Verdict(f"{_tell_rows(places[0], rows)}, {runs}", tuple(sentences), "runs")
+    return Verdict(f"{_tell_rows(rows)}, {runs}", tuple(sentences), "runs")
 
 
-def _tell_rows(here: Sequence[RunRow], rows: Sequence[RunRow]) -> str:
+def _tell_rows(rows: Sequence[RunRow]) -> str:
     """Say how many methods there are, and on what."""
-    methods = len({row.runs[0].method for row in here})
-    several = f"{len(here)} methods" if len(here) > 1 else here[0].label
-    if methods < len(here):
-        several = f"{len(here)} rows of {methods} method{'s' if methods > 1 else ''}"
-    data, places = len({row.data for row in rows}), len({row.place for row in rows})
-    one = f"{here[0].data} with {places} networks" if places > 1 else here[0].place
-    return several + (f" on {data} data sets" if data > 1 else f" on {one}" if one else "")
+    methods, labels = len({row.runs[0].method for row in rows}), len({row.label for row in rows})
+    several = f"{methods} methods" if methods == labels else f"{labels} rows of {methods} method{'s' * (methods > 1)}"
+    data, networks = len({row.data for row in rows}), len({row.runs[0].model for row in rows} - {None})
+    one = f"{rows[0].data} with {networks} networks" if networks > 1 else rows[0].place
+    where = f" on {data} data sets" if data > 1 else f" on {one}" if one else ""
+    return (several if labels > 1 else rows[0].label) + where
 
 
 def _tell_place(here: Sequence[RunRow], rows: Sequence[RunRow]) -> list[str]:
@@ -295,13 +283,10 @@ def labels_not_told(rows: Sequence[RunRow], leaders: Mapping[str, RunRow]) -> di
     found = {}
     for key, best in leaders.items():
         rivals = [row for row in rows if row is not best and not row.size_note and row.mean(key) >= best.mean(key)]
-        told = {id(row): _in_table(best, row, key) for row in rivals}
-        others = [row for row in rivals if told[id(row)] is None]
-        corrected = holm([_p_value(best, row, key) for row in others])
-        told |= {id(row): p for row, p in zip(others, corrected, strict=True)}
-        found[key] = [
-            row.label for row in rivals if (_meet(best, row, key) if (p := told[id(row)]) is None else not p < SIGNIFICANT)
-        ]
+        p_values = [_in_table(best, row, key) for row in rivals]
+        corrected = iter(holm([_p_value(best, row, key) for row, p in zip(rivals, p_values, strict=True) if p is None]))
+        tested = [(row, next(corrected) if p is None else p) for row, p in zip(rivals, p_values, strict=True)]
+        found[key] = [row.label for row, p in tested if (_meet(best, row, key) if p is None else not p < SIGNIFICANT)]
     return found
 
 

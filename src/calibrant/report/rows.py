@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,12 +13,10 @@ from calibrant.core.scores import Entry
 from calibrant.data import data_name
 from calibrant.metrics.diagram import PALETTE
 
-# A recipe's key at the beginning of a setting, and what of it a label can do without.
-_SETTING = re.compile(r"(?:^|(?<=, ))([\w.]+)(?==)")
-_PREFIX = re.compile(r"^(?:train|method\.options|optim|data)\.")
+# What a label can do without at the beginning of a setting.
+_PREFIX = re.compile(r"(^|, )(?:train|method\.options|optim|data)\.(?=[\w.]+=)")
 # Settings are folded where they do not fit, so that more of them can be shown than of a name.
 _LONGEST, _LONGEST_SETTINGS = 40, 120
-_NO_NETWORK = "network unknown"
 
 Dashes = str | tuple[float, tuple[float, ...]]
 # What the record of a method says: colour of the palette, marker, and line.
@@ -35,8 +33,6 @@ _LINES: dict[str, Dashes] = {
 _MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "d", "p", "h", "8")
 # Colours in the order in which they are given to names without one of their own.
 _SPARE = ("purple", "blue", "orange", "grey", "sky", "green", "vermillion", "black")
-# So many variants keep the colour of their method, where other colours are free for the rest.
-_SAME_COLOR = 3
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class Style:
 
 
 class Key(NamedTuple):
-    """What the seeds of a row share, on one data set and network."""
+    """What the seeds of a row share, on one data set."""
 
     method: str
     preset: str | None
@@ -117,8 +113,7 @@ def group_rows(entries: Sequence[Entry]) -> list[Group]:
 
     A label is the method's, with the preset where it is not the only one of the method, with the settings (``key=value``) that
     the preset names, and with the epochs where the rows of a group differ in them. A method has the same colour, marker and
-    line in all groups. A row whose network is not known stands in the group of every network of its data set, and in one of its
-    own where there is none.
+    line in all groups. A row of unknown network joins the first network of its data set, as in tables.
 
     Args:
         entries: Runs, in any order.
@@ -128,44 +123,28 @@ def group_rows(entries: Sequence[Entry]) -> list[Group]:
     """
     if not entries:
         raise ValueError("group_rows: `entries` must hold at least one run, got none.")
-    networks: dict[str, dict[str | None, None]] = {}
-    for entry in entries:
-        if entry.model is not None:
-            networks.setdefault(entry.data, {})[entry.model] = None
+    first = {entry.data: entry.model for entry in reversed(entries) if entry.model is not None}
     found: dict[tuple[str, str | None], dict[Key, list[Entry]]] = {}
     for entry in entries:
-        for model in [entry.model] if entry.model is not None else networks.get(entry.data, [None]):
-            rows = found.setdefault((entry.data, model), {})
-            rows.setdefault(Key(entry.method, entry.preset, entry.epochs, entry.model), []).append(entry)
+        rows = found.setdefault((entry.data, entry.model or first.get(entry.data)), {})
+        rows.setdefault(Key(entry.method, entry.preset, entry.epochs, entry.model), []).append(entry)
     styles = styles_of((key.method, _variant(key, [*rows])) for rows in found.values() for key in rows)
-    return [
-        Group(
-            *place,
-            tuple(
-                Row(label, styles[key.method, _variant(key, [*rows])], _by_seed(rows[key]))
-                for key, label in zip(rows, _labels([*rows]), strict=True)
-            ),
-        )
-        for place, rows in found.items()
-    ]
+    groups = []
+    for (data, model), rows in found.items():
+        looks = [styles[key.method, _variant(key, [*rows])] for key in rows]
+        runs = [tuple(sorted(part, key=lambda run: -1 if run.seed is None else run.seed)) for part in rows.values()]
+        groups.append(Group(data, model, tuple(map(Row, _labels([*rows]), looks, runs))))
+    return groups
 
 
-def _by_seed(runs: Sequence[Entry]) -> tuple[Entry, ...]:
-    return tuple(sorted(runs, key=lambda entry: -1 if entry.seed is None else entry.seed))
-
-
-def short_settings(presets: Iterable[str]) -> dict[str, str]:
-    """Write settings without the part of the recipe that they are of, unless two of them would then have one name.
+def short_settings(preset: str) -> str:
+    """Write settings without the part of the recipe that they are of.
 
     Example:
-        >>> list(short_settings(["paper, train.average=ema, optim.lr=0.1", "train.average=no, data.lr=1"]).values())
-        ['paper, average=ema, optim.lr=0.1', 'average=no, data.lr=1']
+        >>> short_settings("paper, train.average=ema, optim.lr=0.1")
+        'paper, average=ema, lr=0.1'
     """
-    given = list(presets)
-    names = {key: _PREFIX.sub("", key) for text in given for key in _SETTING.findall(text)}
-    count = Counter(names.values())
-    alone = {key: name for key, name in names.items() if count[name] == 1}
-    return {text: _SETTING.sub(lambda found: alone.get(found[1], found[1]), text) for text in given}
+    return _PREFIX.sub(r"\1", preset)
 
 
 def _variant(key: Key, keys: Sequence[Key]) -> str:
@@ -174,35 +153,28 @@ def _variant(key: Key, keys: Sequence[Key]) -> str:
     # None, the default, others, and the more the more settings they name.
     plainest = min((other.preset for other in same), key=lambda p: (p is not None, p != "default", (p or "").count("=")))
     first = next(other.epochs for other in same if other.preset == key.preset)
-    said = ["" if key.preset == plainest else str(key.preset), "" if key.epochs == first else str(key.epochs)]
-    return " ".join(filter(None, [*said, _NO_NETWORK if _is_doubled(key, keys) else ""]))
-
-
-def _is_doubled(key: Key, keys: Sequence[Key]) -> bool:
-    """Whether another row differs from one of unknown network in its network alone."""
-    return key.model is None and any(other[:3] == key[:3] and other != key for other in keys)
+    twin = any(other[:3] == key[:3] and other.model for other in same) and key.model is None
+    parts = {str(key.preset): key.preset != plainest, str(key.epochs): key.epochs != first, "network unknown": twin}
+    return " ".join(text for text, differs in parts.items() if differs)
 
 
 def _labels(keys: Sequence[Key]) -> list[str]:
-    """The labels of a group's rows; those that became one by being cut are numbered."""
+    """The labels of a group's rows; equal ones are numbered."""
     labels = [_label(key, keys) for key in keys]
     return [f"{text} [{labels[: k + 1].count(text)}]" if labels.count(text) > 1 else text for k, text in enumerate(labels)]
 
 
 def _label(key: Key, keys: Sequence[Key]) -> str:
-    """Method, and in brackets what tells it from other rows: preset and settings, epochs, that its network is unknown."""
+    """Method, and in brackets what tells it from other rows: preset and settings, epochs."""
     presets = {other.preset for other in keys if other.method == key.method}
     is_default = key.preset is None or (key.preset == "default" and None not in presets)
     said = []
     if key.preset is not None and not is_default and (len(presets) > 1 or "=" in key.preset):
-        short = short_settings(other.preset for other in keys if other.preset)[key.preset]
-        said.append(plain_text(short, longest=_LONGEST_SETTINGS))
+        said.append(plain_text(short_settings(key.preset), longest=_LONGEST_SETTINGS))
     # Somebody's predictions, of unknown length, are no reason to name that of all others.
     lengths = {other.epochs for other in keys if other.epochs is not None or other.method == key.method}
     if len(lengths) > 1 and key.epochs is not None:
         said.append(f"{key.epochs} epochs")
-    if _is_doubled(key, keys):
-        said.append(_NO_NETWORK)
     return plain_text(method_name(key.method)) + (f" ({', '.join(said)})" if said else "")
 
 
@@ -237,14 +209,10 @@ def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Styl
 
     A known method always has the same marker and line, and the same colour unless another method has it and one is free. A
     variant of a method (``+ts``, or other settings) has its colour, an empty marker and other dashes: the first has the
-    method's marker, every further one another marker, and from the fourth on a colour of its own, if any is free. Unknown
-    names take what is free.
+    method's marker, every further one another marker. Unknown names take what is free.
 
     Args:
         variants: Method and what tells its row from others of the same method ("" if nothing does).
-
-    Returns:
-        The styles; no two look the same while no method has more than 50 variants.
 
     Example:
         >>> styles = styles_of([("ce", ""), ("ce+ts", ""), ("mine", "")])
@@ -260,14 +228,15 @@ def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Styl
     colors: dict[str, str] = {}
     for base, (color, *_) in looks.items():
         colors[base] = color if color not in colors.values() or not spare else spare.pop(0)
-    chosen: dict[tuple[str, str], Style] = {}
-    # Plain rows first: none of them gives way to a variant.
-    for key in sorted(wanted, key=lambda key: (not _is_plain(*key), order.index(_base(key[0])))):
-        base = _base(key[0])
-        taken = {(style.color, style.marker, style.line) for style in chosen.values()}
-        styles = list(_candidates(looks[base], colors[base], spare, plain=_is_plain(*key)))
-        chosen[key] = next((style for style in styles if (style.color, style.marker, style.line) not in taken), styles[0])
-    return {key: chosen[key] for key in wanted}
+    found, count, lines = {}, Counter[str](), [*_LINES]
+    for method, variant in wanted:
+        base = _base(method)
+        count[base] += (is_variant := bool(method != base or variant))
+        number = is_variant * count[base]
+        marker = _MARKERS[(_MARKERS.index(looks[base][1]) + max(number - 1, 0)) % len(_MARKERS)]
+        dashes = _LINES[lines[(lines.index(looks[base][2]) + number) % len(lines)]]
+        found[method, variant] = Style(PALETTE[colors[base]], marker, dashes, filled=not number)
+    return found
 
 
 def _free_look(base: str) -> Look:
@@ -276,20 +245,5 @@ def _free_look(base: str) -> Look:
     return _SPARE[number % len(_SPARE)], _MARKERS[number % len(_MARKERS)], [*_LINES][number % len(_LINES)]
 
 
-def _candidates(look: Look, color: str, spare: Sequence[str], *, plain: bool) -> Iterator[Style]:
-    """Looks for a row, the best first: each pair of a marker and dashes once, and neighbours differ in both."""
-    marker, line, lines = _MARKERS.index(look[1]), [*_LINES].index(look[2]), [*_LINES.values()]
-    for shift in range(len(lines)):
-        for place in range(len(_MARKERS)):
-            own = plain or place < _SAME_COLOR or not spare
-            hue = color if own else spare[(place - _SAME_COLOR) % len(spare)]
-            dashes = lines[(line + place + shift + (not plain)) % len(lines)]
-            yield Style(PALETTE[hue], _MARKERS[(marker + place) % len(_MARKERS)], dashes, filled=plain)
-
-
 def _base(method: str) -> str:
     return method.removesuffix("+ts")
-
-
-def _is_plain(method: str, variant: str) -> bool:
-    return _base(method) == method and variant in ("", "default")

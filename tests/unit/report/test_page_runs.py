@@ -14,16 +14,10 @@ from calibrant import Predictions, measure
 from calibrant.core.records import Bins
 from calibrant.core.scores import Entry, Estimate, IfCalibrated, Scores
 from calibrant.report.page import render_page, verdict_of
-from calibrant.report.page_runs import FinishedTable, InTable, RunRow, group_entries, labels_not_told, table_view
+from calibrant.report.page_runs import FinishedTable, InTable, group_entries, labels_not_told, table_view
 from figure_data import run_of
 
 NONE = torch.empty(0)
-
-
-def run_rows(groups: list[RunRow]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Heads and rows of the comparison table."""
-    view: dict[str, Any] = table_view(groups, ())
-    return view["heads"], [row for _, rows in view["parts"] for row in rows]
 
 
 def scores(error: float, ece: float) -> Scores:
@@ -58,14 +52,11 @@ def test_group_entries_puts_seeds_together_and_names_only_what_differs() -> None
 
 
 def test_run_rows_give_mean_and_deviation_or_the_interval_of_one_run() -> None:
-    names, rows = run_rows(group_entries([entry("ce", 0, error=0.10), entry("ce", 1, error=0.12), entry("focal", error=0.3)]))
-    assert names == ["Error", "NLL", "ECE"]
-    cells = [row["cells"] for row in rows]
-    assert isinstance(cells[0], list)
-    assert isinstance(cells[1], list)
+    rows = group_entries([entry("ce", 0, error=0.10), entry("ce", 1, error=0.12), entry("focal", error=0.3)])
+    assert table_view(rows, ())["columns"] == {"error": "Error", "nll": "NLL", "ece": "ECE"}
     # Two values 2 apart: their sample deviation is the square root of two.
-    assert cells[0][0] == {"value": "11.00%", "mark": "", "spread": "± 1.41", "is_best": True}
-    assert cells[1][0] == {"value": "30.00%", "mark": "", "spread": "29.00 – 31.00", "is_best": False}
+    assert rows[0].cell("error") == {"value": "11.00%", "mark": "", "spread": "± 1.41", "is_best": True}
+    assert rows[1].cell("error") == {"value": "30.00%", "mark": "", "spread": "29.00 – 31.00", "is_best": False}
 
 
 def test_verdict_of_runs_names_one_where_errors_tie_and_says_when_nothing_is_known() -> None:
@@ -87,12 +78,11 @@ def test_run_rows_show_what_a_table_says_of_them() -> None:
     info = {"Epochs": "6", "p if calibrated": "0.020"}
     told = [InTable(0, True, info=info), InTable(0, False, {"ece": 0.03, "error": 0.2}, info)]
     runs = [entry("ce"), entry("focal", ece=0.01)]
-    names, rows = run_rows(group_entries(runs, told=told))
-    assert [row["info"] for row in rows] == [["6", "0.020"]] * 2
-    assert names[:2] == list(info)
-    assert [cell["mark"] for cell in rows[1]["cells"]] == ["†" if name == "ECE" else "" for name in names[2:]]
     page = render_page(entries=runs, told=told, notes=["6 epochs."])
-    assert re.findall(r'<th scope="col">([^<]*)<', page[page.rindex("<table") :]) == ["Method", "Seeds", *names]
+    table = page[page.rindex("<table") :]
+    assert re.findall(r'<th scope="col">([^<]*)<', table) == ["Method", "Seeds", *info, "Error", "NLL", "ECE"]
+    assert table.count("<td>6</td><td>0.020</td>") == 2
+    assert re.findall(r'([^>]*)<span class="dagger">', table) == ["1.00%"]
     # What it does not test is not taken for what it found no difference in.
     assert "6 epochs. Not tested: NLL." in page
     assert "Not tested" not in render_page(entries=runs)
@@ -143,10 +133,9 @@ def test_page_says_of_a_part_of_the_test_set_how_large_it_is_and_compares_it_wit
     part = replace(easy, scores=replace(easy.scores, n=40))
     runs = [part, entry("ce", model="convnet", epochs=4), entry("focal", model="convnet", epochs=4, ece=0.07)]
     assert [sorted(group.told.best) for group in group_entries(runs)] == [[], ["ece", "error", "nll"], ["error", "nll"]]
-    notes = ["40 test examples, other rows 100; not compared with them.", "", ""]
-    assert [row["note"] for row in run_rows(group_entries(runs))[1]] == notes
     page = render_page(entries=runs)
-    assert f'<th scope="row">theirs<small class="note">{notes[0]}</small></th>' in page
+    note = "40 test examples, other rows 100; not compared with them."
+    assert f'<th scope="row">theirs<small class="note">{note}</small></th>' in page
     assert page.count('class="note">') == 1
     told = verdict_of(entries=runs)
     assert told.sentences[:2] == (

@@ -12,7 +12,7 @@ from calibrant import Predictions
 from calibrant.core.records import Bins
 from calibrant.core.scores import Estimate, IfCalibrated, Paired, Scores
 from calibrant.metrics.verdict import judge, verdict
-from calibrant.report.page import Candidate, Examined, Repair, calibrator_row, give_verdict, key_figures, metric_rows
+from calibrant.report.page import Candidate, Examined, Repair, give_verdict
 
 KEYS = ("error", "nll", "brier", "ece", "mce", "aurc", "signed_gap")
 NONE = torch.empty(0)
@@ -130,41 +130,6 @@ def test_verdict_of_doing_nothing_counts_what_was_tried() -> None:
     sentence = give_verdict(made(), replace(given, candidates=(*given.candidates, failed))).sentences[-1]
     assert sentence.startswith("Of 2 repairs tried")
     assert sentence.endswith("The error remains; fit on more examples, of the kind that is to be repaired.")
-
-
-def test_metric_rows_write_values_as_measure_does() -> None:
-    before = made()
-    rows = {row["key"]: row for row in metric_rows(before, repair(before))}
-    ece = rows["ece"]
-    assert (ece["before"], ece["after"][0]) == (("4.10%", "3.60 – 4.60"), "0.90%")
-    assert (ece["change"][0], ece["judgement"], ece["starts_group"]) == ("−3.20%", "better", True)
-    assert (rows["nll"]["before"][0], rows["nll"]["judgement"]) == ("0.3000", "unclear")
-    assert list(rows) == ["error", "nll", "brier", "aurc", "ece", "mce", "signed_gap"]
-    assert "after" not in metric_rows(before, None)[0]
-
-
-def testcalibrator_rows_mark_the_chosen_and_the_failed() -> None:
-    before, gain = made(), Estimate(0.2, 0.1, 0.3)
-    gained = calibrator_row(Candidate("vector", 0.51, gain, before, False), "vector")
-    assert (gained["name"], gained["chosen"], gained["failure"]) == ("vector", True, None)
-    assert (gained["gain"], gained["ece"][0]) == (("+0.2000", "+0.1000 – +0.3000"), "4.10%")
-    failed = calibrator_row(Candidate("matrix", float("nan"), None, None, False, "no minimum"), "vector")
-    assert (failed["chosen"], failed["failure"]) == (False, "no minimum")
-    # Doing nothing gains nothing on itself.
-    idle = calibrator_row(Candidate("none", 0.5, gain, before, True), "vector")
-    assert (idle["name"], idle["gain"]) == ("doing nothing", ("", ""))
-
-
-def test_key_figures_show_after_only_where_it_differs() -> None:
-    before = made()
-    figures = {figure["key"]: figure for figure in key_figures(before, repair(before).after)}
-    assert (figures["ece"]["value"], figures["ece"]["after"], figures["ece"]["note"]) == (
-        "4.10%",
-        "0.90%",
-        "0.60% if calibrated",
-    )
-    assert figures["error"]["after"] == ""
-    assert key_figures(before, None)[0]["after"] == ""
 
 
 @pytest.mark.parametrize(
