@@ -170,16 +170,12 @@ def clear_figures(folder: str | Path, kinds: Iterable[str]) -> list[Path]:
 
 
 def render_figure(figure: Figure, *, kind: str) -> bytes:
-    """Return the content of a ``"png"`` or ``"pdf"`` file of ``figure``."""
-    return _rendered(figure, format=kind, metadata=_METADATA[kind])
-
-
-def _rendered(figure: Figure, **options: object) -> bytes:
+    """Return the content of a ``"png"``, ``"pdf"`` or (transparent) ``"svg"`` file of ``figure``."""
     buffer = io.BytesIO()
     with print_style(), warnings.catch_warnings():
         # A name in letters that the font lacks is shown as boxes; the figure is no worse for the rest.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(buffer, **options)  # type: ignore[arg-type]
+        figure.savefig(buffer, format=kind, metadata=_METADATA.get(kind), transparent=kind == "svg")
     return buffer.getvalue()
 
 
@@ -201,7 +197,7 @@ def svg_element(figure: Figure, *, name: str, label: str) -> str:
     """
     ET.register_namespace("", _SVG)
     ET.register_namespace("xlink", _LINK[1:-5])
-    root = ET.fromstring(_rendered(figure, format="svg", transparent=True))
+    root = ET.fromstring(render_figure(figure, kind="svg"))
     told: dict[str, None] = {}
     for part in root.iter():
         for child in [child for child in part if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style")]:

@@ -211,12 +211,6 @@ def test_scheduled_module_compiled_once_follows_the_epoch() -> None:
         torch.testing.assert_close(compiled(logits, labels), focal_loss(logits, labels, gamma=gamma).mean())
 
 
-def test_inverse_focal_by_hand() -> None:
-    logits = torch.tensor([[math.log(3.0), 0.0]], dtype=torch.float64)
-    assert inverse_focal_loss(logits, torch.tensor([0]), gamma=2).item() == pytest.approx(1.75**2 * math.log(4 / 3))
-    assert inverse_focal_loss(logits, torch.tensor([1]), gamma=0.5).item() == pytest.approx(1.25**0.5 * math.log(4))
-
-
 def literal(logits: Tensor, label: int, gamma: float) -> Tensor:
     """The definition for one sample, in a loop."""
     probs = logits.softmax(0)

@@ -26,11 +26,6 @@ def test_mdca_by_hand() -> None:
     assert mdca_penalty(logits, labels).item() == pytest.approx((0.25 + 0.25) / 2)
 
 
-def test_mdca_of_a_class_absent_from_the_batch_counts_its_probability() -> None:
-    logits = torch.log(torch.tensor([[0.5, 0.3, 0.2], [0.7, 0.1, 0.2]], dtype=torch.float64))
-    assert mdca_penalty(logits, torch.tensor([0, 1])).item() == pytest.approx((0.1 + 0.3 + 0.2) / 3)
-
-
 def test_dca_is_blind_to_gaps_that_cancel() -> None:
     logits, labels = with_confidence([0.6, 0.9], [0, 1])
     assert dca_penalty(logits, labels).item() == pytest.approx(0.25)

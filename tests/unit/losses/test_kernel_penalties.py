@@ -20,12 +20,6 @@ from calibrant.losses.kernel import Distance
 from helpers import golden, with_confidence
 
 
-def test_mmce_scale_widens_the_kernel_to_the_squared_mean_gap() -> None:
-    logits, labels = golden()
-    gap = 0.678025 - 2 / 3
-    assert mmce_penalty(logits, labels, scale=1e6, squared=True).item() == pytest.approx(gap**2, rel=1e-3)
-
-
 @pytest.mark.parametrize("normalization", ["paper", "official"])
 @pytest.mark.parametrize("correct", [1, 0])
 def test_weighted_mmce_of_one_group_only_is_zero_without_gradient(normalization: str, correct: int) -> None:
@@ -162,14 +156,6 @@ def test_sece_divergence_of_an_accuracy_near_one_by_hand() -> None:
     accuracy, confidence = 0.995, 1 / (1 + math.exp(-5))
     expected = accuracy * math.log(accuracy / confidence) + (1 - accuracy) * math.log((1 - accuracy) / (1 - confidence))
     assert float(sece_penalty(logits, labels, distance="kl")) == pytest.approx(expected, rel=1e-9)
-
-
-def test_skce_with_a_wide_kernel_is_the_u_statistic_of_the_gap() -> None:
-    logits, labels = golden()
-    confidence, top = logits.softmax(1).max(1)
-    gap = (top == labels).double() - confidence
-    expected = (gap.sum() ** 2 - gap.square().sum()) / (24 * 23)
-    torch.testing.assert_close(skce_penalty(logits, labels, bandwidth=1e4), expected)
 
 
 def test_skce_of_a_calibrated_model_is_zero_in_expectation_where_mmce_is_not() -> None:

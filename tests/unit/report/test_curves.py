@@ -325,11 +325,6 @@ def test_prepare_tradeoff_front_holds_what_no_other_beats_in_both() -> None:
     assert best == {"Mixup", "LS-0.05", "FLγ-SECE"}
 
 
-def test_prepare_tradeoff_of_equal_rows_keeps_both() -> None:
-    points = points_of({"ce": (5.0, 4.0), "focal": (5.0, 4.0), "flsd": (5.0, 4.1)})
-    assert [point.best for point in points] == [True, True, False]
-
-
 def test_prepare_tradeoff_front_has_no_part_of_the_test_set() -> None:
     easy = run_of("theirs", model=None, epochs=None, error=0.001, ece=0.001)
     easy = replace(easy, scores=replace(easy.scores, n=7))

@@ -116,19 +116,6 @@ def test_class_view_holds_the_numbers_of_measure() -> None:
         assert columns(view, "count")[entry.index] == entry.count
 
 
-def test_class_view_bins_add_up_to_the_error_of_the_class() -> None:
-    probs, labels = mixed_gaps(500, 6)
-    predictions = Predictions(probs=probs, labels=labels)
-    view = class_view(summarize(predictions, n_bins=10), predictions)
-    flat = view["bins"]
-    assert isinstance(flat, list)
-    for k in range(6):
-        rows = [flat[k][at : at + 6] for at in range(0, len(flat[k]), 6)]
-        assert sum(row[1] for row in rows) == 500
-        error = sum(row[1] * abs(row[2] - row[3]) for row in rows) / 500 / UNIT
-        assert error == pytest.approx(columns(view, "ece")[k], abs=1e-4)
-
-
 def test_class_view_counts_rows_and_weighs_shares() -> None:
     probs = [[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7]]
     predictions = Predictions(probs=probs, labels=[0, 1, 0, 1], weights=[3.0, 1.0, 0.0, 2.5])
@@ -151,13 +138,6 @@ def test_confident_mistakes_come_most_confident_first_with_their_rows() -> None:
     ]
     assert [entry["confidence"] for entry in found] == [0.99, 0.8, 0.6]
     assert [entry["after"] for entry in found] == [0.75, 0.7, 0.55]
-
-
-def test_confident_mistakes_are_at_most_ten_or_none() -> None:
-    probs, labels = mixed_gaps(300)
-    assert len(confident_mistakes(Predictions(probs=probs, labels=labels))) == 10
-    right = Predictions(probs=torch.tensor([[0.9, 0.1]]), labels=[0])
-    assert confident_mistakes(right) == []
 
 
 @pytest.mark.parametrize("weighted", [False, True])
