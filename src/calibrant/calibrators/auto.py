@@ -370,11 +370,20 @@ def calibrator_of(method: str | Calibrator) -> Calibrator:
 
 
 def measure_repair(
-    calibrator: Calibrator, predictions: Predictions, *, n_bins: int = 15, n_resamples: int = 1000, seed: int = 0
+    calibrator: Calibrator,
+    predictions: Predictions,
+    *,
+    slice_by: str | Sequence[str] | None = None,
+    n_bins: int = 15,
+    n_resamples: int = 1000,
+    seed: int = 0,
 ) -> Repaired:
-    """Apply a fitted calibrator to ``predictions`` and measure what that changes; arguments as those of `repair`."""
+    """Apply a fitted calibrator to ``predictions`` and measure what that changes; ``slice_by`` as in `measure`."""
     repaired = calibrator.apply(predictions)
-    before, after = (measure(given, n_bins=n_bins, n_resamples=n_resamples, seed=seed) for given in (predictions, repaired))
+    before, after = (
+        measure(given, slice_by=slice_by, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
+        for given in (predictions, repaired)
+    )
     paired = paired_test(predictions, repaired, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
     return Repaired(calibrator, repaired, before, after, paired)
 

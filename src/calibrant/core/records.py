@@ -327,7 +327,7 @@ def parse_split(split: Split | str, *, where: str = "Predictions") -> Split:
 
 
 def as_predictions(
-    probs: ArrayLike | Predictions,
+    probs: ArrayLike | Predictions | None,
     labels: ArrayLike | None = None,
     *,
     where: str,

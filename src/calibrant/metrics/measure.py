@@ -11,8 +11,8 @@ import torch
 from calibrant.core.binning import norm_of_bins
 from calibrant.core.checks import ArrayLike
 from calibrant.core.records import Predictions, as_predictions
-from calibrant.core.registry import lookup
 from calibrant.core.scores import ClassScore, Estimate, Scores
+from calibrant.core.slices import Slices, column_names
 from calibrant.core.summary import Summary, summarize
 from calibrant.metrics.chance import check_draws, compare_with_null
 from calibrant.metrics.intervals import NORMAL_95, Evidence, bias_corrected, resampled_values, value_of
@@ -21,12 +21,14 @@ from calibrant.metrics.table import METRICS, score_metrics
 
 
 def measure(
-    predictions: Predictions | ArrayLike,
+    predictions: Predictions | ArrayLike | None = None,
     labels: ArrayLike | None = None,
     *,
+    probs: ArrayLike | None = None,
+    logits: ArrayLike | None = None,
     n_bins: int = 15,
     by_class: bool = False,
-    slice_by: str | None = None,
+    slice_by: str | Sequence[str] | None = None,
     n_resamples: int = 1000,
     seed: int = 0,
     file: str | None = None,
@@ -44,10 +46,13 @@ def measure(
 
     Args:
         predictions: N examples of C classes; sample weights are respected. Or probabilities ``[N, C]``, as in the metrics.
-        labels: Class indices ``[N]``, with probabilities only.
+        labels: Class indices ``[N]``, unless ``predictions`` has its own.
+        probs: Probabilities ``[N, C]``, in place of ``predictions``.
+        logits: Or logits.
         n_bins: Number of bins of the binned metrics.
         by_class: Whether to add a table of the classes, worst calibrated first.
-        slice_by: Column of the predictions; the same scores are added for each of its groups.
+        slice_by: Columns of the predictions; the same scores are added for the groups of each. ``"site,light"`` groups by both
+            together. A column of more than 20 different numbers or dates is cut into five ranges.
         n_resamples: Number of resamples behind the intervals and the p-value.
         seed: Of the random draws; the same seed gives the same numbers.
         file: Where the predictions came from, for the record.
@@ -64,10 +69,16 @@ def measure(
     Reference:
         Chuang and Lai, Statistica Sinica 10, 2000 (intervals); Bröcker and Smith, Weather and Forecasting 22, 2007 (p-value).
     """
+    if probs is not None or logits is not None:
+        if predictions is not None or labels is None:
+            raise ValueError("measure: `probs` or `logits` must be given with `labels`, in place of `predictions`.")
+        predictions, labels = Predictions(probs=probs, logits=logits, labels=labels, where="measure"), None
     predictions = as_predictions(predictions, labels, where="measure")
     check_draws(n_bins, n_resamples, seed, where="measure", least=2)
-    groups = {} if slice_by is None else _slices(predictions, slice_by)
-    slices = {name: measure(part, n_bins=n_bins, n_resamples=n_resamples, seed=seed) for name, part in groups.items()}
+    where = file or "the predictions"
+    by = Slices(column_names(slice_by, [*predictions.columns], where=where), predictions.columns, where=where)
+    groups = sorted(by.split(predictions), key=lambda group: group[0])
+    slices = {by.title(name): measure(part, n_bins=n_bins, n_resamples=n_resamples, seed=seed) for name, part in groups}
     summary = summarize(predictions, n_bins=n_bins, keep=None)
     scores = _score(
         summary, predictions, names=predictions.class_names, by_class=by_class, n_resamples=n_resamples, seed=seed, file=file
@@ -179,13 +190,3 @@ def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tup
         )
         for k in order
     )
-
-
-def _slices(predictions: Predictions, column: str) -> dict[str, Predictions]:
-    if not predictions.columns:
-        raise ValueError(
-            f"measure: `predictions` must have a column {column!r} to slice by, got no columns. "
-            f"Pass `Predictions(..., columns={{{column!r}: values}})`."
-        )
-    values = lookup(predictions.columns, column, kind="column").astype(str)
-    return {str(value): predictions.subset(values == value) for value in np.unique(values)}

@@ -78,8 +78,25 @@ def test_measure_slices_are_the_measures_of_the_groups() -> None:
     assert scores.slices["a"].n == 200
 
 
+def test_measure_takes_a_record_or_arrays_that_say_what_they_are() -> None:
+    given = some_predictions()
+    record, logits, probs = (
+        measure(**arguments, n_resamples=20)
+        for arguments in (
+            {"predictions": Predictions(probs=given.probs, labels=given.labels)},
+            {"logits": given.probs.log(), "labels": given.labels},
+            {"probs": given.probs, "labels": given.labels},
+        )
+    )
+    assert probs == record
+    assert logits["nll"].value == pytest.approx(record["nll"].value)
+    for wrong in ({"probs": given.probs}, {"predictions": given, "logits": given.logits}, {"labels": given.labels}):
+        with pytest.raises(ValueError, match=r"measure: .*must be given"):
+            measure(**wrong)
+
+
 def test_measure_unknown_column_raises_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="unknown column 'grup'. Did you mean 'group'"):
+    with pytest.raises(ValueError, match="unknown column .* 'grup'. Did you mean 'group'"):
         measure(some_predictions(10, columns={"group": np.arange(10)}), slice_by="grup")
 
 
