@@ -4,6 +4,7 @@ from calibrant.io.files import load_class_names
 from calibrant.io.predictions import (
     iter_prediction_batches,
     load_predictions,
+    rewrite_predictions,
     save_predictions,
     survey_predictions,
 )
@@ -12,6 +13,7 @@ __all__ = [
     "iter_prediction_batches",
     "load_class_names",
     "load_predictions",
+    "rewrite_predictions",
     "save_predictions",
     "survey_predictions",
 ]

@@ -5,7 +5,7 @@ The formats are in `arrays` (``.npz``, ``.pt``) and `table` (``.csv``, ``.parque
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 FORMATS = (".npz", ".csv", ".parquet", ".pt")
 # Other spellings of a key; the last is that of scikit-learn.
 _ALIASES = {"label": "labels", "weight": "weights", "sample_weight": "weights"}
-_KEYS = {"logits", "probs", "labels", *_ALIASES, "weights", "split", "class_names", EXTRAS_KEY}
+_SCORES = ("logits", "probs")
+_KEYS = {*_SCORES, "labels", *_ALIASES, "weights", "split", "class_names", EXTRAS_KEY}
 # Rows of probabilities further from one than this have lost what no rule can bring back.
 _MOST_OFF = 0.05
 
@@ -71,19 +72,36 @@ def load_predictions(
         >>> predictions, predictions.columns["city"].tolist()
         (Predictions(N=2, C=2, from probs), ['Oslo', 'Bern'])
     """
+    return _to_predictions(*_read(path), path=path, ignore_index=ignore_index, class_names=class_names)
+
+
+def _read(path: str | Path) -> tuple[Fields, Extras]:
     file, table = Path(path), survey_predictions(path)
     if table is not None:
-        fields, extras = next(table.stream()), table.extras
-    elif file.suffix.lower() == ".npz":
-        # Keys with a role, and vectors with one value for each label; other arrays may be large.
-        headers = npz_headers(file)
-        labels = next((headers[key][0] for key in ("labels", "label") if key in headers), ())
-        count = (int(np.prod(labels)),)
-        fields = read_npz(file, {key for key, (shape, _) in headers.items() if key in _KEYS or shape == count})
-        extras = Extras.from_json(str(fields.pop(EXTRAS_KEY, "")), path=path)
-    else:
-        fields, extras = read_pt(file)
-    return _to_predictions(fields, extras, path=path, ignore_index=ignore_index, class_names=class_names)
+        return next(table.stream()), table.extras
+    if file.suffix.lower() == ".pt":
+        return read_pt(file)
+    # Keys with a role, and vectors with one value for each example; other arrays may be large.
+    headers = npz_headers(file)
+    examples = next((headers[key][0] for key in ("labels", "label") if key in headers), None)
+    count = int(np.prod(examples)) if examples else next((headers[key][0][0] for key in _SCORES if key in headers), 0)
+    fields = read_npz(file, {key for key, (shape, _) in headers.items() if key in _KEYS or shape == (count,)})
+    return fields, Extras.from_json(str(fields.pop(EXTRAS_KEY, "")), path=path)
+
+
+def rewrite_predictions(path: str | Path, out: str | Path, change: Callable[[Predictions], Predictions]) -> None:
+    """Write to ``out`` what ``change`` makes of the scores in ``path``; all else, and whether there are labels, stays.
+
+    Labels are not looked at: ``change`` sees zeros in their place.
+    """
+    fields, extras = _read(path)
+    labels = next((fields.pop(key) for key in ("labels", "label") if key in fields), None)
+    scores = next((fields[key] for key in _SCORES if key in fields), np.zeros(0))
+    fields["labels"] = np.zeros((len(scores), *scores.shape[2:]), dtype=np.int64)
+    changed = change(_to_predictions(fields, extras, path=path, ignore_index=None, class_names=None))
+    written, extras = _to_fields(changed)
+    del written["labels"]
+    _write(written if labels is None else {**written, "labels": labels.reshape(-1)}, extras, out)
 
 
 def survey_predictions(path: str | Path) -> TableFile | None:
@@ -106,8 +124,11 @@ def save_predictions(predictions: Predictions, path: str | Path) -> None:
         predictions: The record.
         path: The file; its ending says the format.
     """
-    ending, kind = _ending_of(path), "logits" if predictions.has_logits else "probs"
-    scores = predictions.scores
+    _write(*_to_fields(predictions), path)
+
+
+def _to_fields(predictions: Predictions) -> tuple[Fields, Extras]:
+    scores, kind = predictions.scores, "logits" if predictions.has_logits else "probs"
     # numpy has no bfloat16.
     fields: Fields = {
         kind: (scores.float() if scores.dtype == torch.bfloat16 else scores).numpy(),
@@ -125,11 +146,15 @@ def save_predictions(predictions: Predictions, path: str | Path) -> None:
         if values.dtype.kind not in COLUMN_KINDS or values.dtype.kind == "f" and values.dtype.itemsize > 8:
             raise ValueError(f"save_predictions: column `{name}` must hold numbers, text or dates, got {values.dtype}.")
         fields[name] = values
-    extras = Extras(
+    return fields, Extras(
         dtype=str(scores.dtype).removeprefix("torch."),
         class_names=predictions.class_names,
         columns={name: values.dtype.newbyteorder("=").str for name, values in predictions.columns.items()},
     )
+
+
+def _write(fields: Fields, extras: Extras, path: str | Path) -> None:
+    ending = _ending_of(path)
     with atomic_writer(path) as handle:
         if ending == ".npz":
             write_npz(fields, extras, handle)

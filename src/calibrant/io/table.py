@@ -37,7 +37,7 @@ _WEIGHTS = ("weight", "weights", "sample_weight")
 _NOT_SLICED = {*_LABELS, *_WEIGHTS, "split", "probs", "logits", EXTRAS_KEY}
 # Bytes of text that are parsed at a time, and from which the number of rows is estimated.
 _BLOCK_BYTES, _SAMPLE_BYTES = 1 << 22, 1 << 18
-_WRITE_ROWS = 1 << 16
+_WRITE_ROWS, _SAMPLE_ROWS = 1 << 16, 1 << 18
 
 
 def find_scores(names: Sequence[str], *, path: str | Path) -> tuple[str, tuple[str, ...]]:
@@ -98,7 +98,7 @@ class TableFile:
         wanted = [name for name in self.names if name not in unwanted]
         numbers = {*self.scores, *_WEIGHTS}
         rows = 0
-        for table in (self._csv_tables if self.delimiter else self._parquet_tables)(batch_rows, wanted):
+        for table in self._tables(batch_rows, wanted):
             rows += table.num_rows
             if table.num_rows:
                 arrays = {name: self._to_numpy(table.column(name), name, is_number=name in numbers) for name in wanted}
@@ -109,6 +109,15 @@ class TableFile:
                 yield text_precision(fields) if self.delimiter and self.extras.dtype is None else fields
         if rows == 0:
             raise ValueError(f"{self.path}: must hold at least one row of predictions, got none.")
+
+    def sample(self, name: str) -> Column:
+        """Values of a column to slice by: all of them or, of a long table, a random part."""
+        random, share = np.random.default_rng(0), min(1.0, _SAMPLE_ROWS / max(self.rows, 1))
+        parts = [self._to_numpy(table.column(name), name, is_number=False) for table in self._tables(_WRITE_ROWS, [name])]
+        return np.concatenate([part[random.random(len(part)) < share] for part in parts if part is not None])
+
+    def _tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
+        return (self._csv_tables if self.delimiter else self._parquet_tables)(batch_rows, wanted)
 
     def _parquet_tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
         # With a read buffer, pages are fetched as they are needed; without one, pyarrow reads a row group's whole column at
@@ -231,6 +240,7 @@ def text_precision(fields: Fields) -> Fields:
 def write_table(fields: Fields, extras: Extras, handle: BinaryIO, *, as_text: bool) -> None:
     """Write a table with what its columns cannot say as JSON: in the schema, or in the first row of a last column of text."""
     columns = _to_columns(fields)
+    rows = len(next(iter(columns.values())))
     if not as_text:
         table = pa.table(columns).replace_schema_metadata({EXTRAS_KEY: extras.to_json()})
         pq.write_table(table, handle, row_group_size=2 * _WRITE_ROWS)
@@ -238,12 +248,12 @@ def write_table(fields: Fields, extras: Extras, handle: BinaryIO, *, as_text: bo
     if extras.dtype == "float64" and text_precision(fields).get("probs") is fields.get("probs"):
         extras = extras._replace(dtype=None)
     if said := extras.to_json():
-        columns[EXTRAS_KEY] = np.array([said] + [""] * (len(fields["labels"]) - 1), dtype=object)
+        columns[EXTRAS_KEY] = np.array([said] + [""] * (rows - 1), dtype=object)
     # pyarrow would put every name in quotes.
     header = io.StringIO(newline="")
     csv.writer(header, lineterminator="\n").writerow(columns)
     handle.write(header.getvalue().encode())
-    for start in range(0, len(fields["labels"]), _WRITE_ROWS):
+    for start in range(0, rows, _WRITE_ROWS):
         part = {name: values[start : start + _WRITE_ROWS] for name, values in columns.items()}
         pacsv.write_csv(pa.table(part), handle, pacsv.WriteOptions(include_header=False))
 
@@ -255,7 +265,8 @@ def _to_columns(fields: Fields) -> Fields:
     # float16 is rare in tables and not understood by every reader; the precision is kept beside the data.
     scores = scores.astype(np.float32) if scores.dtype == np.float16 else scores
     columns: Fields = {f"{prefix}{k}": np.ascontiguousarray(scores[:, k]) for k in range(scores.shape[1])}
-    columns["label"] = fields["labels"]
+    if "labels" in fields:
+        columns["label"] = fields["labels"]
     if "split" in fields:
         columns["split"] = np.full(len(scores), str(fields["split"]))
     if "weights" in fields:
