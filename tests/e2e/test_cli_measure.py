@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
         logits=first.logits,
         labels=first.labels,
         weights=torch.arange(2000) % 3 + 1.0,
-        columns={"site": np.array(["a", "b"] * 1000)},
+        columns={"site": np.array(["a", "b"] * 1000), "age": np.arange(2000) * 0.01},
         class_names=["ant", "bee", "cat", "dog"],
     ).save(place / "rich.parquet")
     other, _ = synthetic_predictions(500, 4, seed=7)
@@ -125,16 +125,18 @@ def test_measure_json_of_other_examples_has_no_paired_test(capsys, folder):
 def test_measure_by_class_and_slice_agrees_streamed_and_in_memory(capsys, folder, tmp_path, ending, monkeypatch):
     path = tmp_path / f"x.{ending}"
     Predictions.load(folder / "rich.parquet").save(path)
-    arguments = (path, "--by-class", "--slice", "site")
+    arguments = (path, "--by-class", "--slice", "site", "--slice", "age", "--slice", "site,age")
     kept = measure_json(capsys, *arguments)
     assert {entry["name"] for entry in kept["classes"]} == {"ant", "bee", "cat", "dog"}
     assert [entry["ece"] for entry in kept["classes"]] == sorted((entry["ece"] for entry in kept["classes"]), reverse=True)
-    assert {name: part["n"] for name, part in kept["slices"].items()} == {"a": 1000, "b": 1000}
+    assert {name: kept["slices"][name]["n"] for name in ("site: a", "site: b")} == {"site: a": 1000, "site: b": 1000}
+    assert len(kept["slices"]) == 2 + 5 + 10
     monkeypatch.setattr(command, "STREAM_ROWS", 100)
     monkeypatch.setattr(command, "_BATCH_ENTRIES", 4 * 150)
     streamed = measure_json(capsys, *arguments)
     exact = ("error", "nll", "brier", "ece", "mce", "classwise_ece", "signed_gap")
-    pairs = [(kept, streamed), *((kept["slices"][name], streamed["slices"][name]) for name in ("a", "b"))]
+    assert list(kept["slices"]) == list(streamed["slices"])
+    pairs = [(kept, streamed), *((kept["slices"][name], streamed["slices"][name]) for name in kept["slices"])]
     for first, second in pairs:
         assert first["n"] == second["n"]
         for key in (key for key in KEYS if METRICS[key].read):
@@ -181,11 +183,22 @@ def test_measure_class_names_come_from_a_file_and_read_labels_that_are_names(cap
     assert (code, out, "`class_names`" in err) == (2, "", True)
 
 
+def test_measure_of_a_run_folder_is_that_of_its_test_predictions_and_limits_end_with_3(capsys, folder, tmp_path):
+    Predictions.load(folder / "first.npz").save(tmp_path / "test.npz")
+    found = measure_json(capsys, tmp_path, "--fail-if", "ece<0.01", "--fail-if", "ece.high>0.9")
+    assert (found["file"], found["n"]) == (str(tmp_path / "test.npz"), 2000)
+    code, out, err = run(capsys, "measure", folder / "first.npz", "--resamples", 20, "--fail-if", "ece>0.05", "--json")
+    assert (code, json.loads(out)["n"], err.count("\n")) == (3, 2000, 1)
+    assert re.search(r"first.npz: ece is 0.\d+ \(ece>0.05\)", err)
+    code, out, err = run(capsys, "measure", folder / "first.npz", "--fail-if", "ecee>0.05")
+    assert (code, out, "Did you mean 'ece'" in err) == (2, "", True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("missing.npz",), "missing.npz"),
-        (("first.npz", "--slice", "site"), "no further columns"),
+        (("first.npz", "--slice", "site"), "got no columns"),
         (("rich.parquet", "--slice", "sight"), "Did you mean 'site'?"),
         (("first.npz", "--class-names", "missing.txt"), "missing.txt"),
         (("bad.csv",), "bad.csv: rows of `probs` must sum to 1"),

@@ -7,6 +7,8 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -211,3 +213,72 @@ def test_repair_and_report_take_the_options_that_refusals_recommend(
         page = out.read_text()
         assert "1,900" in page
         assert "1,800" in page
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv", "parquet", "pt"])
+def test_apply_a_saved_calibrator_to_predictions_with_and_without_labels(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, ending: str
+) -> None:
+    kept, new, out = tmp_path / "c.json", tmp_path / f"new.{ending}", tmp_path / f"out.{ending}"
+    code, _, err = repair(capsys, folder, tmp_path / "r.npz", "--method", "temperature", "--save-calibrator", kept)
+    assert code == 0, err
+    test = Predictions.load(folder / "test.npz")
+    named = Predictions(logits=test.logits, labels=test.labels, columns={"site": np.array(["a", "b"] * 1000)})
+    named.save(new)
+    code, text, err = run(capsys, "apply", kept, new, "--out", out)
+    assert (code, err, str(out) in text) == (0, "", True)
+    found = Predictions.load(out)
+    torch.testing.assert_close(found.logits, TemperatureScaling.load(kept).apply(named).logits, rtol=0, atol=1e-6)
+    assert found.labels.equal(named.labels)
+    assert found.columns["site"].tolist() == named.columns["site"].tolist()
+    without_labels(new)
+    code, _, err = run(capsys, "apply", kept, new, "--out", out)
+    assert (code, err) == (0, "")
+    with pytest.raises(ValueError, match="must hold `labels`"):
+        Predictions.load(out)
+
+
+def without_labels(path: Path) -> None:
+    """Take the labels out of a file."""
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            np.savez(path, **{key: arrays[key] for key in arrays if key != "labels"})
+    elif path.suffix == ".pt":
+        content = torch.load(path)
+        torch.save({key: content[key] for key in content if key != "labels"}, path)
+    elif path.suffix == ".parquet":
+        pq.write_table(pq.read_table(path).drop_columns("label"), path)
+    else:
+        pacsv.write_csv(pacsv.read_csv(path).drop_columns("label"), path)
+
+
+def test_saved_onnx_model_gives_the_probabilities_of_the_calibrator(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    import onnxruntime
+
+    code, _, err = repair(capsys, folder, tmp_path / "r.npz", "--method", "vector", "--save-calibrator", tmp_path / "c.onnx")
+    assert code == 0, err
+    session = onnxruntime.InferenceSession(tmp_path / "c.onnx", providers=["CPUExecutionProvider"])
+    logits = Predictions.load(folder / "test.npz").logits.float()
+    (log_probs,) = session.run(["log_probs"], {"logits": logits.numpy()})
+    expected = Predictions.load(tmp_path / "r.npz").probs
+    np.testing.assert_allclose(np.exp(log_probs), expected.numpy(), rtol=0, atol=1e-5)
+
+
+def test_repair_shows_groups_before_and_after_and_no_test_of_doing_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    site = {"site": np.array(["a", "b"] * 500)}
+    for name, seed, split in (("val", 0, "val"), ("test", 1, "test")):
+        given = synthetic_predictions(1000, 4, temperature=2.4, seed=seed, split=split)[0]
+        Predictions(logits=given.logits, labels=given.labels, columns=site, split=split).save(tmp_path / f"{name}.npz")
+    out = tmp_path / "r.npz"
+    code, text, err = repair(capsys, tmp_path, out, "--method", "temperature", "--slice", "site", "--json")
+    assert code == 0, err
+    found = json.loads(text)
+    assert found["after"]["slices"]["a"]["metrics"]["ece"]["value"] < found["before"]["slices"]["a"]["metrics"]["ece"]["value"]
+    _, text, _ = repair(capsys, tmp_path, out, "--method", "temperature", "--slice", "site")
+    assert all(words in text for words in ("Groups before", "Groups after", "After minus before"))
+    _, text, _ = repair(capsys, tmp_path, out, "--method", "none")
+    assert "minus before" not in text

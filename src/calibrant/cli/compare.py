@@ -5,7 +5,6 @@ A grid is shown live while it runs; where nobody watches, in one line for every 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.live import Live
 from rich.table import Table as Shown
 from rich.text import Text
 
-from calibrant.cli.terminal import Row, duration_words, fit_table, fits, says_how_to_go_on, show_heading
+from calibrant.cli.terminal import Row, Terminal, duration_words, fit_table, fits, say, says_how_to_go_on, show_heading
 from calibrant.cli.train import find_own_networks, merge_settings
 from calibrant.data import DATASETS
 from calibrant.engine.recipe import load_recipe
@@ -73,7 +72,7 @@ def compare_methods(
 
 def summarize(found: Comparison) -> None:
     """Print the table of a grid, what was written, and what failed; leave with exit code 1 if anything did."""
-    console = Console(highlight=False)
+    console = Terminal()
     if found.table is not None:
         show_table(found.table, console=console)
     if found.table is not None and NOT_IN_PAPER in found.table.notes:
@@ -84,7 +83,7 @@ def summarize(found: Comparison) -> None:
         shown = [f"{name}/" if (found.folder / name).is_dir() else name for name in names]
         console.print(f"written to {found.folder}: {', '.join(shown)}", soft_wrap=True)
     for sentence in failure_words(found.failures):
-        print(f"calibrant: {sentence}", file=sys.stderr)
+        say(f"calibrant: {sentence}", error=True)
     if found.failures:
         raise typer.Exit(1)
 
@@ -114,7 +113,7 @@ class GridDisplay:
     """Shows a board as it changes; its `watch` is what a grid is to be run with, inside `open`."""
 
     def __init__(self, *, console: Console | None = None) -> None:
-        self.console = Console(highlight=False, soft_wrap=True) if console is None else console
+        self.console = Terminal(soft_wrap=True) if console is None else console
         self.board: Board | None = None
         self._is_over = False
 
@@ -296,7 +295,7 @@ def reproduce(
         missing = " ".join(str(error).split())
     _say_plan(plan, folder, len(left))
     if missing:
-        print(missing)
+        say(missing)
     if left:
         _say_forecast(plan, left, jobs)
     if not dry_run:
@@ -312,25 +311,24 @@ def _say_plan(plan: Reproduction, folder: Path, left: int) -> None:
     networks = ", ".join(dict.fromkeys(cell.recipe.backbone.name for cell in cells))
     size = f"{len(plan.data)} x {len(plan.methods)} x {len(plan.seeds)} = {sum(cell.shown for cell in cells)}"
     trained = sum(cell.base is None for cell in cells)
-    print(
+    say(
         f"{plan.name}: {plan.title}{' (quick version)' if plan.quick else ''}",
         f"  data     {', '.join(plan.data)}",
         f"  methods  {', '.join(plan.methods)}",
         f"  seeds    {', '.join(map(str, plan.seeds))}",
         f"  network  {networks}, {first.train.epochs} epochs, preset {first.method.preset}",
         f"  runs     {size}, of which {trained} are trained; {left} are left in {folder}",
-        sep="\n",
     )
 
 
 def _say_forecast(plan: Reproduction, left: Sequence[Cell], jobs: int | None) -> None:
-    found = forecast(left, jobs=jobs, report=lambda kind: print(f"calibrant: timing a few steps: {kind}", file=sys.stderr))
+    found = forecast(left, jobs=jobs, report=lambda kind: say(f"calibrant: timing a few steps: {kind}", error=True))
     for speed in found.speeds:
-        print(f"  {speed.name}: {speed.train:,.0f} images/s, {duration_words(speed.seconds)} a run, {speed.runs} left")
+        say(f"  {speed.name}: {speed.train:,.0f} images/s, {duration_words(speed.seconds)} a run, {speed.runs} left")
     beside = f", {found.at_once} at a time" if found.at_once > 1 else ""
-    print(f"  time     {duration_words(found.low)} to {duration_words(found.high)} on {found.device}{beside}", flush=True)
+    say(f"  time     {duration_words(found.low)} to {duration_words(found.high)} on {found.device}{beside}")
     if found.high > _LONG:
-        print("  shorter  with `--quick`, `--data NAME`, `--seeds 1` or `--set train.epochs=N`", flush=True)
+        say("  shorter  with `--quick`, `--data NAME`, `--seeds 1` or `--set train.epochs=N`")
 
 
 def add_results(runs: Sequence[Path], *, to: Path, note: str | None) -> None:
@@ -341,9 +339,9 @@ def add_results(runs: Sequence[Path], *, to: Path, note: str | None) -> None:
             got = f"{len(there.unfinished)} not finished" if there.unfinished else "none" if path.exists() else "nothing there"
             raise ValueError(f"{path}: must hold finished runs, got {got}. Name a folder that was `--out` of train or compare.")
     folders = dict.fromkeys(folder for there in found.values() for folder in there.finished)
-    print(*save_results([load_run_entry(folder) for folder in folders], to, note=note), sep="\n")
+    say(*save_results([load_run_entry(folder) for folder in folders], to, note=note))
 
 
 def render_results(folder: Path, *, out: Path, figures: Path | None) -> None:
     """Make one page of all records in a folder, and print what was written."""
-    print(*write_results_page(folder, out=out, figures=figures), sep="\n")
+    say(*write_results_page(folder, out=out, figures=figures))

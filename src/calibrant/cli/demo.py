@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from calibrant.cli.measure import Request, measure_file, show_scores
-from calibrant.cli.terminal import Row, fit_table, progress_bar, show_prose
+from calibrant.cli.terminal import Row, Terminal, fit_table, progress_bar, show_prose
 from calibrant.core.records import Predictions
 from calibrant.data import load_mixture
 from calibrant.data.synthetic import synthetic_predictions
@@ -56,7 +55,7 @@ def run_demo(*, only_measure: bool, seeds: int | None, epochs: int | None, out: 
 
 def run_training_demo(*, seeds: int, epochs: int) -> None:
     """Train every method from ``seeds`` seeds for ``epochs`` epochs, repair one of them, and compare."""
-    console = Console(highlight=False)
+    console = Terminal()
     test = load_mixture().test
     assert test.posterior is not None
     least = 1 - float(test.posterior.amax(1).mean())
@@ -156,7 +155,7 @@ def right_by_confidence(tested: dict[str, list[Predictions]], *, width: int) -> 
 
 def run_measure_demo(folder: Path, *, seed: int) -> None:
     """Make predictions, write them to a file in ``folder``, measure it and compare with the truth."""
-    console = Console(highlight=False)
+    console = Terminal()
     day, night = _TEMPERATURES.values()
     show_prose(
         console,
@@ -176,7 +175,7 @@ def run_measure_demo(folder: Path, *, seed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "demo.npz"
     save_predictions(predictions, path)
-    measured = measure_file(path, Request(by_class=True, slice_by="light", seed=seed))
+    measured = measure_file(path, Request(by_class=True, slice_by=["light"], seed=seed))
     show_scores(measured, all_classes=False, console=console)
     ece = measured.scores["ece"]
     found = "holds it" if ece.low <= truth <= ece.high else "misses it, as one in twenty does"

@@ -26,6 +26,7 @@ EXAMPLES = {
     "measure": (
         "calibrant measure test.npz",
         "calibrant measure test.csv --slice camera --by-class",
+        "calibrant measure runs/first --fail-if 'ece>0.05'",
         "calibrant measure before.npz after.npz --json",
     ),
     "train": (
@@ -35,8 +36,9 @@ EXAMPLES = {
     ),
     "repair": (
         "calibrant repair val.npz test.npz --out repaired.npz",
-        "calibrant repair val.npz test.npz --method temperature --out repaired.npz",
+        "calibrant repair val.npz test.npz --out repaired.npz --save-calibrator c.json",
     ),
+    "apply": ("calibrant apply c.json new.csv --out calibrated.csv",),
     "report": (
         "calibrant report test.npz --fit val.npz --out report.html",
         "calibrant report --run runs --out runs.html",
@@ -61,7 +63,7 @@ _CALIBRATORS = ("Calibrators: {}.", "calibrant.calibrators", "CALIBRATORS")
 _WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("Begin with `calibrant demo`. `calibrant COMMAND --help` says more.",),
-        ("Exit codes: 0 done, 1 something failed, 2 what was given cannot be used, 130 or 143 interrupted.",),
+        ("Exit codes: 0 done, 1 something failed, 2 wrong input, 3 a limit of --fail-if is broken, 130 or 143 interrupted.",),
     ),
     "train": (_METHODS, ("Networks: {}.", "calibrant.backbones", "BACKBONES")),
     "repair": (_CALIBRATORS,),
@@ -73,6 +75,9 @@ _WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of predictions: .npz, .csv, .parquet or .pt.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")]
 ClassNames = Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one per line or JSON.")]
+SliceBy = Annotated[
+    list[str] | None, typer.Option("--slice", metavar="COLUMN", help="Measure each group of this column too; A,B crosses two.")
+]
 IgnoreIndex = Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")]
 Bins = Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")]
 Resamples = Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")]
@@ -191,13 +196,15 @@ def measure(
     n_bins: Bins = 15,
     as_json: AsJson = False,
     by_class: Annotated[bool, typer.Option("--by-class", help="Show every class, worst first.")] = False,
-    slice_by: Annotated[
-        str | None, typer.Option("--slice", metavar="COLUMN", help="Measure each group of this column too.")
-    ] = None,
+    slice_by: SliceBy = None,
     class_names: ClassNames = None,
     ignore_index: IgnoreIndex = None,
     resamples: Resamples = 1000,
     seed: Seed = 0,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LIMIT", help="End with exit code 3 if a score breaks this limit: 'ece>0.05', 'ece.high>0.05'."),
+    ] = None,
 ) -> None:
     """Measure the calibration of predictions in files.
 
@@ -229,8 +236,14 @@ def repair(
     file: Annotated[Path, typer.Argument(metavar="TEST", help="Predictions to repair.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the repaired predictions.")],
     method: Annotated[str, typer.Option(metavar="NAME", help="Calibrator, of those below; auto chooses one.")] = "auto",
-    calibrator: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write what was fitted (JSON).")] = None,
+    calibrator: Annotated[
+        Path | None,
+        typer.Option(
+            "--save-calibrator", "--calibrator", metavar="FILE", help="Where to write what was fitted: .json or .onnx."
+        ),
+    ] = None,
     as_json: AsJson = False,
+    slice_by: SliceBy = None,
     class_names: ClassNames = None,
     ignore_index: IgnoreIndex = None,
     n_bins: Bins = 15,
@@ -241,6 +254,16 @@ def repair(
 
     Prints what was measured before and after, with 95% intervals, and the paired test of the difference.
     """
+
+
+@app.command(cls=Command, short_help="Apply a saved calibrator to new predictions.")
+@runs("repair:apply_calibrator")
+def apply(
+    calibrator: Annotated[Path, typer.Argument(metavar="CALIBRATOR", help="What `repair --save-calibrator` wrote (.json).")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Predictions, with or without labels.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the calibrated predictions.")],
+) -> None:
+    """Apply a saved calibrator to new predictions, which need no labels."""
 
 
 @app.command(cls=Command, short_help="Write one HTML page of predictions, or of runs.")
@@ -255,6 +278,7 @@ def report(
     method: Annotated[str, typer.Option(metavar="NAME", help="Calibrator, of those below; auto tries all.")] = "auto",
     class_names: ClassNames = None,
     ignore_index: IgnoreIndex = None,
+    slice_by: SliceBy = None,
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
     n_bins: Bins = 15,
     resamples: Resamples = 1000,
@@ -344,14 +368,15 @@ def demo(
 @data_app.command("list", short_help="Show every data set and whether it is there.")
 def list_sets(root: Root = None) -> None:
     """Show every data set that can be named, and whether it is there."""
+    from calibrant.cli.terminal import say
     from calibrant.data import DATASETS, DEFAULT_ROOT
 
     for name, source in DATASETS.available().items():
         fetch = f"to fetch, {source.bytes / 1e6:.0f} MB"
         state = "embedded" if source.embedded else "there" if source.is_there(root) else fetch
-        print(f"{name:14} {state:18} {source.about}")
-    print(f"in {root or DEFAULT_ROOT}; get one with `calibrant data fetch NAME`.")
-    print("A folder of class folders, or an .npz of images, is named by its path: `calibrant train --data PATH`.")
+        say(f"{name:14} {state:18} {source.about}")
+    say(f"in {root or DEFAULT_ROOT}; get one with `calibrant data fetch NAME`.")
+    say("A folder of class folders, or an .npz of images, is named by its path: `calibrant train --data PATH`.")
 
 
 @data_app.command("fetch", short_help="Download data sets and check them.")
@@ -359,17 +384,17 @@ def fetch_sets(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets: cifar10, mnist …")], root: Root = None
 ) -> None:
     """Download data sets, compare them with their checksums, and go on where an earlier download stopped."""
-    from calibrant.cli.terminal import progress_bar, says_how_to_go_on
+    from calibrant.cli.terminal import progress_bar, say, says_how_to_go_on
     from calibrant.data import DATASETS
 
     for source in [DATASETS[name] for name in names]:
         if not source.files:
-            print(f"{source.name}: there is nothing to fetch")
+            say(f"{source.name}: there is nothing to fetch")
             continue
         title = f"{source.name}, {source.bytes / 1e6:.0f} MB"
         with says_how_to_go_on(), progress_bar(title, source.bytes) as advance:
             files = source.fetch(root, report=advance)
-        print(f"{source.name}: {', '.join(str(file) for file in files)}")
+        say(f"{source.name}: {', '.join(str(file) for file in files)}")
 
 
 @results_app.command("add", short_help="Keep what was measured of finished runs.")
@@ -449,9 +474,11 @@ def _refuse(sentence: str) -> int:
 
 
 def _end(sentence: str, code: int) -> int:
-    print(f"calibrant: {' '.join(sentence.split())}", file=sys.stderr)
+    from calibrant.cli.terminal import say
+
+    say(f"calibrant: {' '.join(sentence.split())}", error=True)
     return code
 
 
 def _show_warning(message: object, *_: object, **__: object) -> None:
-    print(f"calibrant: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    _end(f"warning: {message}", 0)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,14 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from calibrant.cli.terminal import Row, fit_table, fits, progress_bar, show_heading, show_prose
+from calibrant.cli.terminal import Row, Terminal, fit_table, fits, progress_bar, say, show_heading, show_prose
 from calibrant.core.records import Bins, Predictions, Split
-from calibrant.core.registry import lookup
 from calibrant.core.scores import ClassScore, Paired, Scores, without_nan
+from calibrant.core.slices import Group, Slices, column_names
 from calibrant.core.summary import Summary, summarize
 from calibrant.io import iter_prediction_batches, load_class_names, load_predictions, survey_predictions
 from calibrant.metrics.measure import measure, measure_summary
@@ -38,6 +38,7 @@ from calibrant.metrics.verdict import (
     write_p,
     write_value,
 )
+from calibrant.testing import Limit
 
 if TYPE_CHECKING:
     from calibrant.io.table import TableFile
@@ -49,7 +50,6 @@ STREAM_ENTRIES = 50_000_000
 _BATCH_ENTRIES = 4_000_000
 # Rows of a streamed file that are kept for the paired test, about.
 SAMPLE_ROWS = 200_000
-_MAX_GROUPS = 1000
 # Terminals at least this wide get a column that explains every metric.
 _WIDE = 104
 _INTERVAL = "95% interval"
@@ -71,7 +71,7 @@ class Request:
     class_names: Path | None = None
     ignore_index: int | None = None
     by_class: bool = False
-    slice_by: str | None = None
+    slice_by: Sequence[str] | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...] | None:
@@ -101,13 +101,17 @@ class Measured(NamedTuple):
     picked: Predictions | None = None
 
 
-def measure_files(files: Sequence[Path], *, as_json: bool, by_class: bool, **how: Any) -> None:
+def measure_files(
+    files: Sequence[Path], *, as_json: bool, by_class: bool, fail_if: Sequence[str] | None = None, **how: Any
+) -> None:
     """Measure every file and write what was found to standard output; ``how`` are fields of `Request`.
 
     With ``as_json`` one file gives one object; several give a list of them, of which the second and later ones hold, under
     ``paired``, the test against the first: ``{"against": FILE, "metrics": {KEY: {"difference", "low", "high", "p_value"}}}``,
-    or null where the files do not hold the same examples.
+    or null where the files do not hold the same examples. A file that breaks a limit of ``fail_if`` ends with exit code 3.
     """
+    limits = [Limit.parse(text) for text in fail_if or ()]
+    files = [predictions_in(path) for path in files]
     # Without `--by-class` tables still name the few worst classes; JSON has exactly what was asked for.
     request = Request(by_class=by_class or not as_json, **how)
     rows = [table.rows for table in map(survey_predictions, files) if table and is_large(table)]
@@ -115,11 +119,21 @@ def measure_files(files: Sequence[Path], *, as_json: bool, by_class: bool, **how
     measured = [measure_file(path, request, share=share) for path in files]
     tests = [_pair(measured[0], other, request) for other in measured[1:]]
     if as_json:
-        print(_to_json(measured, tests))
+        say(_to_json(measured, tests))
     elif len(measured) == 1:
         show_scores(measured[0], all_classes=by_class)
     else:
         show_comparison(measured, tests, all_classes=by_class)
+    broken = [f"{m.scores.file}: {said}" for m in measured for limit in limits if (said := limit.broken_by(m.scores))]
+    if broken:
+        say(f"calibrant: must keep the limits of `--fail-if`, got {'; '.join(broken)}.", error=True)
+        raise typer.Exit(3)
+
+
+def predictions_in(path: Path) -> Path:
+    """The test predictions of a run folder; any other path as it is."""
+    inside = path / "test.npz"
+    return inside if inside.is_file() else path
 
 
 def is_large(table: TableFile) -> bool:
@@ -133,9 +147,6 @@ def measure_file(path: Path, request: Request, *, share: float = 0.0) -> Measure
     if table and is_large(table):
         return measure_stream(path, table, request, share=share)
     predictions = request.load(path)
-    if request.slice_by is not None:
-        _check_column(path, request.slice_by, predictions.columns)
-        _check_groups(path, request.slice_by, np.unique(predictions.columns[request.slice_by].astype(str)))
     with progress_bar(f"measuring {path.name}", None):
         scores = request.measure(predictions, file=path)
     return Measured(scores, predictions.split, _pick(predictions, share, np.random.default_rng(request.seed)))
@@ -143,29 +154,23 @@ def measure_file(path: Path, request: Request, *, share: float = 0.0) -> Measure
 
 def measure_stream(path: Path, table: TableFile, request: Request, *, share: float = 0.0) -> Measured:
     """Measure a file of any size: it is read once, piece by piece, into sums of constant size."""
-    columns = [] if request.slice_by is None else [request.slice_by]
-    for column in columns:
-        _check_column(path, column, table.columns)
+    slice_by = column_names(request.slice_by, table.columns, where=str(path))
+    columns = {name: table.sample(name) for names in slice_by for name in names}
+    slices = Slices(slice_by, columns, where=str(path))
     batches = iter_prediction_batches(
         path,
         batch_rows=min(max(_BATCH_ENTRIES // max(table.num_classes, 1), 1), 65536),
-        columns=columns,
+        columns=[*columns],
         ignore_index=request.ignore_index,
         class_names=request.names,
     )
-    sums: dict[str | None, Summary] = {}
+    sums: dict[Group | None, Summary] = {}
     random, picked = np.random.default_rng(request.seed), []
     with progress_bar(f"reading {path.name}", table.rows) as advance:
         for batch in batches:
-            parts: dict[str | None, Predictions] = {None: batch}
-            for column in columns:
-                values = batch.columns[column].astype(str)
-                parts |= {str(value): batch.subset(values == value) for value in np.unique(values)}
-            for name, part in parts.items():
+            for group, part in [(None, batch), *slices.split(batch)]:
                 found = summarize(part, n_bins=request.n_bins)
-                sums[name] = sums[name] + found if name in sums else found
-            for column in columns:
-                _check_groups(path, column, sums.keys() - {None})
+                sums[group] = sums[group] + found if group in sums else found
             picked.append(_pick(batch, share, random))
             advance(len(batch))
     if not sums:
@@ -173,8 +178,8 @@ def measure_stream(path: Path, table: TableFile, request: Request, *, share: flo
     names = request.names or batch.class_names
     score = partial(measure_summary, class_names=names, n_resamples=request.resamples, seed=request.seed)
     scores = score(sums.pop(None), by_class=request.by_class, file=str(path))
-    slices = {name: score(sums[name]) for name in sorted(map(str, sums))}
-    return Measured(replace(scores, slices=slices), batch.split, _join([part for part in picked if part is not None]))
+    sliced = {slices.title(group): score(sums[group]) for group in sorted(group for group in sums if group)}
+    return Measured(replace(scores, slices=sliced), batch.split, _join([part for part in picked if part is not None]))
 
 
 def _pick(predictions: Predictions, share: float, random: np.random.Generator) -> Predictions | None:
@@ -186,18 +191,8 @@ def _join(parts: Sequence[Predictions]) -> Predictions | None:
     if not parts:
         return None
     kinds = ("logits" if parts[0].has_logits else "probs", "labels", *(["weights"] if parts[0].weights is not None else []))
-    return Predictions(**{kind: torch.cat([getattr(part, kind) for part in parts]) for kind in kinds})
-
-
-def _check_column(path: Path, column: str, columns: Iterable[str]) -> None:
-    if not columns:
-        raise ValueError(f"{path}: must have a column `{column}` to slice by, got no further columns. Add one to the file.")
-    lookup(dict.fromkeys(columns), column, kind=f"column of {path}")
-
-
-def _check_groups(path: Path, column: str, groups: Sized) -> None:
-    if len(groups) > _MAX_GROUPS:
-        raise ValueError(f"{path}: a column to slice by must have at most {_MAX_GROUPS} groups, got more in `{column}`.")
+    joined: dict[str, Any] = {kind: torch.cat([getattr(part, kind) for part in parts]) for kind in kinds}
+    return Predictions(**joined)
 
 
 def _pair(first: Measured, second: Measured, request: Request) -> Mapping[str, Paired] | None:
@@ -207,7 +202,7 @@ def _pair(first: Measured, second: Measured, request: Request) -> Mapping[str, P
             raise ValueError(f"they hold {first.scores.n:,} and {second.scores.n:,} examples.")
         return paired_test(first.picked, second.picked, **request.bootstrap)
     except ValueError as error:
-        print(f"calibrant: no paired test of {second.scores.file} against {first.scores.file}: {error}", file=sys.stderr)
+        say(f"calibrant: no paired test of {second.scores.file} against {first.scores.file}: {error}", error=True)
         return None
 
 
@@ -225,7 +220,7 @@ def tests_to_dict(tests: Mapping[str, Paired]) -> dict[str, dict[str, float | No
 
 def show_scores(measured: Measured, *, all_classes: bool, console: Console | None = None) -> None:
     """Print everything about one file."""
-    console = console or Console(highlight=False)
+    console = console or Terminal()
     scores = measured.scores
     split = f" · {measured.split.value} split" if measured.split else ""
     name = Path(scores.file).name if scores.file else "predictions"
@@ -247,7 +242,7 @@ def show_comparison(
     console: Console | None = None,
 ) -> None:
     """Print several files side by side, and the test of each against the first."""
-    console = console or Console(highlight=False)
+    console = console or Terminal()
     names = short_names([Path(entry.scores.file or "predictions") for entry in measured])
     show_heading(console, f"{len(names)} files", "best values in bold")
     found = {name: entry.scores for name, entry in zip(names, measured, strict=True)}

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+import torch
 from rich.table import Table
 from rich.text import Text
 
-from calibrant.calibrators import CALIBRATORS, AutoCalibrator, Identity, Ranked, Repaired
+from calibrant.calibrators import CALIBRATORS, AutoCalibrator, Calibrator, Identity, Ranked, Repaired
 from calibrant.calibrators.auto import calibrator_of, measure_repair
 from calibrant.calibrators.fit_data import check_same_classes, refuse_test_split
-from calibrant.cli.measure import Request, comparison_table, paired_table, tests_to_dict
-from calibrant.cli.terminal import Row, check_destination, fit_table, progress_bar, show_heading, show_prose
+from calibrant.cli.measure import Request, comparison_table, paired_table, parts_table, predictions_in, tests_to_dict
+from calibrant.cli.terminal import Row, Terminal, check_destination, fit_table, progress_bar, say, show_heading, show_prose
 from calibrant.core.records import Predictions
-from calibrant.io import save_predictions
+from calibrant.core.scores import Estimate
+from calibrant.io import rewrite_predictions, save_predictions
+from calibrant.io.files import atomic_writer
 from calibrant.io.predictions import FORMATS
-from calibrant.metrics.verdict import tell_effect, verdict
+from calibrant.metrics import METRICS
+from calibrant.metrics.verdict import tell_effect, verdict, worst_slice, write_estimate
 
 
 def repair_file(fit: Path, file: Path, *, out: Path, method: str, calibrator: Path | None, as_json: bool, **how: Any) -> None:
@@ -33,7 +37,7 @@ def repair_file(fit: Path, file: Path, *, out: Path, method: str, calibrator: Pa
     CALIBRATORS[method]  # a wrong name is told before anything is read
     check_destination(out, FORMATS)
     if calibrator is not None:
-        check_destination(calibrator, (".json",))
+        check_destination(calibrator, (".json", ".onnx"))
     if out.resolve() in (fit.resolve(), file.resolve()):
         raise ValueError(f"{out}: the result must not replace the predictions it is made from. Give it another name.")
     request = Request(**how)
@@ -42,11 +46,43 @@ def repair_file(fit: Path, file: Path, *, out: Path, method: str, calibrator: Pa
     done = replace(done, before=replace(done.before, file=str(file)), after=replace(done.after, file=str(out)))
     save_predictions(done.predictions, out)
     if calibrator is not None:
-        done.calibrator.save(calibrator)
+        save_calibrator(done.calibrator, calibrator)
     if as_json:
-        print(_to_json(done, method))
+        say(_to_json(done, method))
     else:
         _show(done, f"fitted on {len(fit_data):,} examples of {fit.name}, applied to {len(given):,} of {file.name}")
+
+
+def save_calibrator(calibrator: Calibrator, path: Path) -> None:
+    """Write a fitted calibrator as JSON, or as an ONNX model from logits ``[N, C]`` to log-probabilities."""
+    if path.suffix.lower() == ".json":
+        calibrator.save(path)
+        return
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise ImportError(f"{path}: must be .json where ONNX is not installed. `pip install 'calibrant[onnx]'`.") from None
+    layer, example = calibrator.as_layer().eval(), torch.zeros(2, calibrator.num_classes_)
+    with warnings.catch_warnings(action="ignore"):
+        program = torch.onnx.export(
+            *(layer, (example,)),
+            input_names=["logits"],
+            output_names=["log_probs"],
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            verbose=False,
+        )
+    assert program is not None
+    with atomic_writer(path) as handle:
+        handle.write(program.model_proto.SerializeToString())
+
+
+def apply_calibrator(calibrator: Path, file: Path, *, out: Path) -> None:
+    """Write to ``out`` what a saved calibrator makes of the predictions in ``file``."""
+    check_destination(out, FORMATS)
+    fitted = Calibrator.load(calibrator)
+    rewrite_predictions(predictions_in(file), out, fitted.apply)
+    say(f"The calibrated predictions are in {out}.")
 
 
 def load_pair(fit: Path, file: Path, request: Request) -> tuple[Predictions, Predictions]:
@@ -66,44 +102,52 @@ def fit_and_measure(method: str, fit_data: Predictions, given: Predictions, requ
             calibrator.on_progress(lambda name, done, total: advance(1))
         calibrator.fit(fit_data)
     with progress_bar("measuring before and after", None):
-        return measure_repair(calibrator, given, **request.bootstrap)
+        return measure_repair(calibrator, given, slice_by=request.slice_by, **request.bootstrap)
 
 
 def _show(done: Repaired, data: str) -> None:
-    console = Console(highlight=False)
+    console = Terminal()
     show_heading(console, "Repair", data)
     show_prose(console, done.advice, style="bold")
     if isinstance(done.calibrator, AutoCalibrator):
         auto = done.calibrator
         console.print()
         console.print(ranking_table(auto.ranking_, auto.best_name_, score=auto.scoring.upper(), width=console.width))
-    show_heading(console, "Before and after", "best values in bold")
-    console.print(comparison_table({"before": done.before, "after": done.after}, width=console.width))
-    show_heading(console, "After minus before", "on the same examples, paired bootstrap")
-    console.print(paired_table(done.paired, width=console.width))
+    is_same = isinstance(done.fitted, Identity)
+    show_heading(console, "Unchanged" if is_same else "Before and after", "" if is_same else "best values in bold")
+    sides = {"before": done.before} if is_same else {"before": done.before, "after": done.after}
+    console.print(comparison_table(sides, width=console.width))
+    for side, scores in sides.items():
+        if scores.slices:
+            show_heading(console, f"Groups {side}", worst_slice(scores))
+            console.print(parts_table("Group", scores.slices, width=console.width, total=scores.weight))
+    if not is_same:
+        show_heading(console, "After minus before", "on the same examples, paired bootstrap")
+        console.print(paired_table(done.paired, width=console.width))
     console.print()
-    show_prose(console, f"before: {verdict(done.before)}")
-    show_prose(console, f"after: {verdict(done.after)}")
-    if not isinstance(done.fitted, Identity):
+    for side, scores in sides.items():
+        show_prose(console, f"{side}: {verdict(scores)}")
+    if not is_same:
         show_prose(console, f"The repair {tell_effect(done.before, done.after, done.paired, it='the ECE')}", style="bold")
     console.print(f"\nThe repaired predictions are in {done.after.file}.\n", soft_wrap=True)
 
 
 def ranking_table(ranking: Sequence[Ranked], chosen: str, *, score: str, width: int) -> Table:
-    """Methods by their held-out score, best first, with what each gains on doing nothing."""
+    """Methods by their held-out score, best first, and how each changes that of doing nothing."""
     rows: list[Row] = []
     for entry in ranking:
         name = Identity.label if entry.name == "none" else entry.name
         found, style, end = f"{entry.score:.4f}", *(("bold green", "chosen") if entry.name == chosen else ("", ""))
         if entry.failure is not None:
             found, style, end = "n/a", "dim", "not used"
-        gains = (entry.gain, entry.gain_low, entry.gain_high)
-        # Doing nothing gains nothing; and where that has an infinite score, a gain on it says nothing.
-        is_told = entry.name != "none" and all(map(math.isfinite, gains))
-        gain, low, high = (f"{value:+.4f}".replace("-", "−") if is_told else "" for value in gains)
-        interval = Text(f"{low} – {high}" if is_told else "", style="dim")
-        rows.append([Text(name, style=style), Text(found, style=style), gain, interval, Text(end, style=style)])
-    return fit_table(("Method", f"Held-out {score}", "Gain", "95% interval", ""), rows, width=width, drop=(3, 4))
+        change = Estimate(-entry.gain, -entry.gain_high, -entry.gain_low)
+        # Doing nothing changes nothing; and where that has an infinite score, a change of it says nothing.
+        is_told = entry.name != "none" and all(map(math.isfinite, change))
+        told = write_estimate(change, METRICS["nll"], signed=True) if is_told else ("", "")
+        rows.append(
+            [Text(name, style=style), Text(found, style=style), told[0], Text(told[1], style="dim"), Text(end, style=style)]
+        )
+    return fit_table(("Method", f"Held-out {score}", "Change", "95% interval", ""), rows, width=width, drop=(3, 4))
 
 
 def _to_json(done: Repaired, method: str) -> str:

@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from calibrant.calibrators import CALIBRATORS, AutoCalibrator, CalibrationWarning, Repaired, name_of
-from calibrant.cli.measure import Request
+from calibrant.cli.measure import Request, parts_table, predictions_in
 from calibrant.cli.repair import fit_and_measure, load_pair
-from calibrant.cli.terminal import check_destination, progress_bar, show_prose
+from calibrant.cli.terminal import Terminal, check_destination, progress_bar, show_prose
 from calibrant.core.checks import FitError
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Entry, Estimate
@@ -22,6 +20,7 @@ from calibrant.grid.export import PageRows, page_rows
 from calibrant.grid.rows import catalogue_order
 from calibrant.grid.tables import compare_table
 from calibrant.io.files import atomic_writer
+from calibrant.metrics.measure import measure
 from calibrant.report.page import Candidate, Examined, Repair, render_page, verdict_of
 from calibrant.report.page_runs import columns_of
 
@@ -34,8 +33,8 @@ def write_report(
     The folder of a run may stand for its test predictions; the page is then about the run too.
     """
     folders = [*(runs or ())]
-    if file is not None and (file / "test.npz").is_file():
-        folders, file = [file, *folders], file / "test.npz"
+    if file is not None and (inside := predictions_in(file)) != file:
+        folders, file = [file, *folders], inside
     elif file is not None and file.is_dir():
         raise ValueError(
             f"report: the first argument must be a file or a finished run, got {file}. For its runs: `--run {file}`."
@@ -66,10 +65,12 @@ def write_report(
     with atomic_writer(out) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
         handle.write(page.encode(errors="replace"))
-    console = Console(highlight=False)
+    console = Terminal()
     show_prose(console, f"{verdict.headline}.", style="bold")
     for sentence in verdict.sentences:
         show_prose(console, sentence)
+    if examined is not None and examined.scores.slices:
+        console.print(parts_table("Group", examined.scores.slices, width=console.width, total=examined.scores.weight))
     console.print(f"The report is in {out} ({out.stat().st_size / 1e6:.2f} MB).", soft_wrap=True)
 
 
@@ -120,11 +121,11 @@ def _try_all(
             scores, failure, calibrator = known.get(entry.name), entry.failure, auto.settled_.get(entry.name)
             if scores is None and calibrator is not None:
                 try:
-                    scores = request.measure(calibrator.fit(fit_data).apply(given))
+                    scores = measure(calibrator.fit(fit_data).apply(given), **request.bootstrap)
                 except FitError as error:
                     failure = str(error)
-            gain = None if failure else Estimate(entry.gain, entry.gain_low, entry.gain_high)
+            change = None if failure else Estimate(-entry.gain, -entry.gain_high, -entry.gain_low)
             keeps = entry.name == "none" or (calibrator is not None and calibrator.preserves_accuracy)
-            found.append(Candidate(entry.name, entry.score, gain, scores, keeps, failure))
+            found.append(Candidate(entry.name, entry.score, change, scores, keeps, failure))
             advance(1)
     return tuple(found)

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 Row = Sequence[str | Text] | None
+# What moves the cursor, changes colours or the direction of text: control characters but tab and newline.
+_CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
 _GAP = 2
 _LEAST_NAME = 10
 # Lines of prose longer than this are hard to read, however wide the terminal is.
 _PROSE_WIDTH = 100
+
+
+class Terminal(Console):
+    """Where all commands print. Names of files, classes and groups are no markup here and cannot steer the terminal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Leave out control characters; rich adds its own later."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(_CONTROLS.sub("", segment.text), segment.style)
+
+
+def say(*lines: object, error: bool = False) -> None:
+    """Print lines as they are, but for control characters."""
+    text = "\n".join(map(str, lines))
+    print(_CONTROLS.sub("", text), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: Sequence[int] = ()) -> Table:
@@ -58,7 +81,7 @@ def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: 
 
 def fits(table: Table, width: int) -> bool:
     """Whether a table is no wider than this."""
-    endless = Console(width=10_000)
+    endless = Terminal(width=10_000)
     return Measurement.get(endless, endless.options, table).minimum <= width
 
 
@@ -90,7 +113,7 @@ def duration_words(seconds: float) -> str:
 @contextmanager
 def progress_bar(text: str, total: float | None) -> Iterator[Callable[[float], None]]:
     """Show a bar, where standard error is a terminal; yield a function that moves it on by an amount of ``total``, if known."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(text, total=total)
@@ -121,7 +144,7 @@ def says_how_to_go_on(so_far: Callable[[], str] = lambda: "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"calibrant: interrupted{so_far()}. The same command goes on.", file=sys.stderr)
+        say(f"calibrant: interrupted{so_far()}. The same command goes on.", error=True)
         raise typer.Exit(code) from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from calibrant.cli.terminal import duration_words
+from calibrant.cli.terminal import Terminal, duration_words, say
 from calibrant.core.registry import lookup
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES
 from calibrant.engine.hardware import is_first_process
@@ -57,7 +57,7 @@ def train_model(
         if first:
             written = (folder / "recipe.toml").exists()
             again = f"Go on with `calibrant train --resume --out {folder}`." if written else "Nothing was written yet."
-            print(f"calibrant: interrupted. {again}", file=sys.stderr)
+            say(f"calibrant: interrupted. {again}", error=True)
         raise typer.Exit(130) from None
     if first:
         write_summary(run)
@@ -106,7 +106,7 @@ class EpochDisplay:
 
     def __init__(self, epochs: int, *, shown: bool = True, console: Console | None = None) -> None:
         self.epochs, self.shown = epochs, shown
-        self.console = Console(highlight=False, soft_wrap=True) if console is None else console
+        self.console = Terminal(soft_wrap=True) if console is None else console
         columns = (TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=_BAR), TextColumn("{task.fields[words]}"))
         self.bar = Progress(*columns, console=self.console, disable=not (shown and self.console.is_terminal))
         self._task = self.bar.add_task("", total=float(epochs), epoch=f"1/{epochs}", words="preparing")
@@ -156,14 +156,12 @@ def write_summary(run: Run) -> None:
     scores = epoch_scores(run.test.logits, run.test.labels)
     chosen = f"epoch {run.best_epoch + 1} of {len(run.history)} ({_REASON[run.recipe.train.select]})"
     scaled = "" if run.temperature is None else f", logits divided by {run.temperature:.3f}"
-    print(
-        f"test error {100 * scores['error']:.2f}%, ECE {100 * scores['ece']:.2f}%, NLL {scores['nll']:.4f} at {chosen}{scaled}"
-    )
+    say(f"test error {100 * scores['error']:.2f}%, ECE {100 * scores['ece']:.2f}%, NLL {scores['nll']:.4f} at {chosen}{scaled}")
     if run.shift:
-        print(f"{'under shift, error / ECE in %':30}" + "".join(f"{f'severity {severity}':>14}" for severity in SEVERITIES))
+        say(f"{'under shift, error / ECE in %':30}" + "".join(f"{f'severity {severity}':>14}" for severity in SEVERITIES))
         for kind in CORRUPTIONS:
             found = [run.shift[f"{kind}-{severity}"] for severity in SEVERITIES]
             cells = [f"{100 * scores['error'].value:.2f} / {100 * scores['ece'].value:.2f}" for scores in found]
-            print(f"{kind:30}" + "".join(f"{cell:>14}" for cell in cells))
+            say(f"{kind:30}" + "".join(f"{cell:>14}" for cell in cells))
     if run.folder is not None:
-        print(f"written to {run.folder}; look closer with `calibrant measure {run.folder / 'test.npz'}`")
+        say(f"written to {run.folder}; look closer with `calibrant measure {run.folder / 'test.npz'}`")

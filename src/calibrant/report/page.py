@@ -83,7 +83,7 @@ class Candidate:
     Attributes:
         name: Its name in `CALIBRATORS`, or "none" for doing nothing.
         held_out: Mean negative log-likelihood in the cross-validation on the fit data; nan if unknown.
-        gain: What that gains on doing nothing, with its interval; None if unknown.
+        change: That minus the one of doing nothing, with its interval; None if unknown.
         scores: What its predictions for the test data score, fitted on all fit data; None if it was not used.
         preserves_accuracy: Whether it never changes a prediction.
         failure: Why it was not used, or None: it failed, or the fit data lack a class.
@@ -91,7 +91,7 @@ class Candidate:
 
     name: str
     held_out: float
-    gain: Estimate | None
+    change: Estimate | None
     scores: Scores | None
     preserves_accuracy: bool
     failure: str | None = None

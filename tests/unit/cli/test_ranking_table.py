@@ -16,14 +16,14 @@ def shown(ranking: list[Ranked]) -> list[list[str]]:
     return [line.split() for line in console.file.getvalue().splitlines()[2:]]
 
 
-def test_ranking_shows_what_each_method_gains_on_doing_nothing() -> None:
+def test_ranking_shows_how_each_method_changes_the_score_of_doing_nothing() -> None:
     first = Ranked("temperature", 0.5, 0.4, 0.6, 0.1, -0.05, 0.15)
     lines = shown([first, Ranked("none", 0.6, 0.5, 0.7, 0.0, 0.0, 0.0)])
-    assert lines[0] == ["temperature", "0.5000", "+0.1000", "−0.0500", "–", "+0.1500", "chosen"]
+    assert lines[0] == ["temperature", "0.5000", "−0.1000", "−0.1500", "–", "+0.0500", "chosen"]
     assert lines[1] == ["doing", "nothing", "0.6000"]
 
 
-def test_ranking_leaves_out_gains_on_an_infinite_score() -> None:
+def test_ranking_leaves_out_changes_of_an_infinite_score() -> None:
     first = Ranked("temperature", 0.5, 0.4, 0.6, math.inf, math.nan, math.nan)
     lines = shown([first, Ranked("none", math.inf, math.nan, math.nan, math.nan, math.nan, math.nan)])
     assert lines[0] == ["temperature", "0.5000", "chosen"]
