@@ -33,7 +33,7 @@ json.dump(found, sys.stdout)
 LOSS = """
 import torch
 from calibrant.losses import LOSSES
-from calibrant.meta.settings import make_objective
+from calibrant.meta.step import make_objective
 logits, labels = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
 module = LOSSES["squared_entropy"].module(reduction="mean")
 objective = make_objective("squared_entropy")

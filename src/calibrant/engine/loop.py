@@ -27,7 +27,7 @@ from calibrant.engine.objective import Objective
 from calibrant.engine.optim import WeightAverage, build_averages, build_optimizer, drops, learning_rate, set_learning_rate
 from calibrant.engine.recipe import DataPart, Recipe, check_recipe
 from calibrant.engine.result import EpochRecord, EvalSet, epoch_scores
-from calibrant.meta.network import gathering, gathering_norms
+from calibrant.meta.network import gathering_norms, meta_mode
 
 # Called with the epoch, its steps done and all its steps.
 Tick = Callable[[int, int, int], None]
@@ -365,7 +365,7 @@ def _pass_again(assembly: Assembly, epoch: int) -> None:
     """Let the epoch's first batches pass once more, for BatchNorm's statistics alone."""
     batches, objective = assembly.batches, assembly.objective
     steps = batches.begin_epoch(epoch, kept=objective.kept())
-    with gathering(assembly.model), assembly.hardware.autocast():
+    with meta_mode(assembly.model, "gather"), assembly.hardware.autocast():
         for _ in range(min(steps, -(-_STATISTICS_EXAMPLES // batches.batch_size))):
             batches.feed()
             assembly.eval_forward(objective.inputs(batches.next()))

@@ -36,7 +36,7 @@ from calibrant.losses import (
     SoftAvUC,
     WeightedMMCE,
 )
-from calibrant.meta.settings import PRESETS, MetaSettings, make_objective, settings_of
+from calibrant.meta.step import PRESETS, MetaSettings, make_objective, settings_of
 
 __all__ = ["METHODS", "Facts", "LossPlan", "Method", "MetaPlan", "Plan", "make_plan", "resolved", "split_name"]
 

@@ -23,10 +23,9 @@ from calibrant.losses import ConfidencePruner
 from calibrant.losses import Objective as LossFunction
 from calibrant.meta.lookahead import Batch as Seen
 from calibrant.meta.lookahead import MetaObjective as MetaFunction
-from calibrant.meta.network import find_head, following, gathering_norms, meta_mode
+from calibrant.meta.network import find_head, gathering_norms, meta_mode
 from calibrant.meta.regularizers import Regularizer
-from calibrant.meta.settings import MetaSettings
-from calibrant.meta.step import HeldOut, HyperParameters, leaked_value, meta_step
+from calibrant.meta.step import HeldOut, HyperParameters, MetaSettings, leaked_value, meta_step
 
 if TYPE_CHECKING:
     from calibrant.engine.loop import Assembly
@@ -363,7 +362,7 @@ class MetaObjective(Objective):
     @torch.no_grad()
     def follow(self, images: Tensor) -> None:
         """Let BatchNorm's statistics of the watched network follow its weights."""
-        with following(self.network), self.hardware.autocast():
+        with meta_mode(self.network, "follow"), self.hardware.autocast():
             self.forward(images)
 
     def features(self, images: Tensor) -> Tensor:

@@ -3,9 +3,7 @@
 `MetaLearner` puts it into any training loop; the rest are the parts it is made of, each a function of values.
 """
 
-from calibrant.meta.batches import LoaderBatches, MetaBatches
-from calibrant.meta.gamma_net import GammaNet, HeadUse, gamma_of, gamma_speed, init_gamma_net
-from calibrant.meta.learner import MetaLearner, MetaWarning, StepInfo
+from calibrant.meta.learner import LoaderBatches, MetaBatches, MetaLearner, MetaWarning, StepInfo
 from calibrant.meta.lookahead import (
     Batch,
     Hypergradient,
@@ -15,8 +13,19 @@ from calibrant.meta.lookahead import (
     hypergradient,
     virtual_sgd,
 )
-from calibrant.meta.regularizers import REGULARIZERS, GammaFocal, LabelSmoothing, Regularizer, UnitwiseL2
-from calibrant.meta.settings import PRESETS, MetaSettings, Preset, make_objective
+from calibrant.meta.regularizers import (
+    REGULARIZERS,
+    GammaFocal,
+    GammaNet,
+    HeadUse,
+    LabelSmoothing,
+    Regularizer,
+    UnitwiseL2,
+    gamma_of,
+    gamma_speed,
+    init_gamma_net,
+)
+from calibrant.meta.step import PRESETS, MetaSettings, Preset, make_objective
 
 __all__ = [
     "PRESETS",

@@ -18,8 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrant.meta.gamma_net import Params, Values
-from calibrant.meta.regularizers import Regularizer
+from calibrant.meta.regularizers import Params, Regularizer, Values
 
 MetaObjective: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 

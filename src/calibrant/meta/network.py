@@ -18,10 +18,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from calibrant.core.collect import find_logits
-from calibrant.meta.gamma_net import Params, Values
+from calibrant.meta.regularizers import Params, Values
 
 Inputs: TypeAlias = "Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]"
 MetaBN: TypeAlias = Literal["batch", "update", "frozen"]
+# A module, the name of one of its attributes, and a value for it.
+Attribute: TypeAlias = tuple[nn.Module, str, object]
 
 _USUAL_NAMES = ("head", "fc", "classifier", "linear", "output", "score", "heads.head", "head.fc", "classifier.out_proj")
 
@@ -198,12 +200,12 @@ def replayed_randomness(state: Tensor | None, device: torch.device) -> Iterator[
 
 
 @contextmanager
-def changed(attributes: Sequence[tuple[nn.Module, str, object]]) -> Iterator[None]:
+def changed(attributes: Sequence[Attribute]) -> Iterator[None]:
     """Give modules other attributes, and their own back afterwards."""
     before = [(module, name, getattr(module, name)) for module, name, _ in attributes]
-    for module, name, value in attributes:
-        setattr(module, name, value)
     try:
+        for module, name, value in attributes:
+            setattr(module, name, value)
         yield
     finally:
         for module, name, value in before:
@@ -216,50 +218,30 @@ def gathering_norms(model: nn.Module) -> list[_BatchNorm]:
     return [norm for norm in norms if norm.training and norm.track_running_stats]
 
 
-def _training(model: nn.Module, parts: Sequence[nn.Module]) -> list[tuple[nn.Module, str, object]]:
-    """What leaves only ``parts`` of ``model`` in training mode."""
-    kept = {id(part) for part in parts}
-    return [(module, "training", id(module) in kept) for module in model.modules() if module.training]
-
-
-def _untracked(norms: Sequence[_BatchNorm]) -> list[tuple[nn.Module, str, object]]:
-    # PyTorch hands the running buffers to a layer in training mode only if this flag is set: nothing need be copied back.
-    return [(norm, "track_running_stats", False) for norm in norms]
-
-
 def untracked(model: nn.Module) -> AbstractContextManager[None]:
     """Keep the running statistics of ``model`` as they are; layers in training mode use those of the batch alone."""
-    return changed(_untracked(gathering_norms(model)))
+    # PyTorch hands the running buffers to a layer in training mode only if this flag is set: nothing need be copied back.
+    return changed([(norm, "track_running_stats", False) for norm in gathering_norms(model)])
 
 
-def meta_mode(model: nn.Module, meta_bn: MetaBN) -> AbstractContextManager[None]:
-    """Set ``model``, which is in training mode, up for a forward pass over meta data, and put it back afterwards.
+@contextmanager
+def meta_mode(model: nn.Module, how: MetaBN | Literal["follow", "gather"]) -> Iterator[None]:
+    """Set ``model``, which is in training mode, up for passes that do not train it, and put it back afterwards.
 
-    "batch": BatchNorm normalises with the meta batch's statistics and leaves the running ones alone; dropout is off, as it
-    will be when predictions are made. "frozen": the whole network as in ``eval()``. "update": the whole network as in
-    training, running statistics included, as in the published meta-calibration code.
+    "batch": BatchNorm normalises with the batch's own statistics and leaves the running ones alone. "frozen": the whole network
+    as in ``eval()``. "follow": the running statistics follow what passes, as in training. "gather": they become the means over
+    all that passes. Dropout is off in all of these. "update": the whole network as in training, as in the published
+    meta-calibration code.
     """
-    if meta_bn == "update":
-        return nullcontext()
-    kept = gathering_norms(model) if meta_bn == "batch" else []
-    return changed(_training(model, kept) + _untracked(kept))
-
-
-def following(model: nn.Module) -> AbstractContextManager[None]:
-    """Let the running statistics of ``model`` follow the batches that pass through it, as in training, but dropout off."""
-    return changed(_training(model, gathering_norms(model)))
-
-
-def gathering(model: nn.Module) -> AbstractContextManager[None]:
-    """Let the running statistics of ``model`` become the means over all batches that pass through it, dropout off.
-
-    Layers that are not in training mode keep theirs. Counts of batches are put back afterwards, as is the network's mode.
-    """
-    norms = gathering_norms(model)
-    attributes = _training(model, norms)
-    for norm in norms:
-        assert norm.running_mean is not None
+    if how == "update":
+        yield
+        return
+    norms = [] if how == "frozen" else gathering_norms(model)
+    kept = {id(norm) for norm in norms}
+    attributes: list[Attribute] = [(module, "training", id(module) in kept) for module in model.modules() if module.training]
+    for norm in norms if how == "gather" else ():
         # Without a momentum PyTorch weighs all batches alike, beginning with the first that is counted.
-        count = torch.zeros((), dtype=torch.long, device=norm.running_mean.device)
+        count = torch.zeros_like(norm.num_batches_tracked)  # type: ignore[arg-type]
         attributes += [(norm, "momentum", None), (norm, "num_batches_tracked", count)]
-    return changed(attributes)
+    with untracked(model) if how == "batch" else nullcontext(), changed(attributes):
+        yield

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from calibrant.meta import GammaFocal
-from calibrant.meta.gamma_net import (
+from calibrant.meta.regularizers import (
     GammaNet,
     attention_of,
     bound_heads,

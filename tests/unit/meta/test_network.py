@@ -2,14 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from calibrant.meta.network import (
-    find_network,
-    following,
-    gathering,
-    logits_tangent,
-    meta_mode,
-    read_features,
-)
+from calibrant.meta.network import find_network, logits_tangent, meta_mode, read_features
 
 
 class Named(nn.Module):
@@ -153,10 +146,10 @@ def test_meta_mode_frozen_equals_eval():
 
 def test_following_and_gathering_learn_statistics_without_dropout():
     batches = [torch.randn(16, 4, generator=torch.Generator().manual_seed(n)) for n in (1, 2)]
-    for mode, momentum in ((following, 0.1), (gathering, None)):
+    for mode, momentum in (("follow", 0.1), ("gather", None)):
         model = normed()
         before, hidden = flags(model), [model[0](x) for x in batches]
-        with mode(model):
+        with meta_mode(model, mode):
             assert not model[2].training
             for x in batches:
                 model(x)

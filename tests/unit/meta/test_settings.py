@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from calibrant.losses import LOSSES, PENALTIES, SECE, dece_penalty, sece_penalty, skce_penalty
 from calibrant.meta import PRESETS, MetaSettings, make_objective
-from calibrant.meta.settings import objective_table
+from calibrant.meta.step import objective_table
 from helpers import golden
 
 
