@@ -34,7 +34,7 @@ def look(assembly: Assembly, held_out: HeldOut) -> tuple[float, Tensor]:
         objective.plan.regularizer,
         objective.plan.objective,
         objective.hyper,
-        head=dict(objective._watched_head.named_parameters()),
+        head=dict(objective.learner.shown.head.named_parameters()),
         batch=Seen(features.float(), logits.float(), batch.labels),
         meta_features=held_out.features,
         meta_labels=held_out.labels,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -21,11 +21,11 @@ from calibrant.engine.optim import average_memory, drops, learning_rate
 from calibrant.engine.result import at_once
 from calibrant.losses import ConfidencePruner
 from calibrant.losses import Objective as LossFunction
-from calibrant.meta.lookahead import Batch as Seen
+from calibrant.meta.learner import MetaLearner
 from calibrant.meta.lookahead import MetaObjective as MetaFunction
 from calibrant.meta.network import find_head, gathering_norms, meta_mode
 from calibrant.meta.regularizers import Regularizer
-from calibrant.meta.step import HeldOut, HyperParameters, MetaSettings, leaked_value, meta_step
+from calibrant.meta.step import HeldOut, MetaSettings
 
 if TYPE_CHECKING:
     from calibrant.engine.loop import Assembly
@@ -248,25 +248,38 @@ class MetaObjective(Objective):
         recipe, settings = run.recipe, plan.settings
         super().__init__(nn.Module(), group=run.hardware.group)
         self.plan, self.recipe, self.hardware = plan, recipe, run.hardware
-        self.every, self.reduction = settings.every, recipe.train.reduction
-        self.head, self._optimizer = find_head(run.model)[1], run.optimizer
-        self._leaked: Tensor | None = None
+        self.every, self.head = settings.every, find_head(run.model)[1]
         self._memory = average_memory(recipe.train, run.steps)
         self.network, self.learns_every = run.model, 0
         shown = run.averages.get("watch") or run.averages.get("average")
+        averaged: dict[str, Any] = {}
         if shown is not None and plan.watched:
             self.network = shown.network(run.model)
+            averaged = {"average": self.network, "average_share": shown.next_share}
             # The short average learns BatchNorm's statistics from what passes through it; others have them averaged.
             if "watch" in run.averages and settings.meta_bn == "frozen":
                 self.learns_every = self._learn_statistics()
-        self.forward, self._watched_head = run.compiled(self.network), find_head(self.network)[1]
+        self.forward = run.compiled(self.network)
+        self.learner = MetaLearner(
+            run.model,
+            run.optimizer,
+            regularizer=plan.regularizer,
+            objective=plan.objective,
+            amp=torch.bfloat16 if run.hardware.precision == "bf16" else None,
+            process_group=self.group.processes,
+            monitor_every=0,
+            generator=torch.Generator().manual_seed(recipe.seed),
+            **averaged,
+            **vars(settings) | {"reduction": recipe.train.reduction},
+        )
+        self.learned, self.hyper = self.learner.learned, self.learner.hyper
+        if settings.meta_lr is None:
+            pace = plan.pace or plan.regularizer.pace * speed_up(self._memory, self.every)
+            self.learned.lr = pace / float(plan.regularizer.speed(self.hyper))
+        self._first_rate = self.learned.lr
         # Features of a network that is not averaged age too fast to keep.
-        banked = plan.meta_batch_size is None and self.network is not run.model and settings.meta_bn == "frozen"
+        banked = plan.meta_batch_size is None and bool(averaged) and settings.meta_bn == "frozen" and not self.learner.full
         self.batches, self.bank = self._held_out_data(run, banked=banked)
-        pace = plan.pace or plan.regularizer.pace * speed_up(self._memory, self.every)
-        generator = torch.Generator().manual_seed(recipe.seed)
-        self.learned = HyperParameters(plan.regularizer, settings, self.head, pace=pace, generator=generator)
-        self.hyper, self._first_rate = self.learned.params, self.learned.lr
         self.gamma = self._gamma if hasattr(plan.regularizer, "gamma") else None
         self.value = torch.zeros((), device=self.head.weight.device)
         self.learning = self._learning()
@@ -335,18 +348,22 @@ class MetaObjective(Objective):
         """Bring the next meta batch to the device, where its images do not lie there."""
         self.batches.feed()
 
+    def inputs(self, batch: Batch) -> Tensor:
+        """Images that enter the network."""
+        self.learner.remember_randomness()
+        return batch.images
+
     def meta_update(self, batch: Batch, features: Tensor, logits: Tensor) -> None:
-        """Look one step of the head ahead, and step the hyper-parameters down the held-out objective."""
-        meta, lr = self.batches.next(), self._optimizer.param_groups[0]["lr"]
+        """Look one step ahead, and step the hyper-parameters down the held-out objective."""
+        meta = self.batches.next()
         if self.learns_every:
             self.follow(batch.images[:: self.learns_every])
-        seen, held_out = Seen(features, logits, batch.labels), self._bring(meta)
-        if self.plan.settings.leak_meta_grad:
-            self._leaked = self._leak(seen, held_out, lr)
-        head = dict(self._watched_head.named_parameters())
-        group = self.group.processes
-        found = meta_step(self.learned, self.plan.objective, head=head, batch=seen, held_out=held_out, lr=lr, group=group)
-        self.value.copy_(found.value)
+        if self.learner.full:
+            seen = {"x": batch.images, "x_meta": meta.images, "y_meta": meta.labels}
+        else:
+            held_out = self._bring(meta)
+            seen = {"held_out": held_out.features, "y_meta": held_out.labels}
+        self.value.copy_(self.learner.meta_update(features, logits, batch.labels, **seen).value)
 
     def _bring(self, meta: Batch) -> HeldOut:
         """Features of a batch or, with a bank, of this process's part of the bank after the batch has taken its place there."""
@@ -380,11 +397,8 @@ class MetaObjective(Objective):
         Samples are not gathered first: what a regularizer reads of the head would then be counted once a process. After a meta
         update that leaks, the gradient of what is returned has the leaked one in it, though the value has not.
         """
-        head = dict(self.head.named_parameters())
-        values = self.plan.regularizer.loss(self.hyper, features.detach(), logits, batch.labels, head)
-        total = values.sum() if self.reduction == "sum" else values.mean() / self.group.world_size
-        leaked, self._leaked = self._leaked, None
-        return total if leaked is None else total + (leaked - leaked.detach())
+        total = self.learner.loss(features, logits, batch.labels)
+        return total if self.recipe.train.reduction == "sum" else total / self.group.world_size
 
     def state(self) -> dict[str, Tensor]:
         """Return hyper-parameters, their optimizer's state and the meta cursor, by name."""
@@ -395,15 +409,6 @@ class MetaObjective(Objective):
     def _gamma(self, features: Tensor) -> Tensor:
         rule: Callable[[Mapping[str, Tensor], Tensor], Tensor] = self.plan.regularizer.gamma  # type: ignore[attr-defined]
         return rule(self.hyper, features).detach()
-
-    def _leak(self, seen: Seen, held_out: HeldOut, lr: float | Tensor) -> Tensor:
-        """Value whose gradient leaks; it waits for that of the loss, so that one backward pass makes both."""
-        gather, share = self.group.gather, 1 / self.group.world_size
-        # Features are one's own part of the batch, but the head enters whole in every process: its gradient is divided, and
-        # by this sum its value is not rounded.
-        head = {name: value.detach() + share * (value - value.detach()) for name, value in self.head.named_parameters()}
-        batch, others = Seen(*map(gather, seen)), HeldOut(*map(gather, held_out))
-        return leaked_value(self.learned, self.plan.objective, head=head, batch=batch, held_out=others, lr=lr)
 
 
 def speed_up(memory: float, every: int) -> float:

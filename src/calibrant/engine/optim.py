@@ -139,11 +139,19 @@ class WeightAverage:
         """Begin anew with the next step."""
         self._count.zero_()
 
+    def next_share(self) -> Tensor:
+        """What the average will take of the weights after the step to come, ``[]``."""
+        return 1 - self._kept()
+
+    def _kept(self) -> Tensor:
+        t = self._count + 1
+        return ((t - 1) / (t + (self._ahead - 1))).clamp(max=self._decay)
+
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights after a step."""
+        kept = self._kept()
         self._count += 1
-        kept = ((self._count - 1) / (self._count + (self._ahead - 1))).clamp(max=self._decay)
         means, values = self._followed
         torch._foreach_sub_(means, values)
         torch._foreach_mul_(means, kept)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from calibrant.core.checks import check_count
 from calibrant.core.collect import move, split_batch
 from calibrant.core.registry import lookup
-from calibrant.meta.lookahead import Batch, Hypergradient, MetaObjective, full_hypergradient
+from calibrant.meta.lookahead import Batch, Hypergradient, MetaObjective, full_hypergradient, head_hypergradient
 from calibrant.meta.network import (
     Inputs,
     find_network,
@@ -29,7 +29,7 @@ from calibrant.meta.network import (
     replayed_randomness,
 )
 from calibrant.meta.regularizers import GammaFocal, GammaNet, Params, Regularizer
-from calibrant.meta.step import PRESETS, HeldOut, HyperParameters, leaked_value, make_objective, meta_step, settings_of
+from calibrant.meta.step import PRESETS, HeldOut, HyperParameters, leaked_value, make_objective, settings_of
 
 # Mean |step| / lr of Adam below which hyper-parameters count as frozen: noise gives 0.2 with betas (0.9, 0.999) and 0.6 with
 # (0.5, 0.9), a gradient that fell a hundredfold within Adam's memory less than 0.01.
@@ -192,6 +192,9 @@ class MetaLearner:
             names to weights, or a function ``(logits, labels) -> []``.
         preset: "default" or "paper"; see `calibrant.meta.PRESETS`.
         head: Name of the last linear layer, or the layer; found if None.
+        average: The network with averaged weights, if these will make the predictions: held-out data pass through it, and the
+            look-ahead is of its head. You keep it up to date, for instance with ``torch.optim.swa_utils.AveragedModel``.
+        average_share: Returns what the average takes of the weights after a step, one minus its decay; only for a full look-ahead.
         meta_batches: What to draw (x, labels) from when a meta update is due: `MetaBatches` or another endless iterator, or a
             ``DataLoader`` that shuffles.
         accumulate: Calls of `step` to one optimizer step.
@@ -233,6 +236,8 @@ class MetaLearner:
         objective: str | Mapping[str, float] | MetaObjective = "sece",
         preset: str = "default",
         head: str | nn.Module | None = None,
+        average: nn.Module | None = None,
+        average_share: Callable[[], float | Tensor] | None = None,
         meta_batches: Iterator[tuple[Any, Tensor]] | DataLoader[Any] | None = None,
         accumulate: int = 1,
         amp: torch.dtype | None = None,
@@ -252,16 +257,21 @@ class MetaLearner:
         self.regularizer, self.settings = regularizer, settings_of(chosen, options)
         self.objective = make_objective(objective, variants=chosen.objectives)
         self.network = find_network(model, head)
+        self.shown = self.network if average is None else find_network(average, self.network.head_name)
+        self.average_share = average_share
         self.group = process_group if process_group is not None else self.network.group
-        if self.group is not None and (ignore_index is not None or self.settings.leak_meta_grad):
-            raise ValueError("MetaLearner: `ignore_index` and `leak_meta_grad` must not be given with several processes.")
-        if self.settings.leak_meta_grad and self.settings.lookahead == "full":
-            raise ValueError('MetaLearner: `leak_meta_grad` must go with lookahead="head", got "full".')
+        self.full = self.settings.lookahead == "full"
+        if self.group is not None and ignore_index is not None:
+            raise ValueError("MetaLearner: `ignore_index` must not be given with several processes.")
+        if self.full and (average is None) != (average_share is None):
+            raise ValueError("MetaLearner: `average_share` must be given with `average` for a full look-ahead, and only then.")
+        if self.settings.leak_meta_grad and (self.full or average is not None):
+            raise ValueError('MetaLearner: `leak_meta_grad` must go with lookahead="head" and without `average`.')
         self.optimizer, self.scaler, self.backward, self.amp = optimizer, scaler, backward, amp
         self.meta_batches = LoaderBatches(meta_batches) if isinstance(meta_batches, DataLoader) else meta_batches
         self.ignore_index, self.accumulate, self.monitor_every = ignore_index, accumulate, monitor_every
-        self._learned = HyperParameters(regularizer, self.settings, self.network.head, group=self.group, generator=generator)
-        self.hyper: Params = self._learned.params
+        self.learned = HyperParameters(regularizer, self.settings, self.network.head, group=self.group, generator=generator)
+        self.hyper: Params = self.learned.params
         self.steps, self.meta_updates, self._part = 0, 0, 0
         self._verified = False
         # Before the last forward pass, so that a full look-ahead repeats its dropout.
@@ -274,11 +284,11 @@ class MetaLearner:
     @property
     def meta_lr(self) -> float:
         """Learning rate of the hyper-parameters; set it to follow a schedule."""
-        return self._learned.lr
+        return self.learned.lr
 
     @meta_lr.setter
     def meta_lr(self, lr: float) -> None:
-        self._learned.lr = lr
+        self.learned.lr = lr
 
     @property
     def due(self) -> bool:
@@ -312,13 +322,16 @@ class MetaLearner:
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Return the penultimate features ``[B, d]`` and the logits ``[B, C]`` of ``x``, with their graph; tokens are rows."""
-        full = self.settings.lookahead == "full"
-        self._random = random_state(self.network.device) if full else None
+        self.remember_randomness()
         # Compiled code frees what a second backward pass through its graph needs, so where there is one the plain module runs.
         with self._autocast(self.amp):
-            seen = read_features(self.network, x, inner=full and self.network.group is None, verify=not self._verified)
+            seen = read_features(self.network, x, inner=self.full and self.network.group is None, verify=not self._verified)
         self._verified = True
         return seen
+
+    def remember_randomness(self) -> None:
+        """Note the state of the random numbers: a full look-ahead repeats the dropout of the forward pass to come."""
+        self._random = random_state(self.network.device) if self.full else None
 
     def meta_update(
         self,
@@ -345,17 +358,16 @@ class MetaLearner:
         Returns:
             Value of the objective and hypergradient.
         """
-        full = self.settings.lookahead == "full"
-        if y_meta is None or (x_meta is None and (full or held_out is None)) or (full and x is None):
-            wanted = "`x`, `x_meta` and `y_meta`" if full else "`y_meta` and `x_meta` (or `held_out`)"
+        if y_meta is None or (x_meta is None and (self.full or held_out is None)) or (self.full and x is None):
+            wanted = "`x`, `x_meta` and `y_meta`" if self.full else "`y_meta` and `x_meta` (or `held_out`)"
             raise ValueError(f"MetaLearner.meta_update: {wanted} must be given for this look-ahead, got nothing.")
         kept, features, logits = labelled_rows(labels, self.ignore_index, features, logits)
         batch = Batch(features, logits, kept)
-        if full:
+        if self.full:
             found = self._full_hypergradient(batch, labels, x, x_meta, y_meta)
-            self._learned.step(found.grads)
         else:
-            found = self._head_step(batch, self._held_out(x_meta, y_meta, held_out))
+            found = self._head_hypergradient(batch, self._held_out(x_meta, y_meta, held_out))
+        self.learned.step(found.grads)
         self.meta_updates += 1
         with torch.no_grad():
             self._values = self.regularizer.summary(self.hyper, features=features.detach(), head=self.network.head_values)
@@ -372,7 +384,12 @@ class MetaLearner:
             values = self.regularizer.loss(self.hyper, features.detach(), logits, labels, self.network.head_values)
         total = values.sum() if self.settings.reduction == "sum" else values.mean()
         leaked, self._leaked = self._leaked, None
-        return total if leaked is None else total + (leaked - leaked.detach())
+        if leaked is None:
+            return total
+        # A mean is divided by the number of parts and of processes; this comes once for all of them.
+        processes = 1 if self.group is None else dist.get_world_size(self.group)
+        leaked = leaked * (self.accumulate * processes if self.settings.reduction == "mean" else 1)
+        return total + (leaked - leaked.detach())
 
     def draw(self) -> tuple[Inputs, Tensor]:
         """Return the next meta batch of ``meta_batches``, on the model's device and of its type; raises without them."""
@@ -395,14 +412,14 @@ class MetaLearner:
 
         Between the parts of an accumulated batch that includes the gradients of the parts so far.
         """
-        adam = {name: self._learned.adam.state[value] for name, value in self.hyper.items()}
+        adam = {name: self.learned.adam.state[value] for name, value in self.hyper.items()}
         params = self.network.parameters() if self._part else {}
         source: Any = self.meta_batches
         return {
             "hyper": {name: value.clone() for name, value in self.hyper.items()},
             "first": {name: entry["exp_avg"].clone() for name, entry in adam.items()},
             "second": {name: entry["exp_avg_sq"].clone() for name, entry in adam.items()},
-            "adam_steps": torch.tensor(float(self._learned.taken)),
+            "adam_steps": torch.tensor(float(self.learned.taken)),
             "steps": self.steps,
             "meta_updates": self.meta_updates,
             "part": self._part,
@@ -418,7 +435,7 @@ class MetaLearner:
             raise ValueError(f"MetaLearner: `state` must hold {wanted}, got {given}. Use the same regularizer and head.")
         for name, value in self.hyper.items():
             value.copy_(state["hyper"][name])
-            adam = self._learned.adam.state[value]
+            adam = self.learned.adam.state[value]
             adam["exp_avg"].copy_(state["first"][name])
             adam["exp_avg_sq"].copy_(state["second"][name])
             adam["step"].copy_(state["adam_steps"])
@@ -442,20 +459,29 @@ class MetaLearner:
     def _held_out(self, x_meta: Any, y_meta: Tensor, features: Tensor | None) -> HeldOut:
         """What the look-ahead of the head reads: features of the held-out input, by a pass through the network if need be."""
         if features is None:
-            mode = meta_mode(self.network.inner, self.settings.meta_bn)
+            mode = meta_mode(self.shown.inner, self.settings.meta_bn)
             with torch.set_grad_enabled(self.settings.leak_meta_grad), mode, self._autocast(self.amp):
-                features = read_features(self.network, x_meta, inner=True)[0]
+                features = read_features(self.shown, x_meta, inner=True)[0]
         labels, features = labelled_rows(y_meta, self.ignore_index, features)
         return HeldOut(features, labels)
 
-    def _head_step(self, batch: Batch, held_out: HeldOut) -> Hypergradient:
-        head, lr = self.network.head_values, self._current_lr()
+    def _head_hypergradient(self, batch: Batch, held_out: HeldOut) -> Hypergradient:
+        lr = self._current_lr()
         if self.settings.leak_meta_grad:
             with torch.autocast(self.network.device.type, enabled=False):
-                value = leaked_value(self._learned, self.objective, head=head, batch=batch, held_out=held_out, lr=lr)
-            # The loss of a part is divided by the number of parts; this comes once for all of them.
-            self._leaked = value * (self.accumulate if self.settings.reduction == "mean" else 1)
-        return meta_step(self._learned, self.objective, head=head, batch=batch, held_out=held_out, lr=lr, group=self.group)
+                seen = {"batch": batch, "held_out": held_out, "lr": lr, "group": self.group}
+                self._leaked = leaked_value(self.learned, self.objective, head=self.network.head_values, **seen)
+        return head_hypergradient(
+            self.regularizer,
+            self.objective,
+            self.hyper,
+            head=self.shown.head_values,
+            batch=batch,
+            meta_features=held_out.features,
+            meta_labels=held_out.labels,
+            step=self.settings.virtual_step(lr),
+            group=self.group,
+        )
 
     def _full_hypergradient(self, batch: Batch, labels: Tensor, x: Any, x_meta: Any, y_meta: Tensor) -> Hypergradient:
         device, params, amp = self.network.device, self.network.parameters(), self.amp
@@ -469,8 +495,8 @@ class MetaLearner:
             return labelled_rows(labels, self.ignore_index, tangent)[1]
 
         def meta_logits_of(virtual: Params) -> Tensor:
-            with meta_mode(self.network.inner, self.settings.meta_bn), self._autocast(amp):
-                logits = read_features(self.network, x_meta, params=virtual)[1]
+            with meta_mode(self.shown.inner, self.settings.meta_bn), self._autocast(amp):
+                logits = read_features(self.shown, x_meta, params=virtual)[1]
             return labelled_rows(y_meta, self.ignore_index, logits)[1]
 
         return full_hypergradient(
@@ -484,6 +510,8 @@ class MetaLearner:
             meta_logits_of=meta_logits_of,
             meta_labels=labelled_rows(y_meta, self.ignore_index, y_meta.reshape(-1))[0],
             step=self.settings.virtual_step(self._current_lr()),
+            average=None if self.average_share is None else dict(self.shown.inner.named_parameters()),
+            share=1.0 if self.average_share is None else self.average_share(),
             group=self.group,
             loss_scale=self._loss_scale(),
         )
@@ -523,7 +551,7 @@ class MetaLearner:
             )
         if self.meta_updates % self.monitor_every:
             return
-        pace, trouble = self._learned.relative_step(), {}
+        pace, trouble = self.learned.relative_step(), {}
         if said := self.regularizer.alarm({name: float(number) for name, number in self._values.items()}):
             trouble["runaway"] = said
         if pace < FROZEN:

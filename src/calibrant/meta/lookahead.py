@@ -226,6 +226,8 @@ def full_hypergradient(
     meta_logits_of: Callable[[Params], Tensor],
     meta_labels: Tensor,
     step: VirtualStep,
+    average: Values | None = None,
+    share: float | Tensor = 1.0,
     group: dist.ProcessGroup | None = None,
     loss_scale: float | Tensor = 1.0,
     backward: Callable[[Tensor, Params, float], Params] | None = None,
@@ -237,8 +239,9 @@ def full_hypergradient(
 
     What it takes beyond `head_hypergradient`: ``params`` take the step and are leaves of the graph of ``batch.logits``, which
     is kept; ``head`` says by what names they hold the head's entries; ``tangent_of`` gives the derivative ``[B, C]`` of the
-    training logits along directions, ``meta_logits_of`` the logits ``[M, C]`` of the meta batch at other parameters; gradients
-    inside the network are multiplied by ``loss_scale``, so that half precision does not lose them; ``backward`` makes the
+    training logits along directions, ``meta_logits_of`` the logits ``[M, C]`` of the meta batch at other parameters. Where
+    averaged weights predict, the objective is that of the ``average`` after it has taken its ``share`` of the step. Gradients
+    inside the network are multiplied by ``loss_scale``, so that half precision does not lose them. ``backward`` makes the
     step's gradient of the summed loss's slopes by logits and head and of the factor of the reduction, by default by a backward
     pass through the network. Returns and raises likewise.
     """
@@ -256,7 +259,10 @@ def full_hypergradient(
         slopes, direct = regularizer.gradients(leaves, features, logits, batch.labels, entries)
         with torch.no_grad():
             grads = combine((backward or network_backward)(slopes, direct, factor), step.reduction, group)
-            points = _leaves(virtual_sgd(fixed, grads, lr=step.lr))
+            stepped = virtual_sgd(fixed, grads, lr=step.lr)
+            if average is not None:
+                stepped = {name: average[name].lerp(value, share) for name, value in stepped.items()}
+            points = _leaves(stepped)
         value = objective(gather(_wide(meta_logits_of(points)), group), gather(meta_labels, group))
         _check_scalar(value)
         pulls = torch.autograd.grad(value * loss_scale, list(points.values()), allow_unused=True)
@@ -266,7 +272,7 @@ def full_hypergradient(
         total = (slopes * tangent).sum()
         for entry, grad in direct.items():
             total = total + (grad * pull[head[entry]]).sum()
-        found = _gradients_by(-step.lr * factor * total, leaves)
+        found = _gradients_by(-step.lr * factor * share * total, leaves)
     return Hypergradient(value.detach(), combine(found, step.reduction, group))
 
 

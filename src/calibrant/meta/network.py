@@ -16,6 +16,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+from torch.optim.swa_utils import AveragedModel
 
 from calibrant.core.collect import find_logits
 from calibrant.meta.regularizers import Params, Values
@@ -25,6 +26,7 @@ MetaBN: TypeAlias = Literal["batch", "update", "frozen"]
 # A module, the name of one of its attributes, and a value for it.
 Attribute: TypeAlias = tuple[nn.Module, str, object]
 
+_WRAPPERS = (nn.parallel.DistributedDataParallel, AveragedModel)
 _USUAL_NAMES = ("head", "fc", "classifier", "linear", "output", "score", "heads.head", "head.fc", "classifier.out_proj")
 
 
@@ -86,12 +88,12 @@ def find_head(model: nn.Module, head: str | nn.Module | None = None) -> tuple[st
 
 
 def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Network:
-    """Find the `find_head` of ``model`` inside wrappers of distributed training and of ``torch.compile``."""
+    """Find the `find_head` of ``model`` inside wrappers of distributed training, of averages and of ``torch.compile``."""
     inner: Any = model
     group: dist.ProcessGroup | None = None
-    while isinstance(inner, nn.parallel.DistributedDataParallel) or hasattr(inner, "_orig_mod"):
+    while isinstance(inner, _WRAPPERS) or hasattr(inner, "_orig_mod"):
         group = getattr(inner, "process_group", group)
-        inner = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner._orig_mod
+        inner = inner.module if isinstance(inner, _WRAPPERS) else inner._orig_mod
     if lazy := lazy_parameters(inner):
         raise ValueError(
             f"MetaLearner: `model` must have parameters of known size, got lazy ones ({lazy[0]}). Run a batch through it first."

@@ -22,10 +22,9 @@ from calibrant.core.registry import lookup
 from calibrant.losses import LOSSES, PENALTIES, sece_penalty
 from calibrant.meta.lookahead import (
     Batch,
-    Hypergradient,
     MetaObjective,
     VirtualStep,
-    head_hypergradient,
+    gather,
     total_norm,
     virtual_sgd,
 )
@@ -293,7 +292,7 @@ class HyperParameters:
         return kept
 
 
-def meta_step(
+def leaked_value(
     hyper: HyperParameters,
     objective: MetaObjective,
     *,
@@ -302,57 +301,31 @@ def meta_step(
     held_out: HeldOut,
     lr: float | Tensor,
     group: dist.ProcessGroup | None = None,
-) -> Hypergradient:
-    """Look one step of the head ahead, and move the hyper-parameters so that it lowers a held-out objective.
-
-    Args:
-        hyper: What is learned; changed in place.
-        objective: ``(logits, labels) -> []``, what is minimised.
-        head: Parameters of the layer that takes the virtual step.
-        batch: The training batch.
-        held_out: Held-out features and labels.
-        lr: The network's learning rate, for a virtual step that follows it.
-        group: Processes that share the step, or None for one.
-
-    Returns:
-        The objective's value after the virtual step, and the hypergradient.
-    """
-    found = head_hypergradient(
-        hyper.regularizer,
-        objective,
-        hyper.params,
-        head=head,
-        batch=batch,
-        meta_features=held_out.features,
-        meta_labels=held_out.labels,
-        step=hyper.settings.virtual_step(lr),
-        group=group,
-    )
-    hyper.step(found.grads)
-    return found
-
-
-def leaked_value(
-    hyper: HyperParameters, objective: MetaObjective, *, head: Values, batch: Batch, held_out: HeldOut, lr: float | Tensor
 ) -> Tensor:
     """Meta objective after a virtual step of the head, as a function ``[]`` of the network itself.
 
     The published code adds its gradient to the network's own, by not clearing it after the meta step. It reaches the network
     through the head and the features of both batches (which come with their graph). Late in training it can be as large as the
     training gradient: part of the calibration then comes from training on the held-out data directly. Hyper-parameters are
-    held constant, and may change before the gradient is asked for.
+    held constant, and may change before the gradient is asked for. Summed over the processes of ``group`` the gradient is that
+    of one process with all samples.
     """
     step, loss = hyper.settings.virtual_step(lr), hyper.regularizer.loss
     fixed = {name: value.detach().clone() for name, value in hyper.params.items()}
     # Features from compiled code depend, for all that autograd knows, on every parameter, also on the head; the virtual step's
     # gradient is not to run through that code, which cannot be differentiated twice.
     own = {name: value.view_as(value) for name, value in head.items()}
-    features, meta_features = (value.to(own["weight"].dtype) for value in (batch.features, held_out.features))
+    if group is not None:
+        # Features are one's own part of the batch, but the head enters whole in every process: its gradient is divided, and by
+        # this sum its value is not rounded.
+        own = {n: value.detach() + (value - value.detach()) / dist.get_world_size(group) for n, value in head.items()}
+    features, meta_features = (gather(value.to(own["weight"].dtype), group) for value in (batch.features, held_out.features))
+    labels, meta_labels = gather(batch.labels, group), gather(held_out.labels, group)
     logits = F.linear(features, own["weight"], own.get("bias"))
-    total = loss(fixed, batch.features.detach(), logits, batch.labels, own).sum() * step.factor(len(batch.labels))
+    total = loss(fixed, features.detach(), logits, labels, own).sum() * step.factor(len(labels))
     found = torch.autograd.grad(total, list(own.values()), create_graph=True)
     virtual = virtual_sgd(own, dict(zip(own, found, strict=True)), lr=step.lr)
-    return objective(F.linear(meta_features, virtual["weight"], virtual.get("bias")), held_out.labels)
+    return objective(F.linear(meta_features, virtual["weight"], virtual.get("bias")), meta_labels)
 
 
 def _capturable(device: torch.device) -> bool:

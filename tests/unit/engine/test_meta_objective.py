@@ -47,7 +47,7 @@ def test_meta_objective_look_ahead_follows_the_schedule_where_asked_to(chosen, e
         sizes.append(float(step.lr))
         return original(*arguments, step=step, **rest)
 
-    monkeypatch.setattr("calibrant.meta.step.head_hypergradient", record)
+    monkeypatch.setattr("calibrant.meta.learner.head_hypergradient", record)
     # The learning rate drops at 3/7 and 5/7 of the epochs; one meta update an epoch.
     for epoch in (0, 3, 5):
         run_epoch(parts, epoch, started=0.0)
@@ -85,7 +85,7 @@ def test_meta_objective_leaked_gradient_is_in_the_gradient_of_the_loss_and_not_i
     batch = step.batches.next()
     features, logits = step.forward(batch.images)
     objective.meta_update(batch, features, logits)
-    value = objective._leaked
+    value = objective.learner._leaked
     # Asked for at once it is the same gradient as that which waits for the loss: the hyper-parameters' step does not count.
     leaked = torch.autograd.grad(value, list(params.values()), retain_graph=True)
     loss = objective.loss(batch, features, logits)

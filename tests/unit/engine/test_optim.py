@@ -93,7 +93,7 @@ def test_meta_batches_go_through_the_averaged_network(monkeypatch):
         calls.append((given, meta_features, {n: v.clone() for n, v in network.state_dict().items()}))
         return head_hypergradient(*args, head=head, meta_features=meta_features, **rest)
 
-    monkeypatch.setattr("calibrant.meta.step.head_hypergradient", look)
+    monkeypatch.setattr("calibrant.meta.learner.head_hypergradient", look)
     meta = parts.objective.batches
     drawn = []
     monkeypatch.setattr(meta, "next", lambda original=meta.next: drawn.append(original()) or drawn[-1])
