@@ -174,7 +174,7 @@ def build(name: str, args: argparse.Namespace) -> Program:
 
     def steps(n: int) -> None:
         for place in range(n):
-            (assembly.meta if place % assembly.objective.every == 0 else assembly.plain)()
+            assembly.take(with_meta=place % assembly.objective.every == 0)
         float(assembly.loss_sum)
 
     with assembly.hardware.active():

@@ -1,5 +1,7 @@
 """The step of every method can be recorded as a CUDA graph once and replayed over all epochs."""
 
+from functools import partial
+
 import pytest
 
 from calibrant.engine.loop import assemble
@@ -15,15 +17,17 @@ TINY = {
     "data.meta": "100",
 }
 PAPER = ["flgamma-sece", "ce-dece"]
+FULL = {"method.options.lookahead": "full", "method.options.every": "1"}
 
 
-@pytest.mark.parametrize("method", [*METHODS, *(f"{name} of the paper" for name in PAPER)])
+@pytest.mark.parametrize("method", [*METHODS, *(f"{name} of the paper" for name in PAPER), "flgamma-sece in full"])
 def test_method_step_is_one_program_over_tensors_that_stay(method):
-    name, _, paper = method.partition(" of the ")
-    recipe = override(Recipe(), TINY | {"method.name": name, "method.preset": paper or "default"})
+    name, preset = method.split()[0], "paper" if method.endswith("paper") else "default"
+    settings = {"method.name": name, "method.preset": preset} | (FULL if method.endswith("full") else {})
+    recipe = override(Recipe(), TINY | settings)
     parts = assemble(recipe)
     places = {key: value.data_ptr() for key, value in parts.state().items()}
-    steps = {"plain": parts.plain, "meta": parts.meta} if parts.objective.has_meta else {"plain": parts.plain}
+    steps = {with_meta: partial(parts.take, with_meta=with_meta) for with_meta in {False, parts.objective.has_meta}}
     programs = {key: [] for key in steps}
     for epoch in (0, 1, 6):
         parts.objective.begin_epoch(epoch)
@@ -33,9 +37,9 @@ def test_method_step_is_one_program_over_tensors_that_stay(method):
             # On the CPU one pair sum goes by way of numpy.
             assert [op for op in trace.lost if op != "aten.lift_fresh.default"] == []
             # And Adam's step count is a number there, so that only the operations of a meta step can be compared.
-            programs[key].append(trace.program if key == "plain" else [(op, shapes) for op, _, shapes in trace.program])
-        outputs = parts.val.run(parts.model, parts.eval_forward)
-        parts.objective.end_epoch(outputs.logits, parts.val.labels)
+            programs[key].append([(op, shapes) for op, _, shapes in trace.program] if key else trace.program)
+        logits, _ = parts.val.run(parts.model, parts.eval_forward)
+        parts.objective.end_epoch(logits, parts.val.labels)
     for found in programs.values():
         assert len(found[0]) > 30
         assert found == [found[0]] * 3

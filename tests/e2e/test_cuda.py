@@ -56,6 +56,7 @@ CASES = {
     "patra": {"method.options.every": "1"},
     "averaged": {"method.name": "ce", "train.average": "ema"},
     "averaged-meta": {"method.name": "flgamma-sece", "method.options.every": "2", "train.average": "ema"},
+    "full": {"method.name": "flgamma-sece", "method.options.lookahead": "full", "method.options.every": "2"},
     "phase": {"method.name": "flgamma-sece", "train.average": "phase", "optim.milestones_epochs": "1"},
     "adamw": {"method.name": "ce", "optim.name": "adamw", "optim.lr": "0.001"},
 }

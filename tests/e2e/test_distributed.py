@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, str]] = {
     "bank": {"method.name": "flgamma-sece", "method.options.every": "2", "method.options.refresh": "64"},
     # At a rate of 0.1 its gamma runs away, and a rounding grows by thirteen orders in twenty steps, in one process too.
     "paper": {"method.name": "flgamma-sece", "method.preset": "paper", "optim.lr": "0.01"},
+    "full": {"method.name": "flgamma-sece", "method.options.every": "2", "method.options.lookahead": "full"},
     "ce-dece": {"train.reduction": "mean"},
     "mixup": {},
     "crl": {"train.epochs": "3"},
@@ -64,6 +65,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "head-l2": {"lookahead": "head", "regularizer": "unitwise-l2", "objective": "nll"},
     "full": {"lookahead": "full"},
     "full-sum": {"lookahead": "full", "lookahead_reduction": "sum"},
+    "leak": {"leak_meta_grad": True},
 }
 # (examples of the first process, of the second): all kept, more than are kept, and one process without any.
 SHARES = {"few": (700, 1300), "many": (30_000, 41_000), "lopsided": (1500, 0)}

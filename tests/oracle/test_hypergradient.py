@@ -163,6 +163,9 @@ class NetworkCase:
         return values.mean() if self.settings.lookahead_reduction == "mean" else values.sum()
 
     def outer(self, params):
+        if self.learner.average_share is not None:
+            kept = dict(self.learner.shown.inner.named_parameters())
+            params = {name: 0.8 * kept[name].detach() + 0.2 * value for name, value in params.items()}
         with meta_mode(self.model, self.settings.meta_bn):
             return dece_penalty(self.forward(params, self.xm)[1], self.ym)
 
@@ -188,6 +191,17 @@ def test_full_hypergradient_resnet_with_batchnorm_equals_double_backward(name):
     before = {k: v.clone() for k, v in case.model.state_dict().items()}
     assert_same(case.found(), case.reference(), 1e-8)
     assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["gamma-focal", "unitwise-l2"])
+def test_full_hypergradient_through_averaged_weights_equals_double_backward(name):
+    average = small_resnet().to(DOUBLE).train()
+    with torch.no_grad():
+        for value in average.parameters():
+            value.mul_(1.1)
+    options = {"average": average, "average_share": lambda: torch.tensor(0.2, dtype=DOUBLE)}
+    case = NetworkCase(small_resnet(), (3, 8, 8), regularizer=KINDS[name], **options)
+    assert_same(case.found(), case.reference(), 1e-8)
 
 
 def test_full_hypergradient_frozen_statistics_and_summed_loss_equal_double_backward():

@@ -278,7 +278,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def _line(record: EpochRecord) -> str:
-    return json.dumps(record.to_dict()) + "\n"
+    return json.dumps(vars(record)) + "\n"
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -304,7 +304,7 @@ def _open_board(folder: Path, *, first_epoch: int) -> SummaryWriter | None:
 
 
 def _write_events(board: SummaryWriter, record: EpochRecord) -> None:
-    for name, value in record.to_dict().items():
+    for name, value in vars(record).items():
         if name != "epoch" and value is not None:
             part, _, rest = name.partition("_")
             tag = f"{part}/{rest}" if part in ("train", "val", "test", "gamma") else f"run/{name}"

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from calibrant.engine.hardware import ALONE_GROUP, Group, Hardware, choose_hardw
 from calibrant.engine.methods import Plan, facts_of, learns, make_plan, resolved
 from calibrant.engine.network import FeatureFunction, build_network, feature_function
 from calibrant.engine.objective import Objective
-from calibrant.engine.optim import WeightAverage, build_averages, build_optimizer, drops, learning_rate, set_learning_rate
+from calibrant.engine.optim import build_averages, build_optimizer, drops, learning_rate, set_learning_rate
 from calibrant.engine.recipe import DataPart, Recipe, check_recipe
 from calibrant.engine.result import EpochRecord, EvalSet, epoch_scores
 from calibrant.meta.network import gathering_norms, meta_mode
@@ -33,8 +33,6 @@ from calibrant.meta.network import gathering_norms, meta_mode
 Tick = Callable[[int, int, int], None]
 # Examples that BatchNorm's statistics are computed anew from: then their error no longer shows in error and ECE.
 _STATISTICS_EXAMPLES = 2560
-# What a recipe says of data → the data.
-Reader: TypeAlias = Callable[[DataPart], DataSet]
 
 
 def is_own(part: DataPart) -> bool:
@@ -89,8 +87,6 @@ def augmented(train: ImageSet, part: DataPart) -> ImageSet:
     if not part.augment:
         return replace(train, pad=0, flip=False)
     pad, flip = train.pad if part.pad is None else part.pad, train.flip if part.flip is None else part.flip
-    if part.pad and pad >= min(train.size):
-        raise ValueError(f"train: `data.pad` must be less than the side of the images, {min(train.size)} pixels, got {pad}.")
     return replace(train, pad=pad, flip=flip)
 
 
@@ -176,9 +172,7 @@ class Assembly:
             features, logits = self.forward(self.objective.inputs(batch))
         if self.hardware.precision == "bf16":
             features, logits = features.float(), logits.float()
-        if with_meta:
-            self.objective.meta_update(batch, features, logits)
-        loss = self.objective.loss(batch, features, logits)
+        loss = self.objective.loss(batch, features, logits, with_meta=with_meta)
         loss.backward()
         self.hardware.group.add_up([p.grad for p in self.parameters if p.grad is not None])
         if self.recipe.train.clip_norm:
@@ -192,16 +186,12 @@ class Assembly:
         for average in self.averages.values():
             average.update()
 
-    def plain(self) -> None:
-        """Take a step on the next batch, as captured where the hardware says so."""
-        self._take(with_meta=False)
+    def take(self, *, with_meta: bool) -> None:
+        """Take a step on the next batch, as captured where the hardware says so; with a meta step if the method has any.
 
-    def meta(self) -> None:
-        """Take one that also moves the hyper-parameters; due every ``objective.every`` steps."""
-        self._take(with_meta=self.objective.has_meta)
-
-    def _take(self, *, with_meta: bool) -> None:
-        # Images that do not lie on the device are sent there before the step, never as a part of it.
+        One is due every ``objective.every`` steps. Images that do not lie on the device are sent there before the step.
+        """
+        with_meta = with_meta and self.objective.has_meta
         self.batches.feed()
         if with_meta:
             self.objective.feed()
@@ -216,12 +206,9 @@ class Assembly:
         for name, value in self.model.named_parameters():
             entries = self.optimizer.state.get(value, {})
             kept |= {f"optimizer.{name}.{key}": entry for key, entry in entries.items() if isinstance(entry, Tensor)}
-        parts: dict[str, Objective | TrainBatches | WeightAverage] = {
-            "objective": self.objective,
-            "batches": self.batches,
-            **self.averages,
-        }
-        kept |= {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state().items()}
+        parts = {"objective": self.objective.state(), "batches": self.batches.state()}
+        parts |= {name: average.state() for name, average in self.averages.items()}
+        kept |= {f"{name}.{key}": value for name, state in parts.items() for key, value in state.items()}
         return kept | {"loss_sum": self.loss_sum}
 
 
@@ -240,8 +227,9 @@ def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
     data = replace(data, train=augmented(data.train, recipe.data))
     plan = make_plan(part.name, part.options, facts_of(recipe, num_train=len(data.train)))
     steps = train.epochs * (len(data.train) // train.batch_size)
+    compiled = train.compile if plan.compilable else "no"
     hardware = choose_hardware(
-        device=train.device, precision=train.precision, compiled=train.compile, graph=train.graph, steps=steps, group=group
+        device=train.device, precision=train.precision, compiled=compiled, graph=train.graph, steps=steps, group=group
     )
     model = build_network(recipe, data.train, hardware, uses_head=learns(recipe))
     with hardware.active():
@@ -293,7 +281,7 @@ def run_epoch(assembly: Assembly, epoch: int, *, started: float, tick: Tick | No
     begun = time.monotonic()
     for place in range(steps):
         try:
-            (assembly.meta if place % objective.every == 0 else assembly.plain)()
+            assembly.take(with_meta=place % objective.every == 0)
         except ValueError as error:
             if epoch == place == 0:
                 raise
@@ -343,17 +331,17 @@ def _end_epoch(assembly: Assembly, epoch: int) -> dict[str, float]:
         objective.end_epoch(logits, val.labels)
         if not due:
             return {}
-        test = assembly.test.run(model, forward, gamma=objective.gamma)
+        test, gammas = assembly.test.run(model, forward, gamma=objective.gamma)
     scores = {f"val_{name}": value for name, value in epoch_scores(logits, val.labels).items()}
-    scores |= {f"test_{name}": value for name, value in epoch_scores(test.logits, assembly.test.labels).items()}
-    if test.gammas is not None:
-        scores |= {"gamma_mean": float(test.gammas.mean()), "gamma_std": float(test.gammas.std(correction=0))}
+    scores |= {f"test_{name}": value for name, value in epoch_scores(test, assembly.test.labels).items()}
+    if gammas is not None:
+        scores |= {"gamma_mean": float(gammas.mean()), "gamma_std": float(gammas.std(correction=0))}
     return scores
 
 
 def validate(assembly: Assembly, epoch: int) -> Tensor:
     """Return the validation logits of the network as it is."""
-    logits = assembly.val.run(assembly.model, assembly.eval_forward).logits
+    logits, _ = assembly.val.run(assembly.model, assembly.eval_forward)
     # The last step may be the one that broke the network, and no loss shows that.
     if not bool(torch.isfinite(logits.amax(1)).all()):
         raise _diverged(f"the logits are no longer finite after epoch {epoch + 1}", assembly.recipe)

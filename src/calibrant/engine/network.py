@@ -22,7 +22,7 @@ from calibrant.data.image_set import ImageSet
 from calibrant.engine.hardware import Hardware
 from calibrant.engine.recipe import BackbonePart, Recipe
 from calibrant.io.files import atomic_writer
-from calibrant.meta.network import find_head, lazy_parameters, meta_mode, own_randomness
+from calibrant.meta.network import find_head, meta_mode, own_randomness
 
 FeatureFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
 # Under this prefix a file of weights holds the hyper-parameters that a method has learned.
@@ -60,20 +60,18 @@ def feature_function(model: nn.Module) -> FeatureFunction:
             handle.remove()
         if not seen:
             raise ValueError(
-                f"feature_function: the model's last linear layer must be used in its forward pass, got {name!r}, which is "
-                "not. Name the classifier `head`, or register it last."
+                f"train: the last linear layer of `model` must be used in its forward pass, got {name!r}, which is not. Name "
+                "the classifier `head`, or register it last."
             )
         return seen[-1], logits
 
     return hooked
 
 
-def build_network(
-    recipe: Recipe, data: ImageSet | Shape, hardware: Hardware, *, uses_head: bool, tried: bool = True
-) -> nn.Module:
+def build_network(recipe: Recipe, data: ImageSet | Shape, hardware: Hardware, *, uses_head: bool) -> nn.Module:
     """Return the network of a recipe, ready to train on the hardware; what cannot be built or used raises one sentence.
 
-    ``uses_head``: the method looks ahead with the last layer. Not ``tried`` with two images is a network for another device.
+    ``uses_head``: the method looks ahead with the last layer.
     """
     part = recipe.backbone
     model = build_backbone(part, data, seed=recipe.seed)
@@ -83,8 +81,7 @@ def build_network(
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(hardware.device, hardware.dtype).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if tried:
-        check_network(model, data, hardware, name=part.name, uses_head=uses_head)
+    check_network(model, data, hardware, name=part.name, uses_head=uses_head)
     freeze(model, part.freeze)
     if uses_head and not find_head(model)[1].weight.requires_grad:
         raise ValueError(
@@ -116,8 +113,6 @@ def _users_network(name: str, num_classes: int, *, seed: int) -> nn.Module:
         model = factory(num_classes)
         if not isinstance(model, nn.Module):
             raise TypeError(f"{type(model).__name__} and no `nn.Module`")
-        if lazy := lazy_parameters(model):
-            raise TypeError(f"{lazy[0]}, a lazy parameter; run a batch through the network before the factory returns it")
     return model
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from calibrant.core.checks import check_count, check_positive
 from calibrant.engine.batches import Batch, MetaBatches, TrainBatches
 from calibrant.engine.hardware import ALONE_GROUP, Group
 from calibrant.engine.optim import average_memory, drops, learning_rate
@@ -60,6 +61,7 @@ class LossPlan:
     mixup_alpha: float | None = None
     pruner: ConfidencePruner | None = None
     watched: ClassVar[bool] = False
+    compilable: ClassVar[bool] = True
 
     def build(self, run: Assembly) -> Objective:
         """Return the objective of a run."""
@@ -128,11 +130,11 @@ class Objective:
     def feed(self) -> None:
         """Bring the next meta batch to the device, where there is one that does not lie there."""
 
-    def meta_update(self, batch: Batch, features: Tensor, logits: Tensor) -> None:
-        """Move the hyper-parameters by one step on held-out data; before the network's own step."""
+    def loss(self, batch: Batch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
+        """Reduced training loss ``[]``; its gradient, summed over the processes, is that of the global batch.
 
-    def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
-        """Reduced training loss ``[]``; its gradient, summed over the processes, is that of the global batch."""
+        ``with_meta`` also moves the hyper-parameters by one step on held-out data.
+        """
         logits, labels, examples = self.group.gather(logits), self.group.gather(batch.labels), self.group.gather(batch.examples)
         value: Tensor = self.module(logits, labels, **({"indices": examples} if self._indexed else {}))
         for member in self._members:
@@ -181,7 +183,7 @@ class MixupObjective(Objective):
         own = pairs.chunk(self.group.world_size)[self.group.rank]
         return weight * batch.images + (1 - weight) * self.group.gather(batch.images)[own]
 
-    def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
+    def loss(self, batch: Batch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
         """Return the mixture of the losses against both labels."""
         weight, pairs = self._of(batch)
         logits, labels = self.group.gather(logits), self.group.gather(batch.labels)
@@ -219,6 +221,18 @@ class MetaPlan:
     refresh: int | None = None
     meta_schedule: MetaSchedule = "constant"
     pace: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("meta_batch_size", "refresh"):
+            if getattr(self, name) is not None:
+                check_count(getattr(self, name), where="train", name=f"method.options.{name}")
+        if self.pace is not None:
+            check_positive(self.pace, where="train", name="method.options.pace")
+
+    @property
+    def compilable(self) -> bool:
+        """Whether the network may be compiled; a full look-ahead differentiates it twice, which compiled code cannot."""
+        return self.settings.lookahead == "head"
 
     @property
     def watched(self) -> bool:
@@ -353,18 +367,6 @@ class MetaObjective(Objective):
         self.learner.remember_randomness()
         return batch.images
 
-    def meta_update(self, batch: Batch, features: Tensor, logits: Tensor) -> None:
-        """Look one step ahead, and step the hyper-parameters down the held-out objective."""
-        meta = self.batches.next()
-        if self.learns_every:
-            self.follow(batch.images[:: self.learns_every])
-        if self.learner.full:
-            seen = {"x": batch.images, "x_meta": meta.images, "y_meta": meta.labels}
-        else:
-            held_out = self._bring(meta)
-            seen = {"held_out": held_out.features, "y_meta": held_out.labels}
-        self.value.copy_(self.learner.meta_update(features, logits, batch.labels, **seen).value)
-
     def _bring(self, meta: Batch) -> HeldOut:
         """Features of a batch or, with a bank, of this process's part of the bank after the batch has taken its place there."""
         fresh = HeldOut(self.features(meta.images), meta.labels)
@@ -391,14 +393,28 @@ class MetaObjective(Objective):
             seen = torch.cat([self.forward(piece)[0] for piece in pieces])
         return seen.to(self.head.weight.dtype)
 
-    def loss(self, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
+    def loss(self, batch: Batch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
         """Return the regularizer's loss ``[]`` with the hyper-parameters as constants, summed over one's own samples.
 
         Samples are not gathered first: what a regularizer reads of the head would then be counted once a process. After a meta
         update that leaks, the gradient of what is returned has the leaked one in it, though the value has not.
         """
-        total = self.learner.loss(features, logits, batch.labels)
+        if with_meta:
+            total, found = self.learner.update_and_loss(features, logits, batch.labels, **self._held_out(batch))
+            self.value.copy_(found.value)
+        else:
+            total = self.learner.loss(features, logits, batch.labels)
         return total if self.recipe.train.reduction == "sum" else total / self.group.world_size
+
+    def _held_out(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what the learner's meta update reads beside the training batch's logits."""
+        meta = self.batches.next()
+        if self.learns_every:
+            self.follow(batch.images[:: self.learns_every])
+        if self.learner.full:
+            return {"x": batch.images, "x_meta": meta.images, "y_meta": meta.labels}
+        seen = self._bring(meta)
+        return {"held_out": seen.features, "y_meta": seen.labels}
 
     def state(self) -> dict[str, Tensor]:
         """Return hyper-parameters, their optimizer's state and the meta cursor, by name."""

@@ -145,7 +145,8 @@ class WeightAverage:
 
     def _kept(self) -> Tensor:
         t = self._count + 1
-        return ((t - 1) / (t + (self._ahead - 1))).clamp(max=self._decay)
+        kept: Tensor = (t - 1) / (t + (self._ahead - 1))
+        return kept.clamp(max=self._decay)
 
     @torch.no_grad()
     def update(self) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,8 @@ from calibrant.metrics.scores import error_rate, negative_log_likelihood
 
 # Images of CIFAR-10's size that a pass on a GPU takes.
 _AT_ONCE = 2000
-
-
-class Outputs(NamedTuple):
-    """What the network makes of a set: logits ``[N, C]`` and, where asked for, gammas ``[N]``; on the device."""
-
-    logits: Tensor
-    gammas: Tensor | None
+# Features → the gamma of every example, for methods that have one.
+Gamma: TypeAlias = "Callable[[Tensor], Tensor] | None"
 
 
 class EvalSet:
@@ -50,8 +45,8 @@ class EvalSet:
         self._mean = torch.tensor(data.mean, dtype=hardware.dtype, device=device)
         self._std = torch.tensor(data.std, dtype=hardware.dtype, device=device)
 
-    def run(self, model: nn.Module, forward: FeatureFunction, *, gamma: Callable[[Tensor], Tensor] | None = None) -> Outputs:
-        """Return logits (and gammas of the features) of every example; the network's mode is put back."""
+    def run(self, model: nn.Module, forward: FeatureFunction, *, gamma: Gamma = None) -> tuple[Tensor, Tensor | None]:
+        """Return logits ``[N, C]`` and, where asked for, gammas ``[N]``, on the device; the network's mode is put back."""
         device, narrow = self._hardware.device, self._hardware.precision == "bf16"
         logits, gammas = [], []
         with torch.no_grad(), meta_mode(model, "frozen"), self._hardware.autocast():
@@ -60,11 +55,9 @@ class EvalSet:
                 logits.append(scores.float() if narrow else scores)
                 if gamma is not None:
                     gammas.append(gamma(features.float() if narrow else features))
-        return Outputs(self._whole(logits), self._whole(gammas) if gammas else None)
+        return self._whole(logits), self._whole(gammas) if gammas else None
 
-    def predict(
-        self, model: nn.Module, forward: FeatureFunction, split: Split, *, gamma: Callable[[Tensor], Tensor] | None = None
-    ) -> Predictions:
+    def predict(self, model: nn.Module, forward: FeatureFunction, split: Split, *, gamma: Gamma = None) -> Predictions:
         """Return what `run` does as a record on the CPU."""
         logits, gammas = self.run(model, forward, gamma=gamma)
         columns = {} if gammas is None else {"gamma": gammas.cpu()}
@@ -130,10 +123,6 @@ class EpochRecord:
     images_per_second: float | None = None
     seconds: float | None = None
 
-    def to_dict(self) -> dict[str, float | int | None]:
-        """Return the record as plain data."""
-        return asdict(self)
-
 
 class Alternative(NamedTuple):
     """Predictions of a run with other weights, or of an epoch that another rule chooses."""
@@ -178,13 +167,6 @@ class Run:
     def model(self) -> nn.Module:
         """The network at the best epoch, in evaluation mode; its logits are those before temperature scaling."""
         return self.network().eval()
-
-    @staticmethod
-    def load(folder: str | Path) -> Run:
-        """Read a finished run from its folder; see `calibrant.engine.folder.load_run`."""
-        from calibrant.engine.folder import load_run
-
-        return load_run(folder)
 
 
 # What each way of selecting compares; lower is better, and "last" takes the last.

@@ -164,7 +164,7 @@ def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Re
             _offer(assembly, record, choices)
             if folder is not None:
                 if epoch + 1 == epochs or time.monotonic() - saved >= recipe.train.checkpoint_every_seconds:
-                    records = [record.to_dict() for record in history]
+                    records = [dict(vars(record)) for record in history]
                     kept = {name: choice.state() for name, choice in choices.items()}
                     state = {"state": copy_state(assembly.state()), "best": kept.pop("best"), "alternatives": kept}
                     save_checkpoint(state | {"history": records}, folder.path / "state.pt")
@@ -240,7 +240,7 @@ def evaluate_shift(run: Run, *, group: Group = ALONE_GROUP) -> dict[str, Scores]
     """Measure a finished run on the test set corrupted in every way, at every severity.
 
     Args:
-        run: A finished run, for instance ``Run.load(folder)``. Its recipe says where the data lie and where to compute.
+        run: A finished run, for instance ``load_run(folder)``. Its recipe says where the data lie and where to compute.
         group: Processes that share the work.
 
     Returns:

@@ -194,7 +194,7 @@ class MetaLearner:
         head: Name of the last linear layer, or the layer; found if None.
         average: The network with averaged weights, if these will make the predictions: held-out data pass through it, and the
             look-ahead is of its head. You keep it up to date, for instance with ``torch.optim.swa_utils.AveragedModel``.
-        average_share: Returns what the average takes of the weights after a step, one minus its decay; only for a full look-ahead.
+        average_share: Returns what the average takes of the weights after a step (one minus its decay), for a full look-ahead.
         meta_batches: What to draw (x, labels) from when a meta update is due: `MetaBatches` or another endless iterator, or a
             ``DataLoader`` that shuffles.
         accumulate: Calls of `step` to one optimizer step.
@@ -310,15 +310,25 @@ class MetaLearner:
         if self._part == 0:
             self.optimizer.zero_grad(set_to_none=True)
         features, logits = self.forward(x)
-        value = norm = None
-        if self.due:
-            if x_meta is None or y_meta is None:
-                x_meta, y_meta = self.draw()
-            found = self.meta_update(features, logits, y, x_meta, y_meta, x=x)
-            value, norm = found.value, found.norm()
-        loss = self.loss(features, logits, y)
+        if not self.due:
+            loss = self.loss(features, logits, y)
+            return StepInfo(loss.detach(), logits.detach(), values=self._values, stepped=self._backward(loss))
+        if x_meta is None or y_meta is None:
+            x_meta, y_meta = self.draw()
+        loss, found = self.update_and_loss(features, logits, y, x_meta, y_meta, x=x)
         stepped = self._backward(loss)
-        return StepInfo(loss.detach(), logits.detach(), value, norm, self._values, stepped)
+        return StepInfo(loss.detach(), logits.detach(), found.value, found.norm(), self._values, stepped)
+
+    def update_and_loss(
+        self, features: Tensor, logits: Tensor, labels: Tensor, *held_out: Any, **more: Any
+    ) -> tuple[Tensor, Hypergradient]:
+        """Do what `meta_update` does, which takes the same arguments, and `loss`, in the order of the settings; return both."""
+        if self.settings.network_first:
+            plain = self.loss(features, logits, labels)
+            found = self.meta_update(features, logits, labels, *held_out, **more)
+            return self._with_leak(plain), found
+        found = self.meta_update(features, logits, labels, *held_out, **more)
+        return self.loss(features, logits, labels), found
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Return the penultimate features ``[B, d]`` and the logits ``[B, C]`` of ``x``, with their graph; tokens are rows."""
@@ -383,13 +393,17 @@ class MetaLearner:
         with torch.autocast(logits.device.type, enabled=False):
             values = self.regularizer.loss(self.hyper, features.detach(), logits, labels, self.network.head_values)
         total = values.sum() if self.settings.reduction == "sum" else values.mean()
+        return self._with_leak(total)
+
+    def _with_leak(self, loss: Tensor) -> Tensor:
+        """Add the gradient that the last meta update leaks, if it does, to that of the loss; its value stays."""
         leaked, self._leaked = self._leaked, None
         if leaked is None:
-            return total
+            return loss
         # A mean is divided by the number of parts and of processes; this comes once for all of them.
         processes = 1 if self.group is None else dist.get_world_size(self.group)
         leaked = leaked * (self.accumulate * processes if self.settings.reduction == "mean" else 1)
-        return total + (leaked - leaked.detach())
+        return loss + (leaked - leaked.detach())
 
     def draw(self) -> tuple[Inputs, Tensor]:
         """Return the next meta batch of ``meta_batches``, on the model's device and of its type; raises without them."""
@@ -469,7 +483,7 @@ class MetaLearner:
         lr = self._current_lr()
         if self.settings.leak_meta_grad:
             with torch.autocast(self.network.device.type, enabled=False):
-                seen = {"batch": batch, "held_out": held_out, "lr": lr, "group": self.group}
+                seen: dict[str, Any] = {"batch": batch, "held_out": held_out, "lr": lr, "group": self.group}
                 self._leaked = leaked_value(self.learned, self.objective, head=self.network.head_values, **seen)
         return head_hypergradient(
             self.regularizer,

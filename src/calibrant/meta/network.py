@@ -65,11 +65,6 @@ class Network:
         return {entry: names[id(value)] for entry, value in self.head_values.items()}
 
 
-def lazy_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters and buffers that have no size before the first batch."""
-    return [name for name, value in [*model.named_parameters(), *model.named_buffers()] if is_lazy(value)]
-
-
 def find_head(model: nn.Module, head: str | nn.Module | None = None) -> tuple[str, nn.Linear]:
     """Return name and module of the linear layer that ends ``model``.
 
@@ -94,10 +89,8 @@ def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Netwo
     while isinstance(inner, _WRAPPERS) or hasattr(inner, "_orig_mod"):
         group = getattr(inner, "process_group", group)
         inner = inner.module if isinstance(inner, _WRAPPERS) else inner._orig_mod
-    if lazy := lazy_parameters(inner):
-        raise ValueError(
-            f"MetaLearner: `model` must have parameters of known size, got lazy ones ({lazy[0]}). Run a batch through it first."
-        )
+    if any(map(is_lazy, inner.parameters())):
+        raise ValueError("model: parameters must have a size, got lazy ones. Run a batch through the model first.")
     name, layer = find_head(inner, head)
     return Network(model, inner, layer, name, group)
 

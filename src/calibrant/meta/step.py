@@ -52,6 +52,8 @@ class MetaSettings:
         leak_meta_grad: Add the gradient of the meta objective to the network's own, as the published code does by omission.
         reduction: Whether the network's own step minimises the "mean" or the "sum" of the loss over the batch.
         clip: Largest norm of the network's gradient, or None.
+        network_first: Whether the network takes its step with the hyper-parameters as they were, and these move afterwards, as
+            in Algorithm 1 of the paper; the published code moves them first.
     """
 
     lookahead: Literal["head", "full"] = "head"
@@ -65,6 +67,7 @@ class MetaSettings:
     leak_meta_grad: bool = False
     reduction: Reduction = "mean"
     clip: float | None = None
+    network_first: bool = False
 
     def __post_init__(self) -> None:
         hints = get_type_hints(MetaSettings)

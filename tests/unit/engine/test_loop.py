@@ -46,7 +46,7 @@ def test_gamma_of_an_epoch_is_its_mean_and_spread_over_the_test_examples():
     parts, record = epoch_of(
         {"method.name": "flgamma-sece", "method.options.every": "1", "method.options.meta_batch_size": "100"}
     )
-    gammas = parts.test.run(parts.model, parts.eval_forward, gamma=parts.objective.gamma).gammas.double()
+    gammas = parts.test.run(parts.model, parts.eval_forward, gamma=parts.objective.gamma)[1].double()
     assert len(gammas) == 4000
     assert record.gamma_mean == pytest.approx(float(gammas.mean()), rel=1e-5)
     # Of all test examples, not of a sample: divided by N.
@@ -158,7 +158,7 @@ def test_step_clips_the_gradient_of_all_parameters_to_the_norm_of_the_recipe():
     for clip in (0.0, 0.02):
         parts = assemble(override(Recipe(), settings | {"train.clip_norm": clip}))
         parts.batches.begin_epoch(0)
-        parts.plain()
+        parts.take(with_meta=False)
         norms[clip] = float(torch.stack([value.grad.norm() for value in parts.model.parameters()]).norm())
     # Zero is off.
     assert norms[0.0] > 0.1

@@ -3,6 +3,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.func import functional_call
 
 import calibrant.engine.objective as module
 from calibrant.engine.loop import assemble, run_epoch
@@ -11,6 +13,7 @@ from calibrant.engine.network import feature_function
 from calibrant.engine.objective import Facts, speed_up
 from calibrant.engine.recipe import Recipe, override
 from calibrant.losses import sece_penalty
+from calibrant.meta import hypergradient
 from calibrant.meta.lookahead import head_hypergradient
 from helpers import convolve_contiguously, layout
 
@@ -68,11 +71,76 @@ def test_meta_objective_normalises_meta_images_as_it_is_told(meta_bn, training):
     assert parts.model.training
 
 
+@pytest.mark.parametrize("average", ["no", "ema", "phase"])
+def test_full_look_ahead_is_the_derivative_of_the_step_that_the_predicting_weights_take(average):
+    """Against double backward through the network's step and what the average makes of it."""
+    settings = {"average": average, "precision": "float64", "compile": "yes"}
+    changed = {f"train.{key}": value for key, value in settings.items()} | {"method.options.lookahead": "full"}
+    parts = assemble(override(Recipe(), TINY | changed))
+    objective, learner = parts.objective, parts.objective.learner
+    watch = parts.averages.get("watch", parts.averages.get("average"))
+    objective.begin_epoch(0)
+    for _ in range(3):
+        parts.take(with_meta=True)
+    batch, meta = parts.batches.next(), objective.batches.next()
+    params = {name: value.detach().clone() for name, value in parts.model.named_parameters()}
+    t = 4
+    kept = {} if watch is None else {name: watch.means[name].clone() for name in params}
+    share = 1.0 if watch is None else max(1 / t, 1 - watch._decay)
+
+    def inner(values, hyper):
+        logits = functional_call(parts.model, values, (batch.images,))
+        features = parts.model.features(batch.images).detach()
+        head = {name: values[f"head.{name}"] for name in ("weight", "bias")}
+        return learner.regularizer.loss(hyper, features, logits, batch.labels, head).mean()
+
+    def outer(values):
+        shown = {name: kept[name] + share * (value - kept[name]) for name, value in values.items()} if kept else values
+        return learner.objective(functional_call(parts.model, shown, (meta.images,)), meta.labels)
+
+    expected = hypergradient(inner, outer, params, learner.hyper, lr=0.1)
+    features, logits = parts.forward(objective.inputs(batch))
+    seen = {"x": batch.images, "x_meta": meta.images, "y_meta": meta.labels}
+    found = learner.meta_update(features, logits, batch.labels, **seen)
+    torch.testing.assert_close(found.value, expected.value)
+    for name, grad in expected.grads.items():
+        assert float(grad.abs().max()) > 0
+        torch.testing.assert_close(found.grads[name], grad, rtol=1e-6, atol=1e-8 * float(grad.abs().max()))
+    assert not parts.hardware.compiled
+
+
+def test_look_ahead_of_the_head_agrees_with_the_derivative_of_the_averages_own_step():
+    parts = assemble(override(Recipe(), TINY))
+    objective, learner, watch = parts.objective, parts.objective.learner, parts.averages["watch"]
+    cosines = []
+    for epoch in range(4):
+        run_epoch(parts, epoch, started=0.0)
+        batch, held_out = parts.batches.next(), objective._bring(objective.batches.next())
+        features, logits = (value.detach() for value in parts.forward(batch.images))
+        old = dict(learner.shown.head.named_parameters())
+        share = float(watch.next_share())
+
+        def inner(head, hyper, x=features, labels=batch.labels):
+            return learner.regularizer.loss(hyper, x, F.linear(x, head["weight"], head["bias"]), labels, head).mean()
+
+        def outer(head, old=old, share=share, seen=held_out):
+            weight, bias = (torch.lerp(old[name], head[name], share) for name in ("weight", "bias"))
+            return learner.objective(F.linear(seen.features, weight, bias), seen.labels)
+
+        exact = hypergradient(inner, outer, dict(parts.model.head.named_parameters()), learner.hyper, lr=0.1)
+        seen = {"held_out": held_out.features, "y_meta": held_out.labels}
+        found = learner.meta_update(features, logits, batch.labels, **seen)
+        one, other = (torch.cat([grad.flatten() for grad in way.grads.values()]) for way in (found, exact))
+        cosines.append(float(F.cosine_similarity(one, other, dim=0)))
+    # The cosines were all above this when written.
+    assert min(cosines) > 0.9, cosines
+
+
 @pytest.mark.parametrize("preset", ["default", "paper"])
 def test_meta_objective_gradients_and_their_optimizers_state_lie_as_the_parameters(preset, monkeypatch):
     convolve_contiguously(monkeypatch)
     parts = leaking_parts(method__preset=preset)
-    parts.meta()
+    parts.take(with_meta=True)
     for name, value in parts.model.named_parameters():
         assert layout(value.grad) == layout(value), name
         assert layout(parts.optimizer.state[value]["momentum_buffer"]) == layout(value), name
@@ -84,7 +152,7 @@ def test_meta_objective_leaked_gradient_is_in_the_gradient_of_the_loss_and_not_i
     step, objective, params = parts, parts.objective, dict(parts.model.named_parameters())
     batch = step.batches.next()
     features, logits = step.forward(batch.images)
-    objective.meta_update(batch, features, logits)
+    objective.learner.meta_update(features, logits, batch.labels, **objective._held_out(batch))
     value = objective.learner._leaked
     # Asked for at once it is the same gradient as that which waits for the loss: the hyper-parameters' step does not count.
     leaked = torch.autograd.grad(value, list(params.values()), retain_graph=True)
@@ -104,8 +172,8 @@ def test_meta_objective_leaks_through_a_compiled_network(monkeypatch):
     compiled, plain = (leaking_parts(train__compile=chosen) for chosen in ("yes", "no"))
     try:
         for _ in range(2):
-            compiled.meta()
-            plain.meta()
+            compiled.take(with_meta=True)
+            plain.take(with_meta=True)
     finally:
         torch.compiler.reset()
     assert compiled.forward is not compiled.eval_forward

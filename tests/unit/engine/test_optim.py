@@ -99,7 +99,7 @@ def test_meta_batches_go_through_the_averaged_network(monkeypatch):
     monkeypatch.setattr(meta, "next", lambda original=meta.next: drawn.append(original()) or drawn[-1])
     parts.objective.begin_epoch(0)
     for _ in range(4):
-        parts.meta()
+        parts.take(with_meta=True)
     head, features, weights = calls[-1]
     assert all(value.equal(weights[f"head.{name}"]) for name, value in head.items())
     assert not any(value.equal(parts.model.head.state_dict()[name]) for name, value in head.items())
@@ -227,10 +227,10 @@ def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_im
     objective.begin_epoch(0)
     for _ in range(3):
         before = {name: parts.averages["watch"].means[name].clone() for name in norms}
-        parts.meta()
+        parts.take(with_meta=True)
         assert not any(parts.averages["watch"].means[name].equal(before[name]) for name in norms)
         kept = {name: parts.averages["watch"].means[name].clone() for name in norms}
-        parts.plain()
+        parts.take(with_meta=False)
         assert all(parts.averages["watch"].means[name].equal(kept[name]) for name in norms)
     assert norms
     assert [len(batch) for batch in passed] == [images] * 3

@@ -4,8 +4,9 @@ from functools import partial
 import pytest
 import torch
 
+from calibrant.engine.folder import load_run
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.result import BestEpoch, EpochRecord, Run, copy_state
+from calibrant.engine.result import BestEpoch, EpochRecord, copy_state
 from calibrant.engine.train import train
 from calibrant.io import load_predictions
 
@@ -92,7 +93,7 @@ def test_alternatives_are_what_runs_with_these_weights_and_rules_predict(tmp_pat
     run = train(override(Recipe(), SETTINGS | {"train.alternatives": "true"}), out=tmp_path / "run")
     assert list(run.alternatives) == ["raw-error", "raw-error+nll", "averaged-error", "averaged-error+nll"]
     assert len({found.epoch for found in run.alternatives.values()}) > 1
-    for name, found in Run.load(tmp_path / "run").alternatives.items():
+    for name, found in load_run(tmp_path / "run").alternatives.items():
         kind, _, rule = name.partition("-")
         own = train(override(Recipe(), SETTINGS | {"train.select": rule} | ({"train.average": "no"} if kind == "raw" else {})))
         assert found.epoch == own.best_epoch

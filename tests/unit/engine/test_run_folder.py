@@ -16,7 +16,7 @@ from calibrant.engine.folder import (
 )
 from calibrant.engine.methods import resolved
 from calibrant.engine.recipe import Recipe, load_recipe, override
-from calibrant.engine.result import EpochRecord, Run
+from calibrant.engine.result import EpochRecord
 from calibrant.engine.train import scale_run, train
 from calibrant.io import load_predictions
 
@@ -82,7 +82,7 @@ def test_run_folder_history_and_metrics_are_those_of_the_run(finished):
 
 def test_load_run_gives_back_the_run(finished):
     run, folder = finished
-    loaded = Run.load(folder)
+    loaded = load_run(folder)
     assert (loaded.recipe, loaded.history, loaded.best_epoch) == (run.recipe, run.history, run.best_epoch)
     assert loaded.test.logits.equal(run.test.logits)
     assert loaded.val.split.value == "val"
@@ -163,7 +163,7 @@ def test_run_folder_of_an_earlier_release_is_read_and_keeps_its_split(tmp_path, 
     with pytest.raises(ValueError, match="but `data.meta` is 200 there and not given here"):
         train(tiny(method__name=method), out=tmp_path / "run", resume=True)
     assert train(recipe, out=tmp_path / "run", resume=True).test.logits.equal(train(recipe).test.logits)
-    assert Run.load(tmp_path / "run").recipe == resolved(recipe)
+    assert load_run(tmp_path / "run").recipe == resolved(recipe)
 
 
 @pytest.mark.parametrize(("method", "preset"), [("flgamma-sece", "paper"), ("ce", "default")])

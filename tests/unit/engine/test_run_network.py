@@ -102,7 +102,6 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "words"),
     [
         ("users_nets:needs_two", "build a network for 10 classes, got TypeError: .*'width'"),
-        ("users_nets:lazy", "0.weight, a lazy parameter"),
         ("users_nets:raises", "build a network for 10 classes, got RuntimeError: my own trouble from.*CALIBRANT_TRACEBACK"),
         ("users_nets:none", "int and no `nn.Module`"),
         ("users_nets:wrong_input", "take images of 1 x 8 x 8 .*2x64 and 63x10"),
@@ -110,7 +109,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("users_nets:Two", "one logit for each of 10 classes, got tuple"),
         ("users_nets:soft", "scores before softmax, got probabilities"),
         ("users_nets:headless", "`head` must name an `nn.Linear` of the model.*Linear layers: none"),
-        ("users_nets:Idle", "last linear layer must be used in its forward pass, got 'unused'"),
+        ("users_nets:Idle", "last linear layer of `model` must be used in its forward pass, got 'unused'"),
         ("users_nets:number", "function or class of users_nets 'number'"),
         ("users_nets:goood", "Did you mean 'good'"),
         ("absent:net", "name a factory as package.module:function .*No module named 'absent'"),

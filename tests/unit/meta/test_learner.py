@@ -88,6 +88,54 @@ def test_lower_level_form_equals_step():
     assert all(torch.equal(one.hyper[name], two.hyper[name]) for name in one.hyper)
 
 
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_network_first_takes_the_networks_step_with_the_hyper_parameters_as_they_were(preset):
+    models, hyper = [], []
+    for options in ({"network_first": True}, {"network_first": False}, {"network_first": True, "every": 2}):
+        models.append(mlp())
+        learner = learner_of(models[-1], preset=preset, leak_meta_grad=False, **options)
+        # The last one takes a step without a meta update.
+        learner.steps = int(options.get("every", 1) == 2)
+        learner.step(*data())
+        hyper.append(torch.cat([value.flatten() for value in learner.hyper.values()]))
+    assert same_state(models[0], models[2])
+    assert not same_state(models[0], models[1])
+    assert torch.equal(hyper[0], hyper[1])
+    assert not torch.equal(hyper[0], hyper[2])
+
+
+def test_leaked_gradient_is_there_in_either_order():
+    grads = []
+    for first in (True, False):
+        model = mlp()
+        learner = learner_of(model, lr=0.0, leak_meta_grad=True, network_first=first, meta_lr=1e-12)
+        learner.step(*data())
+        grads.append([value.grad for value in model.parameters()])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_held_out_data_pass_through_the_averaged_network_and_its_head_looks_ahead():
+    x, y, xm, ym = data()
+    model = mlp()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    with torch.no_grad():
+        for value in average.parameters():
+            value.mul_(1.5)
+    learner = learner_of(model, average=average, regularizer="unitwise-l2")
+    features, logits = learner.forward(x)
+    found = learner.meta_update(features, logits, y, xm, ym)
+    twin = learner_of(average.module, regularizer="unitwise-l2")
+    expected = twin.meta_update(features, logits, y, held_out=average.module[:-1](xm), y_meta=ym)
+    assert torch.equal(found.value, expected.value)
+    for name, grad in expected.grads.items():
+        assert torch.equal(found.grads[name], grad)
+    with pytest.raises(ValueError, match="`average_share` must be given"):
+        learner_of(model, average=average, lookahead="full")
+    with pytest.raises(ValueError, match="`leak_meta_grad`"):
+        learner_of(model, average=average, leak_meta_grad=True)
+
+
 @pytest.mark.parametrize("lookahead", ["head", "full"])
 def test_meta_update_leaves_the_networks_gradients_alone(lookahead):
     x, y, xm, ym = data()
