@@ -21,11 +21,11 @@ from calibrant.cli.train import find_own_networks, merge_settings
 from calibrant.data import DATASETS
 from calibrant.engine.recipe import load_recipe
 from calibrant.grid.collect import find_runs, load_run_entry, save_results
-from calibrant.grid.compare import Comparison, Failure, check_data, check_out, compare, load_finished
+from calibrant.grid.compare import Comparison, check_data, check_out, compare, load_finished
 from calibrant.grid.export import write_number
 from calibrant.grid.paper import NOT_IN_PAPER
-from calibrant.grid.schedule import Board, Cell, CellState, Event, Stage, split_names
-from calibrant.grid.tables import INFO_NAMES, MARK, Line, Table, choice_notes, row_notes
+from calibrant.grid.schedule import Board, Cell, Event, Stage, split_names
+from calibrant.grid.tables import INFO_NAMES, MARK, Line, Table, row_notes
 from calibrant.metrics.verdict import SIGNIFICANT
 from calibrant.paper.reproduce import Reproduction, forecast, plan_reproduction, run_reproduction
 from calibrant.paper.tables import write_results_page
@@ -88,18 +88,12 @@ def summarize(found: Comparison) -> None:
         raise typer.Exit(1)
 
 
-def failure_words(failures: Sequence[Failure]) -> list[str]:
-    """Say what failed, each reason once.
-
-    Example:
-        >>> failed = [Failure(f"digits-mlp-{name}-seed0", "no room", Path("logs", f"{name}.log")) for name in ("ce", "focal")]
-        >>> failure_words(failed)[0]
-        'digits-mlp-ce-seed0 and 1 more failed: no room (log: logs/ce.log)'
-    """
-    reasons: dict[str, list[Failure]] = {}
-    for failure in failures:
-        # What has no log never began: the run that it was to be made of failed, each another.
-        reasons.setdefault(failure.reason if failure.log else "the run it is made of failed", []).append(failure)
+def failure_words(failures: Sequence[Cell]) -> list[str]:
+    """Say what failed, each reason once."""
+    reasons: dict[str, list[Cell]] = {}
+    for cell in failures:
+        # What has no log never began: the run it was to be made of failed, each another.
+        reasons.setdefault(cell.text if cell.log else "the run it is made of failed", []).append(cell)
     said = [
         f"{first.name}{f' and {len(others)} more' if others else ''} failed: {reason}"
         + (f" (log: {first.log})" if first.log else "")
@@ -133,9 +127,9 @@ class GridDisplay:
             return
         if first:
             left = "; a line for each that ends" if board.count(Stage.WAITING) else ""
-            self.console.print(f"{board.count(Stage.DONE)} of {len(board.states)} runs are finished{left}")
+            self.console.print(f"{board.count(Stage.DONE)} of {len(board.cells)} runs are finished{left}")
         if event is not None and event.kind != "step":
-            self.console.print(ended_words(board, board.states[event.name]))
+            self.console.print(ended_words(board, board.cells[event.name]))
         elif is_over(board) and not self._is_over:
             self._is_over = True
             self.console.print(_MAKING)
@@ -145,7 +139,7 @@ class GridDisplay:
 
     def _so_far(self) -> str:
         board = self.board
-        return "" if board is None else f", {board.count(Stage.DONE)} of {len(board.states)} runs are finished"
+        return "" if board is None else f", {board.count(Stage.DONE)} of {len(board.cells)} runs are finished"
 
 
 def is_over(board: Board) -> bool:
@@ -156,70 +150,69 @@ def is_over(board: Board) -> bool:
 def draw_board(board: Board, *, width: int) -> RenderableType:
     """Return the grid as tables, one for every data set: methods down, seeds across; above them how far it is."""
     parts: list[RenderableType] = []
-    shown = [state for state in board.states.values() if state.cell.shown or state.stage in (Stage.RUNNING, Stage.FAILED)]
-    for data in dict.fromkeys(state.cell.data for state in shown):
-        parts += [Text(), _seed_table(data, [state for state in shown if state.cell.data == data], width=width)]
-    # Above the tables, where a terminal that is too low for all of them does not cut it off.
+    shown = [cell for cell in board.cells.values() if cell.shown or cell.stage in (Stage.RUNNING, Stage.FAILED)]
+    for data in dict.fromkeys(cell.data for cell in shown):
+        parts += [Text(), _seed_table(data, [cell for cell in shown if cell.data == data], width=width)]
+    # Above the tables, where a terminal too low for all of them does not cut it off.
     above = ((total_words(board), ""), (_LEGEND, "dim"))
     return Group(*(Text(words, style=style, no_wrap=False, overflow="fold") for words, style in above), *parts)
 
 
-def _seed_table(data: str, states: Sequence[CellState], *, width: int) -> Shown:
-    seeds = list(dict.fromkeys(state.cell.seed for state in states))
-    methods = list(dict.fromkeys(state.cell.method for state in states))
-    cells = {(state.cell.method, state.cell.seed): cell_text(state) for state in states}
-    rows: list[Row] = [[m, *(cells.get((m, seed), "") for seed in seeds)] for m in methods]
+def _seed_table(data: str, cells: Sequence[Cell], *, width: int) -> Shown:
+    seeds = list(dict.fromkeys(cell.seed for cell in cells))
+    methods = list(dict.fromkeys(cell.method for cell in cells))
+    texts = {(cell.method, cell.seed): cell_text(cell) for cell in cells}
+    rows: list[Row] = [[m, *(texts.get((m, seed), "") for seed in seeds)] for m in methods]
     table = fit_table((data, *(f"seed {seed}" for seed in seeds)), rows, width=width)
     if fits(table, width):
         return table
-    # No room for every seed: how many are how far.
-    counts = {m: [sum(s.stage is stage for s in states if s.cell.method == m) for stage in Stage] for m in methods}
-    return fit_table(
-        (data, *Stage), [[m, *(str(number or "") for number in counts[m])] for m in methods], width=width, drop=(1,)
-    )
+    # No room for every seed: count those in each stage.
+    counts = {m: [sum(c.stage is stage for c in cells if c.method == m) for stage in Stage] for m in methods}
+    rows = [[m, *(str(number or "") for number in counts[m])] for m in methods]
+    return fit_table((data, *Stage), rows, width=width, drop=(1,))
 
 
-def cell_text(state: CellState) -> Text:
+def cell_text(cell: Cell) -> Text:
     """Return what a cell shows: error and ECE of the test set at its end; epoch and validation error on its way."""
-    if state.stage is Stage.DONE:
-        return Text(" / ".join(_numbers(state).values()) or "done", style="dim" if state.found else "green")
-    if state.stage is Stage.FAILED:
+    if cell.stage is Stage.DONE:
+        return Text(" / ".join(_numbers(cell).values()) or "done", style="dim" if cell.found else "green")
+    if cell.stage is Stage.FAILED:
         return Text("failed", style="bold red")
-    if state.stage is Stage.WAITING:
-        return Text("once more", style="yellow") if state.text else Text("·", style="dim")
-    if state.total == 0 or not state.epochs:
-        return Text("scaling" if state.total == 0 else "starting", style="cyan")
-    error = state.numbers.get("val_error")
-    return Text(f"{int(state.epochs)}/{state.total}{'' if error is None else f' {100 * error:.1f}%'}", style="cyan")
+    if cell.stage is Stage.WAITING:
+        return Text("once more", style="yellow") if cell.text else Text("·", style="dim")
+    if cell.total == 0 or not cell.epochs:
+        return Text("scaling" if cell.total == 0 else "starting", style="cyan")
+    error = cell.numbers.get("val_error")
+    return Text(f"{int(cell.epochs)}/{cell.total}{'' if error is None else f' {100 * error:.1f}%'}", style="cyan")
 
 
-def _numbers(state: CellState) -> dict[str, str]:
+def _numbers(cell: Cell) -> dict[str, str]:
     """Test error and ECE in per cent, where known."""
-    known = {"error": state.numbers.get("error"), "ECE": state.numbers.get("ece")}
+    known = {"error": cell.numbers.get("error"), "ECE": cell.numbers.get("ece")}
     return {name: f"{100 * value:.2f}" for name, value in known.items() if value is not None}
 
 
 def total_words(board: Board) -> str:
     """Say how far a grid is and how long the rest will take."""
-    words = [f"{board.count(Stage.DONE)}/{len(board.states)} runs done"]
+    words = [f"{board.count(Stage.DONE)}/{len(board.cells)} runs done"]
     words += [f"{board.count(stage)} {stage}" for stage in (Stage.RUNNING, Stage.FAILED) if board.count(stage)]
-    words.append(f"{duration_words(board.clock() - board.started)} passed")
+    words += [f"{duration_words(board.clock() - board.started)} passed", *_time_left(board)]
+    return ", ".join([*words, *([_MAKING] if is_over(board) else [])])
+
+
+def _time_left(board: Board) -> list[str]:
     left = board.seconds_left()
-    words += [f"about {duration_words(left)} left"] if left else []
-    words += [_MAKING] if is_over(board) else []
-    return ", ".join(words)
+    return [f"about {duration_words(left)} left"] if left else []
 
 
-def ended_words(board: Board, state: CellState) -> str:
+def ended_words(board: Board, cell: Cell) -> str:
     """Say in one line what became of a run."""
     done = board.count(Stage.DONE, Stage.FAILED)
-    place = f"[{done}/{len(board.states)}] {state.cell.data} {state.cell.method} seed {state.cell.seed}"
-    if state.stage is not Stage.DONE:
-        return f"{place}: {'failed' if state.stage is Stage.FAILED else 'to be tried again'}, {state.text}"
-    said = [f"{name} {number}%" for name, number in _numbers(state).items()] or ["done"]
-    left = board.seconds_left()
-    said += [f"about {duration_words(left)} left"] if left else []
-    return f"{place}: {', '.join(said)}"
+    place = f"[{done}/{len(board.cells)}] {cell.data} {cell.method} seed {cell.seed}"
+    if cell.stage is not Stage.DONE:
+        return f"{place}: {'failed' if cell.stage is Stage.FAILED else 'to be tried again'}, {cell.text}"
+    said = [f"{name} {number}%" for name, number in _numbers(cell).items()] or ["done"]
+    return f"{place}: {', '.join([*said, *_time_left(board)])}"
 
 
 def show_table(table: Table, *, console: Console) -> None:
@@ -239,7 +232,7 @@ def show_table(table: Table, *, console: Console) -> None:
         dropped |= {name.removesuffix(" %"): None for name in names if name not in shown}
     console.print()
     left_out = [f"not shown for want of room, but in {table.name}.md: {', '.join(dropped)}"] if dropped else []
-    for note in [*_signs(table, plain=plain), *left_out, *choice_notes(table.lines), *row_notes(table)]:
+    for note in [*_signs(table, plain=plain), *left_out, *row_notes(table)]:
         console.print(Text(note, style="dim"))
 
 

@@ -35,7 +35,6 @@ from calibrant.grid.rows import catalogue_order, flat_recipe, group_rows, identi
 from calibrant.grid.schedule import (
     Board,
     Cell,
-    CellState,
     Executor,
     Stage,
     Watch,
@@ -52,29 +51,20 @@ Write = Callable[[Sequence[Entry], Path, Sequence[str]], tuple[Table, tuple[Path
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A cell that could not be run: its name, why in one sentence, and what its run said, or None if it never began."""
-
-    name: str
-    reason: str
-    log: Path | None
-
-
-@dataclass(frozen=True)
 class Comparison:
     """What came of a grid.
 
     Attributes:
         folder: Where everything was written.
         entries: Its rows: the grid's finished runs in its order, then what was added.
-        failures: What could not be run.
+        failures: The cells that failed: each has a ``name``, why in one sentence as ``text``, and a ``log`` if it began.
         table: The comparison; None where nothing was finished.
         files: What was written besides the runs.
     """
 
     folder: Path
     entries: tuple[Entry, ...] = field(repr=False)
-    failures: tuple[Failure, ...]
+    failures: tuple[Cell, ...]
     table: Table | None = field(repr=False)
     files: tuple[Path, ...] = field(repr=False)
 
@@ -151,7 +141,7 @@ def compare(
     added = load_added(others, cells, finished=found, sets=[data_label(name) for name in names])
     board = Board(cells)
     board.note_finished(runs)
-    left = [state.cell for state in board.states.values() if state.stage is Stage.WAITING]
+    left = [cell for cell in cells if cell.stage is Stage.WAITING]
     start = _executor(cells, on=on, jobs=jobs, threads=threads, address=ray_address)
     check_data(left, cells, runs)
     make_folder(runs if cells else folder)
@@ -159,16 +149,15 @@ def compare(
     tell(board, None)
     with closing(lock_folder(folder, where="compare")):
         if left:
-            run_cells(board, start(), runs=runs, logs=folder / "logs", retries=retries, watch=watch)
+            run_cells(board, start(), runs=runs, logs=folder / "logs", retries=retries, watch=tell)
         tell(board, None)
-        states = board.states.values()
-        done = [state.cell for state in states if state.stage is Stage.DONE and state.cell.shown]
+        done = [cell for cell in cells if cell.stage is Stage.DONE and cell.shown]
         # Runs go seed by seed, rows as data and methods were named: the first is what the others are tested against.
         done.sort(key=lambda cell: (names.index(cell.recipe.data.name), parts.index(cell.method)))
         entries = [*(found.get(cell.name) or load_run_entry(runs / cell.name) for cell in done), *added]
-        failures = tuple(Failure(s.cell.name, s.text, s.log) for s in states if s.stage is Stage.FAILED)
+        failures = tuple(cell for cell in cells if cell.stage is Stage.FAILED)
         make = write or partial(write_outputs, paper=paper, figures=figures)
-        table, files = make(entries, folder, _missing(states)) if entries else (None, ())
+        table, files = make(entries, folder, _missing(failures)) if entries else (None, ())
     return Comparison(folder, tuple(entries), failures, table, tuple(files))
 
 
@@ -188,12 +177,12 @@ def _executor(cells: Sequence[Cell], *, on: str, jobs: int | None, threads: int,
     return partial(LocalExecutor, device=device, jobs=jobs, threads=threads)
 
 
-def _missing(states: Iterable[CellState]) -> list[str]:
-    """Tell who reads the tables which rows are not, or not whole, in them."""
+def _missing(failures: Iterable[Cell]) -> list[str]:
+    """Tell who reads the tables which rows are missing, or lack seeds."""
     failed: dict[tuple[str, str], list[str]] = {}
-    for state in states:
-        if state.stage is Stage.FAILED and state.cell.shown:
-            failed.setdefault((state.cell.data, state.cell.method), []).append(str(state.cell.seed))
+    for cell in failures:
+        if cell.shown:
+            failed.setdefault((cell.data, cell.method), []).append(str(cell.seed))
     said = [
         f"{method} on {data_name(data)} (seed{'' if len(seeds) == 1 else 's'} {join_words(seeds)})"
         for (data, method), seeds in failed.items()

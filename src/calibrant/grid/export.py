@@ -267,7 +267,7 @@ def write_outputs(
 
     # The page shows the Brier score, too.
     wide = compare_table(entries, metrics=columns_of(entries), paper=paper, calibrated=True, name="table")
-    wide = replace(wide, remarks=tuple(missing))
+    wide = replace(wide, remarks=(*missing, *wide.remarks))
     table = replace(wide, columns=tuple(column for column in wide.columns if column.metric != "brier"))
     files, rows = write_table(table, folder), page_rows(wide)
     # The page has a table of its own, without the paper's numbers.

@@ -1,9 +1,9 @@
 """Running cells on this machine: processes over its cores, or over its GPUs, several on one if they fit.
 
-A process runs cells one after the other, as loading torch takes longer than training on little data. Tasks come to it as JSON
-lines on standard input and answers go back as JSON lines; what a run prints goes to the cell's log. The process ends when its
-input does, so a parent that died leaves nothing behind. A pool of the standard library would load the caller's script again in
-every process, and be lost with the first of them that dies.
+A process runs cells one after the other, as loading torch takes longer than training on little data. Tasks reach it as JSON
+lines on standard input, and its answers are JSON lines; what a run prints goes to the cell's log. The process ends when its
+input does, so a parent that dies leaves nothing behind. A pool of `concurrent.futures` or joblib is no substitute: when one
+process is killed it gives up all others, and a run goes on for hours after its parent has died.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from calibrant.engine.hardware import choose_hardware
+from calibrant.engine.result import EpochRecord
 from calibrant.grid.schedule import Event, Task
 
 # More than a few processes on a GPU take turns without finishing earlier.
@@ -43,7 +46,7 @@ _START = (
 )
 # Errors that another try would meet again.
 _FINAL = (ValueError, FloatingPointError, ImportError)
-# What the driver, its libraries and the CPU's allocator say if memory is short.
+# What the GPU's driver and libraries and the CPU's allocator say when memory is short.
 _NO_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED", "can't allocate memory")
 
 Send = Callable[[dict[str, Any]], None]
@@ -56,8 +59,6 @@ def usable_cores() -> int:
 
 def visible_gpus(device: str) -> list[str]:
     """Return the GPUs that ``device`` of a recipe allows, as ``CUDA_VISIBLE_DEVICES`` names them; none for the CPU."""
-    import torch
-
     if not torch.cuda.is_available() or not (device == "auto" or device.startswith("cuda")):
         # Raises if there is no such device; with CUDA, asking so would take memory of a GPU.
         choose_hardware(device=device)
@@ -118,7 +119,7 @@ def make_places(*, device: str, jobs: int | None, threads: int) -> list[Place]:
 
 
 class _Worker:
-    """A process, its place, and its task."""
+    """A process, the place it computes in, and its task."""
 
     def __init__(self, place: Place, log: Path, threads: int) -> None:
         self.place = place
@@ -128,7 +129,7 @@ class _Worker:
         command = [sys.executable, "-P", "-c", _START.format(place=str(Path(__file__).parents[2]))]
         pipe = subprocess.PIPE
         with log.open("ab") as errors:
-            # Without buffers: lines that wait in one would not show up in `select`.
+            # Without buffers: `select` does not see lines that wait in one.
             self.process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment)
 
 
@@ -199,36 +200,50 @@ class LocalExecutor:
             how = f"ended with code {code}" if code >= 0 else f"was killed ({signal.Signals(-code).name})"
             return None if task is None else Event(task.cell.name, "failed", text=f"its process {how}")
         assert task is not None
-        message = json.loads(line)
-        if message["kind"] == "step":
-            if message["gpu"] is not None:
-                place.measured(task.cell.name, *message["gpu"], running=self._running(place))
-            return Event(task.cell.name, "step", epochs=message["epochs"], numbers=message["numbers"])
+        event = Event(task.cell.name, **json.loads(line))
+        if event.kind == "step":
+            if event.gpu is not None:
+                place.measured(event.name, *event.gpu, running=self._running(place))
+            return event
         worker.task = None
-        if message["kind"] == "done":
-            return Event(task.cell.name, "done", numbers=message["numbers"])
-        # A failed run may have left its memory in pieces: its process takes no other.
-        worker.process.kill()
-        self._remove(worker)
-        beside = len(self._running(place)) if message["memory"] else 0
-        if message["memory"]:
-            place.overflowed(running=beside)
-        return Event(task.cell.name, "failed", text=message["text"], again=message["again"], crowded=beside > 0)
+        if event.kind == "failed":
+            # A failed run may have left its memory in pieces: its process takes no other.
+            worker.process.kill()
+            self._remove(worker)
+            if event.crowded:
+                others = len(self._running(place))
+                place.overflowed(running=others)
+                return replace(event, crowded=others > 0)
+        return event
 
 
 def run_task(task: Mapping[str, Any], *, send: Send) -> None:
     """Run one cell, or make it from its base, in its folder; an unfinished run there goes on, a finished one is left alone.
 
     Args:
-        task: ``recipe`` as plain data, ``folder``, and ``base``, the folder of the run that it is made of, or None.
-        send: Called with what happens; at the end with ``kind`` "done" or "failed".
+        task: ``recipe`` as plain data, ``folder``, and ``base``, the folder of the run it is made of, or None.
+        send: Called with what happens, as the fields of an `Event` but its name; ``crowded`` says here that memory was short.
     """
     from calibrant.engine.recipe import override, recipe_of
     from calibrant.engine.train import scale_run, train
     from calibrant.grid.collect import numbers_of_run
     from calibrant.grid.rows import command_of
 
-    began = time.monotonic()
+    began, told = time.monotonic(), 0.0
+
+    def report(record: EpochRecord) -> None:
+        gpu = None
+        if torch.cuda.is_initialized():
+            gpu = (torch.cuda.max_memory_reserved() + _CONTEXT, torch.cuda.mem_get_info()[0])
+        numbers = {key: value for key in ("val_error", "val_ece") if (value := getattr(record, key)) is not None}
+        send({"kind": "step", "epochs": record.epoch + 1.0, "numbers": numbers, "gpu": gpu})
+
+    def tick(epoch: int, step: int, steps: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= 1:
+            told = time.monotonic()
+            send({"kind": "step", "epochs": epoch + step / steps})
+
     try:
         recipe = recipe_of(task["recipe"])
         if recipe.train.device.startswith("cuda:"):
@@ -240,8 +255,7 @@ def run_task(task: Mapping[str, Any], *, send: Send) -> None:
         if task["base"] is not None:
             scale_run(task["base"], out=task["folder"], resume=True)
         else:
-            told = _Progress(send)
-            train(recipe, out=task["folder"], resume=True, report=told.report, tick=told.tick)
+            train(recipe, out=task["folder"], resume=True, report=report, tick=tick)
         numbers = numbers_of_run(task["folder"])
         said = "".join(f", {key} {100 * value:.2f}%" for key, value in numbers.items() if value is not None)
         sys.stderr.write(f"finished after {time.monotonic() - began:.1f} s{said}\n")
@@ -252,47 +266,16 @@ def run_task(task: Mapping[str, Any], *, send: Send) -> None:
             text = f"{type(error).__name__}: {text}"
             traceback.print_exc()
         sys.stderr.write(f"{text}\n")
+        short = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
+        short = short or isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
         first = (text or type(error).__name__).splitlines()[0]
-        send({"kind": "failed", "text": first, "again": not isinstance(error, _FINAL), "memory": _is_out_of_memory(error)})
+        send({"kind": "failed", "text": first, "again": not isinstance(error, _FINAL), "crowded": short})
     finally:
         gc.collect()
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    import torch
-
-    said = isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
-    return said or isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
-
-
-class _Progress:
-    """Says how far a run is, within an epoch once a second at most."""
-
-    def __init__(self, send: Send) -> None:
-        self.send, self.said = send, 0.0
-
-    def report(self, record: Any) -> None:
-        import torch
-
-        gpu = None
-        if torch.cuda.is_initialized():
-            # Bytes that this process needs, and that are free.
-            gpu = [torch.cuda.max_memory_reserved() + _CONTEXT, torch.cuda.mem_get_info()[0]]
-        numbers = {"val_error": record.val_error, "val_ece": record.val_ece}
-        known = {key: value for key, value in numbers.items() if value is not None}
-        self.send({"kind": "step", "epochs": record.epoch + 1.0, "numbers": known, "gpu": gpu})
-
-    def tick(self, epoch: int, step: int, steps: int) -> None:
-        now = time.monotonic()
-        if now - self.said >= 1:
-            self.said = now
-            self.send({"kind": "step", "epochs": epoch + step / steps, "numbers": {}, "gpu": None})
-
-
 def serve() -> None:
     """Run tasks until there are no more: what a process of `LocalExecutor` does."""
-    import torch
-
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     faulthandler.enable()

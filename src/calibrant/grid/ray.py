@@ -93,7 +93,7 @@ class RayExecutor:
         said: list[dict[str, Any]] = []
         with contextlib.suppress(Exception):  # progress may be lost with a node, which stops no run
             said = self._ray.get(self._mail.take.remote())
-        steps = [Event(m["name"], "step", epochs=m["epochs"], numbers=m["numbers"]) for m in said if m["name"] in running]
+        steps = [Event(**message) for message in said if message["name"] in running]
         return steps + [self._collect(reference) for reference in ready]
 
     def close(self) -> None:
@@ -133,10 +133,7 @@ class RayExecutor:
             unpack(found["files"], task.folder)
         except Exception as error:  # Ray wraps whatever happened to the process, and its own troubles
             return Event(task.cell.name, "failed", text=f"Ray: {_first_line(error)}")
-        message = found["message"]
-        if message["kind"] == "failed":
-            return Event(task.cell.name, "failed", text=message["text"], again=message["again"])
-        return Event(task.cell.name, "done", numbers=message["numbers"])
+        return Event(task.cell.name, **found["message"])
 
 
 class Mail:

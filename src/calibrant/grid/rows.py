@@ -140,7 +140,7 @@ def settings_of(entry: Entry) -> dict[str, str]:
 
 
 def comparable(first: Row, second: Row) -> bool:
-    """Whether two rows may be held against each other: same data, network, epochs and settings but for the method's own.
+    """Whether two rows may be compared: same data, network, epochs, preset and settings, those of the method aside.
 
     What was told to one of the two must be so for the other, too, unless it says nothing there; averaging and selection may be
     what each method chooses where neither was told. Somebody's predictions may be held against everything on the same data.
@@ -151,7 +151,7 @@ def comparable(first: Row, second: Row) -> bool:
         return False
     if first.is_foreign or second.is_foreign:
         return True
-    if (first.model, first.epochs) != (second.model, second.epochs):
+    if (first.model, first.epochs) != (second.model, second.epochs) or len({first.preset, second.preset} - {None}) > 1:
         return False
     told = {key for key in {**first.settings, **second.settings} if not key.startswith("method.")}
     return all(first.recipe[key] == second.recipe[key] for key in told & first.recipe.keys() & second.recipe.keys())

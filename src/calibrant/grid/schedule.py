@@ -1,6 +1,6 @@
-"""The grid as cells, one for every data set, method and seed, and what runs next: states, retries, and the time that is left.
+"""A grid as cells, one for every data set, method and seed; what runs next, retries, and the time left.
 
-Where cells are run is the business of an `Executor`: `calibrant.grid.local` and `calibrant.grid.ray` have one each.
+An `Executor` runs the cells: `calibrant.grid.local` and `calibrant.grid.ray` have one each.
 """
 
 from __future__ import annotations
@@ -25,21 +25,43 @@ from calibrant.grid.collect import data_label, numbers_of_run
 _MOST_SEEDS = 1000
 
 
-@dataclass(frozen=True)
+class Stage(StrEnum):
+    """How far a cell is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass
 class Cell:
-    """One run of a grid.
+    """One run of a grid, and how far it is.
 
     Attributes:
         name: Its name, which is that of its folder.
         recipe: What is run.
         base: Name of the cell whose run it is made of without training (``+ts``), or None.
-        shown: Whether it belongs to the table; a base run that nobody asked for does not.
+        shown: Whether it belongs in the table; a base that nobody asked for does not.
+        stage: How far it is; ``epochs``, ``numbers`` and ``text`` are as in `Event`.
+        log: Where its run says more.
+        tries: How often it was started, not counting tries that lacked memory beside others.
+        first: Epochs it had at its first sign of progress; a resumed run has some behind it.
+        found: Whether it was finished before.
     """
 
     name: str
     recipe: Recipe
     base: str | None = None
     shown: bool = True
+    stage: Stage = Stage.WAITING
+    epochs: float = 0.0
+    numbers: Mapping[str, float | None] = field(default_factory=dict)
+    text: str = ""
+    log: Path | None = None
+    tries: int = 0
+    first: float | None = None
+    found: bool = False
 
     @property
     def data(self) -> str:
@@ -55,6 +77,11 @@ class Cell:
     def seed(self) -> int:
         """Seed of the run."""
         return self.recipe.seed
+
+    @property
+    def total(self) -> int:
+        """Epochs to train: none for a cell that is made of another."""
+        return 0 if self.base is not None else self.recipe.train.epochs
 
 
 def plan_cells(
@@ -187,18 +214,9 @@ def _check(recipe: Recipe) -> None:
 _PAUSE = 0.25
 
 
-class Stage(StrEnum):
-    """How far a cell is."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-
-
 @dataclass(frozen=True)
 class Task:
-    """What an executor is given to run: a cell, its run folder, that of the run it is made of, and a file for its log."""
+    """What an executor runs: a cell, its run folder, the run folder it is made from if any, and the file for its log."""
 
     cell: Cell
     folder: Path
@@ -213,29 +231,31 @@ class Task:
 
 @dataclass(frozen=True)
 class Event:
-    """What became of a cell.
+    """What a process says of the cell that it runs.
 
     Attributes:
         name: Name of the cell.
-        kind: "step": it went on; "done": it is finished; "failed": it is not and never will be without being run again.
-        epochs: Epochs done, with the part of the present one.
-        numbers: What is known of it: validation error and ECE on its way, ``error`` and ``ece`` of the test set at the end.
+        kind: "step": it goes on; "done" or "failed": it has ended.
+        epochs: Epochs done, including the part of the current one.
+        numbers: Validation error and ECE so far; ``error`` and ``ece`` of the test set at the end.
+        gpu: Bytes that the process needs on its GPU, and bytes that are free there.
         text: Why it failed, in one sentence.
-        again: Whether running it again may help.
-        crowded: Whether it failed for want of room beside others. That is no try: fewer run at a time from then on.
+        again: Whether another try may help.
+        crowded: Whether it failed for lack of memory beside other cells, which does not count as a try.
     """
 
     name: str
     kind: Literal["step", "done", "failed"]
     epochs: float = 0.0
     numbers: Mapping[str, float | None] = field(default_factory=dict)
+    gpu: tuple[int, int] | None = None
     text: str = ""
     again: bool = True
     crowded: bool = False
 
 
 class Executor(Protocol):
-    """Runs cells somewhere. Every cell that it was given ends in one event "done" or "failed", whatever happens to it."""
+    """Runs cells somewhere. Every cell it is given ends in one event "done" or "failed", whatever happens to it."""
 
     def free(self) -> int:
         """How many more cells it would take now."""
@@ -254,92 +274,63 @@ class Executor(Protocol):
         ...
 
 
-@dataclass
-class CellState:
-    """How far a cell is, and what is known of it.
-
-    Attributes:
-        cell: The cell; stage, epochs, numbers and text are as in `Event`.
-        log: Where its run says more.
-        tries: How often it was started, not counting where it found no room beside others.
-        first: Epochs that it had when it was first heard of; a resumed run has some behind it.
-        found: Whether it was finished before.
-    """
-
-    cell: Cell
-    stage: Stage = Stage.WAITING
-    epochs: float = 0.0
-    numbers: Mapping[str, float | None] = field(default_factory=dict)
-    text: str = ""
-    log: Path | None = None
-    tries: int = 0
-    first: float | None = None
-    found: bool = False
-
-    @property
-    def total(self) -> int:
-        """Epochs to train: none for a cell that is made of another."""
-        return 0 if self.cell.base is not None else self.cell.recipe.train.epochs
-
-
 class Board:
-    """The state of a whole grid: of its cells, each base before what is made of it."""
+    """The cells of a grid, each base before what is made of it, and how far they are."""
 
     def __init__(self, cells: Sequence[Cell], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.states = {cell.name: CellState(cell) for cell in cells}
+        self.cells = {cell.name: cell for cell in cells}
         self.clock = clock
         self.started = clock()
-        # When the first run was heard of: what comes before is loading.
+        # When the first progress came in: before that, processes only load.
         self._moving: float | None = None
 
     def count(self, *stages: Stage) -> int:
         """How many cells are in some stages."""
-        return sum(state.stage in stages for state in self.states.values())
+        return sum(cell.stage in stages for cell in self.cells.values())
 
     def note_finished(self, runs: Path) -> None:
-        """Take in which runs are finished in a folder; a base that nobody asked for and nothing waits for is not needed."""
-        for name, state in self.states.items():
+        """Mark the cells whose runs are finished, and bases that nobody asked for and nothing waits for."""
+        for name, cell in self.cells.items():
             if is_finished(runs / name):
-                state.stage, state.epochs, state.found = Stage.DONE, float(state.total), True
-                state.numbers = numbers_of_run(runs / name)
-        needed = {state.cell.base for state in self.states.values() if state.stage is Stage.WAITING}
-        for name, state in self.states.items():
-            if state.stage is Stage.WAITING and not state.cell.shown and name not in needed:
-                state.stage, state.found = Stage.DONE, True
+                cell.stage, cell.epochs, cell.found = Stage.DONE, float(cell.total), True
+                cell.numbers = numbers_of_run(runs / name)
+        needed = {cell.base for cell in self.cells.values() if cell.stage is Stage.WAITING}
+        for name, cell in self.cells.items():
+            if cell.stage is Stage.WAITING and not cell.shown and name not in needed:
+                cell.stage, cell.found = Stage.DONE, True
 
-    def next_ready(self) -> CellState | None:
+    def next_ready(self) -> Cell | None:
         """The first waiting cell whose base, if it has one, is done."""
-        for state in self.states.values():
-            base = None if state.cell.base is None else self.states[state.cell.base]
-            if state.stage is Stage.WAITING and (base is None or base.stage is Stage.DONE):
-                return state
+        for cell in self.cells.values():
+            if cell.stage is Stage.WAITING and (cell.base is None or self.cells[cell.base].stage is Stage.DONE):
+                return cell
         return None
 
-    def start(self, state: CellState) -> None:
+    def start(self, cell: Cell) -> None:
         """Note that a cell is being run."""
-        state.stage, state.tries, state.text = Stage.RUNNING, state.tries + 1, ""
+        cell.stage, cell.tries, cell.text = Stage.RUNNING, cell.tries + 1, ""
 
     def note(self, event: Event, *, retries: int) -> None:
-        """Take in what happened; a cell that failed waits while it has another try, else takes those made of it along."""
-        state = self.states[event.name]
+        """Take in what happened. A failed cell waits while it has tries left; else the cells made of it fail with it."""
+        cell = self.cells[event.name]
         if event.kind == "step":
             self._moving = self.clock() if self._moving is None else self._moving
-            state.first = event.epochs if state.first is None else state.first
-            state.epochs, state.numbers = event.epochs, {**state.numbers, **event.numbers}
+            cell.first = event.epochs if cell.first is None else cell.first
+            cell.epochs, cell.numbers = event.epochs, {**cell.numbers, **event.numbers}
         elif event.kind == "done":
-            state.stage, state.epochs, state.numbers = Stage.DONE, float(state.total), event.numbers
+            cell.stage, cell.epochs, cell.numbers = Stage.DONE, float(cell.total), event.numbers
         else:
-            state.text, state.tries = event.text, state.tries - event.crowded
-            state.stage = Stage.WAITING if event.again and state.tries <= retries else Stage.FAILED
-            for other in self.states.values() if state.stage is Stage.FAILED else ():
-                if other.cell.base == event.name:
+            cell.text, cell.tries = event.text, cell.tries - event.crowded
+            cell.stage = Stage.WAITING if event.again and cell.tries <= retries else Stage.FAILED
+            for other in self.cells.values() if cell.stage is Stage.FAILED else ():
+                if other.base == event.name:
                     other.stage, other.text = Stage.FAILED, f"{event.name}, which it is made of, failed"
 
     def seconds_left(self) -> float | None:
         """How long the rest will take at the pace of all runs so far; None before the first epochs."""
-        states = self.states.values()
-        trained = sum(max(0.0, state.epochs - state.first) for state in states if state.first is not None)
-        left = sum(max(0.0, s.total - s.epochs) for s in states if s.stage in (Stage.WAITING, Stage.RUNNING))
+        cells = self.cells.values()
+        trained = sum(max(0.0, cell.epochs - cell.first) for cell in cells if cell.first is not None)
+        left = sum(max(0.0, c.total - c.epochs) for c in cells if c.stage in (Stage.WAITING, Stage.RUNNING))
         return left * (self.clock() - self._moving) / trained if trained and self._moving is not None else None
 
 
@@ -347,42 +338,33 @@ class Board:
 Watch = Callable[[Board, Event | None], None]
 
 
-def run_cells(
-    board: Board,
-    executor: Executor,
-    *,
-    runs: Path,
-    logs: Path,
-    retries: int = 1,
-    watch: Watch | None = None,
-) -> None:
-    """Run what is waiting on a board until nothing is left that can be.
+def run_cells(board: Board, executor: Executor, *, runs: Path, logs: Path, retries: int, watch: Watch) -> None:
+    """Run what waits on a board until nothing is left that can be run; the executor is closed at the end.
 
     Args:
         board: The cells; those that are done are left alone.
-        executor: Where to run them. It is closed at the end, also after an exception.
+        executor: Where to run them.
         runs: Folder of the run folders.
         logs: Folder of the logs.
-        retries: How often a cell that failed is tried again.
+        retries: How often a failed cell is tried again.
         watch: Called after every change, and now and then.
     """
-    tell = watch or (lambda board, event: None)
     try:
         while True:
             room = executor.free()
-            while room > 0 and (state := board.next_ready()) is not None:
-                board.start(state)
-                state.log = logs / f"{state.cell.name}.log"
-                base = None if state.cell.base is None else runs / state.cell.base
-                executor.submit(Task(state.cell, runs / state.cell.name, base, state.log))
+            while room > 0 and (cell := board.next_ready()) is not None:
+                board.start(cell)
+                cell.log = logs / f"{cell.name}.log"
+                base = None if cell.base is None else runs / cell.base
+                executor.submit(Task(cell, runs / cell.name, base, cell.log))
                 room -= 1
             if board.count(Stage.RUNNING) == 0:
                 return
             events = executor.poll(_PAUSE)
             for event in events:
                 board.note(event, retries=retries)
-                tell(board, event)
+                watch(board, event)
             if not events:
-                tell(board, None)
+                watch(board, None)
     finally:
         executor.close()

@@ -1,6 +1,6 @@
 """Entries to tables: columns, cells, lines and sections, the best values, the tests, and the sentences below a table.
 
-How a table is written is in `export`.
+`export` writes tables to files.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from calibrant.calibrators.temperature import TemperatureScaling
 from calibrant.core.scores import Entry, common_size, size_note, usual_size
@@ -21,8 +21,17 @@ from calibrant.metrics.verdict import SIGNIFICANT, join_words
 from calibrant.report.rows import method_name
 
 EMPTY, MARK = "–", "†"
-Info = Literal["preset", "epochs", "seeds", "calibrated"]
-INFO_NAMES: dict[Info, str] = {"preset": "Preset", "epochs": "Epochs", "seeds": "Seeds", "calibrated": "p if calibrated"}
+# Columns that describe a line, and their heads.
+Info = Literal["choices", "preset", "epochs", "seeds", "calibrated"]
+INFO_NAMES: dict[Info, str] = {
+    "choices": "Weights, epoch",
+    "preset": "Preset",
+    "epochs": "Epochs",
+    "seeds": "Seeds",
+    "calibrated": "p if calibrated",
+}
+# The columns of the paper's Table 1.
+SIX = ("error", "nll", "ece", "mce", "ace", "classwise_ece")
 
 
 @dataclass(frozen=True)
@@ -93,11 +102,11 @@ class Line:
         settings: Further recipe keys, as ``key=value``.
         calibrated_p: Of every run, how probable so large an ECE is for a calibrated model.
         examples: Test examples that its numbers are of, where all runs have as many.
-        choices: How its runs averaged weights and chose their epoch, as ``key=value``, told or by the choice of their method.
+        choices: How its runs averaged weights and chose their epoch, as ``key=value``, if known.
         doubts: What makes its numbers doubtful.
         bins: How many bins its binned metrics have, where all runs have as many.
         row: The row that it shows, where it is one of ours.
-        shown: Settings that its label says.
+        shown: Settings in which it differs from other lines.
     """
 
     label: str
@@ -122,6 +131,8 @@ class Line:
         """What stands in one of the columns that describe the line."""
         if name == "calibrated":
             return _calibrated(self.calibrated_p)
+        if name == "choices":
+            return choice_words(self.choices) or EMPTY
         found = {"preset": self.preset, "epochs": self.epochs, "seeds": self.runs}[name]
         return EMPTY if found is None else str(found)
 
@@ -150,13 +161,10 @@ class Table:
         title: What it shows.
         columns: Its columns of numbers.
         sections: Its parts, one after the other.
-        always: Columns that describe the lines and are shown in any case; epochs and preset are shown where they differ.
-        remarks: Sentences that stand before the other notes.
-        ending: Sentences that stand after them.
-        beside: Lines that are not shown, which the others are held against.
+        always: Columns that describe the lines and are shown in any case; others are shown where lines differ.
+        remarks: Sentences of its own, before the other notes.
         base: What its lines are tested against.
         tested: Whether differences were tested, where they could be.
-        paper: Whether the paper's numbers were asked for.
     """
 
     name: str
@@ -165,11 +173,8 @@ class Table:
     sections: tuple[Section, ...]
     always: tuple[Info, ...] = ()
     remarks: tuple[str, ...] = ()
-    ending: tuple[str, ...] = ()
-    beside: tuple[Line, ...] = ()
     base: str = "the first row"
     tested: bool = True
-    paper: bool = False
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -179,9 +184,12 @@ class Table:
     @property
     def info(self) -> tuple[Info, ...]:
         """Columns that describe the lines, before the numbers."""
-        presets, epochs = {line.preset for line in self.lines} - {None}, {line.epochs for line in self.lines}
-        differ = {"preset": len(presets) > 1, "epochs": len(epochs) > 1, "seeds": True, "calibrated": False}
-        return tuple(name for name in INFO_NAMES if differ[name] or name in self.always)
+        found: dict[Info, set[object]] = {
+            "choices": {line.choices for line in self.lines} - {()},
+            "preset": {line.preset for line in self.lines} - {None},
+            "epochs": {line.epochs for line in self.lines},
+        }
+        return tuple(name for name in INFO_NAMES if name in (*self.always, "seeds") or len(found.get(name, ())) > 1)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -193,6 +201,12 @@ class Table:
         """Names of all columns."""
         columns = [f"{column.group} {column.heading}".strip() for column in self.columns]
         return ["Method", *(INFO_NAMES[name] for name in self.info), *columns]
+
+
+def choice_words(choices: Iterable[str]) -> str:
+    """Say in short how weights were averaged and the epoch was chosen."""
+    words = [text.partition("=")[2] for text in choices]
+    return ", ".join(["raw" if word == "no" else word for word in words])
 
 
 def _calibrated(p_values: tuple[float, ...]) -> str:
@@ -213,21 +227,15 @@ _TESTS = {
     "examples": "a paired bootstrap of one network each on the same test examples, which is about these networks alone",
 }
 _CALIBRATED = (
-    "p if calibrated: how probable an ECE as large would be for a perfectly calibrated model with these confidences; "
-    "above 0.05 the two cannot be told apart (of several seeds: how many are above, and the least)."
+    "p if calibrated: how probable an ECE at least as large is for a perfectly calibrated model with these confidences; "
+    f"of several seeds, how many are above {SIGNIFICANT}, and the least."
 )
+_CHOICES = "weights are raw or averaged as train.average says; the epoch was chosen by the validation score of train.select."
 _BOLD = (
-    "Bold: the lowest of a column among rows of the same data, network, epochs and given settings (--set), "
+    "Bold: the lowest of a column among rows of the same data, network, epochs, preset and given settings (--set), "
     "a method's own aside."
 )
 _FILES = "Predictions from files, of which only the data are known, compete with all rows beside them."
-_EPOCHS = {
-    "error": "of the epoch of least validation error",
-    "nll": "of the epoch of least validation NLL",
-    "error+nll": "of an epoch chosen by validation error and NLL",
-    "error+ece": "of an epoch chosen by validation error and ECE",
-    "last": "of the last epoch",
-}
 
 
 def notes_of(table: Table, *, sizes: bool = True) -> tuple[str, ...]:
@@ -243,7 +251,7 @@ def notes_of(table: Table, *, sizes: bool = True) -> tuple[str, ...]:
         averaged = f"Method minus {table.base}, mean ± standard deviation over the seeds that both have; negative is better."
     elif {line.runs for line in lines} == {1}:
         averaged = "One run each."
-    notes = [*table.remarks, averaged, *_binned(table, lines), *_common(table, lines), *choice_notes([*table.beside, *lines])]
+    notes = [*table.remarks, averaged, *_binned(table, lines), *_common(table, lines)]
     if any(cell.best for line in lines for cell in line.cells.values()):
         notes.append(_BOLD)
         notes += [_FILES] if any(line.row is not None and line.row.is_foreign for line in lines) else []
@@ -254,9 +262,7 @@ def notes_of(table: Table, *, sizes: bool = True) -> tuple[str, ...]:
         source = load_paper()
         notes += [f"The paper's {note}" for note in paper_notes(table)]
         notes.append(f"The paper: {source.reference} {source.url}")
-    elif table.paper:
-        notes.append(NOT_IN_PAPER)
-    return (*notes, *table.ending)
+    return tuple(notes)
 
 
 def paper_notes(table: Table) -> list[str]:
@@ -283,17 +289,7 @@ def row_notes(table: Table, *, sizes: bool = True) -> list[str]:
 
 
 def doubts_of(runs: Sequence[Entry]) -> tuple[str, ...]:
-    """Say what the fit of a temperature warned of: one at its bound, or one fitted on few examples.
-
-    Args:
-        runs: The runs of a row; those without temperature scaling have nothing to doubt here.
-
-    Example:
-        >>> from calibrant import Predictions, measure
-        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
-        >>> doubts_of([Entry("coins", "ce+ts", scores, temperature=t, seed=s) for s, t in enumerate((1e5, 1.4))])
-        ('a temperature ended at its bound 100000; do not trust it',)
-    """
+    """Say what the fit of a temperature warned of: one at its bound, or one fitted on few examples."""
     scaling, scaled = TemperatureScaling(), [entry for entry in runs if entry.temperature is not None]
     reached = [b for b in scaling.bounds if any(math.isclose(e.temperature or 0.0, b, rel_tol=1e-6) for e in scaled)]
     found = [f"a temperature ended at its bound {bound:g}; do not trust it" for bound in reached]
@@ -302,54 +298,6 @@ def doubts_of(runs: Sequence[Entry]) -> tuple[str, ...]:
         if examples.get("val", math.inf) < scaling.few_samples:
             found.append(f"temperatures were fitted on {examples['val']} validation examples, which are few")
     return tuple(found)
-
-
-def choice_notes(lines: Sequence[Line]) -> list[str]:
-    """Say which lines average weights or choose their epoch in another way than the rest, where labels do not say it.
-
-    Methods decide both where nothing was set, so that lines of the same settings may differ in them.
-
-    Example:
-        >>> usual, own = ("train.average=no", "train.select=error"), ("train.average=phase", "train.select=error")
-        >>> choice_notes([Line("CE", "ce", {}, choices=usual), Line("FLγ", "flgamma", {}, choices=own)])
-        ['By preset, FLγ predicts with averaged weights (train.average=phase); all others with weights as they are.']
-    """
-    ours = [line for line in lines if line.kind != "paper"]
-    known = [line for line in ours if line.choices]
-    keys = [
-        place
-        for place, key in enumerate(CHOICES)
-        if len({line.choices[place] for line in known}) > 1 and not all(line.choices[place] in line.shown for line in known)
-    ]
-    groups: dict[tuple[str, ...], dict[str, None]] = {}
-    for line in known:
-        # Two presets of one label are told apart.
-        presets = {other.preset for other in known if other.label == line.label}
-        name = f"{line.label} ({line.preset})" if len(presets) > 1 and line.preset else line.label
-        groups.setdefault(tuple(line.choices[place] for place in keys), {})[name] = None
-    if len(groups) < 2:
-        return []
-    usual = max(groups, key=lambda choices: len(groups[choices]))
-    told = [
-        f"{join_words([*names])} {'predicts' if len(names) == 1 else 'predict'} {_way(choices)}"
-        for choices, names in groups.items()
-        if choices != usual
-    ]
-    # Of somebody's predictions nothing is known.
-    rest = "all others" if len(known) == len(ours) else "all other runs"
-    by = "" if any({*line.choices} & {*line.shown} for line in known) else "By preset, "
-    return [f"{by}{'; '.join(told)}; {rest} {_way(usual)}."]
-
-
-def _way(choices: Sequence[str]) -> str:
-    found = dict(text.split("=", 1) for text in choices)
-    words, average, select = ["with weights"], *(found.get(key) for key in CHOICES)
-    if average is not None:
-        words = ["with weights as they are" if average == "no" else f"with averaged weights ({CHOICES[0]}={average})"]
-    if select is not None:
-        told = "" if select == "error" else f" ({CHOICES[1]}={select})"
-        words.append(_EPOCHS.get(select, "of an epoch chosen in another way") + told)
-    return (", " if len(found) > 1 else " ").join(words)
 
 
 def _binned(table: Table, lines: Sequence[Line]) -> list[str]:
@@ -368,6 +316,11 @@ def _common(table: Table, lines: Sequence[Line]) -> list[str]:
     notes = []
     epochs = {line.epochs for line in lines} - {None}
     presets = {line.preset for line in lines} - {None}
+    choices = dict.fromkeys(line.choices for line in lines if line.choices)
+    if "choices" in table.info:
+        notes.append(f"{INFO_NAMES['choices']}: {_CHOICES}")
+    elif choices:
+        notes.append(f"{INFO_NAMES['choices']}: {choice_words(*choices)} in all rows; {_CHOICES}")
     if "epochs" not in table.info and len(epochs) == 1:
         notes.append(f"{epochs.pop()} epochs.")
     if "preset" not in table.info and len(presets) == 1:
@@ -375,7 +328,8 @@ def _common(table: Table, lines: Sequence[Line]) -> list[str]:
     alike = len({section.common for section in table.sections}) == 1
     for section in table.sections[:1] if alike else table.sections:
         on = "" if alike else f" on {section.title}"
-        notes += [f"Settings{on}: {', '.join(section.common)}."] if section.common else []
+        told = [text for text in section.common if not text.startswith(CHOICES)]
+        notes += [f"Settings{on}: {', '.join(told)}."] if told else []
     return notes
 
 
@@ -390,28 +344,6 @@ def _tests(table: Table, lines: Sequence[Line]) -> list[str]:
     return [f"{MARK} {found} from {table.base} with p < 0.05 by {how}; corrected after Holm over the rows of a column."]
 
 
-# The columns of the paper's Table 1.
-SIX = ("error", "nll", "ece", "mce", "ace", "classwise_ece")
-
-
-class Style(NamedTuple):
-    """What a table shows besides its numbers.
-
-    Attributes:
-        paper: Put the paper's numbers below ours.
-        calibrated: Add a column: how probable so large an ECE would be for a perfectly calibrated model.
-        test: Test the difference to the first row.
-        labels: Name methods as they are typed ("method") or as figures do ("name").
-        info: Columns that are shown in any case; epochs and preset are shown where they differ.
-    """
-
-    paper: bool = False
-    calibrated: bool = False
-    test: bool = True
-    labels: Literal["method", "name"] = "method"
-    info: tuple[Info, ...] = ()
-
-
 def compare_table(
     entries: Iterable[Entry],
     *,
@@ -420,6 +352,7 @@ def compare_table(
     calibrated: bool = False,
     test: bool = True,
     labels: Literal["method", "name"] = "method",
+    info: Sequence[Info] = (),
     name: str = "comparison",
     title: str = "Comparison of methods on test data",
 ) -> Table:
@@ -435,6 +368,7 @@ def compare_table(
         calibrated: Add the column of p-values of `Scores.ece_if_calibrated`.
         test: Whether to test differences; the paired bootstrap takes about a second a row.
         labels: Name methods as they are typed ("method") or as figures do ("name").
+        info: Columns about the rows to show in any case; others are shown where rows differ.
         name: For file names and references.
         title: What the table shows.
 
@@ -451,23 +385,20 @@ def compare_table(
     rows = group_rows(entries)
     if not rows:
         raise ValueError("compare_table: `entries` must hold at least one run, got none.")
-    style = Style(paper=paper, calibrated=calibrated, test=test, labels=labels)
-    return build_table(rows, metrics, style, name=name, title=title)
-
-
-def build_table(rows: Sequence[Row], metrics: Sequence[str], style: Style, *, name: str, title: str) -> Table:
-    """Lay out rows that are already grouped, a section for every data set and network."""
     columns, sections = tuple(metric_column(key) for key in metrics), []
     for (data, model), part in by_section(rows).items():
         usual = usual_size(entry for row in part for entry in row.runs)
         common = common_settings(part)
-        lines = [line_of(row, columns, style, common=common) for row in part]
+        lines = [line_of(row, columns, labels, common=common) for row in part]
         lines = [_mark_best(line, lines, columns, usual=usual) for line in lines]
-        lines = _mark_tests(lines, columns) if style.test else lines
+        lines = _mark_tests(lines, columns) if test else lines
         title_of = data_name(data) if model is None else f"{data_name(data)}, {model}"
-        sections.append(Section(title_of, with_paper(lines, data, model, style), data, model, usual, tuple(common)))
-    always: tuple[Info, ...] = (*style.info, "calibrated") if style.calibrated else style.info
-    return Table(name, title, columns, tuple(sections), always, tested=style.test, paper=style.paper)
+        shown = with_paper(lines, data, model) if paper else tuple(lines)
+        sections.append(Section(title_of, shown, data, model, usual, tuple(common)))
+    always: tuple[Info, ...] = (*info, "calibrated") if calibrated else tuple(info)
+    found = Table(name, title, columns, tuple(sections), always, tested=test)
+    missing = paper and all(line.kind == "ours" for line in found.lines)
+    return replace(found, remarks=(NOT_IN_PAPER,)) if missing else found
 
 
 def name_methods(table: Table) -> Table:
@@ -495,20 +426,20 @@ def by_section(rows: Sequence[Row]) -> dict[tuple[str, str | None], list[Row]]:
     return found
 
 
-def line_of(row: Row, columns: Sequence[Column], style: Style, *, common: Sequence[str] = ()) -> Line:
+def line_of(row: Row, columns: Sequence[Column], labels: Literal["method", "name"], *, common: Sequence[str] = ()) -> Line:
     """One row as a line, nothing marked yet.
 
     Args:
         row: The row.
         columns: Columns whose metric is taken from the row.
-        style: How methods are named.
+        labels: How methods are named; see `compare_table`.
         common: Settings that all rows share, which the label need not say.
     """
     settings = [f"{key}={value}" for key, value in row.settings.items()]
     shown = tuple(text for text in settings if text not in common)
     bins = {entry.scores.n_bins for entry in row.runs}
     return Line(
-        label=_label(row, shown, style.labels),
+        label=_label(row, shown, labels),
         method=row.method,
         cells={c.key: Cell(*mean_and_std(values), values) for c in columns if (values := row.values(c.metric))},
         preset=row.preset,
@@ -534,13 +465,13 @@ def paper_line(row: PaperRow, *, table: str, columns: Sequence[Column], label: s
     return Line(label, row.method, cells, "paper", epochs=source.epochs, model=row.model, runs=source.seeds)
 
 
-def with_paper(lines: Sequence[Line], data: str, model: str | None, style: Style) -> tuple[Line, ...]:
+def with_paper(lines: Sequence[Line], data: str, model: str | None) -> tuple[Line, ...]:
     """Put the paper's line below the last line of its method."""
     found: list[Line] = []
     for place, line in enumerate(lines):
         found.append(line)
-        last = style.paper and all(other.method != line.method for other in lines[place + 1 :])
-        row = paper_row(data, line.method, model=model) if last and line.kind == "ours" else None
+        last = all(other.method != line.method for other in lines[place + 1 :])
+        row = paper_row(data, line.method, model=model) if last else None
         if row is not None:
             columns = [metric_column(key) for key in row.values]
             found.append(paper_line(row, table="table4" if model == "densenet100" else "table1", columns=columns))
@@ -556,7 +487,9 @@ def common_settings(rows: Sequence[Row]) -> list[str]:
 
 def _label(row: Row, shown: Sequence[str], labels: Literal["method", "name"]) -> str:
     name = method_name(row.method) if labels == "name" else row.method
-    return f"{name} ({', '.join(shown)})" if shown else name
+    # A column or a note says what was chosen about weights and epoch.
+    told = [text for text in shown if not text.startswith(CHOICES)]
+    return f"{name} ({', '.join(told)})" if told else name
 
 
 def _mark_best(line: Line, lines: Sequence[Line], columns: Sequence[Column], *, usual: int | None) -> Line:
@@ -565,21 +498,23 @@ def _mark_best(line: Line, lines: Sequence[Line], columns: Sequence[Column], *, 
     Somebody's predictions alone are no company where there are several runs: beating them says nothing about runs of another
     length or settings beside it. What is of another number of test examples than the section is not the best.
     """
-    rows = [(other, other.row) for other in lines if other is not line and other.row is not None]
     assert line.row is not None
-    others = [(other, row) for other, row in rows if comparable(line.row, row)]
-    several = sum(other.row is not None and not other.row.is_foreign for other in lines) > 1
-    if line.examples != usual or (several and all(row.is_foreign for _, row in others)):
+    others = [o for o in lines if o is not line and o.row is not None and comparable(line.row, o.row)]
+    several, alone = (sum(not o.row.is_foreign for o in found if o.row is not None) for found in (lines, others))
+    if line.examples != usual or (several > 1 and not alone):
         return line
+
+    def printed(of: Line, column: Column) -> float:
+        value = float(of.cells[column.key].shown(column)[0])
+        # A record keeps what is infinite as no number.
+        return math.inf if math.isnan(value) else value
+
     cells = dict(line.cells)
     for column in columns:
-        values = [float(other.cells[column.key].shown(column)[0]) for other, _ in others if column.key in other.cells]
-        # A record keeps what is infinite as no number.
-        values = [math.inf if math.isnan(value) else value for value in values]
-        if METRICS[column.metric].better != "lower" or column.key not in cells or not values:
-            continue
-        if float(cells[column.key].shown(column)[0]) <= min(values):
-            cells[column.key] = replace(cells[column.key], best=True)
+        values = [printed(other, column) for other in others if column.key in other.cells]
+        if METRICS[column.metric].better == "lower" and column.key in cells and values:
+            best = math.isfinite(cells[column.key].mean) and printed(line, column) <= min(values)
+            cells[column.key] = replace(cells[column.key], best=best)
     return replace(line, cells=cells)
 
 

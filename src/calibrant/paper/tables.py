@@ -11,27 +11,26 @@ import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
-from calibrant.core.registry import lookup
 from calibrant.core.scores import Entry
 from calibrant.data import data_name
 from calibrant.grid.collect import load_results, make_folder, result_name
 from calibrant.grid.export import escape_markdown, page_rows, to_markdown
 from calibrant.grid.paper import load_paper, paper_table
-from calibrant.grid.rows import Row, catalogue_order, comparable, group_rows
+from calibrant.grid.rows import Row, catalogue_order, comparable, group_rows, settings_of
 from calibrant.grid.tables import (
-    SIX,
+    INFO_NAMES,
     Cell,
     Column,
     Info,
     Line,
     Section,
-    Style,
     Table,
-    build_table,
+    choice_words,
     common_settings,
     compare_table,
     line_of,
@@ -81,22 +80,30 @@ def make_paper_table(
         >>> [line.label for line in make_paper_table("table1", runs, test=False).lines]
         ['CE', 'FLSD']
     """
-    order, places = {method: place for place, method in enumerate(_methods(name))}, list(paper_table("table1").rows)
+    source = paper_table(name)
+    methods, places = _methods(name), list(paper_table("table1").rows)
     kept = _belonging(name, entries, any_model=any_model)
     if not kept:
-        model = paper_table(name).model
-        wanted = "" if any_model or model is None else f" with {model}"
-        raise ValueError(f"{name}: `entries` must hold runs of {', '.join(order)}{wanted}, got none.")
+        wanted = "" if any_model or source.model is None else f" with {source.model}"
+        raise ValueError(f"{name}: `entries` must hold runs of {', '.join(methods)}{wanted}, got none.")
 
-    def place(row: Row) -> tuple[object, ...]:
+    def place(entry: Entry) -> tuple[object, ...]:
         # The first row is no special case: a method's plain runs come before those with settings of their own, and runs of a
         # known network before those of which it is not said.
-        data = (places.index(row.data), "") if row.data in places else (len(places), row.data)
-        return data, row.model is None, row.model or "", order[row.method], len(row.settings)
+        data = (places.index(entry.data), "") if entry.data in places else (len(places), entry.data)
+        return data, entry.model is None, entry.model or "", methods.index(entry.method), len(settings_of(entry))
 
-    style = Style(paper=paper, calibrated=calibrated, test=test, labels="name", info=info)
-    build = lookup(_BUILDERS, name, kind="table of the paper")
-    return build(name, sorted(group_rows(kept), key=place), style)
+    kept.sort(key=place)
+    if name == "table5":
+        return _differences(group_rows(kept), paper=paper, test=test, info=info)
+    build = partial(compare_table, kept, calibrated=calibrated, labels="name", info=info, name=name, title=source.title)
+    if name != "table3":
+        table = build(paper=paper, test=test)
+        return _with_gains(table) if name == "table2" else table
+    # There is no row that the others are measured by.
+    table = build(metrics=("ece", "error"), test=False)
+    lines = [_published(section, table.columns) if paper else section.lines for section in table.sections]
+    return replace(table, sections=tuple(replace(s, lines=found) for s, found in zip(table.sections, lines, strict=True)))
 
 
 def make_paper_tables(entries: Sequence[Entry], *, info: tuple[Info, ...] = ()) -> dict[str, Table]:
@@ -134,24 +141,17 @@ def _belonging(name: str, entries: Iterable[Entry], *, any_model: bool = False) 
     return [e for e in entries if e.method in methods and (any_model or model is None or e.model in (model, None))]
 
 
-def _six_metrics(name: str, rows: Sequence[Row], style: Style) -> Table:
-    return build_table(rows, SIX, style, name=name, title=paper_table(name).title)
-
-
-def _gain(name: str, rows: Sequence[Row], style: Style) -> Table:
-    """Table 1 for two methods, and below them what the second gains."""
-    table = _six_metrics(name, rows, style)
+def _with_gains(table: Table) -> Table:
+    """Add what the second method of Table 2 gains over the first."""
     sections = []
     for section in table.sections:
         ours = [line.row for line in section.lines if line.row is not None]
-        with_sece = [row for row in ours if row.method == "flgamma-sece"]
-        without = [row for row in ours if row.method == "flgamma"]
-        pairs = [(a, b) for b in with_sece for a in without if comparable(a, b) and a.preset == b.preset]
-        gains = tuple(_gain_line(a, b, table.columns) for a, b in pairs)
+        pairs = [(a, b) for a in ours for b in ours if (a.method, b.method) == ("flgamma", "flgamma-sece")]
+        gains = tuple(_gain_line(a, b, table.columns) for a, b in pairs if comparable(a, b))
         sections.append(replace(section, lines=(*section.lines, *gains)))
     drawn = any(line.kind == "difference" for section in sections for line in section.lines)
     note = "Gain: with SECE minus without; negative is better." if drawn else _NO_GAIN
-    return replace(table, sections=tuple(sections), ending=(note,))
+    return replace(table, sections=tuple(sections), remarks=(*table.remarks, note))
 
 
 def _gain_line(first: Row, second: Row, columns: Sequence[Column]) -> Line:
@@ -170,17 +170,6 @@ def _gain_line(first: Row, second: Row, columns: Sequence[Column]) -> Line:
     )
 
 
-def _recent(name: str, rows: Sequence[Row], style: Style) -> Table:
-    """ECE and error alone; the paper's lines are other papers' numbers and are all shown, also where we have no run."""
-    # There is no row that the others are measured by.
-    plain = style._replace(test=False, paper=False)
-    table = build_table(rows, ("ece", "error"), plain, name=name, title=paper_table(name).title)
-    if not style.paper:
-        return table
-    sections = tuple(replace(section, lines=_published(section, table.columns)) for section in table.sections)
-    return replace(table, sections=sections, paper=True)
-
-
 def _published(section: Section, columns: Sequence[Column]) -> tuple[Line, ...]:
     source = paper_table("table3")
     lines: list[Line] = []
@@ -193,26 +182,28 @@ def _published(section: Section, columns: Sequence[Column]) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def _differences(name: str, rows: Sequence[Row], style: Style) -> Table:
+def _differences(rows: Sequence[Row], *, paper: bool, test: bool, info: Sequence[Info]) -> Table:
     """A line for every method, two columns for every data set: what it changes against cross-entropy."""
-    data = list(dict.fromkeys(row.data for row in rows))
     columns = tuple(
         Column(f"{d}:{key}", f"Δ {label}", key, group=data_name(d), data=d)
-        for d in data
+        for d in dict.fromkeys(row.data for row in rows)
         for key, label in (("error", "error"), ("ece", "ECE"))
     )
     common = tuple(common_settings(rows))
-    sections = (Section("", _difference_lines(rows, columns, style, common), common=common),)
+    lines = _difference_lines(rows, columns, paper=paper, test=test, common=common)
+    if not lines:
+        raise ValueError("table5: `entries` must hold a run of ce, and one of another method that it may be compared with.")
     # Cross-entropy has no line here; how it was trained matters to all that have.
-    beside = tuple(line_of(row, (), style) for row in rows if row.method == "ce")
-    found = Table(name, paper_table(name).title, columns, sections, style.info, base="CE", tested=style.test)
-    table = replace(found, beside=beside)
-    if not any(line.kind == "difference" for line in table.lines):
-        raise ValueError(f"{name}: `entries` must hold a run of ce, and one of another method that it may be compared with.")
-    return table
+    base = dict.fromkeys(choice_words(line_of(row, (), "name").choices) for row in rows if row.method == "ce")
+    said = tuple(f"{INFO_NAMES['choices']} of CE: {words}." for words in base if words)
+    sections = (Section("", lines, common=common),)
+    title = paper_table("table5").title
+    return Table("table5", title, columns, sections, tuple(info), remarks=said, base="CE", tested=test)
 
 
-def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], style: Style, common: Sequence[str]) -> tuple[Line, ...]:
+def _difference_lines(
+    rows: Sequence[Row], columns: Sequence[Column], *, paper: bool, test: bool, common: Sequence[str]
+) -> tuple[Line, ...]:
     # One line over several data sets: method, preset, epochs, network and settings.
     pairs: dict[tuple[object, ...], list[tuple[Row, Row]]] = {}
     for row in rows:
@@ -222,17 +213,17 @@ def _difference_lines(rows: Sequence[Row], columns: Sequence[Column], style: Sty
     lines = sorted(pairs.values(), key=lambda pairs: paper_table("table5").methods.index(pairs[0][1].method))
     found: list[dict[str, Difference]] = []
     for alike in lines:
-        tested = [(row.data, compare_runs(base.runs, row.runs, ["error", "ece"], test=style.test)) for base, row in alike]
+        tested = [(row.data, compare_runs(base.runs, row.runs, ["error", "ece"], test=test)) for base, row in alike]
         found.append({f"{data}:{metric}": difference for data, by in tested for metric, difference in by.items()})
     corrected = {c.key: holm([own[c.key].p_value if c.key in own else None for own in found]) for c in columns}
     shown = []
     for place, (alike, own) in enumerate(zip(lines, found, strict=True)):
         cells = {c: Cell(d.mean, d.std, d.values, p_value=corrected[c][place], over=d.over) for c, d in own.items()}
-        line = line_of(alike[0][1], (), style, common=common)
+        line = line_of(alike[0][1], (), "name", common=common)
         runs, said = _say_runs({c.rpartition(":")[0]: d.n for c, d in own.items()})
         seeds, doubts = _common_seeds(alike), (*line.doubts, *said)
         shown.append(replace(line, cells=cells, kind="difference", runs=runs, seeds=seeds, doubts=doubts, row=None))
-        if style.paper and all(other[0][1].method != line.method for other in lines[place + 1 :]):
+        if paper and all(other[0][1].method != line.method for other in lines[place + 1 :]):
             shown.append(_paper_differences(line.method, columns))
     return tuple(shown)
 
@@ -262,9 +253,6 @@ def _paper_differences(method: str, columns: Sequence[Column]) -> Line:
     rows = {column.key: source.row(column.data or "", method) for column in columns}
     cells = {c.key: Cell(*row.values[c.metric]) for c in columns if (row := rows[c.key]) is not None and c.metric in row.values}
     return Line("in the paper", method, cells, "paper", epochs=source.epochs, model=source.model, runs=source.seeds)
-
-
-_BUILDERS = {"table1": _six_metrics, "table2": _gain, "table3": _recent, "table4": _six_metrics, "table5": _differences}
 
 
 # Columns that every table of the page has.
@@ -320,8 +308,8 @@ def render_results(
         title = f"Table {name.removeprefix('table')}: {table.title}"
         parts.append(to_markdown(replace(table, title=title), heading="##", notes=kept))
     if others:
-        style = Style(calibrated=True, labels="name", info=_INFO)
-        parts.append(to_markdown(build_table(group_rows(others), SIX, style, name="others", title="Other runs"), heading="##"))
+        table = compare_table(others, calibrated=True, labels="name", info=_INFO, name="others", title="Other runs")
+        parts.append(to_markdown(table, heading="##"))
     parts += [_figures(figures, entries)] if figures else []
     return "\n".join([*parts, _runs(entries, link), _about_paper(list(told))])
 

@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from calibrant.cli.compare import GridDisplay, draw_board, ended_words, failure_words, show_table, total_words
-from calibrant.grid.compare import Failure
 from calibrant.grid.schedule import Board, Event, Stage, plan_cells
 from calibrant.grid.tables import Cell, Column, Line, Section, Table
 
@@ -20,10 +19,10 @@ def board() -> Board:
     made = Board(plan_cells(["digits"], ["ce", "focal+ts"], [0, 1, 2]), clock=lambda: now[0])
 
     def note(name: str, kind: str, **what) -> None:
-        state = made.states[f"digits-convnet-{name}"]
+        state = made.cells[f"digits-convnet-{name}"]
         if state.stage is Stage.WAITING:
             made.start(state)
-        made.note(Event(state.cell.name, kind, **what), retries=1)
+        made.note(Event(state.name, kind, **what), retries=1)
 
     note("ce-seed0", "done", numbers={"error": 0.0452, "ece": 0.012})
     note("ce-seed1", "step", epochs=2.0, numbers={"val_error": 0.125})
@@ -32,7 +31,7 @@ def board() -> Board:
     note("focal-seed0", "failed", text="it broke", again=False)
     note("focal-seed1", "failed", text="it was killed")
     note("focal-seed2", "done")
-    made.start(made.states["digits-convnet-focal+ts-seed2"])
+    made.start(made.cells["digits-convnet-focal+ts-seed2"])
     return made
 
 
@@ -66,7 +65,7 @@ def test_draw_board_without_room_for_seeds_counts_them(board: Board) -> None:
     ],
 )
 def test_ended_words_say_what_became_of_a_run(board: Board, name: str, words: str) -> None:
-    assert ended_words(board, board.states[f"digits-convnet-{name}"]) == words
+    assert ended_words(board, board.cells[f"digits-convnet-{name}"]) == words
 
 
 def test_grid_display_without_a_terminal_writes_a_line_for_every_end(board: Board) -> None:
@@ -83,17 +82,16 @@ def test_grid_display_without_a_terminal_writes_a_line_for_every_end(board: Boar
 
 
 def test_failure_words_say_each_reason_once() -> None:
-    logs = Path("out", "logs")
-    failed = [Failure(f"d-m-ce-seed{k}", "it broke", logs / f"d-m-ce-seed{k}.log") for k in range(3)]
-    made = [Failure(f"d-m-ce+ts-seed{k}", f"d-m-ce-seed{k}, which it is made of, failed", None) for k in range(2)]
-    other = Failure("d-m-focal-seed0", "no room", logs / "x.log")
-    *said, last = failure_words([*failed, *made, other])
-    assert said == [
-        f"d-m-ce-seed0 and 2 more failed: it broke (log: {logs / 'd-m-ce-seed0.log'})",
-        "d-m-ce+ts-seed0 and 1 more failed: the run it is made of failed",
-        f"d-m-focal-seed0 failed: no room (log: {logs / 'x.log'})",
+    logs = Path("logs")
+    cells = sorted(plan_cells(["digits"], ["ce+ts", "focal"], [0, 1]), key=lambda cell: cell.method)
+    for cell in cells:
+        cell.text = f"{cell.base}, which it is made of, failed" if cell.base else f"{cell.method} broke"
+        cell.log = None if cell.base else logs / f"{cell.name}.log"
+    assert failure_words(cells)[:3] == [
+        f"digits-convnet-ce-seed0 and 1 more failed: ce broke (log: {logs / 'digits-convnet-ce-seed0.log'})",
+        "digits-convnet-ce+ts-seed0 and 1 more failed: the run it is made of failed",
+        f"digits-convnet-focal-seed0 and 1 more failed: focal broke (log: {logs / 'digits-convnet-focal-seed0.log'})",
     ]
-    assert last.startswith("the same command tries again what failed")
     assert failure_words([]) == []
 
 
@@ -154,9 +152,9 @@ def test_watch_says_once_that_tables_are_made() -> None:
     display.watch(made, None)
     # Until the first run ends there may be nothing to see for hours.
     assert stream.getvalue() == "0 of 1 runs are finished; a line for each that ends\n"
-    state = made.states["digits-convnet-ce-seed0"]
+    state = made.cells["digits-convnet-ce-seed0"]
     made.start(state)
-    event = Event(state.cell.name, "done", numbers={"error": 0.05, "ece": 0.01})
+    event = Event(state.name, "done", numbers={"error": 0.05, "ece": 0.01})
     made.note(event, retries=1)
     display.watch(made, event)
     display.watch(made, None)

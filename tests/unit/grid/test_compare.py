@@ -8,9 +8,9 @@ import pytest
 
 from calibrant.engine.folder import lock_folder
 from calibrant.grid import compare as module
-from calibrant.grid.compare import Failure, compare
+from calibrant.grid.compare import compare
 from calibrant.grid.local import run_task
-from calibrant.grid.schedule import Board, Event, Stage, Task, plan_cells
+from calibrant.grid.schedule import Event, Task, plan_cells
 
 SHORT = {"train.epochs": 1, "train.batch_size": 800, "train.device": "cpu"}
 
@@ -34,11 +34,7 @@ class Here:
     def poll(self, seconds: float) -> list[Event]:
         task, said = self.tasks.pop(), []
         run_task(task.order(), send=said.append)
-        last = said[-1]
-        return [
-            *(Event(task.cell.name, "step", epochs=step["epochs"], numbers=step["numbers"]) for step in said[:-1]),
-            Event(task.cell.name, last["kind"], numbers=last.get("numbers", {}), text=last.get("text", ""), again=False),
-        ]
+        return [Event(task.cell.name, **message | {"again": False}) for message in said]
 
     def close(self) -> None:
         pass
@@ -79,12 +75,10 @@ def test_compare_does_not_train_a_base_again_that_only_a_finished_run_was_made_o
 
 
 def test_missing_rows_are_those_that_were_asked_for() -> None:
-    board = Board(plan_cells(["cifar10"], ["ce", "focal+ts"], [0, 1, 2]))
-    for state in board.states.values():
-        state.stage = Stage.DONE if state.cell.method == "ce" or state.cell.seed == 1 else Stage.FAILED
+    cells = plan_cells(["cifar10"], ["focal+ts"], [0, 2])
     # The runs of focal were made for those of focal+ts only.
-    assert module._missing(board.states.values()) == ["Missing, as their runs failed: focal+ts on CIFAR-10 (seeds 0 and 2)."]
-    assert module._missing(state for state in board.states.values() if state.cell.seed == 1) == []
+    assert module._missing(cells) == ["Missing, as their runs failed: focal+ts on CIFAR-10 (seeds 0 and 2)."]
+    assert module._missing([]) == []
 
 
 def test_compare_reports_what_failed_and_compares_the_rest(tmp_path: Path) -> None:
@@ -94,8 +88,9 @@ def test_compare_reports_what_failed_and_compares_the_rest(tmp_path: Path) -> No
     first, second = found.failures
     log = tmp_path / "logs" / "mixture-mlp-focal-seed0.log"
     assert (first.name, first.log) == ("mixture-mlp-focal-seed0", log)
-    assert "the loss became nan in epoch 1" in first.reason
-    assert second == Failure("mixture-mlp-focal+ts-seed0", "mixture-mlp-focal-seed0, which it is made of, failed", None)
+    assert "the loss became nan in epoch 1" in first.text
+    assert (second.name, second.log) == ("mixture-mlp-focal+ts-seed0", None)
+    assert second.text == "mixture-mlp-focal-seed0, which it is made of, failed"
     # Who is handed the table alone sees that it is not whole.
     missing = "Missing, as their runs failed: focal on mixture (seed 0) and focal+ts on mixture (seed 0)."
     for name in ("table.md", "table.json", "report.html"):
@@ -175,7 +170,7 @@ def test_compare_tells_the_watcher_what_is_there_and_what_happens(tmp_path: Path
     seen: list[tuple[int, str | None]] = []
 
     def watch(board, event) -> None:
-        seen.append((sum(state.found for state in board.states.values()), event and event.kind))
+        seen.append((sum(cell.found for cell in board.cells.values()), event and event.kind))
 
     run(tmp_path, "ce,focal", watch=watch)
     # The last call is before tables are made.

@@ -33,9 +33,9 @@ for line in sys.stdin:
     elif method == "brier":
         os.kill(os.getpid(), signal.SIGKILL)
     elif method == "mixup":
-        say(kind="failed", text="too big", again=True, memory=True)
+        say(kind="failed", text="too big", again=True, crowded=True)
     elif method == "flsd":
-        say(kind="failed", text="too odd", again=True, memory=False)
+        say(kind="failed", text="too odd", again=True)
     elif method == "crl":
         say(kind="step", epochs=1.0, numbers={"val_error": 0.5}, gpu=[100, 1000])
     else:
@@ -225,16 +225,16 @@ def test_run_task_gives_the_run_its_command_and_tells_of_its_progress(tmp_path: 
     # The process sees the one GPU that it was given.
     assert first["device"] == "cuda"
     # Parts of an epoch are told once a second at most.
-    assert [(said["epochs"], said["numbers"]) for said in steps] == [
+    assert [(said["epochs"], said.get("numbers", {})) for said in steps] == [
         (0.25, {}),
         (0.75, {}),
         (1.0, {"val_error": 0.3, "val_ece": 0.02}),
     ]
-    assert last == {"kind": "failed", "text": "enough", "again": False, "memory": False}
+    assert last == {"kind": "failed", "text": "enough", "again": False, "crowded": False}
 
 
 @pytest.mark.parametrize(
-    ("error", "again", "memory", "text"),
+    ("error", "again", "crowded", "text"),
     [
         (FloatingPointError("the loss became nan"), False, False, "the loss became nan"),
         (ImportError("no such module"), False, False, "no such module"),
@@ -247,7 +247,7 @@ def test_run_task_gives_the_run_its_command_and_tells_of_its_progress(tmp_path: 
     ],
 )
 def test_run_task_tells_what_another_try_may_help(
-    error: BaseException, again: bool, memory: bool, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, again: bool, crowded: bool, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = failing(error, tmp_path, monkeypatch)[-1]
-    assert (last["again"], last["memory"], last["text"]) == (again, memory, text)
+    assert (last["again"], last["crowded"], last["text"]) == (again, crowded, text)

@@ -192,5 +192,6 @@ def test_page_says_once_which_rows_average_and_what_is_doubtful(paper: bool, tmp
     runs = [run_of("ce"), replace(run_of("ce+ts"), temperature=1e5), run_of("flgamma-sece")]
     write_outputs(runs, tmp_path, figures=False, paper=paper)
     page = (tmp_path / "report.html").read_text()
-    assert page.count("By preset, FLγ-SECE predicts with averaged weights (train.average=phase)") == 1
+    assert page.count("weights are raw or averaged as train.average says") == 1
+    assert "phase, error+nll" in page
     assert page.count("CE (TS) on digits: a temperature ended at its bound 100000; do not trust it.") == 1

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.grid.schedule import Board, Event, Stage, Task, plan_cells, run_cells
+from calibrant.grid.schedule import Board, Event, Stage, Task, Watch, plan_cells, run_cells
 
-GRID = plan_cells(["digits"], ["ce", "ce+ts", "focal"], [0, 1], settings={"train.epochs": 10})
+
+def grid() -> Board:
+    return Board(plan_cells(["digits"], ["ce", "ce+ts", "focal"], [0, 1], settings={"train.epochs": 10}))
 
 
 class Fake:
@@ -38,8 +40,8 @@ class Fake:
         self.closed += 1
 
 
-def run(board: Board, executor: Fake, **options) -> None:
-    run_cells(board, executor, runs=Path("runs"), logs=Path("logs"), **options)
+def run(board: Board, executor: Fake, *, retries: int = 1, watch: Watch = lambda board, event: None) -> None:
+    run_cells(board, executor, runs=Path("runs"), logs=Path("logs"), retries=retries, watch=watch)
 
 
 def order(executor: Fake) -> list[str]:
@@ -52,9 +54,9 @@ def fail(name: str, again: bool = True) -> Event:
 
 @pytest.mark.parametrize("room", [1, 2, 9])
 def test_run_cells_starts_a_scaled_run_only_after_its_base(room: int) -> None:
-    board, executor = Board(GRID), Fake(room)
+    board, executor = grid(), Fake(room)
     run(board, executor)
-    assert board.count(Stage.DONE) == len(GRID) == len(executor.given)
+    assert board.count(Stage.DONE) == len(board.cells) == len(executor.given)
     assert executor.most <= room
     for seed in (0, 1):
         assert order(executor).index(f"ce-seed{seed}") < order(executor).index(f"ce+ts-seed{seed}")
@@ -65,10 +67,10 @@ def test_run_cells_starts_a_scaled_run_only_after_its_base(room: int) -> None:
 
 
 def test_run_cells_tries_again_and_goes_on() -> None:
-    board = Board(GRID)
+    board = grid()
     executor = Fake(1, lambda name, tries: fail(name) if "focal-seed0" in name and tries == 1 else None)
     run(board, executor, retries=1)
-    assert board.count(Stage.DONE) == len(GRID)
+    assert board.count(Stage.DONE) == len(board.cells)
     assert order(executor).count("focal-seed0") == 2
 
 
@@ -77,26 +79,26 @@ def test_run_cells_counts_no_try_that_found_no_room_beside_others(retries: int) 
     def script(name: str, tries: int) -> Event | None:
         return Event(name, "failed", text="too big", crowded=True) if "focal-seed0" in name and tries <= 3 else None
 
-    board, executor = Board(GRID), Fake(1, script)
+    board, executor = grid(), Fake(1, script)
     run(board, executor, retries=retries)
-    assert board.count(Stage.DONE) == len(GRID)
+    assert board.count(Stage.DONE) == len(board.cells)
     assert order(executor).count("focal-seed0") == 4
 
 
 @pytest.mark.parametrize(("retries", "again", "tries"), [(0, True, 1), (2, True, 3), (2, False, 1)])
 def test_run_cells_gives_up_after_its_tries_and_takes_along_what_is_made_of_it(retries: int, again: bool, tries: int) -> None:
-    board = Board(GRID)
+    board = grid()
     executor = Fake(2, lambda name, tries: fail(name, again) if name == "digits-convnet-ce-seed1" else None)
     run(board, executor, retries=retries)
     assert order(executor).count("ce-seed1") == tries
     assert order(executor).count("ce+ts-seed1") == 0
-    failed = {name: state.text for name, state in board.states.items() if state.stage is Stage.FAILED}
+    failed = {name: state.text for name, state in board.cells.items() if state.stage is Stage.FAILED}
     assert failed == {
         "digits-convnet-ce-seed1": "it broke",
         "digits-convnet-ce+ts-seed1": "digits-convnet-ce-seed1, which it is made of, failed",
     }
     assert board.count(Stage.DONE) == 4
-    assert board.states["digits-convnet-ce-seed1"].log == Path("logs", "digits-convnet-ce-seed1.log")
+    assert board.cells["digits-convnet-ce-seed1"].log == Path("logs", "digits-convnet-ce-seed1.log")
 
 
 def test_run_cells_closes_the_executor_when_interrupted() -> None:
@@ -106,26 +108,27 @@ def test_run_cells_closes_the_executor_when_interrupted() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(Board(GRID), executor, watch=watch)
+        run(grid(), executor, watch=watch)
     assert executor.closed == 1
 
 
 def test_board_estimates_the_rest_from_the_pace_of_all_runs() -> None:
     now = [0.0]
-    board = Board(GRID, clock=lambda: now[0])
-    ce, focal = (board.states[f"digits-convnet-{method}-seed0"] for method in ("ce", "focal"))
+    board = grid()
+    board.clock = lambda: now[0]
+    ce, focal = (board.cells[f"digits-convnet-{method}-seed0"] for method in ("ce", "focal"))
     now[0] = 50.0  # loading says nothing about the pace
     for state, epochs in ((ce, 1.0), (focal, 7.0)):  # the second is a run that was resumed
         board.start(state)
-        board.note(Event(state.cell.name, "step", epochs=epochs), retries=0)
+        board.note(Event(state.name, "step", epochs=epochs), retries=0)
     assert board.seconds_left() is None
     now[0] = 56.0
-    board.note(Event(ce.cell.name, "step", epochs=4.0, numbers={"val_error": 0.2}), retries=0)
+    board.note(Event(ce.name, "step", epochs=4.0, numbers={"val_error": 0.2}), retries=0)
     # Three epochs in 6 s; 6 and 3 of the running ones are left, and 10 of each of the second seed.
     assert board.seconds_left() == (6 + 3 + 10 + 10) * 2
-    board.note(Event(ce.cell.name, "step", epochs=4.5), retries=0)
+    board.note(Event(ce.name, "step", epochs=4.5), retries=0)
     assert (ce.numbers, ce.epochs) == ({"val_error": 0.2}, 4.5)
-    for name in list(board.states):
+    for name in list(board.cells):
         board.note(Event(name, "done"), retries=0)
     assert board.seconds_left() == 0
 

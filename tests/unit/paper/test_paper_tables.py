@@ -137,7 +137,8 @@ _USUAL = "weights as they are, of the epoch of least validation error"
 def test_table5_caption_says_how_cross_entropy_was_trained_and_the_common_settings() -> None:
     told = "optim.lr=0.2"
     table = make_paper_table("table5", [run_of("ce", told=told), run_of("flgamma-sece", told=told)])
-    assert f"By preset, FLγ-SECE predicts with {_AVERAGED}; all others with {_USUAL}." in table.notes
+    assert table.remarks == ("Weights, epoch of CE: raw, error.",)
+    assert [line.info("choices") for line in table.lines] == ["phase, error+nll"]
     assert "Settings: optim.lr=0.2." in table.notes
 
 
@@ -155,8 +156,8 @@ def test_table2_says_why_there_is_no_gain_between_presets() -> None:
     literal = replace(run_of("flgamma", 0.05, 0.0), preset="paper")
     table = make_paper_table("table2", [literal, run_of("flgamma-sece", 0.06, 0.0)])
     assert all(line.kind != "difference" for line in table.lines)
-    assert table.notes[-1] == (
-        "No gain is given: that takes runs of FLγ and FLγ-SECE with the same preset, epochs and settings."
+    assert table.remarks == (
+        "No gain is given: that takes runs of FLγ and FLγ-SECE with the same preset, epochs and settings.",
     )
 
 
