@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -142,33 +143,10 @@ def _quick_settings(data: Sequence[str]) -> dict[str, object]:
     return _SHORT if all(name in DATASETS and DATASETS[name].embedded for name in data) else _SMALL
 
 
-def run_reproduction(
-    plan: Reproduction, *, out: str | Path, jobs: int | None = None, threads: int = 1, watch: Watch | None = None
-) -> Comparison:
-    """Run what is left of an experiment, and write its table, its figures and ``report.html``.
-
-    Args:
-        plan: The experiment.
-        out: Folder for everything; finished runs in it are not repeated.
-        jobs: Runs at a time; see `compare`.
-        threads: Threads of a run on the CPU.
-        watch: Called with the board and what happened on it.
-
-    Returns:
-        The comparison. Raises as `compare`, with the way to get data that are missing.
-    """
-    return compare(
-        plan.data,
-        methods=plan.methods,
-        out=out,
-        seeds=plan.seeds,
-        recipe=plan.recipe,
-        settings=plan.settings,
-        jobs=jobs,
-        threads=threads,
-        watch=watch,
-        write=partial(write_report, plan),
-    )
+def run_reproduction(plan: Reproduction, *, out: str | Path, jobs: int | None = None, watch: Watch | None = None) -> Comparison:
+    """Run what is left of an experiment, and write its table, its figures and ``report.html``; arguments as of `compare`."""
+    grid = {"methods": plan.methods, "seeds": plan.seeds, "recipe": plan.recipe, "settings": plan.settings}
+    return compare(plan.data, out=out, jobs=jobs, watch=watch, write=partial(write_report, plan), **grid)  # type: ignore[arg-type]
 
 
 def write_report(
@@ -204,16 +182,8 @@ def _table(plan: Reproduction, entries: Sequence[Entry]) -> Table:
     return replace(table, name=f"{table.name}-quick", title=quick, remarks=remarks)
 
 
-@dataclass(frozen=True)
-class Speed:
-    """How fast runs of one kind go.
-
-    Attributes:
-        name: Which kind: data set, network, and whether it learns on held-out data.
-        train: Images a second in training.
-        runs: Runs of this kind that are left to train.
-        seconds: What one of them takes.
-    """
+class Speed(NamedTuple):
+    """How fast runs of one kind go: images a second in training, how many are left to train, and the seconds of one."""
 
     name: str
     train: float
@@ -221,21 +191,22 @@ class Speed:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """How long a grid will take: seconds if all goes well and if not, where, how many runs at a time, and what was measured."""
+class Forecast(NamedTuple):
+    """How long a grid takes: seconds if all goes well and if not, where, how many runs at a time, and what was measured."""
 
     low: float
     high: float
     device: str
     at_once: int
-    speeds: tuple[Speed, ...]
+    speeds: list[Speed]
 
 
-# A batch costs a CPU in proportion to its size, so an eighth of one is enough; a GPU must be kept as busy as in the real run.
+# A batch of images costs a CPU in proportion to its size, so an eighth of one is enough; a GPU must be kept busy.
 _STEPS, _PARTS = {"cpu": 4, "cuda": 100}, {"cpu": 8, "cuda": 1}
-# Epochs of so few pixels are mostly overhead, so a whole one is timed.
-_FEW_PIXELS = 400_000
+# A step on so few pixels is mostly overhead: whole batches are timed, and more of them.
+_FEW_PIXELS, _FEW_STEPS = 400_000, 32
+# A forward pass takes about a third of a training step.
+_FORWARD = 1 / 3
 # Compiling, which is left out here, makes a long run on a GPU about a fifth faster; runs that share a machine disturb each
 # other. Measured on an H200: four runs on one GPU together are a fifth faster than in turn.
 _GAIN, _LOSS = 0.75, 1.35
@@ -244,19 +215,16 @@ _GAIN, _LOSS = 0.75, 1.35
 _REST, _AROUND = 15.0, {"cpu": 1.5, "cuda": 5.0}
 
 
-def forecast(
-    cells: Sequence[Cell], *, jobs: int | None = None, threads: int = 1, report: Callable[[str], None] | None = None
-) -> Forecast:
+def forecast(cells: Sequence[Cell], *, jobs: int | None = None, report: Callable[[str], None] = lambda kind: None) -> Forecast:
     """Time a few steps of each kind of run and add up what a grid takes.
 
     Args:
         cells: The runs that are left; those made of others without training take next to no time.
         jobs: Runs at a time; by default as many as `compare` would start.
-        threads: Threads of a run on the CPU.
         report: Called with the kind of run that is timed next.
 
     Returns:
-        A range: a run of the same kind may be faster when compiled and slower beside others.
+        A range: a run may be faster when compiled and slower beside others.
     """
     kinds: dict[str, list[Recipe]] = {}
     for cell in cells:
@@ -264,62 +232,47 @@ def forecast(
             kinds.setdefault(kind_of(cell.recipe), []).append(cell.recipe)
     speeds: list[Speed] = []
     for name, recipes in kinds.items():
-        if report is not None:
-            report(name)
-        rate, seconds = time_run(recipes[0], threads=threads)
+        report(name)
+        rate, seconds = time_run(recipes[0])
         speeds.append(Speed(name, rate, len(recipes), seconds))
     device = cells[0].recipe.train.device if cells else "auto"
-    places = make_places(device=device, jobs=jobs, threads=threads)
+    places = make_places(device=device, jobs=jobs, threads=1)
     trained = max(1, sum(speed.runs for speed in speeds))
     at_once = min(sum(place.most for place in places), trained)
     # Runs on one GPU take turns; only further GPUs, or cores, work at the same time.
-    beside = at_once if places[0].gpu is None else min(len(places), trained)
-    total = sum(speed.runs * speed.seconds for speed in speeds) / beside
+    parallel = at_once if places[0].gpu is None else min(len(places), trained)
+    total = sum(speed.runs * speed.seconds for speed in speeds) / parallel
     spent = max([total, *(speed.seconds for speed in speeds)])
     where = device_name(choose_hardware(device=device).device)
-    return Forecast(_GAIN * spent + _REST, _LOSS * spent + 2 * _REST, where, at_once, tuple(speeds))
+    return Forecast(_GAIN * spent + _REST, _LOSS * spent + 2 * _REST, where, at_once, speeds)
 
 
 def kind_of(recipe: Recipe) -> str:
-    """Return which kind of run a recipe is: those of one kind take equally long.
-
-    Example:
-        >>> from calibrant.engine.recipe import override
-        >>> kind_of(override(Recipe(), {"method.name": "focal"})), kind_of(Recipe())
-        ('cifar10, resnet18, a loss', 'cifar10, resnet18, learning on held-out data (default)')
-    """
+    """Return which kind of run a recipe is: those of one kind take equally long."""
     family = f"learning on held-out data ({recipe.method.preset})" if learns(recipe) else "a loss"
     return f"{Path(recipe.data.name).name}, {recipe.backbone.name}, {family}"
 
 
-def time_run(recipe: Recipe, *, threads: int = 1) -> tuple[float, float]:
-    """Train a few steps by a recipe on made-up images of its data's size.
-
-    Returns:
-        Images a second in training, and the seconds of a whole run.
-    """
+def time_run(recipe: Recipe) -> tuple[float, float]:
+    """Train a few steps on made-up images; return images a second in training, and the seconds of a whole run."""
     shape, place = shape_of(recipe.data), choose_hardware(device=recipe.train.device).device.type
-    val, meta = held_out(shape.train, recipe)
-    left = shape.train - val - meta
-    batch, steps, tested = max(recipe.train.batch_size // _PARTS[place], 2), _STEPS[place], 0
-    if left * math.prod(shape.size) <= _FEW_PIXELS:
-        batch, tested = recipe.train.batch_size, val + shape.test
-        steps = max(left // batch, 1)
+    few = shape.train * math.prod(shape.size) <= _FEW_PIXELS
+    batch = max(recipe.train.batch_size // (1 if few else _PARTS[place]), 2)
     records: list[EpochRecord] = []
     before = torch.get_num_threads()
     with TemporaryDirectory() as folder:
-        short, seen = _short_recipe(recipe, shape, Path(folder) / "images.npz", batch=batch, steps=steps, tested=tested)
+        short = _short_recipe(recipe, shape, Path(folder) / "images.npz", batch, _FEW_STEPS if few else _STEPS[place])
         try:
-            torch.set_num_threads(threads)
+            torch.set_num_threads(1)
             train(short, report=records.append)
         finally:
             torch.set_num_threads(before)
     # The first epoch warms up.
-    first, last = records
-    rate = last.images_per_second or 1.0
-    testing = max((last.seconds or 0.0) - (first.seconds or 0.0) - steps * batch / rate, 1e-4)
+    rate = records[-1].images_per_second or 1.0
+    val, meta = held_out(shape.train, recipe)
     looks = -(-recipe.train.epochs // recipe.train.eval_every_epochs)
-    return rate, recipe.train.epochs * left / rate + looks * (val + shape.test) * testing / seen + _AROUND[place]
+    images = recipe.train.epochs * (shape.train - val - meta) + looks * (val + shape.test) * _FORWARD
+    return rate, images / rate + _AROUND[place]
 
 
 def shape_of(part: DataPart) -> Shape:
@@ -330,8 +283,8 @@ def shape_of(part: DataPart) -> Shape:
     return Shape(len(data.train), len(data.test), data.train.size, data.train.channels, data.train.num_classes)
 
 
-def _short_recipe(recipe: Recipe, shape: Shape, file: Path, *, batch: int, steps: int, tested: int) -> tuple[Recipe, int]:
-    """Two epochs of a few steps; also the number of images that each evaluation sees, two batches twice if ``tested`` is 0."""
+def _short_recipe(recipe: Recipe, shape: Shape, file: Path, batch: int, steps: int) -> Recipe:
+    """Two epochs of a few steps on made-up images, which are written to a file."""
     meta, options = 0, dict(recipe.method.options)
     plan = make_plan(recipe.method.name, recipe.method.options, facts_of(recipe))
     if isinstance(plan, MetaPlan):
@@ -339,18 +292,15 @@ def _short_recipe(recipe: Recipe, shape: Shape, file: Path, *, batch: int, steps
         renewed = options.pop("refresh", None)
         passed = plan.meta_batch_size or (renewed if isinstance(renewed, int) and renewed else 256)
         meta = options["meta_batch_size"] = max(passed * batch // recipe.train.batch_size, 2)
-    val, test = (2, max(tested - 2, 2)) if tested else (2 * batch, 2 * batch)
-    count = steps * batch + val + 2 * meta
-    images = np.random.default_rng(0).integers(0, 256, (count + test, *shape.size, shape.channels), dtype=np.uint8)
-    # A few steps may take fewer images than there are classes; no class may be tested that is not trained on.
+    # Two images each to validate and to test; there may be fewer images to train on than classes.
+    count = steps * batch + 2 + 2 * meta
+    images = np.zeros((count + 2, *shape.size, shape.channels), dtype=np.uint8)
     labels = np.arange(count) % shape.num_classes
     names = np.array([str(k) for k in range(shape.num_classes)])
-    held = {"test_images": images[count:], "test_labels": np.resize(labels, test), "class_names": names}
-    np.savez(file, images=images[:count], labels=labels, **held)  # type: ignore[arg-type]
-    short = replace(
+    np.savez(file, images=images[:-2], labels=labels, test_images=images[-2:], test_labels=labels[:2], class_names=names)
+    return replace(
         recipe,
-        data=DataPart(name=str(file), val=val, meta=2 * meta, augment=recipe.data.augment),
+        data=DataPart(name=str(file), val=2, meta=2 * meta, augment=recipe.data.augment),
         method=replace(recipe.method, options=options),
         train=replace(recipe.train, epochs=2, batch_size=batch, eval_every_epochs=1, compile="no", select="last"),
     )
-    return short, val + test
