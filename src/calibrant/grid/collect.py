@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from calibrant.core.records import Bins, Predictions, Split
@@ -46,27 +47,17 @@ _LONGEST = 100
 
 
 def result_from_entry(entry: Entry) -> dict[str, Any]:
-    """Return the record of a run as plain data.
+    """Return the record of a run as plain data; bins and sweep are computed from its test predictions where they are missing.
 
-    Args:
-        entry: A run. Bins and sweep are computed from its test predictions where they are missing.
-
-    Returns:
-        Keys ``data``, ``method``, ``preset``, ``model``, ``epochs``, ``seed``, ``metrics`` and, where known, ``recipe`` (what
-        decided the run, dotted key → value), ``command``, ``effective``, ``machine``, ``versions``, ``commit``, ``seconds``,
-        ``examples``, ``note``, ``best_epoch``, ``temperature``, ``bins`` (of the reliability diagram), ``sweep`` (ECE and MCE
-        against the number of bins) and ``history`` (columns over the epochs that were evaluated; ``lr`` as pairs of the epoch
-        from which on it holds and the rate).
-
-    Example:
-        >>> from calibrant import Predictions, measure
-        >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20)
-        >>> record = result_from_entry(Entry("coins", "ce", measure(test), seed=0, test=test))
-        >>> record["metrics"]["metrics"]["error"]["value"], record["sweep"]["n_bins"][:3]
-        (0.5, [10, 15, 20])
+    Keys are ``data``, ``method``, ``preset``, ``model``, ``epochs``, ``seed``, ``metrics`` and, where known, ``recipe`` (what
+    decided the run, dotted key → value), ``command``, ``effective``, ``machine``, ``versions``, ``commit``, ``seconds``,
+    ``examples``, ``note``, ``best_epoch``, ``temperature``, ``bins`` (of the reliability diagram), ``sweep`` (ECE and MCE
+    against the number of bins) and ``history`` (columns over the epochs that were evaluated; ``lr`` as pairs of the epoch
+    from which on it holds and the rate).
     """
     every = entry.recipe.get("train.eval_every_epochs", 1)
     sweep = entry.sweep or (None if entry.test is None else bin_sweep(entry.test))
+    bins = {name: _short(getattr(entry.scores.bins, name).tolist(), digits=10) for name in _BIN_PARTS}
     record: dict[str, Any] = {name: getattr(entry, name) for name in _WHAT}
     optional = {
         "metrics": json.loads(entry.scores.to_json()) | {"file": None},
@@ -75,33 +66,16 @@ def result_from_entry(entry: Entry) -> dict[str, Any]:
         **{name: entry.facts[name] for name in _FACTS if name in entry.facts},
         "best_epoch": entry.best_epoch,
         "temperature": entry.temperature,
-        "bins": {name: _short(getattr(entry.scores.bins, name).tolist(), digits=10) for name in _BIN_PARTS},
+        "bins": bins if bins["count"] else None,
         "sweep": {key: _short(values) for key, values in vars(sweep).items() if values} if sweep is not None else None,
         # The history of a run that was repaired afterwards is that of its base.
         "history": None if entry.temperature is not None else _columns(entry.history),
     }
-    if not len(entry.scores.bins.count):
-        del optional["bins"]
     return record | {key: value for key, value in optional.items() if value or key == "best_epoch" and value is not None}
 
 
 def entry_from_result(record: Mapping[str, Any], *, where: str = "result") -> Entry:
-    """Read a record back; what it does not keep, the test predictions above all, is missing.
-
-    Args:
-        record: What `result_from_entry` returns.
-        where: Where it comes from, for messages.
-
-    Returns:
-        The run. Raises ``ValueError`` naming the key that is missing, unknown or malformed.
-
-    Example:
-        >>> from calibrant import Predictions, measure
-        >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20)
-        >>> entry = entry_from_result(result_from_entry(Entry("coins", "ce", measure(test), seed=3, test=test)))
-        >>> entry.seed, entry.scores["ece"].value == measure(test)["ece"].value, entry.test
-        (3, True, None)
-    """
+    """Read a record back; what it does not keep is missing. Raises ``ValueError`` naming the key that is wrong."""
     try:
         for key in record:
             lookup(dict.fromkeys(_KEYS), key, kind="key of a result")
@@ -181,14 +155,7 @@ def load_results(folder: str | Path) -> list[Entry]:
 
 
 def result_name(entry: Entry) -> str:
-    """Name of a record's file.
-
-    Example:
-        >>> from calibrant import Predictions, measure
-        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
-        >>> result_name(Entry("cifar10", "ce+ts", scores, model="resnet18", preset="paper", seed=0))
-        'cifar10-resnet18-ce+ts-paper-seed0.json'
-    """
+    """Name of a record's file, as ``cifar10-resnet18-ce+ts-paper-seed0.json``."""
     # Settings by their last word, as in `average-phase` for train.average=phase; many of them by a short sum.
     told = settings_of(entry)
     settings = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in told.items())
@@ -208,37 +175,32 @@ def _told_by_command(record: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _columns(history: Sequence[Mapping[str, float | int | None]]) -> dict[str, list[Any]]:
-    rows = [(epoch, line) for epoch, line in enumerate(history) if line.get("val_error") is not None]
-    if not rows:
-        return {}
-    found: dict[str, list[Any]] = {"epoch": [epoch for epoch, _ in rows]}
-    for name in _CURVES:
-        values = _short([line.get(name) for _, line in rows])
-        if any(value is not None for value in values):
-            found[name] = values
+    """The history as columns over the epochs that were evaluated."""
+    seen = [epoch for epoch, line in enumerate(history) if line.get("val_error") is not None]
+    columns = {name: _short([history[epoch].get(name) for epoch in seen]) for name in _CURVES}
+    found = {"epoch": seen} | {name: values for name, values in columns.items() if any(v is not None for v in values)}
     rates = _short([line.get("lr") for line in history])
     steps = [[e, rate] for e, rate in enumerate(rates) if rate is not None and (e == 0 or rate != rates[e - 1])]
-    return found | ({"lr": steps} if 0 < len(steps) <= _MOST_RATES else {})
+    return (found | ({"lr": steps} if 0 < len(steps) <= _MOST_RATES else {})) if seen else {}
 
 
 def _epochs(columns: Mapping[str, Sequence[Any]], *, total: int | None) -> tuple[dict[str, float | int | None], ...]:
+    """The history as a line for every epoch."""
     if not columns:
         return ()
-    known = list(columns["epoch"])
+    known = columns["epoch"]
     lines: list[dict[str, float | int | None]] = [{"epoch": e} for e in range(max(total or 0, known[-1] + 1))]
-    for name, values in columns.items():
-        if name == "lr":
-            for first, rate in values:
-                for line in lines[first:]:
-                    line["lr"] = rate
-        elif name != "epoch":
-            for epoch, value in zip(known, values, strict=True):
-                lines[epoch][name] = value
+    for first, rate in columns.get("lr", ()):
+        for line in lines[first:]:
+            line["lr"] = rate
+    for name in columns.keys() - {"epoch", "lr"}:
+        for epoch, value in zip(known, columns[name], strict=True):
+            lines[epoch][name] = value
     return tuple(lines)
 
 
 def _short(values: Sequence[float | None], *, digits: int = 6) -> list[float | None]:
-    """Six digits are more than any figure shows; whole numbers stay whole. JSON has no word for what is not finite."""
+    """Six digits are more than any figure shows. JSON has no word for what is not finite."""
     finite = [float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None for value in values]
     return [int(value) if value is not None and value.is_integer() and abs(value) >= 2 else value for value in finite]
 
@@ -279,7 +241,7 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
     Args:
         path: A run folder; a folder of run folders, of ``.npz`` predictions or of records, up to three levels deep; a file of
             predictions (``.npz``, ``.csv``, ``.parquet``, ``.pt``); or the record of a result (``.json``). Unfinished runs are
-            left out; `find_runs` names them. Predictions are named after their file; ``mine-seed3.npz`` is seed 3 of ``mine``.
+            left out. Predictions are named after their file; ``mine-seed3.npz`` is seed 3 of ``mine``.
         data: Name of the data set of predictions whose file cannot say it; "?" if not given.
 
     Returns:
@@ -358,12 +320,7 @@ def is_run(place: Path) -> bool:
 
 
 def data_label(name: str) -> str:
-    """Return the name of a data set in tables: its own, or that of its folder or file.
-
-    Example:
-        >>> data_label("cifar10"), data_label("photos/birds.npz")
-        ('cifar10', 'birds')
-    """
+    """Return the name of a data set in tables: its own, or that of its folder or file, as ``birds`` of ``photos/birds.npz``."""
     if not is_path(name):
         return name
     given = Path(name).expanduser()
@@ -382,7 +339,7 @@ def once(entries: Iterable[Entry]) -> list[Entry]:
 def check_same_labels(
     entries: Sequence[Entry], *, where: str, tests: Mapping[str, Predictions | ImageSet] | None = None
 ) -> None:
-    """Refuse rows of another test set, or with its examples in another order.
+    """Raise ``ValueError`` for rows of another test set, or with its examples in another order.
 
     Fewer examples may be a part of the test set: such a row is shown, but not compared.
 
@@ -390,9 +347,6 @@ def check_same_labels(
         entries: The rows; of records only the number of classes is known.
         where: Command and option that the rows were given with.
         tests: Data set → its test set; by default that of its first row with predictions and the usual number of them.
-
-    Returns:
-        Nothing. Raises ``ValueError`` naming the file.
     """
     for data in dict.fromkeys(entry.data for entry in entries):
         here = [entry for entry in entries if entry.data == data]
@@ -461,13 +415,13 @@ def _scores(test: Predictions, file: Path) -> Scores:
     values = values_of(summary, test)
     try:
         found = Scores.from_dict(json.loads(file.read_text(encoding="utf-8")), bins=summary.bins)
+        if found.n == len(test) and found.metrics.keys() == values.keys():
+            # A file keeps what is infinite as null.
+            kept = [found[key].value if math.isfinite(value) else value for key, value in values.items()]
+            if np.allclose(kept, [*values.values()], rtol=1e-6, atol=1e-9, equal_nan=True):
+                return found
     except (OSError, ValueError):
-        found = None
-    if found is not None and (found.n, found.num_classes, set(found.metrics)) == (len(test), test.num_classes, set(values)):
-        pairs = [(found.metrics[key].value, value) for key, value in values.items()]
-        # A file keeps what is infinite as null.
-        if all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) or not (math.isfinite(a) or math.isfinite(b)) for a, b in pairs):
-            return found
+        pass
     return measure(test, n_bins=_N_BINS, file="test.npz")
 
 

@@ -229,14 +229,6 @@ def check_data(left: Sequence[Cell], cells: Sequence[Cell], runs: Path) -> None:
         left: The runs that are to be made.
         cells: The whole grid. Data that only its finished runs need may be gone.
         runs: Folder of its runs.
-
-    Example:
-        >>> from calibrant.grid.schedule import plan_cells
-        >>> cells = plan_cells(["mixture"], ["ce"], [0], settings={"train.batch_size": 5000})
-        >>> check_data(cells, cells, Path("runs"))
-        Traceback (most recent call last):
-        ...
-        ValueError: train: `train.batch_size` must be at most the 1800 training examples, ...
     """
     for part in dict.fromkeys(cell.recipe.data for cell in cells):
         here = [cell for cell in left if cell.base is None and cell.recipe.data == part]

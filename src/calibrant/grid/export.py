@@ -181,16 +181,7 @@ def to_json(table: Table) -> str:
 
 
 def to_page_table(table: Table) -> FinishedTable:
-    """Write the numbers of a table as text for the page of a report.
-
-    Example:
-        >>> from calibrant.grid.tables import Cell
-        >>> line = Line("CE", "ce", {"ece": Cell(0.0418, best=True)}, runs=1)
-        >>> table = Table("t", "One row", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,)),))
-        >>> found = to_page_table(table)
-        >>> found.heads, found.parts[0][1][0].cells
-        (('Method', 'Seeds', 'ECE (%)'), (('1', False), ('4.180', True)))
-    """
+    """Write the numbers of a table as text for the page of a report."""
     from calibrant.report.page_runs import FinishedTable, TableRow
 
     def row(line: Line) -> TableRow:

@@ -111,13 +111,7 @@ def paper_table(name: str) -> PaperTable:
 
 
 def paper_row(data: str, method: str, *, model: str | None) -> PaperRow | None:
-    """Return what the paper found for a method on a data set with a network, or None if it has nothing.
-
-    Example:
-        >>> paper_row("cifar10", "ce", model="densenet100").values["error"].mean
-        0.05354
-        >>> paper_row("digits", "ce", model="resnet18")
-    """
+    """Return what the paper found for a method on a data set with a network, or None if it has nothing."""
     source = _source_of(data, method, model)
     return None if source is None else paper_table(source).row(data, method)
 
@@ -140,12 +134,7 @@ def notes_about(shown: Iterable[tuple[str, str, str | None, str]], *, table: str
 
 
 def say_note(note: PaperNote) -> str:
-    """A note with what it is about in front.
-
-    Example:
-        >>> say_note(next(note for note in load_paper().notes if note.data == "cifar100"))
-        "Table 1, CIFAR-100, FLγ-SECE, FLSD, NLL: Bold is on FLγ-SECE's 0.877; the lowest is FLSD with 0.876."
-    """
+    """A note with what it is about in front."""
     about = [f"Table {note.table.removeprefix('table')}", *([data_name(note.data)] if note.data else [])]
     about += [load_paper().labels[method] for method in note.methods]
     if note.metric:

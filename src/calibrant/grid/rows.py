@@ -102,25 +102,12 @@ def group_rows(entries: Iterable[Entry]) -> list[Row]:
 
 
 def flat_recipe(recipe: Recipe) -> dict[str, object]:
-    """Return what decides a run, dotted key → value, the method's choices filled in and the place of the data left out.
-
-    Example:
-        >>> found = flat_recipe(override(Recipe(), {"method.name": "ce", "method.options.x": "1"}))
-        >>> found["train.select"], found["method.options.x"], "data.root" in found
-        ('error', 1, False)
-    """
+    """Return what decides a run, dotted key → value, the method's choices filled in and the place of the data left out."""
     return {key: value for key, value in _flat(asdict(resolved(recipe))) if key != "data.root"}
 
 
 def command_of(recipe: Recipe) -> str:
-    """Return the command that trains by ``recipe``: what is run by name, and what else differs from the defaults.
-
-    The place of the data is left out.
-
-    Example:
-        >>> command_of(override(Recipe(), {"method.name": "ce", "optim.lr": "0.2", "data.root": "/data"}))
-        'calibrant train --data cifar10 --model resnet18 --method ce --preset default --epochs 350 --seed 0 --set optim.lr=0.2'
-    """
+    """Return the command that trains by ``recipe``: what is run by name, and what else differs; the place of data left out."""
     values, usual = flat_recipe(recipe), _usual(recipe.method.name, recipe.method.preset)
     words = [word for key in _NAMED for word in (KEYS[key].flag, _text(values.pop(key)))]
     told = [f"{key}={_text(value)}" for key, value in values.items() if usual.get(key) != _text(value)]
@@ -128,14 +115,7 @@ def command_of(recipe: Recipe) -> str:
 
 
 def settings_of(entry: Entry) -> dict[str, str]:
-    """Return what was set for a run besides data, method, network, epochs and seed, without what changes only where it ran.
-
-    Example:
-        >>> from calibrant import Predictions, measure
-        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
-        >>> settings_of(Entry("coins", "ce", scores, recipe={"optim.lr": 0.2, "train.device": "cpu"}))
-        {'optim.lr': '0.2'}
-    """
+    """Return what was set for a run besides data, method, network, epochs and seed, and that changes the result."""
     return dict(_decided(entry)[1])
 
 
@@ -166,13 +146,6 @@ def catalogue_order(entry: Entry) -> tuple[object, ...]:
     """Key to sort runs by: data, network, method as in the catalogue, longest and plainest first, ``+ts`` after its base, seed.
 
     Predictions of others come last, and keep their order.
-
-    Example:
-        >>> from calibrant import Predictions, measure
-        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
-        >>> entries = [Entry("coins", method, scores, epochs=1) for method in ("focal", "brier", "ce+ts", "ce")]
-        >>> [entry.method for entry in sorted(entries, key=catalogue_order)]
-        ['ce', 'ce+ts', 'focal', 'brier']
     """
     if entry.is_foreign:
         return (True,)
