@@ -18,6 +18,7 @@ import pytest
 import calibrant
 from calibrant.grid.collect import load_entries
 from helpers import run_command as run
+from made_up_runs import no_files
 
 TINY = ("--data", "mixture", "--epochs", "2", "--set", "train.batch_size=200", "--set", "train.checkpoint_every_seconds=0")
 GRID = ("--methods", "ce,ce+ts,focal", "--model", "own:waiting")
@@ -122,7 +123,7 @@ def test_compare_of_finished_runs_only_draws_them_unless_told_not_to(
 ) -> None:
     shutil.copytree(whole / "runs", tmp_path / "runs")
     # Rendering takes most of the time, and has tests of its own.
-    monkeypatch.setattr("calibrant.report.save.render_figure", lambda figure, *, kind: kind.encode())
+    monkeypatch.setattr("calibrant.report.save.render_figure", no_files)
     code, out, err = run(capsys, "compare", *TINY, *GRID, "--out", tmp_path)
     assert code == 0, err
     assert "3 of 3 runs are finished" in out
@@ -249,7 +250,7 @@ def test_compare_without_methods_makes_table_figures_and_report_of_files_alone(
     for name, by in (("mine", 1.0), ("sharper", 3.0)):
         test.replace(logits=by * test.logits).save(tmp_path / f"{name}.npz")
     words = [word for name in ("mine", "sharper") for word in ("--add", str(tmp_path / f"{name}.npz"))]
-    monkeypatch.setattr("calibrant.report.save.render_figure", lambda figure, *, kind: kind.encode())
+    monkeypatch.setattr("calibrant.report.save.render_figure", no_files)
     code, out, err = run(capsys, "compare", "--data", "my data", *words, "--out", tmp_path / "out")
     assert code == 0, err
     assert f"written to {tmp_path}/out: table.md" in out

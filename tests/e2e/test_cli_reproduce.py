@@ -13,6 +13,7 @@ import pytest
 
 from calibrant.cli.main import run
 from calibrant.paper.reproduce import Forecast
+from made_up_runs import no_files
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -38,7 +39,7 @@ def test_reproduce_quick_forecasts_runs_and_reports_then_keeps_results(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Rendering takes most of the time, and has tests of its own.
-    monkeypatch.setattr("calibrant.report.save.render_figure", lambda figure, *, kind: kind.encode())
+    monkeypatch.setattr("calibrant.report.save.render_figure", no_files)
     short = ("--quick", "--seeds", "1", "--set", "train.epochs=2", "--set", "train.batch_size=200")
     code, out, err = call("reproduce", "table2", *short, "--out", "here", "--device", "cpu")
     assert code == 0, err

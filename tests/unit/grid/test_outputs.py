@@ -17,13 +17,14 @@ from calibrant.report.figures import Drawing, prepare_tradeoff
 from calibrant.report.rows import group_rows as rows_of_figures
 from calibrant.report.rows import method_name
 from figure_data import run_of
+from made_up_runs import no_files
 from made_up_runs import run_of as made_up_run
 
 
 @pytest.fixture
 def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write files that say who made them, and no charts in the page: drawing takes most of the time."""
-    monkeypatch.setattr("calibrant.report.save.render_figure", lambda *_, **__: b"Software\0calibrant /Creator (calibrant)")
+    monkeypatch.setattr("calibrant.report.save.render_figure", no_files)
     monkeypatch.setattr("calibrant.report.figures.page_charts", lambda groups: [])
 
 
