@@ -40,7 +40,7 @@ _HOME = {
     "repair": "calibrant.calibrators.auto",
     "train": "calibrant.engine.train",
 }
-_ROOMS = "backbones calibrators data decisions engine grid integrations io losses meta metrics paper report".split()
+_ROOMS = "backbones calibrators data decisions engine grid integrations io losses meta metrics paper plot report".split()
 
 
 def __getattr__(name: str) -> object:

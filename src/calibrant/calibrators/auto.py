@@ -284,7 +284,7 @@ def _nothing_to_learn(data: FitData) -> str:
     return "every example is predicted right, or has the same label, so that they cannot show how sure to be. Use other data."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Repaired:
     """What a repair was and did.
 
@@ -320,6 +320,8 @@ class Repaired:
             before, after = (f"{entry.value:.4f} [{entry.low:.4f}, {entry.high:.4f}]" for entry in (old, new))
             lines.append(f"  {key:<6} {before} -> {after}, {change}")
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def repair(

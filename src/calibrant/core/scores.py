@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from calibrant.core.records import Bins, Predictions
 from calibrant.core.registry import lookup
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 
 class Estimate(NamedTuple):
@@ -66,9 +70,9 @@ class ClassScore:
     chance: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scores:
-    """Everything measured of one set of predictions.
+    """Everything measured of one set of predictions. Notebooks show it as a table with a reliability diagram.
 
     Attributes:
         n: Number of examples.
@@ -175,6 +179,25 @@ class Scores:
             error, ece = part["error"].value, part["ece"]
             lines.append(f"    {name:<{longest}}  {part.n}  {error:.4f}  {ece.value:.4f}  [{ece.low:.4f}, {ece.high:.4f}]")
         return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from calibrant.plot import scores_html
+
+        return scores_html(self)
+
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Draw the reliability diagram into ``ax`` or a new figure; see `calibrant.plot.reliability`."""
+        from calibrant.plot import reliability
+
+        return reliability(self, ax=ax)
+
+    def to_frame(self) -> DataFrame:
+        """Return the metrics as a pandas data frame with the columns value, low and high."""
+        import pandas as pd
+
+        return pd.DataFrame.from_dict(self.metrics, orient="index", columns=Estimate._fields)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+from torch import Tensor
+
 from calibrant.core.records import Bins
+from calibrant.metrics.intervals import NORMAL_95
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 # The palette of Okabe and Ito, told apart by all common kinds of colour vision, less its yellow, which is too light for lines
 # on white paper, and with a grey.
 PALETTE = {
@@ -54,6 +59,7 @@ def draw_gap_bars(ax: Axes, bins: Bins, *, outline: float = 0.8) -> None:
 
     A point of the diagonal at the mean confidence is where the accuracy of a calibrated model would be. The gap is positive,
     and its bar stands on the accuracy's, where the accuracy is lower (over-confident); it hangs inside it where it is higher.
+    Bars of few examples are faint, by `known_share`: a single example is no finding.
 
     Args:
         ax: Axes to draw in.
@@ -66,26 +72,29 @@ def draw_gap_bars(ax: Axes, bins: Bins, *, outline: float = 0.8) -> None:
     accuracy, gap = bins.accuracy.numpy()[filled], bins.gap.numpy()[filled]
     few = outline > 0 and len(bins.count) <= _FEW
     line = outline if few else 0.0
-    ax.bar(left, accuracy, width=width, align="edge", color=_ACCURACY, edgecolor="white", linewidth=line, label="accuracy")
+    known = known_share(bins.count)[filled]
+    # The legend shows the first bar, which is to be the clearest.
+    order = (-known).argsort(kind="stable")
+    left, width, accuracy, gap, known = (part[order] for part in (left, width, accuracy, gap, known))
     # Hatching tells the gaps apart in grey.
-    for name, color, hatch, shown in (
-        ("gap: over-confident", _OVER, "////", gap > 0),
-        ("gap: under-confident", _UNDER, "....", gap < 0),
+    for name, color, hatch, shown, height, bottom in (
+        ("accuracy", _ACCURACY, None, accuracy >= 0, accuracy, 0 * accuracy),
+        ("gap: over-confident", _OVER, "////", gap > 0, gap, accuracy),
+        ("gap: under-confident", _UNDER, "....", gap < 0, gap, accuracy),
     ):
         if shown.any():
-            ax.bar(
-                left[shown],
-                gap[shown],
-                width=width[shown],
-                bottom=accuracy[shown],
-                align="edge",
-                facecolor=_tint(color, 0.25 if few else 0.6),
-                edgecolor=color,
-                hatch=hatch if few else None,
-                linewidth=line,
-                label=name,
-            )
+            places = {"width": width[shown], "bottom": bottom[shown], "align": "edge"}
+            bars = ax.bar(left[shown], height[shown], **places, linewidth=line, label=name)
+            for bar, part in zip(bars, known[shown], strict=True):
+                bar.set_facecolor(_tint(color, part * (1 if hatch is None else 0.25 if few else 0.6)))
+                bar.set_edgecolor("white" if hatch is None else _tint(color, part))
+                bar.set_hatch(hatch if few else None)
     ax.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=1, label="perfect")
+
+
+def known_share(count: Tensor) -> Array:
+    """How much is known of bins of so many examples, n / (n + 3.84): the weight of the data in Wilson's interval."""
+    return (count / (count + NORMAL_95**2)).numpy()
 
 
 def _tint(color: str, share: float) -> tuple[float, ...]:

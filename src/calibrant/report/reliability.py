@@ -59,11 +59,16 @@ def prepare_reliability(rows: Sequence[Row], *, n_bins: int = 15, seed: int | No
             kept_bins(run, n_bins) if run.test is None else equal_width_bins(top_label(run.test, where="figure"), n_bins=n_bins)
         )
         if bins is not None:
-            rates = zip(bins.accuracy.tolist(), bins.count.tolist(), strict=True)
-            ends = tuple(tuple(rate_interval(rate, size=count)) if count else None for rate, count in rates)
-            known = ends if counts_examples(run, bins) else None
-            panels.append(ReliabilityPanel(row.label, *error_and_ece(run, bins), bins, known))  # type: ignore[arg-type]
+            known = intervals_of(bins) if counts_examples(run, bins) else None
+            panels.append(ReliabilityPanel(row.label, *error_and_ece(run, bins), bins, known))
     return panels
+
+
+def intervals_of(bins: Bins) -> tuple[tuple[float, float] | None, ...]:
+    """Wilson's 95 % intervals of the accuracies; None for empty bins."""
+    rates = zip(bins.accuracy.tolist(), bins.count.tolist(), strict=True)
+    found = [rate_interval(rate, size=count) if count else None for rate, count in rates]
+    return tuple(None if ends is None else (ends.low, ends.high) for ends in found)
 
 
 def error_and_ece(entry: Entry, bins: Bins) -> tuple[float, float]:
@@ -144,7 +149,8 @@ def draw_reliability_grid(
             at, across = 2 * (place // wide), place % wide
             upper = figure.add_subplot(grid[at, across])
             lower = figure.add_subplot(grid[at + 1, across], sharex=upper)
-            _draw_panel(upper, panel)
+            draw_panel(upper, panel)
+            upper.tick_params(labelbottom=False)
             _draw_counts(lower, panel.bins, most=most)
             lower.set_xticks((0, 0.5, 1), ("0", "0.5", "1"))
             lower.set_xlabel(f"confidence\n{caption}", fontsize=7.5)
@@ -168,12 +174,12 @@ def _captions(panels: Sequence[ReliabilityPanel], width: float) -> list[str]:
     ]
 
 
-def _draw_panel(ax: Axes, panel: ReliabilityPanel) -> None:
+def draw_panel(ax: Axes, panel: ReliabilityPanel) -> None:
+    """Draw one diagram, without labels of its axes."""
     bins = panel.bins
     few = len(bins.count) <= 20
     ax.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1))
     ax.set_yticks((0, 0.5, 1), ("0", "0.5", "1"))
-    ax.tick_params(labelbottom=False)
     draw_gap_bars(ax, bins, outline=0.4 if few else 0.0)
     if panel.intervals is None:
         return

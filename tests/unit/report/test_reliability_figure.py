@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
 
 from calibrant import Predictions, measure
@@ -28,7 +29,7 @@ def by_hand(count: list[float], confidence: list[float], accuracy: list[float]) 
 def bars(ax: Axes, label: str) -> list[tuple[float, float, float, float]]:
     """Left, width, foot and height of the bars of one kind."""
     found = [box for box in ax.containers if isinstance(box, BarContainer) and box.get_label() == label]
-    return [(p.get_x(), p.get_width(), p.get_y(), p.get_height()) for box in found for p in box.patches]
+    return sorted((p.get_x(), p.get_width(), p.get_y(), p.get_height()) for box in found for p in box.patches)
 
 
 # Empty; under-confident by 0.3; over-confident by 0.3; exact.
@@ -45,6 +46,20 @@ def test_draw_reliability_bars_are_accuracy_and_signed_gap_of_the_record() -> No
     np.testing.assert_allclose(bars(upper, "gap: over-confident"), [(0.5, 0.25, 0.4, 0.3)], atol=1e-12)
     np.testing.assert_allclose(bars(upper, "gap: under-confident"), [(0.25, 0.25, 0.75, -0.3)], atol=1e-12)
     assert [bar[::3] for bar in bars(lower, "_container0")] == [(0.25, 4.0), (0.5, 10.0), (0.75, 2.0)]
+
+
+def test_draw_reliability_bars_of_few_examples_are_faint() -> None:
+    # Bins of 1, 10 and 1000 examples that are all right at a confidence of about half: 1, 10 and 1000 of n + 3.84.
+    bins = by_hand([1, 10, 1000], [0.2, 0.5, 0.7], [1.0, 1.0, 1.0])
+    upper = draw_reliability_grid([ReliabilityPanel("CE", 0, 0, bins, None)]).axes[0]
+    for label, full in (("accuracy", "#56B4E9"), ("gap: under-confident", "#009E73")):
+        (box,) = (box for box in upper.containers if isinstance(box, BarContainer) and box.get_label() == label)
+        # The legend shows the first.
+        assert [patch.get_x() for patch in box.patches] == pytest.approx([2 / 3, 1 / 3, 0])
+        lost = [1 - np.array(patch.get_facecolor()[:3]) for patch in box.patches]
+        share = 1.0 if label == "accuracy" else 0.25
+        for colour, n in zip(lost, (1000, 10, 1), strict=True):
+            np.testing.assert_allclose(colour, share * n / (n + 1.96**2) * (1 - np.array(to_rgb(full))), rtol=1e-3)
 
 
 def test_draw_reliability_intervals_stand_at_the_mean_confidence() -> None:

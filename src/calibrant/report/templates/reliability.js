@@ -23,10 +23,12 @@ function drawBar(parent, plot, row, bins) {
   const x = plot.x(row.index / bins) + space;
   const wide = plot.x((row.index + 1) / bins) - plot.x(row.index / bins) - 2 * space;
   const top = plot.y(row.accuracy);
+  // Faint where few examples are known, as in figures: a single one is no finding.
+  const opacity = row.count / (row.count + 3.84);
   shape("rect", {
-    class: `accuracy${wide < SLIM ? " slim" : ""}`, x, y: top, width: wide, height: plot.top + plot.height - top, "data-bin": row.index, "data-count": row.count,
+    class: `accuracy${wide < SLIM ? " slim" : ""}`, x, y: top, width: wide, height: plot.top + plot.height - top, "data-bin": row.index, "data-count": row.count, opacity,
   }, parent);
-  const gap = { x, width: wide, y: plot.y(Math.max(row.confidence, row.accuracy)), "data-bin": row.index };
+  const gap = { x, width: wide, y: plot.y(Math.max(row.confidence, row.accuracy)), "data-bin": row.index, opacity };
   gap.height = Math.abs(plot.y(row.confidence) - top);
   shape("rect", { class: `gap ${row.gap > 0 ? "over" : "under"}${wide < SLIM ? " slim" : ""}`, ...gap }, parent);
   shape("line", { class: "confidence", x1: x, x2: x + wide, y1: plot.y(row.confidence), y2: plot.y(row.confidence) }, parent);
