@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Idle OpenMP threads that spin instead of sleeping make a busy machine several times slower.
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: demo test docs browser lint types unit format clean
+.PHONY: demo test docs release-check browser lint types unit format clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,22 @@ test: lint
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -d $(VENV)/doctrees docs site
 	@echo "Open site/index.html."
+
+# What a release needs: a wheel and a source package in dist/, both installed into an empty environment and tried there.
+EMPTY = $(VENV)/empty
+release-check: | $(BIN)/python
+	rm -rf dist $(EMPTY)
+	$(PIP) install -q build twine
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv $(EMPTY)
+	set -e; for package in dist/*; do \
+		$(EMPTY)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt --force-reinstall $$deps $$package; \
+		cd $(EMPTY); \
+		bin/python -c 'import calibrant; assert "site-packages" in calibrant.__file__; print("calibrant", calibrant.__version__)'; \
+		bin/calibrant demo --measure --out .; bin/calibrant measure demo.npz; \
+		cd - >/dev/null; deps=--no-deps; \
+	done
 
 # A browser for the tests of the report, where the system has none. Needs root or sudo for that; without, the tests that need it
 # are skipped and say so.

@@ -19,15 +19,15 @@ CONTENTS = {
     "Quick start": "start/scikit-learn start/pytorch start/transformers start/research",
     "Examples": "examples/index",
     "Measure": "measure metrics intervals streaming files report",
-    "Repair": "calibrators",
+    "Repair and decide": "calibrators decisions",
     "Train": "train losses meta trainers data",
     "Compare": "compare figures reproduce results research",
     "Reference": "reference/index",
     "Project": "reference/changelog reference/contributing architecture research-archive",
 }
 # The modules whose names are promised, and the files outside this folder that are pages of the site too.
-MODULES = """calibrant calibrant.metrics calibrant.calibrators calibrant.losses calibrant.meta calibrant.integrations.lightning
-calibrant.integrations.transformers calibrant.data calibrant.backbones calibrant.grid calibrant.report calibrant.io""".split()
+MODULES = """calibrant calibrant.metrics calibrant.calibrators calibrant.losses calibrant.meta calibrant.decisions
+calibrant.integrations.lightning calibrant.integrations.transformers calibrant.data calibrant.backbones calibrant.grid calibrant.report calibrant.io""".split()
 PAGES_ABOVE = {"../CONTRIBUTING.md": "reference/contributing.md", "../CHANGELOG.md": "reference/changelog.md"}
 
 project = "calibrant"
@@ -73,7 +73,7 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "examples",
     "filename_pattern": r"/plot_",
-    "ignore_pattern": r"_loop\.py",
+    "ignore_pattern": r"^(?!plot_)",
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
     "min_reported_time": 0,
@@ -115,7 +115,9 @@ def adapt_page(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = re.sub(rf"\]\((\.\./)*{re.escape(file)}", f"](/{target}", source[0])
     source[0] = re.sub(r"\]\((\.\./)+examples/(plot_\w+)\.py\)", r"](/examples/\2.rst)", source[0])
     if page == root_doc:
-        for caption, pages in CONTENTS.items():
+        listed = " ".join(CONTENTS.values()).split()
+        others = sorted(path.stem for path in DOCS.glob("*.md") if path.stem not in (root_doc, *listed))
+        for caption, pages in (CONTENTS | ({"More": " ".join(others)} if others else {})).items():
             listed = "\n".join(pages.split())
             source[0] += f"\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```\n"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from calibrant.meta import MetaLearner
     from calibrant.metrics.measure import measure
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "MetaLearner",
     "Predictions",
