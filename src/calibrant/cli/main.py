@@ -43,6 +43,10 @@ EXAMPLES = {
         "calibrant report test.npz --fit val.npz --out report.html",
         "calibrant report --run runs --out runs.html",
     ),
+    "monitor": (
+        "calibrant monitor predictions/ --time date --window week --figure drift.png",
+        "calibrant monitor stream.parquet --time served_at --fail-on-alarm",
+    ),
     "compare": (
         "calibrant compare --data digits --methods ce,ce+ts,focal --seeds 3 --out comparison",
         "calibrant compare --data birds --add ours.npz --add theirs.npz --out comparison",
@@ -63,7 +67,7 @@ _CALIBRATORS = ("Calibrators: {}.", "calibrant.calibrators", "CALIBRATORS")
 _WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
         ("Begin with `calibrant demo`. `calibrant COMMAND --help` says more.",),
-        ("Exit codes: 0 done, 1 something failed, 2 wrong input, 3 a limit of --fail-if is broken, 130 or 143 interrupted.",),
+        ("Exit codes: 0 done, 1 something failed, 2 wrong input, 3 a broken limit or an alarm, 130 or 143 interrupted.",),
     ),
     "train": (_METHODS, ("Networks: {}.", "calibrant.backbones", "BACKBONES")),
     "repair": (_CALIBRATORS,),
@@ -288,6 +292,31 @@ def report(
 
     A verdict in plain words, the reliability diagram for any number of bins, classes, every metric with its interval; with
     --fit what calibrators would bring, with --run the learning curves and the comparison of runs.
+    """
+
+
+@app.command(cls=Command, short_help="Watch predictions over time; an alarm when they stop being calibrated.")
+@runs("monitor:monitor_stream")
+def monitor(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Files of predictions, or folders of them.")],
+    time: Annotated[str, typer.Option(metavar="COLUMN", help="Column of dates, or NAME of folders NAME=DATE.")] = "date",
+    window: Annotated[str, typer.Option(metavar="LENGTH", help="hour, day, week, month; value: one for each value.")] = "day",
+    tolerance: Annotated[float, typer.Option(metavar="SHARE", help="How far probabilities may be off without alarm.")] = 0.02,
+    false_alarms: Annotated[
+        float, typer.Option(metavar="SHARE", help="Chance of any alarm without cause, over all windows.")
+    ] = 0.05,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a chart, as FILE.png and FILE.pdf.")] = None,
+    fail_on_alarm: Annotated[bool, typer.Option("--fail-on-alarm", help="End with exit code 3 on an alarm.")] = False,
+    as_json: AsJson = False,
+    class_names: ClassNames = None,
+    ignore_index: IgnoreIndex = None,
+    n_bins: Bins = 15,
+    resamples: Resamples = 1000,
+    seed: Seed = 0,
+) -> None:
+    """Measure predictions in windows of time, and say when the model is no longer calibrated.
+
+    The alarm holds its rate of false alarms over all windows, however many there will be. Files are read piece by piece.
     """
 
 

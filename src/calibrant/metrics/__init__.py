@@ -33,6 +33,7 @@ from calibrant.metrics.kernel import (
     smooth_expected_calibration_error,
     squared_kernel_calibration_error,
 )
+from calibrant.metrics.monitor import CalibrationMonitor
 from calibrant.metrics.paired import paired_test
 from calibrant.metrics.scores import (
     BrierParts,
@@ -71,6 +72,7 @@ __all__ = [
     "AreaUnderRiskCoverage",
     "BrierParts",
     "BrierScore",
+    "CalibrationMonitor",
     "CalibrationSuite",
     "ClasswiseCalibrationError",
     "DebiasedCalibrationError",
