@@ -17,7 +17,7 @@ from calibrant.calibrators.tables import (
     BayesianBinning,
     HistogramBinning,
     IsotonicCalibration,
-    OrderPreservingIsotonic,
+    JointIsotonicCalibration,
     SplineCalibration,
     TopLabelBinning,
 )
@@ -40,7 +40,7 @@ CALIBRATORS: Registry[type[Calibrator]] = Registry(
         "mc_temperature": MonteCarloTemperatureScaling,
         "ensemble_temperature": EnsembleTemperatureScaling,
         "spline": SplineCalibration,
-        "joint_isotonic": OrderPreservingIsotonic,
+        "joint_isotonic": JointIsotonicCalibration,
         "platt": PlattScaling,
         "vector": VectorScaling,
         "beta": BetaCalibration,
@@ -55,8 +55,9 @@ CALIBRATORS: Registry[type[Calibrator]] = Registry(
     },
     of=type,
 )
-# The name of before, for one release.
+# Former names, for one release.
 ALL_CALIBRATORS = CALIBRATORS
+OrderPreservingIsotonic = JointIsotonicCalibration
 
 
 def name_of(calibrator: Calibrator) -> str:
@@ -83,6 +84,7 @@ __all__ = [
     "HistogramBinning",
     "Identity",
     "IsotonicCalibration",
+    "JointIsotonicCalibration",
     "MatrixScaling",
     "MonteCarloTemperatureScaling",
     "OrderPreservingIsotonic",

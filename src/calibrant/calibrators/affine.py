@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -48,57 +49,44 @@ def dirichlet_log_probs(logits: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def affine_loss(parameters: Vector, data: FitData, precision: Tensor, bias_precision: float) -> tuple[float, Vector]:
-    r"""Mean NLL of :math:`\mathrm{softmax}(W x + b)` with normal priors around the identity map, and its gradient.
+    r"""Mean NLL of :math:`\mathrm{softmax}(x + A x + b)` with normal priors around zero, and its gradient.
 
-    .. math:: \frac1N \Bigl[\sum_i w_i \mathrm{NLL}_i + \tfrac12 \sum_{kl} r_{kl} (W_{kl} - [k = l])^2
-        + \tfrac12 r_b \sum_k b_k^2\Bigr]
+    .. math:: \frac1N \Bigl[\sum_i w_i \mathrm{NLL}_i + \tfrac12 \sum_{kl} r_{kl} A_{kl}^2 + \tfrac12 r_b \sum_k b_k^2\Bigr]
 
     Args:
-        parameters: W ``[C, C]``, or ``[C]`` if it is diagonal, and then b ``[C]``, in one row.
+        parameters: A ``[C, C]``, or ``[C]`` if it is diagonal, and then b ``[C]``, in one row.
         data: Features x as its logits ``[N, C]``, float64, with labels and weights w.
-        precision: Inverse variances r, shaped as W.
+        precision: Inverse variances r, shaped as A.
         bias_precision: The inverse variance of a bias.
     """
-    weight, bias = split_parameters(parameters, precision)
-    away = weight - identity_like(precision)
+    away, bias = split_parameters(parameters, precision)
     slope, bias_slope = precision * away, bias_precision * bias
     value = 0.5 * float((slope * away).sum() + bias_slope @ bias)
     for inputs, labels, weights in data.chunks():
-        log_probs = (inputs * weight if weight.ndim == 1 else inputs @ weight.T).add_(bias).log_softmax(1)
+        moved = inputs * away if away.ndim == 1 else inputs @ away.T
+        log_probs = moved.add_(inputs).add_(bias).log_softmax(1)
         index, share = labels.unsqueeze(1), weights.unsqueeze(1)
         value -= float(weights @ log_probs.gather(1, index).squeeze(1))
         residual = log_probs.exp_().scatter_add_(1, index, -torch.ones_like(share)).mul_(share)
         bias_slope += residual.sum(0)
-        slope += residual.mul_(inputs).sum(0) if weight.ndim == 1 else residual.T @ inputs
+        slope += residual.mul_(inputs).sum(0) if away.ndim == 1 else residual.T @ inputs
     return value / len(data), torch.cat([slope.flatten(), bias_slope]).numpy() / len(data)
 
 
 def split_parameters(parameters: Vector, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """Return W, shaped as ``precision``, and b ``[C]``."""
+    """Return A, shaped as ``precision``, and b ``[C]``."""
     flat, classes = torch.from_numpy(parameters), len(precision)
     return flat[:-classes].view_as(precision), flat[-classes:]
 
 
-def identity_like(precision: Tensor) -> Tensor:
-    """The W, of the shape of ``precision``, that changes nothing."""
-    return torch.ones_like(precision) if precision.ndim == 1 else torch.eye(len(precision), dtype=torch.float64)
-
-
 def fit_affine(
-    data: FitData,
-    precision: Tensor,
-    bias_precision: float,
-    *,
-    max_iter: int,
-    tolerance: float,
-    start: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return W and b of least loss, by L-BFGS, until a step improves the loss by less than ``tolerance`` of it."""
-    weight, bias = start or (identity_like(precision), torch.zeros(len(precision), dtype=torch.float64))
+    data: FitData, precision: Tensor, bias_precision: float, *, max_iter: int, tolerance: float, start: Vector | None = None
+) -> Vector:
+    """Return A and b of least loss, by L-BFGS, until a step improves the loss by less than ``tolerance`` of it."""
     options = {"maxiter": max_iter, "ftol": tolerance, "gtol": 1e-7, "maxcor": 10}
+    start = np.zeros(precision.numel() + len(precision)) if start is None else start
     given = (data, precision, bias_precision)
-    found = minimize(affine_loss, np.append(weight, bias), given, jac=True, method="L-BFGS-B", options=options)
-    return split_parameters(found.x, precision)
+    return np.asarray(minimize(affine_loss, start, given, jac=True, method="L-BFGS-B", options=options).x)
 
 
 class _AffineCalibrator(Calibrator):
@@ -115,6 +103,7 @@ class _AffineCalibrator(Calibrator):
         return FitData(self.features(data.logits) / scale, data.labels, data.weights), scale
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class VectorScaling(_AffineCalibrator):
     r"""Scales and shifts the logit of every class: :math:`q = \mathrm{softmax}(w \odot z + b)`, by least NLL.
 
@@ -133,20 +122,21 @@ class VectorScaling(_AffineCalibrator):
         Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017.
     """
 
+    ridge: float = 1.0
+    max_iter: int = 500
+
     label = "vector scaling"
     rules = {"ridge": check_positive, "max_iter": check_count}
-
-    def __init__(self, *, ridge: float = 1.0, max_iter: int = 500) -> None:
-        self.ridge = ridge
-        self.max_iter = max_iter
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         inputs, scale = self._scaled(data)
         precision = torch.full((data.num_classes,), self.ridge, dtype=torch.float64)
-        weight, bias = fit_affine(inputs, precision, self.ridge, max_iter=self.max_iter, tolerance=1e-9)
-        return {"weight": weight / scale, "bias": bias}
+        found = fit_affine(inputs, precision, self.ridge, max_iter=self.max_iter, tolerance=1e-9)
+        away, bias = split_parameters(found, precision)
+        return {"weight": (1 + away) / scale, "bias": bias}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class MatrixScaling(_AffineCalibrator):
     r"""Maps logits by a matrix and a bias, :math:`q = \mathrm{softmax}(W z + b)`, with penalties chosen by cross-validation.
 
@@ -173,6 +163,12 @@ class MatrixScaling(_AffineCalibrator):
         calibration", NeurIPS 2019 (MS-ODIR).
     """
 
+    spreads: Sequence[float] = (0.01, 0.03, 0.1, 0.3, 1.0)
+    ridge: float = 1.0
+    n_folds: int = 3
+    max_iter: int = 200
+    seed: int = 0
+
     label = "matrix scaling"
     rules = {
         "spreads": check_ascending,
@@ -182,21 +178,6 @@ class MatrixScaling(_AffineCalibrator):
     }
     also_kept = ("spread",)
 
-    def __init__(
-        self,
-        *,
-        spreads: Sequence[float] = (0.01, 0.03, 0.1, 0.3, 1.0),
-        ridge: float = 1.0,
-        n_folds: int = 3,
-        max_iter: int = 200,
-        seed: int = 0,
-    ) -> None:
-        self.spreads = spreads
-        self.ridge = ridge
-        self.n_folds = n_folds
-        self.max_iter = max_iter
-        self.seed = seed
-
     def settle(self, data: FitData) -> MatrixScaling:
         """Return a calibrator with the one spread that cross-validation on ``data`` chooses."""
         spread = self._choose_spread(self._scaled(data)[0])
@@ -205,11 +186,12 @@ class MatrixScaling(_AffineCalibrator):
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         inputs, scale = self._scaled(data)
         self.spread_ = self._choose_spread(inputs)
-        weight, bias = fit_affine(inputs, *self._prior(inputs, self.spread_), max_iter=self.max_iter, tolerance=1e-8)
-        return {"weight": weight / scale, "bias": bias}
+        prior = self._prior(inputs, self.spread_)
+        away, bias = split_parameters(fit_affine(inputs, *prior, max_iter=self.max_iter, tolerance=1e-8), prior[0])
+        return {"weight": (torch.eye(data.num_classes, dtype=torch.float64) + away) / scale, "bias": bias}
 
     def _prior(self, inputs: FitData, spread: float) -> tuple[Tensor, float]:
-        """Inverse variances of W and of a bias."""
+        """Inverse variances of the entries of W - I and of a bias."""
         precision = torch.full((inputs.num_classes, inputs.num_classes), spread**-2, dtype=torch.float64)
         return precision.fill_diagonal_(self.ridge), (_BIAS_SPREAD * spread) ** -2
 
@@ -219,15 +201,14 @@ class MatrixScaling(_AffineCalibrator):
             return self.spreads[0]
         parts = [(inputs.subset(kept), inputs.subset(held)) for kept, held in inputs.folds(self.n_folds, seed=self.seed)]
         steps = max(5, min(_PATH_STEPS, self.max_iter, _PATH_ENTRIES // inputs.num_classes**2))
-        paths: list[tuple[Tensor, Tensor] | None] = [None] * len(parts)
+        paths: list[Vector | None] = [None] * len(parts)
         best, least = self.spreads[0], np.inf
         for spread in self.spreads:
             total = 0.0
             for k, (kept, held) in enumerate(parts):
                 prior = self._prior(kept, spread)
-                path = paths[k] = fit_affine(kept, *prior, max_iter=steps, tolerance=_PATH_TOLERANCE, start=paths[k])
-                log_probs = affine_log_probs(held.logits, *path)
-                total -= float(held.weights @ log_probs.gather(1, held.labels.unsqueeze(1)).squeeze(1))
+                paths[k] = path = fit_affine(kept, *prior, max_iter=steps, tolerance=_PATH_TOLERANCE, start=paths[k])
+                total += len(held) * affine_loss(path, held, torch.zeros_like(prior[0]), 0.0)[0]
             if total >= least:
                 break
             best, least = spread, total
@@ -351,6 +332,7 @@ class PlattScaling(_SigmoidCalibrator):
         return fit_logistic(features, answers, weights, strength=0.0, centre=centre)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BetaCalibration(_SigmoidCalibrator):
     r"""Fits a beta curve, which can bend either way at both ends, to the probability of every class, then normalises.
 
@@ -371,13 +353,12 @@ class BetaCalibration(_SigmoidCalibrator):
         calibration for binary classifiers", AISTATS 2017.
     """
 
+    ridge: float = 0.01
+
     label = "beta calibration"
     rules = {"ridge": check_positive}
     learned = ("weight", "bias")
     formula = staticmethod(beta_log_probs)
-
-    def __init__(self, *, ridge: float = 0.01) -> None:
-        self.ridge = ridge
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         log_probs = floor_logits(data.logits.double()).log_softmax(-1)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from calibrant.calibrators.base import Calibrator, Identity, Learned
+from calibrant.calibrators.base import Calibrator, Identity, Learned, Rule
 from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, FitData, check_same_classes
 from calibrant.core.checks import FitError, check_choice, check_count
 from calibrant.core.records import Predictions
@@ -24,10 +24,13 @@ from calibrant.core.scores import Paired, Scores, without_nan
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
 
-# Called with the name of the method just tried, how many are done and how many there are.
+# Called before each fit, with the name of the method, how many fits are done and how many there will be.
 Progress = Callable[[str, int, int], None]
 
-_NORMAL_95 = NormalDist().inv_cdf(0.975)
+# Of the gain of the best method, a simpler one must keep this share to be taken instead.
+_KEPT_GAIN = 0.95
+# Standard errors by which a method must be worse than the best so far to be given up.
+_GIVEN_UP = 3.0
 
 
 def nll_scores(log_probs: Tensor, labels: Tensor) -> Tensor:
@@ -54,56 +57,67 @@ class Ranked(NamedTuple):
     Attributes:
         name: Its name; "none" is doing nothing.
         score: Mean held-out score per example; lower is better.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-        gain: Mean score of doing nothing minus its own, on the same examples: positive is an improvement.
-        gain_low: Lower end of the 95 % interval of the gain.
+        gain: Mean score of doing nothing minus its own: positive is an improvement. Of a method given up early, that of the
+            best one less what this one lost to it on the same examples.
+        gain_low: Lower end of the interval of the gain; those of all methods hold together in 95 %.
         gain_high: Upper end.
         failure: Why it was not used, or None: its fit failed, or cannot be trusted on these data.
+        note: Why it was chosen, or not.
     """
 
     name: str
     score: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
     gain: float = math.nan
     gain_low: float = math.nan
     gain_high: float = math.nan
     failure: str | None = None
+    note: str = ""
 
 
-def mean_interval(values: Tensor, weights: Tensor) -> tuple[float, float, float]:
-    """Weighted mean of ``values [N]`` and its 95 % interval, from the weighted variance."""
-    total = weights.sum()
-    mean = (weights @ values) / total
-    n_effective = total**2 / (weights @ weights)
-    spread = (weights @ (values - mean) ** 2) / total
-    half = _NORMAL_95 * math.sqrt(float(spread / (n_effective - 1).clamp(min=1)))
-    return float(mean), float(mean) - half, float(mean) + half
+def gain_of(name: str, over: str, held: Mapping[str, Tensor], weights: Tensor) -> tuple[float, float]:
+    """By how much the mean score of ``name`` is below that of ``over``, where both have one, and the standard error."""
+    gains = held[over] - held[name]
+    known = ~gains.isnan()
+    gains, shares = gains[known], weights[known] / weights[known].sum()
+    mean = shares @ gains
+    # The effective number of examples is one over the sum of squared shares.
+    error = torch.sqrt(shares @ (gains - mean) ** 2 / (1 / (shares @ shares) - 1).clamp(min=1))
+    return float(mean), float(error)
 
 
-def choose(held: Mapping[str, Tensor], weights: Tensor) -> str:
-    """Return the simplest name that nothing is clearly better than, from the held-out scores ``[N]`` of each.
+def rank(held: Mapping[str, Tensor], weights: Tensor, best: str) -> dict[str, Ranked]:
+    """Rank by the gain on doing nothing, from the held-out scores ``[N]``; ``best`` has one for every example, others may lack.
 
-    Names are in order, "none" and then the simplest first. Only what is clearly better than doing nothing can be chosen: a gain
-    whose 95 % interval includes zero may be chance. Of these it is the first that no simpler one beats and that is worse than
-    the best by at most one standard error of their difference. (A method that varies much from example to example is not
-    clearly worse than the best either, though a simpler and better one may be.)
+    A gain is clear if it is so for all methods together: many useless methods seem to gain no more often than one.
     """
-    able = ["none"]
-    for name, scores in held.items():
-        gain, low, _ = mean_interval(held["none"] - scores, weights)
-        # An infinite gain has no interval.
-        able += [name] if low > 0 or gain == math.inf else []
-    score = {name: float(weights @ held[name]) for name in able}
-    best = min(able, key=score.__getitem__)
+    quantile = NormalDist().inv_cdf(1 - 0.025 / max(len(held) - 1, 1))
+    most, _ = gain_of(best, "none", held, weights)
+    found = {}
+    for name in held:
+        gain, wide = most - gain_of(best, name, held, weights)[0], quantile * gain_of(name, "none", held, weights)[1]
+        score = float(weights @ held["none"] / weights.sum()) - gain
+        found[name] = Ranked(name, score, gain, gain - wide, gain + wide)
+    return found
 
-    def as_good(name: str) -> bool:
-        worse, low, _ = mean_interval(held[name] - held[best], weights)
-        beaten = any(score[simpler] < score[name] for simpler in able[: able.index(name)])
-        return name == best or (not beaten and worse <= (worse - low) / _NORMAL_95)
 
-    return next(filter(as_good, able))
+def choose(ranked: Mapping[str, Ranked], held: Mapping[str, Tensor], weights: Tensor) -> str:
+    """Return the name of the method to take; names are in order, "none" and then the simplest first.
+
+    Only what is clearly better than doing nothing can be chosen. Of these it is the simplest that keeps 95 % of the best one's
+    gain and is worse by at most one standard error of their difference, unless a simpler one has a better score. (A method that
+    varies much from example to example is never clearly worse than the best, though a simpler and better one may be.)
+    """
+    clear = [name for name, entry in ranked.items() if entry.gain_low > 0]
+    if not clear:
+        return "none"
+    best = max(clear, key=lambda name: ranked[name].gain)
+
+    def is_enough(name: str) -> bool:
+        lost, error = gain_of(best, name, held, weights)
+        beaten = any(ranked[simpler].gain > ranked[name].gain for simpler in clear[: clear.index(name)])
+        return name == best or (not beaten and lost <= min((1 - _KEPT_GAIN) * ranked[best].gain, error))
+
+    return next(filter(is_enough, clear))
 
 
 def advise(ranking: Sequence[Ranked], chosen: str, score: str) -> str:
@@ -113,18 +127,13 @@ def advise(ranking: Sequence[Ranked], chosen: str, score: str) -> str:
     if not used:
         return "Doing nothing is all that is left: no method could be used on these examples."
     best = next(iter(used.values()))
+    entry = used.get(chosen, best)
+    interval = f"by {entry.gain:.4f} (95% interval of all together {entry.gain_low:.4f} to {entry.gain_high:.4f})"
     if chosen == "none":
-        return (
-            f"Doing nothing is best: no method improves the held-out {what} clearly (the nearest, {best.name}, changes it by "
-            f"{-best.gain:+.4f}, 95% interval {-best.gain_high:+.4f} to {-best.gain_low:+.4f})."
-        )
-    entry = used[chosen]
-    lowers = f"it lowers the held-out {what} by {entry.gain:.4f} (95% interval {entry.gain_low:.4f} to {entry.gain_high:.4f})"
-    if math.isinf(entry.gain):
-        lowers = f"as given, held-out labels have probability zero; with it the {what} is {entry.score:.4f} instead of infinite"
-    if best is entry:
-        return f"{chosen} is best: {lowers}."
-    return f"{chosen} is enough: {lowers}, and {best.name}, with the least, is not clearly better."
+        nearest = f"The nearest, {best.name}, lowers it {interval}."
+        return f"Doing nothing is best: no method lowers the held-out {what} clearly. {nearest}"
+    rest = "" if best is entry else f", and {best.name} is hardly better"
+    return f"{chosen} is {'enough' if rest else 'best'}: it lowers the held-out {what} {interval}{rest}."
 
 
 def candidates() -> dict[str, type[Calibrator]]:
@@ -134,12 +143,13 @@ def candidates() -> dict[str, type[Calibrator]]:
     return {name: kind for name, kind in CALIBRATORS.available().items() if kind.in_auto}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AutoCalibrator(Calibrator):
     """Tries every calibrator on held-out parts of the fit data, ranks them, and fits the best on all of it.
 
-    Every method predicts each example from a fit that has not seen it. The one of least mean score wins, unless a simpler one
-    (an earlier one in the table) is worse by no more than one standard error of their difference on the same examples: then
-    nothing shows that the complexity pays. Where no gain on doing nothing has a 95 % interval above zero, nothing is done.
+    Every method predicts each example from a fit that has not seen it. A method is chosen only if it is clearly better than
+    doing nothing, however many were tried; the simplest that keeps nearly all of the best one's gain is taken (`choose`).
+    Methods that are clearly worse than the best after some of the parts are not fitted to the others.
 
     A method that cannot be trusted on the data is not used, and the ranking says why: it would warn of too few examples, it
     learns something of every class and a class has no example (or there are fewer than 100 in all), or its temperature ends at
@@ -156,8 +166,8 @@ class AutoCalibrator(Calibrator):
         best_: The fitted calibrator; an `Identity` if doing nothing is best.
         best_name_: Its name in the ranking.
         advice_: What was found, in a sentence.
-        settled_: Name → calibrator of every method that was used, with the hyper-parameters that were chosen for it; only the
-            best is fitted. Not kept in files.
+        candidates_: Name → calibrator of every method that was used, with the hyper-parameters that were chosen for it; only
+            the best is fitted. Not kept in files.
 
     Example:
         >>> from calibrant.data.synthetic import synthetic_predictions
@@ -167,38 +177,26 @@ class AutoCalibrator(Calibrator):
         ('temperature', 2)
     """
 
+    methods: Sequence[str] | None = None
+    scoring: Literal["nll", "brier"] = "nll"
+    n_folds: int = 5
+    seed: int = 0
+
     label = "the best by cross-validation"
-    rules = {"scoring": partial(check_choice, choices=(*SCORES,)), "n_folds": partial(check_count, least=2)}
+    rules: ClassVar[Mapping[str, Rule]] = {
+        "scoring": partial(check_choice, choices=(*SCORES,)),
+        "n_folds": partial(check_count, least=2),
+    }
     needs_every_class = False
     in_auto = False
     few_samples = 100
 
-    _progress: Progress | None = None
+    _progress: Progress | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        *,
-        methods: Sequence[str] | None = None,
-        scoring: Literal["nll", "brier"] = "nll",
-        n_folds: int = 5,
-        seed: int = 0,
-    ) -> None:
-        self.methods = methods
-        self.scoring = scoring
-        self.n_folds = n_folds
-        self.seed = seed
-
-    def on_progress(self, progress: Progress | None) -> AutoCalibrator:
-        """Have ``progress(name, done, total)`` called after each method is tried; return this calibrator."""
+    def on_progress(self, progress: Progress) -> AutoCalibrator:
+        """Have ``progress(name, done, total)`` called before each fit; return this calibrator."""
         self._progress = progress
         return self
-
-    def methods_to_try(self) -> dict[str, type[Calibrator]]:
-        """Name → calibrator of what a fit tries, simplest first."""
-        table = candidates()
-        for name in self.methods or ():
-            lookup(table, name, kind="calibrator")
-        return {name: kind for name, kind in table.items() if self.methods is None or name in self.methods}
 
     def doubts(self, data: FitData) -> list[str]:
         """Why the choice may not be trusted: few examples, classes without any, or nothing to learn from."""
@@ -210,50 +208,72 @@ class AutoCalibrator(Calibrator):
         return [doubt for doubt in found if doubt]
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        table = self.methods_to_try()
-        self.settled_: dict[str, Calibrator] = {}
-        held = {"none": self._score(Identity(), data, slice(None))}
-        failures = []
-        for done, (name, kind) in enumerate(table.items(), 1):
-            try:
-                self.settled_[name], held[name] = self._try(kind(), data)
-            except (FitError, CalibrationWarning) as error:
-                failures.append(Ranked(name, failure=str(error)))
-            if self._progress is not None:
-                self._progress(name, done, len(table))
-        ranked = [
-            Ranked(name, *mean_interval(scores, data.weights), *mean_interval(held["none"] - scores, data.weights))
-            for name, scores in held.items()
-        ]
-        self.ranking_ = (*sorted(ranked, key=lambda entry: entry.score), *failures)
-        self.best_name_ = choose(held, data.weights)
-        self.best_ = self.settled_.get(self.best_name_, Identity())
+        table = candidates()
+        for name in self.methods or ():
+            lookup(table, name, kind="calibrator")
+        tried = {name: kind() for name, kind in table.items() if self.methods is None or name in self.methods}
+        failures = {name: _doubt(calibrator, data, self.few_samples) for name, calibrator in tried.items()}
+        failures = {name: doubt for name, doubt in failures.items() if doubt}
+        self.candidates_ = {name: calibrator for name, calibrator in tried.items() if name not in failures}
+        held, given_up = self._race(data, failures)
+        alive = [name for name in held if name not in given_up]
+        ranked = rank(held, data.weights, max(alive, key=lambda name: gain_of(name, "none", held, data.weights)[0]))
+        chosen = choose({name: ranked[name] for name in alive}, held, data.weights)
+        for name, entry in ranked.items():
+            note = given_up.get(name, "")
+            if name == chosen:
+                note = "chosen"
+            elif entry.gain_low <= 0 < entry.gain:
+                note = "the gain may be chance"
+            elif entry.gain > ranked[chosen].gain and not note:
+                note = f"hardly better than {chosen}, which is simpler"
+            ranked[name] = entry._replace(note=note)
+        unused = [Ranked(name, failure=failure, note="not used") for name, failure in failures.items()]
+        self.ranking_ = (*sorted(ranked.values(), key=lambda entry: -entry.gain), *unused)
+        self.best_name_, self.advice_ = chosen, advise(self.ranking_, chosen, self.scoring)
+        self.best_ = self.candidates_.get(chosen, Identity())
         self.best_.learn(data)
-        self.advice_ = advise(self.ranking_, self.best_name_, self.scoring)
+        self.best_.floor_ = self.floor_
         return {}
 
-    def _try(self, calibrator: Calibrator, data: FitData) -> tuple[Calibrator, Tensor]:
-        """Settle hyper-parameters, and score every example ``[N]`` by a fit that has not seen it; raise if that is no use."""
-        doubts = [_nothing_to_learn(data), *calibrator.doubts(data)]
-        if calibrator.needs_every_class:
-            doubts.append(data.too_few(self.few_samples, what="a choice of this method"))
-        if any(doubts):
-            raise FitError(f"{type(calibrator).__name__}.fit: {next(filter(None, doubts))}")
-        scores = torch.empty(len(data), dtype=torch.float64)
-        with warnings.catch_warnings():
-            # What was left out in a fold is no news, but a temperature at its bound is not to be used.
-            warnings.simplefilter("ignore", CalibrationWarning)
-            warnings.simplefilter("error", BoundWarning)
-            settled = calibrator.settle(data)
-            for kept, rows in data.folds(self.n_folds, seed=self.seed):
-                fitted = clone(settled)
-                fitted.learn(data.subset(kept))
-                scores[rows] = self._score(fitted, data, rows)
-        return settled, scores
+    def _race(self, data: FitData, failures: dict[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Score every example by fits that have not seen it, fold by fold; give up what is clearly worse than the best so far.
 
-    def _score(self, calibrator: Calibrator, data: FitData, rows: Tensor | slice) -> Tensor:
+        Returns held-out scores ``[N]``, NaN where a method was not tried, and a note for those given up; adds to ``failures``.
+        """
         _, score = SCORES[self.scoring]
-        return score(calibrator.log_probs(data.logits[rows]), data.labels[rows])
+        held = {"none": score(Identity().log_probs(data.logits), data.labels)}
+        held |= {name: torch.full_like(held["none"], torch.nan) for name in self.candidates_}
+        given_up: dict[str, str] = {}
+        done = 0
+        for part, (kept, rows) in enumerate(data.folds(self.n_folds, seed=self.seed), 1):
+            seen, unseen = data.subset(kept), data.subset(rows)
+            alive = [name for name in self.candidates_ if name not in given_up]
+            total = done + len(alive) * (self.n_folds - part + 1)
+            for name in alive:
+                if self._progress:
+                    self._progress(name, done, total)
+                done += 1
+                try:
+                    with warnings.catch_warnings():
+                        # What was left out in a fold is no news, but a temperature at its bound is not to be used.
+                        warnings.simplefilter("ignore", CalibrationWarning)
+                        warnings.simplefilter("error", BoundWarning)
+                        if part == 1:
+                            self.candidates_[name] = self.candidates_[name].settle(seen)
+                        fitted: Calibrator = clone(self.candidates_[name])
+                        fitted.learn(seen)
+                    held[name][rows] = score(fitted.log_probs(unseen.logits), unseen.labels)
+                except (FitError, CalibrationWarning) as failure:
+                    failures[name] = str(failure)
+                    del self.candidates_[name], held[name]
+            alive = ["none", *(name for name in self.candidates_ if name not in given_up)]
+            best = max(alive, key=lambda name: gain_of(name, "none", held, data.weights)[0])
+            for name in alive[1:]:
+                lost, error = gain_of(best, name, held, data.weights)
+                if lost > _GIVEN_UP * error and part < self.n_folds:
+                    given_up[name] = f"given up after {part} of {self.n_folds} parts"
+        return held, given_up
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Apply the best calibrator; no guard rails."""
@@ -273,7 +293,7 @@ class AutoCalibrator(Calibrator):
         self.best_ = Calibrator.from_dict(learned["best"])  # type: ignore[arg-type]
         self.best_name_, self.advice_ = str(learned["name"]), str(learned["advice"])
         entries: list[dict[str, object]] = learned["ranking"]  # type: ignore[assignment]
-        known = ({key: value for key, value in entry.items() if value is not None} for entry in entries)
+        known = ({key: e[key] for key in Ranked._fields if e.get(key) is not None} for e in entries)
         self.ranking_ = tuple(Ranked(**entry) for entry in known)  # type: ignore[arg-type]
 
 
@@ -282,6 +302,13 @@ def _nothing_to_learn(data: FitData) -> str:
     if bool((data.logits.argmax(1) != data.labels).any()) and bool((data.labels != data.labels[0]).any()):
         return ""
     return "every example is predicted right, or has the same label, so that they cannot show how sure to be. Use other data."
+
+
+def _doubt(calibrator: Calibrator, data: FitData, fewest: int) -> str:
+    """Why a method is not tried; empty if it is. To learn something of every class takes ``fewest`` examples or more."""
+    few = data.too_few(fewest, what="a choice of this method") if calibrator.needs_every_class else ""
+    found = next(filter(None, [_nothing_to_learn(data), *calibrator.doubts(data), few]), "")
+    return f"{type(calibrator).__name__}.fit: {found}" if found else ""
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Self, TypeAlias, overload
 
@@ -14,7 +15,16 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from calibrant.calibrators.fit_data import FitData, chunk_rows, keep_top, refuse_test_split, row_marks, warn, warn_if_seen
+from calibrant.calibrators.fit_data import (
+    FitData,
+    chunk_rows,
+    keep_top,
+    raise_probs,
+    refuse_test_split,
+    row_marks,
+    warn,
+    warn_if_seen,
+)
 from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, check_positive, to_tensor
 from calibrant.core.collect import find_logits
 from calibrant.core.records import Predictions
@@ -37,7 +47,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     Attributes:
         label: Name in tables and reports.
-        rules: Hyper-parameter → function ``(value, *, where, name)`` that raises ``ValueError`` if it cannot be used.
+        rules: Hyper-parameter, or learned attribute such as ``temperature_`` → function ``(value, *, where, name)`` that
+            raises ``ValueError`` if it cannot be used.
         learned: Names of what ``formula`` takes besides the logits, without the underscore.
         also_kept: Names of further attributes saved in files.
         formula: Function ``(logits [..., C], **learned) -> log-probabilities [..., C]``.
@@ -64,6 +75,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     few_samples: ClassVar[int] = 50
 
     num_classes_: int
+    floor_: float = 0.0
     _seen: Tensor | None = None
 
     def fit(
@@ -74,6 +86,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         weights: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         ignore_index: int | None = None,
+        floor: float | None = None,
     ) -> Self:
         """Learn the repair from held-out data.
 
@@ -84,6 +97,9 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             weights: Sample weights ``[N]``, non-negative; those of the `Predictions` by default.
             sample_weight: Scikit-learn's word for ``weights``.
             ignore_index: Label that marks examples to leave out; not with a `Predictions`, which has left them out.
+            floor: Probability, below 1 / C, to which smaller ones are raised before the fit and wherever the repair is applied.
+                By default none is, unless a label has probability zero, which is infinitely unlikely at any temperature: then
+                the floor is 1 / (N C), and a warning says so.
 
         Returns:
             This calibrator. Raises ``ValueError`` on wrong input or data marked as test, ``FitError`` if the fit fails; warns
@@ -107,15 +123,23 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         data = FitData.of(*records)
         for doubt in self.doubts(data):
             warn(f"{where}: {doubt}")
+        wrong = data.impossible()
+        if floor is None and wrong and not isinstance(self, Identity):
+            floor = 1 / (len(data) * data.num_classes)
+            raised = f"Probabilities below {floor:.3g} are raised to it; `floor` sets another value."
+            warn(f"{where}: {wrong} of {len(data)} examples have a label of probability zero. {raised}")
+        self.floor_ = floor or 0.0
+        check_floor(self.floor_, data.num_classes, where=where)
         with one_thread(when=data.logits.numel() <= _MOST_FOR_ONE_THREAD):
-            self.learn(data)
+            self.learn(replace(data, logits=raise_probs(data.logits, self.floor_)))
         self._seen = row_marks(data.logits)
         return self
 
     def check_params(self) -> None:
         """Raise ``ValueError`` if a hyper-parameter cannot be used."""
         for name, rule in self.rules.items():
-            rule(getattr(self, name), where=type(self).__name__, name=name)
+            if hasattr(self, name):
+                rule(getattr(self, name), where=type(self).__name__, name=name)
 
     def doubts(self, data: FitData) -> list[str]:
         """Why a fit on ``data`` may not be trusted, whatever it will find: too few examples, a class without any."""
@@ -133,13 +157,23 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     def learn(self, data: FitData) -> None:
         """Fit to checked data; no guard rails."""
-        found = self._fit(data)
-        if not all(bool(torch.isfinite(torch.as_tensor(value)).all()) for value in found.values()):
-            where = f"{type(self).__name__}.fit"
-            raise FitError(f"{where}: the fit must give finite numbers, and did not. Look at the scale of the logits.")
-        for name, value in found.items():
+        for name, value in self._fit(data).items():
             setattr(self, f"{name}_", value)
         self.num_classes_ = data.num_classes
+        try:
+            self._check_learned()
+        except ValueError as error:
+            del self.num_classes_
+            raise FitError(f"{error} Look at the scale of the logits.") from None
+
+    def _check_learned(self) -> None:
+        """Raise ``ValueError`` unless what was learned keeps its rules and turns logits into probabilities."""
+        self.check_params()
+        given = torch.eye(10, self.num_classes_, dtype=torch.float64)
+        found = self.log_probs(given)
+        finite = all(bool(torch.isfinite(value).all()) for value in self.learned_values().values())
+        if not finite or found.shape != given.shape or not bool((found.logsumexp(1).abs() < 1e-6).all()):
+            raise ValueError(f"{type(self).__name__}: what is learned must be finite and give probabilities, and does not.")
 
     @abstractmethod
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
@@ -206,6 +240,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         if len(flat):
             check_before_softmax(flat, where=where)
             warn_if_seen(flat, self._seen, where=where)
+        scores, flat = raise_probs(scores, self.floor_), raise_probs(flat, self.floor_)
         return self.log_probs(scores) if self.takes_samples else self.log_probs(flat).reshape(last.shape).movedim(-1, 1)
 
     def log_probs(self, logits: Tensor) -> Tensor:
@@ -257,8 +292,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         from calibrant.calibrators import name_of
 
         check_is_fitted(self)
-        given, learned = self.get_params(), self._to_plain()
-        return {"calibrator": name_of(self), "num_classes": self.num_classes_, "hyperparameters": given, "learned": learned}
+        size = {"num_classes": self.num_classes_, "floor": self.floor_}
+        return {"calibrator": name_of(self), **size, "hyperparameters": self.get_params(), "learned": self._to_plain()}
 
     def _to_plain(self) -> dict[str, object]:
         learned = {name: value.tolist() for name, value in self.learned_values().items()}
@@ -269,9 +304,6 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         for name in self.learned + self.also_kept:
             value = torch.tensor(learned[name], dtype=torch.float64)
             setattr(self, f"{name}_", value if value.ndim else value.item())
-        # Fails where shapes are wrong.
-        if not bool(torch.isfinite(self.log_probs(torch.eye(10, self.num_classes_))).all()):
-            raise ValueError(f"{type(self).__name__}.from_dict: what was learned must give finite numbers, and does not.")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Self:
@@ -285,7 +317,10 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             made = CALIBRATORS[str(data["calibrator"])](**plain)
             made.check_params()
             made.num_classes_ = int(data["num_classes"])  # type: ignore[call-overload]
+            made.floor_ = float(data.get("floor", 0.0))  # type: ignore[arg-type]
+            check_floor(made.floor_, made.num_classes_, where=where)
             made._from_plain(data["learned"])  # type: ignore[arg-type]
+            made._check_learned()
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
             raise ValueError(f"{where}: the data must describe a calibrator, got a fault at {error}.") from None
         if not isinstance(made, cls):
@@ -313,6 +348,12 @@ def check_ascending(values: Sequence[float], *, where: str, name: str, count: in
         check_positive(value, where=where, name=name)
     if not len(values) or list(values) != sorted(set(values)) or (count and len(values) != count):
         raise ValueError(f"{where}: `{name}` must be {count or 'one or more'} ascending numbers, got {values}.")
+
+
+def check_floor(floor: float, num_classes: int, *, where: str) -> None:
+    """Raise unless the least probability is small enough for all classes to have it."""
+    if not 0 <= floor < 1 / num_classes:
+        raise ValueError(f"{where}: `floor` must be at least 0 and below 1 / C = {1 / num_classes:g}, got {floor:g}.")
 
 
 def _floating(logits: ArrayLike, *, where: str) -> Tensor:
@@ -360,7 +401,7 @@ class CalibrationLayer(nn.Module):
     def __init__(self, calibrator: Calibrator, *, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self._mapped, self._names, self._num_classes = calibrator.mapped, calibrator.learned, calibrator.num_classes_
-        self._axis = -1 if calibrator.takes_samples else 1
+        self._axis, self._floor = -1 if calibrator.takes_samples else 1, calibrator.floor_
         self._out_dtype = dtype
         for name, value in calibrator.learned_values().items():
             self.register_buffer(name, value.detach().clone().to(dtype or calibrator.layer_dtype))
@@ -377,6 +418,7 @@ class CalibrationLayer(nn.Module):
         held = {name: self.get_buffer(name) for name in self._names}
         dtype = torch.promote_types(next(iter(held.values())).dtype if held else torch.float32, logits.dtype)
         wide, device = logits.to(dtype).movedim(self._axis, -1), logits.device.type
+        wide = raise_probs(wide, self._floor)
         with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
             found = self._mapped(wide, {name: value.to(dtype) for name, value in held.items()})
         return found.movedim(-1, self._axis).to(self._out_dtype or torch.promote_types(logits.dtype, torch.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ _MARGIN = 2e-6
 # 1,000 takes 0.18 s of processor time, and 0.43 s with four times as many.
 CHUNK_ENTRIES = 256_000
 # Stands for a logit of -inf where 0 * inf must not be met: at any temperature its exponential is zero.
-_ABSENT = -1e30
+ABSENT = -1e30
 # Columns that identify a row, at most: that two rows agree in so many numbers by chance is out of the question.
 _HASHED_COLUMNS = 16
 # Rows of a fit must be this distinct before equal rows can mean that data was used twice: rounded scores repeat themselves.
@@ -108,6 +109,11 @@ class FitData:
         for logits, labels, weights in zip(*parts, strict=True):
             yield logits.double(), labels, weights
 
+    def impossible(self) -> int:
+        """How many labels have probability zero, in every sample."""
+        index = self.labels.unsqueeze(1).expand(*self.logits.shape[:-1], 1)
+        return int(torch.isneginf(self.logits.gather(-1, index)).reshape(-1, len(self)).all(0).sum())
+
     def folds(self, n_folds: int, *, seed: int) -> list[tuple[Tensor, Tensor]]:
         """Return, for each fold, the positions to fit on and those held out; every class of two examples or more is fitted on.
 
@@ -129,28 +135,6 @@ class FitData:
 def chunk_rows(num_classes: int) -> int:
     """How many rows to widen to float64 at once."""
     return max(CHUNK_ENTRIES // num_classes, 1)
-
-
-def possible_labels(data: FitData, *, warn_as: str | None = None) -> FitData:
-    """Leave out examples whose label has probability zero, in all samples, and make all logits finite.
-
-    Such an example has the same infinite NLL at every temperature and says nothing about it. Where all are such, the logits
-    are floored instead. ``warn_as`` names the fit that warns of what was left out.
-    """
-    absent = torch.isneginf(data.logits)
-    if not bool(absent.any()):
-        return data
-    index = data.labels.unsqueeze(1).expand(*absent.shape[:-1], 1)
-    impossible = absent.gather(-1, index).reshape(-1, len(data)).all(0)
-    if bool(impossible.all()):
-        return FitData(floor_logits(data.logits), data.labels, data.weights)
-    if bool(impossible.any()) and warn_as is not None:
-        warn(
-            f"{warn_as}: {int(impossible.sum())} of {len(data)} examples have a label of probability zero, whatever the "
-            "temperature; they were left out. Use ensemble temperature scaling, which leaves no class without a chance."
-        )
-    finite = FitData(data.logits.masked_fill(absent, _ABSENT), data.labels, data.weights)
-    return finite.subset((~impossible).nonzero().flatten())
 
 
 def refuse_test_split(predictions: Predictions, *, where: str) -> None:
@@ -194,6 +178,11 @@ def warn_if_seen(logits: Tensor, seen: Tensor | None, *, where: str) -> None:
             f"{where}: {100 * shared:.0f} % of these examples were used to fit the calibrator. What is measured on them is "
             "too good; use data that the fit has not seen."
         )
+
+
+def raise_probs(logits: Tensor, floor: float) -> Tensor:
+    """Log-probabilities of ``logits [..., C]`` with none below that of ``floor``; rows are not scaled to sum to one again."""
+    return logits.log_softmax(-1).clamp(min=math.log(floor)) if floor else logits
 
 
 def floor_logits(logits: Tensor) -> Tensor:

@@ -7,7 +7,9 @@ another: rows are filled up at the end with `PAD`, which no probability reaches.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -18,7 +20,7 @@ from scipy.special import betaln
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator, Learned
+from calibrant.calibrators.base import Calibrator, Learned, Rule
 from calibrant.calibrators.fit_data import FitData, Vector, asked, floor_logits
 from calibrant.core.checks import check_choice, check_count, check_positive
 
@@ -149,14 +151,14 @@ def questions(data: FitData) -> Iterator[Question]:
     """One question for every class; of two classes only the second asks."""
     probs = floor_logits(data.logits.double()).softmax(1)
     for k in range(1 if data.num_classes == 2 else 0, data.num_classes):
-        yield Question(probs[:, k].numpy(), (data.labels == k).double().numpy(), data.weights.numpy())
+        yield Question(merge_ties(probs[:, k].numpy()), (data.labels == k).double().numpy(), data.weights.numpy())
 
 
 def top_question(data: FitData) -> tuple[Question, Tensor]:
     """The confidence, whether the predicted class is right, and weights; beside it the predicted class ``[N]``."""
     confidence, predicted = floor_logits(data.logits.double()).softmax(1).max(1)
     correct = (predicted == data.labels).double()
-    return Question(confidence.numpy(), correct.numpy(), data.weights.numpy()), predicted
+    return Question(merge_ties(confidence.numpy()), correct.numpy(), data.weights.numpy()), predicted
 
 
 def just_above(probs: Vector) -> Vector:
@@ -197,7 +199,6 @@ def equal_mass_edges(probs: Vector, weights: Vector, n_bins: int) -> Vector:
         >>> equal_mass_edges(np.array([0.1, 0.2, 0.3, 0.4, 0.9, 0.9]), np.ones(6), 3).round(4).tolist()
         [0.2, 0.4]
     """
-    probs = merge_ties(probs)
     order = np.argsort(probs, kind="stable")
     return edges_behind(probs[order], equal_mass_ends(probs[order], np.cumsum(weights[order]), n_bins))
 
@@ -219,17 +220,31 @@ def bin_values(question: Question, edges: Vector) -> Vector:
     return np.asarray(np.where(mass > 0, hits / np.where(mass > 0, mass, 1.0), (ends[1:] + ends[:-1]) / 2))
 
 
-def pad_rows(rows: Sequence[Vector], *, least: int, fill: float | None) -> Tensor:
-    """Stack rows of different lengths, filled up with ``fill`` (None: with their last value) to ``least`` or more."""
-    longest = max([least, *(len(row) for row in rows)])
-    padded = [np.pad(row, (0, longest - len(row)), constant_values=row[-1] if fill is None else fill) for row in rows]
-    return torch.from_numpy(np.stack(padded).astype(np.float64))
+def stack_maps(found: Sequence[tuple[Vector, Vector]]) -> tuple[Tensor, Tensor]:
+    """Stack maps of different lengths, each with places and values: filled up with `PAD`, once or more, and the last value."""
+    longest = 1 + max(len(places) for places, _ in found)
+    stacked = [
+        (np.pad(p, (0, longest - len(p)), constant_values=PAD), np.pad(v, (0, longest - len(p)), "edge")) for p, v in found
+    ]
+    places, values = (torch.from_numpy(np.stack(part).astype(np.float64)) for part in zip(*stacked, strict=True))
+    return places, values
 
 
-def pad_steps(found: Sequence[tuple[Vector, Vector]]) -> dict[str, Tensor]:
-    """Stack the edges ``[L]`` and values ``[L + 1]`` of step functions of different lengths."""
-    edges = pad_rows([edges for edges, _ in found], least=1, fill=PAD)
-    return {"edges": edges, "values": pad_rows([values for _, values in found], least=edges.shape[1] + 1, fill=None)}
+def check_unit(values: Tensor, *, where: str, name: str) -> None:
+    """Raise unless all ``values`` lie in [0, 1]."""
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        raise ValueError(f"{where}: `{name}` must lie in [0, 1], got {float(values.min()):g} to {float(values.max()):g}.")
+
+
+def check_rising(places: Tensor, *, where: str, name: str) -> None:
+    """Raise unless no row of ``places [..., L]`` falls."""
+    if not bool((places.diff() >= 0).all()):
+        raise ValueError(f"{where}: `{name}` must not fall, got places that do.")
+
+
+class _TableCalibrator(Calibrator):
+    layer_dtype = torch.float64
+    rules: ClassVar[Mapping[str, Rule]] = {"values_": check_unit, "knots_": check_rising, "edges_": check_rising}
 
 
 # Straight lines between knots: isotonic calibration and splines.
@@ -242,15 +257,7 @@ def isotonic_lines(question: Question) -> tuple[Vector, Vector]:
     return np.asarray(fitted.X_thresholds_, dtype=np.float64), np.asarray(fitted.y_thresholds_, dtype=np.float64)
 
 
-class LinesCalibrator(Calibrator):
-    """Has a map of straight lines between knots."""
-
-    learned = ("knots", "values")
-    formula: ClassVar[Callable[..., Tensor]] = staticmethod(lines_log_probs)
-    layer_dtype = torch.float64
-
-
-class IsotonicCalibration(LinesCalibrator):
+class IsotonicCalibration(_TableCalibrator):
     """Maps every class's probability by its own non-decreasing function, then normalises.
 
     The function is that of scikit-learn's ``IsotonicRegression``: constant where neighbours violate the order, straight
@@ -265,21 +272,23 @@ class IsotonicCalibration(LinesCalibrator):
     """
 
     label = "isotonic calibration"
+    learned = ("knots", "values")
+    formula: ClassVar[Callable[..., Tensor]] = staticmethod(lines_log_probs)
     few_samples_per_class = 50
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        knots, values = zip(*map(isotonic_lines, questions(data)), strict=True)
-        return {"knots": pad_rows(knots, least=2, fill=PAD), "values": pad_rows(values, least=2, fill=None)}
+        knots, values = stack_maps([isotonic_lines(question) for question in questions(data)])
+        return {"knots": knots, "values": values}
 
 
-class OrderPreservingIsotonic(LinesCalibrator):
+class JointIsotonicCalibration(IsotonicCalibration):
     """Maps the probabilities of all classes by one non-decreasing function, then normalises: the order of classes stays.
 
     The function is fitted to all pairs of a class's probability and whether it is the label, N C of them. A part of 1e-6 of
     the original probability is added, so that the map is strictly increasing and the top class never changes.
 
     Attributes:
-        knots_: Positions ``[L]``.
+        knots_: Positions ``[L]``, the last one 2.
         values_: Values ``[L]`` at the knots.
 
     Reference:
@@ -295,11 +304,12 @@ class OrderPreservingIsotonic(LinesCalibrator):
         probs = floor_logits(data.logits.double()).softmax(1)
         answers = torch.zeros_like(probs).scatter_(1, data.labels.unsqueeze(1), 1.0)
         weights = data.weights.unsqueeze(1).expand_as(probs)
-        knots, values = isotonic_lines(Question(*(part.reshape(-1).numpy() for part in (probs, answers, weights))))
-        return {"knots": pad_rows([knots], least=2, fill=PAD)[0], "values": pad_rows([values], least=2, fill=None)[0]}
+        question = Question(*(part.reshape(-1).numpy() for part in (probs, answers, weights)))
+        knots, values = stack_maps([isotonic_lines(question)])
+        return {"knots": knots[0], "values": values[0]}
 
 
-def recalibrate(confidence: Vector, correct: Vector, weights: Vector, *, n_knots: int) -> tuple[Vector, Vector]:
+def recalibrate(question: Question, *, n_knots: int) -> tuple[Vector, Vector]:
     r"""Fit the curve of Gupta et al.
 
     With examples in ascending order of confidence and t their share of the total weight so far, a natural cubic spline is
@@ -309,6 +319,7 @@ def recalibrate(confidence: Vector, correct: Vector, weights: Vector, *, n_knots
     Returns:
         Ascending confidences ``[L]`` and their new values ``[L]`` in ``[0, 1]``.
     """
+    confidence, correct, weights = question
     order = np.argsort(confidence, kind="stable")
     share = weights[order] / weights.sum()
     ordered = confidence[order]
@@ -329,7 +340,8 @@ def recalibrate(confidence: Vector, correct: Vector, weights: Vector, *, n_knots
     return knots, np.clip(knots + spline(middle, 1), 0.0, 1.0)
 
 
-class SplineCalibration(LinesCalibrator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class SplineCalibration(_TableCalibrator):
     """Maps the confidence by a curve whose slope a spline gives, and scales the other classes in proportion.
 
     Where the new confidence would hand the top to another class it is raised to a tie, so that predictions stay.
@@ -338,46 +350,47 @@ class SplineCalibration(LinesCalibrator):
         n_knots: Knots of the spline.
 
     Attributes:
-        knots_: Confidences ``[L]``.
+        knots_: Confidences ``[L]``, the last one 2.
         values_: Their recalibrated values ``[L]``; between them the map is straight.
 
     Reference:
         Gupta et al., "Calibration of Neural Networks using Splines", ICLR 2021.
     """
 
+    n_knots: int = 6
+
     label = "spline calibration"
-    rules = {"n_knots": partial(check_count, least=3)}
+    rules = {**_TableCalibrator.rules, "n_knots": partial(check_count, least=3)}
+    learned = ("knots", "values")
     formula = staticmethod(spline_log_probs)
     preserves_accuracy = True
     needs_every_class = False
     few_samples = 300
 
-    def __init__(self, *, n_knots: int = 6) -> None:
-        self.n_knots = n_knots
-
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         question, _ = top_question(data)
-        knots, values = recalibrate(merge_ties(question.probs), question.answers, question.weights, n_knots=self.n_knots)
-        if len(knots) == 1:
-            knots, values = np.repeat(knots, 2), np.repeat(values, 2)
-        return {"knots": torch.from_numpy(knots), "values": torch.from_numpy(values)}
+        knots, values = stack_maps([recalibrate(question, n_knots=self.n_knots)])
+        return {"knots": knots[0], "values": values[0]}
 
 
 # Steps: histograms.
 
 
-class StepsCalibrator(Calibrator):
-    """Has a map of steps between edges."""
-
+class _StepsCalibrator(_TableCalibrator):
     learned = ("edges", "values")
     formula: ClassVar[Callable[..., Tensor]] = staticmethod(steps_log_probs)
-    layer_dtype = torch.float64
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        return pad_steps([self._steps(question) for question in questions(data)])
+        edges, values = stack_maps([self._steps(question) for question in questions(data)])
+        return {"edges": edges, "values": values}
+
+    @abstractmethod
+    def _steps(self, question: Question) -> tuple[Vector, Vector]:
+        """Inner edges ``[L]`` and values ``[L + 1]``."""
 
 
-class HistogramBinning(StepsCalibrator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class HistogramBinning(_StepsCalibrator):
     """Replaces every class's probability by the class's frequency in its bin, then normalises.
 
     A bin without examples keeps its middle. 1e-9 of the original probability is added, as frequencies of zero would make the
@@ -396,13 +409,12 @@ class HistogramBinning(StepsCalibrator):
         ICML 2001.
     """
 
-    label = "histogram binning"
-    rules = {"n_bins": check_count, "binning": partial(check_choice, choices=("width", "mass"))}
-    few_samples_per_class = 150
+    n_bins: int = 15
+    binning: Literal["width", "mass"] = "width"
 
-    def __init__(self, *, n_bins: int = 15, binning: Literal["width", "mass"] = "width") -> None:
-        self.n_bins = n_bins
-        self.binning = binning
+    label = "histogram binning"
+    rules = {**_TableCalibrator.rules, "n_bins": check_count, "binning": partial(check_choice, choices=("width", "mass"))}
+    few_samples_per_class = 150
 
     def _steps(self, question: Question) -> tuple[Vector, Vector]:
         # A rounded score on an edge is in the bin below it, whichever way its probability was rounded.
@@ -412,7 +424,8 @@ class HistogramBinning(StepsCalibrator):
         return edges, bin_values(question, edges)
 
 
-class TopLabelBinning(StepsCalibrator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class TopLabelBinning(_StepsCalibrator):
     """Replaces the confidence by the accuracy in its bin, with bins of their own for every predicted class.
 
     Bins of a class hold ``points_per_bin`` examples or a few more; a class predicted less often than that is given the bins
@@ -430,24 +443,22 @@ class TopLabelBinning(StepsCalibrator):
         Gupta and Ramdas, "Top-label calibration and multiclass-to-binary reductions", ICLR 2022.
     """
 
+    points_per_bin: int = 50
+
     label = "top-label binning"
-    rules = {"points_per_bin": check_count}
+    rules = {**_TableCalibrator.rules, "points_per_bin": check_count}
     formula = staticmethod(top_label_log_probs)
     preserves_accuracy = True
     few_samples_per_class = 100
 
-    def __init__(self, *, points_per_bin: int = 50) -> None:
-        self.points_per_bin = points_per_bin
-
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         question, predicted = top_question(data)
-        everything = self._steps(question)
-        found = []
-        for k in range(data.num_classes):
+        found = [self._steps(question)] * data.num_classes
+        for k in (torch.bincount(predicted) >= self.points_per_bin).nonzero().flatten().tolist():
             rows = (predicted == k).numpy()
-            enough = rows.sum() >= self.points_per_bin
-            found.append(self._steps(Question(*(part[rows] for part in question))) if enough else everything)
-        return pad_steps(found)
+            found[k] = self._steps(Question(*(part[rows] for part in question)))
+        edges, values = stack_maps(found)
+        return {"edges": edges, "values": values}
 
     def _steps(self, question: Question) -> tuple[Vector, Vector]:
         n_bins = max(len(question.probs) // self.points_per_bin, 1)
@@ -455,7 +466,8 @@ class TopLabelBinning(StepsCalibrator):
         return edges, bin_values(question, edges)
 
 
-class BayesianBinning(StepsCalibrator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class BayesianBinning(_StepsCalibrator):
     r"""Averages equal-mass histograms of many sizes, each weighted by how likely it makes the labels (BBQ), then normalises.
 
     The sizes run from N^(1/3) / ``span`` to ``span`` N^(1/3), and never over N / 5. With :math:`n_1` of the n examples of a bin
@@ -475,17 +487,15 @@ class BayesianBinning(StepsCalibrator):
         Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities Using Bayesian Binning", AAAI 2015.
     """
 
+    span: float = 10.0
+
     label = "Bayesian binning"
-    rules = {"span": check_positive}
+    rules = {**_TableCalibrator.rules, "span": check_positive}
     few_samples_per_class = 50
 
-    def __init__(self, *, span: float = 10.0) -> None:
-        self.span = span
-
     def _steps(self, question: Question) -> tuple[Vector, Vector]:
-        probs = merge_ties(question.probs)
-        order = np.argsort(probs, kind="stable")
-        ordered, weights, n = probs[order], question.weights[order], len(probs)
+        order = np.argsort(question.probs, kind="stable")
+        ordered, weights, n = question.probs[order], question.weights[order], len(order)
         hits = weights * question.answers[order]
         sums = np.concatenate([np.zeros((1, 3)), np.cumsum(np.stack([weights, hits, hits * ordered], 1), 0)])
         least = max(1, math.floor(n ** (1 / 3) / self.span))

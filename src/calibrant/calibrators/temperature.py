@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import brentq, minimize, minimize_scalar
 from torch import Tensor
 
 from calibrant.calibrators.base import Calibrator, Learned, Rule, check_ascending
-from calibrant.calibrators.fit_data import BoundWarning, FitData, Vector, floor_logits, possible_labels, warn
-from calibrant.core.checks import FitError, check_choice, check_count, check_positive, check_share
+from calibrant.calibrators.fit_data import ABSENT, BoundWarning, FitData, Vector, log_complements, warn
+from calibrant.core.checks import check_choice, check_count, check_positive, check_share
 from calibrant.metrics import expected_calibration_error
 
 # Smallest and largest temperature, unless told otherwise; also where other fits begin, for which T is only a scale.
 BOUNDS = (1e-3, 1e5)
-# The search ends when the bracket, in the logarithm of the inverse temperature, is this narrow: a relative error in T.
-_TOLERANCE = 1e-9
-# Newton's error is squared by every step: after one this short it is of the order of 1e-9, and no pass need confirm it.
-_LAST_STEP, _LONGEST_STEP, _MOST_STEPS = 3e-5, 2.0, 200
-# A first estimate is found on this many entries; the full data then needs about three passes.
-_FIRST_ENTRIES = 1_000_000
+# Relative error of the temperature.
+_TOLERANCE = 1e-12
+# A first estimate is found on this many entries; on all of them the search then begins within this factor (as a logarithm).
+_FIRST_ENTRIES, _NEAR = 1_000_000, 0.1
 # The grid of the published code of Mukhoti et al., NeurIPS 2020.
 _GRID = tuple(k / 10 for k in range(1, 101))
 # Below this many classes the bias of attended temperature scaling is half of the temperature and more.
@@ -41,59 +40,43 @@ def temperature_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor
     return (logits / temperature).log_softmax(-1)
 
 
-def nll_slope(data: FitData, beta: float) -> tuple[float, float]:
-    r"""First and second derivative of the summed NLL by the inverse temperature :math:`\beta = 1/T`.
+def nll_slope(data: FitData, beta: float) -> float:
+    r"""Derivative of the summed NLL by the inverse temperature :math:`\beta = 1/T`.
 
-    .. math:: D(\beta) = \sum_i w_i \bigl(\mathbb{E}_i[z] - z_{i y_i}\bigr), \qquad D'(\beta) = \sum_i w_i \mathrm{Var}_i[z]
+    .. math:: D(\beta) = \sum_i w_i \bigl(\mathbb{E}_i[z] - z_{i y_i}\bigr)
 
     with expectations over the classes under :math:`\mathrm{softmax}(\beta z_i)`. D never falls: the NLL is convex in beta.
     """
-    first, second = 0.0, 0.0
+    slope = 0.0
     for logits, labels, weights in data.chunks():
-        below = logits - logits.amax(1, keepdim=True)
+        below = (logits - logits.amax(1, keepdim=True)).clamp_(min=ABSENT)
         own = below.gather(1, labels.unsqueeze(1)).squeeze(1)
         power = (beta * below).exp_()
-        total = power.sum(1)
-        mean = power.mul_(below).sum(1) / total
-        square = power.mul_(below).sum(1) / total
-        first += float(weights @ (mean - own))
-        second += float(weights @ (square - mean**2))
-    return first, second
+        slope += float(weights @ ((power * below).sum(1) / power.sum(1) - own))
+    return slope
 
 
-def find_temperature(data: FitData, *, bounds: tuple[float, float] = BOUNDS, start: float = 1.0) -> tuple[float, bool]:
+def find_temperature(data: FitData, *, bounds: tuple[float, float] = BOUNDS) -> tuple[float, bool]:
     """Return the temperature of least NLL within ``bounds``, and whether it is one of the bounds.
 
-    The root of the NLL's derivative is found by Newton's method in the logarithm of the inverse temperature; a step that
-    leaves the bracket is replaced by halving it, so the search cannot diverge or turn negative. Examples whose label has
-    probability zero say nothing about it and are left out.
+    It is the root of the NLL's derivative, found in the logarithm of the inverse temperature by Brent's method, which never
+    leaves its bracket. Where every label has the top logit, the slope falls to the smallest bound.
     """
-    data = possible_labels(data)
+
+    @cache
+    def slope(at: float) -> float:
+        return nll_slope(data, math.exp(at))
+
+    least, most = -math.log(bounds[1]), -math.log(bounds[0])
+    brackets = [(least, most)]
     stride = data.logits.numel() // _FIRST_ENTRIES
     if stride > 1:
-        start, _ = find_temperature(data.subset(torch.arange(0, len(data), stride)), bounds=bounds)
-    # Where every label has the top logit no temperature is best, and rounding would hide it.
-    if all(bool((z.gather(1, y.unsqueeze(1)) == z.amax(1, keepdim=True)).all()) for z, y, _ in data.chunks()):
-        return bounds[0], True
-    ends = low, high = -math.log(bounds[1]), -math.log(bounds[0])
-    at = min(max(-math.log(start), low), high)
-    for _ in range(_MOST_STEPS):
-        slope, bend = nll_slope(data, math.exp(at))
-        low, high = (at if slope <= 0 else low), (at if slope >= 0 else high)
-        if high - low < _TOLERANCE:
-            # The bracket closes on a bound only if the derivative has its sign even there.
-            return math.exp(-at), slope != 0 and min(abs(at - end) for end in ends) < _TOLERANCE
-        step = -slope / (math.exp(at) * bend) if bend > 0 else math.copysign(math.inf, -slope)
-        step = max(-_LONGEST_STEP, min(_LONGEST_STEP, step))
-        end = high if step > 0 else low
-        if low < at + step < high:
-            at += step
-            if abs(step) < _LAST_STEP:
-                return math.exp(-at), False
-        else:
-            # A bound that was not looked at yet, if it is near; else half way.
-            at = end if end in ends and end != at and abs(end - at) <= _LONGEST_STEP else (low + high) / 2
-    raise FitError(f"fit: the temperature must settle within {_MOST_STEPS} steps, and did not. Look at the logits.")
+        near = -math.log(find_temperature(data.subset(torch.arange(0, len(data), stride)), bounds=bounds)[0])
+        brackets.insert(0, (max(near - _NEAR, least), min(near + _NEAR, most)))
+    for low, high in brackets:
+        if slope(low) < 0 < slope(high):
+            return math.exp(-brentq(slope, low, high, xtol=_TOLERANCE)), False
+    return bounds[0 if slope(most) <= 0 else 1], True
 
 
 def least_in_log(loss: Callable[[float], float], *, bounds: tuple[float, float]) -> tuple[float, bool]:
@@ -119,23 +102,19 @@ def least_in_log(loss: Callable[[float], float], *, bounds: tuple[float, float])
     return (edge[0], True) if edge else (math.exp(at), False)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _TemperatureMethod(Calibrator):
     """What calibrators that learn a temperature share: its bounds, and the warning that it ended at one."""
+
+    bounds: tuple[float, float] = BOUNDS
 
     learned: ClassVar[tuple[str, ...]] = ("temperature",)
     formula: ClassVar[Callable[..., Tensor]] = staticmethod(temperature_log_probs)
     preserves_accuracy = True
     needs_every_class = False
-    rules: ClassVar[Mapping[str, Rule]] = {"bounds": partial(check_ascending, count=2)}
+    rules: ClassVar[Mapping[str, Rule]] = {"bounds": partial(check_ascending, count=2), "temperature_": check_positive}
 
-    def __init__(self, *, bounds: tuple[float, float] = BOUNDS) -> None:
-        self.bounds = bounds
-
-    def _from_plain(self, learned: Mapping[str, object]) -> None:
-        super()._from_plain(learned)
-        check_positive(self.temperature_, where=f"{type(self).__name__}.from_dict", name="temperature")
-
-    def _doubt_bound(self, temperature: float, at_bound: bool) -> float:
+    def _warn_at_bound(self, temperature: float, at_bound: bool) -> float:
         """Return the temperature; warn if it ended at a bound."""
         if at_bound:
             warn(
@@ -147,6 +126,7 @@ class _TemperatureMethod(Calibrator):
         return temperature
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TemperatureScaling(_TemperatureMethod):
     r"""Divides all logits by one learned temperature T: :math:`q = \mathrm{softmax}(z / T)`.
 
@@ -174,28 +154,22 @@ class TemperatureScaling(_TemperatureMethod):
         Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017.
     """
 
+    objective: Literal["nll", "ece"] = "nll"
+    n_bins: int = 15
+
     label = "temperature scaling"
     rules = {**_TemperatureMethod.rules, "objective": partial(check_choice, choices=("nll", "ece")), "n_bins": check_count}
 
-    def __init__(
-        self, *, objective: Literal["nll", "ece"] = "nll", bounds: tuple[float, float] = BOUNDS, n_bins: int = 15
-    ) -> None:
-        self.objective = objective
-        self.bounds = bounds
-        self.n_bins = n_bins
-
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         if self.objective == "nll":
-            kept = possible_labels(data, warn_as="TemperatureScaling.fit")
-            return {"temperature": self._doubt_bound(*find_temperature(kept, bounds=self.bounds))}
-        logits = floor_logits(data.logits.double())
+            return {"temperature": self._warn_at_bound(*find_temperature(data, bounds=self.bounds))}
 
         def ece(temperature: float) -> float:
-            probs = temperature_log_probs(logits, temperature).exp_()
+            probs = temperature_log_probs(data.logits.double(), temperature).exp_()
             return float(expected_calibration_error(probs, data.labels, n_bins=self.n_bins, weights=data.weights))
 
         temperature = min(_GRID, key=ece)
-        return {"temperature": self._doubt_bound(temperature, temperature in (_GRID[0], _GRID[-1]))}
+        return {"temperature": self._warn_at_bound(temperature, temperature in (_GRID[0], _GRID[-1]))}
 
 
 def attended_nll(data: FitData, *, threshold: float) -> Callable[[float], float]:
@@ -212,33 +186,22 @@ def attended_nll(data: FitData, *, threshold: float) -> Callable[[float], float]
         >>> round(attended_nll(data, threshold=0.4)(1.0), 4), round(attended_nll(data, threshold=0.6)(1.0), 4)
         (1.3863, 0.6931)
     """
-    parts = []
-    for logits, labels, weights in possible_labels(data).chunks():
-        index = labels.unsqueeze(1)
-        peak, top = logits.max(1, keepdim=True)
-        attended = (logits.softmax(1) > threshold).scatter_(1, top, value=True).scatter_(1, index, value=False)
-        rows, classes = attended.nonzero(as_tuple=True)
-        below = logits - peak
-        # All logits relative to the top one, which is taken out: no 1 - q that would cancel.
-        others = below.scatter(1, top, -torch.inf)
-        parts.append((others, below.gather(1, index).squeeze(1), weights, rows, below[rows, classes], top[rows, 0] == classes))
 
     def nll(temperature: float) -> float:
         found = 0.0
-        for others, own, weights, rows, below, on_top in parts:
-            rest = (others / temperature).logsumexp(1)
-            total = torch.logaddexp(rest, torch.zeros_like(rest))
-            log_probs = below / temperature - total[rows]
-            # A class that is not on top has at most probability one half, where log1p is exact.
-            complement = torch.where(on_top, (rest - total)[rows], torch.log1p(-log_probs.exp().clamp(max=0.75)))
+        for logits, labels, weights in data.chunks():
+            index, top = labels.unsqueeze(1), logits.argmax(1, keepdim=True)
+            attended = (logits.softmax(1) > threshold).scatter_(1, top, value=True).scatter_(1, index, value=False)
+            log_probs = temperature_log_probs(logits, temperature)
             # One minus a probability of one has no logarithm; float64's smallest number stands for it.
-            extra = 2 * log_probs - complement.clamp(min=-745.0)
-            found -= float(weights @ (own / temperature - total) + weights[rows] @ extra)
+            extra = torch.where(attended, 2 * log_probs - log_complements(log_probs).clamp_(min=-745.0), 0.0)
+            found -= float(weights @ (log_probs.gather(1, index).squeeze(1) + extra.sum(1)))
         return found
 
     return nll
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AttendedTemperatureScaling(_TemperatureMethod):
     """Divides all logits by a temperature found from labels and from the other likely classes of every example.
 
@@ -260,13 +223,11 @@ class AttendedTemperatureScaling(_TemperatureMethod):
         Networks", arXiv 1810.11586, 2018.
     """
 
+    threshold: float = 0.01
+
     label = "attended temperature scaling"
     few_samples = 20
     rules = {**_TemperatureMethod.rules, "threshold": check_share}
-
-    def __init__(self, *, threshold: float = 0.01, bounds: tuple[float, float] = BOUNDS) -> None:
-        self.threshold = threshold
-        self.bounds = bounds
 
     def doubts(self, data: FitData) -> list[str]:
         """Why a fit on ``data`` may not be trusted: too few examples, or too few classes."""
@@ -274,9 +235,8 @@ class AttendedTemperatureScaling(_TemperatureMethod):
         return super().doubts(data) + ([few] if data.num_classes < _FEWEST_CLASSES else [])
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        kept = possible_labels(data, warn_as="AttendedTemperatureScaling.fit")
-        found = least_in_log(attended_nll(kept, threshold=self.threshold), bounds=self.bounds)
-        return {"temperature": self._doubt_bound(*found)}
+        found = least_in_log(attended_nll(data, threshold=self.threshold), bounds=self.bounds)
+        return {"temperature": self._warn_at_bound(*found)}
 
 
 def monte_carlo_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor:
@@ -321,16 +281,14 @@ class MonteCarloTemperatureScaling(_TemperatureMethod):
     takes_samples = True
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        kept = possible_labels(data, warn_as="MonteCarloTemperatureScaling.fit")
-
         def loss(temperature: float) -> float:
             total = 0.0
-            for logits, labels, weights in kept.chunks():
+            for logits, labels, weights in data.chunks():
                 found = monte_carlo_log_probs(logits, temperature)
                 total -= float(weights @ found.gather(1, labels.unsqueeze(1)).squeeze(1))
             return total
 
-        return {"temperature": self._doubt_bound(*least_in_log(loss, bounds=self.bounds))}
+        return {"temperature": self._warn_at_bound(*least_in_log(loss, bounds=self.bounds))}
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Apply the temperature to checked logits and average; no guard rails."""
@@ -361,18 +319,16 @@ def find_mixture(log_parts: Tensor, weights: Tensor) -> Tensor:
     """
     # Only ratios within an example matter; dividing by the largest part keeps the exponential finite.
     ratio = (log_parts - log_parts.amax(1, keepdim=True)).exp().numpy()
-    share, parts = (weights / weights.sum()).numpy(), log_parts.shape[1]
+    share = (weights / weights.sum()).numpy()
 
     def loss(mixture: Vector) -> tuple[float, Vector]:
         mean = np.maximum(ratio @ mixture, 1e-300)
-        return -float(share @ np.log(mean)), -(share / mean) @ ratio
+        return float(mixture.sum() - share @ np.log(mean)), 1 - (share / mean) @ ratio
 
-    whole = {"type": "eq", "fun": lambda mixture: mixture.sum() - 1, "jac": lambda mixture: np.ones(parts)}
-    solver = {"method": "SLSQP", "bounds": [(0, 1)] * parts, "options": {"ftol": 1e-12, "maxiter": 200}}
-    found = np.clip(minimize(loss, np.full(parts, 1 / parts), jac=True, constraints=whole, **solver).x, 0, 1)
-    # The solver stops a little short of a corner: a corner that is better is the answer.
-    best = min([found / found.sum(), *np.eye(parts)], key=lambda candidate: loss(candidate)[0])
-    return torch.from_numpy(np.ascontiguousarray(best))
+    # With the sum of the weights added to the loss, the best ones sum to one by themselves.
+    start = np.full(ratio.shape[1], 1 / ratio.shape[1])
+    found = minimize(loss, start, jac=True, bounds=[(0, 1)] * len(start), options={"ftol": 1e-14, "gtol": 1e-10}).x
+    return torch.from_numpy(found / found.sum())
 
 
 class EnsembleTemperatureScaling(_TemperatureMethod):
@@ -401,7 +357,7 @@ class EnsembleTemperatureScaling(_TemperatureMethod):
     few_samples = 100
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        temperature = self._doubt_bound(*find_temperature(data, bounds=self.bounds))
+        temperature = self._warn_at_bound(*find_temperature(data, bounds=self.bounds))
         index = data.labels.unsqueeze(1)
         own = [temperature_log_probs(data.logits.double(), t).gather(1, index) for t in (temperature, 1.0)]
         flat = torch.full_like(own[0], -math.log(data.num_classes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -96,8 +95,7 @@ def load_pair(fit: Path, file: Path, request: Request) -> tuple[Predictions, Pre
 def fit_and_measure(method: str, fit_data: Predictions, given: Predictions, request: Request) -> Repaired:
     """Fit ``method``, apply it, and measure before and after, with progress on standard error."""
     calibrator = calibrator_of(method)
-    total = len(calibrator.methods_to_try()) if isinstance(calibrator, AutoCalibrator) else None
-    with progress_bar("fitting", total) as advance:
+    with progress_bar("fitting", None) as advance:
         if isinstance(calibrator, AutoCalibrator):
             calibrator.on_progress(lambda name, done, total: advance(1))
         calibrator.fit(fit_data)
@@ -112,7 +110,7 @@ def _show(done: Repaired, data: str) -> None:
     if isinstance(done.calibrator, AutoCalibrator):
         auto = done.calibrator
         console.print()
-        console.print(ranking_table(auto.ranking_, auto.best_name_, score=auto.scoring.upper(), width=console.width))
+        console.print(ranking_table(auto.ranking_, score=auto.scoring.upper(), width=console.width))
     is_same = isinstance(done.fitted, Identity)
     show_heading(console, "Unchanged" if is_same else "Before and after", "" if is_same else "best values in bold")
     sides = {"before": done.before} if is_same else {"before": done.before, "after": done.after}
@@ -132,21 +130,18 @@ def _show(done: Repaired, data: str) -> None:
     console.print(f"\nThe repaired predictions are in {done.after.file}.\n", soft_wrap=True)
 
 
-def ranking_table(ranking: Sequence[Ranked], chosen: str, *, score: str, width: int) -> Table:
-    """Methods by their held-out score, best first, and how each changes that of doing nothing."""
+def ranking_table(ranking: Sequence[Ranked], *, score: str, width: int) -> Table:
+    """Methods by their held-out score, best first, how each changes that of doing nothing, and why it was chosen or not."""
     rows: list[Row] = []
     for entry in ranking:
         name = Identity.label if entry.name == "none" else entry.name
-        found, style, end = f"{entry.score:.4f}", *(("bold green", "chosen") if entry.name == chosen else ("", ""))
-        if entry.failure is not None:
-            found, style, end = "n/a", "dim", "not used"
+        style = "dim" if entry.failure else "bold green" if entry.note == "chosen" else ""
+        found = "n/a" if entry.failure else f"{entry.score:.4f}"
         change = Estimate(-entry.gain, -entry.gain_high, -entry.gain_low)
-        # Doing nothing changes nothing; and where that has an infinite score, a change of it says nothing.
-        is_told = entry.name != "none" and all(map(math.isfinite, change))
+        is_told = entry.name != "none" and not entry.failure
         told = write_estimate(change, METRICS["nll"], signed=True) if is_told else ("", "")
-        rows.append(
-            [Text(name, style=style), Text(found, style=style), told[0], Text(told[1], style="dim"), Text(end, style=style)]
-        )
+        cells = [Text(name, style=style), Text(found, style=style), told[0], Text(told[1], style="dim")]
+        rows.append([*cells, Text(entry.note, style=style)])
     return fit_table(("Method", f"Held-out {score}", "Change", "95% interval", ""), rows, width=width, drop=(3, 4))
 
 

@@ -118,7 +118,7 @@ def _try_all(
     quiet = warnings.catch_warnings(action="ignore", category=CalibrationWarning)
     with quiet, progress_bar("measuring every calibrator", len(auto.ranking_)) as advance:
         for entry in auto.ranking_:
-            scores, failure, calibrator = known.get(entry.name), entry.failure, auto.settled_.get(entry.name)
+            scores, failure, calibrator = known.get(entry.name), entry.failure, auto.candidates_.get(entry.name)
             if scores is None and calibrator is not None:
                 try:
                     scores = measure(calibrator.fit(fit_data).apply(given), **request.bootstrap)

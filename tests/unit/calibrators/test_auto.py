@@ -20,7 +20,7 @@ from calibrant.calibrators import (
     TemperatureScaling,
     VectorScaling,
 )
-from calibrant.calibrators.auto import Ranked, advise, brier_scores, candidates, choose, mean_interval, nll_scores
+from calibrant.calibrators.auto import brier_scores, candidates, choose, gain_of, nll_scores, rank
 from calibrant.calibrators.base import Learned
 from calibrant.calibrators.fit_data import FitData
 from calibrant.core.checks import FitError
@@ -59,64 +59,62 @@ def test_auto_scores_are_those_of_fits_that_have_not_seen_the_example() -> None:
         scores[held] = nll_scores(fitted.predict_log_proba(given.logits[held].double()), given.labels[held])
     entry = next(entry for entry in auto.ranking_ if entry.name == "temperature")
     assert entry.score == pytest.approx(float(scores.mean()), rel=1e-7)
-    half = 1.959964 * float(scores.std(correction=0)) / math.sqrt(399)
-    assert (entry.low, entry.high) == pytest.approx((entry.score - half, entry.score + half), rel=1e-7)
-    idle = float(negative_log_likelihood(given))
-    assert entry.gain == pytest.approx(idle - entry.score, rel=1e-7)
+    gains = nll_scores(given.logits.double().log_softmax(1), given.labels) - scores
+    half = 1.959964 * float(gains.std(correction=0)) / math.sqrt(399)
+    assert (entry.gain_low, entry.gain_high) == pytest.approx((entry.gain - half, entry.gain + half), rel=1e-7)
+    assert entry.gain == pytest.approx(float(negative_log_likelihood(given)) - entry.score, rel=1e-7)
 
 
-def test_auto_by_brier_takes_a_temperature_although_a_label_has_probability_zero() -> None:
+def test_auto_raises_labels_of_probability_zero_and_ranks_by_brier_too() -> None:
     given = predictions()
-    logits = given.logits.clone()
-    logits[0, given.labels[0]] = -math.inf
-    with pytest.warns(CalibrationWarning, match="1 of 1500 examples have a label of probability zero"):
-        auto = AutoCalibrator(methods=("temperature",), scoring="brier").fit(logits, given.labels)
-    assert auto.best_name_ == "temperature"
-    assert "Brier score" in auto.advice_
-    none = next(entry for entry in auto.ranking_ if entry.name == "none")
-    assert none.score == pytest.approx(float(brier_scores(logits.double().log_softmax(1), given.labels).mean()))
-
-
-def test_choose_does_nothing_where_the_interval_of_the_gain_includes_zero() -> None:
-    noise = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    noise = (noise - noise.mean()) / noise.std()
-    weights = torch.ones(400, dtype=torch.float64)
-    # One standard error of the difference is 1 / 20.
-    held = {"none": noise + 0.09, "temperature": torch.zeros(400).double()}
-    assert choose(held, weights) == "none"
-    held = {"none": noise + 0.11, "temperature": torch.zeros(400).double()}
-    assert choose(held, weights) == "temperature"
-    # Where doing nothing has no probability for a label, its score is infinite and the gain has no interval.
-    held = {"none": torch.full((400,), math.inf).double(), "temperature": torch.zeros(400).double()}
-    assert choose(held, weights) == "temperature"
-
-
-def test_advice_where_doing_nothing_leaves_labels_without_a_chance_says_so() -> None:
-    given, _ = synthetic_predictions(500, 5, temperature=2.0, hardness=0.5, split="val")
     logits = given.logits.double().clone()
-    logits[:10].scatter_(1, given.labels[:10].unsqueeze(1), -math.inf)
-    found = AutoCalibrator(methods=("temperature", "ensemble_temperature")).fit(logits, given.labels)
-    assert found.best_name_ == "ensemble_temperature"
-    assert f"is {found.ranking_[0].score:.4f} instead of infinite" in found.advice_
+    logits[:2].scatter_(1, given.labels[:2].unsqueeze(1), -math.inf)
+    logits[2:9].scatter_(1, (given.labels[2:9].unsqueeze(1) + 1) % 4, -math.inf)
+    for scoring, score in (("nll", nll_scores), ("brier", brier_scores)):
+        with pytest.warns(CalibrationWarning, match="2 of 1500 examples have a label of probability zero"):
+            auto = AutoCalibrator(methods=("temperature", "histogram"), scoring=scoring).fit(logits, given.labels)
+        assert auto.best_name_ == "temperature"
+        none = next(entry for entry in auto.ranking_ if entry.name == "none")
+        raised = logits.log_softmax(1).clamp(min=math.log(1 / 6000)).log_softmax(1)
+        assert none.score == pytest.approx(float(score(raised, given.labels).mean()))
+        fresh = predictions(seed=1).logits
+        torch.testing.assert_close(auto.wrap(torch.nn.Identity())(fresh).exp(), auto.predict_proba(fresh))
 
 
-def test_mean_interval_of_unequal_weights_is_that_of_the_effective_number() -> None:
-    mean, low, high = mean_interval(torch.tensor([0.0, 2.0, 4.0]).double(), torch.tensor([1.0, 1.0, 2.0]).double())
+NOISE = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+NOISE, ZERO = (NOISE - NOISE.mean()) / NOISE.std(), torch.zeros_like(NOISE)
+
+
+def chosen(held: Mapping[str, torch.Tensor], best: str) -> str:
+    weights = torch.ones(len(held["none"]), dtype=torch.float64)
+    return choose(rank(held, weights, best), held, weights)
+
+
+def test_clear_gains_are_clear_for_all_methods_together() -> None:
+    # One standard error of the difference is 1 / 20; of one method 1.96 of them are clear, of ten 2.81.
+    assert chosen({"none": NOISE + 0.09, "temperature": ZERO}, "temperature") == "none"
+    held = {"none": NOISE + 0.12, "temperature": ZERO}
+    assert chosen(held, "temperature") == "temperature"
+    held |= {f"useless{k}": held["none"] for k in range(9)}
+    assert chosen(held, "temperature") == "none"
+    entry = rank(held, torch.ones(400).double(), "temperature")["temperature"]
+    assert (entry.gain_low, entry.gain_high) == pytest.approx((0.12 - 2.80703 / 20, 0.12 + 2.80703 / 20), abs=1e-3)
+
+
+def test_gain_of_unequal_weights_has_the_error_of_the_effective_number() -> None:
+    held = {"none": torch.tensor([0.0, 2.0, 4.0]).double(), "temperature": torch.zeros(3).double()}
     # Variance (2.5² + 0.5² + 2 · 1.5²) / 4 = 2.75; effective number 4² / 6 = 8/3.
-    assert mean == 2.5
-    half = 1.95996398454 * (2.75 / (5 / 3)) ** 0.5
-    assert (low, high) == pytest.approx((2.5 - half, 2.5 + half), abs=1e-9)
+    found = gain_of("temperature", "none", held, torch.tensor([1.0, 1.0, 2.0]).double())
+    assert found == pytest.approx((2.5, (2.75 / (5 / 3)) ** 0.5), abs=1e-9)
 
 
-def test_choose_simpler_within_one_standard_error_wins() -> None:
-    noise = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    noise = (noise - noise.mean()) / noise.std()
-    weights = torch.ones(400, dtype=torch.float64)
-    worst = torch.full((400,), 9.0).double()
-    held = {"none": worst, "temperature": noise + 0.04, "vector": torch.zeros(400).double()}
-    assert choose(held, weights) == "temperature"
-    held = {"none": worst, "temperature": noise + 0.06, "vector": torch.zeros(400).double()}
-    assert choose(held, weights) == "vector"
+@pytest.mark.parametrize(
+    ("lost", "idle", "expected"), [(0.04, 9.0, "temperature"), (0.06, 9.0, "vector"), (0.04, 0.5, "vector")]
+)
+def test_simpler_method_wins_within_one_standard_error_and_a_twentieth_of_the_gain(
+    lost: float, idle: float, expected: str
+) -> None:
+    assert chosen({"none": ZERO + idle, "temperature": NOISE + lost, "vector": ZERO}, "vector") == expected
 
 
 def test_choice_takes_no_noisy_method_that_a_simpler_one_beats() -> None:
@@ -124,7 +122,7 @@ def test_choice_takes_no_noisy_method_that_a_simpler_one_beats() -> None:
     noise = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(500)
     held = {"none": 0.5, "temperature": 0.103, "spline": 0.105 + 2 * noise, "matrix": 0.1 + 0.01 * noise}
     scores = {name: torch.as_tensor(value, dtype=torch.float64).expand(1000) for name, value in held.items()}
-    assert choose(scores, torch.ones(1000, dtype=torch.float64)) == "matrix"
+    assert chosen(scores, "matrix") == "matrix"
 
 
 def test_auto_of_less_than_100_examples_does_not_choose_what_learns_something_of_every_class() -> None:
@@ -169,15 +167,24 @@ def test_auto_does_not_choose_a_method_that_has_too_few_examples(monkeypatch: py
     assert [entry.name for entry in auto.ranking_] == ["temperature", "none", "vector"]
 
 
-def test_advise_of_nothing_clear_gives_the_interval_of_the_nearest() -> None:
-    ranking = [Ranked("b", gain=0.2, gain_low=-0.78, gain_high=1.18), Ranked("none"), Ranked("a", failure="few")]
-    assert "the nearest, b, changes it by -0.2000, 95% interval -1.1800 to +0.7800" in advise(ranking, "none", "nll")
+def test_auto_gives_up_what_is_clearly_worse_and_ranks_it_where_it_stood() -> None:
+    called = []
+    auto = AutoCalibrator(methods=("temperature", "spline", "isotonic")).on_progress(lambda *given: called.append(given))
+    auto.fit(synthetic_predictions(3000, 10, split="val")[0])
+    tried = [name for name, _, _ in called]
+    parts = tried.count("isotonic")
+    assert tried.count("temperature") == 5 > parts
+    assert [done for _, done, _ in called] == [*range(len(called))]
+    assert called[-1][2] == len(called)
+    entries = {entry.name: entry for entry in auto.ranking_}
+    assert entries["isotonic"].note == f"given up after {parts} of 5 parts"
+    assert entries["isotonic"].gain < entries["temperature"].gain
+    assert entries["isotonic"].score == pytest.approx(entries["none"].score - entries["isotonic"].gain)
 
 
 def test_candidates_are_the_listed_ones_and_a_package_that_cannot_be_loaded_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(iter(candidates())) == "temperature"
     assert not {"mc_temperature", "none", "auto"} & set(candidates())
-    assert AutoCalibrator().methods_to_try() == candidates()
     broken = EntryPoint("broken", "no_such_package:Thing", "calibrant.calibrators")
     offered = {"theirs": EntryPoint("theirs", f"{__name__}:Failing", "calibrant.calibrators"), "broken": broken}
     monkeypatch.setitem(CALIBRATORS.__dict__, "_offered", offered)
@@ -226,7 +233,7 @@ def test_auto_wrong_argument_is_named(arguments: dict[str, object], message: str
         AutoCalibrator(**arguments).fit(predictions(100))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_auto_held_out_loss_of_a_superfluous_vector_is_that_on_new_examples(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = 0.5 * torch.randn(20_600, 20, generator=generator, dtype=torch.float64)
@@ -257,11 +264,10 @@ def over_confident(seed: int, split: str) -> Predictions:
     return Predictions(logits=2.4 * logits, labels=labels, split=split)
 
 
-# All fourteen were tried on ten such data sets: temperature was chosen every time. These are the quick ones.
 KINDS = ("temperature", "ensemble_temperature", "spline", "top_label_binning", "histogram", "isotonic")
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_auto_on_known_miscalibration_is_not_significantly_worse_than_temperature(seed: int) -> None:
     fit_data, test = over_confident(seed, "val"), over_confident(seed + 100, "test")
     auto = AutoCalibrator(methods=KINDS).fit(fit_data)
@@ -273,9 +279,9 @@ def test_auto_on_known_miscalibration_is_not_significantly_worse_than_temperatur
     assert expected_calibration_error(chosen.probs, chosen.labels) < 0.015
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_auto_on_calibrated_data_says_that_doing_nothing_is_best(seed: int) -> None:
     given = over_confident(seed, "val").subset(torch.arange(5000))
     auto = AutoCalibrator(methods=KINDS).fit(given.replace(logits=given.logits / 2.4))
     assert auto.best_name_ == "none"
-    assert auto.advice_.startswith("Doing nothing is best: no method improves the held-out negative log-likelihood clearly")
+    assert auto.advice_.startswith("Doing nothing is best")

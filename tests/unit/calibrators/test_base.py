@@ -27,6 +27,7 @@ from calibrant.calibrators import (
     CalibrationWarning,
     Calibrator,
     DirichletCalibration,
+    EnsembleTemperatureScaling,
     HistogramBinning,
     IsotonicCalibration,
     MatrixScaling,
@@ -152,22 +153,32 @@ def test_load_of_another_file_says_what_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "learned", "message"),
+    ("kind", "learned"),
     [
-        (TemperatureScaling, {"temperature": 0.0}, "must give finite numbers"),
-        (TemperatureScaling, {"temperature": float("nan")}, "must give finite numbers"),
-        (VectorScaling, {"weight": [1.0, 1.0]}, "must describe a calibrator"),
-        (PlattScaling, {"slope": None}, "must describe a calibrator"),
+        (TemperatureScaling, {"temperature": 0.0}),
+        (TemperatureScaling, {"temperature": -1.0}),
+        (TemperatureScaling, {"temperature": float("nan")}),
+        (TemperatureScaling, {"temperature": [1.0, 2.0]}),
+        (EnsembleTemperatureScaling, {"mixture": [0.5, 0.5, 0.5]}),
+        (EnsembleTemperatureScaling, {"mixture": [1.5, -0.5, 0.0]}),
+        (VectorScaling, {"weight": [1.0, 1.0]}),
+        (PlattScaling, {"slope": None}),
+        (IsotonicCalibration, {"values": [[0.0, 1.5, 1.0]] * 3, "knots": [[0.0, 0.5, 2.0]] * 3}),
+        (HistogramBinning, {"values": [[0.0, 0.5, -0.1]] * 3, "edges": [[0.3, 0.6]] * 3}),
+        (SplineCalibration, {"values": [0.0, 0.5, 1.0], "knots": [0.0, 0.7, 0.6]}),
     ],
 )
 def test_load_refuses_what_cannot_have_been_learned(
-    kind: type[Calibrator], learned: dict[str, object], message: str, tmp_path: Path, quiet: None
+    kind: type[Calibrator], learned: dict[str, object], tmp_path: Path, quiet: None
 ) -> None:
     path = tmp_path / "calibrator.json"
     kind().fit(VAL).save(path)
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "learned": {**data["learned"], **learned}}))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"{kind.__name__}|must describe a calibrator"):
+        Calibrator.load(path)
+    path.write_text(json.dumps({**data, "floor": 0.4}))
+    with pytest.raises(ValueError, match="`floor` must"):
         Calibrator.load(path)
 
 

@@ -12,6 +12,7 @@ from calibrant.calibrators import CALIBRATORS, BayesianBinning, TopLabelBinning
 from calibrant.calibrators.fit_data import keep_top
 from calibrant.calibrators.tables import (
     PAD,
+    Question,
     count_below,
     equal_mass_edges,
     equal_mass_histogram,
@@ -85,7 +86,7 @@ def test_spline_of_weighted_examples_is_the_least_squares_fit_that_counts_each_b
     confidence = np.sort(rng.uniform(0.4, 1, 300))
     correct = (rng.uniform(size=300) < confidence**2).astype(float)
     weights = rng.integers(1, 6, 300)
-    knots, values = recalibrate(confidence, correct, weights.astype(float), n_knots=5)
+    knots, values = recalibrate(Question(confidence, correct, weights.astype(float)), n_knots=5)
     share = weights / weights.sum()
     at, gap = np.cumsum(share) - share / 2, share * (correct - confidence)
     drift, places = np.cumsum(gap) - gap / 2, np.linspace(0, 1, 5)
