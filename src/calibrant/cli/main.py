@@ -83,8 +83,8 @@ SliceBy = Annotated[
     list[str] | None, typer.Option("--slice", metavar="COLUMN", help="Measure each group of this column too; A,B crosses two.")
 ]
 IgnoreIndex = Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")]
-Bins = Annotated[int, typer.Option(min=1, metavar="M", help="Bins of the binned metrics.")]
-Resamples = Annotated[int, typer.Option(min=20, metavar="N", help="Bootstrap resamples for the intervals.")]
+Bins = Annotated[int, typer.Option(min=1, max=3000, metavar="M", help="Bins of the binned metrics.")]
+Resamples = Annotated[int, typer.Option(min=20, max=100_000, metavar="N", help="Bootstrap resamples for the intervals.")]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")]
 RecipeFile = Annotated[
     Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it (defaults in brackets).")
@@ -486,9 +486,12 @@ def _explain(error: Exception) -> int:
     if isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)):
         return _refuse(str(error))
     from calibrant.core.checks import FitError
+    from calibrant.io.files import is_out_of_memory
 
     if isinstance(error, FitError):
         return _refuse(str(error))
+    if is_out_of_memory(error):
+        return _end(f"this takes more memory than there is ({error}). Give it less at a time, or more memory.", 1)
     return _end(
         f"something went wrong inside calibrant ({type(error).__name__}: {error}). Please report it with what "
         "CALIBRANT_TRACEBACK=1 prints before the same command.",

@@ -370,6 +370,8 @@ def check_examples(
     Returns:
         Scores ``[n, C]``, labels ``[n]`` int64, weights ``[n]`` float64 or None; and which examples were kept, a mask.
     """
+    if ignore_index is not None and not -(2**63) <= ignore_index < 2**63:
+        raise ValueError(f"{where}: `ignore_index` must be a whole number of 64 bits, got {ignore_index}.")
     scores = to_tensor(given, where=where, name=kind).to(device)
     if class_names is not None and scores.ndim > 1 and len(class_names) != scores.shape[1]:
         raise ValueError(f"{where}: `class_names` must hold C = {scores.shape[1]} names, got {len(class_names)}.")

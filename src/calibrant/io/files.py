@@ -7,7 +7,8 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,9 +38,15 @@ def decoding(path: str | Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if is_out_of_memory(error):
+            raise MemoryError(f"{path}: holds more than memory does") from error
         kind = Path(path).suffix.lower()
-        got = "more than memory holds" if isinstance(error, MemoryError) else "one that is damaged or of another kind"
-        raise ValueError(f"{path}: must be a {kind} file, got {got}.") from error
+        raise ValueError(f"{path}: must be a {kind} file, got one that is damaged or of another kind.") from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory is full, in the words of Python, numpy, pyarrow or torch."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error))
 
 
 @contextmanager
@@ -56,7 +63,13 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
     target = Path(path).resolve()
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
+        for old in target.parent.glob(f".{escape(target.name)}.*.tmp"):
+            # Who writes to one holds it; what nobody holds was left by a process that was killed.
+            with suppress(OSError), old.open("rb") as left:
+                if _hold(left):
+                    old.unlink()
         with temporary.open("xb") as handle:
+            _hold(handle)
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
@@ -69,6 +82,17 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
         ) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _hold(handle: BinaryIO) -> bool:
+    """Lock a file until it is closed, where files can be locked; whether nobody else held it."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
 
 
 def write_json(data: Mapping[str, object], path: str | Path, *, kind: str) -> None:

@@ -32,6 +32,9 @@ from calibrant.metrics.levels import Levels, draw_rows, ece_of_levels, levels_of
 # 10, 20, 50, 100, 200, 500 and 1000 are those of published figures; the others fill the gaps on a logarithmic axis.
 BIN_COUNTS = (10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
 
+# So many take about 5 GB.
+_MOST_DRAWS = 5_000_000
+
 
 def null_distribution(
     probs: ArrayLike | Predictions,
@@ -186,6 +189,9 @@ def check_draws(n_bins: int, n_resamples: int, seed: int, *, where: str, least: 
     check_count(n_bins, where=where, name="n_bins")
     check_count(n_resamples, where=where, name="n_resamples", least=least)
     check_count(seed, where=where, name="seed", least=0)
+    if n_bins * n_resamples > _MOST_DRAWS:
+        rule = f"`n_bins` times `n_resamples` must be at most {_MOST_DRAWS:,}, since they are kept in memory"
+        raise ValueError(f"{where}: {rule}, got {n_bins:,} times {n_resamples:,}.")
 
 
 def _levels_of_top(top: TopLabel, n_bins: int) -> Levels:

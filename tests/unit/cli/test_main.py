@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from calibrant import __version__
 from calibrant.cli import main
@@ -45,7 +48,8 @@ def test_run_without_command_shows_help(capsys: pytest.CaptureFixture[str], argu
         (("measure", "--colour", "x.npz"), "No such option: --colour"),
         (("mesure", "x.npz"), "Did you mean 'measure'? Run `calibrant --help`"),
         (("measure", "x.npz", "--n-bins", "0"), "--n-bins"),
-        (("measure", "x.npz", "--n-bins", "many"), "--n-bins"),
+        (("measure", "x.npz", "--n-bins", "100000000"), "--n-bins"),
+        (("measure", "x.npz", "--resamples", "100000000"), "--resamples"),
         # With fewer no p-value could fall below 5 %, and any error would be called chance.
         (("measure", "x.npz", "--resamples", "19"), "--resamples"),
         (("measure", "nowhere.npz"), "nowhere.npz: there is no such file"),
@@ -97,6 +101,16 @@ def test_run_internal_error_says_how_to_report_it(capsys: pytest.CaptureFixture[
     monkeypatch.setenv("CALIBRANT_TRACEBACK", "1")
     with pytest.raises(KeyError, match="a bug"):
         main.run(["measure"])
+
+
+@pytest.mark.parametrize("take", [lambda: np.empty(10**17), lambda: torch.empty(10**17)], ids=["numpy", "torch"])
+def test_run_out_of_memory_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, take: Callable[[], object]
+) -> None:
+    monkeypatch.setattr(main, "app", lambda *_, **__: take())
+    code, out, err = run(capsys, "measure")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "more memory than there is" in err
 
 
 def test_run_interrupted_ends_with_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

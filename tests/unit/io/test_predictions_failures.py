@@ -6,6 +6,9 @@ import io
 import os
 import pickle
 import re
+import resource
+import subprocess
+import sys
 import time
 import tracemalloc
 import zipfile
@@ -20,6 +23,7 @@ import torch
 
 from calibrant import Predictions
 from calibrant.io import iter_prediction_batches, load_class_names, load_predictions, save_predictions
+from calibrant.io.files import atomic_writer
 
 ENDINGS = ("npz", "csv", "parquet", "pt")
 EYE = np.eye(2)
@@ -269,6 +273,57 @@ def test_save_that_fails_leaves_the_old_file(
         save_predictions(good.subset(torch.arange(10)), path)
     assert path.read_bytes() == before
     assert sorted(entry.name for entry in tmp_path.iterdir()) == names
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_save_on_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, ending: str) -> None:
+    predictions = Predictions(probs=np.tile(EYE, (500, 1)), labels=[0, 1] * 500)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=rf"x.{ending}: cannot be written"):
+            predictions.save(tmp_path / f"x.{ending}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from calibrant.io.files import atomic_writer
+with atomic_writer(sys.argv[1]) as handle:
+    handle.write(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_save_removes_what_a_killed_one_left_but_not_what_another_writes_now(tmp_path: Path, good: Predictions) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    subprocess.run([sys.executable, "-c", KILLED, str(folder / "[x].npz")], check=False)
+    assert len(list(folder.iterdir())) == 1
+    with atomic_writer(folder / "[x].npz") as handle:
+        handle.write(b"first")
+        good.save(folder / "[x].npz")
+    assert [file.name for file in folder.iterdir()] == ["[x].npz"]
+    assert (folder / "[x].npz").read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("ending", ["npz", "pt"])
+def test_file_that_memory_does_not_hold_is_not_called_damaged(
+    tmp_path: Path, good: Predictions, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, too_much in ((np, lambda *_, **__: np.empty(10**17)), (torch, lambda *_, **__: torch.empty(10**17))):
+        monkeypatch.setattr(module, "load", too_much)
+    with pytest.raises(MemoryError, match=rf"good.{ending}: holds more than memory"):
+        load_predictions(tmp_path / f"good.{ending}")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_ignored_label_that_no_label_can_be_is_refused(tmp_path: Path, good: Predictions, ending: str) -> None:
+    for label in (10**30, -(10**20)):
+        with pytest.raises(ValueError, match="`ignore_index` must be a whole number of 64 bits"):
+            load_predictions(tmp_path / f"good.{ending}", ignore_index=label)
 
 
 def test_save_through_a_link_replaces_what_it_points_to(tmp_path: Path, good: Predictions) -> None:

@@ -101,6 +101,8 @@ def test_measure_unknown_column_raises_with_the_nearest() -> None:
 
 
 def test_measure_wrong_counts_raise() -> None:
+    with pytest.raises(ValueError, match="measure: `n_bins` times `n_resamples` must be at most"):
+        measure(some_predictions(10), n_bins=10**8)
     with pytest.raises(ValueError, match="measure: `n_resamples` must be a whole number >= 2, got 1"):
         measure(some_predictions(10), n_resamples=1)
     with pytest.raises(ValueError, match="measure: `n_bins` must be a whole number >= 1, got 0"):
