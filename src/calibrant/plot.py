@@ -28,6 +28,8 @@ from calibrant.report.rows import Style, styles_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["before_after", "compare", "confidence_histogram", "per_class", "reliability"]
+
 # What a model said: probabilities, with `labels` beside them, or a record that has both, or what `measure` found.
 Said: TypeAlias = "ArrayLike | Predictions | Scores"
 # Classes that `per_class` shows, if none are asked for.

@@ -13,6 +13,8 @@ from calibrant.core.scores import Scores
 from calibrant.metrics.measure import measure
 from calibrant.metrics.table import score_metrics
 
+__all__ = ["assert_calibrated"]
+
 _FORM = re.compile(r"\s*(\w+)(?:\.(value|low|high))?\s*([<>]=?)\s*(\S+)\s*")
 _COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
