@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -115,6 +116,24 @@ def test_page_holds_both_sides_of_the_switch_or_one() -> None:
     assert 'id="switch"' in page()
     assert 'id="switch"' not in page(with_repair=False)
     assert 'id="calibrators"' not in page(with_repair=False)
+
+
+def test_page_shows_the_groups_that_were_measured_before_and_after() -> None:
+    given, done = examined(), repaired()
+    sliced = {}
+    for side, predictions in (("before", given.predictions), ("after", done.after.predictions)):
+        columns = {"light": ["day", "<night>"] * 200}
+        grouped = Predictions(logits=predictions.logits, labels=predictions.labels, columns=columns)
+        sliced[side] = Examined(predictions, measure(grouped, slice_by="light", n_resamples=20))
+    text = render_page(sliced["before"], repaired=replace(done, after=sliced["after"]), n_resamples=20)
+    assert '<a href="#groups">' in text
+    rows = dict(re.findall(r'<tr data-group="([^"]*)">(.*?)</tr>', text, flags=re.DOTALL))
+    assert [html.unescape(name) for name in rows] == list(sliced["before"].scores.slices)
+    for (name, part), row in zip(sliced["before"].scores.slices.items(), rows.values(), strict=True):
+        shown = [part["error"], part["ece"], sliced["after"].scores.slices[name]["ece"]]
+        assert all(f"<td>{write_value(found.value, '%')}<small>" in row for found in shown)
+        assert "<td>200</td>" in row
+    assert 'id="groups"' not in page()
 
 
 def test_page_where_doing_nothing_is_best_has_no_switch_but_the_calibrators() -> None:
