@@ -26,9 +26,9 @@ CONTENTS = {
     "Project": "reference/changelog reference/contributing architecture research-archive",
 }
 # The modules whose names are promised, and the files outside this folder that are pages of the site too.
-MODULES = """calibrant calibrant.metrics calibrant.calibrators calibrant.losses calibrant.meta calibrant.decisions
-calibrant.integrations.lightning calibrant.integrations.transformers calibrant.integrations.trackers calibrant.data
-calibrant.backbones calibrant.plot calibrant.grid calibrant.report calibrant.io""".split()
+MODULES = """calibrant calibrant.metrics calibrant.calibrators calibrant.decisions calibrant.plot calibrant.testing
+calibrant.losses calibrant.meta calibrant.integrations.lightning calibrant.integrations.transformers
+calibrant.integrations.trackers calibrant.data calibrant.backbones calibrant.grid calibrant.report calibrant.io""".split()
 PAGES_ABOVE = {"../CONTRIBUTING.md": "reference/contributing.md", "../CHANGELOG.md": "reference/changelog.md"}
 
 project = "calibrant"
