@@ -29,9 +29,7 @@ CHUNK_ENTRIES = 256_000
 ABSENT = -1e30
 # Columns that identify a row, at most: that two rows agree in so many numbers by chance is out of the question.
 _HASHED_COLUMNS = 16
-# Rows of a fit must be this distinct before equal rows can mean that data was used twice: rounded scores repeat themselves.
-_LEAST_DISTINCT = 0.9
-# Share of the rows to be repaired that must have been seen in the fit before it is worth a warning.
+# Share of the rows to be repaired that must have been seen in the fit, beyond chance, before it is worth a warning.
 _LEAST_SHARED = 0.05
 
 
@@ -166,14 +164,16 @@ def row_marks(logits: Tensor) -> Tensor:
 def warn_if_seen(logits: Tensor, seen: Tensor | None, *, where: str) -> None:
     """Warn if many rows of ``logits`` were part of the fit data, whose marks are ``seen``.
 
-    Where many rows of the fit are equal (a forest's), meeting one of them again says nothing: all must be the same.
+    Outputs of a forest of few trees coincide by chance, within the fit data too: only what goes beyond that is warned of.
     """
     if seen is None:
         return
-    marks, distinct = row_marks(logits), seen.unique()
-    repeated = len(distinct) < _LEAST_DISTINCT * len(seen)
-    shared = float(marks.equal(seen) if repeated else torch.isin(marks, distinct).double().mean())
-    if shared >= _LEAST_SHARED:
+    marks, (distinct, counts) = row_marks(logits), seen.unique(return_counts=True)
+    shared = float(torch.isin(marks, distinct).double().mean())
+    # How often a new row is like one of the fit, by how often one of the fit is like another of it.
+    chance = (float(counts[counts > 1].sum()) + 1) / (len(seen) + 2)
+    spread = math.sqrt(chance * (1 - chance) * (1 / len(marks) + 1 / len(seen)))
+    if marks.equal(seen) or shared > chance + _LEAST_SHARED + 3 * spread:
         warn(
             f"{where}: {100 * shared:.0f} % of these examples were used to fit the calibrator. What is measured on them is "
             "too good; use data that the fit has not seen."

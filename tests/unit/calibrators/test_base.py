@@ -83,6 +83,18 @@ def test_predict_proba_on_fit_data_warns_unless_scores_repeat_themselves() -> No
         assert TemperatureScaling().fit(logits, labels).predict_proba(logits[:150]).shape == (150, 2)
 
 
+def test_forests_that_vote_alike_are_no_data_used_twice() -> None:
+    random = np.random.default_rng(0)
+    for trees in (10, 40):
+        probs = random.multinomial(trees, random.dirichlet((1, 1, 1), size=240)) / trees
+        labels = [random.choice(3, p=row) for row in probs]
+        fitted = TemperatureScaling().fit(Predictions(probs=probs[:120], labels=labels[:120]))
+        with warnings.catch_warnings(action="error"):
+            fitted.apply(Predictions(probs=probs[120:], labels=labels[120:]))
+        with pytest.warns(CalibrationWarning, match="used to fit"):
+            fitted.apply(Predictions(probs=probs[:120], labels=labels[:120]))
+
+
 def test_wrong_input_is_named() -> None:
     for given, message in (
         ((VAL.logits,), "`labels` must be given with logits"),
