@@ -192,11 +192,6 @@ def test_meta_objective_learning_rate_of_the_hyper_parameters_follows_its_schedu
     assert rates == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize(("memory", "every", "pace"), [(1000.0, 4, 0.096), (1000.0, 8, 0.192), (24.0, 4, 4.0), (0.3, 8, 8.0)])
-def test_gamma_moves_as_far_as_averaged_weights_can_follow(memory, every, pace):
-    assert speed_up(memory, every) == pytest.approx(pace)
-
-
 @pytest.mark.parametrize("decay", ["0.5", "0.99"])
 def test_gamma_moves_by_the_memory_that_the_average_was_given(decay):
     def rate(**settings):
@@ -243,11 +238,6 @@ def test_bank_replaces_the_oldest_slice_and_is_filled_anew_when_the_learning_rat
     assert ages() == [True, True, True]
 
 
-def test_bank_needs_an_average_to_look_through():
-    assert parts_of()[0].objective.bank is not None
-    assert assemble(override(Recipe(), TINY | {"train.average": "no"})).objective.bank is None
-
-
 def test_bank_is_renewed_while_the_average_remembers():
     for decay, size in ((0.999, 10), (0.9, 200)):
         batches = assemble(override(Recipe(), TINY | {"train.average_decay": decay})).objective.batches
@@ -266,35 +256,13 @@ FACTS = Facts(num_train=10, reduction="sum")
 
 
 def test_method_options_reach_settings_regularizer_and_objective():
-    options = {
-        "meta_lr": "1e-4",
-        "betas": (0.9, 0.99),
-        "lookahead_lr": "current",
-        "every": 2.0,
-        "meta_batch_size": 64,
-        "meta_schedule": "constant",
-        "gamma_max": 5,
-        "gamma_init": 0.5,
-        "num_heads": 7,
-        "temperature": 0.1,
-        "bandwidth": 0.02,
-        "accuracy": "soft",
-        "detach_accuracy": "false",
-        "leave_one_out": True,
-        "sharpness": 50,
-        "centred": "false",
-        "distance": "absolute",
-    }
-    plan = make_plan("flgamma-sece", options, FACTS)
-    settings, loss = plan.settings, plan.regularizer
-    assert (settings.meta_lr, settings.betas, settings.lookahead_lr, settings.every) == (1e-4, (0.9, 0.99), "current", 2)
-    assert (plan.meta_batch_size, plan.meta_schedule, plan.pace) == (64, "constant", None)
-    assert (loss.gamma_max, loss.gamma_init, loss.num_heads, loss.temperature) == (5, 0.5, 7, 0.1)
+    options = {"meta_lr": "1e-4", "betas": (0.9, 0.99), "meta_batch_size": 64, "gamma_max": "none", "num_heads": 7}
+    plan = make_plan("flgamma-sece", options | {"bandwidth": 0.02, "centred": "false", "distance": "absolute"}, FACTS)
+    assert (plan.settings.meta_lr, plan.settings.betas) == (1e-4, (0.9, 0.99))
+    assert (plan.meta_batch_size, plan.meta_schedule, plan.pace) == (64, "slowing", None)
+    assert (plan.regularizer.gamma_max, plan.regularizer.num_heads) == (None, 7)
     logits, labels = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3
-    expected = sece_penalty(logits, labels, bandwidth=0.02, accuracy="soft", leave_one_out=True, sharpness=50)
-    assert plan.objective(logits, labels) == expected
-    assert make_plan("flgamma-sece", {"gamma_max": "none"}, FACTS).regularizer.gamma_max is None
-    assert make_plan("ce-dece", {"nonnegative": False, "n_bins": 5}, FACTS).regularizer.nonnegative is False
+    assert plan.objective(logits, labels) == sece_penalty(logits, labels, bandwidth=0.02, detach_accuracy=True)
     paper = make_plan("flgamma-sece", {}, FACTS._replace(preset="paper"))
     assert (paper.settings.every, paper.meta_batch_size, paper.settings.leak_meta_grad) == (1, 128, True)
 
@@ -304,16 +272,9 @@ def test_method_options_reach_settings_regularizer_and_objective():
     [
         ("flgamma-sece", "betas", "fast", "`method.options.betas` must be a list, got 'fast'"),
         ("flgamma-sece", "accuracy", "firm", "`method.options.accuracy` must be one of 'hard', 'soft', got 'firm'"),
-        (
-            "flgamma-sece",
-            "lookahead_lr",
-            "now",
-            "`method.options.lookahead_lr` must be a number or one of 'current'",
-        ),
+        ("flgamma-sece", "lookahead_lr", "now", "`method.options.lookahead_lr` must be a number or one of 'current'"),
         ("flgamma-sece", "pace", -1, "`method.options.pace` must be a finite number > 0, got -1"),
         ("flgamma-sece", "n_bins", 5, "unknown option of flgamma-sece 'n_bins'"),
-        ("focal", "gamma", "large", "`method.options.gamma` must be a number, got 'large'"),
-        ("mmce", "normalization", "none", "`method.options.normalization` must be one of 'official', 'paper'"),
     ],
 )
 def test_method_option_of_the_wrong_kind_is_one_sentence(method, option, value, message):
@@ -325,8 +286,6 @@ def test_method_option_of_the_wrong_kind_is_one_sentence(method, option, value, 
     ("key", "value", "message"),
     [
         ("method.options.watch_share", "0.5", "must be left out"),
-        ("method.options.positive", "softplus", "must be left out"),
-        ("method.options.variant", "frozen", "must be left out"),
         ("method.options.meta_schedule", "cosine", "must be one of 'constant', 'slowing'"),
         ("train.average", "uniform", "must be 'no', 'ema' or 'phase'"),
     ],

@@ -61,28 +61,6 @@ def test_weight_average_by_hand(options, expected):
     assert len(average.buffer_means) == 2
 
 
-def test_weight_average_takes_the_networks_place_for_a_while():
-    model = network()
-    average = averaged(model, [2.0, 4.0], decay=None)
-    place = model[0].weight.data_ptr()
-    with average.applied():
-        assert float(model[0].weight.detach()) == float(model[1].running_mean) == 3.0
-        assert model[0].weight.data_ptr() == place
-    assert float(model[0].weight.detach()) == float(model[1].running_mean) == 4.0
-
-
-def test_weight_average_network_follows_every_update_and_is_apart_from_the_trained_one():
-    model = network()
-    average = averaged(model, [2.0], decay=None)
-    seen = average.network(model)
-    set_to(model, 4.0)
-    assert float(seen[0].weight) == float(seen[1].running_mean) == 2.0
-    average.update()
-    assert float(seen[0].weight) == float(seen[1].running_mean) == 3.0
-    assert not any(value.requires_grad for value in seen.parameters())
-    assert all(value.requires_grad for value in model.parameters())
-
-
 def test_meta_batches_go_through_the_averaged_network(monkeypatch):
     settings = {"method.name": "flgamma-sece", "method.options.every": "1", "train.average": "ema", "backbone.name": "convnet"}
     parts = assemble(override(Recipe(), TINY | settings))
@@ -240,34 +218,6 @@ def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_im
     # Three epochs of so few steps: the average remembers one step.
     assert momenta == {1.0}
     assert network.training
-
-
-def first_layer(model):
-    return next(module for module in model.modules() if isinstance(module, nn.Conv2d))
-
-
-@pytest.mark.parametrize("method", ["ce", "mixup", "patra"])
-def test_statistics_are_those_of_the_first_batches_that_the_epoch_trained_on(method, monkeypatch):
-    monkeypatch.setattr("calibrant.engine.loop._STATISTICS_EXAMPLES", 90)
-    pruned = {"method.options.every": "1"} if method == "patra" else {}
-    recipe = override(Recipe(), PHASE | {"method.name": method, "train.batch_size": "40"} | pruned)
-    parts = assemble(recipe)
-    trained, passed = [], []
-
-    def note(layer, inputs):
-        if parts.model.training:
-            trained.append(inputs[0].clone())
-        elif any(module.training for module in parts.model.modules()):
-            passed.append(inputs[0].clone())
-
-    first_layer(parts.model).register_forward_pre_hook(note)
-    for epoch in range(2):
-        trained.clear()
-        passed.clear()
-        run_epoch(parts, epoch, started=0.0)
-    # Three batches of 40 are the least that hold 90 images.
-    assert len(passed) == 3 < len(trained)
-    assert all(again.equal(first) for again, first in zip(passed, trained, strict=False))
 
 
 @pytest.mark.parametrize(

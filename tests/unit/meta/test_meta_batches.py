@@ -50,18 +50,6 @@ def test_loader_batches_skip_the_remainder_and_reshuffle():
     assert batches.passes == 4
 
 
-def test_loader_batches_tell_a_distributed_sampler_of_every_pass():
-    x = torch.arange(8)
-    sampler = DistributedSampler(TensorDataset(x, x), num_replicas=2, rank=0, shuffle=True)
-    batches = LoaderBatches(DataLoader(TensorDataset(x, x), batch_size=4, sampler=sampler))
-    take(batches, 3)
-    assert sampler.epoch == 2
-    again = LoaderBatches(DataLoader(TensorDataset(x, x), batch_size=4, sampler=sampler))
-    again.load_state_dict(batches.state_dict())
-    take(again, 1)
-    assert sampler.epoch == 3
-
-
 @pytest.mark.parametrize("taken", [2, 3, 4])
 def test_loader_batches_go_on_within_a_pass_whose_order_can_be_repeated(taken):
     x = TensorDataset(torch.arange(12), torch.arange(12))

@@ -93,12 +93,6 @@ def test_unitwise_l2_without_bias():
         UnitwiseL2(share="step")
 
 
-def test_label_smoothing_scalar_equals_torch_label_smoothing():
-    x, logits, labels, head = batch()
-    loss = LabelSmoothing().loss({"amount": torch.tensor(0.2)}, x, logits, labels, head)
-    torch.testing.assert_close(loss, F.cross_entropy(logits, labels, reduction="none", label_smoothing=0.2))
-
-
 def test_label_smoothing_per_class_uses_the_true_class_amount():
     smoothing = LabelSmoothing(form="per-class")
     rows = smoothing.target({"amount": torch.tensor([0.0, 0.3, 0.0])}, torch.tensor([0, 1]), num_classes=3)
