@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from calibrant import losses, meta, metrics
     from calibrant.calibrators.auto import repair
     from calibrant.core.records import Predictions, Split
+    from calibrant.engine.folder import load_run
     from calibrant.engine.train import train
     from calibrant.grid.compare import compare
     from calibrant.meta import MetaLearner
@@ -23,6 +24,7 @@ __all__ = [
     "Split",
     "__version__",
     "compare",
+    "load_run",
     "losses",
     "measure",
     "meta",
@@ -36,6 +38,7 @@ _HOME = {
     "Predictions": "calibrant.core.records",
     "Split": "calibrant.core.records",
     "compare": "calibrant.grid.compare",
+    "load_run": "calibrant.engine.folder",
     "measure": "calibrant.metrics.measure",
     "repair": "calibrant.calibrators.auto",
     "train": "calibrant.engine.train",

@@ -3,8 +3,10 @@
 import io
 import json
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 
 import calibrant.cli.train as command
@@ -18,6 +20,7 @@ from calibrant.engine.network import save_weights
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.result import EpochRecord
 from calibrant.engine.train import evaluate_shift, scale_run, train, with_temperature
+from calibrant.io import rewrite_predictions
 from helpers import run_command
 
 TINY = ["--data", "mixture", "--model", "mlp", "--device", "cpu", "--set", "train.batch_size=100"]
@@ -50,6 +53,44 @@ def test_cli_train_writes_a_run_and_says_what_came_of_it(tmp_path, capsys):
     assert f"test error {100 * metrics['error']['value']:.2f}%, ECE {100 * metrics['ece']['value']:.2f}%" in lines[2]
     assert f"epoch {run.best_epoch + 1} of 2" in lines[2]
     assert lines[3].startswith(f"written to {tmp_path / 'r'}")
+
+
+def test_cli_predict_gives_what_the_run_predicted_itself(tmp_path, capsys):
+    run = train(tiny(method__name="ce+ts"), out=tmp_path / "r")
+    images = load_data(run.recipe.data).test.images[:30]
+    np.savez(tmp_path / "new.npz", images=images.numpy())
+    code, said, err = run_command(capsys, "predict", tmp_path / "r", tmp_path / "new.npz", "--out", tmp_path / "new.csv")
+    assert (code, err) == (0, "")
+    confidence, classes = run.test.probs[0].max(0)
+    assert said.splitlines()[2].split() == ["0", str(int(classes)), f"{100 * float(confidence):.1f}%"]
+    # What `apply` reads needs no labels either.
+    rewrite_predictions(tmp_path / "new.csv", tmp_path / "same.npz", lambda predictions: predictions)
+    with np.load(tmp_path / "same.npz") as saved:
+        assert np.array_equal(saved["logits"], run.test.logits[:30].numpy())
+        assert saved["image"].tolist() == [str(number) for number in range(30)]
+    # Runs of earlier releases do not know how they normalised.
+    facts = json.loads((tmp_path / "r" / "run.json").read_text())
+    del facts["inputs"]["mean"], facts["inputs"]["std"]
+    (tmp_path / "r" / "run.json").write_text(json.dumps(facts))
+    loaded = load_run(tmp_path / "r")
+    for given in (images, images.squeeze(3).float() / 255, images.numpy().transpose(0, 3, 1, 2)):
+        assert loaded.predict(given).equal(run.test.logits[:30])
+    with pytest.raises(ValueError, match="`images` must be"):
+        loaded.predict(torch.zeros(2, 9, 9))
+
+
+def test_predict_reads_pictures_of_any_size_in_a_folder(tmp_path):
+    run = train(tiny())
+    (tmp_path / "deep").mkdir()
+    for name, side in (("b.png", 8), ("a.png", 30), ("deep/c.jpg", 12), (".hidden.png", 8)):
+        Image.new("RGB", (side, side), (200, 0, 0)).save(tmp_path / name)
+    logits, names = run.predict_named(tmp_path)
+    assert names == ["a.png", "b.png", "deep/c.jpg"]
+    assert logits.shape == (3, 4)
+    torch.testing.assert_close(run.predict(tmp_path / "b.png")[0], logits[0])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="must hold pictures"):
+        run.predict(tmp_path / "empty")
 
 
 def test_cli_train_recipe_file_options_and_settings_go_on_top_of_each_other(tmp_path, capsys):

@@ -34,6 +34,7 @@ EXAMPLES = {
         "calibrant train --data cifar10 --method focal+ts --set optim.lr=0.05",
         "calibrant train --resume --out runs/first",
     ),
+    "predict": ("calibrant predict runs/first photos --out photos.csv",),
     "repair": (
         "calibrant repair val.npz test.npz --out repaired.npz",
         "calibrant repair val.npz test.npz --out repaired.npz --save-calibrator c.json",
@@ -230,6 +231,20 @@ def train(
 
     The run folder gets the recipe, the history of every epoch, the best weights, predictions and what was measured of them.
     A run that was interrupted, even killed, goes on with --resume. Under torchrun several processes share every batch.
+    """
+
+
+@app.command(cls=Command, short_help="Predict new images with a trained run.")
+@runs("train:predict_images")
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="A folder of pictures, a picture, or an .npz of images.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write the logits of all images.")] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="Where to compute: auto, cpu, cuda or cuda:1.")] = "auto",
+) -> None:
+    """Predict new images, which need no labels, with a trained run.
+
+    They are resized and normalised as those it was trained on. Prints the class and its probability for the first twenty.
     """
 
 

@@ -1,4 +1,7 @@
-"""``calibrant train``: a recipe and options in, a run folder out, with a live bar or a line for every epoch on the way."""
+"""``calibrant train``: a recipe and options in, a run folder out, with a live bar or a line for every epoch on the way.
+
+And ``calibrant predict``: a run and new images in, predictions out.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,19 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from calibrant.cli.terminal import Terminal, duration_words, say
+from calibrant.cli.terminal import Terminal, check_destination, duration_words, fit_table, say
 from calibrant.core.registry import lookup
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES
+from calibrant.engine.folder import load_run
 from calibrant.engine.hardware import is_first_process
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, load_recipe, override
 from calibrant.engine.result import EpochRecord, Run, epoch_scores
 from calibrant.engine.train import train
+from calibrant.io.predictions import FORMATS, save_logits
 
 _BAR = 12
+# Images whose predictions are printed.
+_SHOWN = 20
 _REASON = {
     "error": "lowest validation error",
     "nll": "lowest validation NLL",
@@ -165,3 +172,22 @@ def write_summary(run: Run) -> None:
             say(f"{kind:30}" + "".join(f"{cell:>14}" for cell in cells))
     if run.folder is not None:
         say(f"written to {run.folder}; look closer with `calibrant measure {run.folder / 'test.npz'}`")
+
+
+def predict_images(run: Path, images: Path, *, out: Path | None, device: str) -> None:
+    """Predict images with a trained run; print the first and write all of them."""
+    if out is not None:
+        check_destination(out, FORMATS)
+    trained = load_run(run)
+    find_own_networks([trained.recipe])
+    logits, names = trained.predict_named(images, device=device)
+    probs, classes = logits.double().softmax(1).max(1)
+    known = trained.test.class_names or [str(number) for number in range(logits.shape[1])]
+    console = Terminal()
+    rows = [(name, known[k], f"{100 * p:.1f}%") for name, k, p in zip(names, classes.tolist(), probs.tolist(), strict=True)]
+    console.print(fit_table(("image", "class", "probability"), rows[:_SHOWN], width=console.width))
+    if len(rows) > _SHOWN:
+        say(f"and {len(rows) - _SHOWN:,} more" + ("" if out is not None else "; --out writes all of them"))
+    if out is not None:
+        save_logits(logits, out, class_names=trained.test.class_names, columns={"image": names})
+        say(f"written to {out}")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import check_count, check_label_values, read_labels
+from calibrant.core.checks import ArrayLike, check_count, check_label_values, read_labels, to_tensor
 from calibrant.core.records import Column
 from calibrant.core.registry import lookup
 from calibrant.data.image_set import DataSet, ImageSet, channel_statistics, held_out_rows
@@ -140,6 +140,43 @@ def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
     return _make_set(file.stem, parts, names, seed=seed, path=path)
 
 
+def read_images(given: ArrayLike | str | Path, *, form: Form, where: str) -> tuple[Tensor, list[str]]:
+    """Read images without labels as uint8 ``[N, height, width, channels]`` of one form, and what each is called.
+
+    Args:
+        given: An array as `load_npz` describes it, or of numbers from 0 to 1; an ``.npz`` with such an array; a picture; or a
+            folder of pictures, at any depth. Pictures of another size are scaled and cut as `load_folder` does.
+        form: Height, width and channels; an array must have them.
+        where: Who asks, for messages about an array.
+
+    Returns:
+        The images, and their paths in the folder, or their numbers.
+    """
+    if isinstance(given, (str, Path)):
+        path, where = Path(given).expanduser(), str(given)
+        if path.suffix.lower() != ".npz":
+            pictures = sorted(_pictures_in(path)) if path.is_dir() else [path]
+            if not pictures:
+                raise ValueError(f"{given}: must hold pictures ({', '.join(_ENDINGS)}), got none.")
+            return decode(pictures, form), [str(p.relative_to(path) if path.is_dir() else p.name) for p in pictures]
+        check_readable(path, content="images")
+        there = list(npz_headers(path))
+        key = next((key for key in (*_KEYS[0], *_KEYS[2]) if key in there), None)
+        if key is None:
+            raise ValueError(f"{given}: must hold `images` (or {', '.join(_KEYS[0][1:])}), found {', '.join(there[:12])}.")
+        array = read_npz(path, {key})[key]
+    else:
+        key, array = "images", to_tensor(given, where=where, name="images").cpu().numpy()
+    if array.dtype.kind == "f" and array.size and 0 <= array.min() <= array.max() <= 1:
+        array = np.round(255 * array).astype(np.uint8)
+    images = _images(array, key, where)
+    if tuple(images.shape[1:]) != form:
+        raise ValueError(
+            f"{where}: `{key}` must be [N, {', '.join(map(str, form))}], as those of the run, got {list(images.shape)}."
+        )
+    return images, [str(number) for number in range(len(images))]
+
+
 def _find_keys(there: list[str], path: str | Path) -> list[str]:
     """Names of the images and labels to train on and, where there are any, to test on."""
     found: list[str] = []
@@ -194,13 +231,18 @@ def _find_pictures(part: Path, names: tuple[str, ...]) -> tuple[list[Path], Tens
     labels: list[int] = []
     for name in _class_folders(part):
         label = lookup(numbers, name, kind=f"class to train on in {part}")
-        files = [path for path in (part / name).rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file()]
-        paths = sorted(path for path in files if not any(piece.startswith(".") for piece in path.relative_to(part).parts))
+        paths = sorted(_pictures_in(part / name))
         if not paths:
             raise ValueError(f"{part / name}: must hold pictures ({', '.join(_ENDINGS)}), got none.")
         pictures += paths
         labels += [label] * len(paths)
     return pictures, torch.tensor(labels, dtype=torch.int64)
+
+
+def _pictures_in(folder: Path) -> list[Path]:
+    """Pictures by their names at any depth; what begins with a dot is passed over."""
+    files = [path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file()]
+    return [path for path in files if not any(piece.startswith(".") for piece in path.relative_to(folder).parts)]
 
 
 def _images(given: Column, key: str, path: str | Path) -> Tensor:

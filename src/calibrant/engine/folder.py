@@ -92,7 +92,7 @@ class RunFolder:
         from calibrant import __version__
 
         data, learning, hardware = assembly.data, assembly.objective.learning, assembly.hardware
-        known, shape = read_facts(self.path), data.train
+        known = read_facts(self.path)
         self._board = _open_board(self.path, first_epoch=len(history))
         facts = {
             "calibrant": __version__,
@@ -108,7 +108,7 @@ class RunFolder:
             "seed": self.recipe.seed,
             "processes": hardware.group.world_size,
             "parameters": sum(p.numel() for p in assembly.model.parameters()),
-            "inputs": {"num_classes": shape.num_classes, "channels": shape.channels, "size": list(shape.size)},
+            "inputs": {name: getattr(data.train, name) for name in Shape._fields},
             # No `meta` where methods learn on the validation part.
             "examples": {name: len(part) for name, part in vars(data).items() if part is not None},
             "data": assembly.fingerprint,
@@ -213,6 +213,9 @@ def load_run(folder: str | Path) -> Run:
     lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
     scores = json.loads(shift.read_text(encoding="utf-8"))["sets"] if shift.exists() else {}
     _, hyper = load_weights(path / "weights.safetensors")
+    # JSON knows no tuples.
+    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in facts["inputs"].items()}
+    inputs = Shape(**given)
     val, test = _load_parts(path)
     return Run(
         recipe=recipe,
@@ -221,7 +224,8 @@ def load_run(folder: str | Path) -> Run:
         val=val,
         test=test,
         hyper=hyper,
-        network=partial(_network, recipe.backbone, facts["inputs"], path),
+        network=partial(_network, recipe.backbone, inputs, path),
+        inputs=inputs,
         temperature=facts.get("temperature"),
         folder=path,
         shift={name: Scores.from_dict(found) for name, found in scores.items()},
@@ -256,9 +260,8 @@ def read_recipe(folder: Path) -> Recipe:
     return recipe_of(values)
 
 
-def _network(part: BackbonePart, inputs: dict[str, Any], path: Path) -> nn.Module:
-    height, width = inputs["size"]
-    model = build_backbone(part, Shape(inputs["num_classes"], inputs["channels"], (height, width)), seed=0)
+def _network(part: BackbonePart, inputs: Shape, path: Path) -> nn.Module:
+    model = build_backbone(part, inputs, seed=0)
     weights, _ = load_weights(path / "weights.safetensors")
     first = next(value for value in weights.values() if value.is_floating_point())
     model.to(first.dtype).load_state_dict(weights)

@@ -30,11 +30,16 @@ HYPER = "hyper."
 
 
 class Shape(NamedTuple):
-    """What a network must know of its input and output; an `ImageSet` has the same attributes."""
+    """What a network must know of its input and output; an `ImageSet` has the same attributes.
+
+    Runs of earlier releases do not know the ``mean`` and ``std`` by which their images were normalised.
+    """
 
     num_classes: int
     channels: int
     size: tuple[int, int]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
 
 def feature_function(model: nn.Module) -> FeatureFunction:

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from calibrant.core.checks import ArrayLike
 from calibrant.core.records import Predictions, Split
 from calibrant.core.scores import Scores
 from calibrant.data.image_set import ImageSet, normalize
-from calibrant.engine.hardware import Hardware
-from calibrant.engine.network import FeatureFunction
+from calibrant.data.own_images import read_images
+from calibrant.engine.hardware import Hardware, choose_hardware
+from calibrant.engine.network import FeatureFunction, Shape, feature_function
 from calibrant.engine.recipe import Recipe
 from calibrant.meta.network import meta_mode
 from calibrant.metrics.binned import expected_calibration_error
@@ -144,6 +146,7 @@ class Run:
         test: Predictions on the test set. Methods with a gamma have it for every example in the column ``gamma``.
         hyper: The learned hyper-parameters, name → value; empty for methods without.
         network: Builds or returns the network; see `model`.
+        inputs: Form and normalisation of the images that it takes.
         temperature: What ``+ts`` divided the logits by, or None.
         folder: Where the run was written, or None.
         shift: ``"gaussian_noise-1"`` … → scores on the corrupted test set, where they were asked for (`data.shift`).
@@ -158,6 +161,7 @@ class Run:
     test: Predictions
     hyper: dict[str, Tensor]
     network: Callable[[], nn.Module] = field(repr=False)
+    inputs: Shape
     temperature: float | None = None
     folder: Path | None = None
     shift: Mapping[str, Scores] = field(default_factory=dict, repr=False)
@@ -167,6 +171,48 @@ class Run:
     def model(self) -> nn.Module:
         """The network at the best epoch, in evaluation mode; its logits are those before temperature scaling."""
         return self.network().eval()
+
+    def predict(self, images: ArrayLike | str | Path, *, device: str = "auto") -> Tensor:
+        """Predict images that need no labels, normalised as those that the run was trained on.
+
+        Args:
+            images: ``[N, H, W]``, ``[N, H, W, channels]`` or ``[N, channels, H, W]`` of the run's size, whole numbers from 0 to
+                255 or others from 0 to 1; or the path of an ``.npz`` with ``images``, of a picture, or of a folder of pictures,
+                which are resized where needed.
+            device: Where to compute: auto, cpu, cuda or cuda:1.
+
+        Returns:
+            Logits ``[N, C]`` on the CPU, after temperature scaling where the run has it; ``.softmax(1)`` gives probabilities.
+
+        Example:
+            >>> from calibrant import train
+            >>> parts = {"data": {"name": "mixture"}, "backbone": {"name": "mlp"}, "method": {"name": "ce"}}
+            >>> run = train(parts | {"train": {"epochs": 1}})
+            >>> run.predict(torch.zeros(3, 8, 8)).softmax(1).shape
+            torch.Size([3, 4])
+        """
+        return self.predict_named(images, device=device)[0]
+
+    def predict_named(self, images: ArrayLike | str | Path, *, device: str = "auto") -> tuple[Tensor, list[str]]:
+        """Return what `predict` does, and what each image is called: its path in the folder, or its number."""
+        shape: Shape | ImageSet = self.inputs
+        if not shape.mean:
+            from calibrant.engine.loop import load_data
+
+            shape = load_data(self.recipe.data).train
+        read, names = read_images(images, form=(*shape.size, shape.channels), where="predict")
+        labels = torch.zeros(len(read), dtype=torch.int64)
+        hardware = choose_hardware(device=device, precision=self.recipe.train.precision)
+        return self.logits_of(ImageSet(read, labels, shape.num_classes, shape.mean, shape.std), hardware), names
+
+    def logits_of(self, data: ImageSet, hardware: Hardware) -> Tensor:
+        """Logits ``[N, C]`` of other images, on the CPU; after temperature scaling where the run has it."""
+        model = self.network().to(hardware.device, hardware.dtype).eval()
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with hardware.active():
+            # The set passes once, so it need not lie on the device.
+            logits, _ = EvalSet(data, hardware, resident=False).run(model, feature_function(model))
+        return logits.cpu() / (self.temperature or 1.0)
 
 
 # What each way of selecting compares; lower is better, and "last" takes the last.

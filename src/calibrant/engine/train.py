@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from calibrant.core.records import Split
+from calibrant.core.records import Predictions, Split
 from calibrant.core.scores import Scores
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt
 from calibrant.engine.folder import RunFolder, is_finished, load_run, read_facts, restore_state, save_checkpoint, save_shift
 from calibrant.engine.hardware import ALONE_GROUP, Group, choose_hardware, joined_group
 from calibrant.engine.loop import Assembly, Tick, assemble, check_same_data, load_data, run_epoch, validate
 from calibrant.engine.methods import resolved, split_name
-from calibrant.engine.network import feature_function
+from calibrant.engine.network import Shape
 from calibrant.engine.recipe import Recipe, load_recipe, recipe_of
 from calibrant.engine.result import (
     Alternative,
@@ -226,6 +226,7 @@ def _finish(assembly: Assembly, choices: Mapping[str, BestEpoch], history: tuple
         test=best.test,
         hyper=hyper,
         network=lambda: model,
+        inputs=Shape(*(getattr(assembly.data.train, name) for name in Shape._fields)),
         alternatives=found,
     )
 
@@ -263,15 +264,11 @@ def evaluate_shift(run: Run, *, group: Group = ALONE_GROUP) -> dict[str, Scores]
             "Put the old data back."
         )
     hardware = choose_hardware(device=run.recipe.train.device, precision=run.recipe.train.precision, group=group)
-    model = run.network().to(hardware.device, hardware.dtype).eval()
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    forward, found = feature_function(model), {}
+    found = {}
     for kind, severity in product(CORRUPTIONS, SEVERITIES):
         worse = replace(test, images=corrupt(test.images, kind=kind, severity=severity), posterior=None)
-        with hardware.active():
-            # Each set passes once, so it need not lie on the device.
-            plain = EvalSet(worse, hardware, resident=False).predict(model, forward, Split.TEST)
-        predictions = plain.replace(logits=plain.logits / (run.temperature or 1.0))
+        logits = run.logits_of(worse, hardware)
+        predictions = Predictions(logits=logits, labels=test.labels, split=Split.TEST, class_names=test.class_names)
         # Fewer resamples than usual, as there are many sets.
         found[f"{kind}-{severity}"] = measure(predictions, n_resamples=200)
     return found

@@ -5,6 +5,7 @@ from calibrant.io.predictions import (
     iter_prediction_batches,
     load_predictions,
     rewrite_predictions,
+    save_logits,
     save_predictions,
     survey_predictions,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "load_class_names",
     "load_predictions",
     "rewrite_predictions",
+    "save_logits",
     "save_predictions",
     "survey_predictions",
 ]

@@ -5,12 +5,13 @@ The formats are in `arrays` (``.npz``, ``.pt``) and `table` (``.csv``, ``.parque
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_count, to_tensor
 from calibrant.core.records import Column, Predictions, both_classes
@@ -102,6 +103,27 @@ def rewrite_predictions(path: str | Path, out: str | Path, change: Callable[[Pre
     written, extras = _to_fields(changed)
     del written["labels"]
     _write(written if labels is None else {**written, "labels": labels.reshape(-1)}, extras, out)
+
+
+def save_logits(
+    logits: Tensor,
+    path: str | Path,
+    *,
+    class_names: Sequence[str] | None = None,
+    columns: Mapping[str, ArrayLike] | None = None,
+) -> None:
+    """Write logits ``[N, C]`` of examples whose labels nobody knows, in the formats of `save_predictions`.
+
+    Args:
+        logits: The logits.
+        path: The file; its ending says the format.
+        class_names: Names of the classes in their order.
+        columns: Further values for each example, such as the names of files.
+    """
+    labels = torch.zeros(len(logits), dtype=torch.int64)
+    fields, extras = _to_fields(Predictions(logits=logits, labels=labels, class_names=class_names, columns=columns or {}))
+    del fields["labels"]
+    _write(fields, extras, path)
 
 
 def survey_predictions(path: str | Path) -> TableFile | None:
