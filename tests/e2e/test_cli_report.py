@@ -69,6 +69,12 @@ def test_report_with_fit_ranks_calibrators_and_measures_each_on_the_test_data(
     after = json.loads(repaired)["after"]["metrics"]
     assert f"<td>{100 * after['ece']['value']:.2f}%" in row[1]
     assert f"<td>{after['nll']['value']:.4f}</td>" in row[1]
+    _, promised, _ = run(capsys, "decide", folder / "val.npz", folder / "test.npz", "--json")
+    first = json.loads(promised)[0]
+    table = re.search(r'<table class="compact" id="promises">(.*?)</table>', page, flags=re.DOTALL)
+    assert table is not None
+    assert f"{100 * first['max_error']:.4g}%" in table[1]
+    assert f"<td>{100 * first['coverage']:.1f}%</td><td>{100 * first['error']:.2f}%</td>" in table[1]
 
 
 def test_report_with_one_method_shows_before_and_after_as_repair_does(

@@ -44,6 +44,7 @@ EXAMPLES = {
         "calibrant report test.npz --fit val.npz --out report.html",
         "calibrant report --run runs --out runs.html",
     ),
+    "decide": ("calibrant decide val.npz test.npz", "calibrant decide val.npz test.npz --max-error 0.01"),
     "monitor": (
         "calibrant monitor predictions/ --time date --window week --figure drift.png",
         "calibrant monitor stream.parquet --time served_at --fail-on-alarm",
@@ -308,6 +309,22 @@ def report(
     A verdict in plain words, the reliability diagram for any number of bins, classes, every metric with its interval; with
     --fit what calibrators would bring, with --run the learning curves and the comparison of runs.
     """
+
+
+@app.command(cls=Command, short_help="Say how sure it must be before it answers, for a guaranteed error.")
+@runs("decide:decide")
+def decide(
+    fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to learn on; not those of the test set.")],
+    file: Annotated[Path, typer.Argument(metavar="TEST", help="Predictions to try it on.")],
+    max_errors: Annotated[
+        list[float] | None, typer.Option("--max-error", metavar="SHARE", help="Error to guarantee; may be repeated.")
+    ] = None,
+    delta: Annotated[float, typer.Option(metavar="SHARE", help="Chance that a guarantee fails.")] = 0.05,
+    as_json: AsJson = False,
+    class_names: ClassNames = None,
+    ignore_index: IgnoreIndex = None,
+) -> None:
+    """Find thresholds of confidence above which the error is guaranteed to be small, and what share is then answered."""
 
 
 @app.command(cls=Command, short_help="Watch predictions over time; an alarm when they stop being calibrated.")

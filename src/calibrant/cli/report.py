@@ -15,6 +15,7 @@ from calibrant.cli.terminal import Terminal, check_destination, progress_bar, sh
 from calibrant.core.checks import FitError
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Entry, Estimate
+from calibrant.decisions import promise_table
 from calibrant.grid.collect import check_same_labels, load_entries, once
 from calibrant.grid.export import PageRows, page_rows
 from calibrant.grid.rows import catalogue_order
@@ -105,6 +106,8 @@ def _repair(fit: Path, file: Path, method: str, request: Request) -> tuple[Exami
         advice="" if auto is None else auto.advice_,
         candidates=() if auto is None else _try_all(auto, fit_data, given, done, request),
         doubts=tuple(doubt[:1].upper() + doubt[1:] for doubt in doubts),
+        # Nothing can be guaranteed of examples that do not count alike.
+        promises=promise_table(fit_data, given) if fit_data.weights is None else (),
     )
 
 

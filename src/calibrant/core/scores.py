@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,6 +44,25 @@ class Paired(NamedTuple):
     low: float
     high: float
     p_value: float
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a guarantee came to: a threshold learned on one set of examples, tried on another.
+
+    Attributes:
+        max_error: The error that is guaranteed, among what is answered.
+        threshold: The confidence above which it answers; None where nothing can be guaranteed.
+        coverage: Share of the other examples that it answers.
+        error: Share of these answers that are wrong; nan where there is none.
+        answered: Number of these answers.
+    """
+
+    max_error: float
+    threshold: float | None = None
+    coverage: float = 0.0
+    error: float = math.nan
+    answered: int = 0
 
 
 @dataclass(frozen=True)

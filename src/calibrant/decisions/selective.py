@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor
 from calibrant.calibrators.fit_data import refuse_test_split
 from calibrant.core.checks import ArrayLike, FitError, check_choice, check_positive, to_tensor
 from calibrant.core.records import Predictions, as_predictions
+from calibrant.core.scores import Promise
 
 ABSTAINED = -1
 # Share of the examples that the highest threshold answers. Of fewer, one wrong answer would end the search.
@@ -142,25 +142,6 @@ class SelectiveClassifier(BaseEstimator):  # type: ignore[misc]
             raise FitError(f"{where}: `labels` must hold at least {least:,} examples, got {len(wrong):,}.")
         mistakes = confidence[wrong].sort(descending=True).values
         return float(mistakes[allowed]) if len(mistakes) > allowed else 0.0
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What a guarantee came to: a threshold learned on one set of examples, tried on another.
-
-    Attributes:
-        max_error: The error that is guaranteed, among what is answered.
-        threshold: The confidence above which it answers; None where nothing can be guaranteed.
-        coverage: Share of the other examples that it answers.
-        error: Share of these answers that are wrong; nan where there is none.
-        answered: Number of these answers.
-    """
-
-    max_error: float
-    threshold: float | None = None
-    coverage: float = 0.0
-    error: float = math.nan
-    answered: int = 0
 
 
 def promise_table(

@@ -28,7 +28,7 @@ from calibrant.core.binning import (
     top_label,
 )
 from calibrant.core.records import Bins, Predictions
-from calibrant.core.scores import Entry, Estimate, Paired, Scores, without_nan
+from calibrant.core.scores import Entry, Estimate, Paired, Promise, Scores, without_nan
 from calibrant.core.summary import Summary, summarize
 from calibrant.metrics import METRICS
 from calibrant.metrics.chance import compare_with_null, null_of_levels
@@ -111,6 +111,7 @@ class Repair:
         advice: What choosing the calibrator found, in a sentence; empty where it was given.
         candidates: All calibrators that were tried, best first; empty where one was given.
         doubts: Why the repair may not be trusted, a sentence each.
+        promises: What thresholds learned on the fit data guarantee without the repair, and what they do to these predictions.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Repair:
     advice: str = ""
     candidates: tuple[Candidate, ...] = ()
     doubts: tuple[str, ...] = ()
+    promises: tuple[Promise, ...] = ()
 
 
 def render_page(
