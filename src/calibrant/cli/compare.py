@@ -16,11 +16,12 @@ from rich.live import Live
 from rich.table import Table as Shown
 from rich.text import Text
 
+from calibrant.calibrators.auto import calibrator_of
 from calibrant.cli.terminal import Row, Terminal, duration_words, fit_table, fits, say, says_how_to_go_on, show_heading
 from calibrant.cli.train import find_own_networks, merge_settings
 from calibrant.data import DATASETS
 from calibrant.engine.recipe import load_recipe
-from calibrant.grid.collect import find_runs, load_run_entry, save_results
+from calibrant.grid.collect import find_runs, load_variants, save_results
 from calibrant.grid.compare import Comparison, check_data, check_out, compare, load_finished
 from calibrant.grid.export import write_number
 from calibrant.grid.paper import NOT_IN_PAPER
@@ -324,15 +325,18 @@ def _say_forecast(plan: Reproduction, left: Sequence[Cell], jobs: int | None) ->
         say("  shorter  with `--quick`, `--data NAME`, `--seeds 1` or `--set train.epochs=N`")
 
 
-def add_results(runs: Sequence[Path], *, to: Path, note: str | None) -> None:
-    """Keep what was measured of finished runs as records in the folder ``to``, and print their names."""
+def add_results(runs: Sequence[Path], *, to: Path, repair: Sequence[str] | None, note: str | None) -> None:
+    """Keep finished runs, their alternatives and repairs as records in the folder ``to``, and print their names."""
+    for name in repair or ():
+        calibrator_of(name)  # a wrong name is told before anything is measured
     found = {path: find_runs(path) for path in runs}
     for path, there in found.items():
         if not there.finished:
             got = f"{len(there.unfinished)} not finished" if there.unfinished else "none" if path.exists() else "nothing there"
             raise ValueError(f"{path}: must hold finished runs, got {got}. Name a folder that was `--out` of train or compare.")
     folders = dict.fromkeys(folder for there in found.values() for folder in there.finished)
-    say(*save_results([load_run_entry(folder) for folder in folders], to, note=note))
+    rows = [row for folder in folders for row in load_variants(folder, repairs=repair or ())]
+    say(*save_results(rows, to, note=note))
 
 
 def render_results(folder: Path, *, out: Path, figures: Path | None) -> None:

@@ -463,9 +463,15 @@ def fetch_sets(
 def add_results(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of them.")],
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the records go.")] = Path("results"),
+    repair: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Also a record after this calibrator (or auto); may be repeated.")
+    ] = None,
     note: Annotated[str | None, typer.Option(metavar="TEXT", help="A note for readers about these runs.")] = None,
 ) -> None:
-    """Keep what was measured of finished runs, with command, machine, versions, learning curves and bins, as JSON."""
+    """Keep what was measured of finished runs, with command, machine, versions, curves and predictions, as JSON.
+
+    A run with train.alternatives has a record for each of its choices. Repairs are fitted on the run's validation part.
+    """
 
 
 @results_app.command("render", short_help="Make one page of all records.")

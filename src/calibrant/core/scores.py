@@ -262,6 +262,8 @@ class Entry:
         facts: Where it comes from: ``command``, ``machine``, ``versions``, ``seconds``, ``examples``, ``data``, ``note``, where
             known.
         folder: Where it was read from.
+        is_top_label: Whether ``test`` comes from a record, which keeps of every example the top confidence, whether it was
+            right, and the probability of the true class; the rest is spread evenly over the other classes.
     """
 
     data: str
@@ -279,6 +281,7 @@ class Entry:
     recipe: Mapping[str, object] = field(default_factory=dict, repr=False)
     facts: Mapping[str, object] = field(default_factory=dict, repr=False)
     folder: str | None = None
+    is_top_label: bool = False
 
     @property
     def is_foreign(self) -> bool:

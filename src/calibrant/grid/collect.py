@@ -1,16 +1,19 @@
 """From files to the rows of a comparison: run folders, predictions, and records of results.
 
-A record is a small JSON file, what is kept of a run once its folder is gone: what was run, where and how, what was measured of
-its test predictions, and enough to draw its figures. Predictions are not in it.
+A record is a JSON file, what is kept of a run once its folder is gone: what was run, where and how, what was measured of its
+test predictions, enough to draw its figures, and of every test example the top confidence, whether it was right, and the
+probability of the true class.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
 import re
 import shlex
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,23 +28,28 @@ from calibrant.core.scores import BinSweep, Entry, Scores, usual_size
 from calibrant.core.summary import summarize
 from calibrant.data import is_path
 from calibrant.data.image_set import ImageSet
-from calibrant.engine.folder import is_finished, read_recipe
+from calibrant.engine.folder import is_finished, load_run, read_recipe
 from calibrant.engine.loop import is_own
+from calibrant.engine.methods import METHODS, split_name
 from calibrant.engine.recipe import Recipe
-from calibrant.grid.rows import CHOICES, command_of, flat_recipe, identity, settings_of
+from calibrant.grid.rows import command_of, flat_recipe, identity, settings_of
 from calibrant.io.files import atomic_writer
 from calibrant.io.predictions import FORMATS, load_predictions
 from calibrant.metrics.chance import bin_sweep
 from calibrant.metrics.measure import measure, values_of
+from calibrant.metrics.table import is_top_label
 
 _WHAT = ("data", "method", "preset", "model", "epochs", "seed")
 _FACTS = ("command", "effective", "machine", "versions", "commit", "seconds", "examples", "note")
-_KEYS = (*_WHAT, "metrics", "recipe", *_FACTS, "best_epoch", "temperature", "bins", "sweep", "history")
+_PARTS = ("metrics", "recipe", "best_epoch", "temperature", "bins", "sweep", "history", "measured", "predictions")
+_KEYS = (*_WHAT, *_FACTS, *_PARTS)
 # What the figures show of every epoch; speed and time say nothing about the result.
 _CURVES = ("train_loss", "val_error", "val_ece", "test_error", "test_ece", "gamma_mean", "gamma_std")
 # A schedule in steps has a few rates, a smooth one has as many as epochs and is not worth keeping.
 _MOST_RATES = 20
 _BIN_PARTS = ("edges", "count", "confidence", "accuracy")
+# Raised when `calibrant.measure` computes intervals or p-values in another way, so that older records are known.
+MEASURED = 1
 # Characters that settings may take in the name of a file.
 _LONGEST = 100
 
@@ -53,7 +61,8 @@ def result_from_entry(entry: Entry) -> dict[str, Any]:
     decided the run, dotted key → value), ``command``, ``effective``, ``machine``, ``versions``, ``commit``, ``seconds``,
     ``examples``, ``note``, ``best_epoch``, ``temperature``, ``bins`` (of the reliability diagram), ``sweep`` (ECE and MCE
     against the number of bins) and ``history`` (columns over the epochs that were evaluated; ``lr`` as pairs of the epoch
-    from which on it holds and the rate).
+    from which on it holds and the rate), ``measured`` (which version of the statistics), and ``predictions`` (see
+    `pack_predictions`).
     """
     every = entry.recipe.get("train.eval_every_epochs", 1)
     sweep = entry.sweep or (None if entry.test is None else bin_sweep(entry.test))
@@ -70,6 +79,8 @@ def result_from_entry(entry: Entry) -> dict[str, Any]:
         "sweep": {key: _short(values) for key, values in vars(sweep).items() if values} if sweep is not None else None,
         # The history of a run that was repaired afterwards is that of its base.
         "history": None if entry.temperature is not None else _columns(entry.history),
+        "measured": None if entry.facts.get("stale") else MEASURED,
+        "predictions": None if entry.test is None or entry.test.weights is not None else pack_predictions(entry.test),
     }
     return record | {key: value for key, value in optional.items() if value or key == "best_epoch" and value is not None}
 
@@ -81,21 +92,76 @@ def entry_from_result(record: Mapping[str, Any], *, where: str = "result") -> En
             lookup(dict.fromkeys(_KEYS), key, kind="key of a result")
         kept, sweep = record.get("bins"), record.get("sweep")
         bins = None if kept is None else Bins(*(torch.tensor(kept[name], dtype=torch.float64) for name in _BIN_PARTS))
+        scores = Scores.from_dict(record["metrics"], bins=bins)
+        facts = {name: record[name] for name in _FACTS if name in record}
+        test = unpack_predictions(record["predictions"], scores.num_classes) if "predictions" in record else None
+        if record.get("measured") != MEASURED and test is None:
+            facts["stale"] = True
+        elif record.get("measured") != MEASURED and test is not None:
+            now = measure(test, n_bins=scores.n_bins)
+            right = {key: estimate for key, estimate in now.metrics.items() if is_top_label(key)}
+            scores = replace(now, metrics={**scores.metrics, **right})
         return Entry(
             **{name: record[name] if name in ("data", "method") else record.get(name) for name in _WHAT},  # type: ignore[arg-type]
-            scores=Scores.from_dict(record["metrics"], bins=bins),
+            scores=scores,
+            test=test,
             history=_epochs(record.get("history") or {}, total=record.get("epochs")),
             best_epoch=record.get("best_epoch"),
             temperature=record.get("temperature"),
             sweep=None if sweep is None else BinSweep(**{key: tuple(values) for key, values in sweep.items()}),
             recipe=dict(record["recipe"]) if "recipe" in record else _told_by_command(record),
-            facts={name: record[name] for name in _FACTS if name in record},
+            facts=facts,
+            is_top_label=test is not None,
         )
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         said = f"no `{error.args[0]}`" if isinstance(error, KeyError) else str(error).rstrip(".")
         raise ValueError(
             f"{where}: must be the record of a result, with `data`, `method` and `metrics`, got: {said}."
         ) from None
+
+
+def pack_predictions(test: Predictions) -> dict[str, str]:
+    """Return what a record keeps of every test example, about 5 bytes each.
+
+    Keys: ``labels`` (uint16, little-endian as all), ``confidence`` (float32), ``correct`` (bits, from the highest), and
+    ``wrong`` (float16), the log-probabilities of the true class where the prediction is wrong. Each has its first bytes
+    first, then its second ones, and so on; it is compressed by zlib and written in base 85.
+    """
+    wrong = ~test.correct
+    true = test.logits.double().log_softmax(1)[wrong, test.labels[wrong]]
+    parts = {
+        "labels": test.labels.numpy().astype("<u2"),
+        "confidence": test.confidence.numpy().astype("<f4"),
+        "correct": np.packbits(test.correct.numpy()),
+        "wrong": true.numpy().astype("<f2"),
+    }
+    planes = {name: values.view(np.uint8).reshape(len(values), -1).T.tobytes() for name, values in parts.items()}
+    return {name: base64.b85encode(zlib.compress(plane, 9)).decode() for name, plane in planes.items()}
+
+
+def unpack_predictions(packed: Mapping[str, str], num_classes: int) -> Predictions:
+    """Return predictions that agree with the packed ones in all that was kept; the rest is spread over the other classes.
+
+    All metrics of the top label, the NLL, reliability diagrams and paired tests come out as they were. The Brier score, the
+    classwise ECE and which class was predicted in error do not.
+    """
+    types = {"labels": "<u2", "confidence": "<f4", "correct": "u1", "wrong": "<f2"}
+    parts = {}
+    for name, kind in types.items():
+        plane = np.frombuffer(zlib.decompress(base64.b85decode(packed[name])), np.uint8)
+        parts[name] = np.ascontiguousarray(plane.reshape(np.dtype(kind).itemsize, -1).T).view(kind)[:, 0]
+    labels = torch.from_numpy(parts["labels"].astype(np.int64))
+    rows, confidence = torch.arange(len(labels)), torch.from_numpy(parts["confidence"].astype(np.float64))
+    right = torch.from_numpy(np.unpackbits(parts["correct"])[: len(labels)].astype(bool))
+    true = confidence.where(right, 1 - confidence)
+    if num_classes > 2:
+        true[~right] = torch.minimum(true[~right], torch.from_numpy(parts["wrong"].astype(np.float64)).exp())
+    rest = (1 - confidence - true.where(~right, 0.0)).clamp_min(0) / (num_classes - 1 - (~right).long()).clamp_min(1)
+    # A hair less, so that no other class ties with the top one.
+    probs = (rest * (1 - 1e-9))[:, None].repeat(1, num_classes)
+    probs[rows, (labels + 1) % num_classes] = confidence.where(~right, rest * (1 - 1e-9))
+    probs[rows, labels] = true
+    return Predictions(logits=probs.log(), labels=labels, split=Split.TEST, where="record")
 
 
 def save_results(entries: Sequence[Entry], folder: str | Path, *, note: str | None = None) -> list[Path]:
@@ -305,6 +371,49 @@ def load_run_entry(folder: str | Path) -> Entry:
     )
 
 
+def load_variants(folder: str | Path, *, repairs: Sequence[str] = ()) -> list[Entry]:
+    """Read a finished run as rows: its own, one for each of its alternatives, and each of these after each repair.
+
+    Args:
+        folder: A finished run. With ``train.alternatives=true`` it has predictions with raw and averaged weights, of the best
+            epoch by each rule.
+        repairs: Names of calibrators, "auto" among them, to fit on the validation part. A run with ``+ts`` is not repaired
+            again.
+    """
+    own, run = load_run_entry(folder), load_run(folder)
+    rows = {identity(own): (own, run.val)}
+    method = split_name(own.method)[0]
+    for name, found in run.alternatives.items():
+        weights, _, rule = name.partition("-")
+        recipe = {**own.recipe, "train.select": rule} | ({"train.average": "no"} if weights == "raw" else {})
+        if recipe["train.average"] != own.recipe["train.average"] and method in METHODS and METHODS[method].learns:
+            # What was learned on held-out data watched the average: raw weights of a run without one would be others.
+            recipe["alternative.of"] = own.recipe["train.average"]
+        told = {"scores": measure(found.test, n_bins=_N_BINS), "test": found.test, "recipe": recipe}
+        facts = {**own.facts, "note": f"{name} of a run with other choices"}
+        row = replace(own, **told, method=method, best_epoch=found.epoch, temperature=None, history=(), facts=facts)  # type: ignore[arg-type]
+        rows.setdefault(identity(row), (row, found.val))
+    repaired = [_repaired(row, val, name) for row, val in rows.values() if row.temperature is None for name in repairs]
+    return [*(row for row, _ in rows.values()), *repaired]
+
+
+def _repaired(row: Entry, val: Predictions, name: str) -> Entry:
+    """A row after a repair fitted on its validation predictions."""
+    from calibrant.calibrators import AutoCalibrator, TemperatureScaling
+    from calibrant.calibrators.auto import calibrator_of
+
+    calibrator = calibrator_of(name).fit(val)
+    assert row.test is not None
+    test = calibrator.apply(row.test)
+    given = {"scores": measure(test, n_bins=_N_BINS), "test": test, "history": ()}
+    if isinstance(calibrator, TemperatureScaling):
+        return replace(row, **given, method=f"{row.method}+ts", temperature=calibrator.temperature_)  # type: ignore[arg-type]
+    chosen = f"; {name} chose {calibrator.best_name_}" if isinstance(calibrator, AutoCalibrator) else ""
+    note = f"{row.facts.get('note', '')}{chosen}".removeprefix("; ")
+    facts = row.facts | ({"note": note} if note else {})  # type: ignore[operator]
+    return replace(row, **given, recipe={**row.recipe, "repair": name}, facts=facts)  # type: ignore[arg-type]
+
+
 def numbers_of_run(folder: str | Path) -> dict[str, float | None]:
     """Return test error and ECE of a finished run from its ``metrics.json``; empty if they are not there."""
     try:
@@ -427,13 +536,8 @@ def _scores(test: Predictions, file: Path) -> Scores:
 
 def _run_facts(recipe: Recipe, facts: Mapping[str, Any]) -> dict[str, object]:
     device, processes = str(facts.get("device", "?")), facts.get("processes", 1)
-    chosen = {key: value for key, value in sorted(flat_recipe(recipe).items()) if key.startswith(tuple(CHOICES))}
-    # These say nothing under other ways to average and to choose.
-    idle = {"train.average_share": chosen["train.average"] != "phase"}
-    idle["train.select_within"] = "+" not in str(chosen["train.select"])
     known: dict[str, object] = {
         "command": command_of(recipe),
-        "effective": {key: value for key, value in chosen.items() if value is not None and not idle.get(key)},
         "machine": device if device.startswith("cpu") else f"{processes}x {device}",
         "versions": {name: facts[name] for name in ("calibrant", "torch", "python") if name in facts},
     }

@@ -12,7 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from calibrant.core.scores import Entry, without_nan
-from calibrant.grid.tables import EMPTY, INFO_NAMES, MARK, Column, Line, Section, Table, compare_table, name_methods, notes_of
+from calibrant.grid.tables import (
+    EMPTY,
+    INFO_NAMES,
+    MARK,
+    STALE,
+    Column,
+    Line,
+    Section,
+    Table,
+    compare_table,
+    name_methods,
+    notes_of,
+)
 from calibrant.io.files import atomic_writer
 
 if TYPE_CHECKING:
@@ -34,7 +46,7 @@ _NARROW = 4
 # Signs that LaTeX reads otherwise, and those of our own captions that pdflatex has no letter for.
 _SIGNS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _SIGNS |= {sign: f"\\{sign}" for sign in "{}&%$#_"} | {sign: f"${sign}$" for sign in "<>|"}
-_SIGNS |= {"−": "$-$", "–": "--", MARK: r"$^{\dagger}$", "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$"}
+_SIGNS |= {"−": "$-$", "–": "--", MARK: r"$^{\dagger}$", STALE: r"$^{\ddagger}$", "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$"}
 _SIGNS |= {"α": r"$\alpha$", "γ": r"$\gamma$", "λ": r"$\lambda$", "Δ": r"$\Delta$", "\0": "{}"}
 
 
@@ -138,7 +150,7 @@ def to_csv(table: Table) -> str:
 
     ``source`` is "ours", "paper" or "difference"; ``seeds`` and ``values`` are lists separated by spaces; ``p_value`` is the
     corrected one of the difference to the first row and ``test_over`` what it sampled; ``examples`` is how many test examples
-    there were. What is unknown is empty.
+    there were. What is unknown is empty. A name that a spreadsheet would run as a formula has an apostrophe in front.
 
     Example:
         >>> from calibrant.grid.tables import Cell
@@ -359,6 +371,9 @@ def _tidy(table: Table, section: Section, line: Line) -> Iterator[dict[str, obje
 
 
 def _written(value: object) -> object:
-    if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = " ".join(map(str, value)) if isinstance(value, tuple) else value
+    is_name = isinstance(value, str) or isinstance(value, tuple) and all(isinstance(part, str) for part in value)
+    # A spreadsheet would run a name that begins like a formula.
+    return f"'{text}" if is_name and isinstance(text, str) and text.startswith(tuple("=+-@\t\r")) else text

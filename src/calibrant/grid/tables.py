@@ -20,7 +20,7 @@ from calibrant.metrics.paired import LEAST_SEEDS, compare_runs, holm, mean_and_s
 from calibrant.metrics.verdict import SIGNIFICANT, join_words
 from calibrant.report.rows import method_name
 
-EMPTY, MARK = "–", "†"
+EMPTY, MARK, STALE = "–", "†", "‡"
 # Columns that describe a line, and their heads.
 Info = Literal["choices", "preset", "epochs", "seeds", "calibrated"]
 INFO_NAMES: dict[Info, str] = {
@@ -105,6 +105,7 @@ class Line:
         choices: How its runs averaged weights and chose their epoch, as ``key=value``, if known.
         doubts: What makes its numbers doubtful.
         bins: How many bins its binned metrics have, where all runs have as many.
+        is_stale: Whether older code computed its p-values, and nothing is there to compute them again.
         row: The row that it shows, where it is one of ours.
         shown: Settings in which it differs from other lines.
     """
@@ -124,13 +125,14 @@ class Line:
     choices: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     bins: int | None = None
+    is_stale: bool = False
     row: Row | None = None
     shown: tuple[str, ...] = ()
 
     def info(self, name: Info) -> str:
         """What stands in one of the columns that describe the line."""
         if name == "calibrated":
-            return _calibrated(self.calibrated_p)
+            return _calibrated(self.calibrated_p) + (STALE if self.is_stale else "")
         if name == "choices":
             return choice_words(self.choices) or EMPTY
         found = {"preset": self.preset, "epochs": self.epochs, "seeds": self.runs}[name]
@@ -212,12 +214,9 @@ def choice_words(choices: Iterable[str]) -> str:
 def _calibrated(p_values: tuple[float, ...]) -> str:
     if not p_values:
         return EMPTY
-    least = min(p_values)
-    shown = f"{least:.3f}" if least >= 0.001 else "< 0.001"
-    if len(p_values) == 1:
-        return shown
-    passed = sum(value > SIGNIFICANT for value in p_values)
-    return f"{passed}/{len(p_values)} (≥ {shown})" if least >= 0.001 else f"{passed}/{len(p_values)} ({shown})"
+    # The runs share test examples, so that the bound of Bonferroni is what holds.
+    joint = min(1.0, len(p_values) * min(p_values))
+    return f"{joint:.3f}" if joint >= 0.001 else "< 0.001"
 
 
 # How bins are cut → metric → what it is called.
@@ -228,8 +227,9 @@ _TESTS = {
 }
 _CALIBRATED = (
     "p if calibrated: how probable an ECE at least as large is for a perfectly calibrated model with these confidences; "
-    f"of several seeds, how many are above {SIGNIFICANT}, and the least."
+    "of several seeds, the least times their number (Bonferroni)."
 )
+_STALE = f"{STALE} computed by older code, and the record holds no predictions to compute it again."
 _CHOICES = "weights are raw or averaged as train.average says; the epoch was chosen by the validation score of train.select."
 _BOLD = (
     "Bold: the lowest of a column among rows of the same data, network, epochs, preset and given settings (--set), "
@@ -258,6 +258,7 @@ def notes_of(table: Table, *, sizes: bool = True) -> tuple[str, ...]:
     notes += row_notes(table, sizes=sizes)
     notes += _tests(table, lines) if table.tested else []
     notes += [_CALIBRATED] if "calibrated" in table.info else []
+    notes += [_STALE] if "calibrated" in table.info and any(line.is_stale for line in lines) else []
     if len(lines) < len(table.lines):
         source = load_paper()
         notes += [f"The paper's {note}" for note in paper_notes(table)]
@@ -453,6 +454,7 @@ def line_of(row: Row, columns: Sequence[Column], labels: Literal["method", "name
         choices=tuple(f"{key}={row.recipe[key]}" for key in CHOICES if key in row.recipe),
         doubts=doubts_of(row.runs),
         bins=bins.pop() if len(bins) == 1 else None,
+        is_stale=any(entry.facts.get("stale") for entry in row.runs),
         row=row,
         shown=shown,
     )

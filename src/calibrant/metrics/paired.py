@@ -21,7 +21,7 @@ from calibrant.metrics.intervals import NORMAL_95, resampled_values
 from calibrant.metrics.levels import Gaps, levels_of
 from calibrant.metrics.measure import values_of
 from calibrant.metrics.scores import nll_and_brier
-from calibrant.metrics.table import score_metrics
+from calibrant.metrics.table import is_top_label, score_metrics
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -415,5 +415,7 @@ def _examples_test(pairs: Sequence[tuple[Entry, Entry]]) -> dict[str, float]:
     for one, two in pairs:
         if one.test is not None and two.test is not None:
             with contextlib.suppress(ValueError):  # Not the same examples.
-                return {key: found.p_value for key, found in paired_test(one.test, two.test).items()}
+                found = paired_test(one.test, two.test)
+                whole = not (one.is_top_label or two.is_top_label)
+                return {key: pair.p_value for key, pair in found.items() if whole or is_top_label(key)}
     return {}

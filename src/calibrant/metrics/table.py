@@ -282,6 +282,11 @@ _OTHERS = {
 METRICS = Registry("metric", "calibrant.metrics", {**_SCORES, **_OTHERS}, of=Metric)
 
 
+def is_top_label(key: str) -> bool:
+    """Whether a score needs no more of an example than what a record of a result keeps; see `Entry.is_top_label`."""
+    return key == "nll" or METRICS[key].of_levels is not None
+
+
 def score_metrics() -> dict[str, Metric]:
     """The metrics that `calibrant.measure`, tables and reports show, including those of installed packages."""
     return {key: metric for key, metric in METRICS.available().items() if metric.is_score}

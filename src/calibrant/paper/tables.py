@@ -21,7 +21,7 @@ from calibrant.data import data_name
 from calibrant.grid.collect import load_results, make_folder, result_name
 from calibrant.grid.export import escape_markdown, page_rows, to_markdown
 from calibrant.grid.paper import load_paper, paper_table
-from calibrant.grid.rows import Row, catalogue_order, comparable, group_rows, settings_of
+from calibrant.grid.rows import CHOICES, Row, catalogue_order, comparable, group_rows, settings_of
 from calibrant.grid.tables import (
     INFO_NAMES,
     Cell,
@@ -38,8 +38,9 @@ from calibrant.grid.tables import (
     paper_notes,
 )
 from calibrant.io.files import atomic_writer
+from calibrant.metrics import METRICS
 from calibrant.metrics.paired import Difference, compare_runs, holm
-from calibrant.metrics.verdict import join_words
+from calibrant.metrics.verdict import join_words, write_interval, write_value
 from calibrant.report.save import figure_stem
 
 _NO_GAIN = "No gain is given: that takes runs of FLγ and FLγ-SECE with the same preset, epochs and settings."
@@ -398,9 +399,12 @@ def _facts(entry: Entry) -> list[str]:
     said = [f"{entry.epochs} epochs, seed {entry.seed}"]
     said += [] if entry.best_epoch is None else [f"taken from epoch {entry.best_epoch + 1}"]
     said += [] if entry.temperature is None else [f"temperature {entry.temperature:.3f}"]
-    effective = facts.get("effective")
-    if isinstance(effective, Mapping):
-        said.append(", ".join(f"{key}={value}" for key, value in effective.items()))
+    chosen = {key: value for key, value in entry.recipe.items() if key in CHOICES}
+    said += [", ".join(f"{key}={value}" for key, value in (facts.get("effective") or chosen).items())]  # type: ignore[attr-defined]
+    if not facts.get("stale"):
+        for key, unit in (("nll", ""), ("ece", "%")):
+            value = entry.scores[key]
+            said.append(f"{METRICS[key].short} {write_value(value.value, unit)} ({write_interval(value, unit)})")
     if "machine" in facts:
         time = f", {_duration(float(str(facts['seconds'])))}" if "seconds" in facts else ""
         said.append(f"{facts['machine']}{time}")

@@ -56,7 +56,7 @@ def test_load_entries_of_a_run_folder_gives_what_was_run_and_measured(run: Path)
         "calibrant train --data mixture --model mlp --method ce --preset paper --epochs 2 --seed 4 "
         "--set train.batch_size=400 --set train.device=cpu"
     )
-    assert entry.facts["effective"] == {"train.average": "no", "train.select": "error"}
+    assert (entry.recipe["train.average"], entry.recipe["train.select"]) == ("no", "error")
     assert {"train.batch_size": 400, "train.select": "error", "method.preset": "paper"}.items() <= entry.recipe.items()
     assert str(entry.facts["machine"]).startswith("cpu")
     # Published and embedded sets are what they are.

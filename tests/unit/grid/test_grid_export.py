@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,18 @@ def everything() -> Table:
     runs = [*seeds("ce", 0.05), *seeds("focal", 0.08), run_of("flgamma-sece", preset="paper")]
     runs += [run_of("50%_of & {mine}|~^\\#$", model=None, epochs=None), run_of("ce", data="cifar100")]
     return compare_table(runs, paper=True, calibrated=True, title="Everything: 100% & more")
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-cmd", "@SUM(A1)", "\t=1"])
+def test_csv_names_are_no_formulas_and_numbers_keep_their_sign(name: str) -> None:
+    table = compare_table([run_of(name, data=name, model=name, told=f"{name}=1")], metrics=("error", "ece"))
+    (row, _) = csv.DictReader(io.StringIO(to_csv(table)))
+    assert [row[key] for key in ("data", "model", "method")] == [f"'{name}"] * 3
+    assert row["settings"].startswith("'")
+    below = replace(table.lines[0], cells={"ece": Cell(-0.01, values=(-0.01, -0.02))}, kind="difference")
+    text = to_csv(replace(table, sections=(replace(table.sections[0], lines=(below,)),)))
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert (row["mean"], row["values"]) == ("-0.01", "-0.01 -0.02")
 
 
 def test_markdown_every_line_of_a_table_has_as_many_cells() -> None:

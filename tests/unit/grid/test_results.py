@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +12,26 @@ import torch
 
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Entry
+from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.train import train
 from calibrant.grid.collect import (
     entry_from_result,
     load_entries,
     load_result,
     load_results,
+    load_variants,
+    pack_predictions,
     result_from_entry,
     result_name,
     save_results,
+    unpack_predictions,
 )
-from calibrant.grid.rows import settings_of
+from calibrant.grid.rows import group_rows, settings_of
+from calibrant.grid.tables import compare_table
 from calibrant.metrics.chance import bin_sweep
 from calibrant.metrics.measure import measure
+from calibrant.metrics.paired import compare_runs, paired_test
+from calibrant.metrics.table import is_top_label
 from helpers import mixed_gaps
 from made_up_runs import run_of
 
@@ -60,6 +69,82 @@ def test_record_read_back_has_the_numbers_bins_sweep_recipe_and_curves(tmp_path:
     assert again.curve("test_ece") == ([2, 4, 6], pytest.approx([0.3, 0.15, 0.1]))
     assert [line.get("lr") for line in again.history] == [0.1] * 4 + [0.01] * 2
     assert again.facts == {"seconds": 18.0, "note": "validation looked at every 2 epochs"}
+
+
+def test_record_keeps_of_every_example_what_top_label_metrics_diagrams_and_paired_tests_need() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(10_000, 10, generator=generator)
+    labels = torch.multinomial((0.6 * logits).softmax(1), 1, generator=generator)[:, 0]
+    tests = [Predictions(logits=by * logits, labels=labels) for by in (1.0, 0.8)]
+    packed = [pack_predictions(test) for test in tests]
+    assert len(json.dumps(packed[0])) < 60_000
+    kept = [unpack_predictions(found, 10) for found in packed]
+    assert kept[0].correct.equal(tests[0].correct)
+    assert kept[0].labels.equal(labels)
+    now, then = (measure(found[0], n_resamples=20) for found in (kept, tests))
+    for key in filter(is_top_label, then):
+        assert now[key].value == pytest.approx(then[key].value, abs=1e-4 if key == "nll" else 1e-7), key
+    sweeps = [bin_sweep(found[0], n_bins=(10, 20, 50, 100), n_resamples=0).ece for found in (kept, tests)]
+    assert sweeps[0] == pytest.approx(sweeps[1], abs=1e-7)
+    first, second = (paired_test(*found, n_resamples=200) for found in (kept, tests))
+    assert {key: first[key].p_value for key in first if is_top_label(key)} == pytest.approx(
+        {key: second[key].p_value for key in second if is_top_label(key)}
+    )
+
+
+def test_record_of_two_classes_and_of_a_class_without_probability_can_be_unpacked() -> None:
+    for probs in ([[0.8, 0.2], [0.4, 0.6]], [[1.0, 0.0, 0.0], [0.25, 0.25, 0.5]]):
+        test = Predictions(probs=torch.tensor(probs, dtype=torch.float64), labels=[1, 1])
+        again = unpack_predictions(pack_predictions(test), test.num_classes)
+        torch.testing.assert_close(again.probs[[0, 1], [1, 1]], test.probs[[0, 1], [1, 1]], atol=1e-3, rtol=0)
+        torch.testing.assert_close(again.confidence, test.confidence, atol=1e-7, rtol=0)
+
+
+def test_rows_of_records_are_tested_on_their_examples_but_not_in_what_needs_all_probabilities(tmp_path: Path) -> None:
+    second = run(method="focal")
+    assert second.test is not None
+    test = Predictions(logits=2 * second.test.logits, labels=second.test.labels, split="test")
+    other = replace(second, test=test, scores=measure(test, n_resamples=20))
+    save_results([run(), other], tmp_path)
+    for entries in (load_results(tmp_path), [run(), *load_results(tmp_path)[1:]]):
+        found = compare_runs([entries[0]], [entries[1]], ["ece", "nll", "brier", "classwise_ece"])
+        assert [found[key].over for key in found] == ["examples", "examples", None, None]
+
+
+def test_record_of_older_statistics_is_measured_again_or_marked() -> None:
+    record = result_from_entry(run())
+    wrong = {"value": 0.5, "low": 0.4, "high": 0.6}
+    old = record | {"measured": 0, "metrics": record["metrics"] | {"metrics": record["metrics"]["metrics"] | {"ece": wrong}}}
+    again = entry_from_result(old)
+    assert again.scores["ece"].value == pytest.approx(run().scores["ece"].value)
+    assert again.scores["brier"] == run().scores["brier"]
+    marked = entry_from_result({key: value for key, value in old.items() if key not in ("measured", "predictions")})
+    assert marked.scores["ece"].low == 0.4
+    table = compare_table([marked, run(method="focal")], calibrated=True, metrics=("ece",))
+    assert [line.info("calibrated").endswith("‡") for line in table.lines] == [True, False]
+    assert any(note.startswith("‡") for note in table.notes)
+    assert "measured" not in result_from_entry(marked)
+
+
+def test_variants_of_a_run_are_rows_of_their_own_each_also_repaired(tmp_path: Path) -> None:
+    told = {"data.name": "mixture", "backbone.name": "mlp", "train.epochs": 4, "train.average": "phase", "train.device": "cpu"}
+    for method in ("ce", "flgamma"):
+        recipe = override(Recipe(), told | {"method.name": method, "train.alternatives": True, "train.batch_size": 200})
+        kept = train(recipe, out=tmp_path / method)
+        found = load_variants(tmp_path / method, repairs=["temperature", "auto"])
+        # The run's own choice is one of the four.
+        assert len(found) == 4 * 3
+        rows = group_rows(found)
+        assert len(rows) == 12
+        names = save_results(found, tmp_path / "results")
+        assert len(set(names)) == 12
+        raw = next(row for row in rows if (row.recipe["train.average"], row.recipe["train.select"]) == ("no", "error"))
+        assert raw.runs[0].scores["nll"].value == pytest.approx(measure(kept.alternatives["raw-error"].test)["nll"].value)
+        assert ("alternative.of" in raw.settings) == (method == "flgamma")
+        assert sorted({str(row.runs[0].recipe.get("repair")) for row in rows}) == ["None", "auto"]
+        assert sum(row.method == f"{method}+ts" for row in rows) == 4
+        assert all(entry.temperature for entry in found if entry.method == f"{method}+ts")
+    assert len(group_rows(load_results(tmp_path / "results"))) == 24
 
 
 def test_record_of_a_repaired_run_keeps_its_temperature_and_no_history() -> None:
@@ -156,7 +241,7 @@ def test_load_result_of_something_else_says_so(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     with pytest.raises(FileNotFoundError, match="must be the record of a result, got nothing there"):
         load_result(file)
-    for text, message in (("{", "got: Expecting"), ("[]", "must be the record"), ('{"data": "cifar10"}', "no `method`")):
+    for text, message in (("{", "got: Expecting"), ("[]", "must be the record"), ('{"data": "cifar10"}', "no `metrics`")):
         file.write_text(text)
         with pytest.raises(ValueError, match=message):
             load_result(file)
