@@ -62,7 +62,8 @@ def server(monkeypatch):
             for name, gz in started.files.items()
         )
         monkeypatch.setitem(DATASETS._entries, "mnist", replace(DATASETS["mnist"], files=files, others=()))
-        contents = {name: published.IdxFile(len(raw), hashlib.md5(raw).hexdigest()) for name, (raw, _) in packed.items()}
+        sums = {name: [hashlib.md5(content).hexdigest() for content in pair] for name, pair in packed.items()}
+        contents = {name: published.IdxFile(md5, 0, packed_md5) for name, (md5, packed_md5) in sums.items()}
         monkeypatch.setattr(published, "MNIST_FILES", contents)
         thread = threading.Thread(target=started.serve_forever, args=(0.02,), daemon=True)
         thread.start()

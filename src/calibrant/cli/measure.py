@@ -126,7 +126,7 @@ def measure_files(
         show_comparison(measured, tests, all_classes=by_class)
     broken = [f"{m.scores.file}: {said}" for m in measured for limit in limits if (said := limit.broken_by(m.scores))]
     if broken:
-        say(f"calibrant: must keep the limits of `--fail-if`, got {'; '.join(broken)}.", error=True)
+        say(f"calibrant: a limit of `--fail-if` is broken: {'; '.join(broken)}.", error=True)
         raise typer.Exit(3)
 
 

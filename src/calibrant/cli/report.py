@@ -11,7 +11,7 @@ from typing import Any
 from calibrant.calibrators import CALIBRATORS, AutoCalibrator, CalibrationWarning, Repaired, name_of
 from calibrant.cli.measure import Request, parts_table, predictions_in
 from calibrant.cli.repair import fit_and_measure, load_pair
-from calibrant.cli.terminal import Terminal, check_destination, progress_bar, show_prose
+from calibrant.cli.terminal import Terminal, check_destination, progress_bar, show_heading, show_prose
 from calibrant.core.checks import FitError
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Entry, Estimate
@@ -22,6 +22,7 @@ from calibrant.grid.rows import catalogue_order
 from calibrant.grid.tables import compare_table
 from calibrant.io.files import atomic_writer
 from calibrant.metrics.measure import measure
+from calibrant.metrics.verdict import worst_slice
 from calibrant.report.page import Candidate, Examined, Repair, render_page, verdict_of
 from calibrant.report.page_runs import columns_of
 
@@ -71,6 +72,7 @@ def write_report(
     for sentence in verdict.sentences:
         show_prose(console, sentence)
     if examined is not None and examined.scores.slices:
+        show_heading(console, "Groups", worst_slice(examined.scores))
         console.print(parts_table("Group", examined.scores.slices, width=console.width, total=examined.scores.weight))
     console.print(f"The report is in {out} ({out.stat().st_size / 1e6:.2f} MB).", soft_wrap=True)
 
