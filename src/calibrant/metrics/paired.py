@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import cell_index, equal_width_edges, equal_width_index
+from calibrant.core.binning import CHUNK_ENTRIES, cell_index, equal_width_edges, equal_width_index
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Entry, Paired
 from calibrant.core.summary import summarize
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"
+Rows: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"
 
 # More examples than this are drawn in as many blocks of equal size, put together by chance: sums over them spread as sums over
 # examples do, to 1 %, and ten million examples take hardly longer than twenty thousand.
@@ -42,6 +43,8 @@ _ROUNDING = 1e-6
 _NOTHING = 1e-12
 # Two seeds leave one degree of freedom, with which a t-test hardly ever finds anything.
 LEAST_SEEDS = 3
+# Draws, and examples of each, from which is known how far two calibrated models differ.
+_CHANCE_DRAWS, _CHANCE_EXAMPLES = 200, 20_000
 # Below the first number of examples resamples vary clearly less than new examples would; fewer than the second prove nothing.
 _FEW, _LEAST = 100, 10
 
@@ -51,8 +54,12 @@ def paired_test(
 ) -> dict[str, Paired]:
     r"""Difference of every score between two models on the same examples, with interval and p-value.
 
-    Both models are scored on the same resamples, so what makes an example hard for both cancels. With differences
-    :math:`d` on the data (second minus first) and :math:`d^*_r` on the resamples, whose mean is :math:`\bar d^*`,
+    A calibrated model shows calibration errors by chance, the more the less sure it is. So for these the test asks twice: would
+    new examples show the difference again, and would two calibrated models with the same probabilities show it? The p-value
+    is the larger of the two, and the interval holds both intervals.
+
+    For the first, both models are scored on the same resamples, so what makes an example hard for both cancels. With
+    differences :math:`d` on the data (second minus first) and :math:`d^*_r` on the resamples, whose mean is :math:`\bar d^*`,
 
     .. math:: p = \frac{1 + \#\{r : |d^*_r - \bar d^*| \ge |d|\}}{R + 1}
 
@@ -63,6 +70,10 @@ def paired_test(
     vary too little: below N = 100 the :math:`|d^*_r - \bar d^*|` are multiplied by :math:`\sqrt{N / (N - 1)}\, t_{N - 1} / z`,
     the quotient of the 97.5 % points of Student's and the normal distribution; fewer than ten prove nothing. With weights, N
     here is :math:`(\sum w)^2 / \sum w^2`, how many they are worth.
+
+    For the second, labels are drawn from the probabilities of each model, 200 times, by the same random numbers. With the mean
+    :math:`\mu` and the standard deviation :math:`\sigma` of the differences that these show, :math:`p` is that of
+    :math:`(d - \mu) / \sigma` under the normal distribution, and 1 where :math:`d - \mu` and :math:`d` differ in sign.
 
     Args:
         first: Predictions of one model.
@@ -103,13 +114,39 @@ def paired_test(
     drawn = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     # Rounded, so that ten equal weights are worth ten and not a little less.
     wider = _widening(round(one.size, 6))
+    by_chance = _if_both_calibrated(one, two, rng)
     found = {}
     for key, metric in score_metrics().items():
         if key not in drawn:
             both = (resampled_values(metric, given, n_resamples, seed=seed, n_bins=n_bins) for given in (second, first))
             drawn[key] = torch.sub(*both)
-        found[key] = _compare(two.values[key] - one.values[key], drawn[key], most=metric.largest, wider=wider)
+        test = _compare(two.values[key] - one.values[key], drawn[key], most=metric.largest, wider=wider)
+        found[key] = _beyond_chance(test, by_chance[key], most=metric.largest) if key in by_chance else test
     return found
+
+
+def _if_both_calibrated(one: Sample, two: Sample, rng: np.random.Generator) -> dict[str, Tensor]:
+    """Differences ``[R]`` of the calibration errors of two models with these probabilities, both calibrated.
+
+    One number per example decides about both: where they predict the same class they are right together, else one at a time.
+    """
+    rows = rng.permutation(len(one.level))[:_CHANCE_EXAMPLES]
+    uniform = torch.from_numpy(rng.random((len(rows), _CHANCE_DRAWS), dtype=np.float32))
+    differ = (one.predictions.predicted != two.predictions.predicted)[rows].unsqueeze(1)
+    before, after = one.by_chance(rows, uniform, uniform), two.by_chance(rows, uniform, (uniform - differ.float()).abs())
+    return {key: after[key] - before[key] for key in before}
+
+
+def _beyond_chance(test: Paired, drawn: Tensor, *, most: float) -> Paired:
+    """Ask as well whether two calibrated models would differ as much; the larger p-value, and an interval that holds both."""
+    if not test.low < test.high:
+        return test
+    level, spread = float(drawn.mean()), max(float(drawn.std()), _NOTHING)
+    excess, half = test.difference - level, NORMAL_95 * spread
+    # Of differences of opposite sign, with and without what chance gives, neither can be believed.
+    p_value = math.erfc(abs(excess) / spread / math.sqrt(2)) if excess * test.difference > 0 else 1.0
+    low, high = max(min(test.low, excess - half), -most), min(max(test.high, excess + half), most)
+    return Paired(test.difference, low, high, max(test.p_value, p_value))
 
 
 class Sample:
@@ -118,12 +155,13 @@ class Sample:
     def __init__(self, predictions: Predictions, *, n_bins: int, block: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         summary = summarize(predictions, n_bins=n_bins, keep=None)
         top = summary.examples
-        self.values, self.size = values_of(summary, predictions), summary.effective_n
+        self.values, self.size, self.predictions = values_of(summary, predictions), summary.effective_n, predictions
         # Only their proportions count, and single precision ends at 3e38. A power of two moves no digit.
         weights = top.mass / 2.0 ** math.floor(math.log2(float(top.mass.max())))
         self.levels = levels = levels_of(summary.cells, size=self.size, n_bins=n_bins)
         # Examples of weight zero may lie beyond the last level in use; they count nothing wherever they are put.
         level = torch.searchsorted(levels.last_cell, cell_index(top.confidence, dtype=top.dtype)).clamp_max(len(levels) - 1)
+        self.level, self.confidence, self.weights = level, top.confidence, weights / weights.sum()
         self.places = _by_block(weights, level * 2 + top.correct.long(), block, rows=2 * len(levels))
         nll, brier = nll_and_brier(predictions)
         infinite = nll.isinf() & (weights > 0)
@@ -175,6 +213,42 @@ class Sample:
             if metric.of_levels is not None:
                 found[key] = metric.of_levels(self.levels, mass, rights[metric.shrinks])
         return found
+
+    def by_chance(self, rows: Rows, uniform: Tensor, turned: Tensor) -> dict[str, Tensor]:
+        """Calibration errors ``[R]`` of a calibrated model with the probabilities of some ``rows [n]``.
+
+        Labels are drawn by the numbers ``uniform [n, R]``; the top class is right where ``turned [n, R]`` is below confidence.
+        """
+        levels, weights, confidence = self.levels, self.weights[rows], self.confidence[rows].unsqueeze(1)
+        # Fewer examples scatter more.
+        weights = weights * (self.weights.square().sum() / weights.square().sum()).sqrt()
+        residual = ((turned < confidence).float() - confidence.float()).numpy()
+        noise = _by_block(weights, self.level[rows], np.arange(len(rows)), rows=len(levels)) @ residual
+        right = levels.share * levels.confidence + torch.from_numpy(noise.T).double()
+        found = {
+            key: metric.of_levels(levels, levels.share.expand_as(right), right)
+            for key, metric in score_metrics().items()
+            if metric.is_calibration and metric.of_levels is not None
+        }
+        return found | {"classwise_ece": _classwise_by_chance(self.predictions, rows, weights, uniform, levels.n_bins)}
+
+
+def _classwise_by_chance(predictions: Predictions, rows: Rows, weights: Tensor, uniform: Tensor, n_bins: int) -> Tensor:
+    """Classwise ECE ``[R]`` of some ``rows [n]`` with labels drawn from their probabilities by numbers ``uniform [n, R]``."""
+    classes = predictions.num_classes
+    # With many classes, being a sum of many parts, it is known from fewer draws.
+    uniform = uniform[:, : max(_CHUNK_COUNTS // (classes * n_bins), 20)]
+    draws = uniform.shape[1]
+    residual = torch.zeros(classes * n_bins * draws, dtype=torch.float64)
+    for part in torch.arange(len(rows)).split(max(CHUNK_ENTRIES // classes, 1)):
+        probs, own = predictions.probs[rows[part.numpy()]], weights[part].unsqueeze(1)
+        slot = equal_width_index(probs.double(), n_bins, dtype=probs.dtype) + n_bins * torch.arange(classes)
+        expected = torch.bincount(slot.flatten(), (own * probs).flatten(), classes * n_bins)
+        labels = torch.searchsorted(probs.double().cumsum(1).float(), uniform[part].contiguous()).clamp_max(classes - 1)
+        place = slot.gather(1, labels) * draws + torch.arange(draws)
+        residual += torch.bincount(place.flatten(), own.expand_as(place).flatten(), len(residual))
+        residual -= expected.repeat_interleave(draws)
+    return residual.view(-1, draws).abs().sum(0) / classes
 
 
 def _draw_counts(n: int, *, n_resamples: int, seed: int) -> Iterator[Array]:

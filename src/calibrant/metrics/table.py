@@ -74,6 +74,7 @@ class Metric:
         is_score: Whether `calibrant.measure` and reports show it.
         compared: Whether the page of a comparison has a column for it.
         classwise: Whether it needs sums for every class, which a stream can leave out.
+        is_calibration: Whether a calibrated model shows it by chance alone, which the paired test then allows for.
         read: How it is read from the sums that all scores share (which makes it a streaming metric, too); without it the
             function is called with all examples.
         interval: How its 95 % interval is computed from those sums; default: a bootstrap of the function.
@@ -99,6 +100,7 @@ class Metric:
     is_score: bool = True
     compared: bool = True
     classwise: bool = False
+    is_calibration: bool = False
     read: Callable[[Summary], Tensor] | None = None
     interval: Interval | None = None
     of_levels: of.OfLevels | None = None
@@ -167,6 +169,7 @@ _SCORES = {
         label="expected calibration error",
         short="ECE",
         meaning="mean gap between confidence and accuracy",
+        is_calibration=True,
         unit="%",
         group="top label",
         read=lambda summary: norm_of_bins(summary.bins),
@@ -179,6 +182,7 @@ _SCORES = {
         label="debiased L2 error",
         short="debiased L2",
         meaning="root mean squared gap, noise taken out",
+        is_calibration=True,
         unit="%",
         group="top label",
         read=lambda summary: debiased_error(summary.examples, n_bins=summary.n_bins),
@@ -191,6 +195,7 @@ _SCORES = {
         label="adaptive calibration error",
         short="ACE",
         meaning="mean gap over bins of equal size",
+        is_calibration=True,
         unit="%",
         group="top label",
         read=lambda summary: norm_of_bins(equal_mass_bins(summary.examples, n_bins=summary.n_bins)),
@@ -203,6 +208,7 @@ _SCORES = {
         label="maximum calibration error",
         short="MCE",
         meaning="gap of the worst bin",
+        is_calibration=True,
         unit="%",
         group="top label",
         read=lambda summary: summary.bins.gap.abs().amax(),
@@ -214,6 +220,7 @@ _SCORES = {
         smooth_expected_calibration_error,
         label="SECE",
         meaning="mean gap to accuracy smoothed by a kernel",
+        is_calibration=True,
         unit="%",
         group="top label",
         read=lambda summary: smoothed_accuracy_gap(summary.examples, bandwidth=0.05),
@@ -225,6 +232,7 @@ _SCORES = {
         smooth_calibration_error,
         label="smooth ECE",
         meaning="gap at the scale that its own size sets",
+        is_calibration=True,
         unit="%",
         group="top label",
         read=lambda summary: smoothed_residual(summary.examples),
@@ -236,6 +244,7 @@ _SCORES = {
         maximum_mean_calibration_error,
         label="MMCE",
         meaning="kernel distance from calibration",
+        is_calibration=True,
         unit="%",
         group="top label",
         read=lambda summary: mean_embedding_norm(summary.examples),
@@ -248,6 +257,7 @@ _SCORES = {
         label="classwise ECE",
         short="Classwise ECE",
         meaning="mean gap of every class's probability",
+        is_calibration=True,
         unit="%",
         classwise=True,
         read=lambda summary: (summary.by_class[1] - summary.by_class[2]).abs().sum() / summary.totals[0] / summary.num_classes,

@@ -11,6 +11,7 @@ from scipy import stats
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Entry, Paired
 from calibrant.core.summary import summarize
+from calibrant.metrics import METRICS
 from calibrant.metrics.measure import measure, values_of
 from calibrant.metrics.paired import (
     Sample,
@@ -89,14 +90,36 @@ def test_paired_test_planted_over_confidence_is_found() -> None:
     assert found["error"].p_value > 0.05
 
 
-def test_paired_test_p_values_of_equal_models_are_roughly_uniform() -> None:
+def test_paired_test_of_equal_models_rarely_finds_a_difference() -> None:
     found = [paired_test(*two_models(400, seed), n_resamples=99, seed=seed) for seed in range(60)]
     for key in KEYS:
         values = np.array([test[key].p_value for test in found])
-        # A uniform mean of 60 has standard error 0.037. Binned errors near chance are resampled a little too wide, hence
-        # rejected less often than they might be.
-        assert 0.38 <= values.mean() <= 0.65, key
+        # A uniform mean of 60 has standard error 0.037. Of calibration errors the p-value is the larger of two.
+        assert 0.38 <= values.mean() <= (0.8 if METRICS[key].is_calibration else 0.65), key
         assert (values <= 0.05).mean() <= 0.12, key
+
+
+# From benchmarks/paired.py. Before chance was allowed for, differences in ACE were found in 32 %, in classwise ECE in 100 %.
+@pytest.mark.parametrize(
+    ("n", "num_classes", "spread", "refined", "weighted"),
+    [(300, 2, 0.3, 1.0, False), (300, 100, 0.02, 3.0, False), (1000, 2, 0.3, 1.0, True)],
+)
+def test_paired_test_two_calibrated_models_of_different_accuracy_do_not_differ_in_calibration(
+    n: int, num_classes: int, spread: float, refined: float, weighted: bool
+) -> None:
+    rng, hits = np.random.default_rng(0), dict.fromkeys(KEYS, 0)
+    for seed in range(25):
+        first = rng.dirichlet(np.full(num_classes, spread), n)
+        second = rng.standard_gamma(refined * first) + 1e-300
+        second /= second.sum(1, keepdims=True)
+        labels = (second.cumsum(1)[:, :-1] < rng.random((n, 1))).sum(1)
+        weights = rng.lognormal(0, 1, n) if weighted else None
+        models = (Predictions(probs=probs, labels=labels, weights=weights) for probs in (first, second))
+        for key, test in paired_test(*models, n_resamples=100, seed=seed).items():
+            hits[key] += test.p_value <= 0.05
+    # Of 25 draws at 5 %, more than 4 are seen in 1 of 140 cases.
+    assert all(hits[key] <= 4 for key in KEYS if METRICS[key].is_calibration), hits
+    assert hits["brier"] > 10
 
 
 def test_paired_test_interval_excludes_zero_where_p_is_small() -> None:
