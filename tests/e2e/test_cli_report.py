@@ -171,12 +171,11 @@ def test_report_of_runs_tells_settings_of_one_method_apart_and_says_which_averag
     code, text, err = run(capsys, "report", "--run", runs, *2 * ("--run", runs / "mean"), "--out", page)
     assert code == 0, err
     assert "2 rows of 1 method" in text
-    assert '<th scope="row">CE</th><td>1</td>' in page.read_text()
-    assert " CE (train.average=ema) predicts with averaged weights (train.average=ema); all others with" in page.read_text()
-    assert '<th scope="row">CE (average=ema)</th><td>1</td>' in page.read_text()
+    assert '<th scope="row">CE</th><td>1</td><td>raw, error</td>' in page.read_text()
+    assert '<th scope="row">CE (average=ema)</th><td>1</td><td>ema, error</td>' in page.read_text()
     code, _, err = run(capsys, "report", "--run", runs / "plain", "--run", steered, "--out", page)
     assert code == 0, err
-    assert "FLγ-SECE predicts with averaged weights (train.average=phase)" in page.read_text()
+    assert '<th scope="row">FLγ-SECE</th><td>1</td><td>phase, error+nll</td>' in page.read_text()
     code, _, err = run(capsys, "report", runs / "plain", "--out", page, "--resamples", 40)
     assert code == 0, err
     for part in ("<title>test.npz</title>", 'id="reliability"', 'id="curves"'):
