@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +135,44 @@ def convolve_contiguously(monkeypatch: pytest.MonkeyPatch) -> None:
 def layout(tensor: Tensor) -> tuple[torch.dtype, list[int]]:
     """What fused optimizers want alike in parameter, gradient and state: type, and strides where a dimension has any."""
     return tensor.dtype, [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Sends the files of `serve_files`, of which ``cut`` says how much comes before the line breaks."""
+
+    server: Any
+
+    def do_GET(self) -> None:
+        server, wanted = self.server, self.headers.get("Range")
+        server.asked.append(wanted)
+        content = server.files.get(self.path[1:])
+        if content is None:
+            self.send_error(404)
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and server.ranges else 0
+        if start > len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        end = server.cut.pop(0) if server.cut else len(content)
+        self.wfile.write(content[start:end])
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serve_files(files: dict[str, bytes]) -> Iterator[Any]:
+    """Serve files from the loopback interface; the server counts what is asked and can refuse ranges or break off."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as started:
+        server: Any = started
+        server.files, server.ranges, server.cut, server.asked = files, True, [], []
+        server.address = f"http://127.0.0.1:{started.server_port}"
+        thread = threading.Thread(target=started.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield server
+        started.shutdown()
+        thread.join()

@@ -5,9 +5,7 @@ import hashlib
 import shutil
 import struct
 import sys
-import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -16,29 +14,12 @@ from PIL import Image
 from calibrant.data import DATASETS, RemoteFile, published
 from calibrant.engine.folder import load_run
 from helpers import run_command as run
+from helpers import serve_files
 
 SHORT = ("--model", "mlp", "--device", "cpu", "--epochs", "1", "--set", "train.batch_size=8")
 TINY = (*SHORT, "--method", "ce")
 GRID = ("compare", "--data", "pictures", "--out", "out", "--jobs", "1", "--no-figures", *SHORT)
 RUN = "pictures-mlp-ce-seed0"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        content = self.server.files[self.path.rpartition("/")[2]]
-        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
-        self.server.asked.append((self.path.rpartition("/")[2], start))
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - start))
-        self.end_headers()
-        # While the line is bad, half of a file comes and then nothing more.
-        self.wfile.write(content[start : len(content) // 2] if self.server.bad_line else content[start:])
-        self.close_connection = True
-
-    def log_message(self, *_):
-        pass
 
 
 def idx(array):
@@ -52,24 +33,16 @@ def server(monkeypatch):
     rng = np.random.default_rng(0)
     arrays = [rng.integers(0, 256, (40, 28, 28)), np.arange(40) % 10, rng.integers(0, 256, (20, 28, 28)), np.arange(20) % 10]
     packed = {name: idx(array.astype(np.uint8)) for name, array in zip(published.MNIST_FILES, arrays, strict=True)}
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as started:
-        started.daemon_threads = True
-        started.files = {f"{name}.gz": gz for name, (_, gz) in packed.items()}
-        started.asked, started.bad_line = [], False
-        url = f"http://127.0.0.1:{started.server_port}"
+    with serve_files({f"{name}.gz": gz for name, (_, gz) in packed.items()}) as started:
         files = tuple(
-            RemoteFile(f"mnist/{name}", len(gz), hashlib.md5(gz).hexdigest(), (f"{url}/{name}",))
+            RemoteFile(f"mnist/{name}", len(gz), hashlib.md5(gz).hexdigest(), (f"{started.address}/{name}",))
             for name, gz in started.files.items()
         )
         monkeypatch.setitem(DATASETS._entries, "mnist", replace(DATASETS["mnist"], files=files, others=()))
         sums = {name: [hashlib.md5(content).hexdigest() for content in pair] for name, pair in packed.items()}
         contents = {name: published.IdxFile(md5, 0, packed_md5) for name, (md5, packed_md5) in sums.items()}
         monkeypatch.setattr(published, "MNIST_FILES", contents)
-        thread = threading.Thread(target=started.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
         yield started
-        started.shutdown()
-        thread.join()
 
 
 def test_cli_data_fetch_interrupted_goes_on_and_the_set_can_be_trained_on(server, tmp_path, capsys):
@@ -78,16 +51,16 @@ def test_cli_data_fetch_interrupted_goes_on_and_the_set_can_be_trained_on(server
     code, _, err = run(capsys, *train)
     assert (code, "`calibrant data fetch mnist`" in err) == (2, True)
     assert "to fetch" in listed(root, capsys)["mnist"]
-    server.bad_line = True
+    server.cut = [len(server.files["train-images-idx3-ubyte.gz"]) // 2]
     code, out, err = run(capsys, "data", "fetch", "mnist", "--root", root)
     assert (code, out) == (2, "")
     assert "Run the same command again" in err
     assert [p.name for p in (root / "mnist").iterdir()] == ["train-images-idx3-ubyte.gz.part"]
     have = next((root / "mnist").iterdir()).stat().st_size
-    server.bad_line, server.asked = False, []
+    server.asked.clear()
     code, out, err = run(capsys, "data", "fetch", "mnist", "digits", "--root", root)
     assert (code, err) == (0, "")
-    assert server.asked[0] == ("train-images-idx3-ubyte.gz", have)
+    assert server.asked[0] == f"bytes={have}-"
     assert out.startswith(f"mnist: {root / 'mnist' / 'train-images-idx3-ubyte.gz'}, ")
     assert sorted(p.name for p in (root / "mnist").iterdir()) == sorted(server.files)
     assert " there " in listed(root, capsys)["mnist"]

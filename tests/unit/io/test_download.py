@@ -4,55 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from calibrant.io.files import download
+from helpers import serve_files
 
 CONTENT = random.Random(0).randbytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Any
-
-    def do_GET(self) -> None:
-        server, wanted = self.server, self.headers.get("Range")
-        server.asked.append(wanted)
-        if self.path.startswith("/gone"):
-            self.send_error(404)
-            return
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and server.ranges else 0
-        if start > len(server.content):
-            self.send_error(416)
-            return
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(server.content) - start))
-        self.end_headers()
-        end = server.cut.pop(0) if server.cut else len(server.content)
-        self.wfile.write(server.content[start:end])
-        self.close_connection = True
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def server() -> Iterator[Any]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as started:
-        served: Any = started
-        served.content, served.ranges, served.cut, served.asked = CONTENT, True, [], []
-        served.address = f"http://127.0.0.1:{started.server_port}"
-        thread = threading.Thread(target=started.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        yield served
-        started.shutdown()
-        thread.join()
+    with serve_files({"file.bin": CONTENT}) as started:
+        yield started
 
 
 def get(server: Any, path: Path, **options: Any) -> Path:
@@ -94,7 +62,7 @@ def test_download_part_of_something_longer_is_thrown_away(server: Any, tmp_path:
 
 
 def test_download_wrong_content_is_removed_with_one_sentence(server: Any, tmp_path: Path) -> None:
-    server.content = CONTENT[:-1] + b"?"
+    server.files["file.bin"] = CONTENT[:-1] + b"?"
     with pytest.raises(ValueError, match=rf"must be the published file.*{MD5}"):
         get(server, tmp_path / "file.bin")
     assert list(tmp_path.iterdir()) == []
