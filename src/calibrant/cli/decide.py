@@ -45,7 +45,5 @@ def decide(
             rows.append([limit, f"{100 * promise.threshold:.6g}%", *shares])
     console.print(fit_table(("Error at most", "If surer than", "Answered", "Error here"), rows, width=console.width))
     console.print()
-    sure = (
-        f"With {100 * (1 - delta):g}% probability for each row, the error among its answers is at most the first column"
-    )
+    sure = f"With {100 * (1 - delta):g}% probability for each row, the error among its answers is at most the first column"
     show_prose(console, f"{sure}, as long as examples are drawn like those of {fit.name}.")

@@ -45,7 +45,7 @@ class Slices:
         self._seen: set[Group] = set()
 
     def split(self, predictions: Predictions) -> Iterator[tuple[Group, Predictions]]:
-        """Yield the examples of every group; sorted, the groups are in the order of columns and values."""
+        """Yield the examples of every group that weighs anything; sorted, the groups are in the order of columns and values."""
         for place, names in enumerate(self.slice_by):
             coded = [self._code(name, predictions.columns[name]) for name in names]
             keys, group = np.unique(np.stack([codes for codes, _ in coded]), axis=1, return_inverse=True)
@@ -54,7 +54,9 @@ class Slices:
                 self._seen.add(found)
                 if len(self._seen) > _MOST_GROUPS:
                     raise ValueError(f"{self.where}: columns to slice by must make at most {_MOST_GROUPS} groups, got more.")
-                yield found, predictions.subset(group.reshape(-1) == number)
+                rows = group.reshape(-1) == number
+                if predictions.weights is None or bool(predictions.weights[rows].any()):
+                    yield found, predictions.subset(rows)
 
     def title(self, group: Group) -> str:
         """What a group is called: by its value, and where several columns are sliced by, by their names too."""

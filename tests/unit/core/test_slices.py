@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibrant import Predictions
+from calibrant import Predictions, measure
 from calibrant.core.slices import Slices, column_names
 
 N = 1000
@@ -48,6 +48,12 @@ def test_what_is_missing_is_a_group_of_its_own_and_close_numbers_keep_their_digi
     assert found["missing"] == 10
     assert len(found) == 6
     assert grouped("dose", dose=np.where(np.arange(N) < 10, "", values.astype(str)))["missing"] == 10
+
+
+def test_a_group_that_weighs_nothing_is_left_out() -> None:
+    weights = (COLUMNS["site"] == "a").astype(float)
+    predictions = Predictions(probs=np.full((N, 2), 0.5), labels=np.zeros(N), weights=weights, columns=COLUMNS)
+    assert list(measure(predictions, slice_by="site", n_resamples=20).slices) == ["a"]
 
 
 def test_too_many_groups_and_unknown_columns_are_refused() -> None:
