@@ -7,6 +7,7 @@ send what the callbacks log to their own trackers: of these classes they only ne
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Tracker:
+class Tracker(ABC):
     """Sends numbers and figures to a run of a tracking service; a subclass defines ``log`` and ``log_figure``."""
 
+    @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Send numbers that belong to a step."""
-        raise TypeError(f"{type(self).__name__} must define `log(values, step)`.")
 
+    @abstractmethod
     def log_figure(self, figure: Figure, step: int) -> None:
         """Send a figure; what ``CalibrationCallback(log_figure=...)`` takes."""
-        raise TypeError(f"{type(self).__name__} must define `log_figure(figure, step)`.")
 
     def log_epoch(self, record: Any) -> None:
         """Send the numbers of an epoch; what ``calibrant.train(report=...)`` takes."""

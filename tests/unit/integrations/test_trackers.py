@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from calibrant import Predictions, measure, train
-from calibrant.integrations.trackers import MLflowTracker, Tracker, WandbTracker
+from calibrant.integrations.trackers import MLflowTracker, WandbTracker
 from helpers import mixed_gaps
 
 RECIPE = {key: {"name": name} for key, name in {"data": "mixture", "backbone": "mlp", "method": "ce"}.items()}
@@ -64,10 +64,3 @@ def test_wandb_gets_the_step_as_a_number_and_figures_as_images(monkeypatch: pyte
     tracker.log({"ece": 0.1}, 3)
     tracker.log_figure(figure, 2)
     assert sent == [{"ece": 0.1, "step": 3}, {"reliability": ("image", figure), "step": 2}]
-
-
-def test_tracker_of_ones_own_must_say_where_things_go() -> None:
-    with pytest.raises(TypeError, match="Tracker must define `log"):
-        Tracker().log({}, 0)
-    with pytest.raises(TypeError, match="Tracker must define `log_figure"):
-        Tracker().log_figure(Figure(), 0)

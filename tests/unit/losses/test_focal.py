@@ -201,16 +201,6 @@ def test_scheduled_module_keeps_its_epoch_in_the_state() -> None:
     assert repr(second) == "ScheduledFocalLoss(epoch=123, schedule=((0, 5.0), (100, 3.0), (250, 1.0)))"
 
 
-def test_scheduled_module_compiled_once_follows_the_epoch() -> None:
-    torch._dynamo.reset()
-    logits, labels = golden()
-    loss = ScheduledFocalLoss()
-    compiled = torch.compile(loss, fullgraph=True, backend="eager")
-    for epoch, gamma in ((0, 5), (300, 1)):
-        loss.set_epoch(epoch)
-        torch.testing.assert_close(compiled(logits, labels), focal_loss(logits, labels, gamma=gamma).mean())
-
-
 def literal(logits: Tensor, label: int, gamma: float) -> Tensor:
     """The definition for one sample, in a loop."""
     probs = logits.softmax(0)

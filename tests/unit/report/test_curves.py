@@ -14,7 +14,6 @@ from calibrant.metrics import expected_calibration_error, maximum_calibration_er
 from calibrant.metrics.chance import bin_sweep
 from calibrant.report.figures import (
     Band,
-    GammaPanel,
     Line,
     TradeoffPoint,
     band_of,
@@ -114,15 +113,6 @@ def test_draw_curves_shows_what_is_asked_for_or_the_validation_set() -> None:
     assert not ax.figure.legends
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 4, 5, 8, 350])
-def test_draw_curves_names_whole_epochs_only(epochs: int) -> None:
-    ax = draw_lines(prepare_curves(group_rows([run_of(curve=[0.1] * epochs)])[0].rows), keys=CURVES).axes[0]
-    left, right = ax.get_xlim()
-    shown = [tick for tick in ax.get_xticks() if left <= tick <= right]
-    assert shown
-    assert all(tick == round(tick) and 0 <= tick <= epochs for tick in shown)
-
-
 @pytest.mark.parametrize("least", [0.0, 1e-7])
 def test_log_axis_is_not_stretched_by_what_is_nearly_zero(least: float) -> None:
     lines = [
@@ -131,16 +121,6 @@ def test_log_axis_is_not_stretched_by_what_is_nearly_zero(least: float) -> None:
     (ax,) = draw_lines(lines, keys=("test_ece",)).axes
     bottom, low, high, top = (ax.transData.transform((0, y))[1] for y in (ax.get_ylim()[0], 1.0, 5.0, ax.get_ylim()[1]))
     assert (high - low) / (top - bottom) > 0.5
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.8, 60), (4, 11), (20.6, 28.9), (0.1, 90), (24.9, 25.1)])
-def test_log_axis_has_a_few_plain_numbers(low: float, high: float) -> None:
-    lines = [Line("a", STYLE, 1, {"train_loss": Band((1, 2), (low, high), None)})]
-    (ax,) = draw_lines(lines, keys=("train_loss",)).axes
-    bottom, top = ax.get_ylim()
-    ticks = [tick for tick in ax.get_yticks() if bottom <= tick <= top]
-    assert 2 <= len(ticks) <= 10
-    assert [ax.yaxis.get_major_formatter()(tick) for tick in ticks] == [f"{tick:g}" for tick in ticks]
 
 
 def swept(method: str, seed: int, ece: tuple[float, ...], mce: tuple[float, ...], *chance: tuple[float, ...]) -> Entry:
@@ -240,15 +220,6 @@ def test_draw_gamma_epochs_line_and_band_are_mean_and_std_over_examples() -> Non
     assert prepare_gamma_epochs(group_rows(gamma_runs()[:1])[0].rows) == []
 
 
-@pytest.mark.parametrize(("other", "scale"), [(30.0, "linear"), (800.0, "log")])
-def test_draw_gamma_epochs_shows_a_small_gamma_beside_one_that_grew(other: float, scale: str) -> None:
-    grown = run_of("flgamma", curve=[0.3, 0.2, 0.1], gamma=[1.0, 20.0, other])
-    ax = draw_lines(prepare_gamma_epochs(group_rows([*gamma_runs(), grown])[0].rows), keys=("gamma",)).axes[0]
-    assert ax.get_yscale() == scale
-    heights = ax.transAxes.inverted().transform(ax.transData.transform([(1, 1.0), (1, 1.8), (1, other)]))[:, 1]
-    assert 0 <= heights[0] < heights[1] < heights[2] < 1
-
-
 def test_gamma_confidence_shows_the_examples_and_the_means_of_right_and_wrong() -> None:
     test = Predictions(
         probs=[[0.75, 0.25]] * 10 + [[0.4, 0.6]] * 5,
@@ -269,20 +240,6 @@ def test_gamma_confidence_shows_the_examples_and_the_means_of_right_and_wrong() 
     assert (ax.get_title(), ax.get_xlabel(), ax.get_ylabel()) == ("FLγ", "confidence", "γ")
     assert ax.get_xlim()[0] < 0.6
     assert ax.get_xlim()[1] >= ax.get_xticks()[-1] == 1
-
-
-@pytest.mark.parametrize("panels", [1, 2, 3])
-def test_gamma_confidence_panels_share_a_range_whose_numbers_do_not_meet(panels: int) -> None:
-    confidence = np.array([0.2, 0.9, 1.0])
-    panel = GammaPanel("a", confidence, np.array([2.0, 1.0, 1.0]), np.array([False, True, True]), {})
-    other = panel._replace(confidence=np.array([0.6, 0.9, 1.0]))
-    figure = draw_gamma_confidence([panel, other, other][:panels])
-    figure.draw_without_rendering()
-    assert len({ax.get_xlim() for ax in figure.axes}) == 1
-    for ax in figure.axes:
-        boxes = [label.get_window_extent() for label in ax.get_xticklabels()]
-        assert len(boxes) == 5
-        assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
 
 
 # Error and ECE in per cent; the published averages of eleven methods on CIFAR-10: a crowded figure.
@@ -335,12 +292,6 @@ def test_prepare_tradeoff_front_has_no_part_of_the_test_set() -> None:
     # Where only a part has both numbers there is still a front.
     bare = replace(runs[1], scores=replace(runs[1].scores, metrics={}))
     assert [point.best for point in prepare_tradeoff(group_rows([bare, easy])[0].rows)] == [True]
-
-
-def test_prepare_tradeoff_leaves_out_rows_without_a_number() -> None:
-    known, unknown, other = run_of("ce"), run_of("focal", ece=float("nan")), run_of("flsd")
-    bare = replace(other, scores=replace(other.scores, metrics={"error": other.scores["error"]}))
-    assert [point.label for point in prepare_tradeoff(group_rows([known, unknown, bare])[0].rows)] == ["CE"]
 
 
 def test_draw_tradeoff_points_lie_at_error_and_ece() -> None:

@@ -160,18 +160,6 @@ def test_draw_reliability_captions_letter_the_methods_and_give_the_error() -> No
     assert figure.legends[0].get_title().get_text() == "digits, 4 bins"
 
 
-@pytest.mark.parametrize("panels", [1, 3, 7])
-def test_draw_reliability_grid_has_five_columns_of_equal_near_squares(panels: int) -> None:
-    figure = draw_reliability_grid([PANEL] * panels, title="digits")
-    figure.draw_without_rendering()
-    boxes = [ax.get_window_extent() for ax in figure.axes[::2]]
-    sides = np.array([(box.width, box.height) for box in boxes])
-    assert np.ptp(sides, axis=0) == pytest.approx(0, abs=1)
-    assert 0.8 < sides[0, 0] / sides[0, 1] < 1.25
-    assert len({round(box.x0) for box in boxes}) == min(panels, 5)
-    assert len({round(box.y0) for box in boxes}) == -(-panels // 5)
-
-
 @pytest.mark.parametrize("label", ["FLγ-SECE", "FLγ-SECE (paper, 350 epochs)", "my_best_ensemble_of_five_resnets_v2_last"])
 @pytest.mark.parametrize("panels", [1, 2, 3, 11])
 def test_draw_reliability_texts_meet_nothing(panels: int, label: str) -> None:
