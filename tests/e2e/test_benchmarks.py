@@ -81,3 +81,13 @@ def test_gpu_counts_what_failed_and_shows_why(program, monkeypatch, capsys):
     assert (lines[0]["failed"], lines[0]["passed"]) == (2, 7)
     assert lines[4]["missed"] == ["missed: ce: 1 < 45000 images/s"]
     assert "Segmentation fault" in err
+
+
+@of("choice")
+def test_choice_leaves_calibrated_models_alone_and_keeps_what_others_gain(program, capsys):
+    # A sure model makes some ten mistakes in 300 examples: with standard errors alone, one draw in ten was harmed.
+    wanted = ("--draws", "20", "--planted-draws", "3", "--classes", "2", "--sizes", "300", "1000")
+    assert program.main([*wanted, "--methods", "temperature", "spline", "platt", "beta"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["harmed"] <= 0.05 for line in found if "harmed" in line] == [True] * 4
+    assert min(line["kept"] for line in found if "kept" in line) >= 0.9

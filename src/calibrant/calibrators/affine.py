@@ -178,6 +178,11 @@ class MatrixScaling(_AffineCalibrator):
     }
     also_kept = ("spread",)
 
+    def doubts(self, data: FitData) -> list[str]:
+        """Why a fit on ``data`` may not be trusted: also where its numbers are more than ten times the examples."""
+        few = data.too_few(data.num_classes**2 // 10, what=f"a matrix of {data.num_classes**2} numbers")
+        return super().doubts(data) + ([few] if few else [])
+
     def settle(self, data: FitData) -> MatrixScaling:
         """Return a calibrator with the one spread that cross-validation on ``data`` chooses."""
         spread = self._choose_spread(self._scaled(data)[0])

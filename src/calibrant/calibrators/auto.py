@@ -31,23 +31,15 @@ Progress = Callable[[str, int, int], None]
 _KEPT_GAIN = 0.95
 # Standard errors by which a method must be worse than the best so far to be given up.
 _GIVEN_UP = 3.0
+# How often a gain may be chance.
+_CHANCE = 0.05
+_NORMAL = NormalDist()
 
 
-def nll_scores(log_probs: Tensor, labels: Tensor) -> Tensor:
-    """Negative log-likelihood of every example ``[N]``."""
-    return -log_probs.gather(1, labels.unsqueeze(1)).squeeze(1)
-
-
-def brier_scores(log_probs: Tensor, labels: Tensor) -> Tensor:
-    """Brier score of every example ``[N]``, summed over classes."""
-    probs = log_probs.exp()
-    return (probs**2).sum(1) - 2 * probs.gather(1, labels.unsqueeze(1)).squeeze(1) + 1
-
-
-# Name → what it is called in print, and the score of every example.
-SCORES: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
-    "nll": ("negative log-likelihood", nll_scores),
-    "brier": ("Brier score", brier_scores),
+# Name → what it is called in print, and the score that each class of log-probabilities ``[N, C]`` gives if it is the label.
+SCORES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "nll": ("negative log-likelihood", lambda log_probs: -log_probs),
+    "brier": ("Brier score", lambda log_probs: (log_probs.exp() ** 2).sum(1, keepdim=True) - 2 * log_probs.exp() + 1),
 }
 
 
@@ -59,8 +51,10 @@ class Ranked(NamedTuple):
         score: Mean held-out score per example; lower is better.
         gain: Mean score of doing nothing minus its own: positive is an improvement. Of a method given up early, that of the
             best one less what this one lost to it on the same examples.
-        gain_low: Lower end of the interval of the gain; those of all methods hold together in 95 %.
+        gain_low: Lower end of the 95 % interval of the gain.
         gain_high: Upper end.
+        p_value: How often any of the methods tried would seem to gain as much if doing nothing were right, that is, if labels
+            came from the probabilities as they are.
         failure: Why it was not used, or None: its fit failed, or cannot be trusted on these data.
         note: Why it was chosen, or not.
     """
@@ -70,54 +64,86 @@ class Ranked(NamedTuple):
     gain: float = math.nan
     gain_low: float = math.nan
     gain_high: float = math.nan
+    p_value: float = math.nan
     failure: str | None = None
     note: str = ""
 
 
-def gain_of(name: str, over: str, held: Mapping[str, Tensor], weights: Tensor) -> tuple[float, float]:
-    """By how much the mean score of ``name`` is below that of ``over``, where both have one, and the standard error."""
-    gains = held[over] - held[name]
-    known = ~gains.isnan()
-    gains, shares = gains[known], weights[known] / weights[known].sum()
-    mean = shares @ gains
+class Gains(NamedTuple):
+    """What a method gains on doing nothing, example by example ``[N]``; NaN where it was not tried.
+
+    Attributes:
+        found: The gain for the label.
+        expected: What it would be on average if the label came from the probabilities as they are; never above zero.
+        variance: The variance it would have then.
+    """
+
+    found: Tensor
+    expected: Tensor
+    variance: Tensor
+
+    @classmethod
+    def of(cls, log_probs: Tensor, idle: Tensor, labels: Tensor, score: Callable[[Tensor], Tensor]) -> Gains:
+        """Compare log-probabilities ``[N, C]`` with those of doing nothing, by a score as in `SCORES`."""
+        probs = idle.exp()
+        # A class that has no chance adds nothing.
+        gains = torch.where(probs > 0, score(idle) - score(log_probs), 0.0)
+        expected = (probs * gains).sum(1)
+        variance = (probs * (gains - expected.unsqueeze(1)) ** 2).sum(1)
+        return cls(gains.gather(1, labels.unsqueeze(1)).squeeze(1), expected, variance)
+
+
+def mean_and_error(values: Tensor, weights: Tensor) -> tuple[float, float]:
+    """Weighted mean of what is known of ``values [N]``, and its standard error."""
+    known = ~values.isnan()
+    values, shares = values[known], weights[known] / weights[known].sum()
+    mean = shares @ values
     # The effective number of examples is one over the sum of squared shares.
-    error = torch.sqrt(shares @ (gains - mean) ** 2 / (1 / (shares @ shares) - 1).clamp(min=1))
+    error = torch.sqrt(shares @ (values - mean) ** 2 / (1 / (shares @ shares) - 1).clamp(min=1))
     return float(mean), float(error)
 
 
-def rank(held: Mapping[str, Tensor], weights: Tensor, best: str) -> dict[str, Ranked]:
-    """Rank by the gain on doing nothing, from the held-out scores ``[N]``; ``best`` has one for every example, others may lack.
+def rank(gains: Mapping[str, Gains], weights: Tensor, best: str, idle: float) -> dict[str, Ranked]:
+    """Rank methods by their gains; ``best`` was tried on every example, and doing nothing has the mean score ``idle``."""
+    most, _ = mean_and_error(gains[best].found, weights)
+    ranked = {}
+    for name, (found, expected, variance) in gains.items():
+        gain = most - mean_and_error(gains[best].found - found, weights)[0]
+        half = _NORMAL.inv_cdf(0.975) * mean_and_error(found, weights)[1]
+        known = ~found.isnan()
+        excess = float(weights[known] @ (found - expected)[known])
+        spread = math.sqrt(float(weights[known] ** 2 @ variance[known]))
+        one = 1 - _NORMAL.cdf(excess / spread) if spread > 0 else 1.0
+        p_value = min((len(gains) - 1) * one, 1.0)
+        ranked[name] = Ranked(name, idle - gain, gain, gain - half, gain + half, p_value)
+    return ranked
 
-    A gain is clear if it is so for all methods together: many useless methods seem to gain no more often than one.
-    """
-    quantile = NormalDist().inv_cdf(1 - 0.025 / max(len(held) - 1, 1))
-    most, _ = gain_of(best, "none", held, weights)
-    found = {}
-    for name in held:
-        gain, wide = most - gain_of(best, name, held, weights)[0], quantile * gain_of(name, "none", held, weights)[1]
-        score = float(weights @ held["none"] / weights.sum()) - gain
-        found[name] = Ranked(name, score, gain, gain - wide, gain + wide)
-    return found
 
-
-def choose(ranked: Mapping[str, Ranked], held: Mapping[str, Tensor], weights: Tensor) -> str:
+def choose(ranked: Mapping[str, Ranked], gains: Mapping[str, Gains], weights: Tensor) -> str:
     """Return the name of the method to take; names are in order, "none" and then the simplest first.
 
-    Only what is clearly better than doing nothing can be chosen. Of these it is the simplest that keeps 95 % of the best one's
-    gain and is worse by at most one standard error of their difference, unless a simpler one has a better score. (A method that
-    varies much from example to example is never clearly worse than the best, though a simpler and better one may be.)
+    Only what is clearly better than doing nothing can be chosen: with a p-value of at most 5 %, which knows how many methods
+    were tried and of the rare mistakes that a sure model has yet to make, and a gain above 1.6 standard errors. Of these it is
+    the simplest that keeps 95 % of the best one's gain and is worse by at most one standard error of their difference, unless a
+    simpler one gains more. (A method that varies much from example to example is never clearly worse than the best.)
     """
-    clear = [name for name, entry in ranked.items() if entry.gain_low > 0]
+    clear = [name for name, entry in ranked.items() if is_clear(entry)]
     if not clear:
         return "none"
     best = max(clear, key=lambda name: ranked[name].gain)
 
     def is_enough(name: str) -> bool:
-        lost, error = gain_of(best, name, held, weights)
+        lost, error = mean_and_error(gains[best].found - gains[name].found, weights)
         beaten = any(ranked[simpler].gain > ranked[name].gain for simpler in clear[: clear.index(name)])
         return name == best or (not beaten and lost <= min((1 - _KEPT_GAIN) * ranked[best].gain, error))
 
     return next(filter(is_enough, clear))
+
+
+def is_clear(entry: Ranked) -> bool:
+    """Whether a gain is too large for chance, among the examples as among the methods."""
+    error = (entry.gain_high - entry.gain) / _NORMAL.inv_cdf(0.975)
+    return entry.p_value <= _CHANCE and entry.gain > _NORMAL.inv_cdf(1 - _CHANCE) * error
 
 
 def advise(ranking: Sequence[Ranked], chosen: str, score: str) -> str:
@@ -128,7 +154,7 @@ def advise(ranking: Sequence[Ranked], chosen: str, score: str) -> str:
         return "Doing nothing is all that is left: no method could be used on these examples."
     best = next(iter(used.values()))
     entry = used.get(chosen, best)
-    interval = f"by {entry.gain:.4f} (95% interval of all together {entry.gain_low:.4f} to {entry.gain_high:.4f})"
+    interval = f"by {entry.gain:.4f} (95% interval {entry.gain_low:.4f} to {entry.gain_high:.4f})"
     if chosen == "none":
         nearest = f"The nearest, {best.name}, lowers it {interval}."
         return f"Doing nothing is best: no method lowers the held-out {what} clearly. {nearest}"
@@ -215,15 +241,18 @@ class AutoCalibrator(Calibrator):
         failures = {name: _doubt(calibrator, data, self.few_samples) for name, calibrator in tried.items()}
         failures = {name: doubt for name, doubt in failures.items() if doubt}
         self.candidates_ = {name: calibrator for name, calibrator in tried.items() if name not in failures}
-        held, given_up = self._race(data, failures)
-        alive = [name for name in held if name not in given_up]
-        ranked = rank(held, data.weights, max(alive, key=lambda name: gain_of(name, "none", held, data.weights)[0]))
-        chosen = choose({name: ranked[name] for name in alive}, held, data.weights)
+        idle = Identity().log_probs(data.logits)
+        gains, given_up = self._race(data, idle, failures)
+        alive = [name for name in gains if name not in given_up]
+        best = max(alive, key=lambda name: mean_and_error(gains[name].found, data.weights)[0])
+        scores = SCORES[self.scoring][1](idle).gather(1, data.labels.unsqueeze(1)).squeeze(1)
+        ranked = rank(gains, data.weights, best, mean_and_error(scores, data.weights)[0])
+        chosen = choose({name: ranked[name] for name in alive}, gains, data.weights)
         for name, entry in ranked.items():
             note = given_up.get(name, "")
             if name == chosen:
                 note = "chosen"
-            elif entry.gain_low <= 0 < entry.gain:
+            elif entry.gain > 0 and not is_clear(entry):
                 note = "the gain may be chance"
             elif entry.gain > ranked[chosen].gain and not note:
                 note = f"hardly better than {chosen}, which is simpler"
@@ -236,14 +265,15 @@ class AutoCalibrator(Calibrator):
         self.best_.floor_ = self.floor_
         return {}
 
-    def _race(self, data: FitData, failures: dict[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Score every example by fits that have not seen it, fold by fold; give up what is clearly worse than the best so far.
+    def _race(self, data: FitData, idle: Tensor, failures: dict[str, str]) -> tuple[dict[str, Gains], dict[str, str]]:
+        """Measure gains by fits that have not seen the example, fold by fold; give up what is clearly worse than the best.
 
-        Returns held-out scores ``[N]``, NaN where a method was not tried, and a note for those given up; adds to ``failures``.
+        Returns gains over the log-probabilities ``idle``, and a note for the methods given up; adds to ``failures``.
         """
         _, score = SCORES[self.scoring]
-        held = {"none": score(Identity().log_probs(data.logits), data.labels)}
-        held |= {name: torch.full_like(held["none"], torch.nan) for name in self.candidates_}
+        size = len(data)
+        gains = {name: Gains(*torch.full((3, size), torch.nan, dtype=torch.float64)) for name in self.candidates_}
+        gains = {"none": Gains(*torch.zeros(3, size, dtype=torch.float64))} | gains
         given_up: dict[str, str] = {}
         done = 0
         for part, (kept, rows) in enumerate(data.folds(self.n_folds, seed=self.seed), 1):
@@ -263,17 +293,19 @@ class AutoCalibrator(Calibrator):
                             self.candidates_[name] = self.candidates_[name].settle(seen)
                         fitted: Calibrator = clone(self.candidates_[name])
                         fitted.learn(seen)
-                    held[name][rows] = score(fitted.log_probs(unseen.logits), unseen.labels)
+                    found = Gains.of(fitted.log_probs(unseen.logits), idle[rows], unseen.labels, score)
+                    for column, values in zip(gains[name], found, strict=True):
+                        column[rows] = values
                 except (FitError, CalibrationWarning) as failure:
                     failures[name] = str(failure)
-                    del self.candidates_[name], held[name]
+                    del self.candidates_[name], gains[name]
             alive = ["none", *(name for name in self.candidates_ if name not in given_up)]
-            best = max(alive, key=lambda name: gain_of(name, "none", held, data.weights)[0])
+            best = max(alive, key=lambda name: mean_and_error(gains[name].found, data.weights)[0])
             for name in alive[1:]:
-                lost, error = gain_of(best, name, held, data.weights)
+                lost, error = mean_and_error(gains[best].found - gains[name].found, data.weights)
                 if lost > _GIVEN_UP * error and part < self.n_folds:
                     given_up[name] = f"given up after {part} of {self.n_folds} parts"
-        return held, given_up
+        return gains, given_up
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Apply the best calibrator; no guard rails."""

@@ -140,8 +140,8 @@ def ranking_table(ranking: Sequence[Ranked], *, score: str, width: int) -> Table
         change = Estimate(-entry.gain, -entry.gain_high, -entry.gain_low)
         is_told = entry.name != "none" and not entry.failure
         told = write_estimate(change, METRICS["nll"], signed=True) if is_told else ("", "")
-        cells = [Text(name, style=style), Text(found, style=style), told[0], Text(told[1], style="dim")]
-        rows.append([*cells, Text(entry.note, style=style)])
+        ends = (Text(name, style=style), Text(found, style=style), Text(entry.note, style=style))
+        rows.append([*ends[:2], told[0], Text(told[1], style="dim"), ends[2]])
     return fit_table(("Method", f"Held-out {score}", "Change", "95% interval", ""), rows, width=width, drop=(3, 4))
 
 

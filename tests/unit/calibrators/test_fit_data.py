@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import nll_loss
 
 from calibrant import Predictions
 from calibrant.calibrators import AutoCalibrator, MatrixScaling, MonteCarloTemperatureScaling, TemperatureScaling, VectorScaling
-from calibrant.calibrators.auto import nll_scores
 from calibrant.calibrators.fit_data import FitData, floor_logits, keep_top, log_complements, log_odds
 from calibrant.core.checks import ArrayLike
 from calibrant.data.synthetic import synthetic_predictions
@@ -34,7 +34,7 @@ def test_auto_weighted_folds_are_fits_on_their_rows_alone() -> None:
     scores = torch.empty(300, dtype=torch.float64)
     for kept, held in fit_data(WEIGHTS).folds(3, seed=0):
         fitted = VectorScaling().fit(LOGITS[kept], LABELS[kept], weights=WEIGHTS[kept])
-        scores[held] = nll_scores(fitted.predict_log_proba(LOGITS[held]), LABELS[held])
+        scores[held] = nll_loss(fitted.predict_log_proba(LOGITS[held]), LABELS[held], reduction="none")
     entry = next(entry for entry in auto.ranking_ if entry.name == "vector")
     assert entry.score == pytest.approx(float(WEIGHTS @ scores / WEIGHTS.sum()), rel=1e-9)
 
