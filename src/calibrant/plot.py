@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["before_after", "compare", "confidence_histogram", "per_class", "reliability"]
 
-# What a model said: probabilities, with `labels` beside them, or a record that has both, or what `measure` found.
+# What the functions draw: probabilities with `labels`, a record that has both, or what `measure` found.
 Said: TypeAlias = "ArrayLike | Predictions | Scores"
 # Classes that `per_class` shows, if none are asked for.
 _WORST = 4
@@ -85,7 +85,7 @@ def per_class(
     n_bins: int = 15,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw, for some classes, how often they are right against how probable they were said to be, over all examples.
+    """Draw, for some classes, how often they occur against how probable the model finds them, over all examples.
 
     In a binary problem ``classes=[1]`` shows the probability of the positive class.
 

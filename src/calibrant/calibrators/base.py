@@ -103,14 +103,16 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
         Returns:
             This calibrator. Raises ``ValueError`` on wrong input or data marked as test, ``FitError`` if the fit fails; warns
-            with `CalibrationWarning` where the result is doubtful.
+            with `CalibrationWarning` if the result may not hold.
         """
         where = f"{type(self).__name__}.fit"
         self.check_params()
         weights = weights if sample_weight is None else sample_weight
         if isinstance(logits, Predictions):
             if labels is not None or ignore_index is not None:
-                raise ValueError(f"{where}: `labels` and `ignore_index` must not be given with a `Predictions`, but to it.")
+                raise ValueError(
+                    f"{where}: `labels` and `ignore_index` must not be given with a `Predictions`: put them in it."
+                )
             refuse_test_split(logits, where=where)
             records = [logits if weights is None else logits.replace(weights=weights)]
         elif labels is None:
@@ -173,7 +175,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         found = self.log_probs(given)
         finite = all(bool(torch.isfinite(value).all()) for value in self.learned_values().values())
         if not finite or found.shape != given.shape or not bool((found.logsumexp(1).abs() < 1e-6).all()):
-            raise ValueError(f"{type(self).__name__}: what is learned must be finite and give probabilities, and does not.")
+            raise ValueError(f"{type(self).__name__}: learned values must be finite and give probabilities, got others.")
 
     @abstractmethod
     def _fit(self, data: FitData) -> Mapping[str, Learned]:

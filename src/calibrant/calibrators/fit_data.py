@@ -1,4 +1,4 @@
-"""What calibrators share: checked data to fit on, warnings where the result would be doubtful, and maths in log space."""
+"""What calibrators share: checked data to fit on, warnings about results that may not hold, and maths in log space."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MARGIN = 2e-6
 CHUNK_ENTRIES = 256_000
 # Stands for a logit of -inf where 0 * inf must not be met: at any temperature its exponential is zero.
 ABSENT = -1e30
-# Columns that identify a row, at most: that two rows agree in so many numbers by chance is out of the question.
+# Columns that identify a row, at most: two rows never agree in that many numbers by chance.
 _HASHED_COLUMNS = 16
 # Share of the rows to be repaired that must have been seen in the fit, beyond chance, before it is worth a warning.
 _LEAST_SHARED = 0.05
 
 
 class CalibrationWarning(UserWarning):
-    """A calibrator works, but what it was given makes its result doubtful."""
+    """The calibrator works, but its data are such that the result may not hold."""
 
 
 class BoundWarning(CalibrationWarning):
@@ -89,7 +89,7 @@ class FitData:
 
     def too_few(self, fewest: int, *, what: str) -> str:
         """Says that the examples are fewer than advised for ``what``; empty if they are not."""
-        # What asks for no more than 100 has few parameters.
+        # A method that needs at most 100 examples has few parameters.
         other = ", or a method with fewer parameters such as temperature scaling" if fewest > 100 else ""
         advised = f"({fewest} or more are advised with {self.num_classes} classes)"
         few = f"{len(self)} examples are few for {what} {advised}. Use more validation data{other}."
@@ -175,8 +175,8 @@ def warn_if_seen(logits: Tensor, seen: Tensor | None, *, where: str) -> None:
     spread = math.sqrt(chance * (1 - chance) * (1 / len(marks) + 1 / len(seen)))
     if marks.equal(seen) or shared > chance + _LEAST_SHARED + 3 * spread:
         warn(
-            f"{where}: {100 * shared:.0f} % of these examples were used to fit the calibrator. What is measured on them is "
-            "too good; use data that the fit has not seen."
+            f"{where}: {100 * shared:.0f} % of these examples were used to fit the calibrator. Measured on them, "
+            "the repair looks better than it is; use other data."
         )
 
 

@@ -239,7 +239,7 @@ def check_unit(values: Tensor, *, where: str, name: str) -> None:
 def check_rising(places: Tensor, *, where: str, name: str) -> None:
     """Raise unless no row of ``places [..., L]`` falls."""
     if not bool((places.diff() >= 0).all()):
-        raise ValueError(f"{where}: `{name}` must not fall, got places that do.")
+        raise ValueError(f"{where}: `{name}` must never fall, got values that do.")
 
 
 class _TableCalibrator(Calibrator):

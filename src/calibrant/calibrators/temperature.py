@@ -18,7 +18,7 @@ from calibrant.calibrators.fit_data import ABSENT, BoundWarning, FitData, Vector
 from calibrant.core.checks import check_choice, check_count, check_positive, check_share
 from calibrant.metrics import expected_calibration_error
 
-# Smallest and largest temperature, unless told otherwise; also where other fits begin, for which T is only a scale.
+# Smallest and largest temperature, by default; other fits, for which T is only a scale, start within them.
 BOUNDS = (1e-3, 1e5)
 # Relative error of the temperature.
 _TOLERANCE = 1e-12

@@ -51,7 +51,7 @@ def train_model(
         near = difflib.get_close_matches(folder.name, [place.parent.name for place in folder.parent.glob("*/recipe.toml")], n=1)
         hint = f" Did you mean {str(folder.parent / near[0])!r}?" if near else ""
         raise ValueError(
-            f"train: `--resume` must find a run to go on with, got {str(folder)!r}, which holds none.{hint} To start one "
+            f"train: `--resume` must find a run to continue, got {str(folder)!r}, which holds none.{hint} To start one "
             "there, say what to train: a recipe, or options such as `--data` and `--method`."
         )
     find_own_networks([whole])
@@ -96,7 +96,7 @@ def merge_settings(options: Mapping[str, object], settings: Sequence[str]) -> di
             lookup(KEYS, key, kind="recipe key")
         if str(said.get(key, value)) != value:
             raise ValueError(
-                f"set: `{key}` must be said once, got {said[key]} by its option and {value} by `--set`. Leave one out."
+                f"set: `{key}` must be set once, got {said[key]} by its option and {value} by `--set`. Leave one out."
             )
         found[key] = value
     return said | found

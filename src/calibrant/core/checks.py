@@ -268,7 +268,7 @@ def _labels_from_text(
         numbers = [_number(value) for value in distinct]
         if None in numbers:
             unknown = [value for value, number in zip(distinct, found, strict=True) if number is None]
-            # A number among names is said only where nothing else is wrong.
+            # A number among names is reported only if nothing else is wrong.
             strange = [value for value in unknown if _number(value) is None] or unknown
             row = int(np.isin(distinct[place.reshape(-1)], strange).argmax())
             raise _label_error(str(distinct[place.reshape(-1)[row]]), first_row + row, names, where)

@@ -13,7 +13,7 @@ from calibrant.core.checks import check_shapes, to_tensor
 
 _WHERE = "Predictions.from_model"
 _LABEL_KEYS = ("labels", "label")
-# "out" is what torchvision's segmentation networks call their logits.
+# torchvision's segmentation networks call their logits "out".
 _LOGIT_KEYS = ("logits", "out")
 
 

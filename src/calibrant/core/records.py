@@ -42,7 +42,7 @@ class Split(StrEnum):
 
 
 class Predictions:
-    """What a classifier said about N examples, and what was true. Checked once, then never changed.
+    """What a classifier predicted for N examples, and the true labels. Checked once, then never changed.
 
     Give exactly one of ``logits`` and ``probs``; the other is derived on demand (log-probabilities are logits). Tensors,
     numpy arrays and nested lists are taken, from any device; the record keeps them on the CPU. It shares the memory of arrays

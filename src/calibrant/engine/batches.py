@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 
 def check_batch_size(batch_size: int, *, examples: int, world_size: int = 1) -> None:
-    """Raise ``ValueError`` with one sentence unless so many training examples, and processes, make a batch."""
+    """Raise ``ValueError`` unless these training examples and processes can make a batch."""
     if batch_size % world_size:
         raise ValueError(f"train: `train.batch_size` must be a multiple of {world_size} processes, got {batch_size}.")
     if batch_size > examples:

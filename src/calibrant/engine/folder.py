@@ -59,7 +59,7 @@ class RunFolder:
         self._begun, self._made = (path / "recipe.toml").exists(), not path.exists()
         if self._begun and not resume:
             raise ValueError(
-                f"train: `out` must be a new folder, got {path}, which holds a run. Add `--resume` to go on with it, or name "
+                f"train: `out` must be a new folder, got {path}, which holds a run. Add `--resume` to continue it, or name "
                 "another."
             )
         if self._begun:
@@ -208,7 +208,7 @@ def load_run(folder: str | Path) -> Run:
         raise ValueError(f"load_run: `{path}` must be the folder of a run, got one without recipe.toml.")
     facts = read_facts(path)
     if facts.get("finished") is None:
-        raise ValueError(f"load_run: the run in `{path}` must be finished, got one that is not. Go on with it with `--resume`.")
+        raise ValueError(f"load_run: the run in `{path}` must be finished, got one that is not. Continue it with `--resume`.")
     recipe, shift = read_recipe(path), path / "shift.json"
     lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
     scores = json.loads(shift.read_text(encoding="utf-8"))["sets"] if shift.exists() else {}
@@ -243,7 +243,7 @@ def _load_parts(folder: Path) -> tuple[Predictions, Predictions]:
 def read_recipe(folder: Path) -> Recipe:
     """Read the recipe of a run.
 
-    Those of earlier releases have `data.same_data`; ``run.json`` then knows how many examples were held out besides the
+    Those of earlier releases have `data.same_data`; ``run.json`` then knows how many examples were held out in addition to the
     validation part, which is `data.meta` now.
     """
     values = read_toml(folder / "recipe.toml")
@@ -333,7 +333,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         # Its own words would advise to load the file in a way that may run code.
         raise ValueError(
             f"train: `{path}` must be a checkpoint of `calibrant train`, got a file that is damaged and cannot be read. "
-            "Delete it to begin again at the first epoch, or start in another folder."
+            "Delete it to start over, or use another folder."
         ) from error
 
 

@@ -186,7 +186,7 @@ def choose_hardware(
         raise ValueError(f"train: `device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got {device!r}.")
     cuda, alone = chosen.type == "cuda", group.world_size == 1
     if cuda and not available:
-        raise ValueError(f"train: `device` must be present, got {device!r} without a CUDA device. Use `--device cpu`.")
+        raise ValueError(f"train: `device` must exist here, got {device!r} where there is no CUDA device. Use `--device cpu`.")
     if cuda:
         index, count = chosen.index if alone else group.local_rank, torch.cuda.device_count()
         if index is not None and index >= count:

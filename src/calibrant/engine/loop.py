@@ -65,7 +65,7 @@ def divide_rows(n: int, recipe: Recipe) -> Parts:
     """Return which of ``n`` images each part of a run gets; raises ``ValueError`` if there are too few."""
     if n < 10 and recipe.data.val is None:
         raise ValueError(
-            f"train: `data` must hold at least 10 images to train on, for a tenth of them is held out, got {n}. "
+            f"train: `data` must hold at least 10 images to train on, because a tenth of them is held out, got {n}. "
             "Add images, or say how many to hold out with `--set data.val=1`."
         )
     val, meta = held_out(n, recipe)
@@ -73,7 +73,7 @@ def divide_rows(n: int, recipe: Recipe) -> Parts:
 
 
 def held_out(n: int, recipe: Recipe) -> tuple[int, int]:
-    """Return how many of ``n`` images are for validation, and how many are held out besides.
+    """Return how many of ``n`` images are for validation, and how many more are held out.
 
     The published protocol holds a tenth out for methods that learn; by default these learn on the validation part.
     """
@@ -128,7 +128,7 @@ class Assembly:
     Attributes:
         forward: Images → (features, logits), compiled where that is asked for; ``eval_forward`` never is.
         averages: Of the weights: "average" predicts, and meta batches go through "watch" where that is another one.
-        objective: What is minimised; told of every epoch's beginning and end.
+        objective: What is minimised; it learns when an epoch begins and ends.
     """
 
     def __init__(

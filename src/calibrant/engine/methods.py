@@ -334,7 +334,7 @@ def make_plan(name: str, options: Mapping[str, object], facts: Facts) -> Plan:
 
 
 def facts_of(recipe: Recipe, *, num_train: int = 1) -> Facts:
-    """Return what a method may need to know of a run with so many training examples."""
+    """Return what a method may need to know of a run with this number of training examples."""
     return Facts(num_train, recipe.train.reduction, recipe.method.preset)
 
 

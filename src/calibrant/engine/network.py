@@ -160,7 +160,7 @@ def check_network(model: nn.Module, data: ImageSet | Shape, hardware: Hardware, 
     if uses_head and not same:
         raise ValueError(
             "train: `model` must return what its last `nn.Linear` gives, for methods that learn on held-out data look ahead "
-            f"with that layer, got something else from {name!r}. Return the layer's own output, or choose another method."
+            f"with that layer, got something else from {name!r}. Return that layer's output, or choose another method."
         )
 
 

@@ -76,7 +76,7 @@ class LossPlan:
 
 
 class Objective:
-    """What a step minimises, a loss of `calibrant.losses`, and what is told to it around the step.
+    """What a step minimises, a loss of `calibrant.losses`, with the calls before and after a step.
 
     The loss and what it remembers see the batch of all processes.
 
@@ -251,7 +251,7 @@ class MetaObjective(Objective):
         learned: The hyper-parameters, with their optimizer.
         network: What meta batches go through, and whose classifier takes the look-ahead step: the network that is trained, or
             a copy with its averaged weights where those will make the predictions.
-        learns_every: ``network`` learns BatchNorm's statistics from every so many-th training image of a meta step; 0 where it
+        learns_every: ``network`` learns BatchNorm's statistics from one in this many training images of a meta step; 0 where it
             has them already.
     """
 
@@ -337,7 +337,7 @@ class MetaObjective(Objective):
     def _learn_statistics(self) -> int:
         """Let BatchNorm learn from a batch of training images every fourth step, or from as much less of one oftener.
 
-        Several processes take the same images as one does: every so many-th of the batch.
+        Several processes take the same images as one does: evenly spaced in the batch.
         """
         norms, apart = gathering_norms(self.network), max(1, 4 // self.every)
         for norm in norms:

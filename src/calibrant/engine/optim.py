@@ -199,7 +199,7 @@ def build_averages(model: nn.Module, train: TrainPart, *, steps: int, watched: b
 
 
 def average_memory(train: TrainPart, steps: int) -> float:
-    """Steps that an exponential average remembers in a run of so many; also where there is none.
+    """Steps that an exponential average remembers in a run of this length, even if none is kept.
 
     Three epochs of CIFAR-10 are long enough to even the steps out; in a short run that would reach back to its beginning.
     """

@@ -34,7 +34,7 @@ class Key:
         rule: What its value must be.
         flag: Its option on the command line, if it has one of its own.
         metavar: What that option calls its value.
-        neutral: Whether it says where and how fast a run is computed, or what is looked at besides, but not what is trained.
+        neutral: Whether it says where and how fast a run is computed, or what else is evaluated, but not what is trained.
         off: The number that "none" stands for.
     """
 
@@ -75,7 +75,7 @@ class DataPart:
     )
     meta: int | None = _key(
         None,
-        "examples to hold out besides, under every method, and to learn hyper-parameters on instead",
+        "more examples to hold out, under every method; hyper-parameters are then learned on these",
         unset="none; `paper`: a tenth, if the method learns any",
         rule=_NOT_NEGATIVE,
     )
@@ -112,7 +112,7 @@ class MethodPart:
     name: str = _key("flgamma-sece", "name of a method; +ts after it adds temperature scaling", flag="--method")
     preset: Literal["default", "paper"] = _key("default", "settings of the method: default or paper", flag="--preset")
     options: Mapping[str, float | int | str | bool | tuple[float, ...]] = field(
-        default_factory=dict, metadata={"key": Key("what a method can be told, name and value", unset="the preset's")}
+        default_factory=dict, metadata={"key": Key("options of the method, name and value", unset="the preset's")}
     )
 
 
@@ -200,7 +200,7 @@ KEYS: dict[str, Key] = {"seed": Recipe.__dataclass_fields__["seed"].metadata["ke
 NEUTRAL = frozenset(name for name, key in KEYS.items() if key.neutral)
 # Keys of earlier releases, and what to do without them.
 REMOVED_KEYS = {
-    "data.same_data": "All methods train on the same examples; `data.meta` says how many to hold out besides `data.val`.",
+    "data.same_data": "All methods train on the same examples; `data.meta` says how many to hold out beyond `data.val`.",
     "train.average_from_epoch": "Averages begin with the first step.",
 }
 

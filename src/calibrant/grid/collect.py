@@ -170,7 +170,7 @@ def save_results(entries: Sequence[Entry], folder: str | Path, *, note: str | No
     Args:
         entries: Runs; see `result_from_entry`. One that is there twice with the same numbers is taken once.
         folder: Where to; made if need be. A record of the same run there is replaced, one of another length is not.
-        note: What a reader must know besides, of all of them.
+        note: What else a reader must know of all of them.
 
     Returns:
         The files. Raises ``ValueError`` if the place of one is taken or wanted by two, ``OSError`` if it cannot be written.
@@ -472,7 +472,7 @@ def check_same_labels(
 
 
 def _difference(entry: Entry, test: Predictions | ImageSet) -> tuple[str, str] | None:
-    """What must agree, and what was found instead; None if all does."""
+    """What must agree, and what was found instead; None if everything agrees."""
     if entry.scores.num_classes != test.num_classes:
         return f"{test.num_classes} classes", str(entry.scores.num_classes)
     if entry.test is None or len(entry.test) < len(test.labels):

@@ -13,7 +13,7 @@ from calibrant.data.image_set import difference
 from calibrant.engine.methods import METHODS, resolved, split_name
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, override
 
-# How weights are averaged and the epoch is chosen: a method decides both unless it is told.
+# How weights are averaged and the epoch is chosen: a method decides both unless they are set.
 CHOICES = ("train.average", "train.select")
 # A command always names these, since a default may change.
 _NAMED = ("data.name", "backbone.name", "method.name", "method.preset", "train.epochs", "seed")

@@ -103,7 +103,7 @@ class Line:
         calibrated_p: Of every run, how probable so large an ECE is for a calibrated model.
         examples: Test examples that its numbers are of, where all runs have as many.
         choices: How its runs averaged weights and chose their epoch, as ``key=value``, if known.
-        doubts: What makes its numbers doubtful.
+        doubts: Why its numbers may not hold.
         bins: How many bins its binned metrics have, where all runs have as many.
         is_stale: Whether older code computed its p-values, and nothing is there to compute them again.
         row: The row that it shows, where it is one of ours.
@@ -279,7 +279,7 @@ def paper_notes(table: Table) -> list[str]:
 
 
 def row_notes(table: Table, *, sizes: bool = True) -> list[str]:
-    """Say of which rows numbers are doubtful and, with ``sizes``, which are of another number of test examples."""
+    """Say which rows' numbers may not hold and, with ``sizes``, which rows have another number of test examples."""
     notes = []
     for section in table.sections:
         on = f" on {section.data}" if section.data else ""
@@ -363,7 +363,7 @@ def compare_table(
     all marked). Every row is tested against the first of its section; see `calibrant.metrics.paired.compare_runs`.
 
     Args:
-        entries: Runs and somebody's predictions; their order is that of the rows.
+        entries: Runs and predictions of others, in the order of the rows.
         metrics: Keys of `Scores` to show.
         paper: Put the paper's numbers below ours, where it has some for the same data, network and method.
         calibrated: Add the column of p-values of `Scores.ece_if_calibrated`.

@@ -86,7 +86,7 @@ class CalibratedMixin(pl.LightningModule):
         super().__init_subclass__(**kwargs)
         steps = [base for base in cls.__mro__ if issubclass(base, pl.LightningModule) and "training_step" in vars(base)]
         if not issubclass(steps[0], CalibratedMixin):
-            raise TypeError(f"{cls.__name__}: CalibratedMixin must come before every other module that it is made of.")
+            raise TypeError(f"{cls.__name__}: CalibratedMixin must be its first base class.")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

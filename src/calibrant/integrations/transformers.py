@@ -64,7 +64,7 @@ class CalibratedTrainer(Trainer):
             raise ValueError(f"CalibratedTrainer: `meta` must leave {min(taken)!r} to the Trainer and its TrainingArguments.")
         if self.label_smoother is not None or self.compute_loss_func is not None:
             raise ValueError(
-                "CalibratedTrainer: `label_smoothing_factor` and `compute_loss_func` must not be given, as the learner has its "
+                "CalibratedTrainer: `label_smoothing_factor` and `compute_loss_func` must not be given: the learner has its "
                 "own loss."
             )
         # The learner's loss is a mean over the batch, so the Trainer is to divide it by the number of accumulated batches.

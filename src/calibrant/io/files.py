@@ -187,7 +187,7 @@ def download(urls: Sequence[str], path: str | Path, *, md5: str, report: Callabl
             pooch.retrieve(url, f"md5:{md5}", fname=final.name, path=final.parent, downloader=receive)
             return final
         except requests.RequestException as error:
-            said = f"got {type(error).__name__} ({error}). Run the same command again to go on where it stopped."
+            said = f"got {type(error).__name__} ({error}). Run the same command again to continue."
             problem = ConnectionError(f"{url}: must give the file, {said}")
         except ValueError as error:
             problem = ValueError(f"{url}: must be the published file. {error}")

@@ -182,8 +182,8 @@ class MixupLoss(Loss, function=mixup_loss):
             raise ValueError(f"MixupLoss: `base` must {rule}, got {self.base!r}.")
         if any(getattr(part, name, None) is not None for part in self.modules() for name in ("ignore_index", "weight")):
             raise ValueError(
-                "MixupLoss: neither it nor `base` may have an `ignore_index` or a `weight`, as a mixed sample has two labels. "
-                "Leave samples out before they are mixed."
+                "MixupLoss: neither it nor `base` may have an `ignore_index` or a `weight`: a mixed sample has two labels. "
+                "Leave samples out before you mix."
             )
 
     @property

@@ -410,7 +410,7 @@ class MetaLearner:
         if self.meta_batches is None:
             raise ValueError(
                 f"MetaLearner.step: `x_meta` and `y_meta` must be given when a meta update is due (every "
-                f"{self.settings.every}. step), got nothing. Pass them, or `meta_batches=MetaBatches(...)` to the learner."
+                f"{self.settings.every} steps), got nothing. Pass them, or `meta_batches=MetaBatches(...)` to the learner."
             )
         x, labels = move(next(self.meta_batches), self.network.device, self.network.head.weight.dtype)
         return x, labels

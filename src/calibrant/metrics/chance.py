@@ -47,7 +47,7 @@ def null_distribution(
 ) -> Tensor:
     r"""ECE of a perfectly calibrated model with these confidences, many times.
 
-    Each time every example is right with a chance that equals its confidence :math:`c_i`, and the ECE is computed anew:
+    Each time every example is right with a chance that equals its confidence :math:`c_i`, and the ECE is computed again:
 
     .. math:: \mathrm{ECE}^* = \sum_{m=1}^{M} \Bigl| \frac{1}{N} \sum_{i \in B_m} (a_i^* - c_i) \Bigr|,
         \qquad a_i^* \sim \mathrm{Bernoulli}(c_i)
@@ -120,10 +120,10 @@ def bin_sweep(
 
     The numbers are those of `calibrant.metrics.expected_calibration_error` and `maximum_calibration_error`.
 
-    More bins hold fewer examples each, and chance alone makes both errors grow with them. How much is said beside: the mean of
-    both over data sets in which every example is right with a chance that equals its confidence, as in
-    `calibrant.metrics.null_distribution`, but with the same data sets for all numbers of bins. Examples within
-    1/3000 of confidence share their mean one.
+    More bins hold fewer examples each, so chance alone makes both errors grow. Two more columns say how much: the mean of both
+    over data sets in which every example is right with a chance that equals its confidence, as in
+    `calibrant.metrics.null_distribution`, but with the same data sets for all numbers of bins. Examples within 1/3000 of
+    confidence share their mean.
 
     Args:
         predictions: N examples of C classes; sample weights are respected.

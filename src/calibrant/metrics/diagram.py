@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-# The palette of Okabe and Ito, told apart by all common kinds of colour vision, less its yellow, which is too light for lines
+# The palette of Okabe and Ito, distinct for all common kinds of colour vision, without its yellow, which is too light for lines
 # on white paper, and with a grey.
 PALETTE = {
     "black": "#000000",
@@ -93,7 +93,7 @@ def draw_gap_bars(ax: Axes, bins: Bins, *, outline: float = 0.8) -> None:
 
 
 def known_share(count: Tensor) -> Array:
-    """How much is known of bins of so many examples, n / (n + 3.84): the weight of the data in Wilson's interval."""
+    """How much is known of bins of n examples, n / (n + 3.84): the weight of the data in Wilson's interval."""
     return (count / (count + NORMAL_95**2)).numpy()
 
 

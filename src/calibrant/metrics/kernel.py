@@ -114,7 +114,7 @@ def smooth_calibration_error(
     Args:
         probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
         labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        bandwidth: A fixed :math:`\sigma` in its stead, at least 1e-5.
+        bandwidth: A fixed :math:`\sigma` instead, at least 1e-5.
         convention: "grid", "relplot" or "exact", see above.
         weights: Sample weights, shaped as the labels.
         ignore_index: Label of examples to leave out.

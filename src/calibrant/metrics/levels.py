@@ -153,7 +153,7 @@ class Gaps:
 def draw_rows(levels: Levels, accuracy: Tensor, *, n_resamples: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Draw data sets of the observed confidences: R rows ``mass, right [S·R, G]`` for each true ``accuracy [S, G]``.
 
-    Levels end where bins begin. With confidences drawn anew the cuts of equal-mass bins would fall inside levels, whose
+    Levels end where bins begin. With newly drawn confidences the cuts of equal-mass bins would fall inside levels, whose
     examples would be shared out evenly instead of by chance: the error would come out 3 % too small.
     """
     expected = (levels.share * levels.size).numpy()

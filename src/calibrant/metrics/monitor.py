@@ -20,7 +20,7 @@ from calibrant.metrics.measure import measure_summary
 Length = Literal["hour", "day", "week", "month"]
 _UNITS = {"hour": "h", "day": "D", "week": "D", "month": "M"}
 _MOST_WINDOWS = 1000
-# What the model may have come to instead: log-odds that are stretched and shifted.
+# How the model may have changed: log-odds that are stretched and shifted.
 _STRETCHES, _SHIFTS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0), (-0.8, -0.4, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 _SUREST = 1e-7
 

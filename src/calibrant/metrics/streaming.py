@@ -168,7 +168,7 @@ class Stream(Metric):
 
     @contextmanager
     def _synced(self) -> Iterator[None]:
-        """Within, the state is that of all processes; outside, it is this process's again."""
+        """Inside, the state covers all processes; outside, this process alone."""
         if self._is_synced:
             yield
             return

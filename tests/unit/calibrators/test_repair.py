@@ -125,7 +125,7 @@ def test_fit_that_gives_no_finite_numbers_fails() -> None:
     labels = torch.arange(60) % 4
     with pytest.warns(BoundWarning, match="ended at its bound"):
         TemperatureScaling().fit(1e308 * signs, labels)
-    with pytest.raises(FitError, match="BetaCalibration: what is learned must be finite"):
+    with pytest.raises(FitError, match="BetaCalibration: .*must be finite"):
         BetaCalibration().fit(1e308 * signs, labels)
     with pytest.warns(CalibrationWarning, match="60 examples are few"):
         auto = AutoCalibrator(methods=("temperature", "beta")).fit(1e308 * signs, labels)
