@@ -168,7 +168,7 @@ def read_images(given: ArrayLike | str | Path, *, form: Form, where: str) -> tup
     else:
         key, array = "images", to_tensor(given, where=where, name="images").cpu().numpy()
     if array.dtype.kind == "f" and array.size and 0 <= array.min() <= array.max() <= 1:
-        array = np.round(255 * array).astype(np.uint8)
+        array = (255 * array.astype(np.float64)).round().astype(np.uint8)
     images = _images(array, key, where)
     if tuple(images.shape[1:]) != form:
         raise ValueError(

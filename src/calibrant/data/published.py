@@ -132,21 +132,22 @@ def _set(batches: list[dict[bytes, Any]], key: bytes, names: list[bytes]) -> Ima
     return ImageSet(images, labels, len(classes), CIFAR_MEAN, CIFAR_STD, class_names=classes, pad=4, flip=True)
 
 
-def _cifar_source(label: str, archive: RemoteFile, sign: str, load: Callable[[Path], DataSet], num_classes: int) -> DataSource:
-    about = f"{label}: 60,000 images of 32x32 pixels, {num_classes} classes"
-    shape = Shape(50_000, 10_000, (32, 32), 3, num_classes)
-    return DataSource(label.lower().replace("-", ""), label, about, load, shape, (archive,), (sign,))
+def _cifar_source(n: int, load: Callable[[Path], DataSet], sign: str, size: int, md5: str) -> DataSource:
+    archive = f"cifar-{n}-python.tar.gz"
+    urls = tuple(f"https://{site}/{archive}" for site in ("www.cs.toronto.edu/~kriz", "cave.cs.toronto.edu/kriz"))
+    return DataSource(
+        name=f"cifar{n}",
+        label=f"CIFAR-{n}",
+        about=f"CIFAR-{n}: 60,000 images of 32x32 pixels, {n} classes",
+        load=load,
+        shape=Shape(50_000, 10_000, (32, 32), 3, n),
+        files=(RemoteFile(archive, size, md5, urls),),
+        others=(sign,),
+    )
 
 
-def _archive(name: str, size: int, md5: str) -> RemoteFile:
-    urls = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
-    return RemoteFile(name, size, md5, tuple(f"{url}/{name}" for url in urls))
-
-
-_PACKED10 = _archive("cifar-10-python.tar.gz", 170_498_071, "c58f30108f718f92721af3b95e74349a")
-_PACKED100 = _archive("cifar-100-python.tar.gz", 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85")
-CIFAR10 = _cifar_source("CIFAR-10", _PACKED10, "cifar-10-batches-py/test_batch", load_cifar10, 10)
-CIFAR100 = _cifar_source("CIFAR-100", _PACKED100, "cifar-100-python/test", load_cifar100, 100)
+CIFAR10 = _cifar_source(10, load_cifar10, "cifar-10-batches-py/test_batch", 170_498_071, "c58f30108f718f92721af3b95e74349a")
+CIFAR100 = _cifar_source(100, load_cifar100, "cifar-100-python/test", 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85")
 
 
 _DIGITS = tuple(str(digit) for digit in range(10))
