@@ -30,7 +30,7 @@ from calibrant.grid.collect import (
     once,
 )
 from calibrant.grid.export import write_outputs
-from calibrant.grid.local import LocalExecutor, visible_gpus
+from calibrant.grid.local import LocalExecutor
 from calibrant.grid.rows import catalogue_order, flat_recipe, group_rows, identity
 from calibrant.grid.schedule import (
     Board,
@@ -128,6 +128,10 @@ def compare(
     """
     if jobs is not None and jobs < 1 or threads < 1 or retries < 0:
         raise ValueError(f"compare: `jobs` and `threads` must be >= 1 and `retries` >= 0, got {jobs}, {threads} and {retries}.")
+    if on not in ("local", "ray") or (ray_address is not None and on == "local"):
+        raise ValueError(
+            f"compare: `on` must be 'local', or 'ray' with or without a `ray_address`, got {on!r} and {ray_address!r}."
+        )
     folder, names, parts = Path(out), split_names(data), split_names(methods)
     runs = folder / "runs"
     others = [add] if isinstance(add, (str, Path)) else list(add)
@@ -142,14 +146,15 @@ def compare(
     board = Board(cells)
     board.note_finished(runs)
     left = [cell for cell in cells if cell.stage is Stage.WAITING]
-    start = _executor(cells, on=on, jobs=jobs, threads=threads, address=ray_address)
     check_data(left, cells, runs)
+    device = cells[0].recipe.train.device if cells else "auto"
+    executor = _executor(device, on=on, jobs=jobs, threads=threads, address=ray_address) if left else None
     make_folder(runs if cells else folder)
     tell = watch or (lambda board, event: None)
     tell(board, None)
     with closing(lock_folder(folder, where="compare")):
-        if left:
-            run_cells(board, start(), runs=runs, logs=folder / "logs", retries=retries, watch=tell)
+        if executor is not None:
+            run_cells(board, executor, runs=runs, logs=folder / "logs", retries=retries, watch=tell)
         tell(board, None)
         done = [cell for cell in cells if cell.stage is Stage.DONE and cell.shown]
         # Runs go seed by seed, rows as data and methods were named: the first is what the others are tested against.
@@ -161,20 +166,13 @@ def compare(
     return Comparison(folder, tuple(entries), failures, table, tuple(files))
 
 
-def _executor(cells: Sequence[Cell], *, on: str, jobs: int | None, threads: int, address: str | None) -> Callable[[], Executor]:
-    """Choose where to run; what is missing for it is said now, while processes are started when it is called."""
-    device = cells[0].recipe.train.device if cells else "auto"
-    if on not in ("local", "ray") or (address is not None and on == "local"):
-        raise ValueError(
-            f"compare: `on` must be 'local', or 'ray' with or without a `ray_address`, got {on!r} and {address!r}."
-        )
+def _executor(device: str, *, on: str, jobs: int | None, threads: int, address: str | None) -> Executor:
+    """Choose where to run."""
     if on == "ray":
-        from calibrant.grid.ray import RayExecutor, require_ray
+        from calibrant.grid.ray import RayExecutor
 
-        require_ray()
-        return partial(RayExecutor, device=device, jobs=jobs, threads=threads, address=address)
-    visible_gpus(device)
-    return partial(LocalExecutor, device=device, jobs=jobs, threads=threads)
+        return RayExecutor(device=device, jobs=jobs, threads=threads, address=address)
+    return LocalExecutor(device=device, jobs=jobs, threads=threads)
 
 
 def _missing(failures: Iterable[Cell]) -> list[str]:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -121,14 +121,14 @@ def make_places(*, device: str, jobs: int | None, threads: int) -> list[Place]:
 class _Worker:
     """A process, the place it computes in, and its task."""
 
-    def __init__(self, place: Place, log: Path, threads: int) -> None:
+    def __init__(self, place: Place, log: str, threads: int) -> None:
         self.place = place
         self.task: Task | None = None
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         environment = os.environ | limits | {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": place.gpu or ""}
         command = [sys.executable, "-P", "-c", _START.format(place=str(Path(__file__).parents[2]))]
         pipe = subprocess.PIPE
-        with log.open("ab") as errors:
+        with open(log, "ab") as errors:
             # Without buffers: `select` does not see lines that wait in one.
             self.process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment)
 
@@ -157,17 +157,17 @@ class LocalExecutor:
 
     def submit(self, task: Task) -> None:
         """Start a cell where most room is, in a process that waits there or a new one."""
-        task.log.parent.mkdir(parents=True, exist_ok=True)
+        Path(task["log"]).parent.mkdir(parents=True, exist_ok=True)
         place = max(self.places, key=lambda place: place.limit - len(self._running(place)))
         worker = next((worker for worker in self._workers if worker.place is place and worker.task is None), None)
         if worker is None:
-            worker = _Worker(place, task.log, self._threads)
+            worker = _Worker(place, task["log"], self._threads)
             self._workers.append(worker)
             self._answers.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
         worker.task = task
         assert worker.process.stdin is not None
         with suppress(OSError):  # a process that has died says so by the end of its answers
-            worker.process.stdin.write(json.dumps(task.order()).encode() + b"\n")
+            worker.process.stdin.write(json.dumps(task).encode() + b"\n")
 
     def poll(self, seconds: float) -> list[Event]:
         """What happened since the last call."""
@@ -181,7 +181,7 @@ class LocalExecutor:
             self._remove(worker)
 
     def _running(self, place: Place) -> list[str]:
-        return [worker.task.cell.name for worker in self._workers if worker.place is place and worker.task is not None]
+        return [worker.task["name"] for worker in self._workers if worker.place is place and worker.task is not None]
 
     def _remove(self, worker: _Worker) -> int:
         """Forget a process that has ended; return its code."""
@@ -198,9 +198,9 @@ class LocalExecutor:
             # The process has ended, and with it the run.
             code = self._remove(worker)
             how = f"ended with code {code}" if code >= 0 else f"was killed ({signal.Signals(-code).name})"
-            return None if task is None else Event(task.cell.name, "failed", text=f"its process {how}")
+            return None if task is None else Event(task["name"], "failed", text=f"its process {how}")
         assert task is not None
-        event = Event(task.cell.name, **json.loads(line))
+        event = Event(task["name"], **json.loads(line))
         if event.kind == "step":
             if event.gpu is not None:
                 place.measured(event.name, *event.gpu, running=self._running(place))
@@ -217,7 +217,7 @@ class LocalExecutor:
         return event
 
 
-def run_task(task: Mapping[str, Any], *, send: Send) -> None:
+def run_task(task: Task, *, send: Send) -> None:
     """Run one cell, or make it from its base, in its folder; an unfinished run there goes on, a finished one is left alone.
 
     Args:

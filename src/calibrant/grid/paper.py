@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ class PaperNote(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table: data set → its rows in the printed order, what these have in common, and which methods are printed in bold."""
+    """One table: data set → its rows in the printed order, and what these have in common."""
 
     name: str
     title: str
@@ -53,7 +53,6 @@ class PaperTable:
     model: str | None = None
     epochs: int | None = None
     seeds: int | None = None
-    bold: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -94,7 +93,7 @@ def load_paper() -> Paper:
     for name, table in found["tables"].items():
         model, facts = table.get("model"), {key: table.get(key) for key in ("epochs", "seeds")}
         rows = {data: tuple(_rows(rows, found["labels"], model)) for data, rows in table["values"].items()}
-        tables[name] = PaperTable(name, table["title"], rows, model, **facts, bold=table.get("bold", {}))
+        tables[name] = PaperTable(name, table["title"], rows, model, **facts)
     return Paper(
         reference=f"{found['authors']}: {found['title']}. {found['venue']}.",
         url=found["url"],

@@ -70,26 +70,27 @@ class RayExecutor:
 
     def submit(self, task: Task) -> None:
         """Start a cell."""
-        runs = task.folder.parent.resolve()
+        runs = Path(task["folder"]).parent
         if self._mark is None:
             # A file by which a node knows that it sees the same folder as this machine.
             runs.mkdir(parents=True, exist_ok=True)
             self._mark = runs / f".{secrets.token_hex(16)}.ray"
             self._mark.touch()
-        order = task.order() | {
+        order = {
+            **task,
             "mark": str(self._mark),
             "origin": f"{socket.gethostname()}:{runs}",
             "where": os.getcwd(),
             "threads": self._threads,
             "gpu": self._share > 0,
         }
-        base = {} if task.base is None else pack(task.base)
+        base = {} if task["base"] is None else pack(Path(task["base"]))
         self._tasks[self._run.remote(order, base, self._mail)] = task
 
     def poll(self, seconds: float) -> list[Event]:
         """What happened since the last call."""
         ready, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=seconds)
-        running = {task.cell.name for task in self._tasks.values()}
+        running = {task["name"] for task in self._tasks.values()}
         said: list[dict[str, Any]] = []
         with contextlib.suppress(Exception):  # progress may be lost with a node, which stops no run
             said = self._ray.get(self._mail.take.remote())
@@ -127,13 +128,13 @@ class RayExecutor:
         task = self._tasks.pop(reference)
         try:
             found = self._ray.get(reference)
-            task.log.parent.mkdir(parents=True, exist_ok=True)
-            with task.log.open("a", encoding="utf-8") as log:
-                log.write(f"{task.cell.name}, on {found['node']}\n{found['log']}")
-            unpack(found["files"], task.folder)
+            Path(task["log"]).parent.mkdir(parents=True, exist_ok=True)
+            with open(task["log"], "a", encoding="utf-8") as log:
+                log.write(f"{task['name']}, on {found['node']}\n{found['log']}")
+            unpack(found["files"], Path(task["folder"]))
         except Exception as error:  # Ray wraps whatever happened to the process, and its own troubles
-            return Event(task.cell.name, "failed", text=f"Ray: {_first_line(error)}")
-        return Event(task.cell.name, **found["message"])
+            return Event(task["name"], "failed", text=f"Ray: {_first_line(error)}")
+        return Event(task["name"], **found["message"])
 
 
 class Mail:
@@ -152,7 +153,7 @@ class Mail:
         return kept
 
 
-def run_remotely(order: Mapping[str, Any], base: Mapping[str, bytes], mail: Any) -> dict[str, Any]:
+def run_remotely(order: Task, base: Mapping[str, bytes], mail: Any) -> dict[str, Any]:
     """Run a cell on a node.
 
     Args:

@@ -214,19 +214,8 @@ def _check(recipe: Recipe) -> None:
 _PAUSE = 0.25
 
 
-@dataclass(frozen=True)
-class Task:
-    """What an executor runs: a cell, its run folder, the run folder it is made from if any, and the file for its log."""
-
-    cell: Cell
-    folder: Path
-    base: Path | None
-    log: Path
-
-    def order(self) -> dict[str, Any]:
-        """The task as plain data, for `calibrant.grid.local.run_task` in another process."""
-        folder, log, base = (None if place is None else str(place.resolve()) for place in (self.folder, self.log, self.base))
-        return {"name": self.cell.name, "recipe": to_dict(self.cell.recipe), "folder": folder, "base": base, "log": log}
+# What an executor runs, as plain data: name, recipe, run folder, base (the run folder it is made from, or None), and log.
+Task = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -355,8 +344,9 @@ def run_cells(board: Board, executor: Executor, *, runs: Path, logs: Path, retri
             while room > 0 and (cell := board.next_ready()) is not None:
                 board.start(cell)
                 cell.log = logs / f"{cell.name}.log"
-                base = None if cell.base is None else runs / cell.base
-                executor.submit(Task(cell, runs / cell.name, base, cell.log))
+                places = {"folder": runs / cell.name, "base": None if cell.base is None else runs / cell.base, "log": cell.log}
+                found = {key: None if place is None else str(place.resolve()) for key, place in places.items()}
+                executor.submit({"name": cell.name, "recipe": to_dict(cell.recipe), **found})
                 room -= 1
             if board.count(Stage.RUNNING) == 0:
                 return

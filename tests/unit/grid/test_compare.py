@@ -9,7 +9,7 @@ import pytest
 from calibrant.engine.folder import lock_folder
 from calibrant.grid import compare as module
 from calibrant.grid.compare import compare
-from calibrant.grid.local import run_task
+from calibrant.grid.local import make_places, run_task
 from calibrant.grid.schedule import Event, Task, plan_cells
 
 SHORT = {"train.epochs": 1, "train.batch_size": 800, "train.device": "cpu"}
@@ -21,6 +21,7 @@ class Here:
     given: list[str] = []
 
     def __init__(self, **options: object) -> None:
+        make_places(**options)
         self.tasks: list[Task] = []
         self.given.clear()
 
@@ -29,12 +30,12 @@ class Here:
 
     def submit(self, task: Task) -> None:
         self.tasks.append(task)
-        self.given.append(task.cell.name)
+        self.given.append(task["name"])
 
     def poll(self, seconds: float) -> list[Event]:
         task, said = self.tasks.pop(), []
-        run_task(task.order(), send=said.append)
-        return [Event(task.cell.name, **message | {"again": False}) for message in said]
+        run_task(task, send=said.append)
+        return [Event(task["name"], **message | {"again": False}) for message in said]
 
     def close(self) -> None:
         pass

@@ -55,7 +55,8 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalExecutor]:
 
 
 def task(cell: Cell, folder: Path) -> Task:
-    return Task(cell, folder / cell.name, None, folder / "logs" / f"{cell.name}.log")
+    places = {"folder": str(folder / cell.name), "base": None, "log": str(folder / "logs" / f"{cell.name}.log")}
+    return {"name": cell.name, "recipe": to_dict(cell.recipe), **places}
 
 
 def answers(pool: LocalExecutor, number: int = 1) -> list[Event]:

@@ -85,7 +85,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRay]:
 
 
 def task(folder: Path) -> Task:
-    return Task(CELL, folder / "runs" / CELL.name, None, folder / "logs" / "x.log")
+    places = {"folder": str(folder / "runs" / CELL.name), "base": None, "log": str(folder / "logs" / "x.log")}
+    return {"name": CELL.name, "recipe": {}, **places}
 
 
 @pytest.mark.parametrize(
