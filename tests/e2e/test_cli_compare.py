@@ -260,9 +260,3 @@ def test_compare_without_methods_makes_table_figures_and_report_of_files_alone(
     assert lines[0]["cells"]["ece"]["best"]
     assert lines[1]["cells"]["ece"]["p_value"] < 0.05
     assert any(file.name.startswith("reliability-") for file in (tmp_path / "out" / "figures").iterdir())
-
-
-def test_compare_with_another_recipe_in_the_folder_names_what_differs(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "compare", "--data", "mixture", "--methods", "ce", "--model", "own:waiting", "--out", whole)
-    assert code == 2
-    assert "`train.batch_size` is 200 there and 128 here" in err

@@ -143,17 +143,3 @@ def test_reproduce_dry_run_says_how_to_make_long_ones_shorter(
     code, out, _ = call("reproduce", "table2", *quick, "--set", "backbone.name=mlp", "--dry-run")
     assert code == 0
     assert ("`--seeds 1`" in out) == ("shorter" in out) == (hours > 1)
-
-
-def test_reproduce_of_data_named_twice_counts_them_once(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.cli.compare.forecast", lambda *_, **__: Forecast(1.0, 2.0, "cpu", 1, ()))
-    code, out, _ = call("reproduce", "table2", "--quick", "--data", "mixture,mixture", "--data", "mixture", "--dry-run")
-    assert code == 0
-    assert "  data     mixture\n" in out
-    assert "1 x 2 x 3 = 6, " in out
-
-
-def test_results_alone_shows_its_commands(call: Call) -> None:
-    code, out, _ = call("results")
-    assert code == 0
-    assert "render" in out

@@ -6,7 +6,6 @@ The paper's numbers are in `calibrant.grid.paper`.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +40,6 @@ from calibrant.io.files import atomic_writer
 from calibrant.metrics import METRICS
 from calibrant.metrics.paired import Difference, compare_runs, holm
 from calibrant.metrics.verdict import join_words, write_interval, write_value
-from calibrant.report.save import figure_stem
 
 _NO_GAIN = "No gain is given: that takes runs of FLγ and FLγ-SECE with the same preset, epochs and settings."
 
@@ -260,11 +258,11 @@ def _paper_differences(method: str, columns: Sequence[Column]) -> Line:
 _INFO: tuple[Info, ...] = ("preset", "epochs")
 # What stands below a figure, by how its file's name begins.
 _CAPTIONS = {
-    "reliability": "Reliability diagrams.",
-    "robustness": "ECE and MCE against the number of bins; chance alone makes both rise with it.",
-    "curves": "ECE and error over the epochs.",
-    "gamma-epochs": "Mean and spread of gamma over the epochs.",
-    "tradeoff": "Error against ECE.",
+    "reliability": "Reliability diagrams",
+    "robustness": "ECE and MCE against the number of bins (chance alone makes both rise with it)",
+    "curves": "ECE and error over the epochs",
+    "gamma-epochs": "Mean and spread of gamma over the epochs",
+    "tradeoff": "Error against ECE",
 }
 
 
@@ -311,7 +309,7 @@ def render_results(
     if others:
         table = compare_table(others, calibrated=True, labels="name", info=_INFO, name="others", title="Other runs")
         parts.append(to_markdown(table, heading="##"))
-    parts += [_figures(figures, entries)] if figures else []
+    parts += [_figures(figures)] if figures else []
     return "\n".join([*parts, _runs(entries, link), _about_paper(list(told))])
 
 
@@ -360,24 +358,14 @@ def _head(entries: Sequence[Entry], source: str, command: str, *, quoted: bool) 
     )
 
 
-def _figures(figures: Sequence[str], entries: Sequence[Entry]) -> str:
-    places = dict.fromkeys((entry.data, entry.model) for entry in entries)
+def _figures(figures: Sequence[str]) -> str:
     lines = ["## Figures\n"]
     for path in figures:
-        caption = escape_markdown(_caption(Path(path).stem, list(places)))
+        # A figure is called KIND-DATA-NETWORK.
+        kind = next((kind for kind in _CAPTIONS if Path(path).stem.startswith(f"{kind}-")), "")
+        caption = escape_markdown(f"{_CAPTIONS.get(kind, 'Figure')}: {Path(path).stem.removeprefix(f'{kind}-')}.")
         lines.append(f"![{caption}]({_address(path)})\n\n{caption}\n")
     return "\n".join(lines)
-
-
-def _caption(name: str, places: Sequence[tuple[str, str | None]]) -> str:
-    """What a figure shows, by the name of its file; names of data sets and networks may themselves hold dashes."""
-    for kind, text in _CAPTIONS.items():
-        for data, model in places:
-            bins = re.fullmatch(re.escape(figure_stem(kind, data, model)) + r"(?:-(\d+)bins)?", name)
-            if bins is not None:
-                words = [data_name(data), *([model] if model else []), *([f"{bins[1]} bins"] if bins[1] else [])]
-                return f"{', '.join(words)}. {text}"
-    return name
 
 
 def _runs(entries: Sequence[Entry], link: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Entry, Scores
 from calibrant.engine.train import scale_run, train
-from calibrant.grid.collect import check_same_labels, data_label, find_runs, load_entries, load_run_entry
+from calibrant.grid.collect import check_same_labels, find_runs, load_entries, load_run_entry
 from calibrant.metrics.measure import measure
 from helpers import golden
 
@@ -20,7 +20,6 @@ TINY = {
     "method": {"name": "ce", "preset": "paper"},
     "train": {"epochs": 2, "batch_size": 400, "device": "cpu"},
 }
-RECORD = Path(__file__).parents[3] / "results" / "cifar10-resnet18-ce-paper-seed0.json"
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +97,6 @@ def test_load_entries_measures_anew_where_metrics_are_of_something_else(run: Pat
     assert load_run_entry(folder).scores == right
 
 
-def test_load_entries_needs_no_weights(run: Path, tmp_path: Path) -> None:
-    folder = copy(run, tmp_path / "run")
-    for name in ("weights.safetensors", "val.npz", "metrics.json"):
-        (folder / name).unlink()
-    assert load_run_entry(folder).scores == load_run_entry(run).scores
-
-
 def test_load_entries_of_a_folder_leaves_unfinished_runs_out(run: Path, tmp_path: Path) -> None:
     kept = copy(run, tmp_path / "a" / "b" / "kept")
     left = copy(run, tmp_path / "left")
@@ -149,17 +141,6 @@ def test_load_entries_of_nothing_says_what_was_looked_for(tmp_path: Path) -> Non
         load_entries(tmp_path / "none")
     with pytest.raises(ValueError, match="must hold finished runs, predictions .* got none"):
         load_entries(tmp_path)
-
-
-def test_load_entries_of_a_file_of_no_known_kind_names_records_too(tmp_path: Path) -> None:
-    (tmp_path / "x.npy").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"must be predictions \(.npz, .*\) or the record of a result \(.json\)"):
-        load_entries(tmp_path / "x.npy")
-
-
-def test_data_label_of_a_path_is_its_last_part(tmp_path: Path) -> None:
-    assert data_label(str(tmp_path / "birds")) == "birds"
-    assert data_label("birds.v2.npz") == "birds.v2"
 
 
 def entry(method: str, labels: list[int], *, classes: int = 2, weights: list[float] | None = None, **other: object) -> Entry:

@@ -58,12 +58,6 @@ def test_markdown_every_line_of_a_table_has_as_many_cells() -> None:
     assert escape_markdown("a_b|c") == "a\\_b\\|c"
 
 
-def test_markdown_bold_and_mark_stand_around_the_number() -> None:
-    table = compare_table([*seeds("ce", 0.05), *seeds("focal", 0.02, jitter=0.0)])
-    row = next(row for row in to_markdown(table).splitlines() if row.startswith("| focal"))
-    assert "**2.000 ± 0.000**†" in row
-
-
 def balance(text: str) -> int:
     """Opening minus closing braces, those that are printed left out."""
     plain = text.replace("\\{", "").replace("\\}", "")
@@ -134,24 +128,6 @@ def test_escape_writes_what_pdflatex_can_print(text: str, written: str) -> None:
     assert escape_latex(text) == written
 
 
-def test_latex_wide_table_goes_over_both_columns_and_a_narrow_one_does_not() -> None:
-    wide, narrow = to_latex(table_of()), to_latex(table_of(metrics=("ece",)))
-    assert "\\begin{table*}[tb]" in wide
-    assert wide.endswith("\\end{table*}\n")
-    assert "\\begin{table}[htb]" in narrow
-    assert narrow.endswith("\\end{table}\n")
-
-
-def test_latex_caption_is_short_and_the_other_notes_stand_below() -> None:
-    table = table_of()
-    text = to_latex(table)
-    caption = next(row for row in text.splitlines() if row.startswith("\\caption"))
-    assert caption.removeprefix("\\caption") == "{" + escape_latex(f"{table.title}. {table.notes[0]}") + "}"
-    below = text[text.index("\\end{tabular}") :]
-    assert len(table.notes) > 3
-    assert all(escape_latex(note) in below for note in table.notes[1:])
-
-
 def label_of(table: Table) -> str:
     return next(row for row in to_latex(table).splitlines() if row.startswith("\\label")).removeprefix("\\label")
 
@@ -195,17 +171,6 @@ THEIRS = Line("in the paper", "ce", {"ece": Cell(0.04056, 0.00092)}, runs=5, kin
 
 
 TABLE = Table("t", "A <title>", COLUMNS, (Section("CIFAR-10", (OURS, THEIRS)), Section("", (OURS,))), remarks=("One & all.",))
-
-
-def test_to_page_table_writes_numbers_as_the_other_forms_do() -> None:
-    found = to_page_table(TABLE)
-    assert (found.title, found.heads) == ("A <title>", ("Method", "Seeds", "Error (%)", "ECE (%)"))
-    assert found.notes[0] == "One & all."
-    (first, (ours, theirs)), (second, _) = found.parts
-    assert (first, second) == ("CIFAR-10", "")
-    assert ours.cells == (("3", False), ("5.000 ± 0.200", False), ("1.000†", True))
-    assert theirs.cells == (("5", False), ("–", False), ("4.056 ± 0.092", False))
-    assert (ours.is_quoted, theirs.is_quoted) == (False, True)
 
 
 def test_page_shows_a_finished_table_before_the_runs() -> None:

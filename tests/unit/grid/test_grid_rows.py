@@ -10,7 +10,6 @@ from calibrant.grid.rows import (
     catalogue_order,
     command_of,
     comparable,
-    flat_recipe,
     group_rows,
     settings_of,
 )
@@ -37,12 +36,6 @@ def test_group_rows_joins_presets_that_change_nothing_unless_they_repeat_a_seed(
     runs = [run_of("ce", seed=0, preset="paper"), run_of("ce", seed=1, preset="default")]
     assert [(row.preset, row.seeds) for row in group_rows(runs)] == [(None, (0, 1))]
     assert [row.preset for row in group_rows([runs[0], replace(runs[1], seed=0)])] == ["paper", "default"]
-
-
-def test_group_rows_takes_a_whole_recipe_and_what_was_told_of_it_for_the_same() -> None:
-    recipe = flat_recipe(override(Recipe(), {"method.name": "ce", "optim.lr": "0.2", "train.device": "cpu"}))
-    whole = replace(run_of("ce", seed=1), recipe=recipe)
-    assert len(group_rows([run_of("ce", told="optim.lr=0.2"), whole])) == 1
 
 
 @pytest.mark.parametrize("seeds", [(3, 3), (None, None), (0, None), (None, 3)])

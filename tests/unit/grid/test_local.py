@@ -109,14 +109,6 @@ def test_local_executor_tells_whether_memory_lacked_beside_others(pool: LocalExe
     assert (pool.places[0].limit, pool.places[0].most) == (1, 1)
 
 
-def test_local_executor_calls_no_other_failure_beside_others_a_lack_of_room(pool: LocalExecutor, tmp_path: Path) -> None:
-    pool.submit(task(CELLS["crl"], tmp_path))
-    answers(pool)
-    pool.submit(task(CELLS["flsd"], tmp_path))
-    assert answers(pool) == [Event(CELLS["flsd"].name, "failed", text="too odd", again=True, crowded=False)]
-    assert pool.places[0].limit == 2
-
-
 def test_local_executor_fills_gpus_evenly_and_adds_runs_that_fit(
     pool: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,15 +182,6 @@ def test_place_takes_one_more_run_once_all_there_are_known_and_it_fits() -> None
     assert place.limit == 3
     place.measured("c", 10, 900, running=["a", "b", "c"])
     assert place.limit == 3
-
-
-def test_place_that_overflowed_never_takes_so_many_again() -> None:
-    place = Place("0", 3, 4)
-    place.overflowed(running=2)
-    place.measured("a", 1, 100, running=["a", "b"])
-    assert place.limit == 2
-    place.overflowed(running=0)
-    assert place.limit == 1
 
 
 def failing(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **recipe: object) -> list[dict[str, Any]]:

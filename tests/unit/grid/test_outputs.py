@@ -11,14 +11,12 @@ import pytest
 
 from calibrant.core.scores import Entry
 from calibrant.grid.export import PageRows, page_rows, write_outputs
-from calibrant.grid.tables import compare_table, row_notes
+from calibrant.grid.tables import compare_table
 from calibrant.paper.reproduce import plan_reproduction, write_report
-from calibrant.report.figures import Drawing, prepare_tradeoff
+from calibrant.report.figures import Drawing
 from calibrant.report.rows import group_rows as rows_of_figures
-from calibrant.report.rows import method_name
 from figure_data import run_of
 from made_up_runs import no_files
-from made_up_runs import run_of as made_up_run
 
 
 @pytest.fixture
@@ -57,15 +55,6 @@ def bold_on_page(text: str) -> list[list[bool]]:
     places = [place for place, name in enumerate(names) if name in ("Error", "ECE")]
     cells = [re.findall(r"<td>(.*?)</td>", row, re.DOTALL) for row in rows]
     return [["<b>" in row[place] for place in places] for row in cells]
-
-
-def test_errors_against_the_number_of_bins_are_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Entry] = []
-    monkeypatch.setattr("calibrant.report.figures.bin_sweep", lambda test, **_: seen.append(test))
-    monkeypatch.setattr("calibrant.report.figures.save_figure", lambda figure, path: [])
-    write_outputs([run_of("ce"), run_of("focal")], tmp_path)
-    assert seen == []
-    assert '<figure class="pictures" id="robustness">' in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("quick_figures")
@@ -129,49 +118,6 @@ def test_rows_that_a_table_names_alike_stay_apart_in_figures() -> None:
     runs = [run_of("ce", preset="paper"), run_of("ce"), with_settings(run_of("focal"), "train.average=ema")]
     presets = [entry.preset for entry in rows_of(runs).entries]
     assert presets == ["paper", "default", "train.average=ema"]
-
-
-def test_page_rows_say_the_base_of_each_part_its_p_values_and_what_describes_its_rows() -> None:
-    errors = {("x", "ce"): 0.05, ("x", "focal"): 0.07, ("y", "flsd"): 0.05, ("y", "ce"): 0.05}
-    runs = [
-        made_up_run(
-            method, error + 0.001 * seed * (1 + (method == "focal")), data=data, seed=seed, epochs=20 if data == "y" else 30
-        )
-        for seed in range(3)
-        for (data, method), error in errors.items()
-    ]
-    table = compare_table(runs, metrics=("error",))
-    found = page_rows(table)
-    told = {(entry.data, entry.method): said for entry, said in zip(found.entries, found.told, strict=True)}
-    assert [(said.section, said.is_base) for said in told.values()] == [(0, True), (0, False), (1, True), (1, False)]
-    assert told["x", "ce"].p_values == {}
-    assert told["x", "focal"].p_values == {"error": table.sections[0].lines[1].cells["error"].p_value}
-    assert told["x", "focal"].info == {"Epochs": "30"}
-
-
-@pytest.mark.usefixtures("quick_figures")
-def test_tables_figures_and_page_agree_on_which_rows_are_parts_of_the_test_set(tmp_path: Path) -> None:
-    def sized(entry: Entry, n: int) -> Entry:
-        return replace(entry, scores=replace(entry.scores, n=n))
-
-    files = [run_of(name, model=None, preset=None, epochs=None, seed=None, ece=ece) for name, ece in (("a", 0.01), ("b", 0.02))]
-    parts = [sized(entry, 50) for entry in files]
-    whole = [replace(entry, method=f"whole {entry.method}") for entry in files]
-    # Nothing is known of the network of the third, but that it was trained.
-    trained = [replace(run_of("ce"), model=None), replace(run_of("focal", ece=0.5), model=None)]
-    folds = [run_of("c", model=None, preset=None, epochs=None, seed=seed, error=0.001) for seed in (0, 1)]
-    mixed = [folds[0], sized(folds[1], 50)]
-    for entries in ([*parts, *whole], [*parts, *trained], [*mixed, *parts, run_of("ce"), run_of("focal", ece=0.5)]):
-        table, _ = write_outputs(entries, tmp_path, figures=False)
-        in_table = [note.partition(" on ")[0] for note in row_notes(table)]
-        assert in_table == [entry.method for entry in entries if entry in parts or entry is mixed[0]]
-        page = (tmp_path / "report.html").read_text()
-        assert re.findall(r'<th scope="row">([^<]*)<small class="note">', page) == [method_name(name) for name in in_table]
-        points = prepare_tradeoff(rows_of_figures(entries)[0].rows)
-        assert [point.label for point in points if point.best] == [points[-2].label]
-        bold = [line.method for line in table.lines if any(cell.best for cell in line.cells.values())]
-        assert not {"a", "b", "c"} & set(bold)
-        assert len(bold) == 2
 
 
 @pytest.mark.usefixtures("quick_figures")

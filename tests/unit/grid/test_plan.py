@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from calibrant.engine.recipe import Recipe
-from calibrant.grid.schedule import parse_seeds, plan_cells, split_names
+from calibrant.grid.schedule import parse_seeds, plan_cells
 
 
 def names(*arguments, **options) -> list[str]:
@@ -27,12 +27,6 @@ def test_plan_cells_of_a_scaled_method_use_the_base_of_the_grid() -> None:
     assert list(found) == ["ce", "ce+ts"]
     assert found["ce+ts"].base == found["ce"].name == "digits-convnet-ce-seed3"
     assert found["ce"].shown
-
-
-def test_plan_cells_of_a_scaled_method_alone_hide_its_base() -> None:
-    base, scaled = plan_cells(["digits"], ["focal+sb-ece+ts"], [0])
-    assert (base.method, base.shown) == ("focal+sb-ece", False)
-    assert (scaled.method, scaled.shown, scaled.base) == ("focal+sb-ece+ts", True, base.name)
 
 
 def test_plan_cells_on_embedded_data_are_small_unless_told_otherwise() -> None:
@@ -102,7 +96,3 @@ def test_parse_seeds_counts_or_takes_a_list(given, found) -> None:
 def test_parse_seeds_of_something_else_is_refused(given) -> None:
     with pytest.raises(ValueError, match="`seeds` must be how many, at most 1,000, or a list of numbers >= 0.*`7,` is seed 7"):
         parse_seeds(given)
-
-
-def test_split_names_of_lists_and_commas_are_each_once() -> None:
-    assert split_names("ce, focal,,ce") == split_names(["ce", "focal,ce"]) == ["ce", "focal"]

@@ -57,13 +57,6 @@ def test_check_data_that_changed_are_refused_whatever_is_to_be_run(grid, change,
     assert check_data(cells[1:], cells[1:], runs) is None
 
 
-def test_check_data_of_finished_runs_on_published_data_reads_nothing(tmp_path, monkeypatch):
-    (cell,) = plan_cells(["mixture"], ["ce"], [0], settings=SHORT)
-    train(cell.recipe, out=tmp_path / cell.name)
-    monkeypatch.setattr("calibrant.grid.compare.load_data", lambda part: pytest.fail("read"))
-    assert check_data((), [cell], tmp_path) is None
-
-
 def test_check_data_of_batches_that_one_method_cannot_fill_says_so(tmp_path: Path) -> None:
     # Of 180 images 36 are for testing and 14 for validation; the paper's protocol holds out 14 more.
     cells = own_cells(write(tmp_path / "x.npz", n=180), "ce,flgamma-sece", train__batch_size=128, method__preset="paper")
@@ -189,14 +182,6 @@ def test_load_added_takes_the_data_that_is_named_and_leaves_the_grids_own_runs_o
         add(theirs, grid=grid, runs=tmp_path)
     with pytest.raises(ValueError, match="unknown data set of the grid 'mixtures'. Did you mean 'mixture'"):
         add("mixtures=theirs.npz", grid=grid, runs=tmp_path)
-
-
-def test_load_added_of_a_file_with_an_equals_sign_is_that_file(
-    runs: Path, predicted: Predictions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved(tmp_path / "lr=0.1.npz", predicted)
-    monkeypatch.chdir(tmp_path)
-    assert called(add("lr=0.1.npz", runs=runs)) == [("lr=0.1", None)]
 
 
 def test_load_added_orders_runs_as_the_catalogue_does_and_shows_a_base_that_the_grid_does_not(

@@ -169,23 +169,6 @@ def test_ray_executor_loses_no_run_with_the_node_that_keeps_the_messages(fake, m
     assert executor.poll(0) == [Event(CELL.name, "done")]
 
 
-def test_ray_executor_without_room_for_what_a_node_sends_back_tells_of_that_run_alone(fake, monkeypatch, tmp_path) -> None:
-    def works(order: Any, base: Any, mail: Any) -> Any:
-        return {"message": {"kind": "done", "numbers": {}}, "log": "", "node": "n1", "files": {"test.npz": b"x"}}
-
-    def full(files: Any, folder: Path) -> None:
-        raise OSError(28, "No space left on device", str(folder / "test.npz"))
-
-    fake(CPU=2.0)
-    monkeypatch.setattr(module, "run_remotely", works)
-    monkeypatch.setattr(module, "unpack", full)
-    executor = RayExecutor()
-    executor.submit(task(tmp_path))
-    (event,) = executor.poll(0)
-    assert event.kind == "failed"
-    assert "No space left on device" in event.text
-
-
 def test_ray_executor_writes_what_a_node_sends_back_and_leaves_no_mark(fake, monkeypatch, tmp_path: Path) -> None:
     made = fake(CPU=2.0)
     seen: list[Any] = []

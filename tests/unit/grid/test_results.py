@@ -16,7 +16,6 @@ from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.train import train
 from calibrant.grid.collect import (
     entry_from_result,
-    load_entries,
     load_result,
     load_results,
     load_variants,
@@ -209,19 +208,6 @@ def test_save_results_of_two_runs_for_one_record_are_refused(change: dict[str, o
     assert load_results(tmp_path)[0].facts["note"] == "a copy"
 
 
-def test_save_results_where_a_file_lies_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("")
-    for folder in ("taken", "taken/below"):
-        with pytest.raises(OSError, match="must be a folder that can be made, got: .*. Name another."):
-            save(run(), tmp_path / folder)
-
-
-def test_save_results_keeps_lists_in_one_line(tmp_path: Path) -> None:
-    lines = save(run(), tmp_path).read_text().splitlines()
-    assert sum(line.strip().startswith('"mce": [') for line in lines) == 1
-    assert lines[1] == ' "data": "cifar10",'
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -269,9 +255,3 @@ def test_committed_results_are_whole_records() -> None:
             assert entry.best_epoch is not None
             # Predicted anew at the end, in bf16; a few of 10,000 may tip over.
             assert entry.history[entry.best_epoch]["test_error"] == pytest.approx(entry.scores["error"].value, abs=5e-4)
-
-
-def test_load_entries_of_records_have_their_sweep_and_curves() -> None:
-    entries = load_entries(ROOT / "results")
-    assert [entry.sweep for entry in entries] == [entry.sweep for entry in load_results(ROOT / "results")]
-    assert any(entry.curve("test_ece")[0] for entry in entries)

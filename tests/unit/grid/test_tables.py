@@ -6,10 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 
-from calibrant.core.records import Predictions
-from calibrant.core.scores import Entry
 from calibrant.grid.export import to_csv, to_markdown
 from calibrant.grid.tables import Cell, Column, Line, Table, compare_table
 from made_up_runs import run_of, seeds
@@ -93,16 +90,6 @@ def test_compare_table_part_of_a_test_set_is_neither_best_nor_tested_and_a_note_
     assert not any("test examples" in note for note in alone.notes)
 
 
-def test_compare_table_of_one_run_here_and_seeds_there_says_how_each_was_tested() -> None:
-    probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]] * 50)
-    test = Predictions(probs=probs, labels=torch.tensor([0, 1, 1, 1] * 25), split="test")
-    alone = [run_of(method, data="birds", test=test) for method in ("ce", "focal")]
-    table = compare_table([*seeds("ce", 0.05), *seeds("focal", 0.06), *alone], metrics=("error",))
-    assert {cell.over for found in table.lines for cell in found.cells.values()} == {None, "seeds", "examples"}
-    (note,) = (note for note in table.notes if note.startswith("†"))
-    assert "by a paired t-test over seeds, where two rows have 3 or more in common, or by a paired bootstrap of one" in note
-
-
 def test_compare_table_several_values_are_bold_if_only_some_rows_may_be_compared() -> None:
     told = "train.average=phase"
     runs = [run_of("ce", 0.05), run_of("ce", 0.04, told=told), run_of("focal", 0.06), run_of("focal", 0.03, told=told)]
@@ -115,13 +102,6 @@ def test_compare_table_several_values_are_bold_if_only_some_rows_may_be_compared
     # One alone has nothing to be compared with, and is not marked though it is the lowest.
     short = compare_table([run_of("ce", 0.05), run_of("focal", 0.06), run_of("flsd", 0.01, 0.01, epochs=20)])
     assert bold(short, "error") == ["ce"]
-
-
-def test_compare_table_says_where_the_paper_has_no_number_of_any_row() -> None:
-    said = "The paper has no numbers for these data, networks and methods."
-    assert said in compare_table([run_of("ce", data="digits")], paper=True).notes
-    assert said not in compare_table([run_of("ce", data="digits")]).notes
-    assert said not in compare_table([run_of("ce")], paper=True).notes
 
 
 def test_compare_table_own_settings_are_in_the_label_common_ones_in_a_note() -> None:
@@ -210,27 +190,3 @@ def test_compare_table_metric_that_a_seed_lacks_is_left_out() -> None:
     table = compare_table([run_of("ce"), whole, replace(part, scores=replace(part.scores, metrics=metrics))])
     assert "mce" not in line(table, "focal").cells
     assert line(table, "focal").cells["error"].values == (0.05, 0.05)
-
-
-def test_compare_table_predictions_join_the_first_network_and_say_no_setting() -> None:
-    lr = "optim.lr=0.2"
-    theirs = run_of("theirs", model=None, epochs=None, preset=None, seed=None)
-    table = compare_table([theirs, run_of("ce", told=lr), run_of("ce", model="mlp", told=lr)], test=False)
-    assert [(section.model, len(section.lines)) for section in table.sections] == [("resnet18", 2), ("mlp", 1)]
-    assert [line.settings for line in table.lines] == [(), ("optim.lr=0.2",), ("optim.lr=0.2",)]
-    assert "Settings: optim.lr=0.2." in table.notes
-
-
-def test_compare_table_size_is_that_of_the_runs_and_unknown_where_seeds_differ() -> None:
-    def sized(entry: Entry, n: int) -> Entry:
-        return replace(entry, scores=replace(entry.scores, n=n))
-
-    theirs = sized(run_of("theirs", model=None, epochs=None, preset=None, seed=None), 500)
-    parts = [run_of("parts", model=None, epochs=None, preset=None, seed=seed) for seed in (0, 1)]
-    table = compare_table([theirs, run_of("ce"), parts[0], sized(parts[1], 500)], test=False)
-    assert [line.examples for line in table.lines] == [500, 10000, None]
-    notes = [note for note in table.notes if "test examples" in note]
-    assert notes == [
-        "theirs on cifar10: 500 test examples, other rows 10,000; not compared with them.",
-        "parts on cifar10: seeds of different numbers of test examples, other rows 10,000; not compared with them.",
-    ]

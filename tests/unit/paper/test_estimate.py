@@ -14,23 +14,9 @@ from calibrant.engine.result import EpochRecord
 from calibrant.engine.train import train
 from calibrant.grid.local import Place
 from calibrant.grid.schedule import plan_cells
-from calibrant.paper.reproduce import forecast, kind_of, shape_of, time_run
+from calibrant.paper.reproduce import forecast, shape_of, time_run
 
 SMALL = {"train.device": "cpu", "train.batch_size": 100, "train.epochs": 4}
-
-
-def test_kind_of_joins_losses_and_parts_presets() -> None:
-    names = ("ce", "focal", "mixup", "flgamma-sece", "ce-dece")
-    kinds = [kind_of(override(Recipe(), {"method.name": name})) for name in names]
-    assert kinds[0] == kinds[1] == kinds[2]
-    assert kinds[3] == kinds[4] != kinds[0]
-    assert kind_of(override(Recipe(), {"method.preset": "paper"})) != kinds[3]
-
-
-def test_shape_of_a_named_set_needs_no_files() -> None:
-    assert shape_of(DataPart("cifar100")).num_classes == 100
-    assert shape_of(DataPart("tiny-imagenet")) == (100_000, 10_000, (64, 64), 3, 200)
-    assert all(shape_of(DataPart(name)).train > 1000 for name in DATASETS)
 
 
 def test_shape_of_a_path_is_read(tmp_path: Path) -> None:

@@ -49,14 +49,6 @@ def test_plan_takes_data_seeds_preset_and_settings() -> None:
     assert cells[1].base == cells[0].name
 
 
-def test_plan_on_embedded_data_keeps_the_papers_protocol_unless_quick() -> None:
-    full = plan_reproduction("table2", data=["mixture"]).cells()[0].recipe
-    assert (full.backbone.name, full.train.epochs) == ("resnet18", 350)
-    quick = plan_reproduction("table2", quick=True)
-    recipe = quick.cells()[0].recipe
-    assert (quick.data, recipe.backbone.name, recipe.train.epochs) == (("mixture",), "mlp", 40)
-
-
 @pytest.mark.parametrize(
     ("name", "data", "settings", "found"),
     [
@@ -155,21 +147,3 @@ def test_report_of_figures_has_the_bins_of_the_paper(tmp_path: Path, monkeypatch
     assert drawn == [(10, 20, 50, 100)]
     assert table.name == "figures"
     assert (tmp_path / "report.html") in files
-
-
-@pytest.mark.parametrize(
-    ("options", "network"),
-    [
-        ({}, "DenseNet (100 layers)"),
-        ({"quick": True}, "mlp"),
-        ({"quick": True, "data": ["cifar10"]}, "convnet"),
-        ({"settings": {"backbone.name": "resnet18"}}, "resnet18"),
-    ],
-)
-def test_table4_names_the_network_that_is_trained(options, network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
-    plan = plan_reproduction("table4", seeds=1, **options)
-    assert plan.title == f"{network} with meta-learning methods"
-    table, _ = write_report(plan, entries(plan.methods[:2], data="cifar10"), tmp_path)
-    assert table.title.startswith(plan.title)
-    assert f"Table 4: {network} with meta-learning methods" in (tmp_path / "report.html").read_text()
