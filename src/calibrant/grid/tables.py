@@ -186,12 +186,9 @@ class Table:
     @property
     def info(self) -> tuple[Info, ...]:
         """Columns that describe the lines, before the numbers."""
-        found: dict[Info, set[object]] = {
-            "choices": {line.choices for line in self.lines} - {()},
-            "preset": {line.preset for line in self.lines} - {None},
-            "epochs": {line.epochs for line in self.lines},
-        }
-        return tuple(name for name in INFO_NAMES if name in (*self.always, "seeds") or len(found.get(name, ())) > 1)
+        choices, presets = ({getattr(line, name) for line in self.lines} - {(), None} for name in ("choices", "preset"))
+        numbers = {"choices": len(choices), "preset": len(presets), "epochs": len({line.epochs for line in self.lines})}
+        return tuple(name for name in INFO_NAMES if name in (*self.always, "seeds") or numbers.get(name, 0) > 1)
 
     @property
     def notes(self) -> tuple[str, ...]:
