@@ -41,7 +41,7 @@ class Limit(NamedTuple):
             bound = float(number)
         except (AttributeError, ValueError):
             raise ValueError(f"fail-if: a limit must read `ece>0.05` or `ece.high>0.05`, got {text!r}.") from None
-        lookup(score_metrics(), key, kind="score")
+        lookup(score_metrics(positive=True), key, kind="score")
         return cls(text, key, part or "value", sign, bound)
 
     def broken_by(self, scores: Scores) -> str:

@@ -22,7 +22,7 @@ from calibrant.metrics.table import METRICS
 from helpers import golden
 from helpers import run_command as run
 
-KEYS = {name for name in METRICS.builtin if METRICS[name].is_score}
+KEYS = {name for name in METRICS.builtin if METRICS[name].is_score and not METRICS[name].positive}
 
 
 def measure_json(capsys, *arguments):

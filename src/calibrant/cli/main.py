@@ -84,6 +84,8 @@ ClassNames = Annotated[Path | None, typer.Option(metavar="FILE", help="Names of 
 SliceBy = Annotated[
     list[str] | None, typer.Option("--slice", metavar="COLUMN", help="Measure each group of this column too; A,B crosses two.")
 ]
+ProbColumn = Annotated[str | None, typer.Option(metavar="NAME", help="Column of a table with P(positive) of two classes.")]
+LabelColumn = Annotated[str | None, typer.Option(metavar="NAME", help="Column of a table with the labels.")]
 IgnoreIndex = Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")]
 Bins = Annotated[int, typer.Option(min=1, max=3000, metavar="M", help="Bins of the binned metrics.")]
 Resamples = Annotated[int, typer.Option(min=20, max=100_000, metavar="N", help="Bootstrap resamples for the intervals.")]
@@ -205,6 +207,8 @@ def measure(
     slice_by: SliceBy = None,
     class_names: ClassNames = None,
     ignore_index: IgnoreIndex = None,
+    prob_column: ProbColumn = None,
+    label_column: LabelColumn = None,
     resamples: Resamples = 1000,
     seed: Seed = 0,
     fail_if: Annotated[
@@ -266,6 +270,8 @@ def repair(
     slice_by: SliceBy = None,
     class_names: ClassNames = None,
     ignore_index: IgnoreIndex = None,
+    prob_column: ProbColumn = None,
+    label_column: LabelColumn = None,
     n_bins: Bins = 15,
     resamples: Resamples = 1000,
     seed: Seed = 0,
@@ -298,6 +304,8 @@ def report(
     method: Annotated[str, typer.Option(metavar="NAME", help="Calibrator, of those below; auto tries all.")] = "auto",
     class_names: ClassNames = None,
     ignore_index: IgnoreIndex = None,
+    prob_column: ProbColumn = None,
+    label_column: LabelColumn = None,
     slice_by: SliceBy = None,
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
     n_bins: Bins = 15,

@@ -19,10 +19,11 @@ from rich.text import Text
 
 from calibrant.cli.terminal import Row, Terminal, fit_table, fits, progress_bar, say, show_heading, show_prose
 from calibrant.core.records import Bins, Predictions, Split
-from calibrant.core.scores import ClassScore, Paired, Scores, without_nan
+from calibrant.core.scores import ClassScore, Estimate, Paired, Scores, without_nan
 from calibrant.core.slices import Group, Slices, column_names
 from calibrant.core.summary import Summary, summarize
 from calibrant.io import iter_prediction_batches, load_class_names, load_predictions, survey_predictions
+from calibrant.metrics.intervals import rate_interval
 from calibrant.metrics.measure import measure, measure_summary
 from calibrant.metrics.paired import paired_test
 from calibrant.metrics.table import Metric
@@ -30,6 +31,7 @@ from calibrant.metrics.verdict import (
     count_examples,
     direction,
     judge,
+    main_error,
     table_rows,
     verdict,
     worst_slice,
@@ -54,6 +56,7 @@ SAMPLE_ROWS = 200_000
 _WIDE = 104
 _INTERVAL = "95% interval"
 _COLOURS = {"over-confident": "red", "under-confident": "blue", "both": "magenta", "no clear error": "green"}
+_COLOURS |= {"too often": "red", "too rarely": "blue"}
 _JUDGED = {"same": "dim", "unclear": "dim", "better": "green", "worse": "red"}
 _LONGEST_BAR = 16
 # Bins that are shown at most; more make a table that nobody reads.
@@ -72,11 +75,22 @@ class Request:
     ignore_index: int | None = None
     by_class: bool = False
     slice_by: Sequence[str] | None = None
+    prob_column: str | None = None
+    label_column: str | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...] | None:
         """The names of the classes."""
         return None if self.class_names is None else load_class_names(self.class_names)
+
+    @property
+    def columns(self) -> dict[str, str | None]:
+        """Names of columns, as functions that read tables take them."""
+        return {"prob_column": self.prob_column, "label_column": self.label_column}
+
+    def survey(self, path: Path) -> TableFile | None:
+        """Open a table; None for files of other kinds."""
+        return survey_predictions(path, **self.columns)
 
     @property
     def bootstrap(self) -> dict[str, Any]:
@@ -85,7 +99,7 @@ class Request:
 
     def load(self, path: Path) -> Predictions:
         """Read the predictions in a file."""
-        return load_predictions(path, ignore_index=self.ignore_index, class_names=self.names)
+        return load_predictions(path, ignore_index=self.ignore_index, class_names=self.names, **self.columns)
 
     def measure(self, predictions: Predictions, *, file: Path | None = None) -> Scores:
         """Measure predictions."""
@@ -114,7 +128,7 @@ def measure_files(
     files = [predictions_in(path) for path in files]
     # Without `--by-class` tables still name the few worst classes; JSON has exactly what was asked for.
     request = Request(by_class=by_class or not as_json, **how)
-    rows = [table.rows for table in map(survey_predictions, files) if table and is_large(table)]
+    rows = [table.rows for table in map(request.survey, files) if table and is_large(table)]
     share = 0.0 if len(files) == 1 else min(1.0, SAMPLE_ROWS / max(rows, default=1))
     measured = [measure_file(path, request, share=share) for path in files]
     tests = [_pair(measured[0], other, request) for other in measured[1:]]
@@ -143,7 +157,7 @@ def is_large(table: TableFile) -> bool:
 
 def measure_file(path: Path, request: Request, *, share: float = 0.0) -> Measured:
     """Measure the predictions in a file, and pick this share of its rows: the same of all files with as many rows."""
-    table = survey_predictions(path)
+    table = request.survey(path)
     if table and is_large(table):
         return measure_stream(path, table, request, share=share)
     predictions = request.load(path)
@@ -163,6 +177,7 @@ def measure_stream(path: Path, table: TableFile, request: Request, *, share: flo
         columns=[*columns],
         ignore_index=request.ignore_index,
         class_names=request.names,
+        **request.columns,
     )
     sums: dict[Group | None, Summary] = {}
     random, picked = np.random.default_rng(request.seed), []
@@ -228,8 +243,12 @@ def show_scores(measured: Measured, *, all_classes: bool, console: Console | Non
     show_prose(console, verdict(scores), style="bold")
     console.print()
     console.print(scores_table(scores, width=console.width))
-    show_heading(console, "By confidence", "what each bin adds to the ECE")
-    console.print(bins_table(scores.bins, width=console.width))
+    if scores.positive is None:
+        show_heading(console, "By confidence", "what each bin adds to the ECE")
+        console.print(bins_table(scores.bins, width=console.width))
+    else:
+        show_heading(console, f"By {scores.positive.probability}", "how often it happens, and what each bin adds to the error")
+        console.print(bins_table(scores.positive.bins, width=console.width, positive=True))
     _show_parts(console, scores, all_classes, at_least=0 if scores.num_classes == 2 else _WORST_CLASSES)
     console.print()
 
@@ -287,24 +306,28 @@ def scores_table(scores: Scores, *, width: int) -> Table:
     for key, metric, begins in table_rows(scores):
         rows += [None] if begins else []
         value, interval = write_estimate(scores[key], metric)
-        shown = Text(value, style="bold" if key == "ece" else "")
+        shown = Text(value, style="bold" if key == main_error(scores)[0] else "")
         rows.append([metric.label, shown, _dim(interval), _note(scores, key, metric, width)])
     return fit_table(("Metric", "Value", _INTERVAL, ""), rows, width=width, drop=(3, 2))
 
 
 def _note(scores: Scores, key: str, metric: Metric, width: int) -> Text:
-    mean, p95 = (write_value(value, "%") for value in scores.ece_if_calibrated[:2])
-    if key == "ece":
+    expected = {"ece": scores.ece_if_calibrated, main_error(scores)[0]: main_error(scores)[1]}
+    if key in expected:
+        mean, p95 = (write_value(value, "%") for value in expected[key][:2])
         return _dim(f"a calibrated model would show {mean}, rarely over {p95}" if width >= _WIDE else f"if calibrated {mean}")
-    if key == "signed_gap":
+    if key == ("signed_gap" if scores.positive is None else "binary_gap"):
         return _direction(scores)
     if scores[key].value == float("inf"):
         return _dim("a label has p = 0")
     return _dim(metric.meaning if width >= _WIDE else "")
 
 
-def bins_table(bins: Bins, *, width: int) -> Table:
-    """Confidence and accuracy of bins that hold examples, and what each adds to the ECE; of many bins those that add most."""
+def bins_table(bins: Bins, *, width: int, positive: bool = False) -> Table:
+    """Confidence and accuracy of bins that hold examples, and what each adds to the ECE; of many bins those that add most.
+
+    Of the probability of a ``positive`` class: what was predicted and what was observed, with its interval.
+    """
     shares = bins.weight * bins.gap
     held = (bins.count > 0).nonzero().flatten().tolist()
     shown = sorted(sorted(held, key=lambda m: -abs(float(shares[m])))[:_MOST_BINS])
@@ -318,14 +341,19 @@ def bins_table(bins: Bins, *, width: int) -> Table:
             _examples(float(counts[m]), float(bins.weight[m]), total),
             _share(float(bins.confidence[m])),
             _share(float(bins.accuracy[m])),
+            _dim(write_interval(Estimate(0, *rate_interval(float(bins.accuracy[m]), size=float(counts[m]))), "%")),
             f"{100 * float(bins.gap[m]):+.1f}%".replace("-", "−"),
             write_value(abs(float(shares[m])), "%"),
             Text("█" * round(per_share * abs(float(shares[m]))), style="red" if bins.gap[m] > 0 else "blue"),
         ]
         for m in shown
     ]
+    if positive:
+        headers = ("Bin", _examples_head(total), "Predicted", "Observed", _INTERVAL, "Gap", "In error", "")
+        return fit_table(headers, rows, width=width, drop=(7, 1, 6, 4))
+    plain = [row and [*row[:4], *row[5:]] for row in rows]
     return fit_table(
-        ("Bin", _examples_head(total), "Confidence", "Accuracy", "Gap", "In ECE", ""), rows, width=width, drop=(6, 1, 5)
+        ("Bin", _examples_head(total), "Confidence", "Accuracy", "Gap", "In ECE", ""), plain, width=width, drop=(6, 1, 5)
     )
 
 
@@ -361,14 +389,16 @@ def parts_table(head: str, parts: Mapping[str, Scores], *, width: int, total: fl
             name or "(empty)",
             _examples(part.n, part.weight, total),
             _share(part["error"].value),
-            Text(write_value(part["ece"].value, "%"), style="bold"),
-            _dim(write_interval(part["ece"], "%")),
-            _dim(write_value(part.ece_if_calibrated.mean, "%")),
+            Text(write_value(part[key].value, "%"), style="bold"),
+            _dim(write_interval(part[key], "%")),
+            _dim(write_value(null.mean, "%")),
             _direction(part),
         ]
         for name, part in parts.items()
+        for key, null in (main_error(part),)
     ]
-    headers = (head, _examples_head(total), "Error", "ECE", _INTERVAL, "If calibrated", "")
+    error = "ECE" if all(part.positive is None for part in parts.values()) else "Binary ECE"
+    headers = (head, _examples_head(total), "Error", error, _INTERVAL, "If calibrated", "")
     return fit_table(headers, rows, width=width, drop=(5, 4, 6, 2))
 
 
@@ -384,9 +414,10 @@ def comparison_table(parts: Mapping[str, Scores], *, width: int) -> Table:
             value, interval = write_estimate(scores[key], metric)
             row += [Text(value, style="bold" if abs(scores[key].value) == best else ""), _dim(interval)]
         rows.append(row)
-    chance = [(_dim(write_value(scores.ece_if_calibrated.mean, "%")), _direction(scores)) for scores in many]
-    for label, cells in zip(("ECE if calibrated", "direction"), zip(*chance, strict=True), strict=True):
-        rows += [None] if label == "ECE if calibrated" else []
+    error = "ECE" if many[0].positive is None else "binary ECE"
+    chance = [(_dim(write_value(main_error(scores)[1].mean, "%")), _direction(scores)) for scores in many]
+    rows.append(None)
+    for label, cells in zip((f"{error} if calibrated", "direction"), zip(*chance, strict=True), strict=True):
         rows.append([label, *(part for cell in cells for part in (cell, ""))])
     headers = ["Metric", *(head for name in parts for head in (name, _INTERVAL))]
     whole = fit_table(headers, rows, width=width, drop=(2,))

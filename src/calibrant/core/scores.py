@@ -90,6 +90,35 @@ class ClassScore:
     chance: float | None = None
 
 
+@dataclass(frozen=True)
+class PositiveClass:
+    """How the probability of the positive class of a binary problem, the second one, is calibrated.
+
+    Attributes:
+        name: Name of the class, or None if it has none.
+        predicted: Mean of its probability.
+        observed: Share of examples that carry its label.
+        if_calibrated: The calibration error of that probability to expect of a perfectly calibrated model.
+        bins: Content of its reliability diagram, with the probability as confidence and the share of positives as accuracy.
+    """
+
+    name: str | None
+    predicted: float
+    observed: float
+    if_calibrated: IfCalibrated
+    bins: Bins = field(compare=False)
+
+    @property
+    def probability(self) -> str:
+        """How its probability is written."""
+        return f"P({self.name or 'positive'})"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain data in the schema of ``calibrant measure --json``, which leaves the bins out."""
+        plain = {name: getattr(self, name) for name in ("name", "predicted", "observed")}
+        return {**plain, "if_calibrated": self.if_calibrated._asdict()}
+
+
 @dataclass(frozen=True, repr=False)
 class Scores:
     """Everything measured of one set of predictions. Notebooks show it as a table with a reliability diagram.
@@ -105,6 +134,7 @@ class Scores:
         slices: Group → its own scores; filled on request.
         file: Where the predictions came from, if from a file.
         weight: Sum of the weights of the examples; None where they have none.
+        positive: How the probability of the positive class is calibrated; None of more than two classes.
     """
 
     n: int
@@ -118,6 +148,7 @@ class Scores:
     slices: Mapping[str, Scores] = field(default_factory=dict)
     file: str | None = None
     weight: float | None = None
+    positive: PositiveClass | None = None
 
     def __getitem__(self, key: str) -> Estimate:
         return lookup(self.metrics, key, kind="metric")
@@ -138,6 +169,7 @@ class Scores:
             "n_bins": self.n_bins,
             "metrics": {key: estimate._asdict() for key, estimate in self.metrics.items()},
             "ece_if_calibrated": self.ece_if_calibrated._asdict(),
+            **({} if self.positive is None else {"positive": self.positive.to_dict()}),
         }
         if self.classes:
             data["classes"] = [
@@ -163,6 +195,7 @@ class Scores:
         Raises ``ValueError`` naming the key that is missing or malformed.
         """
         none = torch.empty(0, dtype=torch.float64)
+        no_bins = Bins(none, none, none, none)
         try:
             count = int(data.get("n_bins", n_bins)) if bins is None else len(bins.count)
             return Scores(
@@ -171,11 +204,12 @@ class Scores:
                 n_bins=count,
                 metrics={key: Estimate(**_with_nan(found)) for key, found in data["metrics"].items()},
                 ece_if_calibrated=IfCalibrated(**_with_nan(data["ece_if_calibrated"])),
-                bins=Bins(none, none, none, none) if bins is None else bins,
+                bins=no_bins if bins is None else bins,
                 classes=tuple(ClassScore(**_with_nan(found)) for found in data.get("classes", ())),
                 slices={name: Scores.from_dict(part, n_bins=count) for name, part in data.get("slices", {}).items()},
                 file=data.get("file"),
                 weight=data.get("weight"),
+                positive=_positive_of(data.get("positive"), no_bins),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"Scores.from_dict: `data` must be what `calibrant measure --json` writes, but {error}.") from None
@@ -325,6 +359,13 @@ def size_note(size: int | None, usual: int | None) -> str:
         return ""
     own = "seeds of different numbers of" if size is None else f"{size:,}"
     return f"{own} test examples, other rows {usual:,}; not compared with them."
+
+
+def _positive_of(data: Mapping[str, Any] | None, bins: Bins) -> PositiveClass | None:
+    if data is None:
+        return None
+    found = IfCalibrated(**_with_nan(data["if_calibrated"]))
+    return PositiveClass(data["name"], data["predicted"], data["observed"], found, bins)
 
 
 def without_nan(data: object) -> Any:

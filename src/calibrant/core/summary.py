@@ -6,6 +6,7 @@ with intervals. Adding two summaries joins their data, so batches, files and pro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -50,6 +51,8 @@ class Summary:
         class_correct: Weight of the correctly predicted examples of each true class ``[C]``, or None.
         class_rows: Number of examples of each true class ``[C]``, or None.
         rows: Number of examples by cell ``[NUM_CELLS]``, or None where it was not kept.
+        positive: Of two classes, the same sums with the probability of the second one as confidence, and whether it is the
+            label as correctness; None of more classes, or where it was not kept.
     """
 
     n: int
@@ -63,12 +66,13 @@ class Summary:
     class_correct: Tensor | None = None
     class_rows: Tensor | None = None
     rows: Tensor | None = None
+    positive: Summary | None = None
 
     def __add__(self, other: Summary) -> Summary:
         mine, others = (self.num_classes, self.n_bins), (other.num_classes, other.n_bins)
         if mine != others:
             raise ValueError(f"Summary: summaries must agree on (C, M) to be added, got {mine} and {others}.")
-        sums: dict[str, Tensor | int | None] = {}
+        sums: dict[str, Tensor | Summary | int | None] = {}
         for name in (field.name for field in fields(self) if field.name not in ("num_classes", "n_bins", "top")):
             one, two = getattr(self, name), getattr(other, name)
             sums[name] = None if one is None or two is None else one + two
@@ -149,7 +153,7 @@ def summarize(predictions: Predictions, *, n_bins: int = 15, keep: int | None = 
     """
     size = max(CHUNK_ENTRIES // predictions.num_classes, 1)
     total: Summary | None = None
-    tops = []
+    tops, positives = [], []
     for at in range(0, len(predictions), size):
         rows = slice(at, at + size)
         weights = None if predictions.weights is None else predictions.weights[rows]
@@ -157,12 +161,21 @@ def summarize(predictions: Predictions, *, n_bins: int = 15, keep: int | None = 
         part = summarize_rows(scores, predictions.labels[rows], weights, are_logits=are_logits, n_bins=n_bins)
         assert part.top is not None
         tops.append(part.top)
+        if part.positive is not None and part.positive.top is not None:
+            positives.append(part.positive.top)
         total = part if total is None else total + part
     assert total is not None
-    if keep is not None and len(predictions) > keep:
-        return replace(total, top=None)
+    kept = keep is None or len(predictions) <= keep
+    total = replace(total, top=_concatenate(tops, predictions.weights) if kept else None)
+    if total.positive is None:
+        return total
+    top = _concatenate(positives, predictions.weights) if kept else None
+    return replace(total, positive=replace(total.positive, top=top))
+
+
+def _concatenate(tops: Sequence[TopLabel], weights: Tensor | None) -> TopLabel:
     confidence, correct = (torch.cat([getattr(top, name) for top in tops]) for name in ("confidence", "correct"))
-    return replace(total, top=TopLabel(confidence, correct, predictions.weights, tops[0].dtype))
+    return TopLabel(confidence, correct, weights, tops[0].dtype)
 
 
 def summarize_rows(
@@ -177,20 +190,31 @@ def summarize_rows(
     values = torch.stack([nll, brier])
     powers = torch.stack([values, values.square(), values**3], 1).flatten(0, 1)
     ones = torch.ones_like(weight)
+    totals = torch.cat([torch.stack([weight.sum(), weight.square().sum()]), powers @ weight])
+    positive = None
+    if num_classes == 2:
+        second = TopLabel(probs[:, 1].double(), labels.double(), weights, top.dtype)
+        positive = Summary(len(labels), top.size, 2, n_bins, totals, cells_of(second), second, rows=_count_rows(second))
     correct, rows = ones.new_zeros(2, num_classes).index_add_(1, labels, torch.stack([weight * top.correct, ones]))
     return Summary(
         n=len(labels),
         size=top.size,
         num_classes=num_classes,
         n_bins=n_bins,
-        totals=torch.cat([torch.stack([weight.sum(), weight.square().sum()]), powers @ weight]),
+        totals=totals,
         cells=cells_of(top),
         top=top,
         class_bins=class_bins_of(probs, labels, weights, n_bins=n_bins) if classwise else None,
         class_correct=correct if classwise else None,
         class_rows=rows if classwise else None,
-        rows=ones.new_zeros(NUM_CELLS).index_add_(0, cell_index(top.confidence, dtype=top.dtype), ones),
+        rows=_count_rows(top),
+        positive=positive,
     )
+
+
+def _count_rows(top: TopLabel) -> Tensor:
+    cells = top.confidence.new_zeros(NUM_CELLS)
+    return cells.index_add_(0, cell_index(top.confidence, dtype=top.dtype), torch.ones_like(top.confidence))
 
 
 def score_rows(

@@ -44,23 +44,30 @@ _MOST_OFF = 0.05
 
 
 def load_predictions(
-    path: str | Path, *, ignore_index: int | None = None, class_names: Sequence[str] | None = None
+    path: str | Path,
+    *,
+    ignore_index: int | None = None,
+    class_names: Sequence[str] | None = None,
+    prob_column: str | None = None,
+    label_column: str | None = None,
 ) -> Predictions:
     r"""Read predictions from a ``.npz``, ``.csv``, ``.parquet`` or ``.pt`` file. No file can run code.
 
     ``.npz`` and ``.pt`` (a dict of tensors) hold the keys ``logits`` or ``probs`` ``[N, C]`` (of a binary problem also ``[N]``:
     the probability of class 1, or its log-odds), ``labels`` ``[N]`` and optionally ``split``, ``weights`` ``[N]`` and
     ``class_names``; every further array of N values is a column to slice by. ``.csv`` and ``.parquet`` hold the columns ``p0…``
-    or ``logit0…`` (of a binary problem also one alone: ``p1``, ``p``, ``prob``, ``score``, ``y_score``, or its log-odds
-    ``logit1``, ``logit``), ``label`` and optionally ``split`` and ``weight``; every further column can be sliced by. Labels are
-    class indices, or names where ``class_names`` are known. Text has no precision: probabilities in a ``.csv`` are float64,
-    unless float32 holds them exactly or their rows sum to one no better than float32 rows do. Rows that were rounded are
-    divided by their sums; see `without_rounding`.
+    or ``logit0…`` (of a binary problem also one alone: ``p1``, ``p``, ``prob``, ``probability``, ``score``, ``y_score``,
+    ``y_prob``, or its log-odds ``logit1``, ``logit``), ``label`` (or ``y_true``, ``target``, ``y``) and optionally ``split``,
+    ``weight``; every further column can be sliced by. Labels are class indices, or names where ``class_names`` are known. Text
+    has no precision: probabilities in a ``.csv`` are float64, unless float32 holds them exactly or their rows sum to one no
+    better than float32 rows do. Rows that were rounded are divided by their sums; see `without_rounding`.
 
     Args:
         path: The file; its ending says the format.
         ignore_index: Label that marks examples to leave out.
         class_names: Names of the classes in their order, in place of the file's.
+        prob_column: Column of a table that holds the probability of the positive class, where it has another name.
+        label_column: Column of a table that holds the labels, where it has another name.
 
     Returns:
         The record, checked. Raises ``ValueError`` or ``OSError`` with one sentence that names the file and what to do.
@@ -73,11 +80,12 @@ def load_predictions(
         >>> predictions, predictions.columns["city"].tolist()
         (Predictions(N=2, C=2, from probs), ['Oslo', 'Bern'])
     """
-    return _to_predictions(*_read(path), path=path, ignore_index=ignore_index, class_names=class_names)
+    read = _read(path, prob_column, label_column)
+    return _to_predictions(*read, path=path, ignore_index=ignore_index, class_names=class_names)
 
 
-def _read(path: str | Path) -> tuple[Fields, Extras]:
-    file, table = Path(path), survey_predictions(path)
+def _read(path: str | Path, prob_column: str | None = None, label_column: str | None = None) -> tuple[Fields, Extras]:
+    file, table = Path(path), survey_predictions(path, prob_column=prob_column, label_column=label_column)
     if table is not None:
         return next(table.stream()), table.extras
     if file.suffix.lower() == ".pt":
@@ -126,14 +134,16 @@ def save_logits(
     _write(fields, extras, path)
 
 
-def survey_predictions(path: str | Path) -> TableFile | None:
+def survey_predictions(
+    path: str | Path, *, prob_column: str | None = None, label_column: str | None = None
+) -> TableFile | None:
     """Return rows, classes and columns of a ``.parquet`` or ``.csv`` file by its head alone; None for formats read whole."""
     check_readable(path)
     if _ending_of(path) in (".npz", ".pt"):
         return None
     from calibrant.io.table import open_table
 
-    return open_table(Path(path))
+    return open_table(Path(path), prob_column=prob_column, label_column=label_column)
 
 
 def save_predictions(predictions: Predictions, path: str | Path) -> None:
@@ -195,6 +205,8 @@ def iter_prediction_batches(
     columns: Sequence[str] | None = None,
     ignore_index: int | None = None,
     class_names: Sequence[str] | None = None,
+    prob_column: str | None = None,
+    label_column: str | None = None,
 ) -> Iterator[Predictions]:
     """Read a file piece by piece, with the checks of `load_predictions`.
 
@@ -206,12 +218,14 @@ def iter_prediction_batches(
         columns: Slice columns to read; None reads all. In a ``.csv`` they come as text.
         ignore_index: Label that marks examples to leave out; a piece in which all are is left out too.
         class_names: Names of the classes in their order, in place of the file's.
+        prob_column: As in `load_predictions`.
+        label_column: As in `load_predictions`.
 
     Yields:
         Records of up to ``batch_rows`` examples. Raises as `load_predictions` does, once it comes to what is wrong.
     """
     check_count(batch_rows, where="iter_prediction_batches", name="batch_rows")
-    table = survey_predictions(path)
+    table = survey_predictions(path, prob_column=prob_column, label_column=label_column)
     if table is None:
         whole = load_predictions(path, ignore_index=ignore_index, class_names=class_names)
         for start in range(0, len(whole), batch_rows):

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,12 +27,15 @@ import pyarrow.parquet as pq
 import pyarrow.types as kinds
 
 from calibrant.core.records import Column
+from calibrant.core.registry import lookup
 from calibrant.io.arrays import EXTRAS_KEY, SCORE_COLUMN, Extras, Fields
 from calibrant.io.files import decoding
 
 # The only score column of a binary problem: of the positive class.
-_BINARY = {name: "probs" for name in ("p1", "p", "prob", "score", "y_score")} | {"logit1": "logits", "logit": "logits"}
+_BINARY = dict.fromkeys(("p1", "p", "prob", "probability", "score", "y_score", "y_prob"), "probs")
+_BINARY |= {"logit1": "logits", "logit": "logits"}
 _LABELS = ("label", "labels")
+_OTHER_LABELS = ("y_true", "target", "y")
 _WEIGHTS = ("weight", "weights", "sample_weight")
 _NOT_SLICED = {*_LABELS, *_WEIGHTS, "split", "probs", "logits", EXTRAS_KEY}
 # Bytes of text that are parsed at a time, and from which the number of rows is estimated.
@@ -40,15 +43,19 @@ _BLOCK_BYTES, _SAMPLE_BYTES = 1 << 22, 1 << 18
 _WRITE_ROWS, _SAMPLE_ROWS = 1 << 16, 1 << 18
 
 
-def find_scores(names: Sequence[str], *, path: str | Path) -> tuple[str, tuple[str, ...]]:
+def find_scores(names: Sequence[str], *, path: str | Path, prob_column: str | None = None) -> tuple[str, tuple[str, ...]]:
     """Find the kind of the scores and their columns, in time that grows with the number of columns, whatever their names.
 
-    One column alone holds the positive class of a binary problem, or lists. A table without scores gives ``("", ())``.
+    One column alone holds the positive class of a binary problem, or lists; ``prob_column`` names one that has another name. A
+    table without scores gives ``("", ())``.
     """
     seen = Counter(names)
     twice = next((name for name, count in seen.items() if count > 1), None)
     if twice is not None:
         raise ValueError(f"{path}: every column must have a name of its own, got `{twice}` twice. Rename one of them.")
+    if prob_column is not None:
+        lookup(seen, prob_column, kind=f"column of {path}")
+        return "probs", (prob_column,)
     found: list[tuple[str, tuple[str, ...]]] = [(kind, (kind,)) for kind in ("probs", "logits") if kind in seen]
     for prefix, kind in (("p", "probs"), ("logit", "logits")):
         count = sum(1 for name in names if (match := SCORE_COLUMN.fullmatch(name)) and match[1] == prefix)
@@ -77,11 +84,12 @@ class TableFile:
     extras: Extras
     rows: int
     delimiter: str = ""
+    label: str = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns to slice by."""
-        taken = {*self.scores, *_NOT_SLICED}
+        taken = {*self.scores, *_NOT_SLICED, self.label}
         return tuple(name for name in self.names if name not in taken)
 
     @cached_property
@@ -104,6 +112,9 @@ class TableFile:
                 arrays = {name: self._to_numpy(table.column(name), name, is_number=name in numbers) for name in wanted}
                 fields = {name: values for name, values in arrays.items() if values is not None}
                 scores = [fields.pop(name) for name in self.scores]
+                if self.label:
+                    fields = {name: values for name, values in fields.items() if name not in _LABELS or name == self.label}
+                    fields["labels"] = fields.pop(self.label)
                 if scores:
                     fields[self.kind] = scores[0] if len(scores) == 1 else np.stack(scores, axis=1)
                 yield text_precision(fields) if self.delimiter and self.extras.dtype is None else fields
@@ -132,7 +143,7 @@ class TableFile:
     def _csv_tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
         narrow = self.extras.dtype in ("float16", "bfloat16", "float32")
         # A type that is inferred may change from piece to piece.
-        text = (*_LABELS, "split", *self.extras.columns, *(self.columns if batch_rows else ()))
+        text = (*_LABELS, *filter(None, [self.label]), "split", *self.extras.columns, *(self.columns if batch_rows else ()))
         types = dict.fromkeys(text, "string") | dict.fromkeys(_WEIGHTS, "double")
         types |= dict.fromkeys(self.scores, "float" if narrow else "double")
         # Dates stay text.
@@ -174,7 +185,7 @@ class TableFile:
                 column = column.cast("float64")
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 raise ValueError(f"{self.path}: `{name}` must hold numbers, got {column.type}. Save it as numbers.") from None
-        elif kinds.is_decimal(column.type) or (self.delimiter and name in _LABELS):
+        elif kinds.is_decimal(column.type) or (self.delimiter and name in (*_LABELS, self.label)):
             # Labels in text are numbers, or names of classes, or both: names and -100 for examples to leave out.
             with suppress(pa.ArrowInvalid):
                 column = column.cast("float64")
@@ -189,17 +200,32 @@ class TableFile:
         return None
 
 
-def open_table(path: Path) -> TableFile:
-    """Open a ``.csv`` or ``.parquet`` file; raises ``ValueError`` with one sentence where its columns are wrong."""
-    if path.suffix.lower() == ".csv":
-        return _open_csv(path)
+def open_table(path: Path, *, prob_column: str | None = None, label_column: str | None = None) -> TableFile:
+    """Open a ``.csv`` or ``.parquet`` file; raises ``ValueError`` with one sentence where its columns are wrong.
+
+    Args:
+        path: The file.
+        prob_column: Column that holds the probability of the positive class; found by its name if not given.
+        label_column: Column that holds the labels; found by its name if not given.
+    """
+    table = _open_csv(path, prob_column) if path.suffix.lower() == ".csv" else _open_parquet(path, prob_column)
+    if label_column is not None:
+        lookup(dict.fromkeys(table.names), label_column, kind=f"column of {path}")
+        return replace(table, label=label_column)
+    if any(name in table.names for name in _LABELS):
+        return table
+    return replace(table, label=next((name for name in _OTHER_LABELS if name in table.names), ""))
+
+
+def _open_parquet(path: Path, prob_column: str | None) -> TableFile:
     with decoding(path), pq.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, int(file.metadata.num_rows)
     said = (schema.metadata or {}).get(EXTRAS_KEY.encode(), b"").decode(errors="replace")
-    return TableFile(path, schema.names, *find_scores(schema.names, path=path), Extras.from_json(said, path=path), rows)
+    scores = find_scores(schema.names, path=path, prob_column=prob_column)
+    return TableFile(path, schema.names, *scores, Extras.from_json(said, path=path), rows)
 
 
-def _open_csv(path: Path) -> TableFile:
+def _open_csv(path: Path, prob_column: str | None) -> TableFile:
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
             line = handle.readline()
@@ -208,7 +234,7 @@ def _open_csv(path: Path) -> TableFile:
             first = next(csv.reader(handle, delimiter=delimiter), [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise _not_a_table(path, error) from None
-    kind, scores = find_scores(names, path=path)
+    kind, scores = find_scores(names, path=path, prob_column=prob_column)
     if not scores and re.match(r"\s*-?[\d.]", line):
         raise ValueError(f"{path}: the first line must name the columns (p0, p1, …, label), got {line.strip()[:60]!r}.")
     said = first[names.index(EXTRAS_KEY)] if EXTRAS_KEY in names and len(first) == len(names) else ""

@@ -416,6 +416,33 @@ def binary_adaptive_calibration_error(
     return norm_of_bins(equal_mass_bins(given, n_bins=n_bins), p=p)
 
 
+def binary_signed_calibration_gap(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    r"""Mean probability of the positive class minus the share of positives, :math:`\bar p - \bar y`.
+
+    The arguments are those of `binary_expected_calibration_error`.
+
+    Returns:
+        Scalar ``[]`` in ``[-1, 1]``, float64; 0 is best, above zero the model predicts too many positives.
+
+    Example:
+        >>> binary_signed_calibration_gap([0.2, 0.6], [0, 0])
+        tensor(0.4000, dtype=torch.float64)
+
+    Reference:
+        Murphy, Monthly Weather Review 1973 (reliability in the large).
+    """
+    where = "binary_signed_calibration_gap"
+    given = _positive_class(probs, labels, where=where, n_bins=1, weights=weights, ignore_index=ignore_index)
+    share = given.mass / given.mass.sum()
+    return share @ (given.confidence - given.correct)
+
+
 def classwise_calibration_error(
     probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
@@ -575,12 +602,22 @@ def _positive_class(
     ignore_index: int | None,
 ) -> TopLabel:
     """Check the arguments of a binary metric; ``confidence`` is the probability and ``correct`` the label of the record."""
+    if isinstance(probs, Predictions) or np.ndim(probs) == np.ndim(labels) + 1:  # type: ignore[arg-type]
+        given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+        if given.num_classes != 2:
+            raise ValueError(f"{where}: `probs` must be of two classes, got {given.num_classes}.")
+        return _second_column(given)
     score = to_tensor(probs, where=where, name="probs").cpu()
     if bool(((score < 0) | (score > 1)).any()):
         found = f"got values from {float(score.min()):.4g} to {float(score.max()):.4g}"
         raise ValueError(f"{where}: `probs` must lie in [0, 1], {found}. If they are logits, pass `torch.sigmoid(logits)`.")
     both = both_classes(score, "probs")
-    given = examples_of(both, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    return _second_column(
+        examples_of(both, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    )
+
+
+def _second_column(given: Predictions) -> TopLabel:
     return TopLabel(given.probs[:, 1].double().contiguous(), given.labels.double(), given.weights, given.probs.dtype)
 
 

@@ -153,6 +153,13 @@ class Evidence:
         self._ranges: dict[Inversion, Range] = {}
 
     @cached_property
+    def positive(self) -> Evidence | None:
+        """The same of the probability of the positive class; None of more than two classes."""
+        if self.summary.positive is None:
+            return None
+        return Evidence(self.summary.positive, n_resamples=self.n_resamples, rng=self.rng.spawn(1)[0])
+
+    @cached_property
     def levels(self) -> Levels:
         """Confidence levels within bins."""
         return levels_of(self.summary.cells, size=self.size, n_bins=self.summary.n_bins)
@@ -195,9 +202,9 @@ def all_gaps(levels: Levels, pieces: Tensor) -> Tensor:
     chance = float(given.weight @ (given.variance / given.count).sqrt()) * (2 / math.pi) ** 0.5
     most = observed + 4 * noise
     errors = torch.linspace(max(observed - chance - 5 * noise, most / (_TRUTHS - 1)), most, _TRUTHS - 1, dtype=torch.float64)
-    # Where confidence is so near 1 that a gap within chance cannot grow on its side, it must on the other.
-    stuck = (given.gap < 0) & (1 - given.confidence < 2 * (given.variance / given.count).sqrt())
-    direction = torch.where(stuck, 1.0, sign)
+    # Where confidence is so near 0 or 1 that a gap within chance cannot grow on its side, it must on the other.
+    room = torch.where(given.gap < 0, 1 - given.confidence, given.confidence)
+    direction = torch.where(room < 2 * (given.variance / given.count).sqrt(), -sign, sign)
 
     def truth(push: Tensor) -> Tensor:
         step = push.unsqueeze(1) * given.variance

@@ -10,8 +10,8 @@ import torch
 
 from calibrant.core.binning import norm_of_bins
 from calibrant.core.checks import ArrayLike
-from calibrant.core.records import Predictions, as_predictions
-from calibrant.core.scores import ClassScore, Estimate, Scores
+from calibrant.core.records import Predictions, as_predictions, one_of
+from calibrant.core.scores import ClassScore, Estimate, PositiveClass, Scores
 from calibrant.core.slices import Slices, column_names
 from calibrant.core.summary import Summary, summarize
 from calibrant.metrics.chance import check_draws, compare_with_null
@@ -45,10 +45,11 @@ def measure(
     ``docs/intervals.md`` for the method and its measured coverage.
 
     Args:
-        predictions: N examples of C classes; sample weights are respected. Or probabilities ``[N, C]``, as in the metrics.
+        predictions: N examples of C classes; sample weights are respected. Or probabilities ``[N, C]``, or of a binary problem
+            ``[N]``, those of the positive class.
         labels: Class indices ``[N]``, unless ``predictions`` has its own.
-        probs: Probabilities ``[N, C]``, in place of ``predictions``.
-        logits: Or logits.
+        probs: Probabilities, in place of ``predictions``.
+        logits: Or logits; ``[N]`` are the log-odds of the positive class.
         n_bins: Number of bins of the binned metrics.
         by_class: Whether to add a table of the classes, worst calibrated first.
         slice_by: Columns of the predictions; the same scores are added for the groups of each. ``"site,light"`` groups by both
@@ -72,7 +73,10 @@ def measure(
     if probs is not None or logits is not None:
         if predictions is not None or labels is None:
             raise ValueError("measure: `probs` or `logits` must be given with `labels`, in place of `predictions`.")
-        predictions, labels = Predictions(probs=probs, logits=logits, labels=labels, where="measure"), None
+        make = Predictions.from_binary if np.ndim(one_of(probs=probs, logits=logits, where="measure")[0]) == 1 else Predictions
+        predictions, labels = make(probs=probs, logits=logits, labels=labels), None
+    elif labels is not None and not isinstance(predictions, Predictions) and np.ndim(predictions) == 1:  # type: ignore[arg-type]
+        predictions, labels = Predictions.from_binary(probs=predictions, labels=labels), None
     predictions = as_predictions(predictions, labels, where="measure")
     check_draws(n_bins, n_resamples, seed, where="measure", least=2)
     where = file or "the predictions"
@@ -116,7 +120,7 @@ def measure_summary(
 def values_of(summary: Summary, predictions: Predictions | None = None) -> dict[str, float]:
     """The value of every score that can be read from the sums; with ``predictions`` of the others, too."""
     values = {}
-    for key, metric in score_metrics().items():
+    for key, metric in score_metrics(positive=summary.positive is not None).items():
         if metric.read is not None and not (metric.classwise and summary.class_bins is None):
             values[key] = float(metric.read(summary))
         elif metric.read is None and predictions is not None:
@@ -160,6 +164,21 @@ def _score(
         classes=class_scores(summary, names=names) if by_class else (),
         file=file,
         weight=summary.weight if summary.is_weighted else None,
+        positive=_positive_class(evidence.positive, names),
+    )
+
+
+def _positive_class(evidence: Evidence | None, names: Sequence[str] | None) -> PositiveClass | None:
+    if evidence is None:
+        return None
+    summary = evidence.summary
+    bins = summary.bins
+    return PositiveClass(
+        name=None if names is None else str(names[1]),
+        predicted=float(bins.weight @ bins.confidence),
+        observed=float(bins.weight @ bins.accuracy),
+        if_calibrated=compare_with_null(float(norm_of_bins(bins)), ece_of_levels(evidence.levels, *evidence.calibrated)),
+        bins=bins,
     )
 
 

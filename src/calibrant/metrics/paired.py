@@ -116,7 +116,7 @@ def paired_test(
     wider = _widening(round(one.size, 6))
     by_chance = _if_both_calibrated(one, two, rng)
     found = {}
-    for key, metric in score_metrics().items():
+    for key, metric in score_metrics(positive=first.num_classes == 2).items():
         if key not in drawn:
             both = (resampled_values(metric, given, n_resamples, seed=seed, n_bins=n_bins) for given in (second, first))
             drawn[key] = torch.sub(*both)

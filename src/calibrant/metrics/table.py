@@ -16,6 +16,9 @@ from calibrant.metrics import levels as of
 from calibrant.metrics.binned import (
     adaptive_calibration_error,
     average_calibration_error,
+    binary_adaptive_calibration_error,
+    binary_expected_calibration_error,
+    binary_signed_calibration_gap,
     classwise_calibration_error,
     debiased_calibration_error,
     debiased_error,
@@ -28,8 +31,10 @@ from calibrant.metrics.binned import (
 )
 from calibrant.metrics.intervals import (
     ECE_INVERSION,
+    Evidence,
     Interval,
     Inversion,
+    Range,
     aurc_interval,
     classwise_interval,
     mce_interval,
@@ -75,6 +80,7 @@ class Metric:
         compared: Whether the page of a comparison has a column for it.
         classwise: Whether it needs sums for every class, which a stream can leave out.
         is_calibration: Whether a calibrated model shows it by chance alone, which the paired test then allows for.
+        positive: Whether it is about the probability of the positive class, and so about problems of two classes only.
         read: How it is read from the sums that all scores share (which makes it a streaming metric, too); without it the
             function is called with all examples.
         interval: How its 95 % interval is computed from those sums; default: a bootstrap of the function.
@@ -96,11 +102,12 @@ class Metric:
     unit: Literal["%", "nats", ""] = ""
     better: Literal["lower", "higher"] | None = "lower"
     largest: float = 1.0
-    group: Literal["score", "top label", "other"] = "other"
+    group: Literal["positive class", "score", "top label", "other"] = "other"
     is_score: bool = True
     compared: bool = True
     classwise: bool = False
     is_calibration: bool = False
+    positive: bool = False
     read: Callable[[Summary], Tensor] | None = None
     interval: Interval | None = None
     of_levels: of.OfLevels | None = None
@@ -117,7 +124,64 @@ class Metric:
         return self.function(probs, labels, **options)
 
 
+def _signed_gap(summary: Summary) -> Tensor:
+    return (summary.cells[1].sum() - summary.cells[2].sum()) / summary.cells[0].sum()
+
+
+def _of_positive(rule: Interval) -> Interval:
+    """The interval that ``rule`` gives of the probability of the positive class."""
+
+    def interval(evidence: Evidence, value: float) -> Range:
+        assert evidence.positive is not None
+        return rule(evidence.positive, value)
+
+    return interval
+
+
+def _read_positive(value: Callable[[Summary], Tensor]) -> Callable[[Summary], Tensor]:
+    def read(summary: Summary) -> Tensor:
+        assert summary.positive is not None
+        return value(summary.positive)
+
+    return read
+
+
 _SCORES = {
+    "binary_gap": Metric(
+        binary_signed_calibration_gap,
+        label="predicted minus observed",
+        short="predicted − observed",
+        meaning="above zero: predicts too many positives",
+        unit="%",
+        better=None,
+        group="positive class",
+        positive=True,
+        read=_read_positive(_signed_gap),
+        interval=_of_positive(signed_gap_interval),
+        compared=False,
+    ),
+    "binary_ece": Metric(
+        binary_expected_calibration_error,
+        label="binary ECE",
+        meaning="mean gap of P(positive) to its frequency",
+        unit="%",
+        group="positive class",
+        positive=True,
+        read=_read_positive(lambda summary: norm_of_bins(summary.bins)),
+        interval=_of_positive(lambda evidence, value: evidence.range_of(ECE_INVERSION, value)),
+        compared=False,
+    ),
+    "binary_ace": Metric(
+        binary_adaptive_calibration_error,
+        label="binary ACE",
+        meaning="the same over bins of equal size",
+        unit="%",
+        group="positive class",
+        positive=True,
+        read=_read_positive(lambda summary: norm_of_bins(equal_mass_bins(summary.examples, n_bins=summary.n_bins))),
+        interval=_of_positive(Inversion(of.ace_of_levels)),
+        compared=False,
+    ),
     "error": Metric(
         error_rate,
         label="error rate",
@@ -271,7 +335,7 @@ _SCORES = {
         unit="%",
         better=None,
         largest=2.0,
-        read=lambda summary: (summary.cells[1].sum() - summary.cells[2].sum()) / summary.cells[0].sum(),
+        read=_signed_gap,
         interval=signed_gap_interval,
         of_levels=lambda levels, mass, right: mass @ levels.confidence - right.sum(-1),
         compared=False,
@@ -297,6 +361,9 @@ def is_top_label(key: str) -> bool:
     return key == "nll" or METRICS[key].of_levels is not None
 
 
-def score_metrics() -> dict[str, Metric]:
-    """The metrics that `calibrant.measure`, tables and reports show, including those of installed packages."""
-    return {key: metric for key, metric in METRICS.available().items() if metric.is_score}
+def score_metrics(*, positive: bool = False) -> dict[str, Metric]:
+    """The metrics that `calibrant.measure`, tables and reports show, including those of installed packages.
+
+    Those of a ``positive`` class are left out unless asked for: problems of more than two classes do not have them.
+    """
+    return {key: metric for key, metric in METRICS.available().items() if metric.is_score and (positive or not metric.positive)}

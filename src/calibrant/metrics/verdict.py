@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from calibrant.core.scores import Estimate, Paired, Scores
+from calibrant.core.scores import Estimate, IfCalibrated, Paired, PositiveClass, Scores
 from calibrant.metrics.table import METRICS, Metric
 
 # Below the first an error is called slight, above the second strong; between them it goes without a word.
@@ -81,48 +81,85 @@ def write_p(p_value: float) -> str:
     return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}" if p_value < 0.1 else f"p = {p_value:.2f}"
 
 
+def main_error(scores: Scores) -> tuple[str, IfCalibrated]:
+    """Key of the calibration error that decides, and what to expect of it: of two classes that of the positive one."""
+    return ("ece", scores.ece_if_calibrated) if scores.positive is None else ("binary_ece", scores.positive.if_calibrated)
+
+
 def is_miscalibrated(scores: Scores) -> bool:
-    """Whether chance alone would hardly show an ECE as large as this."""
-    return scores.ece_if_calibrated.p_value < SIGNIFICANT
+    """Whether chance alone would hardly show a calibration error as large as this."""
+    return main_error(scores)[1].p_value < SIGNIFICANT
 
 
 def direction(scores: Scores) -> str:
-    """Return "over-confident", "under-confident", "both" in different places, or "no clear error"."""
-    gap = scores["signed_gap"]
+    """Return "over-confident", "under-confident", "both" in different places, or "no clear error".
+
+    Of two classes: whether the positive one is predicted "too often" or "too rarely".
+    """
+    gap = scores["signed_gap" if scores.positive is None else "binary_gap"]
     if not is_miscalibrated(scores):
         return "no clear error"
     if gap.low <= 0 <= gap.high:
         return "both"
-    return "over-confident" if gap.value > 0 else "under-confident"
+    words = ("under-confident", "over-confident") if scores.positive is None else ("too rarely", "too often")
+    return words[gap.value > 0]
 
 
 def verdict(scores: Scores) -> str:
     """Say in one sentence what the measurement means."""
-    null, ece = scores.ece_if_calibrated, scores["ece"]
+    key, null = main_error(scores)
+    ece = scores[key]
     ece_text, mean_text, p95_text = (write_value(v, "%") for v in (ece.value, null.mean, null.p95))
+    what = "ECE" if scores.positive is None else f"calibration error of {scores.positive.probability}"
     if not is_miscalibrated(scores):
         opening = "Too few examples to see an error" if scores.n < FEW else "No sign of miscalibration"
         return (
-            f"{opening}: an ECE of {ece_text} is what a perfectly calibrated model shows on "
+            f"{opening}: {'an' if what == 'ECE' else 'a'} {what} of {ece_text} is what a perfectly calibrated model shows on "
             f"{count_examples(scores.n)} ({mean_text} on average, rarely over {p95_text})."
         )
+    chance = f"{ece_text} where a calibrated model would show {mean_text} ({write_p(null.p_value)})."
+    if scores.positive is not None:
+        return f"{_tell_place(scores.positive, direction(scores))} The {what} is {chance}"
     accuracy = 1 - scores["error"].value
     confidence = accuracy + scores["signed_gap"].value
     said = direction(scores).replace("both", "over-confident here and under-confident there")
     strength = "slightly " if ece.value < _SLIGHT else "strongly " if ece.value > _STRONG else ""
     opening = strength + said
     return (
-        f"{opening[0].upper()}{opening[1:]}: {100 * confidence:.1f}% sure on average, {100 * accuracy:.1f}% right; the ECE is "
-        f"{ece_text} where a calibrated model would show {mean_text} ({write_p(null.p_value)})."
+        f"{opening[0].upper()}{opening[1:]}: {100 * confidence:.1f}% sure on average, {100 * accuracy:.1f}% right; "
+        f"the ECE is {chance}"
     )
+
+
+def _tell_place(positive: PositiveClass, said: str) -> str:
+    """Say how the predictions of the positive class are off on average, and where most; ``said`` is of `direction`."""
+    predicted, observed = write_percent(positive.predicted), write_percent(positive.observed)
+    how = said.replace("both", "too often here and too rarely there")
+    opening = f"Predicts {positive.name or 'the positive class'} {how}: {predicted} on average, {observed} observed"
+    times = positive.predicted / positive.observed if positive.observed > 0 else math.inf
+    ratio = f" ({times:.1f} times as much)" if said == "too often" and 1.1 <= times < 1000 else ""
+    bins = positive.bins
+    if not bins.count.numel():
+        return f"{opening}{ratio}."
+    worst = int((bins.weight * bins.gap.abs()).argmax())
+    low, high = (f"{100 * float(edge):.0f}" for edge in bins.edges[worst : worst + 2])
+    there, happens = (write_percent(float(part[worst])) for part in (bins.confidence, bins.accuracy))
+    place = f"The error is largest between {low} and {high}%: {there} predicted, {happens} observed."
+    return f"{opening}{ratio}. {place}"
 
 
 def worst_slice(scores: Scores) -> str:
     """Name the group whose ECE stands out most above what a calibrated model would show there."""
-    name, worst = max(scores.slices.items(), key=lambda item: item[1]["ece"].value - item[1].ece_if_calibrated.p95)
+
+    def excess(scores: Scores) -> float:
+        key, null = main_error(scores)
+        return scores[key].value - null.p95
+
+    name, worst = max(scores.slices.items(), key=lambda item: excess(item[1]))
     if not is_miscalibrated(worst):
         return "none stands out: each could be that of a calibrated model"
-    return f"{name} stands out most, with an ECE of {write_value(worst['ece'].value, '%')}"
+    key, _ = main_error(worst)
+    return f"{name} stands out most, with {metric_of(key).short or metric_of(key).label} {write_value(worst[key].value, '%')}"
 
 
 def tell_effect(before: Scores, after: Scores, paired: Mapping[str, Paired], *, it: str) -> str:

@@ -41,6 +41,7 @@ from calibrant.metrics.verdict import (
     direction,
     is_miscalibrated,
     judge,
+    main_error,
     table_rows,
     tell_effect,
     verdict,
@@ -177,6 +178,7 @@ def render_page(
     view: dict[str, object] = {"verdict": verdict, "title": title or ", ".join(filter(None, names)) or "Runs compared"}
     view |= {"examined": examined, "repaired": repaired, "runs": None, "tables": tables, "version": __version__}
     data: dict[str, object] = {"runs": [], "predictions": None, "gridStops": GRID_STOPS}
+    view["words"], view["run_words"] = _words(examined), _words(None)
     view["after"] = after = None if repaired is None or repaired.name == "none" else repaired.after
     if examined is not None:
         data["predictions"] = _predictions_data(examined, after, repaired, n_resamples=n_resamples, seed=seed)
@@ -202,15 +204,21 @@ def verdict_of(
 
 def give_verdict(scores: Scores, repaired: Repair | None) -> Verdict:
     """Say what was found of predictions, and what a repair, if there was one, did for them."""
-    few, ece = scores.n < FEW, scores["ece"]
-    tones = {"over-confident": "over", "under-confident": "under", "both": "both"}
-    tone = tones.get(direction(scores), "unsure" if few else "good")
+    key, null = main_error(scores)
+    few, ece, said = scores.n < FEW, scores[key], direction(scores)
+    tones = {"over-confident": "over", "too often": "over", "under-confident": "under", "too rarely": "under", "both": "both"}
+    tone = tones.get(said, "unsure" if few else "good")
     headline = {
         "both": f"Over-confident here, under-confident there: off by {100 * ece.value:.1f} points",
         "unsure": "Too few examples to see an error",
         "good": "Not distinguishable from calibrated",
     }.get(tone, f"{tone.capitalize()}-confident by {100 * abs(scores['signed_gap'].value):.1f} points")
-    n, seen = count_examples(scores.n), write_percent(scores.ece_if_calibrated.p95)
+    if scores.positive is not None and said in ("too often", "too rarely"):
+        name, points = scores.positive.name or "the positive class", 100 * abs(scores["binary_gap"].value)
+        headline = f"Predicts {name} {said}, by {points:.{1 if points >= 1 else 2}f} points"
+    elif scores.positive is not None and said == "both":
+        headline = f"Too sure here, not sure enough there: off by {100 * ece.value:.1f} points"
+    n, seen = count_examples(scores.n), write_percent(null.p95)
     caution = {
         "good": f"A calibration error of up to {write_percent(ece.high)} cannot be excluded.",
         "unsure": f"With {n} nothing smaller than {seen} could have been seen. Measure more before relying on it.",
@@ -265,7 +273,7 @@ def _fill(view: dict[str, object], data: dict[str, object]) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    writers = (direction, judge, table_rows, write_estimate, write_interval, write_p, write_value)
+    writers = (direction, judge, main_error, table_rows, write_estimate, write_interval, write_p, write_value)
     environment.globals |= {"METRICS": METRICS, "name_of": _label, **{writer.__name__: writer for writer in writers}}
     style, theme, *parts = (environment.loader.get_source(environment, n)[0] for n in ("style.css", "theme.js", *_SCRIPTS))  # type: ignore[union-attr]
     script = '"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n"
@@ -300,6 +308,7 @@ def _predictions_data(
         "names": class_names_of(predictions),
         "named": predictions.class_names is not None,
         "weighted": predictions.weights is not None,
+        "words": _words(examined),
         "sides": [_side(side, stops=stops, n_resamples=n_resamples, seed=seed) for side in (examined, after) if side],
         "calibrators": [
             {
@@ -315,6 +324,34 @@ def _predictions_data(
     }
 
 
+def _words(examined: Examined | None) -> dict[str, str]:
+    """What the reliability diagram compares: confidence with accuracy, or a probability with how often its class occurs."""
+    positive = None if examined is None else examined.scores.positive
+    if positive is None:
+        return {
+            "question": "Is the model as sure as it is right?",
+            "about": "Predictions are grouped by confidence. A bar shows how many of its group were right; where it ends below "
+            "the diagonal the model was too sure, above it not sure enough.",
+            "x": "confidence",
+            "y": "accuracy",
+            "over": "over-confident",
+            "under": "under-confident",
+            "error": "ECE",
+            "worst": "MCE",
+        }
+    return {
+        "question": f"Does {positive.name or 'the positive class'} occur as often as predicted?",
+        "about": f"Examples are grouped by {positive.probability}. A bar shows how often the class occurred in its group; "
+        "where it ends below the diagonal the model predicts it too often, above it too rarely.",
+        "x": positive.probability,
+        "y": "observed",
+        "over": "predicted too often",
+        "under": "predicted too rarely",
+        "error": "binary ECE",
+        "worst": "worst bin",
+    }
+
+
 def slider_stops(n_bins: int) -> list[int]:
     """Numbers of bins between which a reader can choose, ``n_bins`` among them."""
     return sorted({*_STOPS, n_bins})
@@ -323,6 +360,7 @@ def slider_stops(n_bins: int) -> list[int]:
 def _side(examined: Examined, *, stops: list[int], n_resamples: int, seed: int) -> dict[str, object]:
     scores = examined.scores
     summary = summarize(examined.predictions, n_bins=scores.n_bins, keep=None)
+    shown = summary.positive or summary
     top = summary.examples
     right, wrong = mean_confidences(top)
     return {
@@ -332,7 +370,7 @@ def _side(examined: Examined, *, stops: list[int], n_resamples: int, seed: int) 
         "confidence": 1 - scores["error"].value + scores["signed_gap"].value,
         "sureRight": right,
         "sureWrong": wrong,
-        "bins": examine_stops(summary, stops=stops, n_resamples=n_resamples, seed=seed),
+        "bins": examine_stops(shown, stops=stops, n_resamples=n_resamples, seed=seed),
         "regions": regions_of(top, scale=summary.effective_n / summary.weight),
         "risk": risk_curve(top),
         "classes": class_view(summary, examined.predictions),

@@ -204,7 +204,7 @@ def test_measure_extreme_input_gives_sensible_intervals(case: str) -> None:
     scores = measure(Predictions(probs=probs, labels=labels), n_resamples=40, by_class=True)
     for key, (value, low, high) in scores.metrics.items():
         assert low <= value <= high, key
-        assert key == "signed_gap" or low >= 0, key
+        assert key in ("signed_gap", "binary_gap") or low >= 0, key
         assert key in ("nll", "brier") or -1 <= low <= high <= 1, key
     assert 0 < scores.ece_if_calibrated.p_value <= 1
     assert scores["error"].high > scores["error"].low

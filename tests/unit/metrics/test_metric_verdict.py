@@ -93,5 +93,5 @@ def test_worst_slice_is_named_only_if_it_stands_out() -> None:
     fine, bad = made_scores(ece=0.008, p_value=0.4), made_scores(ece=0.09)
     # The group of the highest ECE need not be the one: a small group has more of it by chance.
     said = worst_slice(replace(fine, slices={"day": fine, "night": bad}))
-    assert said == "night stands out most, with an ECE of 9.00%"
+    assert said == "night stands out most, with ECE 9.00%"
     assert worst_slice(replace(fine, slices={"day": fine})).startswith("none stands out")

@@ -88,11 +88,11 @@ function drawBins(svg, width, { rows, bins, xTitle, yTitle, said, label }) {
 }
 
 function drawReliability(svg, width) {
+  const words = facts.words;
   const view = currentBins();
   const bins = facts.stops[state.stop];
   return drawBins(svg, width, {
-    rows: rowsOf(view.rows), bins, xTitle: "confidence", yTitle: "accuracy",
-    said: ["confidence", "accuracy", "over-confident", "under-confident"],
+    rows: rowsOf(view.rows), bins, xTitle: words.x, yTitle: words.y, said: [words.x, words.y, words.over, words.under],
     label: `Reliability diagram with ${bins} bins.`,
   });
 }
@@ -139,7 +139,7 @@ function drawByBins(svg, width) {
   const plot = frame(svg, {
     left, top: 30, width: width - left - 14, height: 150, logX: true, x: [stops[0], stops[stops.length - 1]], y: [0, top],
     xTicks: [2, 5, 10, 20, 50, 100].filter((m) => m >= stops[0] && m <= stops[stops.length - 1]),
-    yTicks, yText: percentTicks(yTicks), xTitle: "number of bins", yTitle: "ECE",
+    yTicks, yText: percentTicks(yTicks), xTitle: "number of bins", yTitle: facts.words.error,
   });
   const side = currentSide();
   const line = (values, name) => shape("path", { class: name, d: path(values.map((v, k) => [plot.x(stops[k]), plot.y(v)])) }, svg);
@@ -155,7 +155,7 @@ function drawByBins(svg, width) {
     const b = side.bins[k];
     return {
       x: before, y: plot.top, width: Math.max(after - before, 1), height: plot.height, anchor: plot.y(b.ece) - plot.top,
-      lines: [`${m} bins`, `ECE ${percent(b.ece)}`, `MCE ${percent(b.mce)}`, `${percent(b.null)} if calibrated`],
+      lines: [`${m} bins`, `${facts.words.error} ${percent(b.ece)}`, `${facts.words.worst} ${percent(b.mce)}`, `${percent(b.null)} if calibrated`],
     };
   });
   explore(svg, items, "Calibration error against the number of bins.");

@@ -1,0 +1,97 @@
+"""Of two classes, measuring speaks of the probability of the positive class first."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant import Predictions, measure
+from calibrant.core.scores import Scores
+from calibrant.core.summary import summarize
+from calibrant.metrics import binary_expected_calibration_error, binary_signed_calibration_gap
+from calibrant.metrics.measure import measure_summary
+from calibrant.metrics.verdict import direction, main_error, verdict
+
+
+def fraud(times: float, n: int = 6000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of a rare class, which occurs one time in ``times`` as often as they say."""
+    rng = np.random.default_rng(seed)
+    probs = 1 / (1 + np.exp(3.0 - 1.5 * rng.standard_normal(n)))
+    return probs, (rng.random(n) < probs / times).astype(int)
+
+
+def test_too_much_fraud_is_called_so_though_the_top_label_is_under_confident() -> None:
+    probs, labels = fraud(3)
+    scores = measure(Predictions.from_binary(probs=probs, labels=labels, class_names=["fine", "fraud"]))
+    assert scores["signed_gap"].high < 0
+    assert direction(scores) == "too often"
+    said = verdict(scores)
+    assert "fraud too often" in said
+    assert f"{100 * probs.mean():.2f}%" in said
+    assert "times as much" in said
+    assert "confident" not in said
+    assert scores["binary_gap"].value == pytest.approx(probs.mean() - labels.mean(), abs=1e-12)
+
+
+def test_the_place_named_is_where_the_error_is() -> None:
+    probs = np.repeat([0.1, 0.5, 0.9], 1000)
+    rates = np.repeat([0.1, 0.8, 0.9], 1000)
+    labels = (np.random.default_rng(0).random(3000) < rates).astype(int)
+    scores = measure(probs, labels)
+    assert direction(scores) == "too rarely"
+    assert "between 47 and 53%" in verdict(scores)
+
+
+def test_calibrated_rare_probabilities_are_not_accused() -> None:
+    found = [measure(*fraud(1, n=2000, seed=seed), n_resamples=200) for seed in range(40)]
+    assert sum(direction(scores) != "no clear error" for scores in found) <= 6
+    assert sum(scores["binary_ece"].low > 0 for scores in found) <= 6
+    assert sum(not scores["binary_gap"].low <= 0 <= scores["binary_gap"].high for scores in found) <= 6
+
+
+def test_intervals_of_a_rare_class_hold_the_truth() -> None:
+    # The true gap is p - p / 2 at every p.
+    covered = [
+        scores["binary_ece"].low <= probs.mean() / 2 <= scores["binary_ece"].high
+        for seed in range(40)
+        for probs, labels in [fraud(2, n=2000, seed=seed)]
+        for scores in [measure(probs, labels, n_resamples=200)]
+    ]
+    assert sum(covered) >= 34
+
+
+def test_values_are_those_of_the_binary_metrics_however_the_examples_are_given() -> None:
+    probs, labels = fraud(2, n=500)
+    scores = measure(probs, labels, n_resamples=50)
+    assert scores["binary_ece"].value == pytest.approx(float(binary_expected_calibration_error(probs, labels)), abs=1e-12)
+    both = torch.tensor(np.stack([1 - probs, probs], 1))
+    assert float(binary_signed_calibration_gap(both, labels)) == pytest.approx(scores["binary_gap"].value, abs=1e-12)
+    again = measure(probs=probs, labels=labels, n_resamples=50)
+    odds = measure(logits=np.log(probs / (1 - probs)), labels=labels, n_resamples=50)
+    assert again.metrics == scores.metrics
+    assert odds["binary_ece"].value == pytest.approx(scores["binary_ece"].value, abs=1e-9)
+
+
+def test_sums_of_parts_give_what_the_whole_gives() -> None:
+    probs, labels = fraud(2, n=900)
+    whole = Predictions.from_binary(probs=probs, labels=labels)
+    parts = [summarize(whole.subset(np.arange(k, k + 300))) for k in (0, 300, 600)]
+    joined, expected = measure_summary(parts[0] + parts[1] + parts[2]), measure(whole)
+    assert main_error(joined) == main_error(expected)
+    for key in expected:
+        assert joined[key] == pytest.approx(expected[key], abs=1e-12), key
+
+
+def test_json_keeps_what_was_found_of_the_positive_class() -> None:
+    scores = measure(*fraud(2, n=300), n_resamples=50)
+    back = Scores.from_dict(json.loads(scores.to_json()))
+    assert back.positive == scores.positive
+    assert "too often" in verdict(back)
+
+
+def test_more_classes_have_no_positive_one() -> None:
+    probs = torch.full((30, 3), 1 / 3, dtype=torch.float64)
+    scores = measure(probs, torch.arange(30) % 3, n_resamples=20)
+    assert scores.positive is None
+    assert not any(key.startswith("binary") for key in scores)
