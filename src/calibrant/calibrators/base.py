@@ -154,7 +154,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         return [doubt for doubt in found if doubt]
 
     def settle(self, data: FitData) -> Calibrator:
-        """Return a calibrator of this kind whose hyper-parameters need not be chosen from data any more: itself, mostly."""
+        """Return a calibrator of this kind whose hyper-parameters are chosen: mostly itself."""
         return self
 
     def learn(self, data: FitData) -> None:
@@ -186,7 +186,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     @property
     def classes_(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """What labels may be: 0 to C - 1, whichever of them the fit data had."""
+        """The possible labels: 0 to C - 1, whether or not the fit data had them all."""
         return np.arange(self.num_classes_)
 
     @property
@@ -256,7 +256,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     @classmethod
     def mapped(cls, logits: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
-        """Apply the formula, and make sure that the top class stays where the method promises it."""
+        """Apply the formula, and keep the top class if the method promises to."""
         found = cls.formula(logits, **learned)
         return keep_top(found, logits) if cls.preserves_accuracy and learned else found
 
@@ -267,8 +267,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     def wrap(self, model: nn.Module, *, dtype: torch.dtype | None = None) -> nn.Module:
         """Return a module that runs ``model`` and calibrates its logits.
 
-        Its output are calibrated *log*-probabilities: logits again, whose softmax is their exponential, so that code written
-        for the bare model keeps working. Of a binary model with one output, the log-odds of class 1, it is calibrated log-odds.
+        It returns calibrated *log*-probabilities: logits again, whose softmax is their exponential, so that code written
+        for the bare model keeps working. For a binary model with one output, the log-odds of class 1, it returns log-odds.
         What was learned is in the ``state_dict`` under ``calibration.``.
 
         Args:
@@ -379,7 +379,7 @@ def one_thread(*, when: bool) -> Iterator[None]:
 
 
 class Identity(Calibrator):
-    """Leaves probabilities as they are: what is chosen where no repair helps."""
+    """Leaves probabilities as they are: the choice where no repair helps."""
 
     label = "doing nothing"
     formula: ClassVar[Callable[..., Tensor]] = staticmethod(lambda logits: logits.log_softmax(-1))

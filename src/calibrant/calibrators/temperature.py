@@ -136,7 +136,7 @@ class TemperatureScaling(_TemperatureMethod):
 
     Args:
         objective: "nll" or "ece".
-        bounds: Smallest and largest T; a fit that ends at one warns. If every example is predicted right no T is best: the
+        bounds: Smallest and largest T; a fit that ends at one warns. If every prediction is right no T is best: the
             NLL falls towards the smallest.
         n_bins: Bins of the ECE, for ``objective="ece"``.
 
@@ -212,7 +212,7 @@ class AttendedTemperatureScaling(_TemperatureMethod):
     objective is that of the authors' released code.
 
     Args:
-        threshold: Probability that a class which is not the label must exceed to be attended.
+        threshold: Classes other than the label count if their probability exceeds this.
         bounds: Smallest and largest T.
 
     Attributes:

@@ -33,7 +33,7 @@ def fetch(name: str, *, root: str | Path | None = None, report: Callable[[int], 
 
 
 def data_name(name: str) -> str:
-    """What a data set is called in print; one's own are called by their name.
+    """The name of a data set in print; your own keep their name.
 
     Example:
         >>> data_name("cifar100"), data_name("birds")

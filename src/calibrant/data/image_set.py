@@ -50,7 +50,7 @@ class ImageSet:
     Attributes:
         images: ``[N, H, W, channels]``, uint8: the layout that a GPU crops and normalises fastest.
         labels: Class indices ``[N]``, int64.
-        num_classes: Number of classes C, also of those that no label names.
+        num_classes: Number of classes C, also those without a label.
         mean: Mean of each channel after division by 255, for normalising.
         std: Standard deviation of each channel.
         class_names: C names, or None.
@@ -102,7 +102,7 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What a data set's loader returns: everything that may be trained on, and the test set."""
+    """A loaded data set: everything to train on, and the test set."""
 
     name: str
     train: ImageSet

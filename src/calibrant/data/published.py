@@ -225,7 +225,7 @@ def _parse(path: Path, published: IdxFile) -> Tensor:
 
 
 def load_digits() -> DataSet:
-    """Read the digits of scikit-learn, 8x8 pixels: 1,297 to train on and 500 to test on, the same ones every time.
+    """Read the digits of scikit-learn, 8x8 pixels: always the same 1,297 to train on and 500 to test on.
 
     Returns:
         The set in ten classes, one channel, grey levels 0..16 stretched to 0..255.

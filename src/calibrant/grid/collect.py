@@ -308,7 +308,7 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
         path: A run folder; a folder of run folders, of ``.npz`` predictions or of records, up to three levels deep; a file of
             predictions (``.npz``, ``.csv``, ``.parquet``, ``.pt``); or the record of a result (``.json``). Unfinished runs are
             left out. Predictions are named after their file; ``mine-seed3.npz`` is seed 3 of ``mine``.
-        data: Name of the data set of predictions whose file cannot say it; "?" if not given.
+        data: Name of the data set of predictions, which their file cannot say; "?" if not given.
 
     Returns:
         The entries, sorted by path. Raises ``ValueError`` or ``OSError`` with one sentence if there are none.

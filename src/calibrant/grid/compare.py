@@ -52,12 +52,12 @@ Write = Callable[[Sequence[Entry], Path, Sequence[str]], tuple[Table, tuple[Path
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of a grid.
+    """The result of a grid.
 
     Attributes:
         folder: Where everything was written.
         entries: Its rows: the grid's finished runs in its order, then what was added.
-        failures: The cells that failed: each has a ``name``, why in one sentence as ``text``, and a ``log`` if it began.
+        failures: The cells that failed: each has a ``name``, the reason as ``text``, and a ``log`` if it began.
         table: The comparison; None where nothing was finished.
         files: What was written besides the runs.
     """

@@ -93,7 +93,7 @@ def to_latex(table: Table) -> str:
     Args:
         table: The table. Its title and its first note become the caption, the others stand below the table; its name, data
             and networks become the label, ``tab:NAME-DATA-MODEL``, so that those of two comparisons differ in one document.
-            What is wider than the page shrinks.
+            A table wider than the page shrinks.
 
     Example:
         >>> from calibrant.grid.tables import Cell
@@ -206,7 +206,7 @@ def to_page_table(table: Table) -> FinishedTable:
 
 
 def write_table(table: Table, folder: str | Path) -> list[Path]:
-    """Write a table as ``NAME.md``, ``NAME.tex``, ``NAME.csv`` and ``NAME.json`` into a folder, which is made if need be.
+    """Write a table as ``NAME.md``, ``NAME.tex``, ``NAME.csv`` and ``NAME.json`` into a folder, which is made if needed.
 
     Returns:
         The files. Raises ``OSError`` with one sentence where that cannot be.

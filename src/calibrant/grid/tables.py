@@ -366,7 +366,7 @@ def compare_table(
         calibrated: Add the column of p-values of `Scores.ece_if_calibrated`.
         test: Whether to test differences; the paired bootstrap takes about a second a row.
         labels: Name methods as they are typed ("method") or as figures do ("name").
-        info: Columns about the rows to show in any case; others are shown where rows differ.
+        info: Columns about the rows that are always shown; others appear where rows differ.
         name: For file names and references.
         title: What the table shows.
 

@@ -37,7 +37,7 @@ def meta_learner(module: pl.LightningModule, network: nn.Module, **options: Any)
 
     Args:
         module: The module in training, with one optimizer.
-        network: What maps inputs to logits: the module itself or a part of it.
+        network: The module or the part of it that maps inputs to logits.
         options: Arguments of `calibrant.meta.MetaLearner`.
 
     Returns:
@@ -60,7 +60,7 @@ def meta_learner(module: pl.LightningModule, network: nn.Module, **options: Any)
 
 
 class CalibratedMixin(pl.LightningModule):
-    """Trains a LightningModule by a `MetaLearner`; stand it before the module's own class.
+    """Trains a LightningModule by a `MetaLearner`; put it before the module's own class.
 
     The module says what to learn in ``configure_learner``; this class takes the steps, moves learning-rate schedulers as
     automatic optimization would (except ``ReduceLROnPlateau``), logs ``train_loss`` and keeps the learner in checkpoints. The
@@ -97,7 +97,7 @@ class CalibratedMixin(pl.LightningModule):
         raise TypeError(f"{type(self).__name__}: `configure_learner` must return `meta_learner(self, ...)`.")
 
     def on_train_start(self) -> None:
-        """Make the learner, and let it go on where a checkpoint was taken."""
+        """Make the learner, and let it continue from a checkpoint."""
         super().on_train_start()
         # A module may have restored the random numbers of a checkpoint by now: dropout must go on with them.
         with own_randomness(self.device):
@@ -127,7 +127,7 @@ class CalibratedMixin(pl.LightningModule):
             checkpoint[_STATE] = self.learner.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the learner's state out of the checkpoint, for when training starts."""
+        """Read the learner's state from the checkpoint, for the start of training."""
         super().on_load_checkpoint(checkpoint)
         self._resumed = checkpoint.get(_STATE)
 
@@ -177,7 +177,7 @@ class CalibrationCallback(Recorder, pl.Callback):
         return {"history": [dict(entry) for entry in self.history]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the history of a checkpoint."""
+        """Continue the history of a checkpoint."""
         self.history = [dict(entry) for entry in state_dict["history"]]
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -75,7 +75,7 @@ class CalibratedTrainer(Trainer):
         self._updated_at = -1
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, or go on from a checkpoint, as ``Trainer.train``."""
+        """Train, or continue from a checkpoint, as ``Trainer.train``."""
         found = resume_from_checkpoint
         self._resumed = get_last_checkpoint(str(self.args.output_dir)) if found is True else found or None
         self.learner, self._updated_at = None, -1
@@ -116,7 +116,7 @@ class CalibratedTrainer(Trainer):
         return learner
 
     def meta_loader(self) -> DataLoader[Any]:
-        """Return the loader of meta batches: each process draws its own part, anew in every pass."""
+        """Return the loader of meta batches: each process draws its own part, in a new order every pass."""
         args, dataset = self.args, self.meta_dataset
         # Also for one process: its order follows from the seed and the number of the pass, so a resumed run repeats it.
         sampler: DistributedSampler[Any] = DistributedSampler(
@@ -130,7 +130,7 @@ class CalibratedTrainer(Trainer):
         )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model and, in a checkpoint that training can go on from, the learner beside it."""
+        """Save the model and, in a checkpoint to resume from, the learner beside it."""
         super().save_model(output_dir, _internal_call)
         # Only checkpoints are saved by an internal call; a model saved by the user is for use.
         wanted = _internal_call and self.args.should_save and not self.args.save_only_model

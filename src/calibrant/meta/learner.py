@@ -39,8 +39,8 @@ FROZEN = 0.01
 class MetaBatches(Iterator[tuple[Any, Tensor]]):
     """Endless batches of held-out tensors.
 
-    Every pass takes a new order; what is left at its end and does not fill a batch waits for another pass. A small remainder
-    would be worse than none: a calibration error of eight samples is noise.
+    Every pass takes a new order. Samples that do not fill a batch at its end wait for another pass: the calibration error of
+    a few samples is noise.
 
     Args:
         x: Inputs ``[N, ...]``, or a mapping of the model's keyword arguments to such tensors.
@@ -86,19 +86,19 @@ class MetaBatches(Iterator[tuple[Any, Tensor]]):
         return {"order": self._order, "place": self._place, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken."""
+        """Continue where ``state`` was taken."""
         self._order, self._place = state["order"].cpu().clone(), int(state["place"])
         self.generator.set_state(state["generator"].cpu())
 
 
 class LoaderBatches(Iterator[tuple[Any, Tensor]]):
-    """Endless batches of a `DataLoader`, iterated anew in every pass; batches shorter than its ``batch_size`` are skipped.
+    """Endless batches of a `DataLoader`, which starts again in every pass; batches shorter than its ``batch_size`` are skipped.
 
     ``itertools.cycle`` would replay one cached pass for ever.
 
     Args:
         loader: Loader of the held-out data, which must shuffle. Its batches are (x, labels), or mappings of the model's keyword
-            arguments with the labels under "labels". A ``DistributedSampler`` is told of every new pass.
+            arguments with the labels under "labels". A ``DistributedSampler`` gets the number of every new pass.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -135,7 +135,7 @@ class LoaderBatches(Iterator[tuple[Any, Tensor]]):
         return {"passes": self.passes, "taken": self._taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken if the sampler repeats the order of a pass (`set_epoch`), else with the next pass."""
+        """Continue where ``state`` was taken if the sampler can repeat a pass (`set_epoch`), else with the next pass."""
         self.passes, self._current, self._taken = int(state["passes"]), iter(()), 0
         if state["taken"] and hasattr(self.loader.sampler, "set_epoch"):
             # What the samples of the batches passed over draw was drawn before.
@@ -181,12 +181,12 @@ class StepInfo:
 class MetaLearner:
     """Trains a classifier with a loss that learns, on held-out data, how to keep it calibrated.
 
-    A `step` takes the place of a training loop's forward, backward and optimizer step. Those who keep their own call
-    `meta_update` between forward and backward and minimise `loss`.
+    `step` replaces a training loop's forward, backward and optimizer step. To keep your own, call `meta_update` between
+    forward and backward, and minimise `loss`.
 
     Args:
         model: Any module that ends in an ``nn.Linear``; also wrapped in ``DistributedDataParallel``.
-        optimizer: Any optimizer of its parameters, or of those that are to be trained.
+        optimizer: Any optimizer of its parameters, or of those you train.
         regularizer: "gamma-focal", "unitwise-l2", "label-smoothing", "label-smoothing-per-class", or a `Regularizer`.
         objective: What meta updates minimise: "sece", "dece", "skce", "nll", any other loss or penalty by name, a mapping of
             names to weights, or a function ``(logits, labels) -> []``.
@@ -206,9 +206,9 @@ class MetaLearner:
             ``DistributedDataParallel`` wrapper.
         ignore_index: Label of the samples or tokens to leave out (-100 where text is padded), or None. Steps with one wait for
             the device, and are for a single process.
-        monitor_every: Meta updates between two looks at the hyper-parameters for trouble, after one at the first held-out
-            value; 0 never looks.
-        generator: Source of the gamma-Net's draw.
+        monitor_every: Meta updates between two checks of the hyper-parameters, after one of the first held-out value; 0 never
+            checks.
+        generator: Source of the gamma-Net's random start.
         options: Fields of `calibrant.meta.MetaSettings` to override: ``lookahead``, ``lookahead_lr``, ``every``, ...
 
     Attributes:
@@ -322,7 +322,7 @@ class MetaLearner:
     def update_and_loss(
         self, features: Tensor, logits: Tensor, labels: Tensor, *held_out: Any, **more: Any
     ) -> tuple[Tensor, Hypergradient]:
-        """Do what `meta_update` does, which takes the same arguments, and `loss`, in the order of the settings; return both."""
+        """Do `meta_update`, with its arguments, and `loss`, in the order of the settings; return both."""
         if self.settings.network_first:
             plain = self.loss(features, logits, labels)
             found = self.meta_update(features, logits, labels, *held_out, **more)
@@ -340,7 +340,7 @@ class MetaLearner:
         return seen
 
     def remember_randomness(self) -> None:
-        """Note the state of the random numbers: a full look-ahead repeats the dropout of the forward pass to come."""
+        """Keep the random state: a full look-ahead repeats the dropout of the forward pass to come."""
         self._random = random_state(self.network.device) if self.full else None
 
     def meta_update(
@@ -385,7 +385,7 @@ class MetaLearner:
         return found
 
     def loss(self, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the training loss ``[]`` with the hyper-parameters as they are; minimise it by the network's parameters.
+        """Return the training loss ``[]`` with the hyper-parameters as they are, to minimise by the network's parameters.
 
         With ``leak_meta_grad`` its gradient, though not its value, includes what the last meta update leaks.
         """
@@ -422,7 +422,7 @@ class MetaLearner:
         return self.regularizer.net(self.hyper)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run needs besides the model's, the optimizer's and the scaler's own state.
+        """Return what a resumed run needs beyond the state of model, optimizer and scaler.
 
         Between the parts of an accumulated batch that includes the gradients of the parts so far.
         """
@@ -443,7 +443,7 @@ class MetaLearner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken; tensors are copied into place."""
+        """Continue where ``state`` was taken; tensors are copied into place."""
         wanted, given = ({name: list(value.shape) for name, value in held.items()} for held in (self.hyper, state["hyper"]))
         if wanted != given:
             raise ValueError(f"MetaLearner: `state` must hold {wanted}, got {given}. Use the same regularizer and head.")

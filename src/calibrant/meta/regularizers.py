@@ -230,8 +230,8 @@ class Regularizer(ABC):
     """A training loss with learnable hyper-parameters.
 
     A new one must define ``init`` and ``loss``. Contract: ``loss`` depends on the network through ``logits`` and through
-    ``head`` (``weight [C, d]`` and, if the layer has one, ``bias [C]``) only; ``features`` are constants, handed over
-    detached, since a loss that could be lowered by changing them would train the network to please its hyper-parameters.
+    ``head`` (``weight [C, d]`` and, if the layer has one, ``bias [C]``) only; ``features`` come
+    detached, because a loss that could be lowered by changing them would train the network to please its hyper-parameters.
 
     Attributes:
         pace: How far one meta step of the default preset moves what the hyper-parameters control, in its own unit.

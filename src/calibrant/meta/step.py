@@ -36,11 +36,11 @@ Reduction: TypeAlias = Literal["mean", "sum"]
 
 @dataclass(frozen=True)
 class MetaSettings:
-    """Everything that says how the hyper-parameters, and with them the network, are stepped.
+    """How the hyper-parameters, and with them the network, take their steps.
 
     Attributes:
         lookahead: Whether the virtual step moves the "head" alone or the "full" network.
-        lookahead_lr: Size of the virtual step: a number, or "current" for the optimizer's learning rate of the moment.
+        lookahead_lr: Size of the virtual step: a number, or "current" for the optimizer's learning rate.
         lookahead_reduction: Whether the virtual step's loss is the "mean" or the "sum" over the training batch.
         every: Optimizer steps from one meta update to the next.
         meta_lr: Learning rate of Adam on the hyper-parameters; None takes the regularizer's own pace, which does not depend on

@@ -595,7 +595,7 @@ def draw_all(
         entries: Runs and predictions of any number of data sets.
         out_folder: Where the files go; made if it is not there.
         n_bins: Numbers of bins, for each of which there is a grid of reliability diagrams.
-        seed: Which run of a row figures of a single run show, its last one if it has none of this seed; by default the highest
+        seed: Seed of the run that figures of a single run show, or the row's last run if it has none; by default the highest
             seed that all rows have.
 
     Returns:

@@ -115,7 +115,7 @@ def add_legend(figure: Figure, title: str | None, note: str = "", *, rows: bool 
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     """Write a figure as ``path.png`` (300 dots per inch) and ``path.pdf`` (vectors, TrueType fonts).
 
-    Nobody sees half a file, and the same figure gives the same bytes.
+    Each file appears complete or not at all, and the same figure gives the same bytes.
 
     Args:
         figure: A figure.
