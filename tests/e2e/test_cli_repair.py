@@ -139,7 +139,7 @@ def test_repair_bad_input_is_one_sentence_and_code_2(
         ("missing.npz", "temperature", "missing.npz: there is no such file"),
         ("tiny.npz", "auto", "needs at least 5 examples"),
         ("unlabelled.npz", "temperature", "must hold `labels`"),
-        ("huge.npz", "beta", "what is learned must be finite"),
+        ("huge.npz", "beta", "must be finite"),
     ],
 )
 def test_repair_fit_on_an_odd_file_is_one_sentence_and_code_2(
