@@ -101,6 +101,12 @@ def test_page_of_metrics_names_every_metric_and_marks_those_that_are_measured() 
     assert {key for key, mark, _ in rows if mark} == set(measured.metrics)
 
 
+def test_modules_of_the_reference_promise_names() -> None:
+    listed = re.search(r'MODULES = """(.*?)"""', (ROOT / "docs" / "conf.py").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert listed
+    assert [name for name in listed[1].split() if not getattr(importlib.import_module(name), "__all__", ())] == []
+
+
 def undocumented(module: ModuleType) -> list[str]:
     """Names in ``__all__`` that are missing, or functions and classes without a docstring of their own."""
     found = []

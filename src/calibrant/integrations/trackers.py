@@ -17,6 +17,8 @@ from calibrant.metrics.diagram import draw_reliability
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["MLflowTracker", "Tracker", "WandbTracker"]
+
 
 class Tracker(ABC):
     """Sends numbers and figures to a run of a tracking service; a subclass defines ``log`` and ``log_figure``."""
