@@ -4,13 +4,15 @@
 
 One JSON line a task: seconds of wall clock and of processor time; ratios are of processor time, medians of interleaved runs.
 On one thread the processor time is the wall clock of an idle machine; limits go by the smaller of the two. Exits with 1 if the
-temperature of 50,000 x 1,000 logits takes 2 s or more, or, with --full, the choice between all on 5,000 x 100 takes 120 s.
+temperature of 50,000 x 1,000 logits takes 2 s or more, or, with --full, the choice between all takes more than its limit of
+times as long as one temperature, or needs 4 GiB of memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import sys
 import time
@@ -25,7 +27,9 @@ from calibrant.data.synthetic import synthetic_predictions
 
 ROUNDS = 5
 TEMPERATURE_LIMIT_S = 2.0
-AUTO_LIMIT_S = 120.0
+# Examples, classes, and how many temperatures the choice between all may cost.
+CHOICES = ((5000, 100, 1000), (500_000, 10, 500), (25_000, 1000, 500))
+MEMORY_LIMIT_GIB = 4.0
 
 
 def timed(task: Callable[[], object]) -> tuple[float, float]:
@@ -84,7 +88,7 @@ def compare_with_peers(predictions: Predictions) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--full", action="store_true", help="also choose between all calibrators on 5,000 x 100")
+    parser.add_argument("--full", action="store_true", help="also choose between all calibrators")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
@@ -98,11 +102,14 @@ def main() -> int:
     runs = [timed(lambda: TemperatureScaling().fit(big)) for _ in range(3)]
     say("temperature 50,000 x 1,000", *min(runs), limit_seconds=TEMPERATURE_LIMIT_S)
     slow = min(min(run) for run in runs) >= TEMPERATURE_LIMIT_S
-    if options.full:
-        wide, _ = synthetic_predictions(5000, 100, split="val")
-        wall, used = timed(lambda: AutoCalibrator().fit(wide))
-        say("auto 5,000 x 100", wall, used, limit_seconds=AUTO_LIMIT_S)
-        slow = slow or min(wall, used) >= AUTO_LIMIT_S
+    for n, num_classes, limit in CHOICES if options.full else ():
+        wide, _ = synthetic_predictions(n, num_classes, split="val")
+        one = min(min(timed(lambda wide=wide: TemperatureScaling().fit(wide))) for _ in range(3))
+        wall, used = timed(lambda wide=wide: AutoCalibrator().fit(wide))
+        ratio, memory = min(wall, used) / one, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        found = {"temperatures": round(ratio), "limit_temperatures": limit, "most_gib": round(memory, 2)}
+        say(f"auto {n:,} x {num_classes:,}", wall, used, **found)
+        slow = slow or ratio > limit or memory > MEMORY_LIMIT_GIB
     return int(slow)
 
 

@@ -314,6 +314,21 @@ def test_calibrator_scaled_weights_change_nothing(name: str) -> None:
     torch.testing.assert_close(one.log_probs(logits).exp(), other.log_probs(logits).exp(), atol=1e-6, rtol=0)
 
 
+# What their fit asks of the number of examples: a prior, the size of bins, folds.
+ASKS_HOW_MANY = {"platt", "vector", "beta", "top_label_binning", "bbq", "dirichlet", "matrix"}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ASKS_HOW_MANY])
+def test_calibrator_weights_are_repeated_rows(name: str) -> None:
+    logits, labels = over_confident(400)
+    counts = 1 + torch.arange(400) % 3
+    weighted = make(name).fit(logits, labels, weights=counts)
+    repeated = make(name).fit(logits.repeat_interleave(counts, 0), labels.repeat_interleave(counts))
+    # A spline has the middle of each example's share for its place, and keeps 256 of them.
+    tolerance = 1e-2 if name == "spline" else 1e-5
+    torch.testing.assert_close(weighted.log_probs(logits).exp(), repeated.log_probs(logits).exp(), atol=tolerance, rtol=0)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_calibrator_fit_leaves_its_input_alone(name: str) -> None:
     logits, labels = over_confident(300)

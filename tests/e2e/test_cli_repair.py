@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.calibrators import Calibrator, TemperatureScaling
+from calibrant.calibrators import CALIBRATORS, Calibrator, TemperatureScaling
 from calibrant.data.synthetic import synthetic_predictions
 from helpers import run_command as run
 
@@ -69,8 +69,6 @@ def test_repair_prints_before_after_and_the_test(capsys: pytest.CaptureFixture[s
 def test_repair_auto_ranks_methods(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from calibrant.calibrators import CALIBRATORS
-
     few = {name: CALIBRATORS[name] for name in ("temperature", "platt", "histogram")}
     monkeypatch.setattr("calibrant.calibrators.auto.candidates", lambda: few)
     code, text, err = repair(capsys, folder, tmp_path / "r.npz")
@@ -82,6 +80,32 @@ def test_repair_auto_ranks_methods(
     found = json.loads(text)
     assert found["chosen"] == "temperature"
     assert {entry["name"] for entry in found["ranking"]} == {"none", *few}
+
+
+def test_repair_raises_zeros_to_the_floor_and_writes_no_larger_file(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calibrant.cli.repair._SILENT_SECONDS", -1.0)
+    few = {name: CALIBRATORS[name] for name in ("temperature", "histogram")}
+    monkeypatch.setattr("calibrant.calibrators.auto.candidates", lambda: few)
+    for name in ("val", "test"):
+        given = Predictions.load(folder / f"{name}.npz")
+        probs = given.probs.float()
+        probs[:2].scatter_(1, given.labels[:2].unsqueeze(1), 0.0)
+        Predictions(probs=probs / probs.sum(1, keepdim=True), labels=given.labels).save(tmp_path / f"{name}.npz")
+    out = tmp_path / "r.npz"
+    for words, floor in (((), 1 / 8000), (("--floor", 0.01), 0.01)):
+        with warnings.catch_warnings(action="default"):
+            code, text, err = run(capsys, "repair", tmp_path / "val.npz", tmp_path / "test.npz", "--out", out, *words)
+        assert code == 0, err
+        assert ("2 of 2000 examples have a label of probability zero" in err) == (not words)
+        # Progress names the method and the time left.
+        assert "trying temperature, fit 1 of" in err
+        assert "left" in err
+        assert f"holds the predictions repaired by {TemperatureScaling.label}" in " ".join(text.split())
+        assert f"at least {floor:.3g}" in " ".join(text.split())
+        assert Predictions.load(out).logits.dtype == torch.float32
+        assert out.stat().st_size <= 1.02 * (tmp_path / "test.npz").stat().st_size
 
 
 @pytest.mark.parametrize("coarse", [False, True])
@@ -208,7 +232,7 @@ def test_repair_and_report_take_the_options_that_refusals_recommend(
         assert (len(repaired), repaired.class_names) == (1800, ("ant", "bee", "cat", "dog"))
         kept = Predictions.load(folder / "val.npz").subset(torch.arange(1900))
         expected = TemperatureScaling().fit(kept).apply(Predictions.load(folder / "test.npz").subset(torch.arange(1800)))
-        torch.testing.assert_close(repaired.logits, expected.logits, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(repaired.logits.float(), expected.logits, atol=1e-6, rtol=1e-6)
     else:
         page = out.read_text()
         assert "1,900" in page

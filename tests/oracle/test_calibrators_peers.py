@@ -11,7 +11,7 @@ from calibrant.calibrators import (
     BetaCalibration,
     HistogramBinning,
     IsotonicCalibration,
-    OrderPreservingIsotonic,
+    JointIsotonicCalibration,
     PlattScaling,
     TemperatureScaling,
     TopLabelBinning,
@@ -76,7 +76,7 @@ def test_joint_isotonic_agrees_with_sklearn_on_all_pairs() -> None:
     expected = fitted.predict(softmax(fresh).ravel()).reshape(fresh.shape) + 1e-6 * softmax(fresh)
     expected /= expected.sum(1, keepdims=True)
     # Where the map makes two top classes equal, the one that was on top is kept there by 2e-6 of itself.
-    np.testing.assert_allclose(OrderPreservingIsotonic().fit(logits, labels).predict_proba(fresh), expected, atol=1e-6)
+    np.testing.assert_allclose(JointIsotonicCalibration().fit(logits, labels).predict_proba(fresh), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("num_classes", [2, 4])

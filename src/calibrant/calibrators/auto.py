@@ -391,6 +391,7 @@ def repair(
     n_bins: int = 15,
     n_resamples: int = 1000,
     seed: int = 0,
+    floor: float | None = None,
 ) -> Repaired:
     """Fit a calibrator on some predictions, apply it to others, and measure those before and after.
 
@@ -401,6 +402,7 @@ def repair(
         n_bins: Bins of the binned metrics.
         n_resamples: Resamples behind the intervals and the paired test.
         seed: Of those resamples.
+        floor: Least probability, as in `Calibrator.fit`.
 
     Returns:
         The repaired predictions, the fitted calibrator, and the scores before and after. Raises ``ValueError`` on wrong input,
@@ -420,7 +422,8 @@ def repair(
             f"repair: `fit` and `predictions` must be `Predictions`, got {got}. Make them of `logits` and `labels`."
         )
     check_same_classes(fit, predictions, what="repair: `fit`", of="`predictions`")
-    return measure_repair(calibrator_of(method).fit(fit), predictions, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
+    fitted = calibrator_of(method).fit(fit, floor=floor)
+    return measure_repair(fitted, predictions, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
 
 
 def calibrator_of(method: str | Calibrator) -> Calibrator:

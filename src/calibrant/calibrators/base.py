@@ -220,8 +220,9 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         return self._predict(logits, what="predict").argmax(1)
 
     def apply(self, predictions: Predictions) -> Predictions:
-        """Return the record with calibrated log-probabilities as logits (float64) and everything else kept."""
-        return predictions.replace(logits=self._checked_log_probs(predictions.logits, where=f"{type(self).__name__}.apply"))
+        """Return the record with calibrated log-probabilities as logits and everything else kept, its precision too."""
+        found = self._checked_log_probs(predictions.logits, where=f"{type(self).__name__}.apply")
+        return predictions.replace(logits=found.to(torch.promote_types(predictions.scores.dtype, torch.float32)))
 
     def _predict(self, logits: ArrayLike | Predictions, *, what: str) -> Tensor | Array:
         where = f"{type(self).__name__}.{what}"

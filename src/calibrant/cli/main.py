@@ -266,6 +266,9 @@ def repair(
             "--save-calibrator", "--calibrator", metavar="FILE", help="Where to write what was fitted: .json or .onnx."
         ),
     ] = None,
+    floor: Annotated[
+        float | None, typer.Option(min=0.0, metavar="P", help="Raise smaller probabilities to this one before the fit.")
+    ] = None,
     as_json: AsJson = False,
     slice_by: SliceBy = None,
     class_names: ClassNames = None,

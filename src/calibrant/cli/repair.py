@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +19,7 @@ from calibrant.calibrators import CALIBRATORS, AutoCalibrator, Calibrator, Ident
 from calibrant.calibrators.auto import calibrator_of, measure_repair
 from calibrant.calibrators.fit_data import check_same_classes, refuse_test_split
 from calibrant.cli.measure import Request, comparison_table, paired_table, parts_table, predictions_in, tests_to_dict
-from calibrant.cli.terminal import Row, Terminal, check_destination, fit_table, progress_bar, say, show_heading, show_prose
+from calibrant.cli.terminal import Row, Terminal, check_destination, duration_words, fit_table, say, show_heading, show_prose
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Estimate
 from calibrant.io import rewrite_predictions, save_predictions
@@ -26,8 +28,13 @@ from calibrant.io.predictions import FORMATS
 from calibrant.metrics import METRICS
 from calibrant.metrics.verdict import tell_effect, verdict, worst_slice, write_estimate
 
+# Seconds between two lines about progress where standard error is no terminal.
+_SILENT_SECONDS = 10.0
 
-def repair_file(fit: Path, file: Path, *, out: Path, method: str, calibrator: Path | None, as_json: bool, **how: Any) -> None:
+
+def repair_file(
+    fit: Path, file: Path, *, out: Path, method: str, calibrator: Path | None, floor: float | None, as_json: bool, **how: Any
+) -> None:
     """Fit on ``fit``, repair ``file``, write the repaired predictions and print what changed; ``how`` as in `Request`.
 
     With ``as_json`` one object is printed: ``method``, ``chosen``, ``learned`` (without what is large), ``before`` and
@@ -41,7 +48,7 @@ def repair_file(fit: Path, file: Path, *, out: Path, method: str, calibrator: Pa
         raise ValueError(f"{out}: the result must not replace the predictions it is made from. Give it another name.")
     request = Request(**how)
     fit_data, given = load_pair(fit, file, request)
-    done = fit_and_measure(method, fit_data, given, request)
+    done = fit_and_measure(method, fit_data, given, request, floor=floor)
     done = replace(done, before=replace(done.before, file=str(file)), after=replace(done.after, file=str(out)))
     save_predictions(done.predictions, out)
     if calibrator is not None:
@@ -92,14 +99,30 @@ def load_pair(fit: Path, file: Path, request: Request) -> tuple[Predictions, Pre
     return fit_data, given
 
 
-def fit_and_measure(method: str, fit_data: Predictions, given: Predictions, request: Request) -> Repaired:
+def fit_and_measure(
+    method: str, fit_data: Predictions, given: Predictions, request: Request, *, floor: float | None = None
+) -> Repaired:
     """Fit ``method``, apply it, and measure before and after, with progress on standard error."""
     calibrator = calibrator_of(method)
-    with progress_bar("fitting", None) as advance:
+    terminal = Terminal(stderr=True)
+    start = told = time.monotonic()
+
+    def tell(name: str, done: int, total: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        left = f", about {duration_words((now - start) / done * (total - done))} left" if done else ""
+        text = f"trying {name}, fit {done + 1} of {total} or fewer{left}"
+        status.update(text)
+        # A file or a pipe gets a line now and then.
+        if not terminal.is_terminal and now - told > _SILENT_SECONDS:
+            print(text, file=sys.stderr, flush=True)
+            told = now
+
+    with terminal.status("fitting") as status:
         if isinstance(calibrator, AutoCalibrator):
-            calibrator.on_progress(lambda name, done, total: advance(1))
-        calibrator.fit(fit_data)
-    with progress_bar("measuring before and after", None):
+            calibrator.on_progress(tell)
+        calibrator.fit(fit_data, floor=floor)
+        status.update("measuring before and after")
         return measure_repair(calibrator, given, slice_by=request.slice_by, **request.bootstrap)
 
 
@@ -127,7 +150,10 @@ def _show(done: Repaired, data: str) -> None:
         show_prose(console, f"{side}: {verdict(scores)}")
     if not is_same:
         show_prose(console, f"The repair {tell_effect(done.before, done.after, done.paired, it='the ECE')}", style="bold")
-    console.print(f"\nThe repaired predictions are in {done.after.file}.\n", soft_wrap=True)
+    how = "as they were" if is_same else f"repaired by {done.fitted.label}"
+    if done.calibrator.floor_:
+        how += f", with probabilities of at least {done.calibrator.floor_:.3g}"
+    console.print(f"\n{done.after.file} holds the predictions {how}.\n", soft_wrap=True)
 
 
 def ranking_table(ranking: Sequence[Ranked], *, score: str, width: int) -> Table:
