@@ -80,13 +80,15 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     def fit(
         self,
-        logits: ArrayLike | Predictions,
+        logits: ArrayLike | Predictions | None = None,
         labels: ArrayLike | None = None,
         *,
         weights: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
         ignore_index: int | None = None,
         floor: float | None = None,
+        X: ArrayLike | None = None,  # noqa: N803
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Learn the repair from held-out data.
 
@@ -95,11 +97,13 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
                 may be made from probabilities: ``fit(Predictions(probs=probs, labels=labels))``.
             labels: Class indices ``[N]`` in ``[0, C)``, whole numbers of any type; not with a `Predictions`.
             weights: Sample weights ``[N]``, non-negative; those of the `Predictions` by default.
-            sample_weight: Scikit-learn's word for ``weights``.
             ignore_index: Label that marks examples to leave out; not with a `Predictions`, which has left them out.
             floor: Probability, below 1 / C, to which smaller ones are raised before the fit and wherever the repair is applied.
                 By default none is, unless a label has probability zero, which is infinitely unlikely at any temperature: then
                 the floor is 1 / (N C), and a warning says so.
+            X: Scikit-learn's name for ``logits``.
+            y: Its name for ``labels``.
+            sample_weight: Its name for ``weights``.
 
         Returns:
             This calibrator. Raises ``ValueError`` on wrong input or data marked as test, ``FitError`` if the fit fails; warns
@@ -107,6 +111,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         """
         where = f"{type(self).__name__}.fit"
         self.check_params()
+        logits, labels = X if logits is None else logits, y if labels is None else labels
         weights = weights if sample_weight is None else sample_weight
         if isinstance(logits, Predictions):
             if labels is not None or ignore_index is not None:
@@ -115,8 +120,10 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
                 )
             refuse_test_split(logits, where=where)
             records = [logits if weights is None else logits.replace(weights=weights)]
-        elif labels is None:
-            raise ValueError(f"{where}: `labels` must be given with logits, got none.")
+        elif logits is None or labels is None:
+            raise ValueError(
+                f"{where}: `labels` must be given with `logits`, got {'no labels' if labels is None else 'no logits'}."
+            )
         else:
             scores = _floating(logits, where=where)
             samples = scores if self.takes_samples and scores.ndim == 3 else [scores]
