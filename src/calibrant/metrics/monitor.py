@@ -44,10 +44,7 @@ class Window:
     @property
     def bias(self) -> Estimate:
         """Confidence minus accuracy; of two classes mean probability of class 1 minus its frequency."""
-        for entry in self.scores.classes:
-            if entry.index == 1 and entry.chance is not None:
-                return Estimate(entry.signed_gap, entry.signed_gap - entry.chance, entry.signed_gap + entry.chance)
-        return self.scores["signed_gap"]
+        return self.scores["signed_gap" if self.scores.positive is None else "binary_gap"]
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ class CalibrationMonitor:
         windows = []
         for key, value in zip(keys, evidence, strict=True):
             total = self._seen[key][0]
-            scores = measure_summary(total, by_class=total.num_classes == 2, n_resamples=n_resamples, seed=seed)
+            scores = measure_summary(total, n_resamples=n_resamples, seed=seed)
             windows.append(Window(str(key), scores, value, alarm=value >= 1 / self.false_alarms))
         return Watched(tuple(windows), self.tolerance, self.false_alarms)
 

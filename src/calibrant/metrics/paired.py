@@ -105,16 +105,21 @@ def paired_test(
     block = np.arange(len(first))
     if len(first) > _BLOCKS:
         block = np.random.default_rng([seed, 2]).permutation(len(first)) % _BLOCKS
-    one, two = (Sample(given, n_bins=n_bins, block=block) for given in (first, second))
+    # Two classes have a second view: the probability of the positive one.
+    views = [
+        tuple(Sample(given, n_bins=n_bins, block=block, positive=positive) for given in (first, second))
+        for positive in ([False, True] if first.num_classes == 2 else [False])
+    ]
+    one, two = views[0]
     rng, parts = np.random.default_rng([seed, 1]), []
     for counts in _draw_counts(int(block.max()) + 1, n_resamples=n_resamples, seed=seed):
         normal = torch.from_numpy(rng.standard_normal((counts.shape[1], n_bins)))
-        before, after = (sample.scores(counts, normal) for sample in (one, two))
-        parts.append({key: after[key] - before[key] for key in before})
+        scored = [(before.scores(counts, normal), after.scores(counts, normal)) for before, after in views]
+        parts.append({key: after[key] - before[key] for before, after in scored for key in before})
     drawn = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     # Rounded, so that ten equal weights are worth ten and not a little less.
     wider = _widening(round(one.size, 6))
-    by_chance = _if_both_calibrated(one, two, rng)
+    by_chance = {key: values for view in views for key, values in _if_both_calibrated(*view, rng).items()}
     found = {}
     for key, metric in score_metrics(positive=first.num_classes == 2).items():
         if key not in drawn:
@@ -129,10 +134,11 @@ def _if_both_calibrated(one: Sample, two: Sample, rng: np.random.Generator) -> d
     """Differences ``[R]`` of the calibration errors of two models with these probabilities, both calibrated.
 
     One number per example decides about both: where they predict the same class they are right together, else one at a time.
+    The positive class occurs for both.
     """
     rows = rng.permutation(len(one.level))[:_CHANCE_EXAMPLES]
     uniform = torch.from_numpy(rng.random((len(rows), _CHANCE_DRAWS), dtype=np.float32))
-    differ = (one.predictions.predicted != two.predictions.predicted)[rows].unsqueeze(1)
+    differ = (one.predictions.predicted != two.predictions.predicted)[rows].unsqueeze(1) & (not one.positive)
     before, after = one.by_chance(rows, uniform, uniform), two.by_chance(rows, uniform, (uniform - differ.float()).abs())
     return {key: after[key] - before[key] for key in before}
 
@@ -150,15 +156,27 @@ def _beyond_chance(test: Paired, drawn: Tensor, *, most: float) -> Paired:
 
 
 class Sample:
-    """The examples of one model, prepared so that scores of resamples are matrix products."""
+    """The examples of one model, prepared so that scores of resamples are matrix products.
 
-    def __init__(self, predictions: Predictions, *, n_bins: int, block: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    They are of the top label, or of the probability of the ``positive`` class and whether it is the label.
+    """
+
+    def __init__(
+        self,
+        predictions: Predictions,
+        *,
+        n_bins: int,
+        block: np.ndarray[tuple[int], np.dtype[np.int64]],
+        positive: bool = False,
+    ) -> None:
         summary = summarize(predictions, n_bins=n_bins, keep=None)
-        top = summary.examples
+        seen = summary.positive if positive and summary.positive else summary
+        top = seen.examples
         self.values, self.size, self.predictions = values_of(summary, predictions), summary.effective_n, predictions
+        self.positive = positive
         # Only their proportions count, and single precision ends at 3e38. A power of two moves no digit.
         weights = top.mass / 2.0 ** math.floor(math.log2(float(top.mass.max())))
-        self.levels = levels = levels_of(summary.cells, size=self.size, n_bins=n_bins)
+        self.levels = levels = levels_of(seen.cells, size=self.size, n_bins=n_bins)
         # Examples of weight zero may lie beyond the last level in use; they count nothing wherever they are put.
         level = torch.searchsorted(levels.last_cell, cell_index(top.confidence, dtype=top.dtype)).clamp_max(len(levels) - 1)
         self.level, self.confidence, self.weights = level, top.confidence, weights / weights.sum()
@@ -201,16 +219,20 @@ class Sample:
         nll, brier, infinite = sums / total
         above = above.unflatten(0, (len(totals), -1))
         residual = torch.cat([(totals - above.sum(1)).unsqueeze(1), above], dim=1) / total - self.class_shift.unsqueeze(2)
-        found = {
-            "nll": nll.where(infinite == 0, torch.inf),
-            "brier": brier,
-            "classwise_ece": residual.abs().sum((0, 1)) / len(totals),
-        }
+        found = (
+            {}
+            if self.positive
+            else {
+                "nll": nll.where(infinite == 0, torch.inf),
+                "brier": brier,
+                "classwise_ece": residual.abs().sum((0, 1)) / len(totals),
+            }
+        )
         by_width, by_mass = (right + mass * shift for shift in (self.shift_by_width, self.shift_by_mass))
         worst = by_width + mass * self.lacking * normal[:, self.levels.bin_index]
         rights = {None: right, "width": by_width, "mass": by_mass, "worst": worst}
-        for key, metric in score_metrics().items():
-            if metric.of_levels is not None:
+        for key, metric in score_metrics(positive=True).items():
+            if metric.of_levels is not None and metric.positive == self.positive:
                 found[key] = metric.of_levels(self.levels, mass, rights[metric.shrinks])
         return found
 
@@ -227,10 +249,14 @@ class Sample:
         right = levels.share * levels.confidence + torch.from_numpy(noise.T).double()
         found = {
             key: metric.of_levels(levels, levels.share.expand_as(right), right)
-            for key, metric in score_metrics().items()
-            if metric.is_calibration and metric.of_levels is not None
+            for key, metric in score_metrics(positive=True).items()
+            if metric.is_calibration and metric.of_levels is not None and metric.positive == self.positive
         }
-        return found | {"classwise_ece": _classwise_by_chance(self.predictions, rows, weights, uniform, levels.n_bins)}
+        return (
+            found
+            if self.positive
+            else found | {"classwise_ece": _classwise_by_chance(self.predictions, rows, weights, uniform, levels.n_bins)}
+        )
 
 
 def _classwise_by_chance(predictions: Predictions, rows: Rows, weights: Tensor, uniform: Tensor, n_bins: int) -> Tensor:

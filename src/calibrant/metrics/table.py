@@ -128,6 +128,10 @@ def _signed_gap(summary: Summary) -> Tensor:
     return (summary.cells[1].sum() - summary.cells[2].sum()) / summary.cells[0].sum()
 
 
+def _gap_of_levels(levels: of.Levels, mass: Tensor, right: Tensor) -> Tensor:
+    return mass @ levels.confidence - right.sum(-1)
+
+
 def _of_positive(rule: Interval) -> Interval:
     """The interval that ``rule`` gives of the probability of the positive class."""
 
@@ -158,6 +162,7 @@ _SCORES = {
         positive=True,
         read=_read_positive(_signed_gap),
         interval=_of_positive(signed_gap_interval),
+        of_levels=_gap_of_levels,
         compared=False,
     ),
     "binary_ece": Metric(
@@ -169,6 +174,9 @@ _SCORES = {
         positive=True,
         read=_read_positive(lambda summary: norm_of_bins(summary.bins)),
         interval=_of_positive(lambda evidence, value: evidence.range_of(ECE_INVERSION, value)),
+        of_levels=of.ece_of_levels,
+        shrinks="width",
+        is_calibration=True,
         compared=False,
     ),
     "binary_ace": Metric(
@@ -180,6 +188,9 @@ _SCORES = {
         positive=True,
         read=_read_positive(lambda summary: norm_of_bins(equal_mass_bins(summary.examples, n_bins=summary.n_bins))),
         interval=_of_positive(Inversion(of.ace_of_levels)),
+        of_levels=of.ace_of_levels,
+        shrinks="mass",
+        is_calibration=True,
         compared=False,
     ),
     "error": Metric(
@@ -337,7 +348,7 @@ _SCORES = {
         largest=2.0,
         read=_signed_gap,
         interval=signed_gap_interval,
-        of_levels=lambda levels, mass, right: mass @ levels.confidence - right.sum(-1),
+        of_levels=_gap_of_levels,
         compared=False,
     ),
 }

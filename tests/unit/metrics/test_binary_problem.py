@@ -11,6 +11,7 @@ from calibrant.core.scores import Scores
 from calibrant.core.summary import summarize
 from calibrant.metrics import binary_expected_calibration_error, binary_signed_calibration_gap
 from calibrant.metrics.measure import measure_summary
+from calibrant.metrics.paired import paired_test
 from calibrant.metrics.verdict import direction, main_error, verdict
 
 
@@ -81,6 +82,27 @@ def test_sums_of_parts_give_what_the_whole_gives() -> None:
     assert main_error(joined) == main_error(expected)
     for key in expected:
         assert joined[key] == pytest.approx(expected[key], abs=1e-12), key
+
+
+def test_two_calibrated_models_of_unlike_sharpness_are_rarely_told_apart() -> None:
+    found = []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        coarse = rng.choice([0.02, 0.1, 0.3], 2000)
+        probs = coarse * rng.choice([0.2, 1.8], 2000)
+        labels = (rng.random(2000) < probs).astype(int)
+        sharp, blunt = (Predictions.from_binary(probs=given, labels=labels) for given in (probs, coarse))
+        tests = paired_test(sharp, blunt, n_resamples=100)
+        found.append([tests[key].p_value < 0.05 for key in ("binary_ece", "binary_ace")])
+    assert np.mean(found) <= 0.1
+
+
+def test_too_much_fraud_is_told_from_a_calibrated_model() -> None:
+    probs, labels = fraud(2, n=3000)
+    first, second = (Predictions.from_binary(probs=given, labels=labels) for given in (probs, probs / 2))
+    tests = paired_test(first, second, n_resamples=100)
+    assert tests["binary_ece"].high < 0
+    assert tests["binary_gap"].difference == pytest.approx(-probs.mean() / 2)
 
 
 def test_json_keeps_what_was_found_of_the_positive_class() -> None:
