@@ -209,7 +209,7 @@ def test_compare_in_python_reads_finished_runs_and_adds_others(whole: Path, tmp_
         (("--data", "mixture", "--add", "x.npz", "--epochs", "3"), "`methods` must be named"),
         (
             ("--data", "mixture", "--methods", "ce", "--epochs", "3", "--set", "train.epochs=4"),
-            "`train.epochs` must be said once",
+            "`train.epochs` must be",
         ),
     ],
 )
