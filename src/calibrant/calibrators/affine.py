@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from calibrant.calibrators.base import Calibrator, Learned, check_ascending
-from calibrant.calibrators.fit_data import FitData, Vector, asked, floor_logits, log_complements, log_odds
+from calibrant.calibrators.fit_data import FitData, Vector, asked, floor_logits, log_complements
 from calibrant.calibrators.temperature import find_temperature
 from calibrant.core.checks import check_count, check_positive
 
@@ -326,7 +326,8 @@ class PlattScaling(_SigmoidCalibrator):
     formula = staticmethod(platt_log_probs)
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        found = self._regress(data, log_odds(floor_logits(data.logits.double())))
+        log_probs = floor_logits(data.logits.double()).log_softmax(-1)
+        found = self._regress(data, log_probs - log_complements(log_probs))
         return {"slope": found[:, 0].clone(), "intercept": found[:, 1].clone()}
 
     def _fit_classes(self, features: Tensor, is_label: Tensor, weights: Tensor) -> Tensor:

@@ -204,12 +204,6 @@ def log_complements(log_probs: Tensor) -> Tensor:
     return torch.log1p(-log_probs.exp().clamp(max=0.75)).scatter(-1, top, rest)
 
 
-def log_odds(logits: Tensor) -> Tensor:
-    r"""Return :math:`\log p_k / (1 - p_k)` for every class of finite ``logits [..., C]``."""
-    log_probs = logits.log_softmax(-1)
-    return log_probs - log_complements(log_probs)
-
-
 def keep_top(log_probs: Tensor, logits: Tensor) -> Tensor:
     """Make sure that the top class of ``logits [..., C]`` is that of ``log_probs [..., C]`` even after rounding to float32.
 

@@ -43,18 +43,6 @@ def predictions(n: int = 1500, *, temperature: float = 2.4, seed: int = 0, split
     return synthetic_predictions(n, 4, temperature=temperature, hardness=0.5, seed=seed, split=split)[0]
 
 
-def test_auto_over_confident_data_takes_the_temperature() -> None:
-    auto = AutoCalibrator(methods=FEW).fit(predictions())
-    assert auto.best_name_ == "temperature"
-    assert isinstance(auto.best_, TemperatureScaling)
-    assert auto.best_.temperature_ == pytest.approx(TemperatureScaling().fit(predictions()).temperature_, rel=1e-9)
-    assert {entry.name for entry in auto.ranking_} == {"none", *FEW}
-    assert [entry.score for entry in auto.ranking_] == sorted(entry.score for entry in auto.ranking_)
-    assert "lowers the held-out negative log-likelihood" in auto.advice_
-    fresh = predictions(seed=1)
-    torch.testing.assert_close(auto.predict_proba(fresh), auto.best_.predict_proba(fresh))
-
-
 def test_auto_scores_are_those_of_fits_that_have_not_seen_the_example() -> None:
     given = predictions(400)
     auto = AutoCalibrator(methods=("temperature",), n_folds=4, seed=3).fit(given)

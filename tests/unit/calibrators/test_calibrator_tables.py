@@ -17,7 +17,6 @@ from calibrant.calibrators.tables import (
     equal_mass_edges,
     equal_mass_histogram,
     interpolate,
-    lines_log_probs,
     merge_ties,
     mix_in,
     recalibrate,
@@ -95,13 +94,6 @@ def test_spline_of_weighted_examples_is_the_least_squares_fit_that_counts_each_b
     heights = np.linalg.lstsq(design, drift.repeat(weights), rcond=None)[0]
     slope = CubicSpline(places, heights, bc_type="natural")(np.interp(knots, confidence, at), 1)
     assert values == pytest.approx(np.clip(knots + slope, 0, 1), abs=1e-8)
-
-
-def test_joint_isotonic_map_of_equal_steps_keeps_hardly_anything_but_the_order() -> None:
-    logits = torch.tensor([[3.0, 0.0, -1.0]], dtype=torch.float64)
-    flat = lines_log_probs(logits, torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 0.5]).double()).exp()
-    torch.testing.assert_close(flat, torch.full_like(flat, 1 / 3), atol=2e-6, rtol=0)
-    assert flat[0, 0] > flat[0, 1] > flat[0, 2]
 
 
 def test_equal_mass_edges_weights_move_the_cut() -> None:

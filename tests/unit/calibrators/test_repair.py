@@ -8,7 +8,6 @@ import warnings
 import pytest
 import torch
 
-import calibrant
 from calibrant import Predictions
 from calibrant.calibrators import (
     CALIBRATORS,
@@ -57,14 +56,6 @@ def test_repair_by_name_is_fit_apply_and_measure() -> None:
     assert last.endswith("unchanged")
 
 
-def test_repair_takes_a_calibrator_and_says_what_auto_chose() -> None:
-    auto = AutoCalibrator(methods=("temperature", "histogram"))
-    done = calibrant.repair(VAL, TEST, method=auto, **FEW)
-    assert done.calibrator is auto
-    assert isinstance(done.fitted, TemperatureScaling)
-    assert done.advice == f"{auto.advice_} Its temperature is {done.fitted.temperature_:.3f}."
-
-
 def test_describe_of_what_changes_nothing_says_so() -> None:
     assert describe(Identity()).startswith("Nothing was fitted")
     assert describe(EnsembleTemperatureScaling()).startswith("Ensemble temperature scaling was fitted")
@@ -72,18 +63,6 @@ def test_describe_of_what_changes_nothing_says_so() -> None:
     calibrator = TemperatureScaling()
     calibrator.temperature_ = 1.0004
     assert describe(calibrator).endswith("the model was calibrated.")
-
-
-def test_repair_wrong_input_is_named() -> None:
-    for given in ((VAL.logits, TEST), (VAL, [1.0])):
-        with pytest.raises(ValueError, match="`fit` and `predictions` must be `Predictions`"):
-            repair(*given)  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match=r"`fit` must have the same classes .* as `predictions`, got 4 classes, not 3 classes\."
-    ):
-        repair(VAL, predictions(1, "test", num_classes=3))
-    with pytest.raises(ValueError, match="unknown calibrator 'temprature'. Did you mean 'temperature'"):
-        repair(VAL, TEST, method="temprature")
 
 
 def test_repair_refuses_classes_of_another_order() -> None:
