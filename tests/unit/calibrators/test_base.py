@@ -96,7 +96,7 @@ def test_forests_that_vote_alike_are_no_data_used_twice() -> None:
 
 def test_wrong_input_is_named() -> None:
     for given, message in (
-        ((VAL.logits,), "`labels` must be given with logits"),
+        ((VAL.logits,), "`labels` must be given"),
         ((VAL, VAL.labels), "`labels` and `ignore_index` must not be given with a `Predictions`"),
         ((VAL.probs, VAL.labels), "`logits` must be scores before softmax"),
     ):
