@@ -592,8 +592,8 @@ def thresholded_adaptive_calibration_error(
 
 
 def _positive_class(
-    probs: ArrayLike,
-    labels: ArrayLike,
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None,
     *,
     where: str,
     n_bins: int,
@@ -602,22 +602,16 @@ def _positive_class(
     ignore_index: int | None,
 ) -> TopLabel:
     """Check the arguments of a binary metric; ``confidence`` is the probability and ``correct`` the label of the record."""
-    if isinstance(probs, Predictions) or np.ndim(probs) == np.ndim(labels) + 1:  # type: ignore[arg-type]
-        given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
-        if given.num_classes != 2:
-            raise ValueError(f"{where}: `probs` must be of two classes, got {given.num_classes}.")
-        return _second_column(given)
-    score = to_tensor(probs, where=where, name="probs").cpu()
-    if bool(((score < 0) | (score > 1)).any()):
-        found = f"got values from {float(score.min()):.4g} to {float(score.max()):.4g}"
-        raise ValueError(f"{where}: `probs` must lie in [0, 1], {found}. If they are logits, pass `torch.sigmoid(logits)`.")
-    both = both_classes(score, "probs")
-    return _second_column(
-        examples_of(both, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
-    )
-
-
-def _second_column(given: Predictions) -> TopLabel:
+    both = probs
+    if not isinstance(probs, Predictions) and np.ndim(probs) != np.ndim(labels) + 1:  # type: ignore[arg-type]
+        score = to_tensor(probs, where=where, name="probs").cpu()
+        if bool(((score < 0) | (score > 1)).any()):
+            found = f"got values from {float(score.min()):.4g} to {float(score.max()):.4g}"
+            raise ValueError(f"{where}: `probs` must lie in [0, 1], {found}. If they are logits, pass `torch.sigmoid(logits)`.")
+        both = both_classes(score, "probs")
+    given = examples_of(both, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    if given.num_classes != 2:
+        raise ValueError(f"{where}: `probs` must be of two classes, got {given.num_classes}.")
     return TopLabel(given.probs[:, 1].double().contiguous(), given.labels.double(), given.weights, given.probs.dtype)
 
 

@@ -122,7 +122,7 @@ def values_of(summary: Summary, predictions: Predictions | None = None) -> dict[
     values = {}
     for key, metric in score_metrics(positive=summary.positive is not None).items():
         if metric.read is not None and not (metric.classwise and summary.class_bins is None):
-            values[key] = float(metric.read(summary))
+            values[key] = float(metric.read(summary.positive if metric.positive and summary.positive else summary))
         elif metric.read is None and predictions is not None:
             values[key] = float(value_of(metric, predictions, n_bins=summary.n_bins))
     return values
@@ -147,7 +147,7 @@ def _score(
     for key, value in values.items():
         metric = METRICS[key]
         if metric.interval is not None:
-            low, high = metric.interval(evidence, value)
+            low, high = metric.interval(evidence.positive if metric.positive and evidence.positive else evidence, value)
         else:
             assert predictions is not None
             drawn = resampled_values(metric, predictions, n_resamples, seed=seed, n_bins=summary.n_bins)

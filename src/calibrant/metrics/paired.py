@@ -106,10 +106,8 @@ def paired_test(
     if len(first) > _BLOCKS:
         block = np.random.default_rng([seed, 2]).permutation(len(first)) % _BLOCKS
     # Two classes have a second view: the probability of the positive one.
-    views = [
-        tuple(Sample(given, n_bins=n_bins, block=block, positive=positive) for given in (first, second))
-        for positive in ([False, True] if first.num_classes == 2 else [False])
-    ]
+    kinds = [False, True] if first.num_classes == 2 else [False]
+    views = [[Sample(given, n_bins=n_bins, block=block, positive=kind) for given in (first, second)] for kind in kinds]
     one, two = views[0]
     rng, parts = np.random.default_rng([seed, 1]), []
     for counts in _draw_counts(int(block.max()) + 1, n_resamples=n_resamples, seed=seed):
@@ -119,7 +117,7 @@ def paired_test(
     drawn = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     # Rounded, so that ten equal weights are worth ten and not a little less.
     wider = _widening(round(one.size, 6))
-    by_chance = {key: values for view in views for key, values in _if_both_calibrated(*view, rng).items()}
+    by_chance = {key: values for view in views for key, values in _if_both_calibrated(view[0], view[1], rng).items()}
     found = {}
     for key, metric in score_metrics(positive=first.num_classes == 2).items():
         if key not in drawn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -31,10 +31,8 @@ from calibrant.metrics.binned import (
 )
 from calibrant.metrics.intervals import (
     ECE_INVERSION,
-    Evidence,
     Interval,
     Inversion,
-    Range,
     aurc_interval,
     classwise_interval,
     mce_interval,
@@ -124,75 +122,7 @@ class Metric:
         return self.function(probs, labels, **options)
 
 
-def _signed_gap(summary: Summary) -> Tensor:
-    return (summary.cells[1].sum() - summary.cells[2].sum()) / summary.cells[0].sum()
-
-
-def _gap_of_levels(levels: of.Levels, mass: Tensor, right: Tensor) -> Tensor:
-    return mass @ levels.confidence - right.sum(-1)
-
-
-def _of_positive(rule: Interval) -> Interval:
-    """The interval that ``rule`` gives of the probability of the positive class."""
-
-    def interval(evidence: Evidence, value: float) -> Range:
-        assert evidence.positive is not None
-        return rule(evidence.positive, value)
-
-    return interval
-
-
-def _read_positive(value: Callable[[Summary], Tensor]) -> Callable[[Summary], Tensor]:
-    def read(summary: Summary) -> Tensor:
-        assert summary.positive is not None
-        return value(summary.positive)
-
-    return read
-
-
 _SCORES = {
-    "binary_gap": Metric(
-        binary_signed_calibration_gap,
-        label="predicted minus observed",
-        short="predicted − observed",
-        meaning="above zero: predicts too many positives",
-        unit="%",
-        better=None,
-        group="positive class",
-        positive=True,
-        read=_read_positive(_signed_gap),
-        interval=_of_positive(signed_gap_interval),
-        of_levels=_gap_of_levels,
-        compared=False,
-    ),
-    "binary_ece": Metric(
-        binary_expected_calibration_error,
-        label="binary ECE",
-        meaning="mean gap of P(positive) to its frequency",
-        unit="%",
-        group="positive class",
-        positive=True,
-        read=_read_positive(lambda summary: norm_of_bins(summary.bins)),
-        interval=_of_positive(lambda evidence, value: evidence.range_of(ECE_INVERSION, value)),
-        of_levels=of.ece_of_levels,
-        shrinks="width",
-        is_calibration=True,
-        compared=False,
-    ),
-    "binary_ace": Metric(
-        binary_adaptive_calibration_error,
-        label="binary ACE",
-        meaning="the same over bins of equal size",
-        unit="%",
-        group="positive class",
-        positive=True,
-        read=_read_positive(lambda summary: norm_of_bins(equal_mass_bins(summary.examples, n_bins=summary.n_bins))),
-        interval=_of_positive(Inversion(of.ace_of_levels)),
-        of_levels=of.ace_of_levels,
-        shrinks="mass",
-        is_calibration=True,
-        compared=False,
-    ),
     "error": Metric(
         error_rate,
         label="error rate",
@@ -346,10 +276,35 @@ _SCORES = {
         unit="%",
         better=None,
         largest=2.0,
-        read=_signed_gap,
+        read=lambda summary: (summary.cells[1].sum() - summary.cells[2].sum()) / summary.cells[0].sum(),
         interval=signed_gap_interval,
-        of_levels=_gap_of_levels,
+        of_levels=lambda levels, mass, right: mass @ levels.confidence - right.sum(-1),
         compared=False,
+    ),
+}
+
+
+def _of_positive(key: str, function: Callable[..., Tensor], *, label: str, meaning: str) -> Metric:
+    """The score ``key`` with the probability of the positive class as confidence, and whether it is the label."""
+    told = {"label": label, "short": "", "meaning": meaning, "group": "positive class"}
+    return replace(_SCORES[key], function=function, positive=True, compared=False, **told)  # type: ignore[arg-type]
+
+
+_BINARY = {
+    "binary_gap": _of_positive(
+        "signed_gap",
+        binary_signed_calibration_gap,
+        label="predicted minus observed",
+        meaning="above zero: predicts too many positives",
+    ),
+    "binary_ece": _of_positive(
+        "ece",
+        binary_expected_calibration_error,
+        label="binary ECE",
+        meaning="mean gap of P(positive) to its frequency",
+    ),
+    "binary_ace": _of_positive(
+        "ace", binary_adaptive_calibration_error, label="binary ACE", meaning="the same over bins of equal size"
     ),
 }
 _OTHERS = {
@@ -364,7 +319,7 @@ _OTHERS = {
 }
 
 # In the order of tables.
-METRICS = Registry("metric", "calibrant.metrics", {**_SCORES, **_OTHERS}, of=Metric)
+METRICS = Registry("metric", "calibrant.metrics", {**_BINARY, **_SCORES, **_OTHERS}, of=Metric)
 
 
 def is_top_label(key: str) -> bool:
