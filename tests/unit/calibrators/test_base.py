@@ -238,7 +238,7 @@ def test_wrapped_model_is_read_whatever_holds_its_logits_and_called_by_position_
 
 
 def test_wrapped_model_without_logits_or_of_other_classes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^CalibratedModel: `model` must return logits"):
+    with pytest.raises(ValueError, match=r"^WrappedModel: `model` must return logits"):
         FOUND.wrap(Returning(lambda logits: {"loss": logits}))(INPUTS)
     with pytest.raises(ValueError, match="`logits` must have C = 3 classes"):
         FOUND.wrap(nn.Linear(4, 2))(INPUTS)
