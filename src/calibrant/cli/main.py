@@ -234,8 +234,8 @@ def train(
 ) -> None:
     """Train a calibrated classifier.
 
-    The run folder gets the recipe, the history of every epoch, the best weights, predictions and what was measured of them.
-    A run that was interrupted, even killed, goes on with --resume. Under torchrun several processes share every batch.
+    The run folder gets the recipe, the history of every epoch, the best weights, and predictions with their scores.
+    --resume continues a run that was interrupted or killed. Under torchrun several processes share every batch.
     """
 
 
@@ -322,7 +322,7 @@ def report(
     """
 
 
-@app.command(cls=Command, short_help="Say how sure it must be before it answers, for a guaranteed error.")
+@app.command(cls=Command, short_help="Find confidence thresholds with a guaranteed error.")
 @runs("decide:decide")
 def decide(
     fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to learn on; not those of the test set.")],
@@ -335,7 +335,7 @@ def decide(
     class_names: ClassNames = None,
     ignore_index: IgnoreIndex = None,
 ) -> None:
-    """Find thresholds of confidence above which the error is guaranteed to be small, and what share is then answered."""
+    """Find confidence thresholds with a guaranteed error, and the share of examples that they answer."""
 
 
 @app.command(cls=Command, short_help="Watch predictions over time; an alarm when they stop being calibrated.")
@@ -390,7 +390,7 @@ def compare(
 ) -> None:
     """Compare methods: train each on every data set from every seed, and write tables, figures and a report.
 
-    Finished runs are not repeated and interrupted ones go on, so the same command again completes what is missing.
+    Run the same command again to complete what is missing: finished runs are not repeated, interrupted ones continue.
     """
 
 
@@ -402,7 +402,7 @@ def reproduce(
     seeds: Annotated[
         str | None, typer.Option(metavar="N", help="How many seeds, or which: 0,3,7 (5; quick 3; figures 1).")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small network, few epochs, embedded data; labelled so.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small network, few epochs, embedded data.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where everything goes (reproduce/NAME).")] = None,
     jobs: Jobs = None,
     settings: Annotated[
@@ -414,8 +414,8 @@ def reproduce(
 ) -> None:
     """Make one of the paper's tables, or its figures, with your own runs.
 
-    Says beforehand how long that takes on this machine. Finished runs are not repeated, so the same command goes on where it
-    stopped; the report has the paper's numbers below ours.
+    First it says how long that takes on this machine. Finished runs are not repeated: run the same command again to continue.
+    The report has the paper's numbers below ours.
     """
 
 

@@ -90,8 +90,8 @@ def compare(
 ) -> Comparison:
     """Train every method on every data set from every seed, and compare what they predict.
 
-    Every run has a folder of its own below ``out/runs``. Finished runs are not repeated, interrupted ones go on, and one that
-    fails does not stop the others. On the CPU the numbers do not depend on ``jobs``, nor on where the grid runs.
+    Every run has a folder of its own below ``out/runs``. Finished runs are not repeated, interrupted ones continue, and one
+    that fails does not stop the others. On the CPU the numbers do not depend on ``jobs``, nor on where the grid runs.
 
     Args:
         data: Names or paths of data sets, as a list or as text with commas.
