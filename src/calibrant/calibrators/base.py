@@ -86,7 +86,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         weights: ArrayLike | None = None,
         ignore_index: int | None = None,
         floor: float | None = None,
-        X: ArrayLike | None = None,  # noqa: N803
+        X: ArrayLike | None = None,
         y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
@@ -290,7 +290,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             The module; it takes the arguments of ``model``, positional and by name, and returns a tensor whatever the model
             returns. Put it into evaluation mode before use, as any network.
         """
-        return CalibratedModel(model, self.as_layer(dtype=dtype))
+        return WrappedModel(model, self.as_layer(dtype=dtype))
 
     def as_layer(self, *, dtype: torch.dtype | None = None) -> nn.Module:
         """Return the repair alone as a module from logits to calibrated log-probabilities; ``dtype`` as in `wrap`."""
@@ -444,7 +444,7 @@ class CalibrationLayer(nn.Module):
         return self
 
 
-class CalibratedModel(nn.Module):
+class WrappedModel(nn.Module):
     """A model whose output is calibrated: ``model`` gives logits, ``calibration`` turns them into log-probabilities."""
 
     def __init__(self, model: nn.Module, calibration: nn.Module) -> None:
@@ -459,5 +459,5 @@ class CalibratedModel(nn.Module):
         """
         # The first argument has a name of its own, or `torch.export` would ask for other dynamic shapes than the model's.
         given = args if inputs is None and not args else (inputs, *args)
-        calibrated: Tensor = self.calibration(find_logits(self.model(*given, **kwargs), where="CalibratedModel"))
+        calibrated: Tensor = self.calibration(find_logits(self.model(*given, **kwargs), where="WrappedModel"))
         return calibrated
