@@ -128,7 +128,7 @@ def bootstrap_intervals(evidence: Evidence) -> dict[str, tuple[float, float]]:
     levels = evidence.levels
     right = levels.share * levels.accuracy
     chances = torch.cat([right, (levels.share - right).clamp_min(0)])
-    counts = evidence.rng.multinomial(levels.size, (chances / chances.sum()).numpy(), size=evidence.n_resamples)
+    counts = evidence.stream("bootstrap").multinomial(levels.size, (chances / chances.sum()).numpy(), size=evidence.n_resamples)
     hits, misses = (torch.from_numpy(counts).double() / levels.size).split(len(levels), 1)
     drawn = ece_of_levels(levels, hits + misses, hits)
     observed = float(ece_of_levels(levels, *levels.row(levels.accuracy)))
@@ -161,7 +161,9 @@ def run(
     hit: dict[str, list[bool]] = {}
     length: dict[str, list[float]] = {}
     for _ in range(data_sets):
-        evidence = Evidence(summarize(world.draw(n, data), n_bins=N_BINS), n_resamples=n_resamples, rng=rng)
+        evidence = Evidence(
+            summarize(world.draw(n, data), n_bins=N_BINS), n_resamples=n_resamples, seed=int(rng.integers(2**31))
+        )
         ends = measured_intervals(evidence, only_ece=only_ece) | bootstrap_intervals(evidence)
         for key, (low, high) in ends.items():
             true = truth[key.split(",")[0]]

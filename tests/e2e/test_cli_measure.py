@@ -26,7 +26,7 @@ KEYS = {name for name in METRICS.builtin if METRICS[name].is_score and not METRI
 
 
 def measure_json(capsys, *arguments):
-    code, out, err = run(capsys, "measure", "--json", "--resamples", 50, *arguments)
+    code, out, err = run(capsys, "measure", "--json", "--resamples", 100, *arguments)
     assert code == 0, err
     # No NaN or Infinity, which are no JSON.
     return json.loads(out, parse_constant=pytest.fail)
@@ -91,7 +91,7 @@ def test_measure_json_infinite_loss_is_null_and_ignored_labels_are_left_out(caps
 
 
 def test_measure_json_same_seed_gives_the_same_bytes(capsys, folder):
-    outputs = [run(capsys, "measure", "--json", "--resamples", 50, "--seed", s, folder / "first.npz")[1] for s in (1, 1, 2)]
+    outputs = [run(capsys, "measure", "--json", "--resamples", 100, "--seed", s, folder / "first.npz")[1] for s in (1, 1, 2)]
     assert outputs[0] == outputs[1] != outputs[2]
 
 
@@ -114,7 +114,7 @@ def test_measure_json_of_several_files_pairs_them_with_the_first(capsys, folder,
 
 
 def test_measure_json_of_other_examples_has_no_paired_test(capsys, folder):
-    code, out, err = run(capsys, "measure", "--json", "--resamples", 20, folder / "first.npz", folder / "other.pt")
+    code, out, err = run(capsys, "measure", "--json", "--resamples", 100, folder / "first.npz", folder / "other.pt")
     assert code == 0
     assert json.loads(out)[1]["paired"] is None
     assert "no paired test" in err
@@ -157,13 +157,13 @@ def test_measure_with_too_many_groups_is_refused(capsys, tmp_path, monkeypatch):
 
 def test_measure_table_says_what_a_person_wants_to_know(capsys, folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    code, out, err = run(capsys, "measure", "--resamples", 50, "--slice", "site", folder / "rich.parquet")
+    code, out, err = run(capsys, "measure", "--resamples", 100, "--slice", "site", folder / "rich.parquet")
     assert (code, err) == (0, "")
     for said in ("over-confident", "95% interval", "if calibrated", "Classes", "bee", "Groups", "2,000 examples"):
         assert said in out.replace("Over-", "over-"), said
     assert max(map(len, out.splitlines())) <= 100
     assert "\x1b" not in out
-    code, out, _ = run(capsys, "measure", "--resamples", 50, folder / "first.npz", folder / "repaired.csv")
+    code, out, _ = run(capsys, "measure", "--resamples", 100, folder / "first.npz", folder / "repaired.csv")
     assert code == 0
     assert "repaired minus first" in out
     assert re.search(r"expected calibration error +−\d+\.\d+% .* better", out)
@@ -187,7 +187,7 @@ def test_measure_of_a_run_folder_is_that_of_its_test_predictions_and_limits_end_
     Predictions.load(folder / "first.npz").save(tmp_path / "test.npz")
     found = measure_json(capsys, tmp_path, "--fail-if", "ece<0.01", "--fail-if", "ece.high>0.9")
     assert (found["file"], found["n"]) == (str(tmp_path / "test.npz"), 2000)
-    code, out, err = run(capsys, "measure", folder / "first.npz", "--resamples", 20, "--fail-if", "ece>0.05", "--json")
+    code, out, err = run(capsys, "measure", folder / "first.npz", "--resamples", 100, "--fail-if", "ece>0.05", "--json")
     assert (code, json.loads(out)["n"], err.count("\n")) == (3, 2000, 1)
     assert re.search(r"first.npz: ece is 0.\d+ \(ece>0.05\)", err)
     code, out, err = run(capsys, "measure", folder / "first.npz", "--fail-if", "ecee>0.05")
@@ -241,7 +241,7 @@ def test_measure_millions_of_rows_never_has_them_in_memory(tmp_path):
     with pq.ParquetWriter(path, table.schema, use_dictionary=False) as writer:
         for _ in range(PIECES):
             writer.write_table(table)
-    shell = [sys.executable, "-c", MEASURE, "measure", str(path), "--json", "--resamples", "20"]
+    shell = [sys.executable, "-c", MEASURE, "measure", str(path), "--json", "--resamples", "100"]
     done = subprocess.run(shell, capture_output=True, text=True, check=True, timeout=900)
     found = json.loads(done.stdout)
     assert found["n"] == PIECE * PIECES
@@ -259,7 +259,7 @@ def test_demo_finds_the_truth_and_shows_what_to_run_next(capsys, tmp_path):
     assert low <= true <= high
     assert measured == pytest.approx(true, abs=1)
     following = re.search(r"calibrant (measure .*)", out)[1].split()
-    assert run(capsys, *following, "--resamples", 20)[0] == 0
+    assert run(capsys, *following, "--resamples", 100)[0] == 0
 
 
 def test_demo_trains_four_ways_and_compares_them(capsys):

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def repair(capsys: pytest.CaptureFixture[str], folder: Path, out: Path, *more: object) -> tuple[int, str, str]:
-    return run(capsys, "repair", folder / "val.npz", folder / "test.npz", "--out", out, "--resamples", 50, *more)
+    return run(capsys, "repair", folder / "val.npz", folder / "test.npz", "--out", out, "--resamples", 100, *more)
 
 
 def test_repair_by_temperature_writes_what_the_calibrator_gives(
@@ -121,7 +121,7 @@ def test_repair_same_data_warns(capsys: pytest.CaptureFixture[str], folder: Path
     for path in (val, test):
         with warnings.catch_warnings():
             warnings.simplefilter("default")
-            command = ("repair", val, path, "--out", tmp_path / "r.npz", "--method", "temperature", "--resamples", 20)
+            command = ("repair", val, path, "--out", tmp_path / "r.npz", "--method", "temperature", "--resamples", 100)
             code, _, err = run(capsys, *command)
         assert code == 0
         said.append("100 % of these examples were used to fit the calibrator" in err)

@@ -34,11 +34,11 @@ def value_in(page: str, key: str, column: str) -> str:
 
 def test_report_without_fit_says_what_measure_says(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    code, text, err = run(capsys, "report", folder / "test.npz", "--out", out, "--n-bins", 10, "--resamples", 40)
+    code, text, err = run(capsys, "report", folder / "test.npz", "--out", out, "--n-bins", 10, "--resamples", 100)
     assert code == 0, err
     assert "Over-confident by" in text
     assert "report.html" in text
-    _, measured, _ = run(capsys, "measure", folder / "test.npz", "--json", "--n-bins", 10, "--resamples", 40)
+    _, measured, _ = run(capsys, "measure", folder / "test.npz", "--json", "--n-bins", 10, "--resamples", 100)
     metrics = json.loads(measured)["metrics"]
     page = out.read_text()
     for key in ("error", "ece", "mce", "ace", "sece", "smece", "classwise_ece", "aurc"):
@@ -53,7 +53,7 @@ def test_report_with_fit_ranks_calibrators_and_measures_each_on_the_test_data(
     few = {name: CALIBRATORS[name] for name in ("temperature", "platt", "histogram")}
     monkeypatch.setattr("calibrant.calibrators.auto.candidates", lambda: few)
     out = tmp_path / "report.html"
-    code, text, err = run(capsys, "report", folder / "test.npz", "--fit", folder / "val.npz", "--out", out, "--resamples", 40)
+    code, text, err = run(capsys, "report", folder / "test.npz", "--fit", folder / "val.npz", "--out", out, "--resamples", 100)
     assert code == 0, err
     assert "Temperature 2." in text
     page = out.read_text()
@@ -62,7 +62,7 @@ def test_report_with_fit_ranks_calibrators_and_measures_each_on_the_test_data(
     _, repaired, _ = run(
         capsys,
         *("repair", folder / "val.npz", folder / "test.npz", "--method", "platt", "--out", tmp_path / "r.npz"),
-        *("--json", "--resamples", 40),
+        *("--json", "--resamples", 100),
     )
     row = re.search(r'data-calibrator="platt">(.*?)</tr>', page, flags=re.DOTALL)
     assert row is not None
@@ -83,12 +83,12 @@ def test_report_with_one_method_shows_before_and_after_as_repair_does(
     out, names = tmp_path / "report.html", tmp_path / "names.txt"
     names.write_text("cat\ndog\n<i>bird</i>\ntruck\n")
     files = ("--fit", folder / "val.npz", "--out", out, "--class-names", names, "--title", "My model")
-    code, _, err = run(capsys, "report", folder / "test.npz", *files, "--method", "temperature", "--resamples", 40)
+    code, _, err = run(capsys, "report", folder / "test.npz", *files, "--method", "temperature", "--resamples", 100)
     assert code == 0, err
     _, repaired, _ = run(
         capsys,
         *("repair", folder / "val.npz", folder / "test.npz", "--method", "temperature", "--out", tmp_path / "r.npz"),
-        *("--json", "--resamples", 40),
+        *("--json", "--resamples", 100),
     )
     found = json.loads(repaired)
     page = out.read_text()
@@ -105,7 +105,7 @@ def test_report_of_a_doubtful_repair_says_why_on_the_page(
     val = load_predictions(folder / "val.npz")
     val.subset((val.labels < 2).nonzero().flatten()[:30]).save(tmp_path / "few.npz")
     out, few = tmp_path / "report.html", ("--fit", tmp_path / "few.npz", "--method", "platt")
-    code, text, err = run(capsys, "report", folder / "test.npz", *few, "--out", out, "--resamples", 40)
+    code, text, err = run(capsys, "report", folder / "test.npz", *few, "--out", out, "--resamples", 100)
     assert (code, err) == (0, "")
     page, printed = out.read_text(), " ".join(text.split())
     for doubt in (
@@ -176,7 +176,7 @@ def test_report_of_runs_tells_settings_of_one_method_apart_and_says_which_averag
     code, _, err = run(capsys, "report", "--run", runs / "plain", "--run", steered, "--out", page)
     assert code == 0, err
     assert '<th scope="row">FLγ-SECE</th><td>1</td><td>phase, error+nll</td>' in page.read_text()
-    code, _, err = run(capsys, "report", runs / "plain", "--out", page, "--resamples", 40)
+    code, _, err = run(capsys, "report", runs / "plain", "--out", page, "--resamples", 100)
     assert code == 0, err
     for part in ("<title>test.npz</title>", 'id="reliability"', 'id="curves"'):
         assert part in page.read_text()

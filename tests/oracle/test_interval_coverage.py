@@ -62,6 +62,7 @@ def draw(world: Levels, rng: np.random.Generator) -> Levels:
         accuracy=right[used] / mass[used],
         bin_index=world.bin_index[used],
         last_cell=world.last_cell[used],
+        count=mass[used] * N,
         size=N,
         n_bins=N_BINS,
     )
@@ -73,7 +74,7 @@ def covered(world: Levels, truth: float, *, data_sets: int, seed: int) -> list[b
     held = []
     for _ in range(data_sets):
         levels = draw(world, rng)
-        evidence = Evidence(NOTHING, n_resamples=100, rng=rng)
+        evidence = Evidence(NOTHING, n_resamples=100, seed=int(rng.integers(2**31)))
         evidence.levels = levels
         value = float(ece_of_levels(levels, *levels.row(levels.accuracy)))
         low, high = ECE_INVERSION(evidence, value)

@@ -88,7 +88,7 @@ ProbColumn = Annotated[str | None, typer.Option(metavar="NAME", help="Column of 
 LabelColumn = Annotated[str | None, typer.Option(metavar="NAME", help="Column of a table with the labels.")]
 IgnoreIndex = Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")]
 Bins = Annotated[int, typer.Option(min=1, max=3000, metavar="M", help="Bins of the binned metrics.")]
-Resamples = Annotated[int, typer.Option(min=20, max=100_000, metavar="N", help="Bootstrap resamples for the intervals.")]
+Resamples = Annotated[int, typer.Option(min=100, max=100_000, metavar="N", help="Bootstrap resamples for the intervals.")]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")]
 RecipeFile = Annotated[
     Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it (defaults in brackets).")

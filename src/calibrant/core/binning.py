@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_count
+from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_bins
 from calibrant.core.records import Bins, Predictions, as_predictions
 
 # Entries of [N, C] held in float64 at once: 64 MiB.
@@ -96,7 +96,7 @@ def examples_of(
     ignore_index: int | None = None,
 ) -> Predictions:
     """Check the arguments that metrics share, and return the examples: the one gate of all metrics."""
-    check_count(n_bins, where=where, name="n_bins")
+    check_bins(n_bins, where=where)
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
         raise ValueError(f"{where}: `p` must be a number >= 1 (`math.inf` for the largest gap), got {p!r}.")
     return as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)

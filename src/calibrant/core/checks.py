@@ -65,6 +65,17 @@ def refuse_masked(value: object, *, where: str, name: str) -> None:
         raise ValueError(f"{where}: `{name}` must have no masked entries. Leave those rows out of all arrays, or fill them.")
 
 
+# Bins of C classes fill C times as much memory, and nobody has data for more.
+MOST_BINS = 10_000
+
+
+def check_bins(n_bins: int, *, where: str) -> None:
+    """Raise unless ``n_bins`` is a whole number from 1 to 10,000."""
+    check_count(n_bins, where=where, name="n_bins")
+    if n_bins > MOST_BINS:
+        raise ValueError(f"{where}: `n_bins` must be at most {MOST_BINS:,}, got {n_bins!r}.")
+
+
 def check_count(value: int, *, where: str, name: str, least: int = 1) -> None:
     """Raise unless ``value`` is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:

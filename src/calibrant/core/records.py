@@ -387,6 +387,8 @@ def check_examples(
     weight = None if weights is None else to_tensor(weights, where=where, name="weights").to(device).double()
     if weight is not None and target.numel():
         check_weights(weight, target, where=where)
+        # What rounding would lose beside the largest counts nothing.
+        weight = weight * (weight >= 1e-16 * weight.max())
     if scores.ndim > 2:
         scores, target = scores.movedim(1, -1).reshape(-1, scores.shape[1]), target.reshape(-1)
         weight = None if weight is None else weight.reshape(-1)

@@ -23,7 +23,7 @@ from calibrant.core.binning import (
     norm_of_bins,
     top_label,
 )
-from calibrant.core.checks import ArrayLike, check_count
+from calibrant.core.checks import ArrayLike, check_bins, check_count
 from calibrant.core.records import Predictions
 from calibrant.core.scores import BinSweep, IfCalibrated
 from calibrant.metrics.conventions import binned_error
@@ -168,8 +168,7 @@ def _mean_errors(levels: Levels, mass: Tensor, right: Tensor, index: Tensor) -> 
     """Mean ECE and MCE of rows over the bins that ``index [G]`` puts levels in."""
     by_bin = mass.new_zeros(2, len(mass), int(index.max()) + 1)
     held, gap = by_bin.index_add_(2, index, torch.stack([mass, mass * levels.confidence - right])).abs_()
-    # Where fractions of examples were all rounded down a bin is empty, and its gap zero.
-    return float(gap.sum(1).mean()), float((gap / held.clamp_min(1 / levels.size)).amax(1).mean())
+    return float(gap.sum(1).mean()), float(torch.where(held > 0, gap / held, 0.0).amax(1).mean())
 
 
 def compare_with_null(observed: float, drawn: Tensor) -> IfCalibrated:
@@ -186,7 +185,7 @@ def null_of_levels(levels: Levels, *, n_resamples: int, rng: np.random.Generator
 
 def check_draws(n_bins: int, n_resamples: int, seed: int, *, where: str, least: int = 1) -> None:
     """Raise unless numbers of bins and of resamples (at least ``least``) and the seed are whole numbers."""
-    check_count(n_bins, where=where, name="n_bins")
+    check_bins(n_bins, where=where)
     check_count(n_resamples, where=where, name="n_resamples", least=least)
     check_count(seed, where=where, name="seed", least=0)
     if n_bins * n_resamples > _MOST_DRAWS:

@@ -145,8 +145,8 @@ def resampled_values(
 class Evidence:
     """What intervals are made from: a summary of the data, its confidence levels, and data sets drawn from truths."""
 
-    def __init__(self, summary: Summary, *, n_resamples: int, rng: np.random.Generator) -> None:
-        self.summary, self.n_resamples, self.rng = summary, n_resamples, rng
+    def __init__(self, summary: Summary, *, n_resamples: int, seed: int) -> None:
+        self.summary, self.n_resamples, self.seed = summary, n_resamples, seed
         self.size = summary.effective_n
         self.per_truth = max(math.ceil(_PER_TRUTH * n_resamples), 2)
         self._drawn: dict[tuple[Family, Pieces], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
@@ -157,17 +157,28 @@ class Evidence:
         """The same of the probability of the positive class; None of more than two classes."""
         if self.summary.positive is None:
             return None
-        return Evidence(self.summary.positive, n_resamples=self.n_resamples, rng=self.rng.spawn(1)[0])
+        return Evidence(self.summary.positive, n_resamples=self.n_resamples, seed=self.seed)
 
     @cached_property
     def levels(self) -> Levels:
         """Confidence levels within bins."""
         return levels_of(self.summary.cells, size=self.size, n_bins=self.summary.n_bins)
 
+    def stream(self, name: str) -> np.random.Generator:
+        """Random numbers for one purpose, which do not depend on what else is drawn."""
+        return np.random.default_rng([self.seed, *name.encode()])
+
     @cached_property
     def calibrated(self) -> tuple[Tensor, Tensor]:
         """Calibrated data sets: rows ``mass, right [R, G]``."""
-        return draw_rows(self.levels, self.levels.confidence[None], n_resamples=self.n_resamples, rng=self.rng)
+        rng = np.random.default_rng(self.seed)
+        return draw_rows(self.levels, self.levels.confidence[None], n_resamples=self.n_resamples, rng=rng)
+
+    @property
+    def most_unseen(self) -> float:
+        """Largest share of errors where none was seen; else 0."""
+        seen = 1 - float(self.levels.share @ self.levels.accuracy)
+        return rate_interval(0.0, size=self.size).high if seen < 1e-12 else 0.0
 
     def range_of(self, interval: Inversion, value: float) -> Range:
         """The interval by one rule, computed once."""
@@ -179,7 +190,8 @@ class Evidence:
         """Truths ``[S, G]`` of a family, and data sets drawn from them: rows ``mass, right [S·R, G]``, truth after truth."""
         if (family, pieces) not in self._drawn:
             truths = family(self.levels, self.levels.bin_index if pieces == "width" else self.levels.mass_index)
-            self._drawn[family, pieces] = truths, draw_rows(self.levels, truths, n_resamples=self.per_truth, rng=self.rng)
+            rng = self.stream(f"{family.__name__} {pieces}")
+            self._drawn[family, pieces] = truths, draw_rows(self.levels, truths, n_resamples=self.per_truth, rng=rng)
         return self._drawn[family, pieces]
 
 
@@ -254,12 +266,12 @@ class Inversion:
         levels, truly = evidence.levels, self.truly or self.metric
         observed = float(self.metric(levels, *levels.row(levels.accuracy)))
         null = self.metric(levels, *evidence.calibrated)
-        found = []
+        found, rng = [], evidence.stream(f"{self.metric.__name__} {self.pieces}")
         for family in (all_gaps, few_gaps):
             truths, data = evidence.draw(family, self.pieces)
             drawn = self.metric(levels, *data).view(len(truths), -1)
-            spread = spread_of_confidences(truths, levels, truly, n_resamples=drawn.shape[1] // 2 + 1, rng=evidence.rng)
-            drawn = drawn + spread.unsqueeze(1) * torch.from_numpy(evidence.rng.standard_normal(drawn.shape))
+            spread = spread_of_confidences(truths, levels, truly, n_resamples=drawn.shape[1] // 2 + 1, rng=rng)
+            drawn = drawn + spread.unsqueeze(1) * torch.from_numpy(rng.standard_normal(drawn.shape))
             found.append(accepted_range(truly(levels, *levels.row(truths)), drawn, observed, null=null))
         ratio = value / observed if observed > 0 else 1.0
         ratio = ratio if 1 / _FAR < ratio < _FAR else 1.0
@@ -365,9 +377,16 @@ def aurc_interval(evidence: Evidence, value: float) -> Range:
     return mean_interval(sums, weight=1.0, size=levels.size, most=1.0)
 
 
+def brier_interval(evidence: Evidence, value: float) -> Range:
+    """Interval of the Brier score: that of a mean; where no error was seen, it reaches to what those unseen would cost."""
+    low, high = mean_interval(evidence.summary.brier, weight=evidence.summary.weight, size=evidence.size, most=2.0)
+    # Another label moves the Brier score of an example by at most twice its confidence.
+    return Range(low, max(high, min(value + 2 * evidence.most_unseen, 2.0)))
+
+
 def classwise_interval(evidence: Evidence, value: float) -> Range:
     """Interval of the classwise ECE: every bin of every class is a piece of its own, and few of them have a gap."""
-    summary, rng = evidence.summary, evidence.rng
+    summary, rng = evidence.summary, evidence.stream("classwise")
     weight, confidence, correct = summary.by_class.flatten(1)
     held = weight > 0
     weight, of_class = weight[held], held.view(summary.num_classes, -1).nonzero()[:, 0]
@@ -378,6 +397,7 @@ def classwise_interval(evidence: Evidence, value: float) -> Range:
         accuracy=(correct[held] / weight).clamp(0, 1),
         bin_index=place,
         last_cell=place,
+        count=weight / weight.sum() * max(round(evidence.size), 1) * summary.num_classes,
         size=max(round(evidence.size), 1) * summary.num_classes,
         n_bins=summary.n_bins,
     )
@@ -386,7 +406,8 @@ def classwise_interval(evidence: Evidence, value: float) -> Range:
     truth, observed = ((levels.share * (levels.confidence - v)).abs().sum(-1) for v in (truths, levels.accuracy))
     drawn = _draw_classwise(truths, truth, levels, of_class, n_resamples=draws, rng=rng)
     low, high = accepted_range(truth, drawn, float(observed))
-    return Range(low, min(high, 2 / summary.num_classes))
+    # An error not seen takes its share from one class and gives it to another.
+    return Range(low, min(max(high, 2 * evidence.most_unseen / summary.num_classes), 2 / summary.num_classes))
 
 
 def _draw_classwise(

@@ -39,6 +39,7 @@ class Levels:
         accuracy: Share of right predictions.
         bin_index: Equal-width bin, int64.
         last_cell: Last cell of confidence that belongs to the level, int64.
+        count: (Effective) number of examples in the level.
         size: (Effective) number of examples.
         n_bins: Number of bins M of the binned metrics.
     """
@@ -48,6 +49,7 @@ class Levels:
     accuracy: Tensor
     bin_index: Tensor
     last_cell: Tensor
+    count: Tensor
     size: int
     n_bins: int
 
@@ -109,7 +111,7 @@ class Levels:
 def levels_of(cells: Tensor, *, size: float, n_bins: int) -> Levels:
     """Merge ``cells [4, NUM_CELLS]`` of confidence to levels that are narrow and hold few of ``size`` (effective) examples."""
     size, used = max(round(size), 1), (cells[0] > 0).nonzero().squeeze(1)
-    sums = cells[:3, used]
+    sums = cells[:, used]
     share, confidence = sums[0] / sums[0].sum(), (sums[1] / sums[0]).clamp(0, 1)
     # A cell knows better than its mean on which side of a rounded edge it lies.
     exact = WIDTH_CELLS % n_bins == 0
@@ -119,7 +121,7 @@ def levels_of(cells: Tensor, *, size: float, n_bins: int) -> Levels:
     slots = [(confidence / _WIDTH).long(), torch.bucketize(share.cumsum(0) - share / 2, finer), bin_index]
     begins = (torch.stack(slots).diff(dim=1) != 0).any(0).long()
     level = pad(begins.cumsum(0), (1, 0))
-    joined = torch.zeros(3, int(level[-1]) + 1, dtype=torch.float64).index_add_(1, level, sums)
+    joined = torch.zeros(4, int(level[-1]) + 1, dtype=torch.float64).index_add_(1, level, sums)
     last = pad(begins, (0, 1), value=1).bool()
     return Levels(
         share=joined[0] / joined[0].sum(),
@@ -127,6 +129,7 @@ def levels_of(cells: Tensor, *, size: float, n_bins: int) -> Levels:
         accuracy=(joined[2] / joined[0]).clamp(0, 1),
         bin_index=bin_index[last],
         last_cell=used[last],
+        count=joined[0].square() / joined[3],
         size=size,
         n_bins=n_bins,
     )
@@ -140,7 +143,8 @@ class Gaps:
         self.weight = self.sum(levels.share)
         parts = (self.sum(levels.share * v) / self.weight for v in (levels.confidence, levels.accuracy))
         self.confidence, self.accuracy = parts
-        self.gap, self.count = self.confidence - self.accuracy, levels.size * self.weight
+        self.gap = self.confidence - self.accuracy
+        self.count = self.weight.square() / self.sum(levels.share.square() / levels.count)
         # Two more of each kind (Agresti and Coull): a bin seen without errors is not thereby free of them.
         guess = (self.count * self.accuracy + 2) / (self.count + 4)
         self.variance = guess * (1 - guess)
@@ -156,15 +160,16 @@ def draw_rows(levels: Levels, accuracy: Tensor, *, n_resamples: int, rng: np.ran
     Levels end where bins begin. With newly drawn confidences the cuts of equal-mass bins would fall inside levels, whose
     examples would be shared out evenly instead of by chance: the error would come out 3 % too small.
     """
-    expected = (levels.share * levels.size).numpy()
     # Effective numbers need not be whole: the fraction is rounded up as often as it says. Whole ones are met within rounding.
-    whole = np.floor(expected + 1e-6)
-    fraction, shape = expected - whole, (len(accuracy), n_resamples, len(levels))
+    expected, shape = levels.count.numpy(), (len(accuracy), n_resamples, len(levels))
+    whole = np.maximum(np.floor(expected + 1e-6), 1)
+    fraction = expected - whole
     count = whole if fraction.max() < 1e-5 else whole + (rng.random(shape) < fraction)
-    right = rng.binomial(count.astype(np.int64), accuracy.unsqueeze(1).numpy(), size=shape)
-    rows = (np.broadcast_to(count, shape), right)
-    mass, hits = (torch.from_numpy(part / levels.size).flatten(0, 1) for part in rows)
-    return mass, hits
+    # Sums in another order must not change what is drawn.
+    chances = accuracy.unsqueeze(1).numpy().round(12)
+    rate = torch.from_numpy(rng.binomial(count.astype(np.int64), chances, size=shape) / count)
+    right = (levels.share * rate).flatten(0, 1)
+    return levels.share.expand_as(right), right
 
 
 # From levels and rows ``mass, right [R, G]`` to the values of a metric ``[R]``.

@@ -138,7 +138,7 @@ def _score(
     seed: int,
     file: str | None,
 ) -> Scores:
-    evidence = Evidence(summary, n_resamples=n_resamples, rng=np.random.default_rng(seed))
+    evidence = Evidence(summary, n_resamples=n_resamples, seed=seed)
     # Drawn first, as `if_calibrated` does with the same seed.
     null = ece_of_levels(evidence.levels, *evidence.calibrated)
     if_calibrated = compare_with_null(float(norm_of_bins(summary.bins)), null)

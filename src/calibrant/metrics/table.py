@@ -34,6 +34,7 @@ from calibrant.metrics.intervals import (
     Interval,
     Inversion,
     aurc_interval,
+    brier_interval,
     classwise_interval,
     mce_interval,
     mean_interval,
@@ -153,9 +154,7 @@ _SCORES = {
         largest=2.0,
         group="score",
         read=lambda summary: summary.brier[0] / summary.totals[0],
-        interval=lambda evidence, _: mean_interval(
-            evidence.summary.brier, weight=evidence.summary.weight, size=evidence.size, most=2.0
-        ),
+        interval=brier_interval,
     ),
     "aurc": Metric(
         area_under_risk_coverage,

@@ -51,7 +51,7 @@ def test_run_without_command_shows_help(capsys: pytest.CaptureFixture[str], argu
         (("measure", "x.npz", "--n-bins", "100000000"), "--n-bins"),
         (("measure", "x.npz", "--resamples", "100000000"), "--resamples"),
         # With fewer no p-value could fall below 5 %, and any error would be called chance.
-        (("measure", "x.npz", "--resamples", "19"), "--resamples"),
+        (("measure", "x.npz", "--resamples", "99"), "--resamples"),
         (("measure", "nowhere.npz"), "nowhere.npz: there is no such file"),
         (("measure", "x.xyz"), "x.xyz: there is no such file"),
         (("measure", "."), ".: must be a file, got a folder"),

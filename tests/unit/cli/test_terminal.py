@@ -65,8 +65,8 @@ def test_names_from_files_do_not_steer_the_terminal(capsys: pytest.CaptureFixtur
     whole.subset(range(39)).save(other)
     out = tmp_path / f"{EVIL}out.npz"
     for words in (
-        ("measure", path, other, "--by-class", "--slice", f"{EVIL}site", "--resamples", 20),
-        ("report", path, "--out", f"{out}.html", "--resamples", 20),
+        ("measure", path, other, "--by-class", "--slice", f"{EVIL}site", "--resamples", 100),
+        ("report", path, "--out", f"{out}.html", "--resamples", 100),
         ("measure", f"{path}{EVIL}"),
         ("measure", other, "--slice", EVIL),
     ):

@@ -69,6 +69,18 @@ def test_if_calibrated_p_value_is_uniform_for_calibrated_models() -> None:
     assert float(np.mean(np.array(values) <= 0.1)) == pytest.approx(0.1, abs=0.07)
 
 
+def test_if_calibrated_with_very_uneven_weights_rejects_about_as_often_as_without() -> None:
+    # By the number of examples that all are worth together, instead of those of each level, it rejected 1 % of these.
+    generator, hits = np.random.default_rng(0), 0
+    for seed in range(150):
+        probs = generator.dirichlet([0.3, 0.3], 400)
+        labels = (generator.random(400) > probs[:, 0]).astype(int)
+        given = Predictions(probs=probs, labels=labels, weights=generator.lognormal(0, 2, 400))
+        hits += if_calibrated(given, n_resamples=100, seed=seed).p_value <= 0.1
+    # 15 are expected, with a standard deviation of 3.7.
+    assert 6 <= hits <= 25
+
+
 def test_compare_with_null_counts_equal_values_and_adds_one() -> None:
     drawn = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     assert compare_with_null(0.3, drawn).p_value == pytest.approx(3 / 5)

@@ -11,9 +11,10 @@ from torch import Tensor
 from calibrant import Predictions
 from calibrant.core.binning import TopLabel, cells_of, top_label
 from calibrant.core.summary import summarize
-from calibrant.metrics import METRICS, adaptive_calibration_error
+from calibrant.metrics import METRICS, Metric, adaptive_calibration_error
 from calibrant.metrics.intervals import (
     Evidence,
+    Inversion,
     Range,
     accepted_range,
     all_gaps,
@@ -28,7 +29,7 @@ from calibrant.metrics.intervals import (
     spread_of_confidences,
 )
 from calibrant.metrics.levels import Levels, ace_of_levels, draw_rows, ece_of_levels, levels_of
-from calibrant.metrics.measure import values_of
+from calibrant.metrics.measure import measure, values_of
 from helpers import mixed_gaps
 
 ERRORS = ("ece", "mce", "ace", "classwise_ece", "sece", "smece", "mmce", "ece_debiased")
@@ -48,7 +49,7 @@ def some_levels(n: int = 3000) -> Levels:
 
 
 def evidence_of(predictions: Predictions, *, seed: int = 0, n_resamples: int = 200) -> Evidence:
-    return Evidence(summarize(predictions), n_resamples=n_resamples, rng=rng(seed))
+    return Evidence(summarize(predictions), n_resamples=n_resamples, seed=seed)
 
 
 def evidence_on(levels: Levels, *, n_resamples: int = 200, seed: int = 0) -> Evidence:
@@ -203,11 +204,12 @@ def test_draw_rows_keeps_whole_numbers_and_rounds_others_at_random() -> None:
     mass, right = draw_rows(levels, levels.confidence[None], n_resamples=50, rng=rng())
     torch.testing.assert_close(mass, levels.share.expand(50, -1))
     assert bool((right <= mass).all())
-    fractions = replace(levels, size=101)
-    mass, _ = draw_rows(fractions, levels.confidence[None], n_resamples=4000, rng=rng())
-    count = 101 * mass
-    torch.testing.assert_close(count, count.round())
-    torch.testing.assert_close(count.mean(0), levels.share * 101, rtol=0, atol=0.05)
+    fractions = replace(levels, count=torch.full_like(levels.share, 2.5))
+    mass, right = draw_rows(fractions, levels.confidence[None], n_resamples=4000, rng=rng())
+    torch.testing.assert_close(mass, levels.share.expand(4000, -1))
+    # Half of the rows have two examples in a level, half three.
+    chance = levels.confidence * (1 - levels.confidence)
+    torch.testing.assert_close((right / mass).var(0), chance * (1 / 2 + 1 / 3) / 2, rtol=0.2, atol=0.003)
 
 
 def test_draw_rows_of_calibrated_truths_show_the_equal_mass_error_of_examples() -> None:
@@ -259,6 +261,7 @@ def test_spread_of_confidences_is_that_of_the_gaps_between_examples() -> None:
         accuracy=torch.ones(2, dtype=torch.float64),
         bin_index=torch.tensor([10, 13]),
         last_cell=torch.tensor([10, 13]),
+        count=torch.tensor([200.0, 200.0]),
         size=400,
         n_bins=15,
     )
@@ -361,3 +364,23 @@ def test_resamples_leave_out_examples_of_weight_zero() -> None:
     weights[3] = 2.0
     given = Predictions(logits=calibrated(200).logits, labels=calibrated(200).labels, weights=weights)
     assert set(resampled_values(METRICS["error"], given, 20, seed=0, n_bins=15).tolist()) == {float(METRICS["error"](given))}
+
+
+def test_intervals_where_nothing_was_seen_to_be_wrong_allow_for_errors_unseen() -> None:
+    # 300 right predictions do not rule out an error rate of 1 %, which costs 2 % in Brier score and 1 % in every other error.
+    probs = torch.tensor([[1.0, 0.0]], dtype=torch.float64).repeat(300, 1)
+    scores = measure(Predictions(probs=probs, labels=torch.zeros(300, dtype=torch.long)), n_resamples=300)
+    for key in ("brier", *ERRORS):
+        assert scores[key].value == scores[key].low == 0
+        assert 0.005 < scores[key].high < 0.03, key
+
+
+def test_intervals_of_scores_do_not_depend_on_other_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    predictions = Predictions(probs=mixed_gaps(400)[0], labels=mixed_gaps(400)[1])
+    alone = measure(predictions, n_resamples=100)
+    added = Metric(adaptive_calibration_error, label="x", read=METRICS["ace"].read, interval=Inversion(ace_of_levels, "width"))
+    monkeypatch.setattr(METRICS, "_entries", {**METRICS._entries, "x": added})
+    monkeypatch.setattr(METRICS, "builtin", ("x", *METRICS.builtin))
+    beside = measure(predictions, n_resamples=100)
+    assert "x" in beside
+    assert {key: beside[key] for key in alone} == dict(alone.metrics)

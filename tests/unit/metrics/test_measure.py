@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +12,12 @@ import torch
 from calibrant import Predictions
 from calibrant.core.scores import Scores
 from calibrant.core.summary import summarize
-from calibrant.metrics.binned import class_calibration_errors
+from calibrant.metrics.binned import (
+    class_calibration_errors,
+    classwise_calibration_error,
+    expected_calibration_error,
+    reliability_bins,
+)
 from calibrant.metrics.chance import if_calibrated
 from calibrant.metrics.measure import class_scores, measure, measure_summary, values_of
 from calibrant.metrics.paired import paired_test
@@ -102,7 +108,7 @@ def test_measure_unknown_column_raises_with_the_nearest() -> None:
 
 def test_measure_wrong_counts_raise() -> None:
     with pytest.raises(ValueError, match="measure: `n_bins` times `n_resamples` must be at most"):
-        measure(some_predictions(10), n_bins=10**8)
+        measure(some_predictions(10), n_bins=10_000)
     with pytest.raises(ValueError, match="measure: `n_resamples` must be a whole number >= 2, got 1"):
         measure(some_predictions(10), n_resamples=1)
     with pytest.raises(ValueError, match="measure: `n_bins` must be a whole number >= 1, got 0"):
@@ -208,6 +214,29 @@ def test_measure_extreme_input_gives_sensible_intervals(case: str) -> None:
         assert key in ("nll", "brier") or -1 <= low <= high <= 1, key
     assert 0 < scores.ece_if_calibrated.p_value <= 1
     assert scores["error"].high > scores["error"].low
+
+
+@pytest.mark.parametrize("weights", [(1, 1e-320), (1e90, 1e-90), (1e-99, 1e-99), (1e97, 1)])
+def test_measure_extreme_weights_give_numbers(weights: tuple[float, float]) -> None:
+    given = some_predictions(weights=torch.tensor(weights, dtype=torch.float64).repeat(200))
+    for metric in (metric for metric in METRICS.values() if not metric.positive):
+        assert math.isfinite(float(metric(given))), metric.label
+    assert all(math.isfinite(end) for estimate in measure(given, n_resamples=100).metrics.values() for end in estimate)
+    assert all(math.isfinite(test.low) for test in paired_test(given, given, n_resamples=100).values())
+
+
+@pytest.mark.parametrize("weights", [(1e-320, 1e-320), (1e300, 1e-300), (1e308, 1), (1e308, 1e308)])
+def test_weights_beyond_measure_are_refused_with_a_sentence(weights: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="`weights` must have a positive sum .* Rescale"):
+        some_predictions(weights=torch.tensor(weights, dtype=torch.float64).repeat(200))
+
+
+@pytest.mark.parametrize(
+    "function", [measure, expected_calibration_error, classwise_calibration_error, if_calibrated, reliability_bins]
+)
+def test_more_bins_than_anybody_has_data_for_are_refused(function: Callable[..., object]) -> None:
+    with pytest.raises(ValueError, match="`n_bins` must be at most 10,000, got 100000000"):
+        function(some_predictions(), n_bins=100_000_000)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
