@@ -13,6 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 from calibrant.integrations.lightning import CalibratedMixin, CalibrationCallback, meta_learner
@@ -68,6 +69,25 @@ class Calibrated(CalibratedMixin, Module):
         batches = MetaBatches(*data(48, seed=1), batch_size=48, generator=torch.Generator().manual_seed(3))
         generator = torch.Generator().manual_seed(2)
         return meta_learner(self, self.net, **{"meta_batches": batches, "every": 1, "generator": generator, **self.options})
+
+
+class Averaged(Calibrated):
+    def configure_learner(self) -> MetaLearner:
+        self.average = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        batches = MetaBatches(*data(48, seed=1), batch_size=16)
+        self.options = {"average": self.average, "bank": 40, "meta_batches": batches}
+        return super().configure_learner()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.average.update_parameters(self.net)
+
+
+def test_a_module_with_averaged_weights_looks_through_them_at_a_bank() -> None:
+    module = Averaged()
+    trainer(max_epochs=2).fit(module, loader())
+    assert module.learner.shown.inner is module.average.module
+    assert module.learner.bank is not None
+    assert len(module.learner.bank.labels) == 40
 
 
 def trainer(**options: Any) -> pl.Trainer:

@@ -101,8 +101,9 @@ class CalibratedTrainer(Trainer):
         features, logits = learner.forward(x)
         if due:
             self._updated_at = learner.steps
-            learner.meta_update(features, logits, labels, *learner.draw(), x=x)
-        loss = learner.loss(features, logits, labels)
+            loss, _ = learner.update_and_loss(features, logits, labels, *learner.draw(), x=x)
+        else:
+            loss = learner.loss(features, logits, labels)
         return (loss, {"logits": logits}) if return_outputs else loss
 
     def make_learner(self, model: nn.Module) -> MetaLearner:

@@ -195,6 +195,8 @@ class MetaLearner:
         average: The network with averaged weights, if these will make the predictions: held-out data pass through it, and the
             look-ahead is of its head. You keep it up to date, for instance with ``torch.optim.swa_utils.AveragedModel``.
         average_share: Returns what the average takes of the weights after a step (one minus its decay), for a full look-ahead.
+        bank: Held-out samples whose features are kept: the objective reads all of them, while each meta update passes only a
+            batch through the network, which replaces the oldest. It needs an ``average``, whose features age slowly.
         meta_batches: What to draw (x, labels) from when a meta update is due: `MetaBatches` or another endless iterator, or a
             ``DataLoader`` that shuffles.
         accumulate: Calls of `step` to one optimizer step.
@@ -213,6 +215,8 @@ class MetaLearner:
 
     Attributes:
         hyper: The hyper-parameters, name → value.
+        bank: Features and labels of held-out data, the newest first; set it to None after a drop of the learning rate, and it
+            fills anew.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -238,6 +242,7 @@ class MetaLearner:
         head: str | nn.Module | None = None,
         average: nn.Module | None = None,
         average_share: Callable[[], float | Tensor] | None = None,
+        bank: int = 0,
         meta_batches: Iterator[tuple[Any, Tensor]] | DataLoader[Any] | None = None,
         accumulate: int = 1,
         amp: torch.dtype | None = None,
@@ -265,6 +270,9 @@ class MetaLearner:
             raise ValueError("MetaLearner: `ignore_index` must not be given with several processes.")
         if self.full and (average is None) != (average_share is None):
             raise ValueError("MetaLearner: `average_share` must be given with `average` for a full look-ahead, and only then.")
+        check_count(bank, where="MetaLearner", name="bank", least=0)
+        if bank and (self.full or average is None):
+            raise ValueError('MetaLearner: `bank` must go with an `average` and lookahead="head".')
         if self.settings.leak_meta_grad and (self.full or average is not None):
             raise ValueError('MetaLearner: `leak_meta_grad` must go with lookahead="head" and without `average`.')
         self.optimizer, self.scaler, self.backward, self.amp = optimizer, scaler, backward, amp
@@ -277,6 +285,8 @@ class MetaLearner:
         # Before the last forward pass, so that a full look-ahead repeats its dropout.
         self._random: Tensor | None = None
         self._leaked: Tensor | None = None
+        self._bank_size = bank
+        self.bank: HeldOut | None = None
         self._values: Mapping[str, Tensor] = {}
         # What the monitor warned of and is not over.
         self._warned = frozenset[str]()
@@ -438,6 +448,7 @@ class MetaLearner:
             "meta_updates": self.meta_updates,
             "part": self._part,
             "meta_lr": self.meta_lr,
+            "bank": None if self.bank is None else list(self.bank),
             "meta_batches": source.state_dict() if hasattr(source, "state_dict") else None,
             "grads": {name: value.grad.clone() for name, value in params.items() if value.grad is not None},
         }
@@ -455,6 +466,8 @@ class MetaLearner:
             adam["step"].copy_(state["adam_steps"])
         self.steps, self.meta_updates, self._part = int(state["steps"]), int(state["meta_updates"]), int(state["part"])
         self.meta_lr = float(state["meta_lr"])
+        bank = state.get("bank")
+        self.bank = None if bank is None else HeldOut(*(value.to(self.network.device) for value in bank))
         for name, value in self.network.parameters().items() if self._part else ():
             value.grad = state["grads"][name].to(value, copy=True) if name in state["grads"] else None
         source: Any = self.meta_batches
@@ -477,7 +490,11 @@ class MetaLearner:
             with torch.set_grad_enabled(self.settings.leak_meta_grad), mode, self._autocast(self.amp):
                 features = read_features(self.shown, x_meta, inner=True)[0]
         labels, features = labelled_rows(y_meta, self.ignore_index, features)
-        return HeldOut(features, labels)
+        seen = HeldOut(features, labels)
+        if self._bank_size:
+            kept = [seen] if self.bank is None else [seen, self.bank]
+            seen = self.bank = HeldOut(*(torch.cat(parts)[: self._bank_size] for parts in zip(*kept, strict=True)))
+        return seen
 
     def _head_hypergradient(self, batch: Batch, held_out: HeldOut) -> Hypergradient:
         lr = self._current_lr()

@@ -1,5 +1,6 @@
 """The learner in one's own loop: its steps, padded tokens, what trainers need of it, and what it warns of."""
 
+import copy
 import warnings
 from types import SimpleNamespace
 
@@ -211,6 +212,49 @@ def test_clip_bounds_the_networks_step():
     learner_of(model, lr=1.0, momentum=0.0, reduction="sum", clip=0.5).step(x, y, xm, ym)
     after = torch.cat([value.detach().reshape(-1) for value in model.parameters()])
     assert float((after - before).norm()) == pytest.approx(0.5, rel=1e-4)
+
+
+def banked(size, batch_size, seed=0):
+    """A learner that looks through an average of its network and keeps the features of ``size`` samples."""
+    _, _, xm, ym = data(m=48)
+    model = mlp()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    batches = MetaBatches(xm, ym, batch_size=batch_size, generator=torch.Generator().manual_seed(seed))
+    return learner_of(model, average=average, bank=size, meta_batches=batches)
+
+
+def follow(learner, steps):
+    for _ in range(steps):
+        info = learner.step(*data()[:2])
+        for kept, value in zip(learner.shown.inner.parameters(), learner.network.inner.parameters(), strict=True):
+            kept.data.lerp_(value.data, 0.1)
+    return info
+
+
+def test_bank_of_everything_renewed_at_once_changes_nothing():
+    with_bank, without = banked(48, 48), banked(0, 48)
+    assert torch.equal(follow(with_bank, 3).meta_value, follow(without, 3).meta_value)
+
+
+def test_bank_keeps_the_newest_and_the_objective_reads_all_of_it():
+    learner, sizes = banked(40, 16), []
+    learner.objective = lambda logits, labels: (sizes.append(len(labels)), sece_penalty(logits, labels))[1]
+    follow(learner, 4)
+    assert sizes == [16, 32, 40, 40]
+    resumed = banked(40, 16, seed=5)
+    for part, other in ((learner, resumed), (learner.network.inner, resumed.network.inner)):
+        other.load_state_dict(part.state_dict())
+    resumed.shown.inner.load_state_dict(learner.shown.inner.state_dict())
+    resumed.optimizer.load_state_dict(copy.deepcopy(learner.optimizer.state_dict()))
+    assert torch.equal(follow(resumed, 3).meta_value, follow(learner, 3).meta_value)
+    newest = learner.bank.labels[:16]
+    follow(learner, 1)
+    assert learner.bank.labels[16:32].equal(newest)
+    learner.bank = None
+    follow(learner, 1)
+    assert len(learner.bank.labels) == 16
+    with pytest.raises(ValueError, match="`bank` must go with an `average`"):
+        learner_of(mlp(), bank=10)
 
 
 @pytest.mark.parametrize("lookahead", ["head", "full"])
