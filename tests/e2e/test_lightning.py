@@ -267,9 +267,9 @@ def test_mixin_written_after_another_module_is_refused_when_the_class_is_made() 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(batch, batch_idx)  # type: ignore[misc]
 
-    with pytest.raises(TypeError, match="Late: CalibratedMixin must come before"):
+    with pytest.raises(TypeError, match="^Late: CalibratedMixin"):
         type("Late", (Module, CalibratedMixin), {})
-    with pytest.raises(TypeError, match="Late: CalibratedMixin must come before"):
+    with pytest.raises(TypeError, match="^Late: CalibratedMixin"):
         type("Late", (Logged, Module, CalibratedMixin), {})
     early = type("Early", (Logged, Calibrated), {})()
     trainer(limit_train_batches=1).fit(early, loader())
