@@ -12,6 +12,7 @@ from calibrant.calibrators.affine import (
 )
 from calibrant.calibrators.auto import AutoCalibrator, Ranked, Repaired
 from calibrant.calibrators.base import Calibrator, Identity
+from calibrant.calibrators.calibrated_model import CalibratedModel
 from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, FitData
 from calibrant.calibrators.tables import (
     BayesianBinning,
@@ -76,6 +77,7 @@ __all__ = [
     "BayesianBinning",
     "BetaCalibration",
     "BoundWarning",
+    "CalibratedModel",
     "CalibrationWarning",
     "Calibrator",
     "DirichletCalibration",
