@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import NotFittedError
@@ -372,13 +371,3 @@ def test_calibrator_fit_leaves_its_input_alone(name: str) -> None:
     assert torch.equal(logits, before)
     assert torch.equal(labels, labels_before)
     assert found.fit(logits, labels) is found
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_calibrator_gives_back_numpy_for_numpy_and_the_same_values(name: str) -> None:
-    logits, labels = over_confident(300)
-    found = make(name).fit(logits.numpy(), labels.numpy())
-    array = found.predict_proba(logits.float().numpy())
-    assert isinstance(array, np.ndarray)
-    assert array.dtype == np.float32
-    torch.testing.assert_close(torch.from_numpy(array), found.predict_proba(logits.float()))

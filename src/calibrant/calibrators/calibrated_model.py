@@ -93,6 +93,8 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
                 parts.append((rows, part))
             held_out, logits = map(np.concatenate, zip(*parts, strict=True))
         self.classes_ = encoder.classes_
+        for name in {"n_features_in_", "feature_names_in_"} & set(dir(self.estimator_)):
+            setattr(self, name, getattr(self.estimator_, name))
         weights = None if sample_weight is None else _safe_indexing(sample_weight, held_out)
         labels = encoder.transform(_safe_indexing(y, held_out))
         self.calibrator_ = clone(calibrator_of(self.method)).fit(logits, labels, weights=weights)
@@ -114,17 +116,6 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         probs = self.predict_proba(X)
         found: npt.NDArray[np.generic] = self.classes_[probs.argmax(1)]
         return found
-
-    @property
-    def n_features_in_(self) -> int:
-        """Number of features, if the classifier knows it."""
-        return int(self.estimator_.n_features_in_)
-
-    @property
-    def feature_names_in_(self) -> npt.NDArray[np.generic]:
-        """Names of the features, if the classifier knows them."""
-        names: npt.NDArray[np.generic] = self.estimator_.feature_names_in_
-        return names
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
