@@ -28,7 +28,7 @@ from calibrant.data.synthetic import synthetic_predictions
 ROUNDS = 5
 TEMPERATURE_LIMIT_S = 2.0
 # Examples, classes, and how many temperatures the choice between all may cost.
-CHOICES = ((5000, 100, 1000), (500_000, 10, 500), (25_000, 1000, 500))
+CHOICES = ((5000, 100, 500), (500_000, 10, 300), (25_000, 1000, 300))
 MEMORY_LIMIT_GIB = 4.0
 
 
