@@ -129,3 +129,18 @@ def test_public_names_of_every_module_exist_and_are_documented() -> None:
     module = ModuleType("made_up")
     exec("__all__ = ['a', 'b', 'c']\ndef a(): pass\ndef b():\n    'said'\n", module.__dict__)
     assert undocumented(module) == ["a", "c"]
+
+
+def test_readme_shows_what_measure_prints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from calibrant.cli.main import app
+
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner(env={"COLUMNS": "80"})
+    assert runner.invoke(app, ["demo", "--measure", "--out", "."]).exit_code == 0
+    (tmp_path / "demo.npz").rename("predictions.npz")
+    printed = [line.rstrip() for line in runner.invoke(app, ["measure", "predictions.npz"]).output.splitlines()]
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = page[page.index("predictions.npz  10,000") :].partition("\n…")[0].splitlines()
+    assert [line for line in shown if line not in printed] == []
