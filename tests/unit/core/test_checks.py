@@ -110,17 +110,6 @@ def test_prob_values_tolerance_follows_the_dtype(dtype: torch.dtype, tolerance: 
         check_prob_values(torch.tensor([[0.5, 0.5 + tolerance * 2]], dtype=dtype), where="f")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("num_classes", [2, 10, 1000])
-def test_prob_values_rounded_softmax_passes(num_classes: int, dtype: torch.dtype) -> None:
-    logits = torch.randn(200, num_classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert check_prob_values(logits.softmax(1).to(dtype), where="f") is None
-
-
-def test_logit_values_minus_infinity_is_probability_zero() -> None:
-    assert check_before_softmax(torch.tensor([[0.0, float("-inf")]]), where="f") is None
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -193,19 +182,6 @@ def test_masked_entries_are_refused() -> None:
     assert Predictions(probs=np.ma.array(probs), labels=labels).confidence.tolist() == [0.9, 0.8]
 
 
-@pytest.mark.parametrize(
-    ("probs", "said"),
-    [
-        ([[0.5, 0.5], [1.01, 0.0]], r"got values from 0 to 1\.01\. Set what is below zero to zero and divide"),
-        ([[0.5, 0.5], [1.01, -0.02]], r"got values from -0\.02 to 1\.01\. Set"),
-        ([[0.5, 0.5], [1.2, -0.2]], r"got values from -0\.2 to 1\.2\. They look like logits"),
-    ],
-)
-def test_probs_just_outside_their_range_are_not_called_logits(probs: list[list[float]], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Predictions(probs=probs, labels=[0, 1])
-
-
 PROBS = [[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]]
 
 
@@ -250,27 +226,6 @@ def test_labels_between_whole_numbers_are_refused_with_their_row() -> None:
         Predictions(probs=PROBS, labels=[[0], [1, 2], [2]])
     with pytest.raises(ValueError, match=r"`labels` must be class indices .* in row 1"):
         Predictions(probs=PROBS, labels=np.array([0, {}, 2], dtype=object))
-
-
-def test_labels_of_dense_input_name_the_first_index_of_a_missing_one() -> None:
-    labels = torch.zeros(2, 2, 2)
-    labels[1, 0, 1] = torch.nan
-    with pytest.raises(ValueError, match="got no label in row 1"):
-        Predictions(logits=torch.zeros(2, 3, 2, 2), labels=labels)
-
-
-def test_labels_of_a_binary_problem_may_be_whole_floats() -> None:
-    assert float(binary_expected_calibration_error([0.25, 0.75], np.array([0.0, 1.0]))) == 0.25
-    assert Predictions.from_binary(probs=[0.25, 0.75], labels=[0.0, 1.0]).labels.tolist() == [0, 1]
-
-
-def test_labels_that_are_one_hot_keep_their_own_message() -> None:
-    with pytest.raises(ValueError, match=r"Pass `labels\.argmax\(1\)` if they are one-hot"):
-        Predictions(probs=PROBS, labels=np.eye(3))
-    with pytest.raises(ValueError, match="measured class by class"):
-        Predictions(probs=PROBS, labels=np.eye(3, dtype=int))
-    with pytest.raises(ValueError, match=r"one-hot\.$"):
-        Predictions(logits=PROBS, labels=np.eye(3, dtype=int))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from calibrant import Predictions
-from calibrant.core.collect import collect_logits, find_logits
+from calibrant.core.collect import collect_logits
 
 X = torch.arange(12.0).reshape(4, 3)
 Y = torch.tensor([0, 1, 1, 0])
@@ -163,15 +163,6 @@ def test_collect_restores_every_module_mode(fails: bool) -> None:
     assert before.count(False) == 1
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kept"), [(torch.float64, torch.float64), (torch.float16, torch.float16), (torch.bfloat16, torch.float32)]
-)
-def test_collect_keeps_the_precision_of_the_model(dtype: torch.dtype, kept: torch.dtype) -> None:
-    logits, _ = collect_logits(linear().to(dtype), [(X.to(dtype), Y)])
-    assert logits.dtype == kept
-    assert logits.tolist() == EXPECTED
-
-
 def test_collect_dense_outputs_keep_their_shape() -> None:
     images = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     logits, labels = collect_logits(nn.Identity(), [(images, torch.zeros(2, 4, 5, dtype=torch.long))] * 2)
@@ -234,19 +225,3 @@ def test_collect_cuda_model_gives_logits_on_the_cpu() -> None:
     logits, labels = collect_logits(linear().cuda(), [({"input": X}, Y)])
     assert logits.device.type == labels.device.type == "cpu"
     assert logits.tolist() == EXPECTED
-
-
-@pytest.mark.parametrize(
-    ("output", "got"),
-    [
-        ("no", "str"),
-        (None, "NoneType"),
-        ((), "tuple"),
-        ((None, torch.zeros(2, 3)), "tuple"),
-        ({"loss": 1, "aux": 2}, "dict"),
-        ((torch.zeros(3),), r"\[3\]\. For one log-odds z per example"),
-    ],
-)
-def test_find_logits_without_any_says_what_came(output: object, got: str) -> None:
-    with pytest.raises(ValueError, match=rf"^here: `model` must return logits \[B, C\], .* got {got}"):
-        find_logits(output, where="here")

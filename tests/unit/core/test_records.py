@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from calibrant import Predictions, Split
-from calibrant.core.records import Bins, as_predictions, check_examples, parse_split
+from calibrant.core.records import Bins, as_predictions, check_examples
 
 PROBS = [[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]
 LABELS = [0, 0, 1]
@@ -72,31 +72,12 @@ def test_predictions_share_the_memory_of_arrays_as_documented(kind: str) -> None
         assert getattr(shared, kind).data_ptr() == array.ctypes.data
 
 
-def test_predictions_columns_may_be_any_tensor() -> None:
-    graph = torch.tensor([0.5, 1.5, 2.5], requires_grad=True)
-    for column in (graph, graph.bfloat16(), graph.half(), graph.detach()):
-        record = Predictions(probs=PROBS, labels=LABELS, columns={"age": column})
-        assert record.columns["age"].tolist() == [0.5, 1.5, 2.5]
-
-
 def test_predictions_ignored_examples_go_with_weights_and_columns() -> None:
     record = Predictions(probs=PROBS, labels=[0, -1, 1], weights=[1, 2, 3], columns={"site": ["a", "b", "c"]}, ignore_index=-1)
     assert record.labels.tolist() == [0, 1]
     assert record.weights is not None
     assert record.weights.tolist() == [1.0, 3.0]
     assert record.columns["site"].tolist() == ["a", "c"]
-
-
-def test_predictions_weight_only_on_ignored_examples_raises() -> None:
-    with pytest.raises(ValueError, match="^Predictions: `weights` must have a positive sum"):
-        Predictions(probs=PROBS, labels=[0, -1, 1], weights=[0, 2, 0], ignore_index=-1)
-
-
-def test_predictions_dense_input_is_flattened() -> None:
-    probs = torch.softmax(torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), 1)
-    record = Predictions(probs=probs, labels=torch.zeros(2, 4, dtype=torch.long))
-    assert record.probs.shape == (8, 3)
-    assert torch.equal(record.probs[5], probs[1, :, 1])
 
 
 def test_predictions_are_frozen() -> None:
@@ -129,11 +110,6 @@ def test_predictions_subset_by_mask_or_position(index: object) -> None:
     assert part.split is Split.TEST
 
 
-def test_predictions_empty_subset_raises() -> None:
-    with pytest.raises(ValueError, match="^Predictions.subset: `index` must pick at least one example, got none"):
-        Predictions(probs=PROBS, labels=LABELS).subset([False, False, False])
-
-
 def test_predictions_from_binary_probs_and_logits_agree() -> None:
     logits = torch.tensor([0.5, -2.0], dtype=torch.float64)
     by_logits = Predictions.from_binary(logits=logits, labels=[True, False])
@@ -150,40 +126,11 @@ def test_predictions_from_binary_takes_a_column_as_networks_return_it() -> None:
         assert column.labels.equal(flat.labels)
 
 
-def test_predictions_from_binary_labels_of_minus_one_and_one_are_told_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"got -1\..* Take `\(labels \+ 1\) // 2`"):
-        Predictions.from_binary(probs=[0.1, 0.9], labels=[-1, 1])
-    with pytest.raises(ValueError, match="got -1. Pass `ignore_index=-1` if it marks examples to leave out"):
-        Predictions(probs=[[0.1, 0.9]] * 3, labels=[-1, 1, 0])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "exactly one of `logits` and `probs` must be given"),
-        ({"probs": [[0.5, 0.5]]}, r"`probs` must be floating \[N\], got torch.float64 \[1, 2\]. Use `Predictions"),
-        ({"probs": [-1.5]}, r"`probs` must lie in \[0, 1\], got values from -1.5 to 2.5. They look like logits"),
-        ({"logits": [1]}, r"`logits` must be floating \[N\], got torch.int64 \[1\]"),
-    ],
-)
-def test_predictions_from_binary_each_mistake_is_named(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^Predictions.from_binary: {message}"):
-        Predictions.from_binary(labels=[1], **arguments)  # type: ignore[arg-type]
-
-
-def test_predictions_text_names_size_source_and_split() -> None:
-    assert repr(Predictions(logits=[[0.0, 1.0]], labels=[1], split="val")) == "Predictions(N=1, C=2, from logits, split=val)"
-
-
 def test_bins_weight_and_gap_by_hand() -> None:
     values = [torch.tensor(v, dtype=torch.float64) for v in ([0, 0.5, 1], [1, 3], [0.4, 0.9], [1.0, 0.5])]
     bins = Bins(*values)
     assert bins.weight.tolist() == [0.25, 0.75]
     assert bins.gap.tolist() == pytest.approx([-0.6, 0.4])
-
-
-def test_parse_split_takes_names_and_members() -> None:
-    assert parse_split("meta") is parse_split(Split.META) is Split.META
 
 
 def test_examples_nothing_left_names_the_caller_unless_that_is_allowed() -> None:

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from calibrant.core.records import Bins, Predictions
-from calibrant.core.scores import ClassScore, Entry, Estimate, IfCalibrated, Scores, common_size, usual_size
+from calibrant.core.scores import Entry, Estimate, IfCalibrated, Scores, common_size, usual_size
 from calibrant.metrics.measure import measure
 from figure_data import run_of
 
@@ -66,13 +65,6 @@ def test_scores_from_dict_keeps_the_number_of_bins() -> None:
     assert (found.n_bins, found.slices["night"].n_bins) == (2, 2)
 
 
-def test_scores_json_classes_and_slices_are_written_when_present() -> None:
-    entry = ClassScore(1, "cat", 4, 0.2, -0.1, NAN)
-    data = json.loads(scores(classes=(entry,), slices={"night": scores()}).to_json(indent=1))
-    assert data["classes"] == [{"index": 1, "name": "cat", "count": 4, "ece": 0.2, "signed_gap": -0.1, "error": None}]
-    assert data["slices"]["night"]["n"] == 10
-
-
 def test_scores_json_what_is_no_number_becomes_null() -> None:
     record = scores(metrics={"ece": Estimate(NAN, float("-inf"), float("inf"))})
     assert json.loads(record.to_json())["metrics"]["ece"] == {"value": None, "low": None, "high": None}
@@ -84,15 +76,6 @@ def test_scores_text_shows_every_metric_with_its_interval() -> None:
         "  ece      0.1000  [0.0500, 0.2000]",
         "  brier    0.5000  [0.4000, 0.6000]",
         "  a calibrated model would show ece 0.0200 (95th percentile 0.0400); p = 0.003",
-    ]
-
-
-def test_scores_text_shows_the_classes_that_were_measured() -> None:
-    entries = (ClassScore(0, "ox", 6, 0.125, 0.25, 0.5), ClassScore(1, "cat", 4, 0.2, -0.1, NAN))
-    assert str(scores(classes=entries)).splitlines()[-3:] == [
-        "  classes (examples, error, ece, signed gap):",
-        "    ox   6  0.5000  0.1250  +0.2500",
-        "    cat  4  nan  0.2000  -0.1000",
     ]
 
 
@@ -108,15 +91,6 @@ def test_scores_written_as_json_come_back_the_same() -> None:
     after = Scores.from_dict(json.loads(before.to_json()), bins=before.bins)
     assert after == before
     assert torch.equal(after.bins.count, before.bins.count)
-
-
-def test_scores_without_bins_keep_their_numbers_and_read_null_as_nan() -> None:
-    data = json.loads(measured().to_json())
-    data["metrics"]["mce"]["low"] = None
-    after = Scores.from_dict(data)
-    assert after["ece"] == measured()["ece"]
-    assert math.isnan(after["mce"].low)
-    assert len(after.bins.count) == 0
 
 
 @pytest.mark.parametrize("broken", [{}, {"n": 1, "num_classes": 2, "metrics": {"ece": {"value": 1}}}, {"n": 3, "metrics": 4}])

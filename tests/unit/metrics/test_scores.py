@@ -26,9 +26,6 @@ from helpers import golden, hard_gaps, mixed_gaps
 Metric = Callable[..., torch.Tensor]
 
 
-METRICS: list[Metric] = [negative_log_likelihood, brier_score, error_rate, signed_calibration_gap]
-
-
 PROBS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]], dtype=torch.float64)
 
 
@@ -87,20 +84,6 @@ def test_error_rate_logits_decide_where_probabilities_tie():
     # 800 below the top is probability zero for both; the larger logit is still the prediction.
     near = torch.tensor([[0.0, 1e-17]], dtype=torch.float64)
     assert error_rate(Predictions(logits=near, labels=[1])).item() == 0
-
-
-def test_signed_gap_sign_says_the_direction():
-    assert signed_calibration_gap([[0.9, 0.1]], [1]).item() == pytest.approx(0.9)
-    assert signed_calibration_gap([[0.9, 0.1]], [0]).item() == pytest.approx(-0.1)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_score_whole_weights_equal_repeated_examples(metric):
-    probs, labels = mixed_gaps(200)
-    count = torch.arange(200) % 4
-    repeated = metric(probs.repeat_interleave(count, 0), labels.repeat_interleave(count))
-    assert metric(probs, labels, weights=count).item() == pytest.approx(repeated.item(), rel=1e-12, abs=1e-15)
-    assert metric(probs, labels, weights=count * 0.25).item() == pytest.approx(repeated.item(), rel=1e-12, abs=1e-15)
 
 
 def _two_columns(confidence: list[float]) -> torch.Tensor:
