@@ -111,13 +111,8 @@ def smooth_calibration_error(
     "exact" integrates the definition above and solves for :math:`\sigma` to 1e-9 (not below 1e-3); it agrees with "grid"
     within about one part in a hundred.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        bandwidth: A fixed :math:`\sigma` instead, at least 1e-5.
-        convention: "grid", "relplot" or "exact", see above.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `smooth_expected_calibration_error`, but for ``bandwidth``, a fixed :math:`\sigma` of at least
+    1e-5 in its stead, and ``convention``.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
@@ -162,13 +157,8 @@ def kde_calibration_error(
     computed in log space; confidences are kept 1e-7 away from 0 and 1. O(N²) time for N distinct confidences (10,000: a
     quarter of a second, and twenty times that to choose the bandwidth), O(N) memory.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        bandwidth: Width b of the kernel; None to choose it by the data.
-        p: Exponent of the gap, at least 1.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `smooth_expected_calibration_error`, but for the ``bandwidth`` b, which the data choose if it is
+    None, and ``p``, the exponent of the gap, at least 1.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best. Raises ``ValueError`` if fewer than two examples count.

@@ -84,8 +84,9 @@ def measure(
     groups = sorted(by.split(predictions), key=lambda group: group[0])
     slices = {by.title(name): measure(part, n_bins=n_bins, n_resamples=n_resamples, seed=seed) for name, part in groups}
     summary = summarize(predictions, n_bins=n_bins, keep=None)
-    scores = _score(
-        summary, predictions, names=predictions.class_names, by_class=by_class, n_resamples=n_resamples, seed=seed, file=file
+    names = predictions.class_names
+    scores = measure_summary(
+        summary, predictions=predictions, by_class=by_class, class_names=names, n_resamples=n_resamples, seed=seed, file=file
     )
     return replace(scores, slices=slices)
 
@@ -93,6 +94,7 @@ def measure(
 def measure_summary(
     summary: Summary,
     *,
+    predictions: Predictions | None = None,
     by_class: bool = False,
     class_names: Sequence[str] | None = None,
     n_resamples: int = 1000,
@@ -101,11 +103,12 @@ def measure_summary(
 ) -> Scores:
     """Measure predictions of which only a summary of constant size was kept; see `measure`.
 
-    The arguments are those of `measure`, and ``class_names``, C names for the table of classes.
+    The arguments are those of `measure`, and ``class_names``, C names for the table of classes. With the ``predictions``
+    themselves metrics are measured, too, that cannot be read from sums.
 
     Returns:
         The scores: exact up to 65,536 examples; beyond, means, binned and classwise errors are (for a number of bins that
-        divides 3,000), the others are within 1e-3 of those of `measure`. Metrics that cannot be read from sums are left out.
+        divides 3,000), the others are within 1e-3 of those of `measure`.
 
     Example:
         >>> from calibrant.core.summary import summarize
@@ -114,30 +117,6 @@ def measure_summary(
         0.25
     """
     check_draws(summary.n_bins, n_resamples, seed, where="measure_summary", least=2)
-    return _score(summary, None, names=class_names, by_class=by_class, n_resamples=n_resamples, seed=seed, file=file)
-
-
-def values_of(summary: Summary, predictions: Predictions | None = None) -> dict[str, float]:
-    """The value of every score that can be read from the sums; with ``predictions`` of the others, too."""
-    values = {}
-    for key, metric in score_metrics(positive=summary.positive is not None).items():
-        if metric.read is not None and not (metric.classwise and summary.class_bins is None):
-            values[key] = float(metric.read(summary.positive if metric.positive and summary.positive else summary))
-        elif metric.read is None and predictions is not None:
-            values[key] = float(value_of(metric, predictions, n_bins=summary.n_bins))
-    return values
-
-
-def _score(
-    summary: Summary,
-    predictions: Predictions | None,
-    *,
-    names: Sequence[str] | None,
-    by_class: bool,
-    n_resamples: int,
-    seed: int,
-    file: str | None,
-) -> Scores:
     evidence = Evidence(summary, n_resamples=n_resamples, seed=seed)
     # Drawn first, as `if_calibrated` does with the same seed.
     null = ece_of_levels(evidence.levels, *evidence.calibrated)
@@ -161,11 +140,22 @@ def _score(
         metrics=metrics,
         ece_if_calibrated=if_calibrated,
         bins=summary.bins,
-        classes=class_scores(summary, names=names) if by_class else (),
+        classes=class_scores(summary, names=class_names) if by_class else (),
         file=file,
         weight=summary.weight if summary.is_weighted else None,
-        positive=_positive_class(evidence.positive, names),
+        positive=_positive_class(evidence.positive, class_names),
     )
+
+
+def values_of(summary: Summary, predictions: Predictions | None = None) -> dict[str, float]:
+    """The value of every score that can be read from the sums; with ``predictions`` of the others, too."""
+    values = {}
+    for key, metric in score_metrics(positive=summary.positive is not None).items():
+        if metric.read is not None and not (metric.classwise and summary.class_bins is None):
+            values[key] = float(metric.read(summary.positive if metric.positive and summary.positive else summary))
+        elif metric.read is None and predictions is not None:
+            values[key] = float(value_of(metric, predictions, n_bins=summary.n_bins))
+    return values
 
 
 def _positive_class(evidence: Evidence | None, names: Sequence[str] | None) -> PositiveClass | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,13 +15,13 @@ from torch import Tensor
 from calibrant.core.binning import CHUNK_ENTRIES, cell_index, equal_width_edges, equal_width_index
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Entry, Paired
-from calibrant.core.summary import summarize
+from calibrant.core.summary import Summary, summarize
 from calibrant.metrics.chance import check_draws
 from calibrant.metrics.intervals import NORMAL_95, resampled_values
 from calibrant.metrics.levels import Gaps, levels_of
 from calibrant.metrics.measure import values_of
 from calibrant.metrics.scores import nll_and_brier
-from calibrant.metrics.table import is_top_label, score_metrics
+from calibrant.metrics.table import Metric, is_top_label, score_metrics
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -105,19 +105,16 @@ def paired_test(
     block = np.arange(len(first))
     if len(first) > _BLOCKS:
         block = np.random.default_rng([seed, 2]).permutation(len(first)) % _BLOCKS
-    # Two classes have a second view: the probability of the positive one.
-    kinds = [False, True] if first.num_classes == 2 else [False]
-    views = [[Sample(given, n_bins=n_bins, block=block, positive=kind) for given in (first, second)] for kind in kinds]
-    one, two = views[0]
+    one, two = (Sample(given, n_bins=n_bins, block=block) for given in (first, second))
     rng, parts = np.random.default_rng([seed, 1]), []
     for counts in _draw_counts(int(block.max()) + 1, n_resamples=n_resamples, seed=seed):
         normal = torch.from_numpy(rng.standard_normal((counts.shape[1], n_bins)))
-        scored = [(before.scores(counts, normal), after.scores(counts, normal)) for before, after in views]
-        parts.append({key: after[key] - before[key] for before, after in scored for key in before})
+        before, after = (sample.scores(counts, normal) for sample in (one, two))
+        parts.append({key: after[key] - before[key] for key in before})
     drawn = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     # Rounded, so that ten equal weights are worth ten and not a little less.
     wider = _widening(round(one.size, 6))
-    by_chance = {key: values for view in views for key, values in _if_both_calibrated(view[0], view[1], rng).items()}
+    by_chance = _if_both_calibrated(one, two, rng)
     found = {}
     for key, metric in score_metrics(positive=first.num_classes == 2).items():
         if key not in drawn:
@@ -132,12 +129,11 @@ def _if_both_calibrated(one: Sample, two: Sample, rng: np.random.Generator) -> d
     """Differences ``[R]`` of the calibration errors of two models with these probabilities, both calibrated.
 
     One number per example decides about both: where they predict the same class they are right together, else one at a time.
-    The positive class occurs for both.
     """
-    rows = rng.permutation(len(one.level))[:_CHANCE_EXAMPLES]
+    rows = rng.permutation(len(one.weights))[:_CHANCE_EXAMPLES]
     uniform = torch.from_numpy(rng.random((len(rows), _CHANCE_DRAWS), dtype=np.float32))
-    differ = (one.predictions.predicted != two.predictions.predicted)[rows].unsqueeze(1) & (not one.positive)
-    before, after = one.by_chance(rows, uniform, uniform), two.by_chance(rows, uniform, (uniform - differ.float()).abs())
+    differ = (one.predictions.predicted != two.predictions.predicted)[rows].float().unsqueeze(1)
+    before, after = one.by_chance(rows, uniform, uniform), two.by_chance(rows, uniform, (uniform - differ).abs())
     return {key: after[key] - before[key] for key in before}
 
 
@@ -153,37 +149,16 @@ def _beyond_chance(test: Paired, drawn: Tensor, *, most: float) -> Paired:
     return Paired(test.difference, low, high, max(test.p_value, p_value))
 
 
-class Sample:
-    """The examples of one model, prepared so that scores of resamples are matrix products.
+class View:
+    """What one model says of one event, and with what probability: its top class is right, or the positive class occurs."""
 
-    They are of the top label, or of the probability of the ``positive`` class and whether it is the label.
-    """
-
-    def __init__(
-        self,
-        predictions: Predictions,
-        *,
-        n_bins: int,
-        block: np.ndarray[tuple[int], np.dtype[np.int64]],
-        positive: bool = False,
-    ) -> None:
-        summary = summarize(predictions, n_bins=n_bins, keep=None)
-        seen = summary.positive if positive and summary.positive else summary
-        top = seen.examples
-        self.values, self.size, self.predictions = values_of(summary, predictions), summary.effective_n, predictions
-        self.positive = positive
-        # Only their proportions count, and single precision ends at 3e38. A power of two moves no digit.
-        weights = top.mass / 2.0 ** math.floor(math.log2(float(top.mass.max())))
-        self.levels = levels = levels_of(seen.cells, size=self.size, n_bins=n_bins)
+    def __init__(self, summary: Summary, weights: Tensor, block: Rows, metrics: Mapping[str, Metric]) -> None:
+        top, self.metrics = summary.examples, metrics
+        self.levels = levels = levels_of(summary.cells, size=summary.effective_n, n_bins=summary.n_bins)
         # Examples of weight zero may lie beyond the last level in use; they count nothing wherever they are put.
         level = torch.searchsorted(levels.last_cell, cell_index(top.confidence, dtype=top.dtype)).clamp_max(len(levels) - 1)
-        self.level, self.confidence, self.weights = level, top.confidence, weights / weights.sum()
+        self.level, self.confidence = level, top.confidence
         self.places = _by_block(weights, level * 2 + top.correct.long(), block, rows=2 * len(levels))
-        nll, brier = nll_and_brier(predictions)
-        infinite = nll.isinf() & (weights > 0)
-        sums = torch.stack([nll.where(nll.isfinite(), 0.0), brier, infinite.double()], dim=1) * weights[:, None]
-        self.sums = _sum_blocks(sums, block)
-        self.classes, self.totals = _class_residuals(predictions, weights, n_bins, block)
         # What to add to the accuracy of each level so that the gaps of bins shrink; and the standard deviation that resamples
         # lack of that of the accuracy of equal-width bins.
         by_width, by_mass = (Gaps(levels, piece) for piece in (levels.bin_index, levels.mass_index))
@@ -192,12 +167,9 @@ class Sample:
         self.shift_by_width, self.shift_by_mass = shifts
         lacking = (by_width.variance - by_width.accuracy * (1 - by_width.accuracy)).clamp_min(0)
         self.lacking = (lacking / by_width.count).sqrt()[by_width.piece]
-        count, confidence, correct = summary.by_class
-        mean, gap = confidence / count.where(count > 0, 1.0), (confidence - correct) / summary.weight
-        self.class_shift = _shrinkage(gap, count / summary.weight * mean * (1 - mean) / self.size)
 
-    def scores(self, counts: Array, normal: Tensor) -> dict[str, Tensor]:
-        """Score resamples in which blocks of examples are drawn ``counts [B, r]`` times; key → ``[r]``.
+    def scores(self, counts: Array, total: Tensor, normal: Tensor) -> dict[str, Tensor]:
+        """Metrics ``[r]`` of resamples in which blocks of examples are drawn ``counts [B, r]`` times, of weight ``total [r]``.
 
         The gaps of the data hold chance already, and a resample adds it once more: so the gaps of bins are first reduced by
         what chance is expected to have added (James and Stein). Kernels average over many gaps, and squares have their chance
@@ -205,33 +177,66 @@ class Sample:
         of which resamples show too little variety (none, if there is one): the standard ``normal [r, M]`` numbers, the same for
         both models, add what is missing to the accuracy of equal-width bins.
         """
-        # Some versions of BLAS report invalid values and overflow in small products where there are none.
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            held, sums = (torch.from_numpy(matrix @ counts).double() for matrix in (self.places, self.sums))
-            above, totals = (torch.from_numpy(matrix @ counts) for matrix in (self.classes, self.totals))
-        total = held.sum(0)
-        # With weights, only examples without any may have been drawn.
-        total = total.where(total > 0, 1.0)
-        wrong, right = (held / total).T.unflatten(1, (-1, 2)).unbind(2)
+        wrong, right = (torch.from_numpy(self.places @ counts).double() / total).T.unflatten(1, (-1, 2)).unbind(2)
         mass = wrong + right
-        nll, brier, infinite = sums / total
-        above = above.unflatten(0, (len(totals), -1))
-        residual = torch.cat([(totals - above.sum(1)).unsqueeze(1), above], dim=1) / total - self.class_shift.unsqueeze(2)
-        found = (
-            {}
-            if self.positive
-            else {
-                "nll": nll.where(infinite == 0, torch.inf),
-                "brier": brier,
-                "classwise_ece": residual.abs().sum((0, 1)) / len(totals),
-            }
-        )
         by_width, by_mass = (right + mass * shift for shift in (self.shift_by_width, self.shift_by_mass))
         worst = by_width + mass * self.lacking * normal[:, self.levels.bin_index]
         rights = {None: right, "width": by_width, "mass": by_mass, "worst": worst}
-        for key, metric in score_metrics(positive=True).items():
-            if metric.of_levels is not None and metric.positive == self.positive:
-                found[key] = metric.of_levels(self.levels, mass, rights[metric.shrinks])
+        of_levels = ((key, metric.of_levels, rights[metric.shrinks]) for key, metric in self.metrics.items())
+        return {key: value(self.levels, mass, shrunk) for key, value, shrunk in of_levels if value is not None}
+
+    def by_chance(self, rows: Rows, weights: Tensor, uniform: Tensor) -> dict[str, Tensor]:
+        """Calibration errors ``[R]`` if, in ``rows [n]``, the event occurs where ``uniform [n, R]`` is below its chance."""
+        levels, chance = self.levels, self.confidence[rows].float().unsqueeze(1)
+        residual = ((uniform < chance).float() - chance).numpy()
+        noise = _by_block(weights, self.level[rows], np.arange(len(rows)), rows=len(levels)) @ residual
+        right = levels.share * levels.confidence + torch.from_numpy(noise.T).double()
+        of_levels = ((key, metric.of_levels) for key, metric in self.metrics.items() if metric.is_calibration)
+        return {key: value(levels, levels.share.expand_as(right), right) for key, value in of_levels if value is not None}
+
+
+class Sample:
+    """The examples of one model, prepared so that scores of resamples are matrix products."""
+
+    def __init__(self, predictions: Predictions, *, n_bins: int, block: Rows) -> None:
+        summary = summarize(predictions, n_bins=n_bins, keep=None)
+        self.predictions, self.n_bins = predictions, n_bins
+        self.values, self.size = values_of(summary, predictions), summary.effective_n
+        # Only their proportions count, and single precision ends at 3e38. A power of two moves no digit.
+        mass = summary.examples.mass
+        self.weights = weights = mass / 2.0 ** math.floor(math.log2(float(mass.max())))
+        metrics = score_metrics(positive=True).items()
+        self.views = [
+            View(seen, weights, block, {key: metric for key, metric in metrics if metric.positive == (seen is not summary)})
+            for seen in (summary, summary.positive)
+            if seen is not None
+        ]
+        nll, brier = nll_and_brier(predictions)
+        infinite = nll.isinf() & (weights > 0)
+        values = [torch.ones_like(brier), nll.where(nll.isfinite(), 0.0), brier, infinite.double()]
+        self.sums = _sum_blocks(torch.stack(values, dim=1) * weights[:, None], block)
+        self.classes, self.totals = _class_residuals(predictions, weights, n_bins, block)
+        count, confidence, correct = summary.by_class
+        mean, gap = confidence / count.where(count > 0, 1.0), (confidence - correct) / summary.weight
+        self.class_shift = _shrinkage(gap, count / summary.weight * mean * (1 - mean) / self.size)
+
+    def scores(self, counts: Array, normal: Tensor) -> dict[str, Tensor]:
+        """Score resamples in which blocks of examples are drawn ``counts [B, r]`` times; key → ``[r]``."""
+        # Some versions of BLAS report invalid values and overflow in small products where there are none.
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            total, nll, brier, infinite = torch.from_numpy(self.sums @ counts).double()
+            above, totals = (torch.from_numpy(matrix @ counts) for matrix in (self.classes, self.totals))
+        # With weights, only examples without any may have been drawn.
+        total = total.where(total > 0, 1.0)
+        above = above.unflatten(0, (len(totals), -1))
+        residual = torch.cat([(totals - above.sum(1)).unsqueeze(1), above], dim=1) / total - self.class_shift.unsqueeze(2)
+        found = {
+            "nll": (nll / total).where(infinite == 0, torch.inf),
+            "brier": brier / total,
+            "classwise_ece": residual.abs().sum((0, 1)) / len(totals),
+        }
+        for view in self.views:
+            found |= view.scores(counts, total, normal)
         return found
 
     def by_chance(self, rows: Rows, uniform: Tensor, turned: Tensor) -> dict[str, Tensor]:
@@ -239,22 +244,13 @@ class Sample:
 
         Labels are drawn by the numbers ``uniform [n, R]``; the top class is right where ``turned [n, R]`` is below confidence.
         """
-        levels, weights, confidence = self.levels, self.weights[rows], self.confidence[rows].unsqueeze(1)
+        weights = self.weights[rows]
         # Fewer examples scatter more.
-        weights = weights * (self.weights.square().sum() / weights.square().sum()).sqrt()
-        residual = ((turned < confidence).float() - confidence.float()).numpy()
-        noise = _by_block(weights, self.level[rows], np.arange(len(rows)), rows=len(levels)) @ residual
-        right = levels.share * levels.confidence + torch.from_numpy(noise.T).double()
-        found = {
-            key: metric.of_levels(levels, levels.share.expand_as(right), right)
-            for key, metric in score_metrics(positive=True).items()
-            if metric.is_calibration and metric.of_levels is not None and metric.positive == self.positive
-        }
-        return (
-            found
-            if self.positive
-            else found | {"classwise_ece": _classwise_by_chance(self.predictions, rows, weights, uniform, levels.n_bins)}
-        )
+        weights = weights / self.weights.sum() * (self.weights.square().sum() / weights.square().sum()).sqrt()
+        found = {"classwise_ece": _classwise_by_chance(self.predictions, rows, weights, uniform, self.n_bins)}
+        for view, numbers in zip(self.views, (turned, uniform), strict=False):
+            found |= view.by_chance(rows, weights, numbers)
+        return found
 
 
 def _classwise_by_chance(predictions: Predictions, rows: Rows, weights: Tensor, uniform: Tensor, n_bins: int) -> Tensor:
@@ -287,22 +283,20 @@ def _draw_counts(n: int, *, n_resamples: int, seed: int) -> Iterator[Array]:
         yield counts
 
 
-def _by_block(values: Tensor, row: Tensor, block: np.ndarray[tuple[int], np.dtype[np.int64]], *, rows: int) -> csr_matrix:
+def _by_block(values: Tensor, row: Tensor, block: Rows, *, rows: int) -> csr_matrix:
     """Sum ``values [K]`` by row and block; sparse ``[rows, B]``."""
     from scipy.sparse import csr_matrix
 
     return csr_matrix((values.float().numpy(), (row.numpy(), block)), shape=(rows, int(block.max()) + 1))
 
 
-def _sum_blocks(values: Tensor, block: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Array:
+def _sum_blocks(values: Tensor, block: Rows) -> Array:
     """Sum ``values [N, K]`` over the examples of each block: ``[K, B]``."""
     sums = values.new_zeros(int(block.max()) + 1, values.shape[1]).index_add_(0, torch.from_numpy(block), values)
     return sums.T.contiguous().float().numpy()
 
 
-def _class_residuals(
-    predictions: Predictions, weights: Tensor, n_bins: int, block: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> tuple[csr_matrix, Array]:
+def _class_residuals(predictions: Predictions, weights: Tensor, n_bins: int, block: Rows) -> tuple[csr_matrix, Array]:
     """Probability minus one-hot label, by block: ``[C·(M - 1), B]`` of those not in the first bin, and of all ``[C, B]``.
 
     Most probabilities are in the first bin, whose residual is what the others leave of the total.
