@@ -214,7 +214,7 @@ def test_measure_bad_input_ends_with_2_and_one_sentence(capsys, folder, argument
 
 
 def test_measure_in_a_pipe_that_closes_says_nothing(folder):
-    shell = f"{sys.executable} -m calibrant measure --resamples 20 --json {folder / 'first.npz'} | head -c 1"
+    shell = f"{sys.executable} -m calibrant measure --resamples 100 --json {folder / 'first.npz'} | head -c 1"
     environment = {**os.environ, "NO_COLOR": "1", "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=600, env=environment)
     assert (done.stdout, done.stderr) == ("{", "")

@@ -220,7 +220,7 @@ def test_repair_and_report_take_the_options_that_refusals_recommend(
     names.write_text("ant\nbee\ncat\ndog\n")
     out = tmp_path / ("out.npz" if command == "repair" else "out.html")
     files = [val, test] if command == "repair" else [test, "--fit", val]
-    base = [command, *files, "--out", out, "--method", "temperature", "--resamples", 20]
+    base = [command, *files, "--out", out, "--method", "temperature", "--resamples", 100]
     code, _, err = run(capsys, *base)
     assert (code, "--class-names" in err) == (2, True)
     code, _, err = run(capsys, *base, "--class-names", names)

@@ -45,11 +45,11 @@ COMMANDS = {
     "data": "data list",
     "train": "train --data stripes --model mlp --method squared --epochs 2 --set train.batch_size=50 --set data.val=150"
     " --set method.options.power=1.5 --device cpu --out run",
-    "measure": "measure run/test.npz --resamples 20",
-    "measure json": "measure run/test.npz --resamples 20 --json",
-    "repair": "repair run/val.npz run/test.npz --method prior_shift --calibrator prior.json --out repaired.npz --resamples 20",
+    "measure": "measure run/test.npz --resamples 100",
+    "measure json": "measure run/test.npz --resamples 100 --json",
+    "repair": "repair run/val.npz run/test.npz --method prior_shift --calibrator prior.json --out repaired.npz --resamples 100",
     "compare": "compare --data stripes --methods ce,squared --no-figures --device cpu --jobs 1 --out grid",
-    "report": "report run/test.npz --fit run/val.npz --method prior_shift --run grid --resamples 20 --out report.html",
+    "report": "report run/test.npz --fit run/val.npz --method prior_shift --run grid --resamples 100 --out report.html",
     "unknown": "train --data strips --out none",
     "python": LOSS,
 }
@@ -171,7 +171,7 @@ def test_plugin_that_cannot_be_loaded_harms_nothing_else(installed: Path, tmp_pa
         "help": "train --help",
         "builtin": f"train --data mixture --method ce {tiny} --out run",
         "broken": f"train --data mixture --method squared {tiny} --out none",
-        "measure": "measure run/test.npz --resamples 20 --json",
+        "measure": "measure run/test.npz --resamples 100 --json",
     }
     found = run_all(commands, tmp_path, path=tmp_path / "site")
     assert {name: done.code for name, done in found.items()} == {"help": 0, "builtin": 0, "broken": 2, "measure": 0}

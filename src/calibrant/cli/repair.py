@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -115,7 +114,7 @@ def fit_and_measure(
         status.update(text)
         # A file or a pipe gets a line now and then.
         if not terminal.is_terminal and now - told > _SILENT_SECONDS:
-            print(text, file=sys.stderr, flush=True)
+            say(text, error=True)
             told = now
 
     with terminal.status("fitting") as status:

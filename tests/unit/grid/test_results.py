@@ -130,7 +130,7 @@ def test_variants_of_a_run_are_rows_of_their_own_each_also_repaired(tmp_path: Pa
     for method in ("ce", "flgamma"):
         recipe = override(Recipe(), told | {"method.name": method, "train.alternatives": True, "train.batch_size": 200})
         kept = train(recipe, out=tmp_path / method)
-        found = load_variants(tmp_path / method, repairs=["temperature", "auto"])
+        found = load_variants(tmp_path / method, repairs=["temperature", "vector"])
         # The run's own choice is one of the four.
         assert len(found) == 4 * 3
         rows = group_rows(found)
@@ -140,7 +140,7 @@ def test_variants_of_a_run_are_rows_of_their_own_each_also_repaired(tmp_path: Pa
         raw = next(row for row in rows if (row.recipe["train.average"], row.recipe["train.select"]) == ("no", "error"))
         assert raw.runs[0].scores["nll"].value == pytest.approx(measure(kept.alternatives["raw-error"].test)["nll"].value)
         assert ("alternative.of" in raw.settings) == (method == "flgamma")
-        assert sorted({str(row.runs[0].recipe.get("repair")) for row in rows}) == ["None", "auto"]
+        assert sorted({str(row.runs[0].recipe.get("repair")) for row in rows}) == ["None", "vector"]
         assert sum(row.method == f"{method}+ts" for row in rows) == 4
         assert all(entry.temperature for entry in found if entry.method == f"{method}+ts")
     assert len(group_rows(load_results(tmp_path / "results"))) == 24
