@@ -462,14 +462,7 @@ def classwise_calibration_error(
     :math:`w_{km}` their share of all examples. C is the number of columns of ``probs``, whether or not every class occurs.
     ``p=inf`` is the largest gap of all. Also called static calibration error (SCE) and cw-ECE.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
-        n_bins: Number of bins ``M`` per class.
-        p: Order of the norm, from 1 to ``math.inf``.
-        convention: Name of a source whose number to reproduce (see `calibrant.metrics.conventions`), or None for ours.
-        weights: Sample weights, shaped as the labels.
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `expected_calibration_error`, with M bins for every class.
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.

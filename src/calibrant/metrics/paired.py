@@ -185,14 +185,17 @@ class View:
         of_levels = ((key, metric.of_levels, rights[metric.shrinks]) for key, metric in self.metrics.items())
         return {key: value(self.levels, mass, shrunk) for key, value, shrunk in of_levels if value is not None}
 
-    def by_chance(self, rows: Rows, weights: Tensor, uniform: Tensor) -> dict[str, Tensor]:
+    def by_chance(self, rows: Rows, weights: Tensor, uniform: Tensor, values: Mapping[str, float]) -> dict[str, Tensor]:
         """Calibration errors ``[R]`` if, in ``rows [n]``, the event occurs where ``uniform [n, R]`` is below its chance."""
         levels, chance = self.levels, self.confidence[rows].float().unsqueeze(1)
         residual = ((uniform < chance).float() - chance).numpy()
         noise = _by_block(weights, self.level[rows], np.arange(len(rows)), rows=len(levels)) @ residual
         right = levels.share * levels.confidence + torch.from_numpy(noise.T).double()
         of_levels = ((key, metric.of_levels) for key, metric in self.metrics.items() if metric.is_calibration)
-        return {key: value(levels, levels.share.expand_as(right), right) for key, value in of_levels if value is not None}
+        # Levels join examples that are close, so they may show less of an error than the ``values`` of the examples.
+        rights = torch.cat([levels.share.unsqueeze(0) * levels.accuracy, right])
+        found = {key: of(levels, levels.share.expand_as(rights), rights) for key, of in of_levels if of is not None}
+        return {key: drawn[1:] + (values[key] - drawn[0]) for key, drawn in found.items()}
 
 
 class Sample:
@@ -249,7 +252,7 @@ class Sample:
         weights = weights / self.weights.sum() * (self.weights.square().sum() / weights.square().sum()).sqrt()
         found = {"classwise_ece": _classwise_by_chance(self.predictions, rows, weights, uniform, self.n_bins)}
         for view, numbers in zip(self.views, (turned, uniform), strict=False):
-            found |= view.by_chance(rows, weights, numbers)
+            found |= view.by_chance(rows, weights, numbers, self.values)
         return found
 
 

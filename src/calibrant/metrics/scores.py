@@ -258,12 +258,7 @@ def brier_decomposition(
     The first three are Murphy's; they are all there is only if confidences are constant inside bins. This is the score of
     one probability per example (whether the prediction is right), not `brier_score`, which sums over classes.
 
-    Args:
-        probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one; or a `Predictions` alone.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``; left out with a `Predictions`.
-        n_bins: Number of equal-width bins.
-        weights: Sample weights, shaped as the labels (those of the `Predictions` if not given).
-        ignore_index: Label of examples to leave out.
+    The arguments are those of `negative_log_likelihood`, and ``n_bins``, the number of equal-width bins.
 
     Returns:
         The parts, as plain numbers.
