@@ -18,25 +18,23 @@ from rich.text import Text
 
 from calibrant.calibrators.auto import calibrator_of
 from calibrant.cli.terminal import Row, Terminal, duration_words, fit_table, fits, say, says_how_to_go_on, show_heading
-from calibrant.cli.train import find_own_networks, merge_settings
-from calibrant.data import DATASETS
+from calibrant.cli.train import merge_settings
+from calibrant.engine.folder import is_finished
 from calibrant.engine.recipe import load_recipe
 from calibrant.grid.collect import find_runs, load_variants, save_results
-from calibrant.grid.compare import Comparison, check_data, check_out, compare, load_finished
+from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import write_number
 from calibrant.grid.paper import NOT_IN_PAPER
 from calibrant.grid.schedule import Board, Cell, Event, Stage, split_names
 from calibrant.grid.tables import INFO_NAMES, MARK, Line, Table, row_notes
 from calibrant.metrics.verdict import SIGNIFICANT
-from calibrant.paper.reproduce import Reproduction, forecast, plan_reproduction, run_reproduction
+from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction
 from calibrant.paper.tables import write_results_page
 
 _MAKING = "making tables and the report"
 _LEGEND = "done: test error / ECE in %; running: epoch, validation error"
 # In place of bold, where there is none.
 _BEST = "*"
-# Seconds from which on it is said how to make it shorter.
-_LONG = 3600
 # Left out first where a terminal is narrow. Error and ECE stay, and what tells rows of one method apart.
 _DROP = ("p if calibrated", "Classwise ECE", "MCE", "ACE", "NLL", "Seeds")
 
@@ -275,23 +273,7 @@ def reproduce(
     changes = merge_settings(options, settings or [])
     plan = plan_reproduction(name, data=split_names(data or []), seeds=seeds, quick=quick, settings=changes)
     folder = Path("reproduce", f"{name}-quick" if quick else name) if out is None else out
-    check_out(folder)
-    load_finished(plan.cells(), folder / "runs")
-    left = plan.left(folder)
-    find_own_networks([cell.recipe for cell in left])
-    missing = ""
-    try:
-        check_data(left, plan.cells(), folder / "runs")
-    except FileNotFoundError as error:
-        # Of published sets the sizes are known, so their runs can be timed without them.
-        if not dry_run or any(cell.recipe.data.name not in DATASETS for cell in left):
-            raise
-        missing = " ".join(str(error).split())
-    _say_plan(plan, folder, len(left))
-    if missing:
-        say(missing)
-    if left:
-        _say_forecast(plan, left, jobs)
+    _say_plan(plan, folder)
     if not dry_run:
         display = GridDisplay()
         with display.open():
@@ -299,30 +281,21 @@ def reproduce(
         summarize(found)
 
 
-def _say_plan(plan: Reproduction, folder: Path, left: int) -> None:
+def _say_plan(plan: Reproduction, folder: Path) -> None:
     cells = plan.cells()
     first = cells[0].recipe
-    networks = ", ".join(dict.fromkeys(cell.recipe.backbone.name for cell in cells))
     size = f"{len(plan.data)} x {len(plan.methods)} x {len(plan.seeds)} = {sum(cell.shown for cell in cells)}"
     trained = sum(cell.base is None for cell in cells)
+    left = sum(not is_finished(folder / "runs" / cell.name) for cell in cells)
     say(
-        f"{plan.name}: {plan.title}{' (quick version)' if plan.quick else ''}",
+        f"{plan.name}: {plan.title}",
         f"  data     {', '.join(plan.data)}",
         f"  methods  {', '.join(plan.methods)}",
         f"  seeds    {', '.join(map(str, plan.seeds))}",
-        f"  network  {networks}, {first.train.epochs} epochs, preset {first.method.preset}",
+        f"  network  {', '.join(dict.fromkeys(cell.recipe.backbone.name for cell in cells))}, {first.train.epochs} epochs, "
+        f"preset {first.method.preset}",
         f"  runs     {size}, of which {trained} are trained; {left} are left in {folder}",
     )
-
-
-def _say_forecast(plan: Reproduction, left: Sequence[Cell], jobs: int | None) -> None:
-    found = forecast(left, jobs=jobs, report=lambda kind: say(f"calibrant: timing a few steps: {kind}", error=True))
-    for speed in found.speeds:
-        say(f"  {speed.name}: {speed.train:,.0f} images/s, {duration_words(speed.seconds)} a run, {speed.runs} left")
-    beside = f", {found.at_once} at a time" if found.at_once > 1 else ""
-    say(f"  time     {duration_words(found.low)} to {duration_words(found.high)} on {found.device}{beside}")
-    if found.high > _LONG:
-        say("  shorter  with `--quick`, `--data NAME`, `--seeds 1` or `--set train.epochs=N`")
 
 
 def add_results(runs: Sequence[Path], *, to: Path, repair: Sequence[str] | None, note: str | None) -> None:

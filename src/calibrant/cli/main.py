@@ -408,14 +408,11 @@ def reproduce(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as train.epochs=20.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be run and how long it takes; run nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be run; run nothing.")] = False,
 ) -> None:
     """Make one of the paper's tables, or its figures, with your own runs.
 
-    First it says how long that takes on this machine. Finished runs are not repeated: run the same command again to continue.
-    The report has the paper's numbers below ours.
+    Finished runs are not repeated: run the same command again to continue. The report has the paper's numbers below ours.
     """
 
 

@@ -1,1 +1,1 @@
-"""The paper's experiments with one's own runs: its tables, the page of all results, and how long a reproduction takes."""
+"""The paper's experiments with one's own runs: its tables, and the page of all results."""

@@ -143,9 +143,9 @@ def test_latex_labels_of_two_comparisons_differ_by_data_and_network() -> None:
         "{tab:comparison-z-a:b}",
     ]
     runs = [run_of(method, data=data) for method in ("ce", "focal") for data in ("cifar10", "birds")]
-    table5 = make_paper_table("table5", runs, paper=True, test=False)
+    table5 = make_paper_table("table5", runs, paper=True)
     assert label_of(table5) == "{tab:table5-cifar10-birds-resnet18}"
-    table3 = make_paper_table("table3", [run_of("adafocal", data="cifar10")], paper=True, test=False)
+    table3 = make_paper_table("table3", [run_of("adafocal", data="cifar10")], paper=True)
     assert label_of(table3) == "{tab:table3-cifar10-resnet18}"
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from calibrant import Predictions
-from calibrant.cli.main import app
 from calibrant.core.scores import Entry
 from calibrant.engine.recipe import to_toml
 from calibrant.engine.train import scale_run, train
@@ -92,19 +90,6 @@ def test_compare_finished_grid_outlives_its_data_but_not_other_ones(grid):
     assert len(compare(str(file), **options).entries) == 1
     with pytest.raises(FileNotFoundError, match=r"shapes\.npz"):
         compare(str(file), **options, seeds=2)
-
-
-REMEDY = "Put it back, or remove the folder of the run, which is then run again."
-
-
-def test_reproduce_names_a_damaged_run_before_it_times_anything(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "mixture-mlp-flgamma-seed0"
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text("{")
-    done = CliRunner().invoke(app, ["reproduce", "table2", "--quick", "--seeds", "1", "--dry-run", "--out", str(tmp_path)])
-    assert done.exit_code != 0
-    assert REMEDY in f"{done.output}{done.exception}"
-    assert "timing" not in done.output
 
 
 def test_load_finished_of_another_recipe_names_what_differs(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from functools import partial
 from pathlib import Path
 
@@ -39,12 +38,11 @@ def test_plan_is_the_papers_grid_and_protocol(name: str, data: int, methods: int
 
 
 def test_plan_takes_data_seeds_preset_and_settings() -> None:
-    plan = plan_reproduction("table1", data=["cifar10"], seeds="3,7", preset="paper", settings={"train.device": "cpu"})
+    plan = plan_reproduction("table1", data=["cifar10"], seeds="3,7", settings={"method.preset": "paper"})
     assert plan.seeds == (3, 7)
     cells = plan.cells()
     assert {cell.recipe.data.name for cell in cells} == {"cifar10"}
     assert {cell.recipe.method.preset for cell in cells} == {"paper"}
-    assert {cell.recipe.train.device for cell in cells} == {"cpu"}
     assert cells[0].base is None
     assert cells[1].base == cells[0].name
 
@@ -64,17 +62,6 @@ def test_quick_plan_on_named_data_has_a_small_network_and_few_epochs(name, data,
     assert plan.seeds == (0, 1, 2)
     for cell in plan.cells():
         assert (cell.recipe.backbone.name, cell.recipe.train.epochs, cell.recipe.train.batch_size) == found
-
-
-def test_plan_left_is_what_is_not_finished(tmp_path: Path) -> None:
-    plan = plan_reproduction("table2", quick=True, seeds=1)
-    first, second = plan.cells()
-    folder = tmp_path / "runs" / first.name
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"finished": None}))
-    assert plan.left(tmp_path) == (first, second)
-    (folder / "run.json").write_text(json.dumps({"finished": "now"}))
-    assert plan.left(tmp_path) == (second,)
 
 
 def entries(methods: tuple[str, ...], *, data: str) -> list[Entry]:
@@ -101,7 +88,6 @@ def test_report_of_a_table_has_its_four_forms_and_page(tmp_path: Path, monkeypat
     page = (tmp_path / "report.html").read_text()
     assert "Table 2: The calibration gain from SECE" in page
     # The paper's numbers stand below ours, in its own words.
-    assert ">gain from SECE</th>" in page
     assert ">2.138 ± 0.819</td>" in page
 
 
