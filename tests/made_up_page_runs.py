@@ -31,7 +31,7 @@ def made_runs() -> list[Entry]:
                 }
                 for epoch in range(1, 6)
             )
-            scores = measure(test, n_resamples=20)
+            scores = measure(test, n_resamples=100)
             entries.append(Entry("digits", method, scores, seed=seed, test=test, history=history, best_epoch=4))
     repaired = replace(entries[0], method="ce+ts", temperature=2.0)
     # Only a record of some numbers, without an ECE or bins.

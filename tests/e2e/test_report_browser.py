@@ -53,17 +53,17 @@ def repaired_by(name: str) -> Predictions:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with everything in it."""
     test, after = before(), repaired_by("temperature")
-    examined = Examined(test, measure(test, n_resamples=40, file="test.npz"))
-    later = Examined(after, measure(after, n_resamples=40))
+    examined = Examined(test, measure(test, n_resamples=100, file="test.npz"))
+    later = Examined(after, measure(after, n_resamples=100))
     tried = tuple(
-        Candidate(name, 0.5, Estimate(0.1, 0.0, 0.2), measure(repaired_by(name), n_resamples=20), True)
+        Candidate(name, 0.5, Estimate(0.1, 0.0, 0.2), measure(repaired_by(name), n_resamples=100), True)
         for name in ("temperature", "histogram")
     )
     tried += (Candidate("none", 0.9, None, examined.scores, True),)
-    paired = paired_test(test, after, n_resamples=40)
+    paired = paired_test(test, after, n_resamples=100)
     repaired = Repair("temperature", later, paired, 900, "val.npz", 2.2, "it is best.", tried)
     file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(render_page(examined, repaired=repaired, entries=made_runs(), n_resamples=40), encoding="utf-8")
+    file.write_text(render_page(examined, repaired=repaired, entries=made_runs(), n_resamples=100), encoding="utf-8")
     return file
 
 
@@ -117,7 +117,7 @@ def test_class_picker_draws_the_class(opened: Any) -> None:
 
 
 def test_class_list_is_ranked_filtered_and_picks(opened: Any) -> None:
-    ranked = [entry.name for entry in measure(before(), by_class=True, n_resamples=20).classes]
+    ranked = [entry.name for entry in measure(before(), by_class=True, n_resamples=100).classes]
     assert opened.locator("#class-list .name").all_inner_texts() == ranked
     opened.locator("#class-filter").fill("PLAI")
     sync_api.expect(opened.locator("#class-list button")).to_have_count(1)
@@ -205,7 +205,7 @@ def test_page_of_weighted_examples_tells_weights_from_rows(browser: Any, tmp_pat
     weights = torch.linspace(0.5, 3.5, len(drawn), dtype=torch.float64)
     test = Predictions(logits=drawn.logits, labels=drawn.labels, weights=weights)
     file = tmp_path / "weighted.html"
-    file.write_text(render_page(Examined(test, measure(test, n_resamples=20)), n_resamples=20), encoding="utf-8")
+    file.write_text(render_page(Examined(test, measure(test, n_resamples=100)), n_resamples=100), encoding="utf-8")
     with opened_page(browser, file) as page:
         assert "900 examples, weighted" in page.locator(".source").inner_text()
         assert page.locator("#bins-table").locator("xpath=../thead/tr/th[2]").text_content() == "Weight"
@@ -220,7 +220,7 @@ def test_page_of_weighted_examples_tells_weights_from_rows(browser: Any, tmp_pat
 def test_page_of_three_examples_tells_each_share_once(browser: Any, tmp_path: Path) -> None:
     few = Predictions(probs=[[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], labels=[0, 1, 0])
     file = tmp_path / "few.html"
-    file.write_text(render_page(Examined(few, measure(few, n_resamples=20)), n_resamples=20), encoding="utf-8")
+    file.write_text(render_page(Examined(few, measure(few, n_resamples=100)), n_resamples=100), encoding="utf-8")
     with opened_page(browser, file) as page:
         assert page.locator("#risk-text th").all_inner_texts() == ["100%", "67%"]
         assert parts_without_numbers(page) == []

@@ -89,7 +89,7 @@ def test_grid_slider_draws_the_bars_of_every_method(opened: Any, n_bins: int) ->
 
 def test_grid_draws_records_over_the_bins_that_they_keep(browser: Any, tmp_path: Path) -> None:
     test, _ = synthetic_predictions(200, 5, temperature=2.0, seed=1)
-    runs = [Entry("d", name, measure(test, n_resamples=10)) for name in ("ce", "focal")]
+    runs = [Entry("d", name, measure(test, n_resamples=100)) for name in ("ce", "focal")]
     file = tmp_path / "records.html"
     file.write_text(render_page(entries=runs), encoding="utf-8")
     with opened_page(browser, file) as page:

@@ -97,7 +97,7 @@ def test_page_of_metrics_names_every_metric_and_marks_those_that_are_measured() 
         r"^\| `(\w+)`( ✓)? \| `(\w+)` \|", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert {key: function for key, _, function in rows} == {key: metric.function.__name__ for key, metric in METRICS.items()}
-    measured = measure([[0.9, 0.1], [0.2, 0.8]] * 5, [0, 1] * 5, n_resamples=20)
+    measured = measure([[0.9, 0.1], [0.2, 0.8]] * 5, [0, 1] * 5, n_resamples=100)
     assert {key for key, mark, _ in rows if mark} == set(measured.metrics)
 
 

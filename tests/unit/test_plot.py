@@ -30,7 +30,7 @@ def _no_windows() -> Iterator[None]:
 
 def test_reliability_draws_the_same_of_arrays_predictions_and_scores_into_given_axes() -> None:
     axes = plt.subplots(1, 3)[1]
-    scores = measure(TEST, n_resamples=20)
+    scores = measure(TEST, n_resamples=100)
     for said, ax in zip(((PROBS.numpy(), LABELS.numpy()), (TEST,), (scores,)), axes, strict=True):
         assert plot.reliability(*said, ax=ax) is ax
         heights = {
@@ -67,7 +67,7 @@ def test_per_class_shows_the_worst_or_those_asked_for() -> None:
     (points,) = curves(ax)
     np.testing.assert_allclose(points, [(0.1, 0.5), (0.8, 1.0)])
     assert names(ax) == ["1 (30.00%)"]
-    worst = [entry.name for entry in measure(TEST, by_class=True, n_resamples=20).classes]
+    worst = [entry.name for entry in measure(TEST, by_class=True, n_resamples=100).classes]
     assert [name.split(" ")[0] for name in names(plot.per_class(TEST))] == worst
 
 
@@ -78,7 +78,7 @@ def test_compare_draws_a_line_for_each_model_and_before_after_is_two_of_them() -
     assert names(ax) == ["ours (ECE 20.00%)", "theirs (ECE 0.00%)"]
     # Points of few examples are small: 4 of 7.84.
     assert ax.collections[0].get_sizes().tolist() == pytest.approx([36 * 4 / (4 + 1.96**2)], rel=1e-3)
-    done = repair(VAL, TEST, method="temperature", n_resamples=20)
+    done = repair(VAL, TEST, method="temperature", n_resamples=100)
     ax = plot.before_after(done.before, done.after)
     assert [name.split(" ")[0] for name in names(ax)] == ["before", "after"]
 
@@ -86,14 +86,14 @@ def test_compare_draws_a_line_for_each_model_and_before_after_is_two_of_them() -
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="plot.reliability: `labels` must be given"):
         plot.reliability(PROBS)
-    bare = Scores.from_dict(measure(TEST, n_resamples=20).to_dict())
+    bare = Scores.from_dict(measure(TEST, n_resamples=100).to_dict())
     with pytest.raises(ValueError, match="plot.reliability: `probs` must be scores with their bins"):
         bare.plot()
     assert "<img" not in bare._repr_html_()
 
 
 def test_scores_show_themselves_as_a_table_with_a_diagram_a_plot_and_a_frame() -> None:
-    scores = measure(TEST, n_resamples=20)
+    scores = measure(TEST, n_resamples=100)
     shown = scores._repr_html_()
     assert re.search(r"<th>[^<]*ECE[^<]*</th><td>\d", shown)
     assert 'src="data:image/png;base64,' in shown
@@ -105,7 +105,7 @@ def test_scores_show_themselves_as_a_table_with_a_diagram_a_plot_and_a_frame() -
 
 
 def test_no_record_prints_a_matrix() -> None:
-    done = repair(VAL, TEST, method="vector", n_resamples=20)
+    done = repair(VAL, TEST, method="vector", n_resamples=100)
     for record in (TEST, done, done.before, done.calibrator, done.after.bins):
         assert not re.search(r"tensor\(\[\[|array\(\[\[", repr(record))
     for record in (done, done.before):

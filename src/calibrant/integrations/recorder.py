@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from calibrant.core.checks import check_count
 from calibrant.core.registry import lookup
 from calibrant.core.scores import Scores
+from calibrant.metrics.chance import check_draws
 from calibrant.metrics.diagram import draw_reliability
 from calibrant.metrics.streaming import CalibrationSuite
 from calibrant.metrics.table import score_metrics
@@ -48,7 +48,7 @@ class Recorder:
         log_figure: Callable[[Figure, int], object] | None = None,
         **kwargs: Any,
     ) -> None:
-        check_count(n_resamples, where=type(self).__name__, name="n_resamples", least=2)
+        check_draws(n_bins, n_resamples, 0, where=type(self).__name__)
         streamed = {key: metric for key, metric in score_metrics().items() if metric.read is not None}
         for key in metrics:
             lookup(streamed, key, kind="metric")

@@ -183,8 +183,8 @@ def null_of_levels(levels: Levels, *, n_resamples: int, rng: np.random.Generator
     return ece_of_levels(levels, *draw_rows(levels, levels.confidence[None], n_resamples=n_resamples, rng=rng))
 
 
-def check_draws(n_bins: int, n_resamples: int, seed: int, *, where: str, least: int = 1) -> None:
-    """Raise unless numbers of bins and of resamples (at least ``least``) and the seed are whole numbers."""
+def check_draws(n_bins: int, n_resamples: int, seed: int, *, where: str, least: int = 100) -> None:
+    """Raise unless the numbers of bins and resamples and the seed are whole numbers; fewer than 100 resamples say too little."""
     check_bins(n_bins, where=where)
     check_count(n_resamples, where=where, name="n_resamples", least=least)
     check_count(seed, where=where, name="seed", least=0)

@@ -78,7 +78,7 @@ def measure(
     elif labels is not None and not isinstance(predictions, Predictions) and np.ndim(predictions) == 1:  # type: ignore[arg-type]
         predictions, labels = Predictions.from_binary(probs=predictions, labels=labels), None
     predictions = as_predictions(predictions, labels, where="measure")
-    check_draws(n_bins, n_resamples, seed, where="measure", least=2)
+    check_draws(n_bins, n_resamples, seed, where="measure")
     where = file or "the predictions"
     by = Slices(column_names(slice_by, [*predictions.columns], where=where), predictions.columns, where=where)
     groups = sorted(by.split(predictions), key=lambda group: group[0])
@@ -116,7 +116,7 @@ def measure_summary(
         >>> measure_summary(parts[0] + parts[1])["error"].value
         0.25
     """
-    check_draws(summary.n_bins, n_resamples, seed, where="measure_summary", least=2)
+    check_draws(summary.n_bins, n_resamples, seed, where="measure_summary")
     evidence = Evidence(summary, n_resamples=n_resamples, seed=seed)
     # Drawn first, as `if_calibrated` does with the same seed.
     null = ece_of_levels(evidence.levels, *evidence.calibrated)

@@ -27,7 +27,7 @@ from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
 
-FEW = {"n_resamples": 40}
+FEW = {"n_resamples": 100}
 
 
 def predictions(seed: int, split: str, *, n: int = 1000, num_classes: int = 4) -> Predictions:
@@ -38,7 +38,7 @@ VAL, TEST = predictions(0, "val"), predictions(1, "test")
 
 
 def test_repair_by_name_is_fit_apply_and_measure() -> None:
-    done = repair(VAL, TEST, method="temperature", n_bins=10, n_resamples=40, seed=3)
+    done = repair(VAL, TEST, method="temperature", n_bins=10, n_resamples=100, seed=3)
     expected = TemperatureScaling().fit(VAL)
     assert isinstance(done, Repaired)
     assert isinstance(done.calibrator, TemperatureScaling)
@@ -46,9 +46,9 @@ def test_repair_by_name_is_fit_apply_and_measure() -> None:
     assert done.calibrator.temperature_ == expected.temperature_
     assert torch.equal(done.predictions.logits, expected.apply(TEST).logits)
     assert done.predictions.split is TEST.split
-    assert done.before == measure(TEST, n_bins=10, n_resamples=40, seed=3)
-    assert done.after == measure(expected.apply(TEST), n_bins=10, n_resamples=40, seed=3)
-    assert done.paired == paired_test(TEST, expected.apply(TEST), n_bins=10, n_resamples=40, seed=3)
+    assert done.before == measure(TEST, n_bins=10, n_resamples=100, seed=3)
+    assert done.after == measure(expected.apply(TEST), n_bins=10, n_resamples=100, seed=3)
+    assert done.paired == paired_test(TEST, expected.apply(TEST), n_bins=10, n_resamples=100, seed=3)
     assert done.after["ece"].value < done.before["ece"].value / 2
     assert "over-confident" in done.advice
     first, *_, last = str(done).splitlines()

@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
 def sampled(file: Path, monkeypatch: pytest.MonkeyPatch, *, piece: int = 10_000, seed: int = 0) -> Predictions:
     monkeypatch.setattr(measure, "STREAM_ROWS", 100)
     monkeypatch.setattr(measure, "_BATCH_ENTRIES", 2 * piece)
-    found = measure_file(file, Request(resamples=20, seed=seed), share=0.1)
+    found = measure_file(file, Request(resamples=100, seed=seed), share=0.1)
     assert found.picked is not None
     return found.picked
 
@@ -32,7 +32,7 @@ def sampled(file: Path, monkeypatch: pytest.MonkeyPatch, *, piece: int = 10_000,
 def test_sample_is_spread_evenly_and_the_same_whole_or_in_pieces_and_depends_on_the_seed(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = measure_file(file, Request(resamples=20), share=0.1).picked
+    whole = measure_file(file, Request(resamples=100), share=0.1).picked
     first, second, other = (
         sampled(file, monkeypatch, piece=piece, seed=seed) for piece, seed in ((10_000, 0), (999, 0), (999, 1))
     )

@@ -83,7 +83,7 @@ PROBS = [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]] * 10
 
 
 def measured() -> Scores:
-    return measure(Predictions(probs=PROBS, labels=[0, 1, 1] * 10), n_resamples=20, by_class=True)
+    return measure(Predictions(probs=PROBS, labels=[0, 1, 1] * 10), n_resamples=100, by_class=True)
 
 
 def test_scores_written_as_json_come_back_the_same() -> None:

@@ -53,7 +53,7 @@ def test_what_is_missing_is_a_group_of_its_own_and_close_numbers_keep_their_digi
 def test_a_group_that_weighs_nothing_is_left_out() -> None:
     weights = (COLUMNS["site"] == "a").astype(float)
     predictions = Predictions(probs=np.full((N, 2), 0.5), labels=np.zeros(N), weights=weights, columns=COLUMNS)
-    assert list(measure(predictions, slice_by="site", n_resamples=20).slices) == ["a"]
+    assert list(measure(predictions, slice_by="site", n_resamples=100).slices) == ["a"]
 
 
 def test_too_many_groups_and_unknown_columns_are_refused() -> None:

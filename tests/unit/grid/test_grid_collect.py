@@ -146,7 +146,7 @@ def test_load_entries_of_nothing_says_what_was_looked_for(tmp_path: Path) -> Non
 def entry(method: str, labels: list[int], *, classes: int = 2, weights: list[float] | None = None, **other: object) -> Entry:
     probs = [[0.9, *([0.1 / (classes - 1)] * (classes - 1))]] * len(labels)
     test = Predictions(probs=probs, labels=labels, weights=weights)
-    return replace(Entry("coins", method, measure(test, n_resamples=2), test=test, folder=f"{method}.npz"), **other)  # type: ignore[arg-type]
+    return replace(Entry("coins", method, measure(test, n_resamples=100), test=test, folder=f"{method}.npz"), **other)  # type: ignore[arg-type]
 
 
 MINE = entry("mine", [0, 1, 1])

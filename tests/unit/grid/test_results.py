@@ -45,7 +45,7 @@ def run(**other: object) -> Entry:
         | dict.fromkeys(("val_error", "val_ece", "test_error", "test_ece"), 0.6 / (e + 1) if e % 2 else None)
         for e in range(6)
     )
-    entry = Entry("cifar10", "ce", measure(test, n_resamples=20), "paper", "resnet18", 6, 1, test, history, best_epoch=5)
+    entry = Entry("cifar10", "ce", measure(test, n_resamples=100), "paper", "resnet18", 6, 1, test, history, best_epoch=5)
     return replace(entry, recipe={"train.eval_every_epochs": 2}, facts={"seconds": 18.0}, folder="runs/ce", **other)  # type: ignore[arg-type]
 
 
@@ -80,7 +80,7 @@ def test_record_keeps_of_every_example_what_top_label_metrics_diagrams_and_paire
     kept = [unpack_predictions(found, 10) for found in packed]
     assert kept[0].correct.equal(tests[0].correct)
     assert kept[0].labels.equal(labels)
-    now, then = (measure(found[0], n_resamples=20) for found in (kept, tests))
+    now, then = (measure(found[0], n_resamples=100) for found in (kept, tests))
     for key in filter(is_top_label, then):
         assert now[key].value == pytest.approx(then[key].value, abs=1e-4 if key == "nll" else 1e-7), key
     sweeps = [bin_sweep(found[0], n_bins=(10, 20, 50, 100), n_resamples=0).ece for found in (kept, tests)]
@@ -103,7 +103,7 @@ def test_rows_of_records_are_tested_on_their_examples_but_not_in_what_needs_all_
     second = run(method="focal")
     assert second.test is not None
     test = Predictions(logits=2 * second.test.logits, labels=second.test.labels, split="test")
-    other = replace(second, test=test, scores=measure(test, n_resamples=20))
+    other = replace(second, test=test, scores=measure(test, n_resamples=100))
     save_results([run(), other], tmp_path)
     for entries in (load_results(tmp_path), [run(), *load_results(tmp_path)[1:]]):
         found = compare_runs([entries[0]], [entries[1]], ["ece", "nll", "brier", "classwise_ece"])

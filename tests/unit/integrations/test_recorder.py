@@ -13,7 +13,7 @@ from helpers import mixed_gaps
 
 
 def recorder(**options: object) -> Recorder:
-    settings: dict[str, object] = {"num_classes": 10, "n_bins": 15, "metrics": ("ece", "nll"), "n_resamples": 50, **options}
+    settings: dict[str, object] = {"num_classes": 10, "n_bins": 15, "metrics": ("ece", "nll"), "n_resamples": 100, **options}
     return Recorder(**settings)  # type: ignore[arg-type]
 
 
@@ -62,7 +62,7 @@ def test_recorder_of_wrong_settings_raises() -> None:
     with pytest.raises(ValueError, match="unknown metric 'ecee'. Did you mean 'ece'"):
         recorder(metrics=("ecee",))
     with pytest.raises(ValueError, match="`n_resamples` must be"):
-        recorder(n_resamples=1)
+        recorder(n_resamples=99)
     with pytest.raises(ValueError, match="`n_bins` must be one of"):
         recorder(n_bins=7)
 

@@ -41,7 +41,7 @@ def test_mlflow_gets_every_epoch_of_a_training(sent: list[tuple[Any, ...]]) -> N
 
 def test_mlflow_gets_scores_with_their_intervals_and_a_diagram(sent: list[tuple[Any, ...]]) -> None:
     probs, labels = mixed_gaps(200)
-    scores = measure(Predictions(probs=probs, labels=labels), n_resamples=20)
+    scores = measure(Predictions(probs=probs, labels=labels), n_resamples=100)
     MLflowTracker().log_scores(scores, step=7, prefix="test_")
     (step, values), (file, figure) = sent
     assert step == 7
@@ -52,7 +52,7 @@ def test_mlflow_gets_scores_with_their_intervals_and_a_diagram(sent: list[tuple[
 
 def test_numbers_that_are_not_finite_are_not_sent(sent: list[tuple[Any, ...]]) -> None:
     sure = Predictions(probs=[[1.0, 0.0], [0.0, 1.0], [0.6, 0.4]] * 5, labels=[0, 0, 1] * 5)
-    MLflowTracker().log_scores(measure(sure, n_resamples=20))
+    MLflowTracker().log_scores(measure(sure, n_resamples=100))
     assert "nll" not in sent[0][1]
     assert "ece" in sent[0][1]
 

@@ -64,12 +64,12 @@ def test_intervals_of_a_rare_class_hold_the_truth() -> None:
 
 def test_values_are_those_of_the_binary_metrics_however_the_examples_are_given() -> None:
     probs, labels = fraud(2, n=500)
-    scores = measure(probs, labels, n_resamples=50)
+    scores = measure(probs, labels, n_resamples=100)
     assert scores["binary_ece"].value == pytest.approx(float(binary_expected_calibration_error(probs, labels)), abs=1e-12)
     both = torch.tensor(np.stack([1 - probs, probs], 1))
     assert float(binary_signed_calibration_gap(both, labels)) == pytest.approx(scores["binary_gap"].value, abs=1e-12)
-    again = measure(probs=probs, labels=labels, n_resamples=50)
-    odds = measure(logits=np.log(probs / (1 - probs)), labels=labels, n_resamples=50)
+    again = measure(probs=probs, labels=labels, n_resamples=100)
+    odds = measure(logits=np.log(probs / (1 - probs)), labels=labels, n_resamples=100)
     assert again.metrics == scores.metrics
     assert odds["binary_ece"].value == pytest.approx(scores["binary_ece"].value, abs=1e-9)
 
@@ -106,7 +106,7 @@ def test_too_much_fraud_is_told_from_a_calibrated_model() -> None:
 
 
 def test_json_keeps_what_was_found_of_the_positive_class() -> None:
-    scores = measure(*fraud(2, n=300), n_resamples=50)
+    scores = measure(*fraud(2, n=300), n_resamples=100)
     back = Scores.from_dict(json.loads(scores.to_json()))
     assert back.positive == scores.positive
     assert "too often" in verdict(back)
@@ -114,6 +114,6 @@ def test_json_keeps_what_was_found_of_the_positive_class() -> None:
 
 def test_more_classes_have_no_positive_one() -> None:
     probs = torch.full((30, 3), 1 / 3, dtype=torch.float64)
-    scores = measure(probs, torch.arange(30) % 3, n_resamples=20)
+    scores = measure(probs, torch.arange(30) % 3, n_resamples=100)
     assert scores.positive is None
     assert not any(key.startswith("binary") for key in scores)

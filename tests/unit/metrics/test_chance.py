@@ -63,7 +63,7 @@ def test_if_calibrated_p_value_is_uniform_for_calibrated_models() -> None:
     for seed in range(200):
         probs = (2 * torch.randn(300, 5, generator=generator, dtype=torch.float64)).softmax(1)
         labels = torch.multinomial(probs, 1, generator=generator).squeeze(1)
-        values.append(if_calibrated(probs, labels, n_resamples=99, seed=seed).p_value)
+        values.append(if_calibrated(probs, labels, n_resamples=100, seed=seed).p_value)
     # A uniform mean has standard error 0.289 / sqrt(200) = 0.02, a share of 10 % one of 0.021.
     assert float(np.mean(values)) == pytest.approx(0.5, abs=0.07)
     assert float(np.mean(np.array(values) <= 0.1)) == pytest.approx(0.1, abs=0.07)

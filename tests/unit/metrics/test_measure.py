@@ -39,7 +39,7 @@ def some_predictions(n: int = 400, num_classes: int = 4, **more: object) -> Pred
 
 def test_measure_gives_every_key_with_its_value_inside_its_interval() -> None:
     predictions = some_predictions()
-    scores = measure(predictions, n_resamples=50)
+    scores = measure(predictions, n_resamples=100)
     assert tuple(scores) == tuple(score_metrics())
     assert (scores.n, scores.num_classes, scores.n_bins) == (400, 4, 15)
     for key, value in score_values(predictions, n_bins=15).items():
@@ -65,7 +65,7 @@ def test_measure_ece_interval_begins_above_zero_where_p_is_at_most_5_percent(see
 
 
 def test_measure_is_written_as_json_of_the_schema() -> None:
-    scores = measure(some_predictions(), n_resamples=20, by_class=True, file="a.npz")
+    scores = measure(some_predictions(), n_resamples=100, by_class=True, file="a.npz")
     data = json.loads(scores.to_json())
     assert data["file"] == "a.npz"
     assert list(data["metrics"]) == list(score_metrics())
@@ -77,9 +77,9 @@ def test_measure_is_written_as_json_of_the_schema() -> None:
 def test_measure_slices_are_the_measures_of_the_groups() -> None:
     group = np.array(["b", "a"] * 200)
     predictions = some_predictions(columns={"group": group})
-    scores = measure(predictions, slice_by="group", n_resamples=30)
+    scores = measure(predictions, slice_by="group", n_resamples=100)
     assert list(scores.slices) == ["a", "b"]
-    alone = measure(predictions.subset(group == "a"), n_resamples=30)
+    alone = measure(predictions.subset(group == "a"), n_resamples=100)
     assert scores.slices["a"].to_dict() == alone.to_dict()
     assert scores.slices["a"].n == 200
 
@@ -87,7 +87,7 @@ def test_measure_slices_are_the_measures_of_the_groups() -> None:
 def test_measure_takes_a_record_or_arrays_that_say_what_they_are() -> None:
     given = some_predictions()
     record, logits, probs = (
-        measure(**arguments, n_resamples=20)
+        measure(**arguments, n_resamples=100)
         for arguments in (
             {"predictions": Predictions(probs=given.probs, labels=given.labels)},
             {"logits": given.probs.log(), "labels": given.labels},
@@ -109,11 +109,11 @@ def test_measure_unknown_column_raises_with_the_nearest() -> None:
 def test_measure_wrong_counts_raise() -> None:
     with pytest.raises(ValueError, match="measure: `n_bins` times `n_resamples` must be at most"):
         measure(some_predictions(10), n_bins=10_000)
-    with pytest.raises(ValueError, match="measure: `n_resamples` must be a whole number >= 2, got 1"):
-        measure(some_predictions(10), n_resamples=1)
+    with pytest.raises(ValueError, match="measure: `n_resamples` must be a whole number >= 100, got 99"):
+        measure(some_predictions(10), n_resamples=99)
     with pytest.raises(ValueError, match="measure: `n_bins` must be a whole number >= 1, got 0"):
         measure(some_predictions(10), n_bins=0)
-    with pytest.raises(ValueError, match="measure_summary: `n_resamples` must be a whole number >= 2, got 0"):
+    with pytest.raises(ValueError, match="measure_summary: `n_resamples` must be a whole number >= 100, got 0"):
         measure_summary(summarize(some_predictions(10)), n_resamples=0)
     with pytest.raises(ValueError, match="measure: `seed` must be a whole number >= 0, got -1"):
         measure(some_predictions(10), seed=-1)
@@ -124,7 +124,7 @@ def test_measure_wrong_counts_raise() -> None:
 def test_measure_classes_are_sorted_worst_first() -> None:
     probs, labels = mixed_gaps(400, 4)
     names = ["w", "x", "y", "z"]
-    scores = measure(Predictions(probs=probs, labels=labels, class_names=names), by_class=True, n_resamples=10)
+    scores = measure(Predictions(probs=probs, labels=labels, class_names=names), by_class=True, n_resamples=100)
     errors = class_calibration_errors(probs, labels, n_bins=15)
     assert [c.ece for c in scores.classes] == sorted((c.ece for c in scores.classes), reverse=True)
     for entry in scores.classes:
@@ -164,7 +164,7 @@ def test_measure_weighted_examples_are_counted_as_rows_beside_their_weight(n_bin
     weights = torch.rand(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e-4
     columns = {"half": [k // 150 for k in range(300)]}
     given = Predictions(probs=probs, labels=labels, weights=weights, columns=columns)
-    scores = measure(given, n_bins=n_bins, n_resamples=20, by_class=True, slice_by="half")
+    scores = measure(given, n_bins=n_bins, n_resamples=100, by_class=True, slice_by="half")
     assert scores.weight == pytest.approx(float(weights.sum()))
     assert scores.bins.rows is not None
     assert scores.bins.rows.tolist() == summarize(Predictions(probs=probs, labels=labels), n_bins=n_bins).bins.count.tolist()
@@ -174,7 +174,7 @@ def test_measure_weighted_examples_are_counted_as_rows_beside_their_weight(n_bin
     assert [part.n for part in scores.slices.values()] == [150, 150]
     assert scores.slices["1"].weight == pytest.approx(float(weights[150:].sum()))
     first, rest = (summarize(given.subset(rows), n_bins=n_bins) for rows in torch.arange(300).split([100, 200]))
-    joined = measure_summary(first + rest, n_resamples=20, by_class=True)
+    joined = measure_summary(first + rest, n_resamples=100, by_class=True)
     assert {entry.index: entry.count for entry in joined.classes} == {entry.index: entry.count for entry in scores.classes}
     again = Scores.from_dict(scores.to_dict())
     assert again.weight == scores.weight
@@ -207,7 +207,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_measure_extreme_input_gives_sensible_intervals(case: str) -> None:
     probs, labels = CASES[case]
-    scores = measure(Predictions(probs=probs, labels=labels), n_resamples=40, by_class=True)
+    scores = measure(Predictions(probs=probs, labels=labels), n_resamples=100, by_class=True)
     for key, (value, low, high) in scores.metrics.items():
         assert low <= value <= high, key
         assert key in ("signed_gap", "binary_gap") or low >= 0, key
@@ -274,7 +274,7 @@ def test_metric_that_is_only_a_function_is_measured_and_compared(weighted: bool,
     assert tests["half"].difference == pytest.approx(tests["error"].difference / 2)
     assert tests["half"].p_value <= 0.01
     # It cannot be read from sums.
-    assert "half" not in measure_summary(summarize(predictions), n_resamples=20)
+    assert "half" not in measure_summary(summarize(predictions), n_resamples=100)
 
 
 def test_score_values_golden_input_gives_golden_values() -> None:

@@ -45,7 +45,7 @@ def two_models(n: int, seed: int, *, second_scale: float = 1.0) -> tuple[Predict
 def test_paired_test_of_a_model_with_itself_finds_nothing() -> None:
     probs, labels = mixed_gaps(300)
     same, copy = (Predictions(probs=probs, labels=labels) for _ in range(2))
-    found = paired_test(same, copy, n_resamples=50)
+    found = paired_test(same, copy, n_resamples=100)
     assert tuple(found) == tuple(score_metrics())
     for key, test in found.items():
         assert test == (0.0, 0.0, 0.0, 1.0), key
@@ -74,7 +74,7 @@ def test_paired_test_interval_ends_at_the_largest_difference_that_is_possible() 
 
 def test_paired_test_difference_is_second_minus_first() -> None:
     first, second = two_models(500, 0, second_scale=1.5)
-    found = paired_test(first, second, n_resamples=50)
+    found = paired_test(first, second, n_resamples=100)
     one, two = (values_of(summarize(given)) for given in (first, second))
     for key in KEYS:
         assert found[key].difference == pytest.approx(two[key] - one[key]), key
@@ -92,7 +92,7 @@ def test_paired_test_planted_over_confidence_is_found() -> None:
 
 
 def test_paired_test_of_equal_models_rarely_finds_a_difference() -> None:
-    found = [paired_test(*two_models(400, seed), n_resamples=99, seed=seed) for seed in range(60)]
+    found = [paired_test(*two_models(400, seed), n_resamples=100, seed=seed) for seed in range(60)]
     for key in KEYS:
         values = np.array([test[key].p_value for test in found])
         # A uniform mean of 60 has standard error 0.037. Of calibration errors the p-value is the larger of two.
@@ -125,7 +125,7 @@ def test_paired_test_two_calibrated_models_of_different_accuracy_do_not_differ_i
 
 def test_paired_test_interval_excludes_zero_where_p_is_small() -> None:
     for seed in range(20):
-        for key, test in paired_test(*two_models(300, seed, second_scale=1.2), n_resamples=99, seed=seed).items():
+        for key, test in paired_test(*two_models(300, seed, second_scale=1.2), n_resamples=100, seed=seed).items():
             if test.p_value < 0.04:
                 assert test.low > 0 or test.high < 0, key
             if test.p_value > 0.06:
@@ -188,10 +188,10 @@ def test_paired_test_of_blocks_is_near_that_of_examples(monkeypatch: pytest.Monk
 def test_paired_test_infinite_loss_is_worse_than_any() -> None:
     sure = Predictions(probs=[[1.0, 0.0]] * 10, labels=[0] * 9 + [1])
     calm = Predictions(probs=[[0.9, 0.1]] * 10, labels=[0] * 9 + [1])
-    worse = paired_test(calm, sure, n_resamples=19)["nll"]
+    worse = paired_test(calm, sure, n_resamples=100)["nll"]
     assert worse.difference == math.inf
-    assert worse.p_value == pytest.approx(1 / 20)
-    assert paired_test(sure, sure, n_resamples=19)["nll"].p_value == 1.0
+    assert worse.p_value == pytest.approx(1 / 101)
+    assert paired_test(sure, sure, n_resamples=100)["nll"].p_value == 1.0
 
 
 def test_paired_test_of_other_examples_raises() -> None:
@@ -208,7 +208,7 @@ def test_paired_test_of_other_examples_raises() -> None:
         for second in models:
             with pytest.raises(ValueError, match=message):
                 paired_test(first, second)
-    with pytest.raises(ValueError, match="`n_resamples` must be a whole number >= 1, got 0"):
+    with pytest.raises(ValueError, match="`n_resamples` must be a whole number >= 100, got 0"):
         paired_test(first, first, n_resamples=0)
     with pytest.raises(ValueError, match="`n_bins` must be a whole number >= 1, got 0"):
         paired_test(first, first, n_bins=0)
@@ -368,7 +368,7 @@ def foreign(
     name: str, confidence: float, *, n: int = 300, seed: int | None = None, weights: torch.Tensor | None = None
 ) -> Entry:
     test = predictions(confidence, n=n, weights=weights)
-    return Entry("coins", name, measure(test, n_resamples=20), seed=seed, test=test)
+    return Entry("coins", name, measure(test, n_resamples=100), seed=seed, test=test)
 
 
 def test_compare_runs_one_run_each_is_tested_on_its_examples() -> None:
@@ -404,7 +404,7 @@ def test_compare_runs_of_other_weights_are_not_tested() -> None:
 
 def test_compare_runs_infinite_values_of_different_seeds_are_not_averaged() -> None:
     sure = Predictions(probs=torch.eye(2).repeat(20, 1), labels=torch.ones(40, dtype=torch.long))
-    endless, usual = (measure(test, n_resamples=20) for test in (sure, predictions(0.9)))
+    endless, usual = (measure(test, n_resamples=100) for test in (sure, predictions(0.9)))
     first = [Entry("coins", "a", scores, seed=seed) for seed, scores in enumerate((usual, endless, usual))]
     second = [Entry("coins", "b", scores, seed=seed) for seed, scores in enumerate((endless, usual, usual))]
     found = compare_runs(first, second, ["nll"])["nll"]

@@ -103,8 +103,8 @@ def test_metric_collection_shares_one_state_among_equal_settings() -> None:
 def test_scores_are_those_of_measuring_the_predictions() -> None:
     probs, labels = mixed_gaps(1500, 4)
     suite = filled(1500)
-    found = suite.scores(by_class=True, class_names=list("abcd"), n_resamples=50)
-    expected = measure(Predictions(probs=probs, labels=labels, class_names=list("abcd")), by_class=True, n_resamples=50)
+    found = suite.scores(by_class=True, class_names=list("abcd"), n_resamples=100)
+    expected = measure(Predictions(probs=probs, labels=labels, class_names=list("abcd")), by_class=True, n_resamples=100)
     assert (found.n, found.num_classes, found.n_bins) == (1500, 4, 15)
     assert list(found) == [key for key in expected if key in KEYS] == KEYS
     for key in KEYS:

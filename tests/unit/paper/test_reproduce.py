@@ -67,7 +67,7 @@ def test_quick_plan_on_named_data_has_a_small_network_and_few_epochs(name, data,
 def entries(methods: tuple[str, ...], *, data: str) -> list[Entry]:
     probs, labels = mixed_gaps(60, 4)
     test = Predictions(probs=probs, labels=labels, split="test")
-    scores = measure(test, n_resamples=20)
+    scores = measure(test, n_resamples=100)
     return [Entry(data, m, scores, "default", "resnet18", 350, 0, test) for m in methods]
 
 

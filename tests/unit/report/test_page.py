@@ -29,7 +29,7 @@ NAMES = ("<b>bold</b>", "</script><script>alert(1)</script>", "<!-- \u2028 \U000
 @cache
 def examined() -> Examined:
     test, _ = synthetic_predictions(400, 4, temperature=2.4, class_names=NAMES)
-    return Examined(test, measure(test, n_resamples=50, file="folder/test & co.npz"))
+    return Examined(test, measure(test, n_resamples=100, file="folder/test & co.npz"))
 
 
 @cache
@@ -38,15 +38,15 @@ def repaired() -> Repair:
     given = examined()
     scaler = TemperatureScaling().fit(fit_data)
     after = scaler.apply(given.predictions)
-    scores = measure(after, n_resamples=50)
+    scores = measure(after, n_resamples=100)
     tried = (Candidate("temperature", 0.5, None, scores, True), Candidate("none", 0.9, None, given.scores, True))
-    paired = paired_test(given.predictions, after, n_resamples=50)
+    paired = paired_test(given.predictions, after, n_resamples=100)
     return Repair("temperature", Examined(after, scores), paired, 400, "val.npz", scaler.temperature_, "it is best.", tried)
 
 
 @cache
 def page(*, with_repair: bool = True) -> str:
-    return render_page(examined(), repaired=repaired() if with_repair else None, n_resamples=50)
+    return render_page(examined(), repaired=repaired() if with_repair else None, n_resamples=100)
 
 
 def data_of(text: str) -> dict[str, object]:
@@ -124,8 +124,8 @@ def test_page_shows_the_groups_that_were_measured_before_and_after() -> None:
     for side, predictions in (("before", given.predictions), ("after", done.after.predictions)):
         columns = {"light": ["day", "<night>"] * 200}
         grouped = Predictions(logits=predictions.logits, labels=predictions.labels, columns=columns)
-        sliced[side] = Examined(predictions, measure(grouped, slice_by="light", n_resamples=20))
-    text = render_page(sliced["before"], repaired=replace(done, after=sliced["after"]), n_resamples=20)
+        sliced[side] = Examined(predictions, measure(grouped, slice_by="light", n_resamples=100))
+    text = render_page(sliced["before"], repaired=replace(done, after=sliced["after"]), n_resamples=100)
     assert '<a href="#groups">' in text
     rows = dict(re.findall(r'<tr data-group="([^"]*)">(.*?)</tr>', text, flags=re.DOTALL))
     assert [html.unescape(name) for name in rows] == list(sliced["before"].scores.slices)
@@ -139,7 +139,7 @@ def test_page_shows_the_groups_that_were_measured_before_and_after() -> None:
 def test_page_where_doing_nothing_is_best_has_no_switch_but_the_calibrators() -> None:
     given = repaired()
     idle = Repair("none", examined(), given.paired, 400, "val.npz", candidates=given.candidates)
-    text = render_page(examined(), repaired=idle, n_resamples=20)
+    text = render_page(examined(), repaired=idle, n_resamples=100)
     assert 'id="switch"' not in text
     assert 'data-calibrator="temperature"' in text
     assert "none was clearly better than doing nothing" in text
@@ -147,21 +147,21 @@ def test_page_where_doing_nothing_is_best_has_no_switch_but_the_calibrators() ->
 
 def test_page_of_one_example_two_classes_and_no_mistake_is_made() -> None:
     single = Predictions(probs=[[0.9, 0.1]], labels=[0])
-    text = render_page(Examined(single, measure(single, n_resamples=20)), n_resamples=20)
+    text = render_page(Examined(single, measure(single, n_resamples=100)), n_resamples=100)
     assert "Too few examples" in text
     assert 'id="mistakes"' not in text
 
 
 def test_page_of_infinite_surprise_stays_valid() -> None:
     sure = Predictions(probs=[[1.0, 0.0], [0.0, 1.0], [0.6, 0.4]] * 5, labels=[0, 0, 1] * 5)
-    text = render_page(Examined(sure, measure(sure, n_resamples=20)), n_resamples=20)
+    text = render_page(Examined(sure, measure(sure, n_resamples=100)), n_resamples=100)
     assert data_of(text)["predictions"] is not None
     assert '<span class="before">inf</span>' in text
 
 
 def test_page_of_a_thousand_classes_stays_small() -> None:
     test, _ = synthetic_predictions(2000, 1000, temperature=2.0)
-    text = render_page(Examined(test, measure(test, n_resamples=20)), n_resamples=20)
+    text = render_page(Examined(test, measure(test, n_resamples=100)), n_resamples=100)
     assert len(text) < 1_000_000
 
 

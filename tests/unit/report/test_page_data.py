@@ -40,8 +40,8 @@ def test_stops_equal_measure_with_as_many_bins(n_bins: int, dtype: torch.dtype) 
     probs, labels = hard_gaps(dtype=dtype)
     predictions = Predictions(probs=probs, labels=labels)
     summary = summarize(predictions, n_bins=15)
-    (found,) = examine_stops(summary, stops=[n_bins], n_resamples=60, seed=3)
-    scores = measure(predictions, n_bins=n_bins, n_resamples=60, seed=3)
+    (found,) = examine_stops(summary, stops=[n_bins], n_resamples=100, seed=3)
+    scores = measure(predictions, n_bins=n_bins, n_resamples=100, seed=3)
     assert found["ece"] == scores["ece"].value
     assert found["mce"] == scores["mce"].value
     assert found["null"] == scores.ece_if_calibrated.mean
@@ -53,7 +53,7 @@ def test_stops_say_how_much_of_the_error_and_of_the_examples_is_over_and_under_c
     # Six examples sure to 0.75 of which three are right, two sure to 0.6 and right.
     predictions = Predictions(probs=[[0.75, 0.25]] * 6 + [[0.6, 0.4]] * 2, labels=[0, 1] * 3 + [0, 0])
     summary = summarize(predictions, n_bins=10)
-    (found,) = examine_stops(summary, stops=[10], n_resamples=20, seed=0)
+    (found,) = examine_stops(summary, stops=[10], n_resamples=100, seed=0)
     shares = [found[name] for name in ("over", "under", "overShare", "underShare")]
     assert shares == pytest.approx([0.75 * 0.25, 0.25 * 0.4, 0.75, 0.25])
 
@@ -107,7 +107,7 @@ def test_class_view_holds_the_numbers_of_measure() -> None:
     probs, labels = mixed_gaps(500, 6)
     predictions = Predictions(probs=probs, labels=labels)
     view = class_view(summarize(predictions, n_bins=10), predictions)
-    scores = measure(predictions, n_bins=10, by_class=True, n_resamples=20)
+    scores = measure(predictions, n_bins=10, by_class=True, n_resamples=100)
     assert columns(view, "order") == [entry.index for entry in scores.classes]
     for entry in scores.classes:
         assert columns(view, "ece")[entry.index] == pytest.approx(entry.ece, abs=1e-7)
@@ -145,7 +145,7 @@ def test_run_diagram_holds_the_bins_of_every_stop(weighted: bool) -> None:
     probs, labels = mixed_gaps(300)
     weights = torch.linspace(0.5, 1.5, len(labels)) if weighted else None
     test = Predictions(probs=probs, labels=labels, weights=weights)
-    diagram = run_diagram(Entry("digits", "ce", measure(test, n_resamples=20), test=test))
+    diagram = run_diagram(Entry("digits", "ce", measure(test, n_resamples=100), test=test))
     stops = diagram["stops"]
     assert isinstance(stops, list)
     for n_bins, stop in zip(GRID_STOPS, stops, strict=True):
@@ -159,7 +159,7 @@ def test_run_diagram_holds_the_bins_of_every_stop(weighted: bool) -> None:
 def test_run_diagram_of_weighted_examples_has_intervals_of_as_many_as_count() -> None:
     # All in one bin, half of them right; weights of 1 and 3 are worth four fifths of as many equal ones.
     test = Predictions(probs=[[0.75, 0.25]] * 40, labels=[0, 1] * 20, weights=[1.0, 1.0, 3.0, 3.0] * 10)
-    stops = run_diagram(Entry("digits", "ce", measure(test, n_resamples=20), test=test))["stops"]
+    stops = run_diagram(Entry("digits", "ce", measure(test, n_resamples=100), test=test))["stops"]
     assert isinstance(stops, list)
     ends = rate_interval(0.5, size=32)
     expected = [7, 80, 7500, 5000, round(10_000 * ends.low), round(10_000 * ends.high)]
@@ -169,14 +169,14 @@ def test_run_diagram_of_weighted_examples_has_intervals_of_as_many_as_count() ->
 def test_run_diagram_of_a_record_holds_the_bins_that_it_keeps() -> None:
     probs, labels = mixed_gaps(300)
     test = Predictions(probs=probs, labels=labels)
-    run = Entry("digits", "ce", measure(test, n_resamples=20), test=test)
+    run = Entry("digits", "ce", measure(test, n_resamples=100), test=test)
     full, kept = run_diagram(run), run_diagram(dataclasses.replace(run, test=None))
     assert isinstance(full["stops"], list)
     at = GRID_STOPS.index(15)
     assert kept == {"error": full["error"], "stops": [stop if k == at else None for k, stop in enumerate(full["stops"])]}
     # Of weighted examples a record does not tell how many they are worth, nor of other bins those of a stop.
     weighted = Predictions(probs=probs, labels=labels, weights=1 + 2 * (torch.arange(len(labels)) % 2))
-    for other in (measure(weighted, n_resamples=20), measure(test, n_resamples=20, n_bins=7)):
+    for other in (measure(weighted, n_resamples=100), measure(test, n_resamples=100, n_bins=7)):
         assert run_diagram(dataclasses.replace(run, scores=other, test=None)) == {}
 
 

@@ -81,7 +81,7 @@ def test_draw_reliability_many_bins_show_intervals_as_a_band() -> None:
 def measured(entry: Entry) -> Entry:
     """The run with what its predictions score."""
     assert entry.test is not None
-    return replace(entry, scores=measure(entry.test, n_resamples=20))
+    return replace(entry, scores=measure(entry.test, n_resamples=100))
 
 
 def test_prepare_reliability_shows_the_numbers_that_were_measured() -> None:
