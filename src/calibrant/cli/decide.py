@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.text import Text
-
 from calibrant.cli.measure import Request
 from calibrant.cli.repair import load_pair
 from calibrant.cli.terminal import Row, Terminal, fit_table, say, show_heading, show_prose
@@ -37,12 +35,11 @@ def decide(
     show_heading(console, "Answer only when sure", f"learned on {len(given):,} examples of {fit.name}, tried on {file.name}")
     rows: list[Row] = []
     for promise in promises:
-        limit = f"{100 * promise.max_error:.4g}%"
-        if promise.threshold is None:
-            rows.append([limit, Text("cannot be guaranteed", style="dim"), "", ""])
-        else:
-            shares = (write_value(share, "%") for share in (promise.coverage, promise.error))
-            rows.append([limit, f"{100 * promise.threshold:.6g}%", *shares])
+        found = ["cannot be guaranteed", "", ""]
+        if promise.threshold is not None:
+            shares = [write_value(share, "%") for share in (promise.coverage, promise.error)]
+            found = [f"{100 * promise.threshold:.6g}%", *shares]
+        rows.append([f"{100 * promise.max_error:.4g}%", *found])
     console.print(fit_table(("Error at most", "If surer than", "Answered", "Error here"), rows, width=console.width))
     console.print()
     sure = f"With {100 * (1 - delta):g}% probability for each row, the error among its answers is at most the first column"

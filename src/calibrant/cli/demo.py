@@ -16,7 +16,7 @@ from rich.text import Text
 from torch import Tensor
 
 from calibrant.cli.measure import Request, measure_file, show_scores
-from calibrant.cli.terminal import Row, Terminal, fit_table, progress_bar, show_prose
+from calibrant.cli.terminal import Terminal, fit_table, progress_bar, show_prose
 from calibrant.core.records import Predictions
 from calibrant.data import load_mixture
 from calibrant.data.synthetic import synthetic_predictions
@@ -36,17 +36,16 @@ _SHORT = {
     "focal loss, gamma 1": "focal loss",
     "gamma-Net + SECE": "gamma-Net",
 }
+# What is shown of each method: score, scale and form.
+_PERCENT = "{:.1f} ± {:.1f}%"
+_COLUMNS = {"error": (100, _PERCENT), "nll": (1, "{:.3f} ± {:.3f}"), "ece": (100, _PERCENT), "gap": (100, _PERCENT)}
 _NEXT = ("train --data digits --model convnet --epochs 30 --out runs/first", "measure runs/first/test.npz", "--help")
 
 
 def run_demo(*, only_measure: bool, seeds: int | None, epochs: int | None, out: Path | None, seed: int | None) -> None:
     """Run one of the two demos; arguments as those of the command."""
-    unread = {"--seeds": seeds, "--epochs": epochs} if only_measure else {"--out": out, "--seed": seed}
-    given = next((option for option, value in unread.items() if value is not None), None)
-    if given:
-        raise ValueError(
-            f"demo: `{given}` must be given {'without' if only_measure else 'with'} `--measure`, got the opposite."
-        )
+    if only_measure and (seeds or epochs) or not only_measure and (out or seed is not None):
+        raise ValueError("demo: `--out` and `--seed` must be given with `--measure`, `--seeds` and `--epochs` without it.")
     if only_measure:
         run_measure_demo(Path(tempfile.mkdtemp(prefix="calibrant-")) if out is None else out, seed=seed or 0)
     else:
@@ -126,28 +125,25 @@ def score(predictions: Predictions, posterior: Tensor) -> dict[str, float]:
 def comparison(found: Mapping[str, Sequence[Mapping[str, float]]], *, width: int) -> Table:
     """The methods side by side, mean ± standard deviation over seeds, the best of each column in bold."""
     rows: list[list[str | Text]] = [[name] for name in found]
-    for key in ("error", "nll", "ece", "gap"):
-        scale, digits, unit = (1, 3, "") if key == "nll" else (100, 1, "%")
+    for key, (scale, form) in _COLUMNS.items():
         values = [[scale * run[key] for run in runs] for runs in found.values()]
         best = min(map(statistics.mean, values))
         for row, runs in zip(rows, values, strict=True):
             mean, spread = statistics.mean(runs), statistics.stdev(runs) if len(runs) > 1 else 0.0
-            row.append(Text(f"{mean:.{digits}f} ± {spread:.{digits}f}{unit}", style="bold" if mean == best else ""))
+            row.append(Text(form.format(mean, spread), style="bold" if mean == best else ""))
     return fit_table(("Method", "Error", "NLL", "ECE", "True gap"), rows, width=width, drop=(2, 4))
 
 
 def right_by_confidence(tested: dict[str, list[Predictions]], *, width: int) -> Table:
     """How often predictions of a confidence are right, for every method; those of all seeds together."""
-    joined = {
-        name: [torch.cat([getattr(run, kind) for run in runs]) for kind in ("probs", "labels")] for name, runs in tested.items()
+    bins = {
+        name: reliability_bins(torch.cat([run.probs for run in runs]), torch.cat([run.labels for run in runs]), n_bins=10)
+        for name, runs in tested.items()
     }
-    bins = {name: reliability_bins(probs, labels, n_bins=10) for name, (probs, labels) in joined.items()}
     # Below 50 % there are few.
-    rows: list[Row] = [
-        [
-            f"{10 * k} – {10 * k + 10}% sure",
-            *(f"{100 * float(part.accuracy[k]):.0f}%" if part.count[k] else "–" for part in bins.values()),
-        ]
+    rows = [
+        [f"{10 * k} – {10 * k + 10}% sure"]
+        + [f"{100 * float(part.accuracy[k]):.0f}%" if part.count[k] else "–" for part in bins.values()]
         for k in range(5, 10)
     ]
     return fit_table(("How often right when", *(_SHORT[name] for name in bins)), rows, width=width, drop=(3, 2))

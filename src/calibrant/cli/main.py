@@ -160,26 +160,18 @@ def write_usage(command: str, formatter: Any) -> None:
         formatter.write(f"\n{textwrap.fill(text.format(names), _WIDTH, break_on_hyphens=False)}\n")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from calibrant import __version__
-
-        typer.echo(f"calibrant {__version__}")
-        raise typer.Exit
-
-
 def _show_help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
 def start(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
-    ] = False,
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
 ) -> None:
     """A classifier's confidence you can trust: measure it, train for it, repair it, compare methods."""
+    if version:
+        typer.echo(f"calibrant {import_module('calibrant').__version__}")
+        raise typer.Exit
     _show_help(context)
 
 
@@ -498,7 +490,7 @@ app.add_typer(results_app, name="results", short_help="Keep finished runs as sma
 
 def run(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and leave the process: 0 if all went well, 2 with one sentence on bad input."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = lambda message, *_, **__: _end(0, f"warning: {message}")  # type: ignore[assignment]
     # Threads that wait by spinning make a busy machine up to ten times slower; torch reads this when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
@@ -508,55 +500,41 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     try:
         code = app(arguments, prog_name="calibrant", standalone_mode=False)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        code = _end("interrupted.", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _end(130, "interrupted.")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except Exception as error:
-        code = _explain(error)
+        if os.environ.get("CALIBRANT_TRACEBACK"):
+            raise
+        code = _end(*_explain(error))
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _explain(error: Exception) -> int:
-    """Turn an exception into an exit code and one sentence on standard error."""
-    if os.environ.get("CALIBRANT_TRACEBACK"):
-        raise error
-    if isinstance(error, typer.Abort):
-        return _end("interrupted.", 130)
+def _explain(error: Exception) -> tuple[int, str]:
+    """Exit code and sentence for an exception."""
     if hasattr(error, "format_message"):  # what typer raises about arguments; its class has moved between versions
         said, context = error.format_message(), getattr(error, "ctx", None)
         command = "calibrant" if context is None else context.command_path
         stop = "" if said.endswith(("?", ".")) else "."
-        return _refuse(f"{said}{stop} Run `{command} --help` for what there is.")
-    if isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)):
-        return _refuse(str(error))
+        return 2, f"{said}{stop} Run `{command} --help` for what there is."
     from calibrant.core.checks import FitError
     from calibrant.io.files import is_out_of_memory
 
-    if isinstance(error, FitError):
-        return _refuse(str(error))
+    if isinstance(error, (ValueError, OSError, ImportError, FloatingPointError, FitError)):
+        return 2, str(error)
     if is_out_of_memory(error):
-        return _end(f"this takes more memory than there is ({error}). Give it less at a time, or more memory.", 1)
-    return _end(
-        f"something went wrong inside calibrant ({type(error).__name__}: {error}). Please report it with what "
-        "CALIBRANT_TRACEBACK=1 prints before the same command.",
-        1,
-    )
+        return 1, f"this takes more memory than there is ({error}). Give it less at a time, or more memory."
+    what = f"something went wrong inside calibrant ({type(error).__name__}: {error})"
+    return 1, f"{what}. Please report it with what CALIBRANT_TRACEBACK=1 prints before the same command."
 
 
-def _refuse(sentence: str) -> int:
-    """Say what is wrong with what was given; of the processes that ``torchrun`` starts on a machine only the first does."""
-    is_echo = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
-    return 2 if is_echo else _end(sentence, 2)
-
-
-def _end(sentence: str, code: int) -> int:
+def _end(code: int, sentence: str) -> int:
+    """Say a sentence; of the processes that ``torchrun`` starts on a machine only the first says what is wrong with input."""
     from calibrant.cli.terminal import say
 
-    say(f"calibrant: {' '.join(sentence.split())}", error=True)
+    is_echo = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
+    if code != 2 or not is_echo:
+        say(f"calibrant: {' '.join(sentence.split())}", error=True)
     return code
-
-
-def _show_warning(message: object, *_: object, **__: object) -> None:
-    _end(f"warning: {message}", 0)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,18 +79,11 @@ class Request:
     label_column: str | None = None
 
     @cached_property
-    def names(self) -> tuple[str, ...] | None:
-        """The names of the classes."""
-        return None if self.class_names is None else load_class_names(self.class_names)
-
-    @property
-    def columns(self) -> dict[str, str | None]:
-        """Names of columns, as functions that read tables take them."""
-        return {"prob_column": self.prob_column, "label_column": self.label_column}
-
-    def survey(self, path: Path) -> TableFile | None:
-        """Open a table; None for files of other kinds."""
-        return survey_predictions(path, **self.columns)
+    def reading(self) -> dict[str, Any]:
+        """Class names, ignored label and columns, as functions that read files take them."""
+        names = None if self.class_names is None else load_class_names(self.class_names)
+        columns = {"prob_column": self.prob_column, "label_column": self.label_column}
+        return {"class_names": names, "ignore_index": self.ignore_index, **columns}
 
     @property
     def bootstrap(self) -> dict[str, Any]:
@@ -99,12 +92,17 @@ class Request:
 
     def load(self, path: Path) -> Predictions:
         """Read the predictions in a file."""
-        return load_predictions(path, ignore_index=self.ignore_index, class_names=self.names, **self.columns)
+        return load_predictions(path, **self.reading)
 
-    def measure(self, predictions: Predictions, *, file: Path | None = None) -> Scores:
+    def large_table(self, path: Path) -> TableFile | None:
+        """Open a table that is too large to be read whole; None for any other file."""
+        table = survey_predictions(path, prob_column=self.prob_column, label_column=self.label_column)
+        is_large = table and (table.rows > STREAM_ROWS or table.rows * table.num_classes > STREAM_ENTRIES)
+        return table if is_large else None
+
+    def measure(self, predictions: Predictions, *, file: Path) -> Scores:
         """Measure predictions."""
-        name = None if file is None else str(file)
-        return measure(predictions, by_class=self.by_class, slice_by=self.slice_by, file=name, **self.bootstrap)
+        return measure(predictions, by_class=self.by_class, slice_by=self.slice_by, file=str(file), **self.bootstrap)
 
 
 class Measured(NamedTuple):
@@ -125,15 +123,19 @@ def measure_files(
     or null where the files do not hold the same examples. A file that breaks a limit of ``fail_if`` ends with exit code 3.
     """
     limits = [Limit.parse(text) for text in fail_if or ()]
-    files = [predictions_in(path) for path in files]
     # Without `--by-class` tables still name the few worst classes; JSON has exactly what was asked for.
     request = Request(by_class=by_class or not as_json, **how)
-    rows = [table.rows for table in map(request.survey, files) if table and is_large(table)]
+    files = [predictions_in(path) for path in files]
+    rows = [table.rows for path in files if (table := request.large_table(path))]
     share = 0.0 if len(files) == 1 else min(1.0, SAMPLE_ROWS / max(rows, default=1))
     measured = [measure_file(path, request, share=share) for path in files]
-    tests = [_pair(measured[0], other, request) for other in measured[1:]]
+    tests = {entry.scores.file: _pair(measured[0], entry, request) for entry in measured[1:]}
     if as_json:
-        say(_to_json(measured, tests))
+        found = [without_nan(entry.scores.to_dict()) for entry in measured]
+        for entry in found[1:]:
+            test = tests[entry["file"]]
+            entry["paired"] = None if test is None else {"against": found[0]["file"], "metrics": tests_to_dict(test)}
+        say(json.dumps(found if len(found) > 1 else found[0], indent=2, allow_nan=False))
     elif len(measured) == 1:
         show_scores(measured[0], all_classes=by_class)
     else:
@@ -150,56 +152,43 @@ def predictions_in(path: Path) -> Path:
     return inside if inside.is_file() else path
 
 
-def is_large(table: TableFile) -> bool:
-    """Whether a table is streamed."""
-    return table.rows > STREAM_ROWS or table.rows * table.num_classes > STREAM_ENTRIES
-
-
 def measure_file(path: Path, request: Request, *, share: float = 0.0) -> Measured:
     """Measure the predictions in a file, and pick this share of its rows: the same of all files with as many rows."""
-    table = request.survey(path)
-    if table and is_large(table):
-        return measure_stream(path, table, request, share=share)
+    table, random = request.large_table(path), np.random.default_rng(request.seed)
+    if table is not None:
+        return _measure_stream(path, table, request, share, random)
     predictions = request.load(path)
     with progress_bar(f"measuring {path.name}", None):
         scores = request.measure(predictions, file=path)
-    return Measured(scores, predictions.split, _pick(predictions, share, np.random.default_rng(request.seed)))
+    return Measured(scores, predictions.split, _join(_pick(predictions, share, random)))
 
 
-def measure_stream(path: Path, table: TableFile, request: Request, *, share: float = 0.0) -> Measured:
+def _measure_stream(path: Path, table: TableFile, request: Request, share: float, random: np.random.Generator) -> Measured:
     """Measure a file of any size: it is read once, piece by piece, into sums of constant size."""
     slice_by = column_names(request.slice_by, table.columns, where=str(path))
     columns = {name: table.sample(name) for names in slice_by for name in names}
     slices = Slices(slice_by, columns, where=str(path))
-    batches = iter_prediction_batches(
-        path,
-        batch_rows=min(max(_BATCH_ENTRIES // max(table.num_classes, 1), 1), 65536),
-        columns=[*columns],
-        ignore_index=request.ignore_index,
-        class_names=request.names,
-        **request.columns,
-    )
+    batch_rows = min(max(_BATCH_ENTRIES // max(table.num_classes, 1), 1), 65536)
     sums: dict[Group | None, Summary] = {}
-    random, picked = np.random.default_rng(request.seed), []
+    picked: list[Predictions] = []
     with progress_bar(f"reading {path.name}", table.rows) as advance:
-        for batch in batches:
+        for batch in iter_prediction_batches(path, batch_rows=batch_rows, columns=[*columns], **request.reading):
             for group, part in [(None, batch), *slices.split(batch)]:
                 found = summarize(part, n_bins=request.n_bins)
                 sums[group] = sums[group] + found if group in sums else found
-            picked.append(_pick(batch, share, random))
+            picked += _pick(batch, share, random)
             advance(len(batch))
     if not sums:
         raise ValueError(f"{path}: must hold at least one example that is not ignored, got none.")
-    names = request.names or batch.class_names
-    score = partial(measure_summary, class_names=names, n_resamples=request.resamples, seed=request.seed)
-    scores = score(sums.pop(None), by_class=request.by_class, file=str(path))
-    sliced = {slices.title(group): score(sums[group]) for group in sorted(group for group in sums if group)}
-    return Measured(replace(scores, slices=sliced), batch.split, _join([part for part in picked if part is not None]))
+    draws: dict[str, Any] = {"class_names": batch.class_names, "n_resamples": request.resamples, "seed": request.seed}
+    scores = measure_summary(sums.pop(None), by_class=request.by_class, file=str(path), **draws)
+    sliced = {slices.title(group): measure_summary(sums[group], **draws) for group in sorted(group for group in sums if group)}
+    return Measured(replace(scores, slices=sliced), batch.split, _join(picked))
 
 
-def _pick(predictions: Predictions, share: float, random: np.random.Generator) -> Predictions | None:
+def _pick(predictions: Predictions, share: float, random: np.random.Generator) -> list[Predictions]:
     chosen = random.random(len(predictions)) < share
-    return predictions.subset(chosen) if chosen.any() else None
+    return [predictions.subset(chosen)] if chosen.any() else []
 
 
 def _join(parts: Sequence[Predictions]) -> Predictions | None:
@@ -221,13 +210,6 @@ def _pair(first: Measured, second: Measured, request: Request) -> Mapping[str, P
         return None
 
 
-def _to_json(measured: Sequence[Measured], tests: Sequence[Mapping[str, Paired] | None]) -> str:
-    objects = [without_nan(entry.scores.to_dict()) for entry in measured]
-    for entry, test in zip(objects[1:], tests, strict=True):
-        entry["paired"] = None if test is None else {"against": objects[0]["file"], "metrics": tests_to_dict(test)}
-    return json.dumps(objects if len(objects) > 1 else objects[0], indent=2, allow_nan=False)
-
-
 def tests_to_dict(tests: Mapping[str, Paired]) -> dict[str, dict[str, float | None]]:
     """Paired tests as JSON has them: what is not finite is null."""
     return dict(without_nan({key: test._asdict() for key, test in tests.items()}))
@@ -235,226 +217,187 @@ def tests_to_dict(tests: Mapping[str, Paired]) -> dict[str, dict[str, float | No
 
 def show_scores(measured: Measured, *, all_classes: bool, console: Console | None = None) -> None:
     """Print everything about one file."""
-    console = console or Terminal()
-    scores = measured.scores
+    console, scores = console or Terminal(), measured.scores
     split = f" · {measured.split.value} split" if measured.split else ""
     name = Path(scores.file).name if scores.file else "predictions"
     show_heading(console, name, f"{count_examples(scores.n)} · {scores.num_classes} classes{split}")
     show_prose(console, verdict(scores), style="bold")
     console.print()
     console.print(scores_table(scores, width=console.width))
-    if scores.positive is None:
+    positive = scores.positive
+    if positive is None:
         show_heading(console, "By confidence", "what each bin adds to the ECE")
-        console.print(bins_table(scores.bins, width=console.width))
     else:
-        show_heading(console, f"By {scores.positive.probability}", "how often it happens, and what each bin adds to the error")
-        console.print(bins_table(scores.positive.bins, width=console.width, positive=True))
-    _show_parts(console, scores, all_classes, at_least=0 if scores.num_classes == 2 else _WORST_CLASSES)
+        show_heading(console, f"By {positive.probability}", "how often it happens, and what each bin adds to the error")
+    console.print(bins_table(positive.bins if positive else scores.bins, width=console.width, positive=bool(positive)))
+    worst = 0 if positive else _WORST_CLASSES
+    _show_parts(console, scores, scores.num_classes if all_classes else worst)
     console.print()
 
 
 def show_comparison(
     measured: Sequence[Measured],
-    tests: Sequence[Mapping[str, Paired] | None],
+    tests: Mapping[str | None, Mapping[str, Paired] | None],
     *,
     all_classes: bool,
     console: Console | None = None,
 ) -> None:
-    """Print several files side by side, and the test of each against the first."""
-    console = console or Terminal()
-    names = short_names([Path(entry.scores.file or "predictions") for entry in measured])
+    """Print several files side by side, and the test of each against the first, by the name of its file."""
+    console, paths = console or Terminal(), [Path(entry.scores.file or "predictions") for entry in measured]
+    stems = [path.stem for path in paths]
+    names = stems if len({*stems}) == len(stems) else [str(path) for path in paths]
     show_heading(console, f"{len(names)} files", "best values in bold")
     found = {name: entry.scores for name, entry in zip(names, measured, strict=True)}
+    done = {name: test for name, scores in found.items() if (test := tests.get(scores.file))}
+    show_side_by_side(console, found, done, all_classes=all_classes)
+    picked = measured[0].picked
+    if done and picked is not None and len(picked) < measured[0].scores.n:
+        show_prose(console, f"The tests are of a random {len(picked):,} of the examples.")
+    console.print()
+
+
+def show_side_by_side(
+    console: Console, found: Mapping[str, Scores], tests: Mapping[str, Mapping[str, Paired]], *, all_classes: bool = False
+) -> None:
+    """Print scores beside each other, what each means, the tests of some against the first, and their classes and groups."""
     console.print(comparison_table(found, width=console.width))
     console.print()
     for name, scores in found.items():
         show_prose(console, f"{name}: {verdict(scores)}")
-    for name, entry, test in zip(names[1:], measured[1:], tests, strict=True):
-        if test is not None:
-            kept = 0 if entry.picked is None else len(entry.picked)
-            part = f"a random {kept:,} of " if kept < entry.scores.n else ""
-            show_heading(console, f"{name} minus {names[0]}", f"on {part}the same examples, paired bootstrap")
-            console.print(paired_table(test, width=console.width))
+    for name, test in tests.items():
+        show_heading(console, f"{name} minus {next(iter(found))}", "on the same examples, paired bootstrap")
+        console.print(paired_table(test, width=console.width))
     for name, scores in found.items():
-        if all_classes or scores.slices:
-            show_heading(console, name, "")
-        _show_parts(console, scores, all_classes, at_least=0)
-    console.print()
+        _show_parts(console, scores, scores.num_classes if all_classes else 0, of=f"{name}: ")
 
 
-def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return names that tell the files apart: their stems, or their paths; a file that is named twice is numbered."""
-    stems = [path.stem for path in paths]
-    names = stems if len({*stems}) == len(stems) else [str(path) for path in paths]
-    return [f"{name} ({k})" if names.count(name) > 1 else name for k, name in enumerate(names, 1)]
-
-
-def _show_parts(console: Console, scores: Scores, all_classes: bool, *, at_least: int) -> None:
-    shown = scores.classes if all_classes else scores.classes[:at_least]
-    if shown:
+def _show_parts(console: Console, scores: Scores, classes: int, *, of: str = "") -> None:
+    """Print so many classes, the worst first, and the groups."""
+    if shown := scores.classes[:classes]:
         title = "Classes" if len(shown) == scores.num_classes else "Worst classes"
-        show_heading(console, title, "by the ECE of their own probability")
-        console.print(classes_table(shown, width=console.width, total=scores.weight))
+        show_heading(console, f"{of}{title}", "by the ECE of their own probability")
+        console.print(classes_table(shown, width=console.width))
     if scores.slices:
-        show_heading(console, "Groups", worst_slice(scores))
-        console.print(parts_table("Group", scores.slices, width=console.width, total=scores.weight))
+        show_heading(console, f"{of}Groups", worst_slice(scores))
+        console.print(parts_table("Group", scores.slices, width=console.width))
 
 
 def scores_table(scores: Scores, *, width: int) -> Table:
     """Every metric with its value and interval, and what to compare it with."""
-    rows: list[Row] = []
-    for key, metric, begins in table_rows(scores):
-        rows += [None] if begins else []
-        value, interval = write_estimate(scores[key], metric)
-        shown = Text(value, style="bold" if key == main_error(scores)[0] else "")
-        rows.append([metric.label, shown, _dim(interval), _note(scores, key, metric, width)])
+    rows: list[Row] = [
+        [metric.label, _value(value, key == main_error(scores)[0]), _dim(interval), _note(scores, key, metric, width)]
+        for key, metric, _ in table_rows(scores)
+        for value, interval in [write_estimate(scores[key], metric)]
+    ]
     return fit_table(("Metric", "Value", _INTERVAL, ""), rows, width=width, drop=(3, 2))
 
 
 def _note(scores: Scores, key: str, metric: Metric, width: int) -> Text:
     expected = {"ece": scores.ece_if_calibrated, main_error(scores)[0]: main_error(scores)[1]}
     if key in expected:
-        mean, p95 = (write_value(value, "%") for value in expected[key][:2])
-        return _dim(f"a calibrated model would show {mean}, rarely over {p95}" if width >= _WIDE else f"if calibrated {mean}")
-    if key == ("signed_gap" if scores.positive is None else "binary_gap"):
+        return _dim(f"if calibrated {write_value(expected[key].mean, '%')}")
+    if key == ("binary_gap" if scores.positive else "signed_gap"):
         return _direction(scores)
-    if scores[key].value == float("inf"):
-        return _dim("a label has p = 0")
     return _dim(metric.meaning if width >= _WIDE else "")
+
+
+def comparison_table(parts: Mapping[str, Scores], *, width: int) -> Table:
+    """The metrics of several files side by side, with intervals if there is room; a line for each file if they are many."""
+    rows: list[Row] = []
+    for key, metric, _ in table_rows(next(iter(parts.values()))):
+        best = min(abs(scores[key].value) for scores in parts.values())
+        found = [(write_estimate(scores[key], metric), abs(scores[key].value) == best) for scores in parts.values()]
+        cells = [cell for (value, interval), is_best in found for cell in (_value(value, is_best), _dim(interval))]
+        rows.append([metric.label, *cells])
+    table = fit_table(["Metric", *(head for name in parts for head in (name, _INTERVAL))], rows, width=width)
+    if not fits(table, width):
+        table = fit_table(["Metric", *parts], [[row[0], *row[1::2]] for row in rows], width=width)
+    return table if fits(table, width) else parts_table("File", parts, width=width)
+
+
+def paired_table(tests: Mapping[str, Paired], *, width: int) -> Table:
+    """How the second file differs from the first on the same examples, and whether chance could have done it."""
+    rows: list[Row] = [
+        [metric.label, value, _dim(interval), write_p(tests[key].p_value), Text(judged, style=_JUDGED.get(judged, ""))]
+        for key, metric, _ in table_rows(tests)
+        for value, interval in [write_estimate(tests[key], metric, signed=True)]
+        for judged in [judge(key, tests[key])]
+    ]
+    return fit_table(("Metric", "Difference", _INTERVAL, "", ""), rows, width=width, drop=(2,))
 
 
 def bins_table(bins: Bins, *, width: int, positive: bool = False) -> Table:
     """Confidence and accuracy of bins that hold examples, and what each adds to the ECE; of many bins those that add most.
 
-    Of the probability of a ``positive`` class: what was predicted and what was observed, with its interval.
+    Of the probability of a ``positive`` class: what was predicted and what was observed.
     """
-    shares = bins.weight * bins.gap
+    shares = (bins.weight * bins.gap).abs()
     held = (bins.count > 0).nonzero().flatten().tolist()
-    shown = sorted(sorted(held, key=lambda m: -abs(float(shares[m])))[:_MOST_BINS])
     # As many digits as tell the edges apart.
     digits = max(0, math.ceil(math.log10(len(bins.count))) - 2)
-    per_share = _LONGEST_BAR / float(shares.abs().max().clamp(min=1e-12))
-    counts, total = (bins.count, None) if bins.rows is None else (bins.rows, 1.0)
+    per_share = _LONGEST_BAR / float(shares.max().clamp(min=1e-12))
+    counts = bins.count if bins.rows is None else bins.rows
     rows: list[Row] = [
         [
-            f"{100 * float(bins.edges[m]):.{digits}f} – {100 * float(bins.edges[m + 1]):.{digits}f}%",
-            _examples(float(counts[m]), float(bins.weight[m]), total),
-            _share(float(bins.confidence[m])),
-            _share(float(bins.accuracy[m])),
-            _dim(write_interval(Estimate(0, *rate_interval(float(bins.accuracy[m]), size=float(counts[m]))), "%")),
-            f"{100 * float(bins.gap[m]):+.1f}%".replace("-", "−"),
-            write_value(abs(float(shares[m])), "%"),
-            Text("█" * round(per_share * abs(float(shares[m]))), style="red" if bins.gap[m] > 0 else "blue"),
+            f"{100 * low:.{digits}f} – {100 * high:.{digits}f}%",
+            f"{count:,.0f}",
+            write_value(confidence, "%"),
+            write_value(accuracy, "%"),
+            _dim(write_interval(Estimate(accuracy, *rate_interval(accuracy, size=count)), "%")),
+            write_value(confidence - accuracy, "%", signed=True),
+            write_value(share, "%"),
+            Text("█" * round(per_share * share), style="red" if confidence > accuracy else "blue"),
         ]
-        for m in shown
+        for m in sorted(sorted(held, key=lambda m: -float(shares[m]))[:_MOST_BINS])
+        for low, high in [bins.edges[m : m + 2].tolist()]
+        for count, confidence, accuracy, share in [[float(x[m]) for x in (counts, bins.confidence, bins.accuracy, shares)]]
     ]
-    if positive:
-        headers = ("Bin", _examples_head(total), "Predicted", "Observed", _INTERVAL, "Gap", "In error", "")
-        return fit_table(headers, rows, width=width, drop=(7, 1, 6, 4))
-    plain = [row and [*row[:4], *row[5:]] for row in rows]
-    return fit_table(
-        ("Bin", _examples_head(total), "Confidence", "Accuracy", "Gap", "In ECE", ""), plain, width=width, drop=(6, 1, 5)
-    )
+    said, happened, part = ("Predicted", "Observed", "In error") if positive else ("Confidence", "Accuracy", "In ECE")
+    headers = ("Bin", "Examples", said, happened, _INTERVAL, "Gap", part, "")
+    return fit_table(headers, rows, width=width, drop=(7, 1, 6, 4) if positive else (4, 7, 1, 6))
 
 
-def classes_table(classes: Sequence[ClassScore], *, width: int, total: float | None = None) -> Table:
-    """Classes in the order given: how far their probability is off, and in which direction; ``total`` is the weight of all."""
+def classes_table(classes: Sequence[ClassScore], *, width: int) -> Table:
+    """Classes in the order given: how far their probability is off, and in which direction."""
     rows: list[Row] = [
         [
             entry.name,
-            _examples(entry.count, entry.weight, total),
-            _share(entry.error),
-            Text(write_value(entry.ece, "%"), style="bold"),
+            f"{entry.count:,.0f}",
+            write_value(entry.error, "%"),
+            _value(write_value(entry.ece, "%"), True),
             write_value(entry.signed_gap, "%", signed=True),
             _dim(_bias(entry)),
         ]
         for entry in classes
     ]
-    return fit_table(("Class", _examples_head(total), "Error", "ECE", "Bias", ""), rows, width=width, drop=(5, 2))
+    return fit_table(("Class", "Examples", "Error", "ECE", "Bias", ""), rows, width=width, drop=(5, 2))
 
 
 def _bias(entry: ClassScore) -> str:
-    # A bias that is written as 0.00% has no direction.
-    if abs(entry.signed_gap) < 5e-5:
-        return ""
-    if entry.chance is not None and abs(entry.signed_gap) <= entry.chance:
+    if abs(entry.signed_gap) <= (entry.chance or 0):
         return "within chance"
     return "predicted too often" if entry.signed_gap > 0 else "predicted too rarely"
 
 
-def parts_table(head: str, parts: Mapping[str, Scores], *, width: int, total: float | None = None) -> Table:
-    """The main numbers of every group of examples, whose weights add up to ``total``, or of every file."""
-    rows: list[Row] = [
-        [
-            name or "(empty)",
-            _examples(part.n, part.weight, total),
-            _share(part["error"].value),
-            Text(write_value(part[key].value, "%"), style="bold"),
-            _dim(write_interval(part[key], "%")),
-            _dim(write_value(null.mean, "%")),
-            _direction(part),
-        ]
-        for name, part in parts.items()
-        for key, null in (main_error(part),)
-    ]
-    error = "ECE" if all(part.positive is None for part in parts.values()) else "Binary ECE"
-    headers = (head, _examples_head(total), "Error", error, _INTERVAL, "If calibrated", "")
-    return fit_table(headers, rows, width=width, drop=(5, 4, 6, 2))
-
-
-def comparison_table(parts: Mapping[str, Scores], *, width: int) -> Table:
-    """The metrics of several files side by side, with intervals if there is room; a line for each file if they are many."""
-    many = list(parts.values())
+def parts_table(head: str, parts: Mapping[str, Scores], *, width: int) -> Table:
+    """The main numbers of every group of examples, or of every file."""
     rows: list[Row] = []
-    for key, metric, begins in table_rows(many[0]):
-        rows += [None] if begins else []
-        best = min(abs(scores[key].value) for scores in many)
-        row: list[str | Text] = [metric.label]
-        for scores in many:
-            value, interval = write_estimate(scores[key], metric)
-            row += [Text(value, style="bold" if abs(scores[key].value) == best else ""), _dim(interval)]
-        rows.append(row)
-    error = "ECE" if many[0].positive is None else "binary ECE"
-    chance = [(_dim(write_value(main_error(scores)[1].mean, "%")), _direction(scores)) for scores in many]
-    rows.append(None)
-    for label, cells in zip((f"{error} if calibrated", "direction"), zip(*chance, strict=True), strict=True):
-        rows.append([label, *(part for cell in cells for part in (cell, ""))])
-    headers = ["Metric", *(head for name in parts for head in (name, _INTERVAL))]
-    whole = fit_table(headers, rows, width=width, drop=(2,))
-    if len(whole.columns) == len(headers):
-        return whole
-    bare = fit_table(["Metric", *parts], [None if row is None else [row[0], *row[1::2]] for row in rows], width=width)
-    return bare if fits(bare, width) else parts_table("File", parts, width=width)
-
-
-def paired_table(tests: Mapping[str, Paired], *, width: int) -> Table:
-    """How the second file differs from the first on the same examples, and whether chance could have done it."""
-    rows: list[Row] = []
-    for key, metric, begins in table_rows(tests):
-        rows += [None] if begins else []
-        difference, interval = write_estimate(tests[key], metric, signed=True)
-        judged = judge(key, tests[key])
-        said = Text(judged, style=_JUDGED.get(judged, ""))
-        rows.append([metric.label, difference, _dim(interval), write_p(tests[key].p_value), said])
-    return fit_table(("Metric", "Difference", _INTERVAL, "", ""), rows, width=width, drop=(2,))
+    for name, part in parts.items():
+        key, null = main_error(part)
+        ece = _value(write_value(part[key].value, "%"), True)
+        about = (_dim(write_interval(part[key], "%")), _dim(write_value(null.mean, "%")), _direction(part))
+        rows.append([name or "(empty)", f"{part.n:,}", write_value(part["error"].value, "%"), ece, *about])
+    error = "Binary ECE" if any(part.positive for part in parts.values()) else "ECE"
+    return fit_table((head, "Examples", "Error", error, _INTERVAL, "If calibrated", ""), rows, width=width, drop=(5, 4, 6, 2))
 
 
 def _direction(scores: Scores) -> Text:
     return Text(direction(scores), style=_COLOURS[direction(scores)])
 
 
-def _examples(rows: float, weight: float | None, total: float | None) -> str:
-    """How many examples there are and, of weighted ones, which share of the total weight is theirs."""
-    return f"{rows:,.0f}" if weight is None or total is None else f"{rows:,.0f} ({_share(weight / total)})"
-
-
-def _examples_head(total: float | None) -> str:
-    return "Examples" if total is None else "Examples (weight)"
+def _value(text: str, is_bold: bool) -> Text:
+    return Text(text, style="bold" if is_bold else "")
 
 
 def _dim(text: str) -> Text:
     return Text(text, style="dim")
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.1f}%" if value == value else "n/a"

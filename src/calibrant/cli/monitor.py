@@ -16,7 +16,7 @@ from calibrant.cli.terminal import Row, Terminal, check_destination, fit_table, 
 from calibrant.core.records import Column, Predictions
 from calibrant.core.registry import lookup
 from calibrant.core.scores import without_nan
-from calibrant.io import iter_prediction_batches, survey_predictions
+from calibrant.io import iter_prediction_batches
 from calibrant.io.predictions import FORMATS
 from calibrant.metrics.monitor import CalibrationMonitor, Watched
 from calibrant.metrics.verdict import write_interval, write_value
@@ -80,47 +80,36 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 def read_times(file: Path, time: str, request: Request) -> Iterator[tuple[Predictions, Column]]:
     """Batches of a file with their times, from a column, or from a folder named ``TIME=VALUE`` as partitions are."""
     parts = dict(part.split("=", 1) for part in file.parts if "=" in part)
-    table = survey_predictions(file)
-    if table is not None and time not in parts:
-        lookup(dict.fromkeys(table.columns), time, kind=f"column of {file}")
-    batches = iter_prediction_batches(
-        file, columns=[] if time in parts else [time], ignore_index=request.ignore_index, class_names=request.names
-    )
-    for batch in batches:
-        if time in parts:
-            yield batch, np.full(len(batch), parts[time])
-        else:
-            yield batch, lookup(batch.columns, time, kind=f"column of {file}")
+    for batch in iter_prediction_batches(file, columns=[] if time in parts else [time], **request.reading):
+        known = {time: np.full(len(batch), parts[time])} if time in parts else batch.columns
+        yield batch, lookup(known, time, kind=f"column of {file}")
 
 
 def show_windows(watched: Watched) -> None:
     """Print a line for every window, and what they come to."""
     console = Terminal()
-    rows: list[Row] = []
-    for window in watched.windows:
-        scores, ece = window.scores, window.scores["ece"]
-        rows.append(
-            [
-                window.name,
-                f"{scores.n:,}",
-                write_value(scores["error"].value, "%"),
-                Text(write_value(ece.value, "%"), style="bold"),
-                Text(write_interval(ece, "%"), style="dim"),
-                Text(write_value(scores.ece_if_calibrated.mean, "%"), style="dim"),
-                write_value(window.bias.value, "%", signed=True),
-                f"{window.evidence:,.2f}" if window.evidence < 1e4 else "over 10,000",
-                Text("alarm" if window.alarm else "", style="bold red"),
-            ]
-        )
+    rows: list[Row] = [
+        [
+            window.name,
+            f"{window.scores.n:,}",
+            write_value(window.scores["error"].value, "%"),
+            Text(write_value(window.scores["ece"].value, "%"), style="bold"),
+            Text(write_interval(window.scores["ece"], "%"), style="dim"),
+            Text(write_value(window.scores.ece_if_calibrated.mean, "%"), style="dim"),
+            write_value(window.bias.value, "%", signed=True),
+            f"{window.evidence:,.2f}" if window.evidence < 1e4 else "over 10,000",
+            Text("alarm" if window.alarm else "", style="bold red"),
+        ]
+        for window in watched.windows
+    ]
     headers = ("Window", "Examples", "Error", "ECE", "95% interval", "If calibrated", "Bias", "Evidence", "")
     console.print(fit_table(headers, rows, width=console.width, drop=(5, 4, 2)))
     console.print()
     first, off = watched.first_alarm, f"{100 * watched.tolerance:g} points"
     if first is None:
-        told = f"No alarm: these {len(rows)} windows do not prove that probabilities are off by more than {off}."
+        quiet = f"No alarm: these {len(rows)} windows do not prove that probabilities are off by more than {off}."
+        show_prose(console, quiet, style="bold")
     else:
-        told = (
-            f"Alarm in {first.name}: probabilities are off by more than {off}. An alarm without cause, in any window, has a "
-            f"chance of {100 * watched.false_alarms:g}% at most."
-        )
-    show_prose(console, told, style="bold" if first is None else "bold red")
+        chance = f"An alarm without cause, in any window, has a chance of {100 * watched.false_alarms:g}% at most."
+        alarm = f"Alarm in {first.name}: probabilities are off by more than {off}. {chance}"
+        show_prose(console, alarm, style="bold red")

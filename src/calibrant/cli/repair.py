@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,21 +12,18 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from calibrant.calibrators import CALIBRATORS, AutoCalibrator, Calibrator, Identity, Ranked, Repaired
-from calibrant.calibrators.auto import calibrator_of, measure_repair
+from calibrant.calibrators import CALIBRATORS, AutoCalibrator, Calibrator, Identity, Repaired
+from calibrant.calibrators.auto import measure_repair
 from calibrant.calibrators.fit_data import check_same_classes, refuse_test_split
-from calibrant.cli.measure import Request, comparison_table, paired_table, parts_table, predictions_in, tests_to_dict
-from calibrant.cli.terminal import Row, Terminal, check_destination, duration_words, fit_table, say, show_heading, show_prose
+from calibrant.cli.measure import Request, predictions_in, show_side_by_side, tests_to_dict
+from calibrant.cli.terminal import Row, Terminal, check_destination, fit_table, say, show_heading, show_prose
 from calibrant.core.records import Predictions
-from calibrant.core.scores import Estimate
+from calibrant.core.scores import Estimate, without_nan
 from calibrant.io import rewrite_predictions, save_predictions
 from calibrant.io.files import atomic_writer
 from calibrant.io.predictions import FORMATS
 from calibrant.metrics import METRICS
-from calibrant.metrics.verdict import tell_effect, verdict, worst_slice, write_estimate
-
-# Seconds between two lines about progress where standard error is no terminal.
-_SILENT_SECONDS = 10.0
+from calibrant.metrics.verdict import tell_effect, write_estimate, write_value
 
 
 def repair_file(
@@ -102,24 +97,10 @@ def fit_and_measure(
     method: str, fit_data: Predictions, given: Predictions, request: Request, *, floor: float | None = None
 ) -> Repaired:
     """Fit ``method``, apply it, and measure before and after, with progress on standard error."""
-    calibrator = calibrator_of(method)
-    terminal = Terminal(stderr=True)
-    start = told = time.monotonic()
-
-    def tell(name: str, done: int, total: int) -> None:
-        nonlocal told
-        now = time.monotonic()
-        left = f", about {duration_words((now - start) / done * (total - done))} left" if done else ""
-        text = f"trying {name}, fit {done + 1} of {total} or fewer{left}"
-        status.update(text)
-        # A file or a pipe gets a line now and then.
-        if not terminal.is_terminal and now - told > _SILENT_SECONDS:
-            say(text, error=True)
-            told = now
-
-    with terminal.status("fitting") as status:
+    calibrator = CALIBRATORS[method]()
+    with Terminal(stderr=True).status("fitting") as status:
         if isinstance(calibrator, AutoCalibrator):
-            calibrator.on_progress(tell)
+            calibrator.on_progress(lambda name, done, total: status.update(f"trying {name}, fit {done + 1} of {total}"))
         calibrator.fit(fit_data, floor=floor)
         status.update("measuring before and after")
         return measure_repair(calibrator, given, slice_by=request.slice_by, **request.bootstrap)
@@ -130,55 +111,42 @@ def _show(done: Repaired, data: str) -> None:
     show_heading(console, "Repair", data)
     show_prose(console, done.advice, style="bold")
     if isinstance(done.calibrator, AutoCalibrator):
-        auto = done.calibrator
         console.print()
-        console.print(ranking_table(auto.ranking_, score=auto.scoring.upper(), width=console.width))
-    is_same = isinstance(done.fitted, Identity)
-    show_heading(console, "Unchanged" if is_same else "Before and after", "" if is_same else "best values in bold")
-    sides = {"before": done.before} if is_same else {"before": done.before, "after": done.after}
-    console.print(comparison_table(sides, width=console.width))
-    for side, scores in sides.items():
-        if scores.slices:
-            show_heading(console, f"Groups {side}", worst_slice(scores))
-            console.print(parts_table("Group", scores.slices, width=console.width, total=scores.weight))
-    if not is_same:
-        show_heading(console, "After minus before", "on the same examples, paired bootstrap")
-        console.print(paired_table(done.paired, width=console.width))
-    console.print()
-    for side, scores in sides.items():
-        show_prose(console, f"{side}: {verdict(scores)}")
-    if not is_same:
+        console.print(ranking_table(done.calibrator, width=console.width))
+    if isinstance(done.fitted, Identity):
+        how = "as they were"
+        show_heading(console, "Unchanged", "")
+        show_side_by_side(console, {"before": done.before}, {})
+    else:
+        how = f"repaired by {done.fitted.label}"
+        show_heading(console, "Before and after", "best values in bold")
+        show_side_by_side(console, {"before": done.before, "after": done.after}, {"after": done.paired})
+        console.print()
         show_prose(console, f"The repair {tell_effect(done.before, done.after, done.paired, it='the ECE')}", style="bold")
-    how = "as they were" if is_same else f"repaired by {done.fitted.label}"
-    if done.calibrator.floor_:
-        how += f", with probabilities of at least {done.calibrator.floor_:.3g}"
-    console.print(f"\n{done.after.file} holds the predictions {how}.\n", soft_wrap=True)
+    floor = f", with probabilities of at least {done.calibrator.floor_:.3g}" if done.calibrator.floor_ else ""
+    console.print(f"\n{done.after.file} holds the predictions {how}{floor}.\n", soft_wrap=True)
 
 
-def ranking_table(ranking: Sequence[Ranked], *, score: str, width: int) -> Table:
+def ranking_table(auto: AutoCalibrator, *, width: int) -> Table:
     """Methods by their held-out score, best first, how each changes that of doing nothing, and why it was chosen or not."""
     rows: list[Row] = []
-    for entry in ranking:
+    for entry in auto.ranking_:
         name = Identity.label if entry.name == "none" else entry.name
         style = "dim" if entry.failure else "bold green" if entry.note == "chosen" else ""
-        found = "n/a" if entry.failure else f"{entry.score:.4f}"
         change = Estimate(-entry.gain, -entry.gain_high, -entry.gain_low)
-        is_told = entry.name != "none" and not entry.failure
-        told = write_estimate(change, METRICS["nll"], signed=True) if is_told else ("", "")
-        ends = (Text(name, style=style), Text(found, style=style), Text(entry.note, style=style))
-        rows.append([*ends[:2], told[0], Text(told[1], style="dim"), ends[2]])
-    return fit_table(("Method", f"Held-out {score}", "Change", "95% interval", ""), rows, width=width, drop=(3, 4))
+        told = ("", "") if entry.name == "none" or entry.failure else write_estimate(change, METRICS["nll"], signed=True)
+        cells = (name, write_value(entry.score, ""), *told, entry.note)
+        rows.append([Text(cell, style=style) for cell in cells])
+    headers = ("Method", f"Held-out {auto.scoring.upper()}", "Change", "95% interval", "")
+    return fit_table(headers, rows, width=width, drop=(3, 4))
 
 
 def _to_json(done: Repaired, method: str) -> str:
     data: dict[str, object] = {"method": method, "out": done.after.file, "chosen": method}
     if isinstance(done.calibrator, AutoCalibrator):
-        learned = done.calibrator.to_dict()["learned"]
-        assert isinstance(learned, dict)
-        data |= {"ranking": learned["ranking"], "advice": learned["advice"], "chosen": done.calibrator.best_name_}
-    learned_values = done.fitted.learned_values().items()
-    data["learned"] = {name: value.tolist() for name, value in learned_values if value.numel() <= 100}
-    data["preserves_accuracy"] = done.fitted.preserves_accuracy
-    data["before"], data["after"] = (json.loads(scores.to_json()) for scores in (done.before, done.after))
-    data["paired"] = tests_to_dict(done.paired)
-    return json.dumps(data, indent=2, allow_nan=False)
+        ranking = [entry._asdict() for entry in done.calibrator.ranking_]
+        data |= {"ranking": ranking, "advice": done.calibrator.advice_, "chosen": done.calibrator.best_name_}
+    learned = {name: value.tolist() for name, value in done.fitted.learned_values().items() if value.numel() <= 100}
+    sides = {"before": done.before.to_dict(), "after": done.after.to_dict(), "paired": tests_to_dict(done.paired)}
+    data |= {"learned": learned, "preserves_accuracy": done.fitted.preserves_accuracy, **sides}
+    return json.dumps(without_nan(data), indent=2, allow_nan=False)

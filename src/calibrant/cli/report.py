@@ -73,7 +73,7 @@ def write_report(
         show_prose(console, sentence)
     if examined is not None and examined.scores.slices:
         show_heading(console, "Groups", worst_slice(examined.scores))
-        console.print(parts_table("Group", examined.scores.slices, width=console.width, total=examined.scores.weight))
+        console.print(parts_table("Group", examined.scores.slices, width=console.width))
     console.print(f"The report is in {out} ({out.stat().st_size / 1e6:.2f} MB).", soft_wrap=True)
 
 

@@ -20,7 +20,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-Row = Sequence[str | Text] | None
+Row = Sequence[str | Text]
 # What moves the cursor, changes colours or the direction of text: control characters but tab and newline.
 _CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
 _GAP = 2
@@ -52,7 +52,7 @@ def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: 
 
     Args:
         headers: Names of the columns.
-        rows: Cells of each row; None leaves a line free.
+        rows: Cells of each row.
         width: Columns of the terminal.
         drop: Positions of columns to leave out where the room is short, in this order.
 
@@ -60,29 +60,25 @@ def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: 
         A table at most ``width`` wide, unless that cuts numbers; names that are too long are folded.
     """
     # What a name holds is never read as markup.
-    texts = [None if row is None else [Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    sizes = [max([len(header), *(row[k].cell_len for row in texts if row)]) for k, header in enumerate(headers)]
+    texts = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    sizes = [max([len(header), *(row[k].cell_len for row in texts)]) for k, header in enumerate(headers)]
     kept = list(range(len(headers)))
     for place in drop:
         if sum(sizes[k] + _GAP for k in kept) - _GAP > width:
             kept.remove(place)
-    room = max(width - sum(sizes[k] + _GAP for k in kept[1:]), _LEAST_NAME)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim", padding=(0, _GAP - 1, 0, 0))
-    table.add_column(headers[0], overflow="fold", width=min(sizes[0], room))
+    table.add_column(headers[0], overflow="fold", min_width=min(sizes[0], _LEAST_NAME))
     for k in kept[1:]:
         table.add_column(headers[k], justify="right" if headers[k] else "left", no_wrap=True, min_width=sizes[k])
     for row in texts:
-        if row is None:
-            table.add_section()
-        else:
-            table.add_row(*(row[k] for k in kept))
+        table.add_row(*(row[k] for k in kept))
     return table
 
 
 def fits(table: Table, width: int) -> bool:
-    """Whether a table is no wider than this."""
+    """Whether a table is no wider than this with every name on one line."""
     endless = Terminal(width=10_000)
-    return Measurement.get(endless, endless.options, table).minimum <= width
+    return Measurement.get(endless, endless.options, table).maximum <= width
 
 
 def show_heading(console: Console, title: str, rest: str) -> None:
@@ -131,20 +127,17 @@ def check_destination(out: Path, endings: Collection[str]) -> None:
 @contextmanager
 def says_how_to_go_on(so_far: Callable[[], str] = lambda: "") -> Iterator[None]:
     """Leave with a sentence, and how far it was, where the block is interrupted (exit code 130) or told to end (143)."""
-    code = 130
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        nonlocal code
-        code = 143
-        # Who asks a second time does not want to wait for anything.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, terminate)
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         say(f"calibrant: interrupted{so_far()}. The same command goes on.", error=True)
-        raise typer.Exit(code) from None
+        raise typer.Exit(143 if stop.args else 130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # Who asks a second time does not want to wait for anything.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise KeyboardInterrupt(number)

@@ -5,27 +5,24 @@ And ``calibrant predict``: a run and new images in, predictions out.
 
 from __future__ import annotations
 
-import difflib
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
-from calibrant.cli.terminal import Terminal, check_destination, duration_words, fit_table, say
-from calibrant.core.registry import lookup
+from calibrant.cli.terminal import Terminal, check_destination, fit_table, say
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES
 from calibrant.engine.folder import load_run
 from calibrant.engine.hardware import is_first_process
-from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, load_recipe, override
+from calibrant.engine.recipe import NEUTRAL, Recipe, load_recipe, override
 from calibrant.engine.result import EpochRecord, Run, epoch_scores
 from calibrant.engine.train import train
 from calibrant.io.predictions import FORMATS, save_logits
 
-_BAR = 12
 # Images whose predictions are printed.
 _SHOWN = 20
 _REASON = {
@@ -48,12 +45,7 @@ def train_model(
     folder = default_folder(whole) if out is None else out
     if resume and recipe is None and changes.keys() <= NEUTRAL and not (folder / "recipe.toml").exists():
         # A misspelt folder must not train the defaults.
-        near = difflib.get_close_matches(folder.name, [place.parent.name for place in folder.parent.glob("*/recipe.toml")], n=1)
-        hint = f" Did you mean {str(folder.parent / near[0])!r}?" if near else ""
-        raise ValueError(
-            f"train: `--resume` must find a run to continue, got {str(folder)!r}, which holds none.{hint} To start one "
-            "there, say what to train: a recipe, or options such as `--data` and `--method`."
-        )
+        raise ValueError(f"train: `--resume` must find a run to continue, got {str(folder)!r}, which holds none.")
     find_own_networks([whole])
     first = is_first_process()
     try:
@@ -77,29 +69,19 @@ def find_own_networks(recipes: Sequence[Recipe]) -> None:
 
 
 def merge_settings(options: Mapping[str, object], settings: Sequence[str]) -> dict[str, object]:
-    """Put ``KEY=VALUE`` texts beside the options that were said, dotted key → value; one that says otherwise is refused.
+    """Put ``KEY=VALUE`` texts beside the options that were said, dotted key → value.
 
     Example:
         >>> merge_settings({"train.epochs": 5, "data.root": None}, ["optim.lr=0.2"])
         {'train.epochs': 5, 'optim.lr': '0.2'}
     """
-    said = {key: value for key, value in options.items() if value is not None}
-    found: dict[str, object] = {}
+    found = {key: value for key, value in options.items() if value is not None}
     for text in settings:
         key, equals, value = text.partition("=")
-        if not equals or not key:
+        if not equals:
             raise ValueError(f"train: `--set` must be KEY=VALUE, as in `--set optim.lr=0.2`, got {text!r}.")
-        whole = next((name for name in KEYS if name.endswith(f".{key}")), None)
-        if whole is not None:
-            raise ValueError(f"train: `--set` must name a key with its part, got {key!r}. Did you mean {whole!r}?")
-        if "." not in key:
-            lookup(KEYS, key, kind="recipe key")
-        if str(said.get(key, value)) != value:
-            raise ValueError(
-                f"set: `{key}` must be set once, got {said[key]} by its option and {value} by `--set`. Leave one out."
-            )
         found[key] = value
-    return said | found
+    return found
 
 
 def default_folder(recipe: Recipe) -> Path:
@@ -114,36 +96,22 @@ class EpochDisplay:
     def __init__(self, epochs: int, *, shown: bool = True, console: Console | None = None) -> None:
         self.epochs, self.shown = epochs, shown
         self.console = Terminal(soft_wrap=True) if console is None else console
-        columns = (TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=_BAR), TextColumn("{task.fields[words]}"))
-        self.bar = Progress(*columns, console=self.console, disable=not (shown and self.console.is_terminal))
-        self._task = self.bar.add_task("", total=float(epochs), epoch=f"1/{epochs}", words="preparing")
-        # When the run was first heard of, and how far it was: it may have read data before, or gone on with an older one.
-        self._began: tuple[float, float] | None = None
-        self._words: list[str] = []
+        bar, words = BarColumn(bar_width=12), TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, ratio=1))
+        columns = (TextColumn("epoch {task.description}"), bar, TimeRemainingColumn(), words)
+        self.bar = Progress(*columns, console=self.console, expand=True, disable=not (shown and self.console.is_terminal))
+        self._task = self.bar.add_task(f"1/{epochs}", total=float(epochs), words="preparing")
 
     def report(self, record: EpochRecord) -> None:
         """Show an epoch that has ended."""
-        self._words = epoch_words(record)
-        left = self._move(record.epoch, record.epoch + 1.0)
+        place, words = f"{record.epoch + 1}/{self.epochs}", "  ".join(epoch_words(record))
+        self.bar.update(self._task, completed=record.epoch + 1, description=place, words=words)
         if self.shown and self.bar.disable:
-            self.console.print("  ".join([f"epoch {record.epoch + 1}/{self.epochs}", *self._words, *left]))
+            self.console.print(f"epoch {place}  {words}")
 
     def tick(self, epoch: int, step: int, steps: int) -> None:
         """Move the bar within an epoch, in fifty moves."""
         if step % max(1, steps // 50) == 0:
-            self._move(epoch, epoch + step / steps)
-
-    def _move(self, epoch: int, done: float) -> list[str]:
-        """Move the bar to ``done`` epochs; return how long the rest will take, if that is known."""
-        now = time.monotonic()
-        began, first = self._began = self._began or (now, done)
-        seconds = (now - began) / (done - first) * (self.epochs - done) if first < done < self.epochs else 0
-        left = [f"{duration_words(seconds)} left"] if seconds else []
-        place = f"{epoch + 1}/{self.epochs}"
-        # What has no room is cut off, and that is the least important.
-        room = max(0, self.console.width - len(f"epoch {place} ") - _BAR - 1)
-        self.bar.update(self._task, completed=done, epoch=place, words="  ".join([*left, *self._words])[:room])
-        return left
+            self.bar.update(self._task, completed=epoch + step / steps, description=f"{epoch + 1}/{self.epochs}")
 
 
 def epoch_words(record: EpochRecord) -> list[str]:

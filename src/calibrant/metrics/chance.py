@@ -184,7 +184,7 @@ def null_of_levels(levels: Levels, *, n_resamples: int, rng: np.random.Generator
 
 
 def check_draws(n_bins: int, n_resamples: int, seed: int, *, where: str, least: int = 100) -> None:
-    """Raise unless the numbers of bins and resamples and the seed are whole numbers; fewer than 100 resamples say too little."""
+    """Raise unless numbers of bins and resamples and the seed are whole numbers; fewer than 100 resamples say too little."""
     check_bins(n_bins, where=where)
     check_count(n_resamples, where=where, name="n_resamples", least=least)
     check_count(seed, where=where, name="seed", least=0)

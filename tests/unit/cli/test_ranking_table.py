@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from calibrant.calibrators import Ranked
+from calibrant.calibrators import AutoCalibrator, Ranked
 from calibrant.cli.repair import ranking_table
 
 
@@ -16,8 +16,10 @@ def test_ranking_shows_changes_and_why_each_method_was_chosen_or_not() -> None:
         Ranked("platt", 0.7, -0.1, -0.2, 0.0),
         Ranked("bbq", failure="few examples", note="not used"),
     ]
+    auto = AutoCalibrator()
+    auto.ranking_ = tuple(ranking)
     console = Console(file=io.StringIO(), width=100)
-    console.print(ranking_table(ranking, score="nll", width=100))
+    console.print(ranking_table(auto, width=100))
     assert isinstance(console.file, io.StringIO)
     assert [" ".join(line.split()) for line in console.file.getvalue().splitlines()[2:]] == [
         "matrix 0.4900 −0.1100 −0.2100 – −0.0100 hardly better than temperature",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from calibrant.cli.measure import (
     paired_table,
     parts_table,
     scores_table,
-    short_names,
     show_comparison,
     show_scores,
 )
@@ -51,30 +49,15 @@ def lines_of(renderable: object, *, width: int) -> list[str]:
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
-def test_tables_of_weighted_examples_show_rows_and_their_share_of_the_weight() -> None:
-    scores = made_scores()
-    bins = replace(scores.bins, count=torch.tensor([0.0, 0.02, 0.06]), rows=torch.tensor([0.0, 1, 999]))
-    shown = lines_of(bins_table(bins, width=120), width=120)
-    assert shown[0].split()[:3] == ["Bin", "Examples", "(weight)"]
-    assert ["1 (25.0%)" in shown[2], "999 (75.0%)" in shown[3]] == [True, True]
-    classes = [replace(entry, weight=0.02) for entry in scores.classes]
-    assert "300 (25.0%)" in lines_of(classes_table(classes, width=120, total=0.08), width=120)[2]
-    assert (
-        "1,000 (25.0%)"
-        in lines_of(parts_table("Group", {"a": replace(scores, weight=0.02)}, width=120, total=0.08), width=120)[2]
-    )
-    assert "(" not in "".join(lines_of(classes_table(scores.classes, width=120), width=120))
-
-
 @pytest.mark.parametrize("width", [40, 60, 80, 104, 120, 200])
 def test_tables_fit_every_terminal_and_keep_their_numbers(width: int) -> None:
     scores = made_scores()
     tables = {
         "5.00%": scores_table(scores, width=width),
-        "+10.0%": bins_table(scores.bins, width=width),
+        "+10.00%": bins_table(scores.bins, width=width),
         "−1.00%": classes_table(scores.classes, width=width),
         "1,000": parts_table("Group", {"day": scores, "": scores}, width=width),
-        "20.00%" if width >= 60 else "20.0%": comparison_table({"first": scores, "second": scores}, width=width),
+        "20.00%": comparison_table({"first": scores, "second": scores}, width=width),
         "p < 0.001": paired_table({key: Paired(-0.01, -0.02, -0.001, 1e-5) for key in scores}, width=width),
     }
     for shown, table in tables.items():
@@ -88,8 +71,8 @@ def test_bins_table_leaves_out_empty_bins_and_shows_what_each_adds() -> None:
     lines = lines_of(bins_table(made_scores().bins, width=80), width=80)
     assert len(lines) == 4
     # 400 of 1,000 examples with a gap of -10 points add 4 points, 600 with +10 add 6.
-    assert lines[2].split() == ["33", "–", "67%", "400", "50.0%", "60.0%", "−10.0%", "4.00%", "█" * 11]
-    assert lines[3].split() == ["67", "–", "100%", "600", "90.0%", "80.0%", "+10.0%", "6.00%", "█" * 16]
+    assert lines[2].split() == ["33", "–", "67%", "400", "50.00%", "60.00%", "−10.00%", "4.00%", "█" * 11]
+    assert lines[3].split() == ["67", "–", "100%", "600", "90.00%", "80.00%", "+10.00%", "6.00%", "█" * 16]
 
 
 @pytest.mark.parametrize(("n_bins", "label"), [(15, "0 – 7%"), (100, "0 – 1%"), (250, "0.0 – 0.4%"), (2000, "0.00 – 0.05%")])
@@ -104,8 +87,6 @@ def test_classes_table_says_in_which_direction() -> None:
     lines = lines_of(classes_table(made_scores().classes, width=80), width=80)
     assert lines[2].split() == ["a", "300", "n/a", "2.00%", "+1.00%", "predicted", "too", "often"]
     assert lines[3].endswith("predicted too rarely")
-    even = [ClassScore(0, "a", 300.0, 0.02, -1e-9, math.nan)]
-    assert not any("predicted" in line for line in lines_of(classes_table(even, width=80), width=80))
     for gap, words in ((-0.01, "within chance"), (0.0101, "predicted too often")):
         entry = ClassScore(0, "a", 300.0, 0.02, gap, math.nan, chance=0.01)
         assert lines_of(classes_table([entry], width=80), width=80)[2].endswith(words)
@@ -139,13 +120,6 @@ def test_paired_table_judges_only_what_is_clear_and_leaves_out_intervals_first()
     assert [line.split()[-1] for line in narrow[2:]] == ["worse", "same", "better", "unclear", "sure"]
 
 
-def test_short_names_tell_files_apart() -> None:
-    assert short_names([Path("x/a.npz"), Path("y/b.csv")]) == ["a", "b"]
-    assert short_names([Path("a.npz"), Path("a.csv")]) == ["a.npz", "a.csv"]
-    assert short_names([Path("1/test.npz"), Path("2/test.npz")]) == ["1/test.npz", "2/test.npz"]
-    assert short_names([Path("a.npz"), Path("a.npz")]) == ["a.npz (1)", "a.npz (2)"]
-
-
 def test_pages_have_verdicts_bins_classes_groups_and_tests() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=100, highlight=False)
@@ -157,7 +131,8 @@ def test_pages_have_verdicts_bins_classes_groups_and_tests() -> None:
     for said in ("Over-confident: 84.0% sure", "By confidence", "Worst classes", "Groups", "day"):
         assert said in one
     assert one.count("predicted too") == 5
-    other, tests = replace(scores, file="folder/other.npz"), [{"ece": Paired(-0.02, -0.03, -0.01, 0.001)}]
+    other, test = replace(scores, file="folder/other.npz"), {"ece": Paired(-0.02, -0.03, -0.01, 0.001)}
+    tests = {other.file: test}
     show_comparison([Measured(scores, None), Measured(other, None)], tests, all_classes=True, console=console)
     for said in ("test: Over-confident", "other: Over-confident", "other minus test", "better", "Classes", "Groups"):
         assert said in stream.getvalue()

@@ -44,7 +44,7 @@ def test_says_how_to_go_on_when_interrupted(capsys: pytest.CaptureFixture[str]) 
 
 
 def drawn(width: int) -> list[str]:
-    headers, rows = ("Name", "Number", "Other", ""), [["a rather long name", "123456789", "987654321", "some [b]words"], None]
+    headers, rows = ("Name", "Number", "Other", ""), [["a rather long name", "123456789", "987654321", "some [b]words"]]
     stream = io.StringIO()
     Console(file=stream, width=width).print(fit_table(headers, rows, width=width, drop=(3, 2)))
     return [line.rstrip() for line in stream.getvalue().splitlines()]
