@@ -161,23 +161,18 @@ class Scores:
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data in the schema of ``calibrant measure --json``."""
-        data: dict[str, object] = {
-            "file": self.file,
+        data = {
             "n": self.n,
-            **({} if self.weight is None else {"weight": self.weight}),
+            "weight": self.weight,
             "num_classes": self.num_classes,
             "n_bins": self.n_bins,
             "metrics": {key: estimate._asdict() for key, estimate in self.metrics.items()},
             "ece_if_calibrated": self.ece_if_calibrated._asdict(),
-            **({} if self.positive is None else {"positive": self.positive.to_dict()}),
+            "positive": self.positive and self.positive.to_dict(),
+            "classes": [{key: value for key, value in vars(entry).items() if value is not None} for entry in self.classes],
+            "slices": {name: scores.to_dict() for name, scores in self.slices.items()},
         }
-        if self.classes:
-            data["classes"] = [
-                {key: value for key, value in vars(entry).items() if value is not None} for entry in self.classes
-            ]
-        if self.slices:
-            data["slices"] = {name: scores.to_dict() for name, scores in self.slices.items()}
-        return data
+        return {"file": self.file, **{key: value for key, value in data.items() if value}}
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Return `to_dict` as strict JSON text: a value that is not a number is written as null."""
@@ -195,9 +190,11 @@ class Scores:
         Raises ``ValueError`` naming the key that is missing or malformed.
         """
         none = torch.empty(0, dtype=torch.float64)
-        no_bins = Bins(none, none, none, none)
+        no_bins, positive = Bins(none, none, none, none), data.get("positive")
         try:
             count = int(data.get("n_bins", n_bins)) if bins is None else len(bins.count)
+            if positive is not None:
+                positive = positive | {"if_calibrated": IfCalibrated(**_with_nan(positive["if_calibrated"])), "bins": no_bins}
             return Scores(
                 n=int(data["n"]),
                 num_classes=int(data["num_classes"]),
@@ -209,30 +206,28 @@ class Scores:
                 slices={name: Scores.from_dict(part, n_bins=count) for name, part in data.get("slices", {}).items()},
                 file=data.get("file"),
                 weight=data.get("weight"),
-                positive=_positive_of(data.get("positive"), no_bins),
+                positive=positive and PositiveClass(**positive),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"Scores.from_dict: `data` must be what `calibrant measure --json` writes, but {error}.") from None
 
     def __str__(self) -> str:
-        wide = max(len(key) for key in self.metrics)
-        lines = [f"{self.n} examples, {self.num_classes} classes, {self.n_bins} bins"]
-        lines += [f"  {key:<{wide}}  {e.value:8.4f}  [{e.low:.4f}, {e.high:.4f}]" for key, e in self.metrics.items()]
         null = self.ece_if_calibrated
-        lines.append(
-            f"  a calibrated model would show ece {null.mean:.4f} (95th percentile {null.p95:.4f}); p = {null.p_value:.3g}"
+        said = f"ece {null.mean:.4f} (95th percentile {null.p95:.4f}); p = {null.p_value:.3g}"
+        classes = {f"class {entry.name}": (entry.count, entry.error, entry.ece) for entry in self.classes}
+        slices = {f"slice {name}": (part.n, part["error"].value, part["ece"].value) for name, part in self.slices.items()}
+        wide = max(map(len, (*self.metrics, *classes, *slices)))
+        return "\n".join(
+            [
+                f"{self.n} examples, {self.num_classes} classes, {self.n_bins} bins",
+                *(f"  {key:<{wide}}  {e.value:8.4f}  [{e.low:.4f}, {e.high:.4f}]" for key, e in self.metrics.items()),
+                f"  a calibrated model would show {said}",
+                *(
+                    f"  {name:<{wide}}  {count:g} examples, error {error:.4f}, ece {ece:.4f}"
+                    for name, (count, error, ece) in (classes | slices).items()
+                ),
+            ]
         )
-        lines += [] if not self.classes else ["  classes (examples, error, ece, signed gap):"]
-        longest = max((len(entry.name) for entry in self.classes), default=0)
-        for entry in self.classes:
-            said = f"{entry.error:.4f}  {entry.ece:.4f}  {entry.signed_gap:+.4f}"
-            lines.append(f"    {entry.name:<{longest}}  {entry.count:g}  {said}")
-        lines += [] if not self.slices else ["  slices (examples, error, ece):"]
-        longest = max(map(len, self.slices), default=0)
-        for name, part in self.slices.items():
-            error, ece = part["error"].value, part["ece"]
-            lines.append(f"    {name:<{longest}}  {part.n}  {error:.4f}  {ece.value:.4f}  [{ece.low:.4f}, {ece.high:.4f}]")
-        return "\n".join(lines)
 
     __repr__ = __str__
 
@@ -359,13 +354,6 @@ def size_note(size: int | None, usual: int | None) -> str:
         return ""
     own = "seeds of different numbers of" if size is None else f"{size:,}"
     return f"{own} test examples, other rows {usual:,}; not compared with them."
-
-
-def _positive_of(data: Mapping[str, Any] | None, bins: Bins) -> PositiveClass | None:
-    if data is None:
-        return None
-    found = IfCalibrated(**_with_nan(data["if_calibrated"]))
-    return PositiveClass(data["name"], data["predicted"], data["observed"], found, bins)
 
 
 def without_nan(data: object) -> Any:

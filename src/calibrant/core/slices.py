@@ -24,8 +24,6 @@ def column_names(slice_by: str | Sequence[str] | None, known: Sequence[str], *, 
     given = [slice_by] if isinstance(slice_by, str) else list(slice_by or ())
     found = [(text,) if text in known else tuple(name.strip() for name in text.split(",")) for text in dict.fromkeys(given)]
     for name in (name for names in found for name in names):
-        if not known:
-            raise ValueError(f"{where}: must have a column {name!r} to slice by, got no columns. Add it to the predictions.")
         lookup(dict.fromkeys(known), name, kind=f"column of {where}")
     return found
 
@@ -72,45 +70,36 @@ class Slices:
             texts, codes = np.unique(values.astype(str), return_inverse=True)
             return codes, [(0, text) for text in texts.tolist()]
         cuts, ranges = found
-        numbers = as_numbers(values)
-        numbers = np.full(len(values), np.nan) if numbers is None else numbers
+        numbers, _ = as_numbers(values)
         return np.where(np.isnan(numbers), len(cuts) + 1, np.searchsorted(cuts, numbers)), list(enumerate(ranges))
 
 
 def _cuts(values: Column) -> tuple[NDArray[np.float64], list[str]] | None:
     """Where a column of many numbers or dates is cut, and the names of the ranges; None for any other column."""
-    numbers = as_numbers(values)
-    if numbers is None or len(np.unique(numbers)) <= _MOST_VALUES:
+    numbers, are_dates = as_numbers(values)
+    if len(np.unique(numbers)) <= _MOST_VALUES:
         return None
     cuts = np.unique(np.nanquantile(numbers, np.arange(1, _RANGES) / _RANGES, method="nearest"))
-    if values.dtype.kind in "iuf" or (values.dtype.kind == "U" and _parsed(values, "f8") is not None):
+    if are_dates:
+        texts = [str(moment).removesuffix("T00:00:00") for moment in cuts.astype("int64").astype("M8[s]")]
+    else:
         # As many digits as tell the cuts apart.
         texts = next(t for d in range(4, 18) if len({*(t := [f"{cut:.{d}g}" for cut in cuts])}) == len(cuts))
-    else:
-        texts = [str(moment).removesuffix("T00:00:00") for moment in cuts.astype("int64").astype("M8[s]")]
     between = [f"{low} – {high}" for low, high in zip(texts, texts[1:], strict=False)]
     return cuts, [f"up to {texts[0]}", *between, f"over {texts[-1]}", "missing"]
 
 
-def as_numbers(values: Column) -> NDArray[np.float64] | None:
-    """Numbers as they are and dates as seconds, also those written as text; None where values are neither.
+def as_numbers(values: Column) -> tuple[NDArray[np.float64], bool]:
+    """Numbers as they are and dates as seconds, also those written as text, and whether they are dates; anything else is NaN.
 
     Example:
         >>> as_numbers(np.array(["1", "2.5", ""])), as_numbers(np.array(["1970-01-02"])), as_numbers(np.array(["day"]))
-        (array([1. , 2.5, nan]), array([86400.]), None)
+        ((array([1. , 2.5, nan]), False), (array([86400.]), True), (array([nan]), False))
     """
-    if values.dtype.kind in "iuf":
-        return values.astype(np.float64)
-    if values.dtype.kind == "U":
-        numbers = _parsed(values, "f8")
-        if numbers is not None:
-            return numbers.astype(np.float64)
-    moments = _parsed(values, "M8[s]") if values.dtype.kind in "UM" else None
-    return None if moments is None else np.where(np.isnat(moments), np.nan, moments.astype("int64"))
-
-
-def _parsed(values: Column, dtype: str) -> Column | None:
-    filled = np.where(values == "", "nan" if dtype == "f8" else "NaT", values) if values.dtype.kind == "U" else values
-    with warnings.catch_warnings(action="ignore"), suppress(ValueError):
-        return np.asarray(filled.astype(dtype))
-    return None
+    kind = values.dtype.kind
+    for dtype, missing in (("f8", "nan"), ("M8[s]", "NaT")):
+        if kind in ("iufU" if dtype == "f8" else "UM"):
+            with warnings.catch_warnings(action="ignore"), suppress(ValueError):
+                found = (np.where(values == "", missing, values) if kind == "U" else values).astype(dtype)
+                return np.where(np.isnan(found), np.nan, found.astype("f8")), dtype != "f8"
+    return np.full(len(values), np.nan), False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 import torch
 
@@ -34,10 +33,10 @@ def metric_of(key: str) -> Metric:
 def table_rows(keys: Iterable[str]) -> list[tuple[str, Metric, bool]]:
     """Key and metric in the order of tables, and whether a new group of metrics begins; unknown ones come last."""
     given = list(keys)
-    order = [key for key in METRICS if key in given] + [key for key in given if key not in METRICS]
-    metrics = [metric_of(key) for key in order]
-    begins = [k > 0 and metric.group != metrics[k - 1].group for k, metric in enumerate(metrics)]
-    return list(zip(order, metrics, begins, strict=True))
+    metrics = {key: metric_of(key) for key in sorted(given, key=[*METRICS, *given].index)}
+    groups = [metric.group for metric in metrics.values()]
+    begins = [before != group for before, group in zip(groups[:1] + groups, groups, strict=False)]
+    return list(zip(metrics, metrics.values(), begins, strict=True))
 
 
 def judge(key: str, test: Paired) -> str:
@@ -46,10 +45,8 @@ def judge(key: str, test: Paired) -> str:
         return "same"
     if test.difference == 0 or not test.p_value < SIGNIFICANT:
         return "unclear"
-    better = metric_of(key).better
-    if better is None:
-        return "more sure" if test.difference > 0 else "less sure"
-    return "better" if (test.difference < 0) == (better == "lower") else "worse"
+    words = {"lower": ("better", "worse"), "higher": ("worse", "better"), None: ("less sure", "more sure")}
+    return words[metric_of(key).better][test.difference > 0]
 
 
 def write_value(value: float, unit: str, *, signed: bool = False) -> str:
@@ -107,76 +104,62 @@ def direction(scores: Scores) -> str:
 
 def verdict(scores: Scores) -> str:
     """Say in one sentence what the measurement means."""
-    key, null = main_error(scores)
-    ece = scores[key]
-    ece_text, mean_text, p95_text = (write_value(v, "%") for v in (ece.value, null.mean, null.p95))
-    what = "ECE" if scores.positive is None else f"calibration error of {scores.positive.probability}"
+    (key, null), positive, said = main_error(scores), scores.positive, direction(scores)
+    ece, mean, p95 = (write_value(value, "%") for value in (scores[key].value, null.mean, null.p95))
+    what = "ECE" if positive is None else f"calibration error of {positive.probability}"
     if not is_miscalibrated(scores):
         opening = "Too few examples to see an error" if scores.n < FEW else "No sign of miscalibration"
-        return (
-            f"{opening}: {'an' if what == 'ECE' else 'a'} {what} of {ece_text} is what a perfectly calibrated model shows on "
-            f"{count_examples(scores.n)} ({mean_text} on average, rarely over {p95_text})."
-        )
-    chance = f"{ece_text} where a calibrated model would show {mean_text} ({write_p(null.p_value)})."
-    if scores.positive is not None:
-        return f"{_tell_place(scores.positive, direction(scores))} The {what} is {chance}"
+        shown = f"a perfectly calibrated model shows on {count_examples(scores.n)} ({mean} on average, rarely over {p95})"
+        return f"{opening}: {'a' if positive else 'an'} {what} of {ece} is what {shown}."
+    chance = f"{ece} where a calibrated model would show {mean} ({write_p(null.p_value)})."
+    if positive is not None:
+        return f"{_tell_place(positive, said)} The {what} is {chance}"
     accuracy = 1 - scores["error"].value
-    confidence = accuracy + scores["signed_gap"].value
-    said = direction(scores).replace("both", "over-confident here and under-confident there")
-    strength = "slightly " if ece.value < _SLIGHT else "strongly " if ece.value > _STRONG else ""
-    opening = strength + said
-    return (
-        f"{opening[0].upper()}{opening[1:]}: {100 * confidence:.1f}% sure on average, {100 * accuracy:.1f}% right; "
-        f"the ECE is {chance}"
-    )
+    sure, right = (f"{100 * value:.1f}%" for value in (accuracy + scores["signed_gap"].value, accuracy))
+    strength = "slightly " if scores[key].value < _SLIGHT else "strongly " if scores[key].value > _STRONG else ""
+    opening = strength + said.replace("both", "over-confident here and under-confident there")
+    return f"{opening.capitalize()}: {sure} sure on average, {right} right; the ECE is {chance}"
 
 
 def _tell_place(positive: PositiveClass, said: str) -> str:
     """Say how the predictions of the positive class are off on average, and where most; ``said`` is of `direction`."""
     predicted, observed = write_percent(positive.predicted), write_percent(positive.observed)
     how = said.replace("both", "too often here and too rarely there")
-    opening = f"Predicts {positive.name or 'the positive class'} {how}: {predicted} on average, {observed} observed"
-    times = positive.predicted / positive.observed if positive.observed > 0 else math.inf
-    ratio = f" ({times:.1f} times as much)" if said == "too often" and 1.1 <= times < 1000 else ""
+    told = f"Predicts {positive.name or 'the positive class'} {how}: {predicted} on average, {observed} observed"
+    if said == "too often" and positive.predicted >= 1.1 * positive.observed > 0:
+        told += f" ({positive.predicted / positive.observed:.1f} times as much)"
     bins = positive.bins
     if not bins.count.numel():
-        return f"{opening}{ratio}."
+        return f"{told}."
     worst = int((bins.weight * bins.gap.abs()).argmax())
     low, high = (f"{100 * float(edge):.0f}" for edge in bins.edges[worst : worst + 2])
     there, happens = (write_percent(float(part[worst])) for part in (bins.confidence, bins.accuracy))
-    place = f"The error is largest between {low} and {high}%: {there} predicted, {happens} observed."
-    return f"{opening}{ratio}. {place}"
+    return f"{told}. The error is largest between {low} and {high}%: {there} predicted, {happens} observed."
 
 
 def worst_slice(scores: Scores) -> str:
     """Name the group whose ECE stands out most above what a calibrated model would show there."""
-
-    def excess(scores: Scores) -> float:
-        key, null = main_error(scores)
-        return scores[key].value - null.p95
-
-    name, worst = max(scores.slices.items(), key=lambda item: excess(item[1]))
+    key, _ = main_error(scores)
+    name, worst = max(scores.slices.items(), key=lambda item: item[1][key].value - main_error(item[1])[1].p95)
     if not is_miscalibrated(worst):
         return "none stands out: each could be that of a calibrated model"
-    key, _ = main_error(worst)
     return f"{name} stands out most, with {metric_of(key).short or metric_of(key).label} {write_value(worst[key].value, '%')}"
 
 
 def tell_effect(before: Scores, after: Scores, paired: Mapping[str, Paired], *, it: str) -> str:
     """Say what a repair did to the calibration error: what follows its name, with a full stop, and perhaps a sentence more."""
-    test = paired["ece"]
     was, to = (write_percent(scores["ece"].value) for scores in (before, after))
-    worse = [key for key in _PRICES if key in paired and paired[key].difference > 0 and paired[key].p_value < SIGNIFICANT]
-    clear, p = was != to and test.p_value < SIGNIFICANT, write_p(test.p_value)
-    if clear and test.difference > 0:
-        return f"makes {it} worse here: {to} ({p}). The examples it was fitted on seem to differ from these; do not use it."
+    clear, p = was != to and paired["ece"].p_value < SIGNIFICANT, write_p(paired["ece"].p_value)
+    if clear and paired["ece"].difference > 0:
+        return f"makes {it} worse here: {to} ({p}). {_UNLIKE}; do not use it."
     if clear:
         told = f"brings {it} to {to}" + ("" if is_miscalibrated(after) else ", which can no longer be told from calibrated")
-        told += ", but " if worse else "; "
     else:
         told = f"leaves {it} at {to}" if was == to else f"changes {it} to {to}, a difference that chance explains ({p})"
-        told += ", and " if worse else ""
-    told += _tell_changes(worse or (["error"] if clear else []), before, after)
+    worse = [key for key in _PRICES if key in paired and judge(key, paired[key]) == "worse"]
+    for metric, key in ((metric_of(key), key) for key in worse or ["error"]):
+        old, new = (write_value(scores[key].value, metric.unit) for scores in (before, after))
+        told += f"; the {metric.label} goes from {old} to {new}" if old != new else ""
     if len(worse) > 1:
         return f"{told}: this repair does harm. {_UNLIKE}; do not use it."
     if clear:
@@ -204,14 +187,3 @@ def join_words(words: Sequence[str]) -> str:
         'a, b and c'
     """
     return ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else words[0]
-
-
-def _tell_changes(keys: Sequence[str], before: Scores, after: Scores) -> str:
-    """Say what becomes of these metrics."""
-    told = []
-    for metric, old, new in ((metric_of(key), before[key].value, after[key].value) for key in keys):
-        write = write_percent if metric.unit == "%" else partial(write_value, unit=metric.unit)
-        told.append(
-            f"the {metric.label} " + (f"stays at {write(old)}" if old == new else f"goes from {write(old)} to {write(new)}")
-        )
-    return join_words(told or [""])

@@ -85,7 +85,7 @@ def test_verdict_says_what_was_found_and_what_not_to_conclude(
             made(),
             {},
             "Temperature 1.90, fitted on 5,000 examples of val.npz, brings the ECE to 0.90%, which can no longer be told from "
-            "calibrated; the error rate stays at 20.0%.",
+            "calibrated.",
         ),
         (
             made(),
@@ -94,17 +94,16 @@ def test_verdict_says_what_was_found_and_what_not_to_conclude(
             "it was fitted on seem to be unlike these, or too few; fit on examples of the kind that is to be repaired.",
         ),
         (made(ece=0.175, gap=0.175), {"ece": 0.1749}, "leaves the ECE at 17.5%: this repair does not help."),
-        (made(ece=0.175, gap=0.175), {"ece": 0.1749, "p_value": 0.4}, "leaves the ECE at 17.5%: this repair does not help."),
         (
             made(),
             {"ece": 0.02, "name": "vector", "worse": ("error", "nll"), "error": 0.3, "after_p": 0.001},
-            "brings the ECE to 2.00%, but the error rate goes from 20.0% to 30.0% and the negative log-likelihood goes "
+            "brings the ECE to 2.00%; the error rate goes from 20.00% to 30.00%; the negative log-likelihood goes "
             "from 0.3000 to 0.4000: this repair does harm. The examples it was fitted on seem to be unlike these, or too few;",
         ),
         (
             made(),
             {"ece": 0.039, "p_value": 0.4, "name": "vector", "worse": ("nll", "brier"), "after_p": 0.001},
-            "(p = 0.40), and the negative log-likelihood goes from 0.3000 to 0.4000 and the Brier score",
+            "(p = 0.40); the negative log-likelihood goes from 0.3000 to 0.4000; the Brier score",
         ),
         (
             made(),
