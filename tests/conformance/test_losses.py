@@ -258,7 +258,7 @@ def test_entry_joins_a_sum_and_its_state_travels(name: str) -> None:
     logits, labels = draw()
     module = module_of(BOTH[name])
     total = CrossEntropyLoss() + 0.25 * module
-    assert repr(total) == f"CrossEntropyLoss(label_smoothing=0) + 0.25 * {module!r}"
+    assert repr(total) == f"CrossEntropyLoss(label_smoothing=0.0) + 0.25 * {module!r}"
     torch.testing.assert_close(
         call(total, logits, labels), CrossEntropyLoss()(logits, labels) + 0.25 * call(module, logits, labels)
     )

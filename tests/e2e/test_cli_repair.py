@@ -60,7 +60,7 @@ def test_repair_by_temperature_writes_what_the_calibrator_gives(
 def test_repair_prints_before_after_and_the_test(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
     code, text, err = repair(capsys, folder, tmp_path / "r.npz", "--method", "temperature")
     assert code == 0, err
-    for part in ("divided by a temperature of 2.", "before", "after", "after minus before", "better", "p = ", "r.npz"):
+    for part in ("The temperature is 2.", "before", "after", "after minus before", "better", "p = ", "r.npz"):
         assert part in text, part
     assert "fitted on 2,000 examples of val.npz, applied to 2,000 of test.npz" in text
     assert "The repair brings the ECE to " in text
@@ -120,7 +120,7 @@ def test_repair_same_data_warns(capsys: pytest.CaptureFixture[str], folder: Path
             command = ("repair", val, path, "--out", tmp_path / "r.npz", "--method", "temperature", "--resamples", 100)
             code, _, err = run(capsys, *command)
         assert code == 0
-        said.append("100 % of these examples were used to fit the calibrator" in err)
+        said.append("fitted on these examples" in " ".join(err.split()))
     assert said == [True, False]
 
 

@@ -61,7 +61,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     tried += (Candidate("none", 0.9, None, examined.scores, True),)
     paired = paired_test(test, after, n_resamples=100)
-    repaired = Repair("temperature", later, paired, 900, "val.npz", 2.2, "it is best.", tried)
+    repaired = Repair("temperature", "temperature scaling", later, paired, 900, "val.npz", 2.2, "it is best.", tried)
     file = tmp_path_factory.mktemp("page") / "report.html"
     file.write_text(render_page(examined, repaired=repaired, entries=made_runs(), n_resamples=100), encoding="utf-8")
     return file

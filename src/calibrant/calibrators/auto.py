@@ -156,10 +156,9 @@ def advise(ranking: Sequence[Ranked], chosen: str, score: str) -> str:
     entry = used.get(chosen, best)
     interval = f"by {entry.gain:.4f} (95% interval {entry.gain_low:.4f} to {entry.gain_high:.4f})"
     if chosen == "none":
-        nearest = f"The nearest, {best.name}, lowers it {interval}."
-        return f"Doing nothing is best: no method lowers the held-out {what} clearly. {nearest}"
-    rest = "" if best is entry else f", and {best.name} is hardly better"
-    return f"{chosen} is {'enough' if rest else 'best'}: it lowers the held-out {what} {interval}{rest}."
+        return f"Doing nothing is best: no method lowers the held-out {what} clearly. {best.name} lowers it {interval}."
+    rest = "" if best is entry else f" {best.name} is hardly better."
+    return f"{chosen} is {'enough' if rest else 'best'}: it lowers the held-out {what} {interval}.{rest}"
 
 
 def candidates() -> dict[str, type[Calibrator]]:
@@ -228,9 +227,7 @@ class AutoCalibrator(Calibrator):
         """Why the choice may not be trusted: few examples, classes without any, or nothing to learn from."""
         if len(data) < self.n_folds:
             raise FitError(f"AutoCalibrator.fit: needs at least {self.n_folds} examples for its folds, got {len(data)}.")
-        found = [data.too_few(self.few_samples, what="a choice between methods"), _nothing_to_learn(data)]
-        if data.missing_classes:
-            found.append(f"{data.missing_classes}. Methods that learn something of every class were left out.")
+        found = (data.too_few(self.few_samples, what="a choice between methods"), _nothing_to_learn(data), data.missing_classes)
         return [doubt for doubt in found if doubt]
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
@@ -238,8 +235,7 @@ class AutoCalibrator(Calibrator):
         for name in self.methods or ():
             lookup(table, name, kind="calibrator")
         tried = {name: kind() for name, kind in table.items() if self.methods is None or name in self.methods}
-        failures = {name: _doubt(calibrator, data, self.few_samples) for name, calibrator in tried.items()}
-        failures = {name: doubt for name, doubt in failures.items() if doubt}
+        failures = {name: doubt for name, made in tried.items() if (doubt := _doubt(made, data, self.few_samples))}
         self.candidates_ = {name: calibrator for name, calibrator in tried.items() if name not in failures}
         idle = Identity().log_probs(data.logits)
         gains, given_up = self._race(data, idle, failures)
@@ -248,17 +244,10 @@ class AutoCalibrator(Calibrator):
         scores = SCORES[self.scoring][1](idle).gather(1, data.labels.unsqueeze(1)).squeeze(1)
         ranked = rank(gains, data.weights, best, mean_and_error(scores, data.weights)[0])
         chosen = choose({name: ranked[name] for name in alive}, gains, data.weights)
-        for name, entry in ranked.items():
-            note = given_up.get(name, "")
-            if name == chosen:
-                note = "chosen"
-            elif entry.gain > 0 and not is_clear(entry):
-                note = "the gain may be chance"
-            elif entry.gain > ranked[chosen].gain and not note:
-                note = f"hardly better than {chosen}, which is simpler"
-            ranked[name] = entry._replace(note=note)
-        unused = [Ranked(name, failure=failure, note="not used") for name, failure in failures.items()]
-        self.ranking_ = (*sorted(ranked.values(), key=lambda entry: -entry.gain), *unused)
+        notes = {name: "the gain may be chance" for name, entry in ranked.items() if entry.gain > 0 and not is_clear(entry)}
+        notes |= given_up | {chosen: "chosen"}
+        used = sorted((entry._replace(note=notes.get(name, "")) for name, entry in ranked.items()), key=lambda e: -e.gain)
+        self.ranking_ = (*used, *(Ranked(name, failure=why, note="not used") for name, why in failures.items()))
         self.best_name_, self.advice_ = chosen, advise(self.ranking_, chosen, self.scoring)
         self.best_ = self.candidates_.get(chosen, Identity())
         self.best_.learn(data)
@@ -271,9 +260,8 @@ class AutoCalibrator(Calibrator):
         Returns gains over the log-probabilities ``idle``, and a note for the methods given up; adds to ``failures``.
         """
         _, score = SCORES[self.scoring]
-        size = len(data)
-        gains = {name: Gains(*torch.full((3, size), torch.nan, dtype=torch.float64)) for name in self.candidates_}
-        gains = {"none": Gains(*torch.zeros(3, size, dtype=torch.float64))} | gains
+        gains = {"none": Gains(*torch.zeros(3, len(data), dtype=torch.float64))}
+        gains |= {name: Gains(*torch.full((3, len(data)), torch.nan, dtype=torch.float64)) for name in self.candidates_}
         given_up: dict[str, str] = {}
         done = 0
         for part, (kept, rows) in enumerate(data.folds(self.n_folds, seed=self.seed), 1):
@@ -294,11 +282,12 @@ class AutoCalibrator(Calibrator):
                         fitted: Calibrator = clone(self.candidates_[name])
                         fitted.learn(seen)
                     found = Gains.of(fitted.log_probs(unseen.logits), idle[rows], unseen.labels, score)
-                    for column, values in zip(gains[name], found, strict=True):
-                        column[rows] = values
                 except (FitError, CalibrationWarning) as failure:
                     failures[name] = str(failure)
                     del self.candidates_[name], gains[name]
+                    continue
+                for column, values in zip(gains[name], found, strict=True):
+                    column[rows] = values
             alive = ["none", *(name for name in self.candidates_ if name not in given_up)]
             best = max(alive, key=lambda name: mean_and_error(gains[name].found, data.weights)[0])
             for name in alive[1:]:
@@ -339,8 +328,7 @@ def _nothing_to_learn(data: FitData) -> str:
 def _doubt(calibrator: Calibrator, data: FitData, fewest: int) -> str:
     """Why a method is not tried; empty if it is. To learn something of every class takes ``fewest`` examples or more."""
     few = data.too_few(fewest, what="a choice of this method") if calibrator.needs_every_class else ""
-    found = next(filter(None, [_nothing_to_learn(data), *calibrator.doubts(data), few]), "")
-    return f"{type(calibrator).__name__}.fit: {found}" if found else ""
+    return next(filter(None, [_nothing_to_learn(data), *calibrator.doubts(data), few]), "")
 
 
 @dataclass(frozen=True, repr=False)
@@ -375,9 +363,8 @@ class Repaired:
         lines = [self.advice]
         for key in ("ece", "nll", "error"):
             old, new, test = self.before[key], self.after[key], self.paired[key]
-            change = f"p = {test.p_value:.2g}" if test.difference else "unchanged"
             before, after = (f"{entry.value:.4f} [{entry.low:.4f}, {entry.high:.4f}]" for entry in (old, new))
-            lines.append(f"  {key:<6} {before} -> {after}, {change}")
+            lines.append(f"  {key:<6} {before} -> {after}, p = {test.p_value:.2g}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -416,11 +403,8 @@ def repair(
         >>> done.after["ece"].value < done.before["ece"].value, done.after["error"].value == done.before["error"].value
         (True, True)
     """
-    if not all(isinstance(given, Predictions) for given in (fit, predictions)):
-        got = f"{type(fit).__name__} and {type(predictions).__name__}"
-        raise ValueError(
-            f"repair: `fit` and `predictions` must be `Predictions`, got {got}. Make them of `logits` and `labels`."
-        )
+    if not (isinstance(fit, Predictions) and isinstance(predictions, Predictions)):
+        raise ValueError(f"repair: `fit` and `predictions` must be `Predictions`, got {type(fit)} and {type(predictions)}.")
     check_same_classes(fit, predictions, what="repair: `fit`", of="`predictions`")
     fitted = calibrator_of(method).fit(fit, floor=floor)
     return measure_repair(fitted, predictions, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
@@ -454,14 +438,6 @@ def measure_repair(
 
 def describe(calibrator: Calibrator) -> str:
     """Say in a sentence what was fitted."""
-    if isinstance(calibrator, AutoCalibrator):
-        scaled = calibrator.best_.learned == ("temperature",)
-        return calibrator.advice_ + (f" Its temperature is {calibrator.best_.temperature_:.3f}." if scaled else "")
-    if isinstance(calibrator, Identity):
-        return "Nothing was fitted: the probabilities stay as they are."
-    if calibrator.learned != ("temperature",):
-        kept = "the predicted classes stay" if calibrator.preserves_accuracy else "some predicted classes may change too"
-        return f"{calibrator.label[0].upper()}{calibrator.label[1:]} was fitted: the probabilities change, {kept}."
-    temperature = f"{calibrator.temperature_:.3f}"
-    what = "calibrated" if temperature == "1.000" else "over-confident" if calibrator.temperature_ > 1 else "under-confident"
-    return f"The logits are divided by a temperature of {temperature}: by its own measure the model was {what}."
+    fitted = calibrator.best_ if isinstance(calibrator, AutoCalibrator) else calibrator
+    said = calibrator.advice_ if isinstance(calibrator, AutoCalibrator) else f"Fitted: {calibrator.label}."
+    return said + (f" The temperature is {fitted.temperature_:.3f}." if fitted.learned == ("temperature",) else "")

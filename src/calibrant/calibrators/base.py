@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Self, TypeAlias, overload
@@ -18,16 +18,15 @@ from torch import Tensor, nn
 from calibrant.calibrators.fit_data import (
     FitData,
     chunk_rows,
+    fingerprint,
     keep_top,
     raise_probs,
     refuse_test_split,
-    row_marks,
     warn,
-    warn_if_seen,
 )
 from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, check_positive, to_tensor
 from calibrant.core.collect import find_logits
-from calibrant.core.records import Predictions
+from calibrant.core.records import Predictions, as_predictions
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 Learned: TypeAlias = "float | Tensor"
@@ -47,8 +46,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     Attributes:
         label: Name in tables and reports.
-        rules: Hyper-parameter, or learned attribute such as ``temperature_`` → function ``(value, *, where, name)`` that
-            raises ``ValueError`` if it cannot be used.
+        rules: Hyper-parameter, or learned attribute such as ``temperature_`` → function ``(value, *, where, name)`` that raises
+            ``ValueError`` if it cannot be used.
         learned: Names of what ``formula`` takes besides the logits, without the underscore.
         also_kept: Names of further attributes saved in files.
         formula: Function ``(logits [..., C], **learned) -> log-probabilities [..., C]``.
@@ -76,7 +75,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     num_classes_: int
     floor_: float = 0.0
-    _seen: Tensor | None = None
+    _seen: tuple[int, int] | None = None
 
     def fit(
         self,
@@ -113,21 +112,13 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         self.check_params()
         logits, labels = X if logits is None else logits, y if labels is None else labels
         weights = weights if sample_weight is None else sample_weight
-        if isinstance(logits, Predictions):
-            if labels is not None or ignore_index is not None:
-                raise ValueError(
-                    f"{where}: `labels` and `ignore_index` must not be given with a `Predictions`: put them in it."
-                )
-            refuse_test_split(logits, where=where)
-            records = [logits if weights is None else logits.replace(weights=weights)]
-        elif logits is None or labels is None:
-            raise ValueError(
-                f"{where}: `labels` must be given with `logits`, got {'no labels' if labels is None else 'no logits'}."
-            )
+        if logits is None or labels is None or isinstance(logits, Predictions):
+            records = [as_predictions(logits, labels, where=where, weights=weights, ignore_index=ignore_index)]
+            refuse_test_split(records[0], where=where)
         else:
             scores = _floating(logits, where=where)
-            samples = scores if self.takes_samples and scores.ndim == 3 else [scores]
             given = {"labels": labels, "weights": weights, "ignore_index": ignore_index}
+            samples = scores if self.takes_samples and scores.ndim == 3 else [scores]
             records = [Predictions(logits=sample, **given) for sample in samples]  # type: ignore[arg-type]
         data = FitData.of(*records)
         for doubt in self.doubts(data):
@@ -137,11 +128,16 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             floor = 1 / (len(data) * data.num_classes)
             raised = f"Probabilities below {floor:.3g} are raised to it; `floor` sets another value."
             warn(f"{where}: {wrong} of {len(data)} examples have a label of probability zero. {raised}")
-        self.floor_ = floor or 0.0
-        check_floor(self.floor_, data.num_classes, where=where)
-        with one_thread(when=data.logits.numel() <= _MOST_FOR_ONE_THREAD):
+        self.floor_ = check_floor(floor or 0.0, data.num_classes, where=where)
+        # Hundreds of short steps wait for the slowest thread at each: on two busy cores, a matrix for 5,000 examples of 10
+        # classes took 13 s with two threads and 0.7 s with one.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if data.logits.numel() <= _MOST_FOR_ONE_THREAD else threads)
+        try:
             self.learn(replace(data, logits=raise_probs(data.logits, self.floor_)))
-        self._seen = row_marks(data.logits)
+        finally:
+            torch.set_num_threads(threads)
+        self._seen = fingerprint(data.logits)
         return self
 
     def check_params(self) -> None:
@@ -153,11 +149,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     def doubts(self, data: FitData) -> list[str]:
         """Why a fit on ``data`` may not be trusted, whatever it will find: too few examples, a class without any."""
         fewest = self.few_samples_per_class * data.num_classes if self.needs_every_class else self.few_samples
-        found = [data.too_few(fewest, what="this method")]
-        if self.needs_every_class and data.missing_classes:
-            found.append(
-                f"{data.missing_classes}. Their probabilities cannot be trusted; use more data, or temperature scaling."
-            )
+        found = (data.too_few(fewest, what="this method"), self.needs_every_class and data.missing_classes)
         return [doubt for doubt in found if doubt]
 
     def settle(self, data: FitData) -> Calibrator:
@@ -249,9 +241,11 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         flat = last.reshape(-1, self.num_classes_)
         if len(flat):
             check_before_softmax(flat, where=where)
-            warn_if_seen(flat, self._seen, where=where)
-        scores, flat = raise_probs(scores, self.floor_), raise_probs(flat, self.floor_)
-        return self.log_probs(scores) if self.takes_samples else self.log_probs(flat).reshape(last.shape).movedim(-1, 1)
+            if fingerprint(flat) == self._seen:
+                warn(f"{where}: the calibrator was fitted on these examples, so the repair looks better than it is.")
+        if self.takes_samples:
+            return self.log_probs(raise_probs(scores, self.floor_))
+        return self.log_probs(raise_probs(flat, self.floor_)).reshape(last.shape).movedim(-1, 1)
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Apply the repair to checked ``logits [N, C]``, some rows at a time in float64; no guard rails."""
@@ -302,8 +296,13 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         from calibrant.calibrators import name_of
 
         check_is_fitted(self)
-        size = {"num_classes": self.num_classes_, "floor": self.floor_}
-        return {"calibrator": name_of(self), **size, "hyperparameters": self.get_params(), "learned": self._to_plain()}
+        return {
+            "calibrator": name_of(self),
+            "num_classes": self.num_classes_,
+            "floor": self.floor_,
+            "hyperparameters": self.get_params(),
+            "learned": self._to_plain(),
+        }
 
     def _to_plain(self) -> dict[str, object]:
         learned = {name: value.tolist() for name, value in self.learned_values().items()}
@@ -325,17 +324,14 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             given: Mapping[str, object] = data["hyperparameters"]  # type: ignore[assignment]
             plain = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
             made = CALIBRATORS[str(data["calibrator"])](**plain)
-            made.check_params()
             made.num_classes_ = int(data["num_classes"])  # type: ignore[call-overload]
-            made.floor_ = float(data.get("floor", 0.0))  # type: ignore[arg-type]
-            check_floor(made.floor_, made.num_classes_, where=where)
+            made.floor_ = check_floor(float(data.get("floor", 0.0)), made.num_classes_, where=where)  # type: ignore[arg-type]
             made._from_plain(data["learned"])  # type: ignore[arg-type]
             made._check_learned()
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
             raise ValueError(f"{where}: the data must describe a calibrator, got a fault at {error}.") from None
         if not isinstance(made, cls):
-            got = f"got a {type(made).__name__}. Use `Calibrator.load`"
-            raise ValueError(f"{where}: the data must describe a {cls.__name__}, {got}.")
+            raise ValueError(f"{where}: the data must describe a {cls.__name__}, got a {type(made).__name__}.")
         return made
 
     def save(self, path: str | Path) -> None:
@@ -360,30 +356,16 @@ def check_ascending(values: Sequence[float], *, where: str, name: str, count: in
         raise ValueError(f"{where}: `{name}` must be {count or 'one or more'} ascending numbers, got {values}.")
 
 
-def check_floor(floor: float, num_classes: int, *, where: str) -> None:
-    """Raise unless the least probability is small enough for all classes to have it."""
+def check_floor(floor: float, num_classes: int, *, where: str) -> float:
+    """Return the least probability; raise unless it is small enough for all classes to have it."""
     if not 0 <= floor < 1 / num_classes:
         raise ValueError(f"{where}: `floor` must be at least 0 and below 1 / C = {1 / num_classes:g}, got {floor:g}.")
+    return floor
 
 
 def _floating(logits: ArrayLike, *, where: str) -> Tensor:
     scores = to_tensor(logits, where=where, name="logits")
     return scores if scores.is_floating_point() else scores.double()
-
-
-@contextmanager
-def one_thread(*, when: bool) -> Iterator[None]:
-    """Compute with one thread, if ``when``, and go back to as many as before.
-
-    Hundreds of short steps wait for the slowest thread at each. On two cores that others used too, a matrix for 5,000
-    examples of 10 classes took 13 s with two threads and 0.7 s with one.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if when else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Identity(Calibrator):

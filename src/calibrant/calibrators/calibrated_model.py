@@ -17,7 +17,6 @@ from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 
 from calibrant.calibrators.auto import calibrator_of
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.fit_data import warn
 
 Matrix: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.float64]]"
 Rows: TypeAlias = "npt.NDArray[np.int_]"
@@ -72,8 +71,6 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         """
         check_classification_targets(y)
         X, y, sample_weight = indexable(X, column_or_1d(y, warn=True), sample_weight)
-        if sample_weight is not None and not has_fit_parameter(self.estimator, "sample_weight"):
-            warn("CalibratedModel.fit: the classifier takes no `sample_weight`; only the calibrator is fitted with it.")
         encoder = LabelEncoder().fit(y)
         held_out = np.arange(np.size(y))
         if isinstance(self.cv, str) and self.cv == "prefit":
@@ -97,7 +94,11 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
             setattr(self, name, getattr(self.estimator_, name))
         weights = None if sample_weight is None else _safe_indexing(sample_weight, held_out)
         labels = encoder.transform(_safe_indexing(y, held_out))
-        self.calibrator_ = clone(calibrator_of(self.method)).fit(logits, labels, weights=weights)
+        # Zeros beside nothing nearly as small are counts, as of a forest's votes: such a label may well come.
+        zeros, floor = np.isneginf(logits), 1 / logits.size
+        counted = zeros.any() and np.exp(logits[~zeros].min()) >= floor
+        fresh = clone(calibrator_of(self.method))
+        self.calibrator_ = fresh.fit(logits, labels, weights=weights, floor=floor if counted else None)
         return self
 
     def _fitted(self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None, rows: Rows) -> BaseEstimator:

@@ -29,8 +29,6 @@ CHUNK_ENTRIES = 256_000
 ABSENT = -1e30
 # Columns that identify a row, at most: two rows never agree in that many numbers by chance.
 _HASHED_COLUMNS = 16
-# Share of the rows to be repaired that must have been seen in the fit, beyond chance, before it is worth a warning.
-_LEAST_SHARED = 0.05
 
 
 class CalibrationWarning(UserWarning):
@@ -84,15 +82,12 @@ class FitData:
     def missing_classes(self) -> str:
         """Says which classes have no example; empty if all have one."""
         missing = (torch.bincount(self.labels, minlength=self.num_classes) == 0).nonzero().flatten().tolist()
-        some = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        some = ", ".join(map(str, missing[:5]))
         return f"the fit data have no example of {len(missing)} of {self.num_classes} classes ({some})" if missing else ""
 
     def too_few(self, fewest: int, *, what: str) -> str:
         """Says that the examples are fewer than advised for ``what``; empty if they are not."""
-        # A method that needs at most 100 examples has few parameters.
-        other = ", or a method with fewer parameters such as temperature scaling" if fewest > 100 else ""
-        advised = f"({fewest} or more are advised with {self.num_classes} classes)"
-        few = f"{len(self)} examples are few for {what} {advised}. Use more validation data{other}."
+        few = f"{len(self)} examples are few for {what}: {fewest} or more are advised with {self.num_classes} classes."
         return few if len(self) < fewest else ""
 
     def subset(self, rows: Tensor) -> FitData:
@@ -146,38 +141,19 @@ def refuse_test_split(predictions: Predictions, *, where: str) -> None:
 
 def check_same_classes(fit: Predictions, given: Predictions, *, what: str, of: str) -> None:
     """Raise unless both records have as many classes and, where both name them, the same names in the same order."""
-    got = [(record.num_classes, record.class_names) for record in (fit, given)]
-    if got[0][0] != got[1][0] or (got[0] != got[1] and all(names is not None for _, names in got)):
-        first, second = (f"{n} classes" if names is None else ", ".join(names) for n, names in got)
+    named = None not in (fit.class_names, given.class_names)
+    first, second = (record.class_names if named else record.num_classes for record in (fit, given))
+    if first != second:
         raise ValueError(f"{what} must have the same classes in the same order as {of}, got {first}, not {second}.")
 
 
-def row_marks(logits: Tensor) -> Tensor:
-    """A number for each row ``[N]`` (int64), ascending: equal rows have equal ones in any dtype that holds them exactly."""
+def fingerprint(logits: Tensor) -> tuple[int, int]:
+    """Number of rows of ``logits [..., C]`` and a checksum: the same in any order, and in any dtype that holds them exactly."""
     columns = torch.linspace(0, logits.shape[-1] - 1, min(logits.shape[-1], _HASHED_COLUMNS)).round().long()
     # Adding zero makes -0.0 and 0.0 one number.
     bits = (logits.reshape(-1, logits.shape[-1])[:, columns.to(logits.device)].cpu().double() + 0.0).view(torch.int64)
     odd = torch.randint(2**62, (len(columns),), generator=torch.Generator().manual_seed(5), dtype=torch.int64) * 2 + 1
-    return ((bits ^ (bits >> 31)) * odd).sum(1).sort().values
-
-
-def warn_if_seen(logits: Tensor, seen: Tensor | None, *, where: str) -> None:
-    """Warn if many rows of ``logits`` were part of the fit data, whose marks are ``seen``.
-
-    Outputs of a forest of few trees coincide by chance, within the fit data too: only what goes beyond that is warned of.
-    """
-    if seen is None:
-        return
-    marks, (distinct, counts) = row_marks(logits), seen.unique(return_counts=True)
-    shared = float(torch.isin(marks, distinct).double().mean())
-    # How often a new row is like one of the fit, by how often one of the fit is like another of it.
-    chance = (float(counts[counts > 1].sum()) + 1) / (len(seen) + 2)
-    spread = math.sqrt(chance * (1 - chance) * (1 / len(marks) + 1 / len(seen)))
-    if marks.equal(seen) or shared > chance + _LEAST_SHARED + 3 * spread:
-        warn(
-            f"{where}: {100 * shared:.0f} % of these examples were used to fit the calibrator. Measured on them, "
-            "the repair looks better than it is; use other data."
-        )
+    return len(bits), int(((bits ^ (bits >> 31)) * odd).sum())
 
 
 def raise_probs(logits: Tensor, floor: float) -> Tensor:

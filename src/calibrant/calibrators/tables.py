@@ -20,7 +20,7 @@ from scipy.special import betaln
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator, Learned, Rule
+from calibrant.calibrators.base import Calibrator, Learned
 from calibrant.calibrators.fit_data import FitData, Vector, asked, floor_logits
 from calibrant.core.checks import check_choice, check_count, check_positive
 
@@ -230,23 +230,6 @@ def stack_maps(found: Sequence[tuple[Vector, Vector]]) -> tuple[Tensor, Tensor]:
     return places, values
 
 
-def check_unit(values: Tensor, *, where: str, name: str) -> None:
-    """Raise unless all ``values`` lie in [0, 1]."""
-    if not bool(((values >= 0) & (values <= 1)).all()):
-        raise ValueError(f"{where}: `{name}` must lie in [0, 1], got {float(values.min()):g} to {float(values.max()):g}.")
-
-
-def check_rising(places: Tensor, *, where: str, name: str) -> None:
-    """Raise unless no row of ``places [..., L]`` falls."""
-    if not bool((places.diff() >= 0).all()):
-        raise ValueError(f"{where}: `{name}` must never fall, got values that do.")
-
-
-class _TableCalibrator(Calibrator):
-    layer_dtype = torch.float64
-    rules: ClassVar[Mapping[str, Rule]] = {"values_": check_unit, "knots_": check_rising, "edges_": check_rising}
-
-
 # Straight lines between knots: isotonic calibration and splines.
 
 
@@ -257,7 +240,7 @@ def isotonic_lines(question: Question) -> tuple[Vector, Vector]:
     return np.asarray(fitted.X_thresholds_, dtype=np.float64), np.asarray(fitted.y_thresholds_, dtype=np.float64)
 
 
-class IsotonicCalibration(_TableCalibrator):
+class IsotonicCalibration(Calibrator):
     """Maps every class's probability by its own non-decreasing function, then normalises.
 
     The function is that of scikit-learn's ``IsotonicRegression``: constant where neighbours violate the order, straight
@@ -273,6 +256,7 @@ class IsotonicCalibration(_TableCalibrator):
 
     label = "isotonic calibration"
     learned = ("knots", "values")
+    layer_dtype = torch.float64
     formula: ClassVar[Callable[..., Tensor]] = staticmethod(lines_log_probs)
     few_samples_per_class = 50
 
@@ -341,7 +325,7 @@ def recalibrate(question: Question, *, n_knots: int) -> tuple[Vector, Vector]:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SplineCalibration(_TableCalibrator):
+class SplineCalibration(Calibrator):
     """Maps the confidence by a curve whose slope a spline gives, and scales the other classes in proportion.
 
     Where the new confidence would hand the top to another class it is raised to a tie, so that predictions stay.
@@ -360,8 +344,9 @@ class SplineCalibration(_TableCalibrator):
     n_knots: int = 6
 
     label = "spline calibration"
-    rules = {**_TableCalibrator.rules, "n_knots": partial(check_count, least=3)}
+    rules = {"n_knots": partial(check_count, least=3)}
     learned = ("knots", "values")
+    layer_dtype = torch.float64
     formula = staticmethod(spline_log_probs)
     preserves_accuracy = True
     needs_every_class = False
@@ -376,8 +361,9 @@ class SplineCalibration(_TableCalibrator):
 # Steps: histograms.
 
 
-class _StepsCalibrator(_TableCalibrator):
+class _StepsCalibrator(Calibrator):
     learned = ("edges", "values")
+    layer_dtype = torch.float64
     formula: ClassVar[Callable[..., Tensor]] = staticmethod(steps_log_probs)
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
@@ -413,7 +399,7 @@ class HistogramBinning(_StepsCalibrator):
     binning: Literal["width", "mass"] = "width"
 
     label = "histogram binning"
-    rules = {**_TableCalibrator.rules, "n_bins": check_count, "binning": partial(check_choice, choices=("width", "mass"))}
+    rules = {"n_bins": check_count, "binning": partial(check_choice, choices=("width", "mass"))}
     few_samples_per_class = 150
 
     def _steps(self, question: Question) -> tuple[Vector, Vector]:
@@ -446,7 +432,7 @@ class TopLabelBinning(_StepsCalibrator):
     points_per_bin: int = 50
 
     label = "top-label binning"
-    rules = {**_TableCalibrator.rules, "points_per_bin": check_count}
+    rules = {"points_per_bin": check_count}
     formula = staticmethod(top_label_log_probs)
     preserves_accuracy = True
     few_samples_per_class = 100
@@ -490,7 +476,7 @@ class BayesianBinning(_StepsCalibrator):
     span: float = 10.0
 
     label = "Bayesian binning"
-    rules = {**_TableCalibrator.rules, "span": check_positive}
+    rules = {"span": check_positive}
     few_samples_per_class = 50
 
     def _steps(self, question: Question) -> tuple[Vector, Vector]:

@@ -118,9 +118,8 @@ class _TemperatureMethod(Calibrator):
         """Return the temperature; warn if it ended at a bound."""
         if at_bound:
             warn(
-                f"{type(self).__name__}.fit: the temperature ended at its bound {temperature:g}: every prediction of the fit "
-                "data is right, the logits say nothing about the labels, or the best temperature lies beyond the bound. Do not "
-                "trust it; use more or other data.",
+                f"{type(self).__name__}.fit: the temperature ended at its bound {temperature:g}: the best one lies beyond, or "
+                "there is none. Do not trust it; use more or other data.",
                 BoundWarning,
             )
         return temperature
@@ -231,8 +230,8 @@ class AttendedTemperatureScaling(_TemperatureMethod):
 
     def doubts(self, data: FitData) -> list[str]:
         """Why a fit on ``data`` may not be trusted: too few examples, or too few classes."""
-        few = f"its temperature is far too high with fewer than {_FEWEST_CLASSES} classes. Use temperature scaling."
-        return super().doubts(data) + ([few] if data.num_classes < _FEWEST_CLASSES else [])
+        few = [f"its temperature is far too high with fewer than {_FEWEST_CLASSES} classes. Use temperature scaling."]
+        return super().doubts(data) + few * (data.num_classes < _FEWEST_CLASSES)
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         found = least_in_log(attended_nll(data, threshold=self.threshold), bounds=self.bounds)

@@ -100,6 +100,7 @@ def _repair(fit: Path, file: Path, method: str, request: Request) -> tuple[Exami
     auto = done.calibrator if isinstance(done.calibrator, AutoCalibrator) else None
     return Examined(given, replace(done.before, file=str(file))), Repair(
         name=name_of(done.fitted),
+        label=done.fitted.label,
         after=Examined(done.predictions, done.after),
         paired=done.paired,
         n_fit=len(fit_data),

@@ -62,8 +62,6 @@ class Objective(nn.Module):
     def __init__(self, *, ignore_index: int | None = None, **options: object) -> None:
         super().__init__()
         where = type(self).__name__
-        if not isinstance(ignore_index, int | None):
-            raise ValueError(f"{where}: `ignore_index` must be a whole number or None, got {ignore_index!r}.")
         self.ignore_index = ignore_index
         known = dict.fromkeys([*(parameter.name for parameter in _keywords(type(self))), "ignore_index"])
         for name in options:
@@ -82,8 +80,7 @@ class Objective(nn.Module):
         """Return the objective of a batch, reduced."""
         where = type(self).__name__
         if set(inputs) != set(self.inputs):
-            wanted, got = (", ".join(f"`{name}`" for name in names) or "none" for names in (self.inputs, inputs))
-            raise ValueError(f"{where}: keyword arguments besides logits and labels must be {wanted}, got {got}.")
+            raise ValueError(f"{where}: arguments besides logits and labels must be {list(self.inputs)}, got {list(inputs)}.")
         rows = to_rows(logits, labels, inputs, ignore_index=self.ignore_index, where=where)
         nothing_left = rows.kept is not None and len(rows.kept) == 0
         values = widen(rows.logits).sum(1) if nothing_left else self._of_rows(rows)
@@ -126,7 +123,7 @@ class Objective(nn.Module):
         own = [parameter.name for parameter in _keywords(type(self)) if parameter.name not in _SHARED]
         # The reduction is not told where it is the usual one.
         given = [name for name in _SHARED if getattr(self, name, None) is not None and getattr(self, name) != "mean"]
-        return f"{type(self).__name__}({', '.join(f'{name}={_say(getattr(self, name))}' for name in own + given)})"
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in own + given)})"
 
 
 class Loss(Objective):
@@ -163,11 +160,9 @@ class Loss(Objective):
         values = super()._of_rows(rows)
         if self.weight is None:
             return values
-        where, num_classes = type(self).__name__, rows.logits.shape[1]
-        if rows.labels.ndim > 1:
-            raise ValueError(f"{where}: `labels` must be class indices where there is a `weight`, got targets of every class.")
-        if len(self.weight) != num_classes:
-            raise ValueError(f"{where}: `weight` must be [C] = [{num_classes}], got {list(self.weight.shape)}.")
+        if rows.labels.ndim > 1 or len(self.weight) != rows.logits.shape[1]:
+            got = f"{list(self.weight.shape)} with logits {list(rows.logits.shape)} and labels {list(rows.labels.shape)}"
+            raise ValueError(f"{type(self).__name__}: `weight` must be [C], and the labels class indices [B], got {got}.")
         weight, labels = self.weight.to(values.dtype), rows.labels.long()
         values = self._weighted(values, rows.logits, labels, weight)
         if self.reduction != "mean":
@@ -197,7 +192,7 @@ class WeightedSum(Objective):
         >>> from calibrant.losses import CrossEntropyLoss, FocalLoss
         >>> loss = FocalLoss(gamma=3) + 0.5 * CrossEntropyLoss()
         >>> loss
-        FocalLoss(gamma=3) + 0.5 * CrossEntropyLoss(label_smoothing=0)
+        FocalLoss(gamma=3) + 0.5 * CrossEntropyLoss(label_smoothing=0.0)
         >>> loss(torch.zeros(2, 4), torch.tensor([0, 3]))
         tensor(1.2780)
     """
@@ -246,7 +241,7 @@ class WeightedSum(Objective):
 
     def __repr__(self) -> str:
         parts = zip(self.weights, self.terms, strict=True)
-        return " + ".join(repr(term) if weight == 1 else f"{_say(weight)} * {term!r}" for weight, term in parts)
+        return " + ".join(repr(term) if weight == 1 else f"{weight} * {term!r}" for weight, term in parts)
 
 
 class Rows(NamedTuple):
@@ -276,9 +271,6 @@ def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ign
     def flat(value: Tensor) -> Tensor:
         if value.shape == logits.shape:
             return value.movedim(1, -1).reshape(-1, value.shape[1])
-        # A proportion that is given once for an example holds at all of its positions.
-        if value.is_floating_point() and value.shape == shape[:1]:
-            value = value.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
         return value.reshape(-1) if value.shape == shape else value
 
     more = {name: flat(value) if isinstance(value, Tensor) else value for name, value in inputs.items()}
@@ -317,12 +309,6 @@ class Entry:
 
 def _keywords(made: Callable[..., object]) -> list[inspect.Parameter]:
     return [p for p in inspect.signature(made).parameters.values() if p.kind is p.KEYWORD_ONLY]
-
-
-def _say(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"tensor {list(value.shape)}"
-    return repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
 
 
 # What the functions of objectives share: checks, and probabilities that are differentiable at any logits.

@@ -301,10 +301,7 @@ def adafocal_loss(logits: Tensor, labels: Tensor, *, gammas: Tensor, edges: Tens
         Ghosh, Schaaf and Gormley, "AdaFocal: Calibration-aware Adaptive Focal Loss", NeurIPS 2022. Code: 3mcloud/adafocal,
         losses/adafocal.py (which adds 1e-20 to the base of the power and sums over the batch).
     """
-    where = "adafocal_loss"
-    scores = checked(logits, labels, where=where)
-    if gammas.ndim != 1 or edges.shape != (len(gammas) + 1,):
-        raise ValueError(f"{where}: `gammas` must be [M] and `edges` [M + 1], got {list(gammas.shape)}, {list(edges.shape)}.")
+    scores = checked(logits, labels, where="adafocal_loss")
     odds = true_class_log_odds(scores, labels)
     surprise = minus_log_p(odds)
     probs = torch.exp(-surprise)
@@ -379,8 +376,6 @@ class AdaFocalLoss(Loss, function=adafocal_loss):
         check_count(n_bins, where="AdaFocalLoss", name="n_bins")
         for name, value in {"gamma_init": gamma_init, "rate": rate, "switch": switch, "gamma_max": gamma_max}.items():
             check_positive(value, where="AdaFocalLoss", name=name)
-        if gamma_min > -switch:
-            raise ValueError(f"AdaFocalLoss: `gamma_min` must be at most -switch = {-switch}, got {gamma_min!r}.")
         self.n_bins = n_bins
         self.gamma_init = gamma_init
         self.rate = rate

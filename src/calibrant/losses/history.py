@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from calibrant.core.checks import check_choice, check_count, check_share, range_if_free
+from calibrant.core.checks import check_choice, check_count, check_share
 from calibrant.losses.base import Penalty, checked, confidence_and_correct, probs_and_entropy, to_rows
 
 Score: TypeAlias = Literal["confidence", "entropy", "margin"]
@@ -43,10 +43,9 @@ def crl_penalty(logits: Tensor, labels: Tensor, correctness: Tensor, *, score: S
     where = "crl_penalty"
     scores = checked(logits, labels, where=where)
     check_choice(score, ("confidence", "entropy", "margin"), where=where, name="score")
-    low, high = range_if_free(correctness, 0.0, 1.0)
-    if correctness.shape != labels.shape or not correctness.is_floating_point() or not (low >= 0 and high <= 1):
-        what = f"{correctness.dtype} {list(correctness.shape)} from {low:.4g} to {high:.4g}"
-        raise ValueError(f"{where}: `correctness` must be floating [B] = {list(labels.shape)} in [0, 1], got {what}.")
+    if correctness.shape != labels.shape or not correctness.is_floating_point():
+        got = f"{correctness.dtype} {list(correctness.shape)}"
+        raise ValueError(f"{where}: `correctness` must be floating [B] = {list(labels.shape)}, got {got}.")
     if score == "confidence":
         certainty, _ = confidence_and_correct(scores, labels)
     elif score == "entropy":
@@ -91,7 +90,6 @@ class CRL(Penalty, function=crl_penalty):
 
     def value(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> Tensor:
         """Return the penalty of the batch, ``[]``; ``indices [B]`` are the samples' positions in the training set."""
-        self._check_indices(indices, labels)
         return crl_penalty(logits, labels, self.correctness(indices), score=self.score)
 
     def correctness(self, indices: Tensor) -> Tensor:
@@ -103,7 +101,6 @@ class CRL(Penalty, function=crl_penalty):
     def update(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> None:
         """Count which samples of a batch were right; ``indices [B]`` must not repeat. No device synchronisation."""
         rows = to_rows(logits, labels, {"indices": indices}, ignore_index=self.ignore_index, where="CRL.update")
-        self._check_indices(rows.inputs["indices"], rows.labels)
         right = (rows.logits.argmax(1) == rows.labels).to(self.times_right.dtype)
         self.times_right.index_add_(0, rows.inputs["indices"], right)
 
@@ -113,12 +110,6 @@ class CRL(Penalty, function=crl_penalty):
     def set_epoch(self, epoch: int) -> None:
         """Tell which epoch, counted from 0, is about to run: so many have ended."""
         self.epochs.fill_(epoch)
-
-    def _check_indices(self, indices: Tensor, labels: Tensor) -> None:
-        low, high = range_if_free(indices, 0, 0)
-        if indices.shape != labels.shape or indices.is_floating_point() or low < 0 or high >= self.num_samples:
-            rule = f"be whole numbers [B] = {list(labels.shape)} in [0, {self.num_samples})"
-            raise ValueError(f"CRL: `indices` must {rule}, got {indices.dtype} {list(indices.shape)} from {low} to {high}.")
 
 
 class ConfidencePruner(nn.Module):

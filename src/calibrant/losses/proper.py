@@ -104,8 +104,6 @@ def mixup_inputs(
         (tensor(0.4963), tensor([1, 0]))
     """
     where = "mixup_inputs"
-    if not inputs.is_floating_point():
-        raise ValueError(f"{where}: `inputs` must be floating point, got {inputs.dtype}. Convert images first.")
     if inputs.shape[:1] != labels.shape[:1]:
         shapes = f"{list(inputs.shape)} and {list(labels.shape)}"
         raise ValueError(f"{where}: `inputs` and `labels` must have the same batch size, got {shapes}.")

@@ -256,6 +256,7 @@ class MetaLearner:
     ) -> None:
         check_count(accumulate, where="MetaLearner", name="accumulate")
         check_count(monitor_every, where="MetaLearner", name="monitor_every", least=0)
+        check_count(bank, where="MetaLearner", name="bank", least=0)
         chosen = lookup(PRESETS, preset, kind="preset")
         if isinstance(regularizer, str):
             regularizer = lookup(chosen.regularizers, regularizer, kind="regularizer")()
@@ -266,15 +267,18 @@ class MetaLearner:
         self.average_share = average_share
         self.group = process_group if process_group is not None else self.network.group
         self.full = self.settings.lookahead == "full"
-        if self.group is not None and ignore_index is not None:
-            raise ValueError("MetaLearner: `ignore_index` must not be given with several processes.")
-        if self.full and (average is None) != (average_share is None):
-            raise ValueError("MetaLearner: `average_share` must be given with `average` for a full look-ahead, and only then.")
-        check_count(bank, where="MetaLearner", name="bank", least=0)
-        if bank and (self.full or average is None):
-            raise ValueError('MetaLearner: `bank` must go with an `average` and lookahead="head".')
-        if self.settings.leak_meta_grad and (self.full or average is not None):
-            raise ValueError('MetaLearner: `leak_meta_grad` must go with lookahead="head" and without `average`.')
+        averaged, leaks = average is not None, self.settings.leak_meta_grad
+        for wrong, rule in (
+            (self.group is not None and ignore_index is not None, "`ignore_index` must not be given with several processes"),
+            (
+                self.full and averaged != (average_share is not None),
+                "`average_share` must go with `average` and a full look-ahead",
+            ),
+            (bank and (self.full or not averaged), '`bank` must go with an `average` and lookahead="head"'),
+            (leaks and (self.full or averaged), '`leak_meta_grad` must go with lookahead="head" and without `average`'),
+        ):
+            if wrong:
+                raise ValueError(f"MetaLearner: {rule}.")
         self.optimizer, self.scaler, self.backward, self.amp = optimizer, scaler, backward, amp
         self.meta_batches = LoaderBatches(meta_batches) if isinstance(meta_batches, DataLoader) else meta_batches
         self.ignore_index, self.accumulate, self.monitor_every = ignore_index, accumulate, monitor_every
@@ -288,8 +292,8 @@ class MetaLearner:
         self._bank_size = bank
         self.bank: HeldOut | None = None
         self._values: Mapping[str, Tensor] = {}
-        # What the monitor warned of and is not over.
-        self._warned = frozenset[str]()
+        # The monitor has warned of something that is not over.
+        self._warned = False
 
     @property
     def meta_lr(self) -> float:
@@ -576,20 +580,16 @@ class MetaLearner:
             return
         # With a scaler, steps overflow until the scale is found.
         if self.meta_updates == 1 and self.scaler is None and not math.isfinite(value):
-            raise ValueError(
-                f"MetaLearner: the objective on the first held-out batch must be finite, got {float(value)}. "
-                "Look for NaN or inf in the data."
-            )
+            raise ValueError(f"MetaLearner: the objective on the first held-out batch must be finite, got {float(value)}.")
         if self.meta_updates % self.monitor_every:
             return
-        pace, trouble = self.learned.relative_step(), {}
-        if said := self.regularizer.alarm({name: float(number) for name, number in self._values.items()}):
-            trouble["runaway"] = said
+        pace = self.learned.relative_step()
+        trouble = self.regularizer.alarm({name: float(number) for name, number in self._values.items()})
         if pace < FROZEN:
-            trouble["frozen"] = (
+            trouble = (
                 f"the hyper-parameters are frozen: Adam moves them by {pace:.2g} of its learning rate in a meta update. Look "
                 "for NaN or inf in the held-out data; else use betas (0.5, 0.9), a smaller `eps`, or a constant `lookahead_lr`."
             )
-        for kind in trouble.keys() - self._warned:
-            warnings.warn(f"MetaLearner: {trouble[kind]}", MetaWarning, stacklevel=4)
-        self._warned = frozenset(trouble)
+        if trouble and not self._warned:
+            warnings.warn(f"MetaLearner: {trouble}", MetaWarning, stacklevel=4)
+        self._warned = bool(trouble)

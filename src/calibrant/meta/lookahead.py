@@ -264,7 +264,6 @@ def full_hypergradient(
                 stepped = {name: average[name].lerp(value, share) for name, value in stepped.items()}
             points = _leaves(stepped)
         value = objective(gather(_wide(meta_logits_of(points)), group), gather(meta_labels, group))
-        _check_scalar(value)
         pulls = torch.autograd.grad(value * loss_scale, list(points.values()), allow_unused=True)
         with torch.no_grad():
             pull = combine(_unscaled(params, pulls, loss_scale), "sum", group)
@@ -291,16 +290,6 @@ def _gradients_by(value: Tensor, leaves: Params) -> Params:
             "Check that the regularizer uses it, and uses it without `detach` or `item`."
         )
     return grads
-
-
-def _check_scalar(value: object) -> None:
-    """Refuse what an objective of the user's own returned, unless it is a scalar with a gradient."""
-    if not isinstance(value, Tensor) or value.ndim != 0 or not value.requires_grad:
-        got = list(value.shape) if isinstance(value, Tensor) and value.ndim else f"{type(value).__name__} without one"
-        raise ValueError(
-            f"MetaLearner: `objective` must return a scalar tensor [] with a gradient, got {got}. Take the mean over examples, "
-            "without `detach` or `item`."
-        )
 
 
 def _wide(value: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from calibrant.core.collect import find_logits
@@ -89,8 +88,6 @@ def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Netwo
     while isinstance(inner, _WRAPPERS) or hasattr(inner, "_orig_mod"):
         group = getattr(inner, "process_group", group)
         inner = inner.module if isinstance(inner, _WRAPPERS) else inner._orig_mod
-    if any(map(is_lazy, inner.parameters())):
-        raise ValueError("model: parameters must have a size, got lazy ones. Run a batch through the model first.")
     name, layer = find_head(inner, head)
     return Network(model, inner, layer, name, group)
 
@@ -147,7 +144,7 @@ def read_features(
 def logits_tangent(network: Network, x: Inputs, params: Values, along: Values) -> Tensor:
     """Derivative ``[B, C]`` of the logits at ``params`` along a direction, by one forward-mode pass.
 
-    Running statistics stay as they are. Raises ``RuntimeError`` if a layer has no forward-mode derivative.
+    Running statistics stay as they are. Raises ``NotImplementedError`` if a layer has no forward-mode derivative.
     """
     # Fused attention kernels have no forward-mode derivative; the plain one has, and gives the same numbers.
     with (
@@ -160,13 +157,7 @@ def logits_tangent(network: Network, x: Inputs, params: Values, along: Values) -
         # The first use of forward mode makes PyTorch 2.13 load rules by `torch.jit.script`, which warns that it is deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         duals = {name: forward_ad.make_dual(value.detach(), along[name].to(value.dtype)) for name, value in params.items()}
-        try:
-            logits = read_features(network, x, params=duals)[1]
-        except NotImplementedError as error:
-            raise RuntimeError(
-                f"MetaLearner: the full look-ahead needs a forward-mode derivative that a layer lacks ({error}). "
-                'Use lookahead="head".'
-            ) from error
+        logits = read_features(network, x, params=duals)[1]
         tangent = forward_ad.unpack_dual(logits).tangent
         return torch.zeros_like(logits) if tangent is None else tangent
 

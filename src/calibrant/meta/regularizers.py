@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from calibrant.core.checks import check_count, check_positive
+from calibrant.core.checks import check_choice, check_count, check_positive
 from calibrant.losses import cross_entropy_loss, focal_gradient_weight, focal_loss
 
 Params: TypeAlias = "dict[str, Tensor]"
@@ -108,7 +108,6 @@ def init_gamma_net(
         tensor([1., 1., 1.])
     """
     where = "GammaNet"
-    check_count(num_features, where=where, name="num_features")
     check_count(num_heads, where=where, name="num_heads")
     check_positive(temperature, where=where, name="temperature")
     check_positive(gamma_init, where=where, name="gamma_init")
@@ -402,8 +401,7 @@ class UnitwiseL2(Regularizer):
     pace: ClassVar[float] = 1e-4
 
     def __init__(self, *, nonnegative: bool = True, init: float = 0.0, share: Literal["example", "batch"] = "example") -> None:
-        if share not in ("example", "batch"):
-            raise ValueError(f"UnitwiseL2: `share` must be 'example' or 'batch', got {share!r}.")
+        check_choice(share, ("example", "batch"), where="UnitwiseL2", name="share")
         self.nonnegative, self.start, self.share = nonnegative, init, share
 
     def init(self, num_features: int, num_classes: int, *, bias: bool = True, generator: Generator = None) -> Params:
@@ -455,8 +453,7 @@ class LabelSmoothing(Regularizer):
     """
 
     def __init__(self, *, form: Literal["scalar", "per-class"] = "scalar") -> None:
-        if form not in ("scalar", "per-class"):
-            raise ValueError(f"LabelSmoothing: `form` must be 'scalar' or 'per-class', got {form!r}.")
+        check_choice(form, ("scalar", "per-class"), where="LabelSmoothing", name="form")
         self.form = form
 
     def init(self, num_features: int, num_classes: int, *, bias: bool = True, generator: Generator = None) -> Params:

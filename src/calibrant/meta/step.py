@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrant.core.checks import check_count, check_positive
+from calibrant.core.checks import check_choice, check_count, check_positive
 from calibrant.core.registry import lookup
 from calibrant.losses import LOSSES, PENALTIES, sece_penalty
 from calibrant.meta.lookahead import (
@@ -72,16 +72,12 @@ class MetaSettings:
     def __post_init__(self) -> None:
         hints = get_type_hints(MetaSettings)
         for name in ("lookahead", "lookahead_reduction", "meta_bn", "reduction"):
-            if getattr(self, name) not in get_args(hints[name]):
-                options = ", ".join(map(repr, get_args(hints[name])))
-                raise ValueError(f"MetaLearner: `{name}` must be one of {options}, got {getattr(self, name)!r}.")
+            check_choice(getattr(self, name), get_args(hints[name]), where="MetaLearner", name=name)
         check_count(self.every, where="MetaLearner", name="every")
         for name in ("lookahead_lr", "meta_lr", "eps", "clip"):
             value = getattr(self, name)
             if value is not None and value != "current":
                 check_positive(value, where="MetaLearner", name=name)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"MetaLearner: `betas` must be two numbers in [0, 1), got {self.betas!r}.")
 
     def virtual_step(self, lr: float | Tensor) -> VirtualStep:
         """The virtual step while the optimizer's learning rate is ``lr``."""

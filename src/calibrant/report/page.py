@@ -103,7 +103,8 @@ class Repair:
     """What a repair was and did.
 
     Attributes:
-        name: Name of the calibrator that was applied; "none" if doing nothing was best.
+        name: Short name of the calibrator that was applied; "none" if doing nothing was best.
+        label: Its long name.
         after: The repaired predictions and their scores.
         paired: Test of after minus before, by metric.
         n_fit: Number of examples the calibrator was fitted on.
@@ -116,6 +117,7 @@ class Repair:
     """
 
     name: str
+    label: str
     after: Examined
     paired: Mapping[str, Paired]
     n_fit: int
@@ -236,13 +238,13 @@ def _tell_repair(before: Scores, repaired: Repair) -> str:
         remains = " The error remains; fit on more examples, of the kind that is to be repaired."
         return told + (remains if is_miscalibrated(before) else "")
     is_plain = repaired.name == "temperature" and repaired.temperature is not None
-    what = f"Temperature {repaired.temperature:.2f}" if is_plain else f"{_label(repaired.name).capitalize()} calibration"
+    what = f"Temperature {repaired.temperature:.2f}" if is_plain else repaired.label[:1].upper() + repaired.label[1:]
     return f"{what}, fitted on {on}, {tell_effect(before, repaired.after.scores, repaired.paired, it='the ECE')}"
 
 
 def _label(name: str) -> str:
-    """How a calibrator is called in prose."""
-    return "doing nothing" if name == "none" else name.replace("_", " ")
+    """How a calibrator is called in tables and charts."""
+    return "doing nothing" if name == "none" else name
 
 
 def _run_charts(entries: Sequence[Entry]) -> tuple[dict[str, object], list[dict[str, object]]]:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from sklearn.base import BaseEstimator, clone
 from sklearn.datasets import make_classification
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
@@ -77,12 +78,22 @@ def test_weight_of_class_by_name_and_class_in_one_fold_only() -> None:
     assert model.predict_proba(X[NEW]).shape == (800, 4)
 
 
+def test_forest_that_gives_a_label_probability_zero_is_given_the_floor() -> None:
+    forest = RandomForestClassifier(10, random_state=0)
+    rows = np.arange(1600)
+    # No label of the fit has probability zero: only the examples to come meet it.
+    possible = forest.fit(X[FIT], Y[FIT]).predict_proba(X)[rows, Y] > 0
+    kept = rows[NEW][possible[NEW]]
+    found = CalibratedModel(forest, method="none", cv="prefit").fit(X[kept], Y[kept])
+    assert not possible[NEW].all()
+    assert found.predict_proba(X[NEW]).min() == pytest.approx(1 / (3 * len(kept)), rel=0.01)
+
+
 def test_weights_reach_model_and_calibrator() -> None:
     weights = np.where(Y[FIT] == 0, 0.0, 2.0)
     found = CalibratedModel(GaussianNB(), method="temperature").fit(X[FIT], Y[FIT], sample_weight=weights)
     assert found.estimator_.class_prior_[0] == 0
-    with pytest.warns(CalibrationWarning, match="takes no `sample_weight`"):
-        pipeline = CalibratedModel(make_pipeline(GaussianNB()), method="temperature").fit(X[FIT], Y[FIT], weights)
+    pipeline = CalibratedModel(make_pipeline(GaussianNB()), method="temperature").fit(X[FIT], Y[FIT], weights)
     assert pipeline.estimator_[0].class_prior_[0] > 0.2
     unweighted = CalibratedModel(GaussianNB(), method="temperature").fit(X[FIT], Y[FIT])
     assert pipeline.calibrator_.temperature_ != unweighted.calibrator_.temperature_

@@ -15,13 +15,10 @@ from calibrant.calibrators import (
     BetaCalibration,
     BoundWarning,
     CalibrationWarning,
-    EnsembleTemperatureScaling,
-    Identity,
     Repaired,
     TemperatureScaling,
-    VectorScaling,
 )
-from calibrant.calibrators.auto import describe, repair
+from calibrant.calibrators.auto import repair
 from calibrant.core.checks import FitError
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics.measure import measure
@@ -50,19 +47,8 @@ def test_repair_by_name_is_fit_apply_and_measure() -> None:
     assert done.after == measure(expected.apply(TEST), n_bins=10, n_resamples=100, seed=3)
     assert done.paired == paired_test(TEST, expected.apply(TEST), n_bins=10, n_resamples=100, seed=3)
     assert done.after["ece"].value < done.before["ece"].value / 2
-    assert "over-confident" in done.advice
-    first, *_, last = str(done).splitlines()
-    assert first == done.advice
-    assert last.endswith("unchanged")
-
-
-def test_describe_of_what_changes_nothing_says_so() -> None:
-    assert describe(Identity()).startswith("Nothing was fitted")
-    assert describe(EnsembleTemperatureScaling()).startswith("Ensemble temperature scaling was fitted")
-    assert "some predicted classes may change" in describe(VectorScaling())
-    calibrator = TemperatureScaling()
-    calibrator.temperature_ = 1.0004
-    assert describe(calibrator).endswith("the model was calibrated.")
+    assert f"{expected.temperature_:.3f}" in done.advice
+    assert str(done).splitlines()[0] == done.advice
 
 
 def test_repair_refuses_classes_of_another_order() -> None:
@@ -71,7 +57,7 @@ def test_repair_refuses_classes_of_another_order() -> None:
         for given, names in ((VAL, ["cat", "dog", "eel", "fox"]), (TEST, ["cat", "eel", "dog", "fox"]))
     )
     with pytest.raises(
-        ValueError, match="same classes in the same order as `predictions`, got cat, dog, eel, fox, not cat, eel"
+        ValueError, match="same classes in the same order as `predictions`, got .*'cat', 'dog', .* not .*'cat', 'eel'"
     ):
         repair(val, test, method="vector")
     with warnings.catch_warnings():
@@ -91,7 +77,7 @@ def test_auto_leaves_out_what_needs_every_class_where_one_is_missing() -> None:
     kept = (VAL.labels != 2).nonzero().flatten()
     given = Predictions(logits=3 * torch.tensor([0.2, 1.0, 1.0, 0.4]) * VAL.logits, labels=VAL.labels, split="val").subset(kept)
     missing = r"the fit data have no example of 1 of 4 classes \(2\)"
-    with pytest.warns(CalibrationWarning, match=rf"AutoCalibrator\.fit: {missing}\. Methods that learn .* left out"):
+    with pytest.warns(CalibrationWarning, match=rf"AutoCalibrator\.fit: {missing}"):
         auto = AutoCalibrator(methods=("vector", "temperature", "top_label_binning")).fit(given)
     # Of the others' labels a vector learns most; of the missing class it can only learn that it never comes.
     assert auto.best_name_ == "temperature"

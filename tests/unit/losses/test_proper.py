@@ -100,13 +100,11 @@ def test_mixup_module_hands_the_epoch_on_and_names_missing_inputs() -> None:
     assert isinstance(loss.base, ScheduledFocalLoss)
     assert loss.base.epoch == 120
     logits, labels = golden()
-    with pytest.raises(ValueError, match="MixupLoss: keyword arguments .* `labels_b`"):
+    with pytest.raises(ValueError, match="MixupLoss: arguments .*'labels_b'"):
         loss(logits, labels)
 
 
 def test_mixup_refuses_what_cannot_be_mixed() -> None:
-    with pytest.raises(ValueError, match="`inputs` must be floating point"):
-        mixup_inputs(torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(2))
     with pytest.raises(ValueError, match="must have the same batch size"):
         mixup_inputs(torch.zeros(2, 3), torch.zeros(3))
     with pytest.raises(ValueError, match="`alpha` must"):

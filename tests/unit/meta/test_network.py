@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from calibrant.meta.network import find_network, logits_tangent, meta_mode, read_features
+from calibrant.meta.network import find_network, meta_mode, read_features
 
 
 class Named(nn.Module):
@@ -50,14 +50,6 @@ def test_read_features_gives_the_head_input_and_leaves_no_hook():
     assert not model.odd._forward_hooks
 
 
-def test_network_with_lazy_layers_must_have_seen_a_batch():
-    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Linear(8, 3))
-    with pytest.raises(ValueError, match="lazy"):
-        find_network(model)
-    model(torch.zeros(2, 5))
-    assert find_network(model).head is model[-1]
-
-
 def test_read_features_wrong_head_raises():
     model = Named("odd")
     with pytest.raises(ValueError, match="`head` must be .* `body` makes something else"):
@@ -81,30 +73,6 @@ def test_read_features_of_a_compiled_model():
     with pytest.raises(ValueError, match=r"`head` ran 0 times.* call `torch.compiler.reset\(\)`"):
         read_features(network, x)
     torch.compiler.reset()
-
-
-def test_logits_tangent_of_a_layer_without_forward_mode_names_the_way_out():
-    class NoTangent(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 2
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
-
-        def forward(self, x):
-            return self.head(NoTangent.apply(self.body(x)))
-
-    network = find_network(Model())
-    params = {name: value.detach() for name, value in network.parameters().items()}
-    with pytest.raises(RuntimeError, match=r"needs a forward-mode derivative that a layer lacks .* Use lookahead=\"head\"."):
-        logits_tangent(network, torch.randn(3, 4), params, params)
 
 
 def normed():

@@ -59,7 +59,7 @@ def test_make_objective_wrong_ones_raise():
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("lookahead", "both"), ("meta_bn", "off"), ("every", 0), ("betas", (0.5, 1.0)), ("meta_lr", -1), ("lookahead_lr", 0)],
+    [("lookahead", "both"), ("meta_bn", "off"), ("every", 0), ("meta_lr", -1), ("lookahead_lr", 0)],
 )
 def test_settings_out_of_range_raise(option, value):
     with pytest.raises(ValueError, match=f"MetaLearner: `{option}` must be"):

@@ -41,7 +41,8 @@ def repaired() -> Repair:
     scores = measure(after, n_resamples=100)
     tried = (Candidate("temperature", 0.5, None, scores, True), Candidate("none", 0.9, None, given.scores, True))
     paired = paired_test(given.predictions, after, n_resamples=100)
-    return Repair("temperature", Examined(after, scores), paired, 400, "val.npz", scaler.temperature_, "it is best.", tried)
+    what = (Examined(after, scores), paired, 400, "val.npz", scaler.temperature_)
+    return Repair("temperature", scaler.label, *what, "it is best.", tried)
 
 
 @cache
@@ -138,7 +139,7 @@ def test_page_shows_the_groups_that_were_measured_before_and_after() -> None:
 
 def test_page_where_doing_nothing_is_best_has_no_switch_but_the_calibrators() -> None:
     given = repaired()
-    idle = Repair("none", examined(), given.paired, 400, "val.npz", candidates=given.candidates)
+    idle = Repair("none", "doing nothing", examined(), given.paired, 400, "val.npz", candidates=given.candidates)
     text = render_page(examined(), repaired=idle, n_resamples=100)
     assert 'id="switch"' not in text
     assert 'data-calibrator="temperature"' in text

@@ -42,7 +42,7 @@ def repair(
     } | {key: Paired(0.1, 0.05, 0.15, 0.001) for key in worse}
     tried = tuple(Candidate(other, 0.5, None, after, True) for other in ("temperature", "vector", "none"))
     repaired = Examined(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]), after)
-    return Repair(name, repaired, paired, 5000, "val.npz", 1.9 if "temp" in name else None, "", tried)
+    return Repair(name, f"{name} calibration", repaired, paired, 5000, "val.npz", 1.9 if "temp" in name else None, "", tried)
 
 
 @pytest.mark.parametrize(
