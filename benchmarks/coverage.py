@@ -60,7 +60,7 @@ class World:
             totals=totals.double(),
             cells=cells,
             class_bins=expected,
-            class_correct=torch.zeros(self.probs.shape[1], dtype=torch.float64),
+            class_counts=torch.zeros(2, self.probs.shape[1], dtype=torch.float64),
         )
         return values_of(summary)
 

@@ -199,11 +199,11 @@ def between_cuts(sums: Tensor, cuts: Tensor) -> Tensor:
     return torch.lerp(sums[:, right - 1], sums[:, right], share).diff(dim=1)
 
 
-def means_of_sums(edges: Tensor, count: Tensor, confidence: Tensor, accuracy: Tensor, *, rows: Tensor | None = None) -> Bins:
+def means_of_sums(edges: Tensor, count: Tensor, confidence: Tensor, accuracy: Tensor) -> Bins:
     """Make `Bins` from per-bin sums of weight, weight·confidence and weight·correct; empty bins get zeros."""
     safe = count.where(count > 0, 1.0)
     sure, right = (torch.where(count > 0, total / safe, 0.0) for total in (confidence, accuracy))
-    return Bins(edges, count, sure, right, rows)
+    return Bins(edges, count, sure, right)
 
 
 def norm_of_bins(bins: Bins, *, p: float = 1, total: float | None = None) -> Tensor:
@@ -266,10 +266,10 @@ def cell_index(confidence: Tensor, *, dtype: torch.dtype = torch.float64) -> Ten
 
 
 def cells_of(top: TopLabel) -> Tensor:
-    """Sums ``[4, NUM_CELLS]`` of weight, weight times confidence, weight times correctness and squared weight by cell."""
-    index = cell_index(top.confidence, dtype=top.dtype)
-    rows = torch.stack([top.mass, top.mass * top.confidence, top.mass * top.correct, top.mass.square()])
-    return rows.new_zeros(4, NUM_CELLS).index_add_(1, index, rows)
+    """Sums by cell ``[5, NUM_CELLS]``: weight, weight times confidence and correctness, squared weight; number of examples."""
+    index, mass = cell_index(top.confidence, dtype=top.dtype), top.mass
+    rows = torch.stack([mass, mass * top.confidence, mass * top.correct, mass.square(), torch.ones_like(mass)])
+    return rows.new_zeros(5, NUM_CELLS).index_add_(1, index, rows)
 
 
 def fold_cells(sums: Tensor, n_bins: int) -> Tensor:

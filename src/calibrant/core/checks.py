@@ -6,8 +6,7 @@ in every public function; value checks read the data and run once, in ``Predicti
 
 from __future__ import annotations
 
-import difflib
-from collections import Counter
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeAlias
@@ -25,7 +24,8 @@ ArrayLike: TypeAlias = Tensor | npt.ArrayLike
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 # Multi-label problems, with one sigmoid per class.
 _SEVERAL = " Several labels at once are measured class by class, each as a binary problem."
-_CLASS_INDICES = "`labels` must be class indices 0, 1, 2, …"
+# Bins of C classes fill C times as much memory, and nobody has data for more.
+_MOST_BINS = 10_000
 # How None, NaN and pandas' NA are written as text.
 _MISSING = ("", "None", "nan", "NaN", "<NA>")
 
@@ -65,15 +65,11 @@ def refuse_masked(value: object, *, where: str, name: str) -> None:
         raise ValueError(f"{where}: `{name}` must have no masked entries. Leave those rows out of all arrays, or fill them.")
 
 
-# Bins of C classes fill C times as much memory, and nobody has data for more.
-MOST_BINS = 10_000
-
-
 def check_bins(n_bins: int, *, where: str) -> None:
     """Raise unless ``n_bins`` is a whole number from 1 to 10,000."""
     check_count(n_bins, where=where, name="n_bins")
-    if n_bins > MOST_BINS:
-        raise ValueError(f"{where}: `n_bins` must be at most {MOST_BINS:,}, got {n_bins!r}.")
+    if n_bins > _MOST_BINS:
+        raise ValueError(f"{where}: `n_bins` must be at most {_MOST_BINS:,}, got {n_bins!r}.")
 
 
 def check_count(value: int, *, where: str, name: str, least: int = 1) -> None:
@@ -103,30 +99,27 @@ def check_choice(value: object, choices: Sequence[object], *, where: str, name: 
 
 def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "probs", allow_empty: bool = False) -> None:
     """Raise unless ``scores`` is floating ``[N, C, ...]``, ``labels`` integer ``[N, ...]``, N >= 1 (or 0) and C >= 2."""
-    if _looks_swapped(scores, labels):
-        raise ValueError(
-            f"{where}: `{kind}` must be floating [N, C], got {_say(scores)} with labels {_say(labels)}. "
-            f"The arguments look swapped: pass `{kind}` first, `labels` second."
-        )
+    expected = [*scores.shape[:1], *scores.shape[2:]]
+    wrong, hint = "", ""
     if scores.ndim < 2 or scores.shape[1] < 2:
+        wrong = f"`{kind}` must be [N, C] with C >= 2, got {_say(scores)} with labels {_say(labels)}"
         hint = " For one probability per example use the `binary_` metrics or `Predictions.from_binary`."
-        raise ValueError(f"{where}: `{kind}` must be [N, C] with C >= 2, got {list(scores.shape)}.{hint}")
-    if not scores.is_floating_point():
-        raise ValueError(f"{where}: `{kind}` must be floating point, got {scores.dtype}.")
-    expected = [scores.shape[0], *scores.shape[2:]]
-    if list(labels.shape) != expected:
-        # Losses and calibrators, which take logits, do not measure.
-        several = _SEVERAL if kind == "probs" else ""
-        hint = f" Pass `labels.argmax(1)` if they are one-hot.{several}" if labels.shape == scores.shape else ""
-        form = "[N]" if scores.ndim == 2 else "[N, ...]"
-        raise ValueError(f"{where}: `labels` must be {form} = {expected}, got {list(labels.shape)}.{hint}")
-    if labels.is_floating_point() or labels.is_complex():
-        raise ValueError(
-            f"{where}: `labels` must be integer class indices, got {labels.dtype}. Leave out rows without a label, then pass "
-            "`labels.long()` of a tensor or `labels.astype(int)` of an array."
-        )
-    if scores.numel() == 0 and not allow_empty:
-        raise ValueError(f"{where}: `{kind}` must hold at least one example, got {list(scores.shape)}.")
+        if labels.is_floating_point() and not scores.is_floating_point():
+            hint = f" The arguments look swapped: pass `{kind}` first, `labels` second."
+    elif not scores.is_floating_point():
+        wrong = f"`{kind}` must be floating point, got {scores.dtype}"
+    elif list(labels.shape) != expected:
+        wrong = f"`labels` must be {'[N]' if scores.ndim == 2 else '[N, ...]'} = {expected}, got {list(labels.shape)}"
+        if labels.shape == scores.shape:
+            # Losses and calibrators, which take logits, do not measure.
+            hint = f" Pass `labels.argmax(1)` if they are one-hot.{_SEVERAL if kind == 'probs' else ''}"
+    elif labels.is_floating_point() or labels.is_complex():
+        wrong = f"`labels` must be integer class indices, got {labels.dtype}"
+        hint = " Leave out rows without a label, then pass `labels.long()` or `labels.astype(int)`."
+    elif scores.numel() == 0 and not allow_empty:
+        wrong = f"`{kind}` must hold at least one example, got {list(scores.shape)}"
+    if wrong:
+        raise ValueError(f"{where}: {wrong}.{hint}")
 
 
 def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bool = False, values: bool = True) -> None:
@@ -138,17 +131,14 @@ def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bo
     for name, value in (("logits", logits), ("labels", labels)):
         if not isinstance(value, Tensor):
             raise ValueError(f"{where}: `{name}` must be a tensor, got {type(value).__name__}. Pass `torch.as_tensor({name})`.")
-    if logits.ndim != 2 and not _looks_swapped(logits, labels):
-        hint = " Flatten dense logits to [B, C] first." if logits.ndim > 2 else ""
-        raise ValueError(f"{where}: `logits` must be [B, C], got {list(logits.shape)}.{hint}")
+    if logits.ndim > 2:
+        raise ValueError(f"{where}: `logits` must be [B, C], got {list(logits.shape)}. Flatten dense logits to [B, C] first.")
     if labels.ndim == 2 and labels.is_floating_point() and logits.is_floating_point():
-        if not soft_targets:
+        if not soft_targets or labels.shape != logits.shape or logits.numel() == 0:
+            rule = f"soft targets [B, C] as the logits {_say(logits)}" if soft_targets else "class indices [B]"
             raise ValueError(
-                f"{where}: `labels` must be class indices [B], got {_say(labels)}. Soft targets have no meaning here; "
-                "pass `labels.argmax(1)` if they are one-hot."
+                f"{where}: `labels` must be {rule}, got {_say(labels)}. Pass `labels.argmax(1)` if they are one-hot."
             )
-        if labels.shape != logits.shape or logits.numel() == 0:
-            raise ValueError(f"{where}: soft `labels` must be [B, C] as the logits {_say(logits)}, got {_say(labels)}.")
         low, high = range_if_free(labels, 0.0, 1.0)
         # Mixtures of one-hot rows may round to just outside.
         if not (low >= -1e-3 and high <= 1 + 1e-3):
@@ -182,19 +172,14 @@ def check_prob_values(probs: Tensor, *, where: str, first_row: int = 0) -> None:
     work = probs if probs.dtype in (torch.float32, torch.float64) else probs.float()
     # A matrix-vector product is the cheapest row sum (0.1 ms for 50,000 x 10), and a NaN or inf anywhere shows in it.
     off = (work @ torch.ones(work.shape[1], dtype=work.dtype, device=work.device) - 1).abs()
-    low = float(work.amin())
+    low, high = float(work.amin()), float(work.amax())
     if float(off.amax()) <= tolerance and low >= 0:
         return
-    bad = (~torch.isfinite(work)).any(1)
-    if bool(bad.any()):
-        row = int(bad.nonzero()[0])
-        what = "NaN" if bool(work[row].isnan().any()) else "inf"
-        raise ValueError(f"{where}: `probs` must be finite, got {what} in row {first_row + row}.")
-    high = float(work.amax())
+    _refuse_infinite(work.sum(1), "`probs` must be finite", where=where, first_row=first_row)
     if low < 0 or high > 1 + tolerance:
-        nearly = "Set what is below zero to zero and divide every row by its sum, if they are probabilities."
-        other = "They look like logits: give them as `logits`, or take their softmax. Divide percentages by 100."
-        hint = nearly if low > -0.1 and high < 1.1 else other
+        hint = "They look like logits: give them as `logits`, or take their softmax. Divide percentages by 100."
+        if low > -0.1 and high < 1.1:
+            hint = "Set what is below zero to zero and divide every row by its sum, if they are probabilities."
         raise ValueError(f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. {hint}")
     row = int(off.argmax())
     raise ValueError(
@@ -205,19 +190,21 @@ def check_prob_values(probs: Tensor, *, where: str, first_row: int = 0) -> None:
 
 def check_before_softmax(logits: Tensor, *, where: str, first_row: int = 0) -> None:
     """Raise if ``logits [N, C]`` hold NaN or +inf, are -inf throughout a row, or are what a softmax leaves: probabilities."""
-    top = logits.amax(1)
-    bad = ~torch.isfinite(top)
-    if bool(bad.any()):
-        row = int(bad.nonzero()[0])
-        what = "only -inf" if float(top[row]) == float("-inf") else str(float(top[row]))
-        rule = "must not hold NaN or +inf and must have a finite entry in every row"
-        raise ValueError(f"{where}: `logits` {rule}, got {what} in row {first_row + row}.")
+    rule = "`logits` must not hold NaN or +inf and must have a finite entry in every row"
+    _refuse_infinite(logits.amax(1), rule, where=where, first_row=first_row)
     # A few rows may be an example made by hand; ten that all do what softmax does are not.
     if len(logits) >= 10 and _are_probs(logits[:10]) and _are_probs(logits):
         raise ValueError(
             f"{where}: `logits` must be scores before softmax, got rows in [0, 1] that sum to 1. "
             "They look like probabilities: give them as `probs`, or take their logarithm."
         )
+
+
+def _refuse_infinite(values: Tensor, rule: str, *, where: str, first_row: int) -> None:
+    bad = ~torch.isfinite(values)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise ValueError(f"{where}: {rule}, got {float(values[row])} in row {first_row + row}.")
 
 
 def _are_probs(rows: Tensor) -> bool:
@@ -244,73 +231,47 @@ def read_labels(
         # There is no array of rows of different lengths, as `to_tensor` says.
         with suppress(ValueError):
             labels = np.asarray(labels)
+    said: object = labels
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "USO":
-        labels = _labels_from_text(labels, names, where, first_row, ignore_index)
+        said, labels = _numbers_of_text(labels, names, ignore_index, where=where)
     target = to_tensor(labels, where=where, name="labels")
     if not target.is_floating_point() or list(target.shape) != list(shape):
         return target
     # The fractional part of NaN and inf is NaN.
     bad = (target.double().frac() != 0).nonzero()
     if len(bad):
-        raise _label_error(float(target[tuple(bad[0])]), first_row + int(bad[0][0]), None, where)
+        place = tuple(bad[0].tolist())
+        got = (said if isinstance(said, Tensor) else np.asarray(said))[place].item()
+        rule = "`labels` must be class indices 0, 1, 2, …" + ("" if names is None else " or among the class names")
+        raise ValueError(
+            f"{where}: {rule}, got {got!r} in row {first_row + place[0]}. Give indices, or names that are in `class_names` "
+            "(`--class-names`). Leave out rows without a label, or mark them with a number such as -100: `ignore_index=-100`."
+        )
     return target.long()
 
 
-def _labels_from_text(
-    labels: np.ndarray[tuple[int, ...], np.dtype[np.generic]],
-    names: Sequence[str] | None,
-    where: str,
-    first_row: int,
-    ignore_index: int | None,
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Labels written as text, all names or all numbers, as numbers; a missing one is NaN."""
+def _numbers_of_text(
+    labels: np.ndarray[tuple[int, ...], np.dtype[np.generic]], names: Sequence[str] | None, ignored: int | None, *, where: str
+) -> tuple[object, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
+    """Labels as text, and as numbers: all by their names, or all as numbers are written; NaN where that fails."""
     text = np.char.decode(labels.astype(bytes), "utf-8", "replace") if labels.dtype.kind == "S" else labels.astype(str)
     distinct, place = np.unique(np.char.strip(text), return_inverse=True)
-    stripped = [str(name).strip() for name in (() if names is None else names)]
-    twice = [name for name, count in Counter(stripped).items() if count > 1 and name in distinct]
-    if twice:
-        raise ValueError(
-            f"{where}: `class_names` must differ where labels are names, got {twice[0]!r} twice. Rename one class."
-        )
-    known: dict[str, float] = {str(ignore_index): ignore_index} if ignore_index is not None else {}
-    known |= {name: number for number, name in enumerate(stripped)}
-    found = [known.get(value) for value in distinct]
-    if None in found:
-        numbers = [_number(value) for value in distinct]
-        if None in numbers:
-            unknown = [value for value, number in zip(distinct, found, strict=True) if number is None]
-            # A number among names is reported only if nothing else is wrong.
-            strange = [value for value in unknown if _number(value) is None] or unknown
-            row = int(np.isin(distinct[place.reshape(-1)], strange).argmax())
-            raise _label_error(str(distinct[place.reshape(-1)[row]]), first_row + row, names, where)
-        found = numbers
-    return np.array(found, dtype=np.float64)[place].reshape(text.shape)
+    known = {str(name).strip(): float(number) for number, name in enumerate(() if names is None else names)}
+    if names is not None and len(known) < len(names) and not known.keys().isdisjoint(distinct):
+        raise ValueError(f"{where}: `class_names` must differ where labels are names, got some twice. Rename one class.")
+    known |= {} if ignored is None else {str(ignored): float(ignored)}
+    numbers = {value: _number(value) for value in distinct}
+    strange = any(math.isnan(number) and value not in _MISSING for value, number in numbers.items())
+    if known.keys() >= numbers.keys() or (names is not None and strange):
+        numbers = {value: known.get(value, math.nan) for value in distinct}
+    return text, np.array(list(numbers.values()))[place].reshape(text.shape)
 
 
-def _number(text: str) -> float | None:
+def _number(text: str) -> float:
     try:
-        return float("nan" if text in _MISSING else text)
+        return float(text)
     except ValueError:
-        return None
-
-
-def _label_error(label: str | float, row: int, names: Sequence[str] | None, where: str) -> ValueError:
-    got, number = repr(label), _number(str(label))
-    if str(label) in _MISSING:
-        got, remedy = "no label", "Leave that row out, or give it a label such as -100 and pass `ignore_index=-100`."
-    elif number is not None and number < 0:
-        remedy = _ignore_hint(label)
-    elif names is None:
-        remedy = "Give indices, or also the names of the classes in their order (`class_names`, `--class-names`)."
-    else:
-        near = difflib.get_close_matches(str(label), [str(name) for name in names], n=1)
-        remedy = f"Did you mean {near[0]!r}?" if near else "Name every class."
-    rule = _CLASS_INDICES if names is None else "`labels` must be class indices or among the class names"
-    return ValueError(f"{where}: {rule}, got {got} in row {row}. {remedy}")
-
-
-def _ignore_hint(label: object) -> str:
-    return f"Pass `ignore_index={label}` if it marks examples to leave out (`--ignore-index {label}`)."
+        return math.nan
 
 
 def check_label_values(labels: Tensor, num_classes: int, *, where: str) -> None:
@@ -321,11 +282,9 @@ def check_label_values(labels: Tensor, num_classes: int, *, where: str) -> None:
 
 def _check_label_range(low: float, high: float, num_classes: int, *, where: str) -> None:
     if low < 0 or high >= num_classes:
-        hint = f" {_ignore_hint(low)}" if low < 0 else ""
-        if low >= 1 and high == num_classes:
-            hint = " They look one-based: pass `labels - 1`."
-        elif low == -1 and num_classes == 2:
-            hint += " Take `(labels + 1) // 2` if they are -1 and 1."
+        hint = " They look one-based: pass `labels - 1`." if low >= 1 and high == num_classes else ""
+        if low < 0:
+            hint = f" Pass `ignore_index={low}` if it marks examples to leave out (`--ignore-index {low}`)."
         raise ValueError(f"{where}: `labels` must lie in [0, {num_classes - 1}], got {low if low < 0 else high}.{hint}")
 
 
@@ -333,17 +292,12 @@ def check_weights(weights: Tensor, labels: Tensor, *, where: str) -> None:
     """Raise unless ``weights`` has the shape of ``labels``, is finite and >= 0, and has a positive sum."""
     if weights.shape != labels.shape:
         raise ValueError(f"{where}: `weights` must be {list(labels.shape)} as the labels, got {list(weights.shape)}.")
-    work = weights.double() if weights.dtype != torch.float64 else weights
-    if not bool(torch.isfinite(work).all()) or bool((work < 0).any()):
-        raise ValueError(f"{where}: `weights` must be finite and >= 0, got {float(work.min()):.4g}.")
-    total = float(work.sum())
+    low, total = float(weights.min()), float(weights.double().sum())
+    if not low >= 0:
+        raise ValueError(f"{where}: `weights` must be finite and >= 0, got {low:.4g}.")
     # Squares and products of weights must not overflow.
     if not 1e-100 < total < 1e100:
         raise ValueError(f"{where}: `weights` must have a positive sum from 1e-100 to 1e100, got {total:.4g}. Rescale them.")
-
-
-def _looks_swapped(scores: Tensor, labels: Tensor) -> bool:
-    return labels.is_floating_point() and labels.ndim == scores.ndim + 1 and not scores.is_floating_point()
 
 
 def _say(value: Tensor) -> str:

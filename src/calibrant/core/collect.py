@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -51,8 +52,7 @@ def collect_logits(
         )
     first = next(model.parameters(), next(model.buffers(), torch.empty(0)))
     place = first.device if device is None else torch.device(device)
-    logits: list[Tensor] = []
-    labels: list[Tensor] = []
+    parts: list[tuple[Tensor, Tensor]] = []
     # `train(mode)` would set whole subtrees and undo what a user froze inside them.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -61,23 +61,22 @@ def collect_logits(
         with torch.no_grad():
             for batch in _with_progress(loader) if progress else loader:
                 inputs, given = split_batch(batch, where=_WHERE)
-                output = find_logits(_call(model, move(inputs, place)), where=_WHERE)
-                label = to_tensor(given, where=_WHERE, name="labels").cpu()
-                _check_batch(output, label)
-                logits.append((output.float() if output.dtype == torch.bfloat16 else output).cpu())
-                labels.append(label)
+                logits = find_logits(_call(model, move(inputs, place)), where=_WHERE)
+                labels = to_tensor(given, where=_WHERE, name="labels").cpu()
+                check_shapes(logits, labels, where=_WHERE, kind="logits")
+                parts.append(((logits.float() if logits.dtype == torch.bfloat16 else logits).cpu(), labels))
     finally:
         for module, mode in modes:
             module.training = mode
-    if not logits:
+    if not parts:
         raise ValueError(f"{_WHERE}: `loader` must hold at least one batch, got none. An iterator can be used only once.")
-    counts = sorted({part.shape[1] for part in logits})
+    counts = sorted({logits.shape[1] for logits, _ in parts})
     if len(counts) > 1:
         raise ValueError(f"{_WHERE}: `model` must give the same number of classes for every batch, got {counts}.")
-    if len({part.shape[2:] for part in logits}) > 1:
-        logits = [part.movedim(1, -1).reshape(-1, part.shape[1]) for part in logits]
-        labels = [part.reshape(-1) for part in labels]
-    return torch.cat(logits), torch.cat(labels)
+    if len({logits.shape[2:] for logits, _ in parts}) > 1:
+        parts = [(logits.movedim(1, -1).reshape(-1, counts[0]), labels.reshape(-1)) for logits, labels in parts]
+    all_logits, all_labels = (torch.cat(given) for given in zip(*parts, strict=True))
+    return all_logits, all_labels
 
 
 def split_batch(batch: Any, *, where: str) -> tuple[Any, Any]:
@@ -107,25 +106,18 @@ def move(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> 
 
 def _call(model: nn.Module, inputs: object) -> object:
     """Hand ``inputs`` over in the way that the model's signature allows: by keyword, as one argument, or one by one."""
-
-    def takes(*positional: object, **named: object) -> bool:
-        try:
-            inspect.signature(model.forward).bind(*positional, **named)
-        except TypeError:
-            return False
-        except ValueError:  # a scripted forward has no signature that can be read
-            pass
-        return True
-
+    try:
+        known = inspect.signature(model.forward).parameters
+    except ValueError:  # a traced model has no signature
+        known = MappingProxyType({})
     if isinstance(inputs, Mapping):
-        named = {str(key): value for key, value in inputs.items()}
-        if not takes(**named):
-            parameters = inspect.signature(model.forward).parameters
-            named = {name: value for name, value in named.items() if name in parameters}
-        if named and takes(**named):
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        named = {name: value for name, value in inputs.items() if takes_any or name in known}
+        if named:
             return model(**named)
         return model(*inputs.values()) if len(inputs) == 1 else model(inputs)
-    return model(*inputs) if isinstance(inputs, (tuple, list)) and not takes(None) else model(inputs)
+    required = [p for p in known.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return model(*inputs) if isinstance(inputs, (tuple, list)) and len(required) > 1 else model(inputs)
 
 
 def find_logits(output: object, *, where: str) -> Tensor:
@@ -146,15 +138,6 @@ def find_logits(output: object, *, where: str) -> Tensor:
     got = str(list(found.shape)) if isinstance(found, Tensor) else type(output if found is None else found).__name__
     hint = " For one log-odds z per example return `torch.stack([0 * z, z], 1)`." if isinstance(found, Tensor) else ""
     raise ValueError(f"{where}: `model` must return logits [B, C], alone, first in a tuple or as `logits`, got {got}.{hint}")
-
-
-def _check_batch(logits: Tensor, labels: Tensor) -> None:
-    if logits.ndim > 2 and labels.shape == logits.shape[:-1] and labels.shape[1:] != logits.shape[2:]:
-        raise ValueError(
-            f"{_WHERE}: `model` must return [B, C, ...], got {list(logits.shape)} with labels {list(labels.shape)}. "
-            "The classes come last: wrap the model so that it returns `logits.movedim(-1, 1)`."
-        )
-    check_shapes(logits, labels, where=_WHERE, kind="logits")
 
 
 def _with_progress(loader: Iterable[object]) -> Iterable[object]:

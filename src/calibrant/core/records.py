@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from calibrant.core.checks import (
     ArrayLike,
     check_before_softmax,
+    check_choice,
     check_label_values,
     check_prob_values,
     check_shapes,
@@ -41,6 +42,7 @@ class Split(StrEnum):
     TEST = "test"
 
 
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Predictions:
     """What a classifier predicted for N examples, and the true labels. Checked once, then never changed.
 
@@ -73,7 +75,6 @@ class Predictions:
 
     scores: Tensor
     has_logits: bool
-    num_classes: int
     labels: Tensor
     split: Split | None
     weights: Tensor | None
@@ -105,25 +106,22 @@ class Predictions:
             ignore_index=ignore_index,
             first_row=first_row,
         )
+        if split is not None:
+            check_choice(split, [part.value for part in Split], where=where, name="split")
         table = {name: _as_column(values, name) for name, values in (columns or {}).items()}
         for name, values in table.items():
             if len(values) not in (len(kept), len(target)):
                 raise ValueError(f"{where}: column `{name}` must have N = {len(kept)} values, got {len(values)}.")
-        fields = {
-            "scores": scores,
-            "has_logits": kind == "logits",
-            "num_classes": int(scores.shape[1]),
-            "labels": target,
-            "split": None if split is None else parse_split(split, where=where),
-            "weights": weight,
-            "columns": {k: v if len(v) == len(target) else v[kept.numpy()] for k, v in table.items()},
-            "class_names": None if class_names is None else tuple(str(n) for n in class_names),
-        }
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"Predictions are frozen: `{name}` cannot be set. Make a new record with `replace`.")
+        # The fields are frozen: they are set behind the back of the class.
+        vars(self).update(
+            scores=scores,
+            has_logits=kind == "logits",
+            labels=target,
+            split=None if split is None else Split(split),
+            weights=weight,
+            columns={k: v if len(v) == len(target) else v[kept.numpy()] for k, v in table.items()},
+            class_names=None if class_names is None else tuple(str(n) for n in class_names),
+        )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -132,6 +130,11 @@ class Predictions:
         kind = "logits" if self.has_logits else "probs"
         split = f", split={self.split.value}" if self.split else ""
         return f"Predictions(N={len(self)}, C={self.num_classes}, from {kind}{split})"
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C."""
+        return int(self.scores.shape[1])
 
     @cached_property
     def probs(self) -> Tensor:
@@ -168,17 +171,9 @@ class Predictions:
         class_names: Sequence[str] | None = None,
     ) -> Predictions:
         """Return a copy with other scores, split, weights or class names and everything else kept."""
-        given: dict[str, Any] = {"logits": logits, "probs": probs}
-        if logits is None and probs is None:
-            given = {"logits" if self.has_logits else "probs": self.scores}
-        return Predictions(
-            **given,
-            labels=self.labels,
-            split=split or self.split,
-            weights=self.weights if weights is None else weights,
-            columns=self.columns,
-            class_names=class_names or self.class_names,
-        )
+        scores = {name: value for name, value in (("logits", logits), ("probs", probs)) if value is not None}
+        other = {"split": split, "weights": weights, "class_names": class_names}
+        return self._with(**scores, **{name: value for name, value in other.items() if value is not None})
 
     def subset(self, index: ArrayLike) -> Predictions:
         """Return the examples that ``index`` (a boolean mask or positions) picks, as a new record."""
@@ -186,15 +181,18 @@ class Predictions:
         rows = picked.nonzero().squeeze(1) if picked.dtype == torch.bool else picked.long()
         if rows.numel() == 0:
             raise ValueError("Predictions.subset: `index` must pick at least one example, got none.")
-        given: dict[str, Any] = {"logits" if self.has_logits else "probs": self.scores[rows]}
-        return Predictions(
-            **given,
+        return self._with(
+            **{"logits" if self.has_logits else "probs": self.scores[rows]},
             labels=self.labels[rows],
-            split=self.split,
             weights=None if self.weights is None else self.weights[rows],
             columns={name: values[rows.numpy()] for name, values in self.columns.items()},
-            class_names=self.class_names,
         )
+
+    def _with(self, **changes: Any) -> Predictions:
+        same = {name: getattr(self, name) for name in ("labels", "split", "weights", "columns", "class_names")}
+        if not changes.keys() & {"logits", "probs"}:
+            same["logits" if self.has_logits else "probs"] = self.scores
+        return Predictions(**{**same, **changes})
 
     @classmethod
     def from_binary(
@@ -210,14 +208,16 @@ class Predictions:
     ) -> Predictions:
         """Make the two-class record of a binary problem.
 
+        The other arguments are those of the constructor.
+
         Args:
             probs: Probability ``[N]`` or ``[N, 1]`` of the positive class (label 1).
             logits: Or its log-odds, the input of a sigmoid.
             labels: 0 or 1, ``[N]`` or as the scores.
-            split: As in the constructor.
-            weights: As in the constructor.
-            columns: As in the constructor.
-            class_names: As in the constructor.
+            split: Part of the data.
+            weights: Sample weights.
+            columns: Further columns.
+            class_names: Two names.
 
         Returns:
             A record with C = 2. Its top-label metrics rate max(p, 1 - p); the ``binary_`` metrics rate p itself.
@@ -317,15 +317,6 @@ def both_classes(score: Tensor, kind: str) -> Tensor:
     return torch.stack([1 - score if kind == "probs" else torch.zeros_like(score), score], 1)
 
 
-def parse_split(split: Split | str, *, where: str = "Predictions") -> Split:
-    """Return ``split`` as a `Split`; raise with the valid names if it is none."""
-    try:
-        return Split(split)
-    except ValueError:
-        names = ", ".join(repr(s.value) for s in Split)
-        raise ValueError(f"{where}: `split` must be one of {names}, got {split!r}.") from None
-
-
 def as_predictions(
     probs: ArrayLike | Predictions | None,
     labels: ArrayLike | None = None,
@@ -370,8 +361,6 @@ def check_examples(
     Returns:
         Scores ``[n, C]``, labels ``[n]`` int64, weights ``[n]`` float64 or None; and which examples were kept, a mask.
     """
-    if ignore_index is not None and not -(2**63) <= ignore_index < 2**63:
-        raise ValueError(f"{where}: `ignore_index` must be a whole number of 64 bits, got {ignore_index}.")
     scores = to_tensor(given, where=where, name=kind).to(device)
     if class_names is not None and scores.ndim > 1 and len(class_names) != scores.shape[1]:
         raise ValueError(f"{where}: `class_names` must hold C = {scores.shape[1]} names, got {len(class_names)}.")

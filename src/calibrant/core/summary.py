@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from calibrant.core.binning import (
     CHUNK_ENTRIES,
-    NUM_CELLS,
     WIDTH_CELLS,
     TopLabel,
-    cell_index,
     cells_of,
     class_bins_of,
     equal_width_bins,
     equal_width_edges,
+    equal_width_index,
     fold_cells,
     means_of_sums,
     reduce_top_label,
@@ -44,15 +45,15 @@ class Summary:
         num_classes: Number of classes C.
         n_bins: Number of equal-width bins M.
         totals: Sums ``[8]`` of w, w², and of w v, w v², w v³ for the negative log-likelihood v, then for the Brier score v.
-        cells: Sums ``[4, NUM_CELLS]`` of w, w times confidence, w times correctness and w² by cell of confidence.
+        cells: Sums by cell of confidence, as `calibrant.core.binning.cells_of` gives them.
         top: The examples themselves, if they are few enough, else None.
         class_bins: One-vs-rest bins ``[3, C, M]``: weight, weighted probability of the class and weight of examples labelled
             with it, by the bin in which the class's probability lies; None where that is not measured.
-        class_correct: Weight of the correctly predicted examples of each true class ``[C]``, or None.
-        class_rows: Number of examples of each true class ``[C]``, or None.
-        rows: Number of examples by cell ``[NUM_CELLS]``, or None where it was not kept.
-        positive: Of two classes, the same sums with the probability of the second one as confidence, and whether it is the
-            label as correctness; None of more classes, or where it was not kept.
+        class_counts: Of each true class, the weight of its correctly predicted examples, and how many examples it has
+            ``[2, C]``; or None.
+        positive_cells: Of two classes, ``cells`` with the probability of the second one as confidence, and whether it is the
+            label as correctness; None of more classes.
+        positive_top: And the examples seen so.
     """
 
     n: int
@@ -63,20 +64,31 @@ class Summary:
     cells: Tensor
     top: TopLabel | None = None
     class_bins: Tensor | None = None
-    class_correct: Tensor | None = None
-    class_rows: Tensor | None = None
-    rows: Tensor | None = None
-    positive: Summary | None = None
+    class_counts: Tensor | None = None
+    positive_cells: Tensor | None = None
+    positive_top: TopLabel | None = None
 
     def __add__(self, other: Summary) -> Summary:
         mine, others = (self.num_classes, self.n_bins), (other.num_classes, other.n_bins)
         if mine != others:
             raise ValueError(f"Summary: summaries must agree on (C, M) to be added, got {mine} and {others}.")
-        sums: dict[str, Tensor | Summary | int | None] = {}
-        for name in (field.name for field in fields(self) if field.name not in ("num_classes", "n_bins", "top")):
+        sums: dict[str, Any] = {}
+        for name in (field.name for field in fields(self) if field.name not in ("num_classes", "n_bins")):
             one, two = getattr(self, name), getattr(other, name)
-            sums[name] = None if one is None or two is None else one + two
-        return replace(self, **sums, top=_join(self.top, other.top))  # type: ignore[arg-type]
+            if one is None or two is None:
+                sums[name] = None
+            elif isinstance(one, TopLabel):
+                sums[name] = _join([one, two]) if len(one) + len(two) <= KEPT_EXAMPLES else None
+            else:
+                sums[name] = one + two
+        return replace(self, **sums)
+
+    @cached_property
+    def positive(self) -> Summary | None:
+        """Of two classes, the same with the probability of the second one as confidence; else None."""
+        if self.positive_cells is None:
+            return None
+        return Summary(self.n, self.size, self.num_classes, self.n_bins, self.totals, self.positive_cells, self.positive_top)
 
     @property
     def is_weighted(self) -> bool:
@@ -120,7 +132,7 @@ class Summary:
         """The examples, or one entry per cell with its mean confidence, mean correctness, weight and squared weight."""
         if self.top is not None:
             return self.top
-        weight, confidence, correct, squares = self.cells[:, self.cells[0] > 0]
+        weight, confidence, correct, squares, _ = self.cells[:, self.cells[0] > 0]
         return TopLabel(
             (confidence / weight).clamp(0, 1), (correct / weight).clamp(0, 1), weight, squares=squares, examples=self.size
         )
@@ -132,15 +144,16 @@ class Summary:
 
     def bins_of(self, n_bins: int) -> Bins:
         """Equal-width confidence bins; exact if all examples are known, or if the number of bins divides 3,000."""
-        rows = self.rows if self.is_weighted else None
         if WIDTH_CELLS % n_bins == 0:
-            counts = None if rows is None else fold_cells(rows, n_bins)
-            return means_of_sums(equal_width_edges(n_bins).clone(), *fold_cells(self.cells[:3], n_bins), rows=counts)
-        bins = equal_width_bins(self.examples, n_bins=n_bins)
-        if rows is None:
-            return bins
-        counted = replace(self.examples, weights=None if self.top is not None else rows[self.cells[0] > 0])
-        return replace(bins, rows=equal_width_bins(counted, n_bins=n_bins).count)
+            *sums, _, rows = fold_cells(self.cells, n_bins)
+            # The cached edges must not be written to.
+            bins = means_of_sums(equal_width_edges(n_bins).clone(), *sums)
+        else:
+            top, bins = self.examples, equal_width_bins(self.examples, n_bins=n_bins)
+            index = equal_width_index(top.confidence, n_bins, dtype=top.dtype)
+            held = None if self.top is not None else self.cells[4, self.cells[0] > 0]
+            rows = torch.bincount(index, weights=held, minlength=n_bins).double()
+        return replace(bins, rows=rows) if self.is_weighted else bins
 
 
 def summarize(predictions: Predictions, *, n_bins: int = 15, keep: int | None = KEPT_EXAMPLES) -> Summary:
@@ -152,30 +165,18 @@ def summarize(predictions: Predictions, *, n_bins: int = 15, keep: int | None = 
         (2, 2.0, [2.0, 0.0], 1.3)
     """
     size = max(CHUNK_ENTRIES // predictions.num_classes, 1)
-    total: Summary | None = None
-    tops, positives = [], []
+    parts = []
     for at in range(0, len(predictions), size):
         rows = slice(at, at + size)
         weights = None if predictions.weights is None else predictions.weights[rows]
         scores, are_logits = predictions.scores[rows], predictions.has_logits
-        part = summarize_rows(scores, predictions.labels[rows], weights, are_logits=are_logits, n_bins=n_bins)
-        assert part.top is not None
-        tops.append(part.top)
-        if part.positive is not None and part.positive.top is not None:
-            positives.append(part.positive.top)
-        total = part if total is None else total + part
-    assert total is not None
-    kept = keep is None or len(predictions) <= keep
-    total = replace(total, top=_concatenate(tops, predictions.weights) if kept else None)
-    if total.positive is None:
-        return total
-    top = _concatenate(positives, predictions.weights) if kept else None
-    return replace(total, positive=replace(total.positive, top=top))
-
-
-def _concatenate(tops: Sequence[TopLabel], weights: Tensor | None) -> TopLabel:
-    confidence, correct = (torch.cat([getattr(top, name) for top in tops]) for name in ("confidence", "correct"))
-    return TopLabel(confidence, correct, weights, tops[0].dtype)
+        parts.append(summarize_rows(scores, predictions.labels[rows], weights, are_logits=are_logits, n_bins=n_bins))
+    tops: dict[str, Any] = {}
+    is_kept = keep is None or len(predictions) <= keep
+    for name in ("top", "positive_top"):
+        seen = [getattr(part, name) for part in parts]
+        tops[name] = _join(seen) if is_kept and seen[0] is not None else None
+    return replace(reduce(add, parts), **tops)
 
 
 def summarize_rows(
@@ -189,32 +190,21 @@ def summarize_rows(
         nll = nll.masked_fill(weights == 0, 0.0)
     values = torch.stack([nll, brier])
     powers = torch.stack([values, values.square(), values**3], 1).flatten(0, 1)
-    ones = torch.ones_like(weight)
-    totals = torch.cat([torch.stack([weight.sum(), weight.square().sum()]), powers @ weight])
-    positive = None
-    if num_classes == 2:
-        second = TopLabel(probs[:, 1].double(), labels.double(), weights, top.dtype)
-        positive = Summary(len(labels), top.size, 2, n_bins, totals, cells_of(second), second, rows=_count_rows(second))
-    correct, rows = ones.new_zeros(2, num_classes).index_add_(1, labels, torch.stack([weight * top.correct, ones]))
+    second = TopLabel(probs[:, 1].double(), labels.double(), weights, top.dtype) if num_classes == 2 else None
+    counted = torch.stack([weight * top.correct, torch.ones_like(weight)])
     return Summary(
         n=len(labels),
         size=top.size,
         num_classes=num_classes,
         n_bins=n_bins,
-        totals=totals,
+        totals=torch.cat([torch.stack([weight.sum(), weight.square().sum()]), powers @ weight]),
         cells=cells_of(top),
         top=top,
         class_bins=class_bins_of(probs, labels, weights, n_bins=n_bins) if classwise else None,
-        class_correct=correct if classwise else None,
-        class_rows=rows if classwise else None,
-        rows=_count_rows(top),
-        positive=positive,
+        class_counts=weight.new_zeros(2, num_classes).index_add_(1, labels, counted) if classwise else None,
+        positive_cells=None if second is None else cells_of(second),
+        positive_top=second,
     )
-
-
-def _count_rows(top: TopLabel) -> Tensor:
-    cells = top.confidence.new_zeros(NUM_CELLS)
-    return cells.index_add_(0, cell_index(top.confidence, dtype=top.dtype), torch.ones_like(top.confidence))
 
 
 def score_rows(
@@ -242,9 +232,7 @@ def score_rows(
     return probs, top, nll, (squares - 2 * at_label + 1).clamp_min(0)
 
 
-def _join(one: TopLabel | None, two: TopLabel | None) -> TopLabel | None:
-    if one is None or two is None or len(one) + len(two) > KEPT_EXAMPLES:
-        return None
-    weights = None if one.weights is None and two.weights is None else torch.cat([one.mass, two.mass])
-    confidence, correct = (torch.cat([getattr(top, name) for top in (one, two)]) for name in ("confidence", "correct"))
-    return TopLabel(confidence, correct, weights, one.dtype)
+def _join(tops: Sequence[TopLabel]) -> TopLabel:
+    weights = None if all(top.weights is None for top in tops) else torch.cat([top.mass for top in tops])
+    confidence, correct = (torch.cat([getattr(top, name) for top in tops]) for name in ("confidence", "correct"))
+    return TopLabel(confidence, correct, weights, tops[0].dtype)

@@ -109,7 +109,7 @@ class Levels:
 
 
 def levels_of(cells: Tensor, *, size: float, n_bins: int) -> Levels:
-    """Merge ``cells [4, NUM_CELLS]`` of confidence to levels that are narrow and hold few of ``size`` (effective) examples."""
+    """Merge ``cells [5, NUM_CELLS]`` of confidence to levels that are narrow and hold few of ``size`` (effective) examples."""
     size, used = max(round(size), 1), (cells[0] > 0).nonzero().squeeze(1)
     sums = cells[:, used]
     share, confidence = sums[0] / sums[0].sum(), (sums[1] / sums[0]).clamp(0, 1)
@@ -121,7 +121,7 @@ def levels_of(cells: Tensor, *, size: float, n_bins: int) -> Levels:
     slots = [(confidence / _WIDTH).long(), torch.bucketize(share.cumsum(0) - share / 2, finer), bin_index]
     begins = (torch.stack(slots).diff(dim=1) != 0).any(0).long()
     level = pad(begins.cumsum(0), (1, 0))
-    joined = torch.zeros(4, int(level[-1]) + 1, dtype=torch.float64).index_add_(1, level, sums)
+    joined = torch.zeros(len(sums), int(level[-1]) + 1, dtype=torch.float64).index_add_(1, level, sums)
     last = pad(begins, (0, 1), value=1).bool()
     return Levels(
         share=joined[0] / joined[0].sum(),

@@ -182,9 +182,10 @@ def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tup
     # Labels of calibrated examples with probability p vary by p (1 - p); that of a bin's mean is hardly larger.
     variance = (confidence - confidence.square() / count.where(count > 0, 1.0)).clamp_min(0).sum(1)
     chance = NORMAL_95 * (variance / summary.weight / summary.effective_n).sqrt()
-    weight, rows = summary.class_count, summary.class_rows if summary.is_weighted else None
-    assert summary.class_correct is not None
-    wrong = torch.where(weight > 0, 1 - summary.class_correct / weight.where(weight > 0, 1.0), torch.nan)
+    assert summary.class_counts is not None
+    weight, (right, counted) = summary.class_count, summary.class_counts
+    rows = counted if summary.is_weighted else None
+    wrong = torch.where(weight > 0, 1 - right / weight.where(weight > 0, 1.0), torch.nan)
     order = torch.argsort(error, descending=True, stable=True).tolist()
     return tuple(
         ClassScore(

@@ -6,8 +6,8 @@ settings share one state. Importing this module imports torchmetrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
@@ -29,15 +29,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 
-_CLASS_SUMS = ("class_bins", "class_correct", "class_rows")
-
-
 class Stream(Metric):
     """Sums over all examples seen, in float64: the base of every streaming metric.
 
-    The state is the cells of `calibrant.core.binning` (weight, weighted confidence, weighted correctness, squared
-    weight; 0.8 MB), the first 65,536 examples (1 MB; as long as there are no more, every metric is exact), eight totals and,
-    if ``classwise``, three sums per class and bin (24·C·M bytes: 0.4 MB at 1,000 classes and 15 bins).
+    The state is that of `calibrant.core.summary.Summary`: the cells of confidence (1 MB, and once more for the positive one of
+    two classes), the first 65,536 examples (1 MB, or 1.5 of two classes; as long as there are no more, every metric is exact),
+    eight totals and, if ``classwise``, sums per class and bin (24·C·M bytes: 0.4 MB at 1,000 classes and 15 bins).
 
     Its options are those of `CalibrationSuite`.
     """
@@ -66,13 +63,14 @@ class Stream(Metric):
         check_count(num_classes, where=where, name="num_classes", least=2)
         check_choice(n_bins, EXACT_BINS, where=where, name="n_bins")
         super().__init__(**kwargs)
-        self.num_classes = int(num_classes)
-        self.n_bins = int(n_bins)
-        self.classwise = bool(classwise)
-        self.ignore_index = ignore_index
-        shapes: dict[str, tuple[int, ...]] = {"totals": (8,), "cells": (4, NUM_CELLS)}
+        self.num_classes, self.n_bins, self.ignore_index = int(num_classes), int(n_bins), ignore_index
+        shapes: dict[str, tuple[int, ...]] = {"totals": (8,), "cells": (5, NUM_CELLS)}
+        if num_classes == 2:
+            shapes["positive_cells"] = shapes["cells"]
         if classwise:
-            shapes |= dict(zip(_CLASS_SUMS, ((3, num_classes, n_bins), (num_classes,), (num_classes,)), strict=True))
+            shapes |= {"class_bins": (3, num_classes, n_bins), "class_counts": (2, num_classes)}
+        # The states that are sums of the same name in a `Summary`.
+        self.sums = tuple(shapes)
         states = {name: torch.zeros(shape, dtype=torch.float64, device="cpu") for name, shape in shapes.items()}
         states["count"] = torch.zeros(2, dtype=torch.int64, device="cpu")
         if ignore_index is not None:
@@ -81,8 +79,9 @@ class Stream(Metric):
             states[f"ignored_{ignore_index}"] = torch.zeros((), dtype=torch.int64, device="cpu")
         for name, zeros in states.items():
             self.add_state(name, zeros, dist_reduce_fx="sum", persistent=persistent)
-        # Confidence, negative where the prediction is wrong (it is never zero), and weight, -1 where there is no example.
-        unused = torch.full((2, KEPT_EXAMPLES), -1.0, dtype=torch.float64, device="cpu")
+        # Of each example its weight, -1 where there is none, the confidence, negative where the prediction is wrong, and of two
+        # classes the probability of the second, negative where that is not the label.
+        unused = torch.full((3 if num_classes == 2 else 2, KEPT_EXAMPLES), -1.0, dtype=torch.float64, device="cpu")
         self.add_state("kept", unused, dist_reduce_fx=_join_kept, persistent=persistent)
 
     def update(
@@ -132,32 +131,33 @@ class Stream(Metric):
                 self._add(scores[part], target[part], own, are_logits=probs is None)
 
     def _add(self, scores: Tensor, labels: Tensor, weights: Tensor | None, *, are_logits: bool) -> None:
-        found = summarize_rows(scores, labels, weights, are_logits=are_logits, n_bins=self.n_bins, classwise=self.classwise)
-        seen, n, top = int(self.count[0]), found.n, found.top
-        assert top is not None
+        classwise = "class_bins" in self.sums
+        found = summarize_rows(scores, labels, weights, are_logits=are_logits, n_bins=self.n_bins, classwise=classwise)
+        seen, n = int(self.count[0]), found.n
+        assert found.top is not None
         if seen + n <= KEPT_EXAMPLES:
-            self.kept[:, seen : seen + n] = torch.stack([(2 * top.correct - 1) * top.confidence, top.mass])
+            tops = [top for top in (found.top, found.positive_top) if top is not None]
+            signed = [torch.copysign(top.confidence, top.correct - 0.5) for top in tops]
+            self.kept[:, seen : seen + n] = torch.stack([found.top.mass, *signed])
         self.count += torch.tensor([n, found.size], device=self.count.device)
-        self.totals += found.totals
-        self.cells += found.cells
-        if self.classwise:
-            for name in _CLASS_SUMS:
-                getattr(self, name).add_(getattr(found, name))
+        for name in self.sums:
+            getattr(self, name).add_(getattr(found, name))
 
     def merge(self, *others: Self) -> Self:
         """Return a new metric that has seen the examples of this one and of ``others``; none of them is changed."""
-        joined = self.clone()
+        joined: Self = self.clone()  # type: ignore[assignment]
         for other in others:
             joined.merge_state(other)
-        assert isinstance(joined, type(self))
         return joined
 
     def merge_state(self, incoming_state: object) -> None:
         """Add the examples of another metric of the same settings (or its ``metric_state``) to this one."""
         given: Any = incoming_state.metric_state if isinstance(incoming_state, Metric) else incoming_state
         incoming = given if isinstance(given, dict) else {}
-        own: dict[str, Any] = self.metric_state
-        wanted, got = ({name: list(state.shape) for name, state in states.items()} for states in (own, incoming))
+        wanted, got = (
+            {name: list(state.shape) for name, state in cast("dict[str, Tensor]", states).items()}
+            for states in (self.metric_state, incoming)
+        )
         if wanted != got:
             where = f"{type(self).__name__}.merge_state"
             raise ValueError(f"{where}: `incoming_state` must have the states {wanted}, got {got or given!r}.")
@@ -166,34 +166,19 @@ class Stream(Metric):
         self._computed = None
         self._update_count += incoming_state._update_count if isinstance(incoming_state, Metric) else 1
 
-    @contextmanager
-    def _synced(self) -> Iterator[None]:
-        """Inside, the state covers all processes; outside, this process alone."""
-        if self._is_synced:
-            yield
-            return
-        with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
-            yield
-
     def _summary(self) -> Summary:
-        """What is known of all examples seen (by all processes, within `_synced`), on the CPU."""
+        """What is known of all examples seen (by all processes, once they are synchronised), on the CPU."""
         n, size = self.count.tolist()
         if n == 0 or size == 0:
             if self._is_synced:
                 self.unsync()
             raise ValueError(f"{type(self).__name__}: no examples yet. Call `update(probs, labels)` first.")
-        signed, weights = self.kept[:, :n].cpu()
-        is_weighted = not float(self.totals[0]) == n == float(self.totals[1])
-        return Summary(
-            n=n,
-            size=size,
-            num_classes=self.num_classes,
-            n_bins=self.n_bins,
-            totals=self.totals.cpu().clone(),
-            cells=self.cells.cpu().clone(),
-            top=TopLabel(signed.abs(), (signed > 0).double(), weights if is_weighted else None) if n <= KEPT_EXAMPLES else None,
-            **({name: getattr(self, name).cpu().clone() for name in _CLASS_SUMS} if self.classwise else {}),
-        )
+        sums = {name: getattr(self, name).cpu().clone() for name in self.sums}
+        weights, *signed = self.kept[:, :n].cpu()
+        own = None if float(self.totals[0]) == n == float(self.totals[1]) else weights
+        tops = [TopLabel(values.abs(), (~values.signbit()).double(), own) for values in signed] if n <= KEPT_EXAMPLES else []
+        named: dict[str, Any] = dict(zip(("top", "positive_top"), tops, strict=False))
+        return Summary(n=n, size=size, num_classes=self.num_classes, n_bins=self.n_bins, **sums, **named)
 
     def set_dtype(self, dst_type: str | torch.dtype) -> Self:
         """Do nothing: sums stay in float64 and int64, whatever the precision of model and input."""
@@ -220,9 +205,8 @@ class Stream(Metric):
 
 
 def _join_kept(parts: Tensor) -> Tensor:
-    """Join ``[W, 2, K]`` kept examples into ``[2, K]``; if they do not fit, none is kept."""
-    used = parts[:, 1] >= 0
-    found = parts.movedim(1, 0)[:, used]
+    """Join ``[W, R, K]`` kept examples into ``[R, K]``; if they do not fit, none is kept."""
+    found = parts.movedim(1, 0)[:, parts[:, 0] >= 0]
     joined = torch.full_like(parts[0], -1.0)
     if found.shape[1] <= joined.shape[1]:
         joined[:, : found.shape[1]] = found
@@ -239,9 +223,9 @@ class CalibrationSuite(Stream):
     hardly wider than that, as 1,000 bins over confidences within a few per cent of each other, can move ``ace`` and
     ``ece_debiased`` further.
 
-    Processes are joined by adding their sums, so the numbers do not depend on who saw which example. The state is 1.8 MB plus
-    24·C·M bytes for C classes and M bins (0.4 MB at 1,000 classes and 15 bins, without ``classwise`` nothing). Sums are
-    float64, on the metric's device, or on the CPU where that has no float64; nothing of the autograd graph is kept.
+    Processes are joined by adding their sums, so the numbers do not depend on who saw which example. The state is 2 MB (3.5 MB
+    of two classes) plus 24·C·M bytes for C classes and M bins (0.4 MB at 1,000 classes and 15 bins, without ``classwise``
+    nothing). Sums are float64, on the metric's device, or on the CPU where that has no float64. No autograd graph is kept.
 
     Args:
         num_classes: Number of classes C.
@@ -270,7 +254,9 @@ class CalibrationSuite(Stream):
 
     def summary(self) -> Summary:
         """Return the record of constant size that `calibrant.metrics.measure_summary` makes scores with intervals of."""
-        with self._synced():
+        if self._is_synced:
+            return self._summary()
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
             return self._summary()
 
     def scores(
@@ -309,11 +295,15 @@ class SingleMetric(Stream):
     """One number of the `CalibrationSuite`, by its key; takes the options of that class but for ``classwise``."""
 
     key: ClassVar[str]
-    plot_upper_bound: float | None = 1.0
+    plot_upper_bound: float | None = None
 
     def __init_subclass__(cls, key: str = "") -> None:
         super().__init_subclass__()
         cls.key = key or cls.key
+        metric = METRICS[cls.key]
+        cls.plot_upper_bound = None if math.isinf(metric.largest) else metric.largest
+        if metric.better is None:
+            cls.higher_is_better, cls.plot_lower_bound, cls.plot_upper_bound = None, -1.0, 1.0
 
     def __init__(self, **options: Any) -> None:
         super().__init__(classwise=METRICS[self.key].classwise, **options)
@@ -374,20 +364,13 @@ class DebiasedCalibrationError(SingleMetric, key="ece_debiased"):
 class SignedCalibrationGap(SingleMetric, key="signed_gap"):
     """Streaming signed gap: mean confidence minus accuracy, positive for an over-confident model."""
 
-    higher_is_better = None
-    plot_lower_bound = -1.0
-
 
 class NegativeLogLikelihood(SingleMetric, key="nll"):
     """Streaming negative log-likelihood of the label, in nats; exact from ``update(logits=...)``."""
 
-    plot_upper_bound = None
-
 
 class BrierScore(SingleMetric, key="brier"):
     """Streaming Brier score: squared distance of the probabilities from the label, summed over classes."""
-
-    plot_upper_bound = 2.0
 
 
 class ErrorRate(SingleMetric, key="error"):

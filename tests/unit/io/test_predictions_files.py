@@ -211,7 +211,7 @@ def test_iter_batches_leaves_out_pieces_that_are_all_ignored_or_weigh_nothing(tm
 def test_iter_batches_error_names_the_row_and_a_survey_estimates_their_number(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("p0,p1,label\n" + "0.5,0.5,0\n" * 5 + "nan,0.5,0\n")
-    with pytest.raises(ValueError, match="NaN in row 5"):
+    with pytest.raises(ValueError, match="nan in row 5"):
         list(iter_prediction_batches(path, batch_rows=2))
     with pytest.raises(ValueError, match="`batch_rows` must be a whole number >= 1, got 0"):
         next(iter_prediction_batches(path, batch_rows=0))
