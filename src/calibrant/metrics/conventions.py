@@ -42,37 +42,29 @@ _ABOVE = torch.tensor([math.inf], dtype=torch.float64)
 
 @dataclass(frozen=True)
 class Convention:
-    """How one source computes calibration errors; a rule is None where the source has no such metric.
+    """How one source computes calibration errors.
 
     A rule fixes the bins. The norm of order p is taken over them, also where the source itself offers p = 1 only.
 
     Attributes:
         source: What the numbers are those of.
         description: The rule of its expected calibration error in words.
-        width: Bins of its expected calibration error.
-        mass: Bins of its adaptive (equal-mass) calibration error.
+        rules: Kind of error → its bins; those of "expected" are also for "maximum" and "average" unless given.
         mass_description: The rule of its adaptive calibration error in words.
-        extremes: Bins of its maximum and average calibration error, where they differ from ``width``.
-        column: Bins of each class in its classwise error.
         reduce: How it gets confidence and correctness from probabilities and labels.
         labels_name_classes: Whether it takes the classes to be those up to the largest label.
     """
 
     source: str
     description: str
-    width: Rule
-    mass: Rule | None = None
+    rules: Mapping[Kind, Rule]
     mass_description: str = ""
-    extremes: Rule | None = None
-    column: Rule | None = None
     reduce: Callable[[Predictions], TopLabel] = lambda given: top_label(given, where="convention")
     labels_name_classes: bool = False
 
     def rule_of(self, kind: Kind) -> Rule | None:
-        """The bins of one kind of error."""
-        if kind in ("maximum", "average"):
-            return self.extremes or self.width
-        return {"expected": self.width, "adaptive": self.mass, "classwise": self.column}[kind]
+        """The bins of one kind of error; None where the source has no such metric."""
+        return self.rules.get(kind) or (self.rules["expected"] if kind in ("maximum", "average") else None)
 
 
 def binned_error(
@@ -88,21 +80,22 @@ def binned_error(
     """Calibration error over our own bins, or over those of the named source; ``more`` as `examples_of` takes it.
 
     Returns:
-        Scalar ``[]``. Raises ``ValueError`` if there is no such convention, if its source has no such metric, fails on
-        this input, or if weights are given, which no source takes.
+        Scalar ``[]``. Raises ``ValueError`` if there is no such convention, if its source has no such metric, or if weights are
+        given, which no source takes.
     """
-    where, chosen = f"{kind}_calibration_error", _OWN
+    where = f"{kind}_calibration_error"
     given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, **more)
-    if convention is not None:
-        chosen = lookup(CONVENTIONS, convention, kind="convention")
-        if given.weights is not None:
-            raise ValueError(f"{where}: `weights` must be None with a `convention`, got {list(given.weights.shape)}.")
+    chosen = _OWN if convention is None else lookup(CONVENTIONS, convention, kind="convention")
+    if convention is not None and given.weights is not None:
+        raise ValueError(f"{where}: `weights` must be None with a `convention`, got {list(given.weights.shape)}.")
     rule = chosen.rule_of(kind)
     if rule is None:
         having = ", ".join(name for name, entry in CONVENTIONS.items() if entry.rule_of(kind))
         raise ValueError(f"{where}: `convention` must be one that has this metric, got {convention!r}. These do: {having}.")
     if kind == "classwise":
-        return _classwise(given, chosen, rule, n_bins, p)
+        classes = range(int(given.labels.max()) + 1 if chosen.labels_name_classes else given.num_classes)
+        errors = [norm_of_bins(rule(class_column(given, k), n_bins), p=p, total=len(given)) for k in classes]
+        return mean_over_classes(torch.stack(errors), p)
     top = chosen.reduce(given)
     bins = rule(top, n_bins)
     if kind == "average":
@@ -111,12 +104,10 @@ def binned_error(
     return norm_of_bins(bins, p=math.inf if kind == "maximum" else p, total=None if convention is None else len(top))
 
 
-def _classwise(given: Predictions, convention: Convention, rule: Rule, n_bins: int, p: float) -> Tensor:
-    probs, labels = given.probs, given.labels
-    classes = int(labels.max()) + 1 if convention.labels_name_classes else probs.shape[1]
-    columns = [TopLabel(probs[:, k].double().contiguous(), (labels == k).double(), None, probs.dtype) for k in range(classes)]
-    errors = torch.stack([norm_of_bins(rule(column, n_bins), p=p, total=len(labels)) for column in columns])
-    return mean_over_classes(errors, p)
+def class_column(given: Predictions, number: int) -> TopLabel:
+    """The examples with the probability of one class as confidence, and whether it is the label as correctness."""
+    probs = given.probs[:, number].double().contiguous()
+    return TopLabel(probs, (given.labels == number).double(), given.weights, given.probs.dtype)
 
 
 def mean_over_classes(errors: Tensor, p: float) -> Tensor:
@@ -148,7 +139,7 @@ class Explanation:
         saturated: Examples whose confidence is exactly 1.
         distinct: Number of different confidences.
         signed_gap: Mean confidence minus accuracy; positive is over-confident.
-        others: Convention → its value, or None where its source fails on this input or takes no weights.
+        others: Convention → its value, or None with weights, which no source takes.
         binary: For two classes, the error of the second column as a binary problem; else None.
     """
 
@@ -169,27 +160,24 @@ class Explanation:
     binary: float | None = None
 
     def __str__(self) -> str:
-        order = "" if self.p == 1 else f", norm of order {self.p:g}"
         gap = round(self.signed_gap, 6)
         side = "over-confident" if gap > 0 else "under-confident" if gap < 0 else "no direction"
-        lines = [
-            f"{self.metric} = {self.value:.6f}",
-            f"  kind       {self.kind}{order}",
-            f"  bins       {self.rule}",
-            f"  examples   {self.n} of {self.num_classes} classes; {self.distinct} different confidences",
-            f"  empty      {self.empty_bins} of {self.n_bins} bins; the smallest of the others holds {self.smallest_bin:g}",
-            f"  saturated  {self.saturated} confidences are exactly 1",
-            f"  direction  mean confidence minus accuracy {self.signed_gap:+.6f} ({side} on average)",
-        ]
+        facts = {
+            "kind": self.kind if self.p == 1 else f"{self.kind}, norm of order {self.p:g}",
+            "bins": self.rule,
+            "examples": f"{self.n} of {self.num_classes} classes; {self.distinct} different confidences",
+            "empty": f"{self.empty_bins} of {self.n_bins} bins; the smallest of the others holds {self.smallest_bin:g}",
+            "saturated": f"{self.saturated} confidences are exactly 1",
+            "direction": f"mean confidence minus accuracy {self.signed_gap:+.6f} ({side} on average)",
+        }
         if self.binary is not None:
-            lines.append(f"  binary     {self.binary:.6f} if the second column is taken as the probability of a positive class")
+            facts["binary"] = f"{self.binary:.6f} if the second column is taken as the probability of a positive class"
+        lines = [f"{self.metric} = {self.value:.6f}", *(f"  {name:<9}  {fact}" for name, fact in facts.items())]
         lines.append("  the same predictions elsewhere:")
-        wide = max(len(name) for name in CONVENTIONS)
         for name, value in self.others.items():
-            shown = "none    " if value is None else f"{value:.6f}"
-            entry = CONVENTIONS[name]
+            shown, entry = "none    " if value is None else f"{value:.6f}", CONVENTIONS[name]
             text = entry.mass_description if self.metric == "adaptive_calibration_error" else entry.description
-            lines.append(f"    {name:<{wide}}  {shown}  {text}")
+            lines.append(f"    {name:<{max(map(len, CONVENTIONS))}}  {shown}  {text}")
         return "\n".join(lines)
 
 
@@ -220,17 +208,13 @@ def explain(
     given = examples_of(probs, labels, where="explain", n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     top = top_label(given, where="explain")
     bins = group(top, n_bins=n_bins)
-    held, binary = bins.count[bins.count > 0], None
-    if given.num_classes == 2:
-        positive = TopLabel(given.probs[:, 1].double(), given.labels.double(), given.weights, given.probs.dtype)
-        binary = float(norm_of_bins(group(positive, n_bins=n_bins), p=p))
     kind: Kind = "expected" if binning == "width" else "adaptive"
-    others: dict[str, float | None] = {}
-    for name in (name for name, entry in CONVENTIONS.items() if entry.rule_of(kind)):
-        try:
-            others[name] = float(binned_error(given, None, kind, n_bins=n_bins, p=p, convention=name))
-        except ValueError:
-            others[name] = None
+    held = bins.count[bins.count > 0]
+    others = {
+        name: None if given.weights is not None else float(binned_error(given, None, kind, n_bins=n_bins, p=p, convention=name))
+        for name, entry in CONVENTIONS.items()
+        if entry.rule_of(kind)
+    }
     edges = f"edges k/{n_bins} in {str(top.dtype).removeprefix('torch.')}"
     return Explanation(
         value=float(norm_of_bins(bins, p=p)),
@@ -249,7 +233,7 @@ def explain(
         distinct=len(top.confidence.unique()),
         signed_gap=float(bins.weight @ bins.gap),
         others=MappingProxyType(others),
-        binary=binary,
+        binary=float(norm_of_bins(group(class_column(given, 1), n_bins=n_bins), p=p)) if given.num_classes == 2 else None,
     )
 
 
@@ -269,9 +253,7 @@ def _rule(edges: Callable[[TopLabel, int], Tensor], *, closed: Literal["left", "
 
 
 def _as_numpy(top: TopLabel) -> np.ndarray[tuple[int], np.dtype[np.floating]]:
-    dtype = torch.float32 if top.dtype == torch.bfloat16 else top.dtype
-    array: np.ndarray[tuple[int], np.dtype[np.floating]] = top.confidence.to(dtype).numpy()
-    return array
+    return top.confidence.to(torch.float32 if top.dtype == torch.bfloat16 else top.dtype).numpy()
 
 
 def _compared(edges: Tensor, dtype: torch.dtype) -> Tensor:
@@ -279,7 +261,8 @@ def _compared(edges: Tensor, dtype: torch.dtype) -> Tensor:
     return edges.double().to(dtype).double()
 
 
-_guo_width = _rule(lambda top, n_bins: _compared(torch.linspace(0, 1, n_bins + 1), top.dtype), closed="right")
+def _focal_extremes(top: TopLabel, n_bins: int) -> Bins:
+    return _by_index(top, (top.confidence * n_bins - 1).ceil().long().clamp_(0, n_bins - 1), n_bins)
 
 
 def _focal_edges(top: TopLabel, n_bins: int) -> Tensor:
@@ -288,26 +271,14 @@ def _focal_edges(top: TopLabel, n_bins: int) -> Tensor:
 
 
 def _netcal_reduce(given: Predictions) -> TopLabel:
-    probs, labels = given.probs, given.labels
-    if probs.shape[1] == 2:
-        top = TopLabel(probs[:, 1].double().contiguous(), labels.double(), None, probs.dtype)
-    elif len(labels.unique()) <= 2:
-        raise ValueError(
-            f"netcal has no number for labels of at most two distinct values with {probs.shape[1]} columns: it takes the "
-            "problem for a binary one and fails."
-        )
-    else:
-        top = reduce_top_label(probs, labels)
-    eps = torch.finfo(probs.dtype).eps
+    top = class_column(given, 1) if given.num_classes == 2 else reduce_top_label(given.probs, given.labels)
+    eps = torch.finfo(top.dtype).eps
     return TopLabel(top.confidence.clamp(eps, 1 - eps), top.correct, None, top.dtype)
 
 
-def _netcal_mass(top: TopLabel, n_bins: int) -> Bins:
-    edges = np.quantile(_as_numpy(top), np.linspace(0.0, 1.0, n_bins + 1)).astype(np.float64)
-    edges[0], edges[-1] = 0.0, 1.0
-    if np.diff(edges).min() == 0:
-        raise ValueError(f"netcal has no number for {n_bins} equal-mass bins: tied confidences make two edges coincide.")
-    return _netcal_bins(top, torch.from_numpy(edges))
+def _netcal_edges(top: TopLabel, n_bins: int) -> Tensor:
+    edges = torch.from_numpy(np.quantile(_as_numpy(top), np.linspace(0.0, 1.0, n_bins + 1)).astype(np.float64))
+    return edges.index_put((torch.tensor([0, n_bins]),), torch.tensor([0.0, 1.0], dtype=torch.float64))
 
 
 def _netcal_bins(top: TopLabel, edges: Tensor) -> Bins:
@@ -319,9 +290,8 @@ def _netcal_bins(top: TopLabel, edges: Tensor) -> Bins:
 
 
 def _torchmetrics_reduce(given: Predictions) -> TopLabel:
-    probs = given.probs
-    if bool((probs > 1).any()):  # one value rounded above 1 makes it take all of them for logits
-        probs = probs.softmax(1)
+    # One value rounded above 1 makes it take all of them for logits.
+    probs = given.probs.softmax(1) if bool((given.probs > 1).any()) else given.probs
     top = reduce_top_label(probs, given.labels)
     return TopLabel(top.confidence.float().double(), top.correct, None, torch.float32)
 
@@ -329,20 +299,16 @@ def _torchmetrics_reduce(given: Predictions) -> TopLabel:
 def _torchmetrics_width(top: TopLabel, n_bins: int) -> Bins:
     values = top.confidence.to(top.dtype)
     index = torch.bucketize(values, torch.linspace(0, 1, n_bins + 1, dtype=top.dtype), right=True) - 1
-    zeros = torch.zeros(n_bins + 1, dtype=top.dtype)
-    # Sums are kept in the input's precision, as there: in half precision counts stop growing at 2048.
-    sums = [zeros.scatter_add(0, index, v).double() for v in (torch.ones_like(values), values, top.correct.to(top.dtype))]
+    # Sums are kept in the input's precision, as there.
+    parts = (torch.ones_like(values), values, top.correct.to(top.dtype))
+    sums = [values.new_zeros(n_bins + 1).scatter_add(0, index, part).double() for part in parts]
     return means_of_sums(torch.empty(0), *sums)
 
 
 def _split_mass(top: TopLabel, n_bins: int) -> Bins:
-    total = len(top)
-    if total < n_bins:
-        raise ValueError(f"torch_uncertainty has no number for {n_bins} equal-mass bins of {total} examples: it returns NaN.")
     order = torch.sort(top.confidence.float()).indices  # not stable, as there: ties fall as this call leaves them
-    index = torch.empty_like(order)
-    parts = torch.arange(total).tensor_split(n_bins)
-    index[order] = torch.repeat_interleave(torch.arange(n_bins), torch.tensor([len(part) for part in parts]))
+    sizes = torch.tensor([len(part) for part in order.tensor_split(n_bins)])
+    index = torch.empty_like(order).scatter_(0, order, torch.arange(n_bins).repeat_interleave(sizes))
     return _by_index(top, index, n_bins)
 
 
@@ -352,22 +318,13 @@ def _kumar_edges(top: TopLabel, n_bins: int) -> Tensor:
     return torch.cat([_BELOW, torch.tensor(sorted({*middles, 1.0}), dtype=torch.float64)])
 
 
-_kumar_width = _rule(
-    lambda _, n_bins: torch.cat([_BELOW, torch.arange(1, n_bins + 1, dtype=torch.float64) / n_bins]), closed="right"
-)
-
-
 def _pycalib_width(top: TopLabel, n_bins: int) -> Bins:
     size = 1 / n_bins
-    uppers = torch.from_numpy(np.arange(size, 1 + size, size))
-    rows = []
+    uppers = np.arange(size, 1 + size, size)
     # A lower edge is an upper edge less the bin size, which need not round to the upper edge before it: bins can overlap.
-    for upper in uppers:
-        lower = upper - size
-        inside = (top.confidence <= upper) & ((top.confidence > lower) | (lower == 0))
-        rows.append(torch.stack([inside.sum().double(), top.confidence[inside].sum(), top.correct[inside].sum()]))
-    count, confidence, correct = torch.stack(rows).unbind(1)
-    return means_of_sums(uppers, count, confidence, correct)
+    inside = ((top.confidence <= upper) & ((top.confidence > upper - size) | (upper == size)) for upper in uppers.tolist())
+    sums = [[float(part[rows].sum()) for part in (top.mass, top.confidence, top.correct)] for rows in inside]
+    return means_of_sums(torch.from_numpy(uppers), *torch.tensor(sums, dtype=torch.float64).T)
 
 
 def _mapie_edges(top: TopLabel, n_bins: int) -> Tensor:
@@ -379,86 +336,97 @@ def _linspace(end: float, number: int) -> Tensor:
     return torch.from_numpy(np.linspace(0.0, end, number))
 
 
+_guo_width = _rule(lambda top, n_bins: _compared(torch.linspace(0, 1, n_bins + 1), top.dtype), closed="right")
+_kumar_width = _rule(
+    lambda _, n_bins: torch.cat([_BELOW, torch.arange(1, n_bins + 1, dtype=torch.float64) / n_bins]), closed="right"
+)
 _OWN = Convention(
     "calibrant",
     "(lo, hi], edges k/M in the precision of the input; 0 in the first and 1 in the last",
-    lambda top, n_bins: equal_width_bins(top, n_bins=n_bins),
-    mass=lambda top, n_bins: equal_mass_bins(top, n_bins=n_bins),
+    {
+        "expected": lambda top, n_bins: equal_width_bins(top, n_bins=n_bins),
+        "adaptive": lambda top, n_bins: equal_mass_bins(top, n_bins=n_bins),
+    },
 )
 CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
     {
         "guo2017": Convention(
             "Guo et al., ICML 2017, as in gpleiss/temperature_scaling",
             "(lo, hi], edges of a float32 linspace; 0 in no bin",
-            _guo_width,
+            {"expected": _guo_width},
         ),
         "focal_calibration": Convention(
             "Mukhoti et al., NeurIPS 2020, torrvision/focal_calibration",
             "(lo, hi], edges of a float32 linspace; 0 in no bin",
-            _guo_width,
-            mass=_rule(_focal_edges, closed="right"),
+            {
+                "expected": _guo_width,
+                "classwise": _guo_width,
+                "adaptive": _rule(_focal_edges, closed="right"),
+                "maximum": _focal_extremes,
+                "average": _focal_extremes,
+            },
             mass_description="(lo, hi], edges interpolated between sorted confidences; the smallest in no bin",
-            extremes=lambda top, n_bins: _by_index(
-                top, (top.confidence * n_bins - 1).ceil().long().clamp_(0, n_bins - 1), n_bins
-            ),
-            column=_guo_width,
             labels_name_classes=True,
         ),
         "netcal": Convention(
             "netcal 1.4",
             "[lo, hi), confidences clipped away from 0 and 1; of two columns only the second counts",
-            lambda top, n_bins: _netcal_bins(top, _linspace(1.0, n_bins + 1)),
-            mass=_netcal_mass,
-            mass_description="[lo, hi), edges are quantiles; fails where two coincide",
+            {
+                "expected": lambda top, n_bins: _netcal_bins(top, _linspace(1.0, n_bins + 1)),
+                "adaptive": lambda top, n_bins: _netcal_bins(top, _netcal_edges(top, n_bins)),
+            },
+            mass_description="[lo, hi), edges are quantiles; it fails where two coincide",
             reduce=_netcal_reduce,
         ),
         "torchmetrics": Convention(
             "torchmetrics 1.9",
             "[lo, hi) in float32; exactly 1 in a bin of its own beyond the last",
-            _torchmetrics_width,
+            {"expected": _torchmetrics_width},
             reduce=_torchmetrics_reduce,
         ),
         "torch_uncertainty": Convention(
             "torch-uncertainty 0.13",
             "as torchmetrics",
-            _torchmetrics_width,
-            mass=_split_mass,
+            {"expected": _torchmetrics_width, "classwise": _torchmetrics_width, "adaptive": _split_mass},
             mass_description="sorted examples split into equal parts, ties as the sort leaves them",
-            column=_torchmetrics_width,
             reduce=_torchmetrics_reduce,
         ),
         "uncertainty_calibration": Convention(
             "Kumar, Liang and Ma, NeurIPS 2019, uncertainty-calibration 0.1.4",
             "(lo, hi], edges in float64 whatever the input",
-            _kumar_width,
-            mass=_rule(_kumar_edges, closed="right"),
+            {"expected": _kumar_width, "classwise": _kumar_width, "adaptive": _rule(_kumar_edges, closed="right")},
             mass_description="(lo, hi], edges midway between equal parts; coinciding ones merged",
-            column=_kumar_width,
         ),
         "relplot": Convention(
             "Blasiok and Nakkiran, ICLR 2024, relplot 1.0",
             "[lo, hi) by truncation; exactly 1 in a bin of its own beyond the last",
-            lambda top, n_bins: _by_index(
-                top, torch.from_numpy((_as_numpy(top) / (1.0 / n_bins)).astype(np.int64)), n_bins + 1
-            ),
+            {
+                "expected": lambda top, n_bins: _by_index(
+                    top, torch.from_numpy((_as_numpy(top) / (1.0 / n_bins)).astype(np.int64)), n_bins + 1
+                )
+            },
         ),
         "pycalib": Convention(
             "PyCalib 0.1",
             "(lo, hi], edges by repeated addition; for some numbers of bins 1 in no bin",
-            _pycalib_width,
-            column=_rule(lambda _, n_bins: torch.cat([_linspace(1 + 1e-8, n_bins + 1), _ABOVE]), closed="left"),
+            {
+                "expected": _pycalib_width,
+                "classwise": _rule(lambda _, n_bins: torch.cat([_linspace(1 + 1e-8, n_bins + 1), _ABOVE]), closed="left"),
+            },
         ),
         "mapie": Convention(
             "MAPIE 1",
             "(lo, hi] between n_bins edges, hence one bin fewer",
-            _rule(lambda _, n_bins: torch.cat([_BELOW, _linspace(1.0, n_bins)]), closed="right"),
-            mass=_rule(_mapie_edges, closed="right"),
+            {
+                "expected": _rule(lambda _, n_bins: torch.cat([_BELOW, _linspace(1.0, n_bins)]), closed="right"),
+                "adaptive": _rule(_mapie_edges, closed="right"),
+            },
             mass_description="(lo, hi] between n_bins quantiles, hence one bin fewer; the smallest in a bin of its own",
         ),
         "caltrain": Convention(
             "Roelofs et al., AISTATS 2022, google-research/caltrain",
             "[lo, hi), 1 in the last",
-            _rule(lambda _, n_bins: torch.cat([_linspace(1.0, n_bins + 1)[:-1], _ABOVE]), closed="left"),
+            {"expected": _rule(lambda _, n_bins: torch.cat([_linspace(1.0, n_bins + 1)[:-1], _ABOVE]), closed="left")},
         ),
     }
 )

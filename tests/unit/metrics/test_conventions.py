@@ -288,18 +288,3 @@ def test_explain_text_says_everything() -> None:
     assert "binary" not in text
     assert "under-confident" in str(explain([[0.4, 0.6]], [1]))
     assert "edges are quantiles" in str(explain(*mixed_gaps(100), binning="mass"))
-
-
-@pytest.mark.parametrize(
-    ("metric", "probs", "labels", "name", "why"),
-    [
-        (expected_calibration_error, [0.9, 0.8], [0, 1], "netcal", "labels of at most two distinct values with 3 columns"),
-        (adaptive_calibration_error, [0.9] * 30, [0, 1, 2] * 10, "netcal", "15 equal-mass bins: tied"),
-        (adaptive_calibration_error, [0.9, 0.8], [0, 1], "torch_uncertainty", "15 equal-mass bins of 2 examples"),
-    ],
-)
-def test_source_that_fails_on_this_input_has_no_number(
-    metric: Callable[..., torch.Tensor], probs: list[float], labels: list[int], name: str, why: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{name} has no number for {why}"):
-        metric(three_columns(probs), labels, convention=name)
